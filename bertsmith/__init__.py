@@ -1,0 +1,1 @@
+"""Bertsmith: make your own BERT."""

@@ -1,0 +1,1 @@
+"""The command line, a small file a verb: the only place that prints."""

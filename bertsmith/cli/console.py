@@ -1,0 +1,106 @@
+"""What people see on the terminal: notes, tables and progress bars on stderr, the product on stdout.
+
+It never knows what is computed.
+"""
+
+import json
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+#: Seconds between two plain progress lines where there is no terminal.
+PLAIN_LINE_SECONDS = 15.0
+
+stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """Say a line of the narrative on stderr."""
+    stderr.print(text, markup=False)
+
+
+def put(text: str) -> None:
+    """Put a line of the product on stdout."""
+    sys.stdout.write(text + "\n")
+
+
+def put_json(value: Any) -> None:
+    """Put ``value`` on stdout as one line of JSON."""
+    put(json.dumps(value, ensure_ascii=False))
+
+
+class Bars:
+    """The progress protocol on a terminal: a live bar; elsewhere: a plain line now and then."""
+
+    def __init__(self) -> None:
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._what, self._unit = "", ""
+        self._total: float | None = None
+        self._done = 0.0
+        self._began = self._last_line = 0.0
+
+    def start(self, what: str, total: float | None, unit: str) -> None:
+        """Begin a bar; one that stands is ended first."""
+        self.finish()
+        self._what, self._unit, self._total, self._done = what, unit, total, 0.0
+        self._began = self._last_line = time.monotonic()
+        if not stderr.is_terminal:
+            return
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[unit]}  {task.fields[shown]}", markup=False),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=stderr,
+            transient=False,
+        )
+        self._task = self._bar.add_task(what, total=total, unit=unit, shown="")
+        self._bar.start()
+
+    def advance(self, amount: float, **fields: str) -> None:
+        """Move on by ``amount`` units and show ``fields``."""
+        self._done += amount
+        shown = "  ".join(f"{name} {value}" for name, value in fields.items())
+        seconds = time.monotonic() - self._began
+        if self._bar is not None and self._task is not None:
+            rate = f"{self._done / max(seconds, 1e-9):,.0f}/s"
+            self._bar.update(self._task, completed=int(self._done), shown=shown or rate)
+        elif time.monotonic() - self._last_line >= PLAIN_LINE_SECONDS:
+            self._last_line = time.monotonic()
+            say(self._plain(shown, seconds))
+
+    def note(self, text: str) -> None:
+        """Say one line above the bar."""
+        say(text)
+
+    def finish(self) -> None:
+        """End the bar."""
+        if self._bar is not None:
+            self._bar.stop()
+        self._bar = self._task = None
+
+    def _plain(self, shown: str, seconds: float) -> str:
+        share, left = "", ""
+        if self._total:
+            share = f" of {self._total:,.0f}"
+            remaining = seconds * (self._total / max(self._done, 1e-9) - 1)
+            left = f", {remaining:,.0f} s left"
+        rate = self._done / max(seconds, 1e-9)
+        return f"{self._what}: {self._done:,.0f}{share} {self._unit}, {rate:,.0f}/s{left}  {shown}"

@@ -1,0 +1,114 @@
+"""Strict, typed, frozen settings and their way to and from TOML.
+
+It never knows which settings there are: each owner declares its own class beside itself.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Any, Self, get_args, get_origin
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from bertsmith.errors import SettingsError
+
+
+class Settings(BaseModel):
+    """The base of every settings class: frozen, keyword-only, strict; unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], source: str) -> Self:
+        """Validate ``values``; on a fault raise SettingsError naming the key and ``source``.
+
+        An unknown key names the nearest valid one.
+        """
+        try:
+            return cls.model_validate(dict(values))
+        except ValidationError as error:
+            raise SettingsError(_explain(cls, error, source)) from None
+
+    def to_toml(self) -> str:
+        """Return the settings as TOML; a key whose value is None is left out."""
+        return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file into nested dictionaries; a fault names the file and the line."""
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError:
+        raise SettingsError(f"{path}: no such settings file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: not valid TOML: {error}") from None
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with the keys of ``over`` laid on top, tables merged key by key."""
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        both = isinstance(value, Mapping) and isinstance(old, Mapping)
+        result[key] = merged(old, value) if both else value  # type: ignore[arg-type]
+    return result
+
+
+def from_assignments(assignments: Sequence[str]) -> dict[str, Any]:
+    """Turn ``["optim.lr=2e-4", ...]`` into nested dictionaries; values are TOML, else plain text."""
+    result: dict[str, Any] = {}
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        if not equals or not path.strip():
+            raise SettingsError(f"--set {assignment!r}: expected KEY=VALUE, such as optim.lr=2e-4")
+        try:
+            value = tomllib.loads(f"value = {text.strip()}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        nested: Any = value
+        for key in reversed(path.strip().split(".")):
+            nested = {key: nested}
+        result = merged(result, nested)
+    return result
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return value
+
+
+def _fields_at(cls: type[BaseModel], location: Sequence[int | str]) -> list[str]:
+    """Return the valid keys of the table in which ``location`` stands."""
+    current: type[BaseModel] = cls
+    for key in location[:-1]:
+        field = current.model_fields.get(str(key))
+        if field is None:
+            return []
+        options: Sequence[Any] = (field.annotation,)
+        if get_origin(field.annotation) is UnionType:
+            options = get_args(field.annotation)
+        models = [item for item in options if isinstance(item, type) and issubclass(item, BaseModel)]
+        if not models:
+            return []
+        current = models[0]
+    return list(current.model_fields)
+
+
+def _explain(cls: type[BaseModel], error: ValidationError, source: str) -> str:
+    lines = []
+    for fault in error.errors():
+        name = ".".join(str(part) for part in fault["loc"])
+        if fault["type"] != "extra_forbidden":
+            prefix = f"{name}: " if name else ""
+            lines.append(f"{source}: {prefix}{fault['msg']}, found {fault['input']!r}")
+            continue
+        valid = _fields_at(cls, fault["loc"])
+        near = difflib.get_close_matches(str(fault["loc"][-1]), valid, n=1, cutoff=0.0)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        lines.append(f"{source}: unknown setting {name!r}{hint} (known here: {', '.join(valid)})")
+    return "\n".join(lines)

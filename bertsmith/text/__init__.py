@@ -1,0 +1,1 @@
+"""From text to ids: corpora, sentences, WordPiece. It never knows of torch or of a model."""

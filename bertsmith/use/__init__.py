@@ -1,0 +1,1 @@
+"""What a trained model is used for. It never trains."""
