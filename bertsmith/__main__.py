@@ -1,4 +1,4 @@
-"""``python -m bertsmith``, the same as the command ``bertsmith``."""
+"""``python -m bertsmith``, the same as the command ``bertsmith``. It never knows the verbs."""
 
 from bertsmith.cli.app import main
 

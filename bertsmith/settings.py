@@ -59,7 +59,7 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_assignments(assignments: Sequence[str]) -> dict[str, Any]:
-    """Turn ``["optim.lr=2e-4", ...]`` into nested dictionaries; values are TOML, else plain text."""
+    """Turn ``["optim.lr=2e-4", ...]`` into nested dictionaries; a value is TOML or plain text."""
     result: dict[str, Any] = {}
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
@@ -92,7 +92,9 @@ def _fields_at(cls: type[BaseModel], location: Sequence[int | str]) -> list[str]
         options: Sequence[Any] = (field.annotation,)
         if get_origin(field.annotation) is UnionType:
             options = get_args(field.annotation)
-        models = [item for item in options if isinstance(item, type) and issubclass(item, BaseModel)]
+        models = [
+            item for item in options if isinstance(item, type) and issubclass(item, BaseModel)
+        ]
         if not models:
             return []
         current = models[0]

@@ -1,4 +1,4 @@
-"""What people see on the terminal: notes, tables and progress bars on stderr, the product on stdout.
+"""What people see on a terminal: notes, tables, progress on stderr; the product on stdout.
 
 It never knows what is computed.
 """

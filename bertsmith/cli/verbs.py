@@ -1,1 +1,4 @@
-"""Every verb of the command line: importing this registers them. It never knows what a verb does."""
+"""Every verb of the command line: importing this registers them.
+
+It never knows what a verb does.
+"""

@@ -1,0 +1,81 @@
+# Two commands to remember: `make demo` makes a BERT from text that every machine has,
+# `make test` runs the tests. Python 3.11 or 3.12 and make are all they need.
+# Another interpreter: make PYTHON=/path/to/python3.11 demo
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?=
+
+# A virtual environment knows its own place: one that was copied or moved is made anew.
+ifneq "$(shell cat $(VENV)/place 2>/dev/null)" "$(CURDIR)"
+$(shell rm -f $(VENV)/ready-demo $(VENV)/ready-dev)
+endif
+
+# Prints the interpreter to use, or says what is missing and fails.
+define find_python
+for candidate in $(if $(PYTHON),"$(PYTHON)",python3.11 python3.12 python3); do \
+  if "$$candidate" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' \
+      >/dev/null 2>&1; then python=$$candidate; break; fi; \
+done; \
+if [ -z "$$python" ]; then \
+  echo "error: no Python 3.11 or 3.12 found (tried: $(if $(PYTHON),$(PYTHON),python3.11, python3.12, python3));" >&2; \
+  echo "install one, or name it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; \
+  exit 1; \
+fi; \
+if ! "$$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then \
+  version=$$("$$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+  echo "error: $$python cannot make a virtual environment with pip (the module ensurepip is missing);" >&2; \
+  echo "on Debian and Ubuntu: apt-get install python$$version-venv, then run make again" >&2; \
+  exit 1; \
+fi
+endef
+
+# $(1): the extras to install. A constraint keeps every package at the tested version.
+define install
+@test -x $(BIN)/python && test "$$(cat $(VENV)/place 2>/dev/null)" = "$(CURDIR)" || { \
+  $(find_python); \
+  echo "making $(VENV) with $$python"; \
+  rm -rf $(VENV) && "$$python" -m venv $(VENV) && printf '%s\n' "$(CURDIR)" > $(VENV)/place; \
+}
+@echo "installing bertsmith[$(1)] into $(VENV)"
+@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+  --editable '.[$(1)]'
+endef
+
+$(VENV)/ready-demo: pyproject.toml constraints.txt
+	$(call install,plot)
+	@touch $@
+
+$(VENV)/ready-dev: pyproject.toml constraints.txt
+	$(call install,plot,parquet,korean,tensorboard,dev)
+	@touch $@ $(VENV)/ready-demo
+
+.PHONY: help demo test lint types docs clean
+
+help: ## say what each target does
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile
+
+demo: $(VENV)/ready-demo ## make a small BERT from the text of the installed packages
+	@$(BIN)/bertsmith demo $(ARGS)
+
+test: $(VENV)/ready-dev ## run the tests; ARGS="-k store" picks some
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/ready-dev ## check style and formatting
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(VENV)/ready-dev ## check types, strictly
+	@$(BIN)/mypy
+
+docs: $(VENV)/ready-dev ## write the help pages of docs/cli anew
+	@$(BIN)/python docs/make_help.py
+
+clean: ## remove what was made: the environment, caches and the demo's results
+	rm -rf $(VENV) build dist bertsmith.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis bertsmith-demo
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,34 @@
+"""What every test finds in place: one thread a test process, and the repository's places.
+
+It never knows what is tested.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Set before any test loads torch. Under xdist each worker would otherwise take every core, and
+# kill-and-resume tests compare bytes, which needs the same number of threads in every process.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(_name, "1")
+# `tokenizers` warns when a process that used threads forks; nothing here forks on purpose.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# A look-up of a model by name would leave the machine: every test is offline.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """Return the root of the repository."""
+    return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def shared_text(root: Path) -> Path:
+    """Return the folder of the shared corpora (``*.jsonl.xz``); skip where they are absent."""
+    folder = root.parent / "shared" / "data" / "text"
+    if not folder.is_dir():
+        pytest.skip(f"the shared corpora are not beside the repository: no {folder}")
+    return folder
