@@ -1,0 +1,173 @@
+"""Reads documents out of files that hold many: JSON lines, WikiExtractor output, Parquet.
+
+It never knows how a file was found, named or unpacked.
+"""
+
+import html
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from bertsmith.errors import CorpusError, MissingExtraError
+from bertsmith.text import layouts, markdown
+from bertsmith.text.faults import Faults, Lines, Raw
+
+_OPENING: Final = re.compile(r'<doc\b[^>]*?(?:\btitle="([^"]*)")?[^>]*>\s*$')
+_CLOSING: Final = "</doc>"
+#: Rows held at once when a Parquet file is read.
+ROWS: Final = 256
+
+
+def tidied(text: str, form: str, container: str) -> Raw:
+    """Bring the text of one document, laid out as ``form`` says, into paragraphs on lines."""
+    if form == "sentences":
+        return Raw(text, container, presplit=True)
+    if form == "markdown":
+        return Raw(markdown.plain(text), container)
+    return Raw(layouts.paragraphs(text), container)
+
+
+def json_lines(lines: Lines, form: str, field: str, faults: Faults) -> Iterator[Raw]:
+    """Read a JSON object a line, the text in ``field``; null and "" are empty documents."""
+    for line in lines:
+        decoded = lines.decoded(line, faults)
+        if decoded is None or not decoded.strip():
+            continue
+        try:
+            value = json.loads(decoded)
+        except ValueError as error:
+            faults.meet(
+                f"broken JSON ({error})", lines.place(), "expected a whole JSON object on each line"
+            )
+            continue
+        text = _field(value, field, lines, faults)
+        if text is not None:
+            yield tidied(text, form, "jsonl")
+
+
+def _field(value: Any, field: str, lines: Lines, faults: Faults) -> str | None:
+    """Return the text in a parsed line; None after a fault that was passed over."""
+    if not isinstance(value, dict):
+        faults.meet(
+            f"a JSON {type(value).__name__} where an object was expected",
+            lines.place(),
+            'expected lines such as {"text": "..."}; a JSON array becomes such by jq -c ".[]"',
+        )
+        return None
+    if field not in value:
+        known = ", ".join(repr(key) for key in value) or "none"
+        faults.meet(
+            f"no field {field!r} in this object",
+            lines.place(),
+            f"its fields are {known}; name the one with the text by --field",
+        )
+        return None
+    text = value[field]
+    if text is None:
+        return ""
+    if not isinstance(text, str):
+        faults.meet(
+            f"field {field!r} holds {type(text).__name__}, not text",
+            lines.place(),
+            "expected a string; name the field with the text by --field",
+        )
+        return None
+    # An escape such as \ud800 makes half a character, which no UTF-8 file can hold.
+    return text.encode("utf-8", "replace").decode() if _has_surrogates(text) else text
+
+
+def _has_surrogates(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def wiki_documents(lines: Lines, form: str, faults: Faults) -> Iterator[Raw]:
+    """Read ``<doc id= title= ...>`` ... ``</doc>``; the title line at the top is left out."""
+    held: list[str] | None = None
+    title = None
+    for line in lines:
+        decoded = lines.decoded(line, faults)
+        if decoded is None:
+            continue
+        text = decoded.rstrip("\r\n")
+        opening = _OPENING.match(text)
+        if opening and held is None:
+            held, title = [], html.unescape(opening[1] or "")
+        elif text.strip() == _CLOSING and held is not None:
+            yield _wiki_document(held, title, form)
+            held = None
+        elif held is not None:
+            held.append(html.unescape(text))
+        elif text.strip():
+            faults.meet(
+                "text outside of <doc ...> and </doc>",
+                lines.place(),
+                "expected WikiExtractor's output",
+            )
+    if held is not None:
+        faults.meet(
+            "the last <doc ...> has no </doc>",
+            lines.place(),
+            "the file was cut off; expected WikiExtractor's whole output",
+        )
+
+
+def _wiki_document(held: list[str], title: str | None, form: str) -> Raw:
+    if held and title and held[0].strip() == title:
+        held = held[1:]
+    return tidied("\n".join(held).strip(), form, "wikiextractor")
+
+
+def parquet_rows(path: Path, form: str, field: str, faults: Faults) -> Iterator[Raw]:
+    """Read the column ``field`` of a Parquet file, a document a row, a few rows at a time."""
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError:
+        raise MissingExtraError("pyarrow", "parquet", f"reading {path}") from None
+    row = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            _check_column(file.schema_arrow, path, field)
+            for batch in file.iter_batches(batch_size=ROWS, columns=[field]):
+                # As bytes, so that a row that is not UTF-8 can be named.
+                for value in batch.column(0).cast(pa.binary()):
+                    text = _decoded(value.as_py(), f"{path}, row {row:,}", faults)
+                    row += 1
+                    if text is not None:
+                        yield tidied(text, form, "parquet")
+    except pa.ArrowException as error:
+        faults.meet(
+            f"not a whole Parquet file ({error})",
+            f"{path}, after {row:,} rows",
+            "make or fetch it again",
+        )
+
+
+def _check_column(schema: Any, path: Path, field: str) -> None:
+    if field not in schema.names:
+        known = ", ".join(repr(name) for name in schema.names)
+        raise CorpusError(
+            f"{path}: no column {field!r}; its columns are {known}; "
+            "name the one with the text by --field"
+        )
+    kind = str(schema.field(field).type)
+    if "string" not in kind:
+        raise CorpusError(
+            f"{path}: column {field!r} holds {kind}, not text; name another one by --field"
+        )
+
+
+def _decoded(value: bytes | None, place: str, faults: Faults) -> str | None:
+    if value is None:
+        return ""
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError as error:
+        faults.meet(f"not UTF-8 ({error.reason})", place, "expected UTF-8 text")
+        return None

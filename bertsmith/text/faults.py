@@ -1,0 +1,88 @@
+"""What readers of text share: a document as read, its lines with their places, and faults.
+
+It never knows the form that a text is in.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import IO, Final
+
+from bertsmith.errors import CorpusError
+
+#: No honest line is longer, in bytes; without a bound, a binary file would fill the memory.
+LONGEST_LINE: Final = 1 << 28
+#: The byte order mark that some editors write before UTF-8 text.
+BOM: Final = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A document as it stood in its source; ``form`` names how that was written."""
+
+    text: str
+    form: str
+    presplit: bool = False
+
+
+class Faults:
+    """Decides what becomes of a fault in a text: an error, or a counted skip."""
+
+    def __init__(self, skip: bool, record: Callable[[str, str], None]) -> None:
+        self._skip = skip
+        self._record = record
+
+    def meet(self, reason: str, place: str, advice: str) -> None:
+        """Raise CorpusError, or record the fault and return so that the reader goes on."""
+        if not self._skip:
+            raise CorpusError(
+                f"{place}: {reason}; {advice}, or leave such places out with --on-error skip"
+            )
+        self._record(reason, f"{place}: {reason}")
+
+
+class Lines:
+    """The lines of a byte stream, each with its number (from 1) and its offset in bytes.
+
+    ``offset`` is where the stream begins in the unpacked file, ``end`` where it ends (lines that
+    begin there or later are not given out).
+    """
+
+    def __init__(
+        self, stream: IO[bytes], name: str, offset: int = 0, end: int | None = None
+    ) -> None:
+        self._stream, self._name, self._end = stream, name, end
+        # Line numbers are only known when the file is read from its beginning.
+        self._counts = offset == 0
+        self.number, self.offset, self._next = 0, offset, offset
+
+    def __iter__(self) -> Iterator[bytes]:
+        for line in iter(partial(self._stream.readline, LONGEST_LINE), b""):
+            if self._end is not None and self._next >= self._end:
+                return
+            self.number += 1
+            self.offset = self._next
+            self._next += len(line)
+            if len(line) >= LONGEST_LINE:
+                raise CorpusError(
+                    f"{self.place()}: this line is longer than {LONGEST_LINE >> 20} MiB; "
+                    "expected text with line ends"
+                )
+            yield line.removeprefix(BOM) if self.offset == 0 else line
+
+    def place(self, column: int = 0) -> str:
+        """Name the current line, or the byte ``column`` in it."""
+        line = f"line {self.number:,}, " if self._counts else ""
+        return f"{self._name}, {line}byte {self.offset + column:,}"
+
+    def decoded(self, line: bytes, faults: Faults) -> str | None:
+        """Return the line as text; None after a fault that was passed over."""
+        try:
+            return line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            faults.meet(
+                f"not UTF-8 (byte 0x{line[error.start]:02x})",
+                self.place(error.start),
+                "expected UTF-8 text; convert the file, for example with iconv -f LATIN1 -t UTF-8",
+            )
+            return None

@@ -1,0 +1,164 @@
+"""Reads one source, whatever its form, as a stream of raw documents.
+
+It never knows how documents are counted, numbered or compared.
+"""
+
+import io
+import json
+import sys
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Final
+
+from bertsmith.errors import CorpusError
+from bertsmith.text import containers, layouts, markdown
+from bertsmith.text.archives import DAMAGE, HEAD, packing, unpack
+from bertsmith.text.faults import BOM, Faults, Lines, Raw
+from bertsmith.text.sources import STDIN, Source
+
+#: A file of prose is one document up to this many characters; a longer one is cut at the next
+#: blank line, so that memory does not grow with it.
+LARGEST_DOCUMENT: Final = 1 << 22
+#: Forms that say what a file is; the others say how its text is laid out.
+CONTAINERS: Final = frozenset({"jsonl", "wikiextractor", "parquet"})
+
+
+def open_source(
+    source: Source, form: str, field: str, faults: Faults
+) -> Generator[Raw, None, None]:
+    """Yield the raw documents of ``source``; ``form`` and ``field`` as in ``CorpusOptions``.
+
+    Every fault of the source goes to ``faults``, which may raise CorpusError.
+    """
+    count = 0
+    try:
+        for count, raw in enumerate(_opened(source, form, field, faults), 1):  # noqa: B007
+            yield raw
+    except DAMAGE as error:
+        faults.meet(
+            f"the archive is cut off or damaged ({error})",
+            f"{source.name}, after {count:,} documents",
+            "expected a whole gzip, xz, bzip2 or zstd file; make or fetch it again",
+        )
+    except OSError as error:
+        reason = error.strerror or str(error)
+        faults.meet(f"cannot be read ({reason})", source.name, "expected a readable file")
+
+
+def _opened(source: Source, form: str, field: str, faults: Faults) -> Iterator[Raw]:
+    if source.is_piece:
+        yield from _piece(source, form, field, faults)
+        return
+    stream = sys.stdin.buffer if source.name == STDIN else Path(source.name).open("rb")  # noqa: SIM115
+    head, reader = unpack(stream)
+    name = "standard input" if source.name == STDIN else source.name
+    try:
+        if not head.removeprefix(BOM).strip():
+            what = "an empty file" if not head else "a file of blanks only"
+            faults.meet(what, name, "expected text; take the file away")
+            return
+        what = form if form in CONTAINERS else _container(source.kind, head)
+        if what == "parquet":
+            yield from _parquet(source, form, field, faults)
+            return
+        if fault := _binary(head):
+            faults.meet(fault, name, "expected UTF-8 text, plain or packed")
+            return
+        lines = Lines(reader, name)
+        if what == "jsonl":
+            yield from containers.json_lines(lines, form, field, faults)
+        elif what == "wikiextractor":
+            yield from containers.wiki_documents(lines, form, faults)
+        else:
+            yield from _plain(lines, _layout(form, what, head), faults)
+    finally:
+        if source.name != STDIN:
+            reader.close()
+
+
+def _piece(source: Source, form: str, field: str, faults: Faults) -> Iterator[Raw]:
+    with io.BufferedReader(io.FileIO(source.name), 1 << 20) as stream:
+        start = source.start
+        if start:
+            # The line that holds the byte before belongs to the piece before.
+            stream.seek(start - 1)
+            start += len(stream.readline()) - 1
+        lines = Lines(stream, source.name, start, source.end)
+        yield from containers.json_lines(lines, form, field, faults)
+
+
+def _container(kind: str, head: bytes) -> str:
+    """Tell what a stream is: by its content where that is plain, else by its name."""
+    text = head.removeprefix(BOM).lstrip()
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if text.startswith(b"<doc "):
+        return "wikiextractor"
+    if kind in {"markdown", "jsonl", "parquet"}:
+        return kind
+    first = text.split(b"\n", 1)[0]
+    if not first.startswith(b"{"):
+        return "plain"
+    try:
+        json.loads(first)
+    except ValueError:
+        # A first line longer than the head cannot be parsed, but begins like JSON.
+        return "jsonl" if len(first) >= HEAD - len(BOM) and first.startswith(b'{"') else "plain"
+    return "jsonl"
+
+
+def _binary(head: bytes) -> str | None:
+    """Name what speaks against the bytes being UTF-8 text; None if nothing does."""
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "UTF-16 text"
+    if kind := packing(head):
+        return f"packed twice ({kind} inside)"
+    return "a binary file (it holds NUL bytes)" if b"\0" in head else None
+
+
+def _layout(form: str, container: str, head: bytes) -> str:
+    """Tell how plain text is laid out: "sentences", "prose" or "markdown"."""
+    if form != "auto":
+        return form
+    if container == "markdown":
+        return "markdown"
+    lines = head.decode("utf-8", "replace").split("\n")
+    # The last line of a full head is cut off.
+    return "sentences" if layouts.is_presplit(lines[:-1] or lines) else "prose"
+
+
+def _plain(lines: Lines, layout: str, faults: Faults) -> Iterator[Raw]:
+    """Read plain text: documents between blank lines, or the whole stream as one document."""
+    held: list[str] = []
+    size = 0
+    for line in lines:
+        text = lines.decoded(line, faults)
+        if text is None:
+            continue
+        text = text.rstrip("\r\n")
+        blank = not text.strip()
+        if blank and layout == "sentences":
+            if held:
+                yield Raw("\n".join(held), layout, presplit=True)
+            held, size = [], 0
+            continue
+        held.append(text)
+        size += len(text) + 1
+        if size >= LARGEST_DOCUMENT and (blank or size >= 2 * LARGEST_DOCUMENT):
+            yield _laid_out(held, layout)
+            held, size = [], 0
+    if held:
+        yield _laid_out(held, layout)
+
+
+def _laid_out(lines: list[str], layout: str) -> Raw:
+    text = "\n".join(lines)
+    if layout == "sentences":
+        return Raw(text, layout, presplit=True)
+    return Raw(markdown.plain(text) if layout == "markdown" else layouts.paragraphs(text), layout)
+
+
+def _parquet(source: Source, form: str, field: str, faults: Faults) -> Iterator[Raw]:
+    if source.is_stream:
+        raise CorpusError(f"{source.name}: Parquet cannot be read from a stream; give the file")
+    yield from containers.parquet_rows(Path(source.name), form, field, faults)

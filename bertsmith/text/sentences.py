@@ -1,0 +1,20 @@
+"""Cuts a document into sentences, by the rules of ``sentencex``.
+
+It never knows where the document came from, nor what becomes of its words.
+"""
+
+from sentencex import segment
+
+
+def split(text: str, language: str = "en", presplit: bool = False) -> list[str]:
+    """Return the sentences of ``text``, stripped, none empty, in order.
+
+    A line end always ends a sentence (a heading does not run into the paragraph below it).
+    ``language`` is an ISO 639-1 code; one that sentencex does not know falls back to general
+    rules. ``presplit``: the text has a sentence a line already.
+    """
+    if presplit:
+        return [sentence for line in text.split("\n") if (sentence := line.strip())]
+    # Only an empty line is a border to sentencex; doubling also spares a call a line.
+    pieces = segment(language, text.replace("\n", "\n\n"))
+    return [sentence for piece in pieces if (sentence := piece.strip())]
