@@ -1,0 +1,101 @@
+"""The packed batch: sequences one after another in one row of tokens, without padding.
+
+It never knows where the tokens come from, nor what a model does with them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertsmith.data.draws import Ints
+
+Boundaries = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B sequences in one row of T tokens, with P predictions asked for.
+
+    - ``ids`` int64 [T]: token ids, some of them masked.
+    - ``segments`` int64 [T]: 0 from [CLS] to the first [SEP], 1 after it.
+    - ``positions`` int64 [T]: place in the sequence, from 0.
+    - ``boundaries`` int32 [B + 1]: where each sequence starts; the last is T.
+    - ``longest``: the most tokens in one sequence.
+    - ``masked_positions`` int64 [P]: indices into T, ascending.
+    - ``masked_labels`` int64 [P]: the ids that stood there.
+    - ``not_next`` int64 [B]: 0 where the second segment follows the first, 1 where it was taken
+      from another document; None without pairs.
+    """
+
+    ids: Ints
+    segments: Ints
+    positions: Ints
+    boundaries: Boundaries
+    longest: int
+    masked_positions: Ints
+    masked_labels: Ints
+    not_next: Ints | None
+
+    def __len__(self) -> int:
+        """Return B, the number of sequences."""
+        return len(self.boundaries) - 1
+
+    def slice(self, first: int, last: int) -> "Batch":
+        """Return the sequences [first, last) as a batch of its own, copied and re-based."""
+        if not 0 <= first <= last <= len(self):
+            raise IndexError(f"sequences {first} to {last} of a batch of {len(self)}")
+        begin, end = int(self.boundaries[first]), int(self.boundaries[last])
+        low, high = np.searchsorted(self.masked_positions, (begin, end))
+        boundaries = self.boundaries[first : last + 1] - np.int32(begin)
+        return Batch(
+            ids=self.ids[begin:end].copy(),
+            segments=self.segments[begin:end].copy(),
+            positions=self.positions[begin:end].copy(),
+            boundaries=boundaries,
+            longest=longest_of(boundaries),
+            masked_positions=self.masked_positions[low:high] - begin,
+            masked_labels=self.masked_labels[low:high].copy(),
+            not_next=None if self.not_next is None else self.not_next[first:last].copy(),
+        )
+
+
+def longest_of(boundaries: Boundaries) -> int:
+    """Return the most tokens in one sequence; 0 if there is none."""
+    return int(np.diff(boundaries).max(initial=0))
+
+
+def join(batches: Sequence[Batch]) -> Batch:
+    """Return several batches as one, in order."""
+    if len(batches) == 1:
+        return batches[0]
+    bases = np.cumsum([0] + [len(batch.ids) for batch in batches])
+    starts = [
+        batch.boundaries[:-1] + np.int32(base)
+        for batch, base in zip(batches, bases[:-1], strict=True)
+    ]
+    masked = [
+        batch.masked_positions + base for batch, base in zip(batches, bases[:-1], strict=True)
+    ]
+    labels = [batch.not_next for batch in batches if batch.not_next is not None]
+    return Batch(
+        ids=np.concatenate([batch.ids for batch in batches]),
+        segments=np.concatenate([batch.segments for batch in batches]),
+        positions=np.concatenate([batch.positions for batch in batches]),
+        boundaries=np.concatenate([*starts, bases[-1:].astype(np.int32)]),
+        longest=max(batch.longest for batch in batches),
+        masked_positions=np.concatenate(masked),
+        masked_labels=np.concatenate([batch.masked_labels for batch in batches]),
+        not_next=np.concatenate(labels) if labels else None,
+    )
+
+
+def ranges(firsts: Ints, sizes: Ints) -> Ints:
+    """Return ``sizes[i]`` numbers from ``firsts[i]`` on, for each i, one after another.
+
+    ``firsts`` and ``sizes`` are int64 [n]; the result is int64 [sum of sizes].
+    """
+    starts = np.cumsum(sizes) - sizes
+    numbers: Ints = np.arange(int(sizes.sum())) + np.repeat(firsts - starts, sizes)
+    return numbers

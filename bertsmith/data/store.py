@@ -1,0 +1,316 @@
+"""The token store on disk: flat token ids, the offsets of sentences and documents, a manifest.
+
+It never knows how text became ids, nor how examples are drawn from them.
+
+    STORE/manifest.json        what stands here: format, vocabulary, counts, sources
+    STORE/tokenizer/           a copy of the tokenizer that made the ids
+    STORE/train.ids            token ids of all documents, little-endian, 16 or 32 bits each
+    STORE/train.sentences      int64: where each sentence starts in the ids; the last is the end
+    STORE/train.documents      int64: where each document starts in the sentences; likewise
+    STORE/heldout.*            the same for the documents held out
+"""
+
+import json
+import mmap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from bertsmith.data.draws import Ints
+from bertsmith.errors import StoreError
+from bertsmith.files import sync, write_json
+from bertsmith.settings import Settings
+from bertsmith.text.wordpiece import Tokenizer
+
+#: The version of the layout above; a reader of another version refuses.
+FORMAT = 1
+MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer"
+SplitName = Literal["train", "heldout"]
+SPLITS: tuple[SplitName, ...] = ("train", "heldout")
+
+_OFFSET = np.dtype("<i8")
+
+
+class Counts(Settings):
+    """How much a split holds."""
+
+    documents: int
+    sentences: int
+    tokens: int
+
+
+class SourceFacts(Settings):
+    """One file that a store was made from; the fingerprint changes when the file does."""
+
+    name: str
+    size: int | None
+    fingerprint: str | None
+
+
+class Manifest(Settings):
+    """What a store says of itself; each of these numbers has its home here.
+
+    ``held_out_below`` is the fraction of the range of document hashes that is held out;
+    ``corpus`` tells how the text was read, and ``skipped`` what was left out, by reason.
+    """
+
+    format: int = FORMAT
+    bits: Literal[16, 32]
+    vocabulary_hash: str
+    vocab_size: int
+    lowercase: bool
+    language: str = "en"
+    held_out_below: float = 0.0
+    splits: dict[SplitName, Counts]
+    sources: tuple[SourceFacts, ...] = ()
+    corpus: dict[str, Any] = Field(default_factory=dict)
+    skipped: dict[str, int] = Field(default_factory=dict)
+    characters: int = 0
+    made_by: str = ""
+
+
+@dataclass(frozen=True)
+class Split:
+    """The documents of a store's training or held-out part, as flat arrays.
+
+    - ``ids`` uint16 or uint32 [tokens].
+    - ``sentences`` int64 [sentences + 1]: offsets into ``ids``, strictly ascending from 0.
+    - ``documents`` int64 [documents + 1]: offsets into ``sentences``, strictly ascending from 0.
+    - ``name``: where it stands, for messages.
+    """
+
+    ids: NDArray[np.unsignedinteger[Any]]
+    sentences: Ints
+    documents: Ints
+    name: str
+
+    @property
+    def counts(self) -> Counts:
+        """How much it holds."""
+        return Counts(
+            documents=len(self.documents) - 1,
+            sentences=len(self.sentences) - 1,
+            tokens=len(self.ids),
+        )
+
+    @classmethod
+    def of(cls, documents: Iterable[Sequence[Sequence[int]]], name: str = "memory") -> Self:
+        """Make a split in memory from documents, each a list of sentences, each a list of ids."""
+        sentences = [np.asarray(ids, np.uint32) for document in documents for ids in document]
+        sizes = [len(document) for document in documents]
+        return cls(
+            ids=np.concatenate(sentences) if sentences else np.zeros(0, np.uint32),
+            sentences=np.cumsum([0] + [len(ids) for ids in sentences]),
+            documents=np.cumsum([0, *sizes]),
+            name=name,
+        )
+
+
+def bits_for(vocab_size: int) -> Literal[16, 32]:
+    """Return the bits of an id: 16 hold the ids 0 to 65,535."""
+    return 16 if vocab_size <= 1 << 16 else 32
+
+
+class SplitWriter:
+    """Writes one split, a group of documents after another, in constant memory.
+
+    The files stand under temporary names until ``close``.
+    """
+
+    def __init__(self, directory: Path, name: SplitName, bits: Literal[16, 32]) -> None:
+        self._directory = directory
+        self._type = _id_type(bits)
+        self._paths = {part: directory / f"{name}.{part}" for part in _parts(bits)}
+        self._files = {part: _temporary(path).open("wb") for part, path in self._paths.items()}
+        self._tokens = self._sentences = self._documents = 0
+        for part in ("sentences", "documents"):
+            self._files[part].write(np.zeros(1, _OFFSET).tobytes())
+
+    def append(self, ids: NDArray[Any], sentence_sizes: Ints, document_sizes: Ints) -> None:
+        """Add documents: their ids, the tokens a sentence, the sentences a document."""
+        if len(ids) != sentence_sizes.sum() or len(sentence_sizes) != document_sizes.sum():
+            raise ValueError("the sizes of sentences and documents do not add up")
+        if (sentence_sizes <= 0).any() or (document_sizes <= 0).any():
+            raise ValueError("a store holds no empty sentence and no empty document")
+        ends = self._tokens + np.cumsum(sentence_sizes)
+        self._files["ids"].write(ids.astype(self._type, copy=False).tobytes())
+        self._files["sentences"].write(ends.astype(_OFFSET).tobytes())
+        ends = self._sentences + np.cumsum(document_sizes)
+        self._files["documents"].write(ends.astype(_OFFSET).tobytes())
+        self._tokens += len(ids)
+        self._sentences += len(sentence_sizes)
+        self._documents += len(document_sizes)
+
+    def close(self) -> Counts:
+        """Put the files in place and return what they hold."""
+        for part, path in self._paths.items():
+            self._files[part].close()
+            sync(_temporary(path))
+            _temporary(path).replace(path)
+        sync(self._directory)
+        return Counts(documents=self._documents, sentences=self._sentences, tokens=self._tokens)
+
+
+class Store:
+    """A token store opened for reading; its arrays are mapped into memory, not loaded."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path = path
+        self.manifest = manifest
+
+    @classmethod
+    def open(cls, path: Path | str) -> Self:
+        """Open the store at ``path`` and check that all of it is there; else raise StoreError."""
+        path = Path(path)
+        store = cls(path, _read_manifest(path))
+        for name in SPLITS:
+            _check_sizes(path, name, store.manifest)
+        return store
+
+    def tokenizer(self) -> Tokenizer:
+        """Load the tokenizer that made the ids; refuse another one in its place."""
+        tokenizer = Tokenizer.load(self.path / TOKENIZER)
+        self.check_tokenizer(tokenizer)
+        return tokenizer
+
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Raise StoreError unless ``tokenizer`` is the one whose ids stand here."""
+        if tokenizer.hash != self.manifest.vocabulary_hash:
+            raise StoreError(
+                f"{self.path}: its ids were made with another vocabulary (hash "
+                f"{self.manifest.vocabulary_hash[:12]}, {self.manifest.vocab_size:,} words) than "
+                f"the one given (hash {tokenizer.hash[:12]}, {tokenizer.vocab_size:,} words); "
+                "use the store's own tokenizer, or run `bertsmith prepare` again with this one"
+            )
+
+    def split(self, name: SplitName) -> Split:
+        """Map the documents of ``train`` or ``heldout`` into memory."""
+        if name not in SPLITS:
+            raise StoreError(f"{self.path}: no split {name!r}; there are {', '.join(SPLITS)}")
+        manifest = self.manifest
+        paths = {part: self.path / f"{name}.{part}" for part in _parts(manifest.bits)}
+        split = Split(
+            ids=_map(paths["ids"], _id_type(manifest.bits)),
+            sentences=_map(paths["sentences"], _OFFSET),
+            documents=_map(paths["documents"], _OFFSET),
+            name=f"{self.path} ({name})",
+        )
+        _check_ends(split)
+        return split
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Write the manifest: the last file of a store; without it there is no store."""
+    write_json(directory / MANIFEST, manifest.model_dump(mode="json"))
+
+
+def unigram_entropy(counts: Ints) -> float:
+    """Return the entropy in nats of the words' shares, from how often each occurs [V].
+
+    It is the loss of the best guess that looks at no context.
+    """
+    seen = counts[counts > 0].astype(np.float64)
+    if not len(seen):
+        return 0.0
+    shares = seen / seen.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
+def word_counts(split: Split, vocab_size: int) -> Ints:
+    """Return how often each id occurs in a split, int64 [V]."""
+    counts = np.zeros(vocab_size, np.int64)
+    for first in range(0, len(split.ids), 1 << 22):
+        counts += np.bincount(split.ids[first : first + (1 << 22)], minlength=vocab_size)
+    return counts
+
+
+def _parts(bits: Literal[16, 32]) -> Mapping[str, np.dtype[Any]]:
+    return {"ids": _id_type(bits), "sentences": _OFFSET, "documents": _OFFSET}
+
+
+def _id_type(bits: Literal[16, 32]) -> np.dtype[Any]:
+    return np.dtype("<u2" if bits == 16 else "<u4")
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
+
+
+def _read_manifest(path: Path) -> Manifest:
+    file = path / MANIFEST
+    advice = "give the folder that `bertsmith prepare --out` wrote"
+    if not path.is_dir():
+        raise StoreError(f"{path}: no such store; {advice}")
+    try:
+        values = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        if (path / "parts").is_dir():
+            raise StoreError(
+                f"{path}: this store is unfinished; run the same `bertsmith prepare` command "
+                "again and it goes on where it stopped"
+            ) from None
+        raise StoreError(f"{path}: not a store, it holds no {MANIFEST}; {advice}") from None
+    except ValueError as error:
+        raise StoreError(f"{file}: not valid JSON: {error}") from None
+    found = values.get("format") if isinstance(values, dict) else None
+    if found != FORMAT:
+        raise StoreError(
+            f"{file}: store format {found!r}, expected {FORMAT}; "
+            "make the store again with this version of Bertsmith"
+        )
+    try:
+        return Manifest.model_validate_json(json.dumps(values))
+    except ValueError as error:
+        raise StoreError(f"{file}: not a manifest of a store: {error}") from None
+
+
+def _check_sizes(path: Path, name: SplitName, manifest: Manifest) -> None:
+    counts = manifest.splits.get(name)
+    if counts is None:
+        raise StoreError(f"{path / MANIFEST}: the counts of the split {name!r} are missing")
+    numbers = {
+        "ids": counts.tokens,
+        "sentences": counts.sentences + 1,
+        "documents": counts.documents + 1,
+    }
+    for part, kind in _parts(manifest.bits).items():
+        file = path / f"{name}.{part}"
+        expected = numbers[part] * kind.itemsize
+        if not file.is_file():
+            raise StoreError(f"{file}: missing; make the store again with `bertsmith prepare`")
+        if file.stat().st_size != expected:
+            raise StoreError(
+                f"{file}: {file.stat().st_size:,} bytes, expected {expected:,}; the file was cut "
+                "off or changed: make the store again with `bertsmith prepare`"
+            )
+
+
+def _check_ends(split: Split) -> None:
+    """Refuse offsets that do not start at 0 and end where the other file does."""
+    ends = (
+        int(split.sentences[0]) == 0
+        and int(split.documents[0]) == 0
+        and int(split.sentences[-1]) == len(split.ids)
+        and int(split.documents[-1]) == len(split.sentences) - 1
+    )
+    if not ends:
+        raise StoreError(
+            f"{split.name}: the offsets of sentences and documents do not fit the ids; "
+            "the files were changed: make the store again with `bertsmith prepare`"
+        )
+
+
+def _map(path: Path, kind: np.dtype[Any]) -> NDArray[Any]:
+    """Map a file into memory, read-only, as a plain array."""
+    size = path.stat().st_size
+    if not size:
+        return np.zeros(0, kind)
+    with path.open("rb") as file:
+        buffer = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    return np.frombuffer(buffer, kind)
