@@ -73,8 +73,8 @@ lint: $(VENV)/ready-dev ## check style and formatting
 types: $(VENV)/ready-dev ## check types, strictly
 	@$(BIN)/mypy
 
-docs: $(VENV)/ready-dev ## write the help pages of docs/cli anew
-	@$(BIN)/python docs/make_help.py
+docs: $(VENV)/ready-dev ## write the help pages, and the names and tree of the README, anew
+	@$(BIN)/python docs/generate.py
 
 clean: ## remove what was made: the environment, caches and the demo's results
 	rm -rf $(VENV) build dist bertsmith.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis bertsmith-demo

@@ -1,0 +1,135 @@
+"""Write what the documents take from the code: help pages, the README's names and its file tree.
+
+It never writes prose. ``--check`` writes nothing, and fails if something would change.
+"""
+
+import argparse
+import ast
+import os
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import bertsmith
+from bertsmith.cli.app import app
+
+ROOT = Path(__file__).resolve().parent.parent
+#: Help pages look the same wherever they are made.
+WIDTH = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
+#: Folders beside the package, told in the README's tree.
+BESIDE = {
+    "benchmarks": "speed and quality beside the peer, in ratios",
+    "docs": "the paper's map, deviations, glossary, help pages",
+    "tests": "mirrors the package; architecture/ and walk/ hold the whole together",
+}
+
+
+def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the words of every verb, a group before its members; ``()`` is the program itself."""
+    yield path
+    for name, command in getattr(group, "commands", {}).items():
+        yield from commands(command, (*path, name))
+
+
+def help_text(path: tuple[str, ...]) -> str:
+    """Return what ``bertsmith WORDS --help`` prints on a terminal of 80 columns."""
+    done = CliRunner().invoke(app, [*path, "--help"], prog_name="bertsmith", env=WIDTH)
+    if done.exit_code:
+        raise RuntimeError(f"bertsmith {' '.join(path)} --help failed: {done.output}")
+    return "\n".join(line.rstrip() for line in done.stdout.strip("\n").splitlines())
+
+
+def help_pages() -> dict[Path, str]:
+    """Return each help page by its file: one a verb, and one of the program."""
+    import_module("bertsmith.cli.verbs")
+    pages = {}
+    for path in commands(get_command(app)):
+        title = " ".join(("bertsmith", *path))
+        file = ROOT / "docs" / "cli" / f"{'-'.join(path) or 'bertsmith'}.md"
+        pages[file] = f"# {title}\n\n```text\n{help_text(path)}\n```\n"
+    return pages
+
+
+def first_sentence(file: Path) -> str:
+    """Return what a module says it is for: its docstring up to a full stop or a line's end."""
+    docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    return docstring.partition("\n")[0].partition(". ")[0].rstrip(".")
+
+
+def tree() -> str:
+    """Return the README's tree: each file of the package with what it is for."""
+    lines = [("bertsmith/", first_sentence(ROOT / "bertsmith" / "__init__.py"))]
+
+    def walk(folder: Path, depth: int) -> None:
+        for path in sorted(folder.iterdir(), key=lambda path: (path.is_dir(), path.name)):
+            indent = "  " * depth
+            if path.suffix == ".py" and path.name != "__init__.py":
+                lines.append((indent + path.name, first_sentence(path)))
+            elif (path / "__init__.py").is_file():
+                lines.append((f"{indent}{path.name}/", first_sentence(path / "__init__.py")))
+                walk(path, depth + 1)
+
+    walk(ROOT / "bertsmith", 1)
+    lines += [(f"{folder}/", words) for folder, words in BESIDE.items()]
+    width = max(len(name) for name, _ in lines) + 2
+    return "```text\n" + "\n".join(f"{name:{width}}{words}" for name, words in lines) + "\n```"
+
+
+def public_names() -> str:
+    """Return the README's table of public names, each with the first line of its docstring."""
+    rows = ["| name | what it is |", "| --- | --- |"]
+    for name in bertsmith.__all__:
+        if not name.startswith("__"):
+            summary = (getattr(bertsmith, name).__doc__ or "").strip().partition("\n")[0]
+            rows.append(f"| `bertsmith.{name}` | {summary} |")
+    return "\n".join(rows)
+
+
+def filled(text: str, name: str, content: str) -> str:
+    """Return ``text`` with ``content`` between the two comments that carry ``name``."""
+    begin, end = f"<!-- generated: {name} -->", f"<!-- end: {name} -->"
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise ValueError(f"README.md: expected one {begin} and one {end}")
+    before, _, rest = text.partition(begin)
+    return f"{before}{begin}\n{content}\n{end}{rest.partition(end)[2]}"
+
+
+def wanted() -> dict[Path, str]:
+    """Return every generated file with the content it should have."""
+    readme = ROOT / "README.md"
+    text = filled(readme.read_text(encoding="utf-8"), "tree", tree())
+    return {**help_pages(), readme: filled(text, "public names", public_names())}
+
+
+def main() -> int:
+    """Write or check the generated documents; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail on a difference")
+    check = parser.parse_args().check
+    os.environ.update(WIDTH)
+    files = wanted()
+    stale = set((ROOT / "docs" / "cli").glob("*.md")) - set(files)
+    changed = [
+        file
+        for file, content in files.items()
+        if not file.is_file() or file.read_text(encoding="utf-8") != content
+    ]
+    for file in sorted([*stale, *changed]):
+        print(f"{'differs' if check else 'wrote'}: {file.relative_to(ROOT)}")
+    if check:
+        return 1 if stale or changed else 0
+    for file in stale:
+        file.unlink()
+    for file in changed:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(files[file], encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""The README's own-text commands, run as they stand there, one after another, on a small corpus.
+
+These tests know no verb: what they run is what the README says. Only budgets are made smaller.
+"""
+
+import ast
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+#: Budgets that a test cannot spend: the README's words, and what stands in their place here.
+SMALLER = {
+    r"--minutes \d+(\.\d+)?": "--steps 20",
+    r"--size (mini|small|medium|base)": "--size tiny",
+    r"--size \d+": "--size 2000",  # the vocabulary's size
+}
+VERBS = ["corpus", "vocab", "prepare", "pretrain", "fill"]
+#: Characters of text to learn from: enough for pairs and a held-out split.
+CHARACTERS = 400_000
+
+
+def readme_commands(root: Path) -> list[str]:
+    """Return the lines that begin with ``$`` in the README's blocks marked console."""
+    text = (root / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```console\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    joined = "\n".join(blocks).replace("\\\n", " ")
+    return [line[2:].strip() for line in joined.splitlines() if line.startswith("$ ")]
+
+
+def smaller(command: str) -> str:
+    """Return ``command`` with its budgets made small."""
+    for pattern, words in SMALLER.items():
+        command = re.sub(pattern, words, command)
+    return command
+
+
+def write_corpus(folder: Path) -> None:
+    """Write documentation of the standard library as plain text, a file a module."""
+    folder.mkdir()
+    written = 0
+    for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        tree = ast.parse(file.read_bytes())
+        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+        nodes = [node for node in ast.walk(tree) if isinstance(node, kinds)]
+        texts = [text for node in nodes if (text := ast.get_docstring(node)) and len(text) > 80]
+        if texts:
+            (folder / f"{file.stem}.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
+            written += sum(map(len, texts))
+        if written > CHARACTERS:
+            return
+    raise AssertionError(f"only {written} characters of documentation in the standard library")
+
+
+def run(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the program in ``folder`` and fail with its own words where it fails."""
+    command = [str(Path(sys.executable).with_name("bertsmith")), *arguments]
+    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100"}
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        stdin=subprocess.DEVNULL,
+    )
+    words = shlex.join(arguments)
+    assert done.returncode == 0, f"bertsmith {words}\n{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+@pytest.mark.slow
+def test_own_text_in_five_commands(root: Path, tmp_path: Path) -> None:
+    """Each command works on what the one before wrote, and the model fills in the mask."""
+    commands = readme_commands(root)
+    assert [command.split()[:2] for command in commands] == [["bertsmith", verb] for verb in VERBS]
+    write_corpus(tmp_path / "my-text")
+    done = None
+    for command in commands:
+        done = run(shlex.split(smaller(command))[1:], tmp_path)
+    assert done is not None
+    assert done.stdout.strip(), "the last command gave no words for the mask"
+    filled = run([*shlex.split(commands[-1])[1:], "--json"], tmp_path)
+    assert all(json.loads(line) for line in filled.stdout.splitlines())
+
+
+def test_budgets_are_all_that_changes(root: Path) -> None:
+    """Of the README's commands the walk changes three options and nothing else."""
+    before = readme_commands(root)
+    changed = [old for old in before if smaller(old) != old]
+    assert [command.split()[1] for command in changed] == ["vocab", "pretrain"]
+    assert smaller("bertsmith pretrain --data x --size mini --minutes 30 --out y") == (
+        "bertsmith pretrain --data x --size tiny --steps 20 --out y"
+    )
