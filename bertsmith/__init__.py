@@ -13,14 +13,21 @@ The axis letters, the same in every docstring of the package:
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bertsmith.data.store import Store
+    from bertsmith.model.config import ModelConfig
 
 __version__ = "0.1.0"
 
-#: Public name -> the module that holds it.
-_PUBLIC: dict[str, str] = {}
+#: Public name -> the module that holds it. The imports above tell type checkers the same.
+_PUBLIC = {
+    "ModelConfig": "bertsmith.model.config",
+    "Store": "bertsmith.data.store",
+}
 
-__all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604 (ruff cannot follow the star)
+__all__ = ["ModelConfig", "Store", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -58,7 +58,7 @@ def help_pages() -> dict[Path, str]:
 def first_sentence(file: Path) -> str:
     """Return what a module says it is for: its docstring up to a full stop or a line's end."""
     docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-    return docstring.partition("\n")[0].partition(". ")[0].rstrip(".")
+    return docstring.partition("\n")[0].partition(". ")[0].rstrip(".").replace("``", "")
 
 
 def tree() -> str:
