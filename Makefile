@@ -10,6 +10,8 @@ SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?=
+DEMO_EXTRAS := plot
+DEV_EXTRAS := plot,parquet,korean,tensorboard,dev
 
 # A virtual environment knows its own place: one that was copied or moved is made anew.
 ifneq "$(shell cat $(VENV)/place 2>/dev/null)" "$(CURDIR)"
@@ -48,11 +50,11 @@ define install
 endef
 
 $(VENV)/ready-demo: pyproject.toml constraints.txt
-	$(call install,plot)
+	$(call install,$(DEMO_EXTRAS))
 	@touch $@
 
 $(VENV)/ready-dev: pyproject.toml constraints.txt
-	$(call install,plot,parquet,korean,tensorboard,dev)
+	$(call install,$(DEV_EXTRAS))
 	@touch $@ $(VENV)/ready-demo
 
 .PHONY: help demo test lint types docs clean
