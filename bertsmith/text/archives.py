@@ -8,6 +8,7 @@ import gzip
 import io
 import lzma
 import zlib
+from collections.abc import Callable
 from typing import IO, Any, Final, cast
 
 import zstandard
@@ -98,6 +99,14 @@ class _Rewound(io.RawIOBase):
         super().close()
 
 
+_OPENERS: Final[dict[str, Callable[[IO[bytes]], object]]] = {
+    "gzip": lambda packed: gzip.GzipFile(fileobj=packed),
+    "xz": lzma.LZMAFile,
+    "bzip2": bz2.BZ2File,
+    "zstd": lambda packed: io.BufferedReader(_Zstd(packed), BUFFER),
+}
+
+
 def packing(head: bytes) -> str | None:
     """Name the packing of a stream that begins with ``head``; None when it is not packed."""
     return next((name for name, magic in MAGIC.items() if head.startswith(magic)), None)
@@ -113,15 +122,7 @@ def unpack(stream: IO[bytes]) -> tuple[bytes, IO[bytes]]:
     whole = io.BufferedReader(_Rewound(head, stream), BUFFER)
     if kind is None:
         return head, whole
-    opened: IO[bytes]
-    if kind == "gzip":
-        opened = cast("IO[bytes]", gzip.GzipFile(fileobj=whole))
-    elif kind == "xz":
-        opened = cast("IO[bytes]", lzma.LZMAFile(whole))
-    elif kind == "bzip2":
-        opened = cast("IO[bytes]", bz2.BZ2File(whole))
-    else:
-        opened = io.BufferedReader(_Zstd(whole), BUFFER)
+    opened = cast("IO[bytes]", _OPENERS[kind](whole))
     head = _fill_up(opened)
     return head, io.BufferedReader(_Rewound(head, opened), BUFFER)
 

@@ -1,0 +1,101 @@
+"""Counts the characters of a corpus and chooses those that a vocabulary shall know.
+
+It never knows words: only which characters begin one and which go on in one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import pre_tokenizers
+
+#: One more than the last Unicode code point.
+CODE_POINTS: Final = 0x110000
+#: What a code point is to the tokenizer: not looked at yet, removed, a gap between words, a word
+#: of its own (punctuation, a Chinese character), or a part of a word.
+_UNSEEN, _REMOVED, _GAP, _ALONE, _PART = range(5)
+
+
+@dataclass(frozen=True)
+class Alphabet:
+    """The characters of a vocabulary: all of them, and those that continue a word."""
+
+    characters: tuple[str, ...]
+    continuing: tuple[str, ...]
+
+
+class CharacterCounts:
+    """Counts, as a stream, how often each character begins or continues a word.
+
+    ``clean`` is the tokenizer's normalizer on a string. It is asked for each character once, and
+    must treat characters one by one.
+    """
+
+    def __init__(self, clean: Callable[[str], str]) -> None:
+        self._clean = clean
+        self._split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
+        self._kinds: NDArray[np.uint8] = np.zeros(CODE_POINTS, dtype=np.uint8)
+        # [2, code points]: as the first of a word, and as one that continues it.
+        self._counts: NDArray[np.int64] = np.zeros((2, CODE_POINTS), dtype=np.int64)
+
+    def add(self, text: str) -> None:
+        """Count the characters of ``text``; best some hundred thousand at once."""
+        points = np.frombuffer(text.encode("utf-32-le", "replace"), dtype="<u4")
+        kinds = self._kinds[points]
+        unseen = np.unique(points[kinds == _UNSEEN])
+        for point in unseen:
+            self._kinds[point] = self._kind(chr(point))
+        if unseen.size:
+            kinds = self._kinds[points]
+        # What the tokenizer removes does not part a word.
+        stay = kinds != _REMOVED
+        points, kinds = points[stay], kinds[stay]
+        part = kinds == _PART
+        goes_on = np.zeros_like(part)
+        goes_on[1:] = part[1:] & part[:-1]
+        for row, chosen in enumerate(((part & ~goes_on) | (kinds == _ALONE), goes_on)):
+            counts = np.bincount(points[chosen])
+            self._counts[row, : len(counts)] += counts
+
+    def choose(self, coverage: float, pieces: int) -> Alphabet:
+        """Choose the most frequent characters that make up ``coverage`` of the text.
+
+        They take at most ``pieces`` words of the vocabulary: one as itself, one more if it
+        continues words. Equal counts are ordered by code point.
+        """
+        totals, continuing = self._cleaned()
+        order = sorted(totals, key=lambda character: (-totals[character], character))
+        needed = coverage * sum(totals.values())
+        chosen: list[str] = []
+        covered = used = 0
+        for character in order:
+            used += 2 if character in continuing else 1
+            if covered >= needed or used > pieces:
+                break
+            chosen.append(character)
+            covered += totals[character]
+        return Alphabet(tuple(sorted(chosen)), tuple(sorted(c for c in chosen if c in continuing)))
+
+    def _kind(self, character: str) -> int:
+        cleaned = self._clean(character)
+        if not cleaned:
+            return _REMOVED
+        if not cleaned.strip():
+            return _GAP
+        # The library itself tells whether a word goes on through this character.
+        return _PART if len(self._split(self._clean(f"a{character}a"))) == 1 else _ALONE
+
+    def _cleaned(self) -> tuple[dict[str, int], set[str]]:
+        """Return how often each cleaned character occurs, and which of them continue words."""
+        totals: dict[str, int] = {}
+        continuing: set[str] = set()
+        for point in np.flatnonzero(self._counts.sum(axis=0)):
+            first, later = (int(count) for count in self._counts[:, point])
+            # One character can become several, such as the Turkish capital dotted I.
+            for place, character in enumerate(self._clean(chr(point)).strip()):
+                totals[character] = totals.get(character, 0) + first + later
+                if later or place:
+                    continuing.add(character)
+        return totals, continuing

@@ -1,0 +1,99 @@
+"""What a tokenizer is made of: its words and its choices, their hash, and the engine built of them.
+
+It never knows where these came from, nor the texts that the engine will read.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass, fields
+from typing import Final
+
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Engine
+
+from bertsmith.errors import TokenizerError
+
+PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
+#: The special tokens, in the order of the ids that a new vocabulary gives them.
+SPECIAL: Final = (PAD, UNK, CLS, SEP, MASK)
+#: What a piece begins with that continues a word.
+CONTINUES: Final = "##"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """All that decides which ids a text becomes.
+
+    ``vocab``: the words in the order of their ids; where one is repeated, the last id holds, as in
+    the original. ``strip_accents`` takes accents off; then ``whole_hangul`` puts Hangul together
+    again, while the original leaves it in jamo. ``split_chinese`` makes each Chinese character a
+    word. Words of more than ``longest_word`` characters are [UNK]. ``segmenter``: name and version
+    of what parts the words of a text beforehand, None for nothing.
+    """
+
+    vocab: tuple[str, ...]
+    lowercase: bool = True
+    strip_accents: bool = False
+    whole_hangul: bool = True
+    split_chinese: bool = True
+    # `max_input_chars_per_word` of Hugging Face's BertTokenizer; the original code says 200, and
+    # no word of a language is as long as either.
+    longest_word: int = 100
+    segmenter: tuple[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        missing = [token for token in SPECIAL if token not in set(self.vocab)]
+        if missing:
+            raise TokenizerError(
+                f"this vocabulary of {len(self.vocab):,} words has no {', '.join(missing)}; "
+                "expected a BERT vocabulary, which holds [PAD] [UNK] [CLS] [SEP] [MASK]"
+            )
+
+    @property
+    def said_by_bert(self) -> bool:
+        """Whether a plain BERT tokenizer of other libraries can do the same."""
+        return not (self.strip_accents and self.whole_hangul) and self.segmenter is None
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 over the words in the order of their ids and over every choice."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def ids_of(vocab: tuple[str, ...]) -> dict[str, int]:
+    """Return each word's id. A repeated word keeps its last one; no other id moves."""
+    return {word: index for index, word in enumerate(vocab)}
+
+
+def normalizer(recipe: Recipe) -> normalizers.Normalizer:
+    """Return what cleans a text before it is cut into words."""
+    plain = recipe.said_by_bert or not recipe.strip_accents
+    bert = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=recipe.split_chinese,
+        strip_accents=recipe.strip_accents and plain,
+        lowercase=recipe.lowercase,
+    )
+    if plain:
+        return bert
+    # NFD takes Hangul apart with the accents; NFC puts it together after they have gone.
+    parts = [bert, normalizers.NFD(), normalizers.StripAccents(), normalizers.NFC()]
+    return normalizers.Sequence(parts)
+
+
+def engine(recipe: Recipe) -> Engine:
+    """Build the ``tokenizers`` engine; [CLS] and [SEP] are put around when it is asked to."""
+    ids = ids_of(recipe.vocab)
+    built = Engine(
+        models.WordPiece(vocab=ids, unk_token=UNK, max_input_chars_per_word=recipe.longest_word)
+    )
+    built.normalizer = normalizer(recipe)
+    built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    built.decoder = decoders.WordPiece(prefix=CONTINUES)
+    built.post_processor = processors.TemplateProcessing(
+        single=f"{CLS}:0 $A:0 {SEP}:0",
+        pair=f"{CLS}:0 $A:0 {SEP}:0 $B:1 {SEP}:1",
+        special_tokens=[(CLS, ids[CLS]), (SEP, ids[SEP])],
+    )
+    built.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    return built

@@ -1,0 +1,206 @@
+"""Learns a WordPiece vocabulary from a stream of texts, the same one every time.
+
+It never knows where the texts come from. ``tokenizers`` counts the words and joins the pieces;
+what it would leave to chance, the order of the alphabet, is settled here beforehand.
+"""
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from typing import IO, Final
+
+from tokenizers import AddedToken, pre_tokenizers
+from tokenizers import Tokenizer as Engine
+from tokenizers.models import WordPiece
+from tokenizers.trainers import WordPieceTrainer
+
+from bertsmith.errors import TokenizerError
+from bertsmith.progress import Progress, Silent
+from bertsmith.text.alphabet import Alphabet, CharacterCounts
+from bertsmith.text.recipe import CONTINUES, SPECIAL, UNK, Recipe, normalizer
+from bertsmith.text.segment import Segmenter, segmented
+from bertsmith.text.wordpiece import Tokenizer
+
+#: Characters handed on at once: to count characters, and to count words (which runs in parallel).
+_LARGE, _SMALL = 1 << 19, 1 << 14
+#: Texts segmented at once.
+_BATCH: Final = 64
+#: The least share of a vocabulary that is left for words of several characters.
+_WORDS_SHARE: Final = 0.5
+
+
+def train(
+    texts: Iterable[str],
+    size: int,
+    *,
+    cased: bool = False,
+    strip_accents: bool = False,
+    split_chinese: bool = True,
+    segmenter: Segmenter | None = None,
+    min_frequency: int = 2,
+    coverage: float = 0.9999,
+    progress: Progress | None = None,
+) -> Tokenizer:
+    """Learn a vocabulary of ``size`` words, the special tokens first; equal texts, equal bytes.
+
+    The texts are gone through twice; an iterator that gives them once is kept in a temporary file
+    between, as are segmented texts. ``min_frequency``: how often a pair of pieces must occur to be
+    joined. ``coverage``: the share of the characters of the text that the vocabulary shall know,
+    the most frequent first; all characters together take at most half of the vocabulary. A corpus
+    too small for ``size`` gives a smaller vocabulary. Raises TokenizerError for a size out of
+    range, or texts without a word.
+    """
+    least = 2 * len(SPECIAL)
+    if size <= least:
+        raise TokenizerError(f"a vocabulary of {size} words: expected more than {least}")
+    if not 0 < coverage <= 1:
+        raise TokenizerError(f"a coverage of {coverage}: expected a share above 0 and up to 1")
+    progress = Silent() if progress is None else progress
+    recipe = Recipe(
+        vocab=SPECIAL,
+        lowercase=not cased,
+        strip_accents=strip_accents,
+        split_chinese=split_chinese,
+        segmenter=(segmenter.name, segmenter.version) if segmenter else None,
+    )
+    if segmenter is not None:
+        texts = _segmented(texts, segmenter)
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace", newline="\n") as spool:
+        if iter(texts) is texts:
+            texts = _spooled(texts, spool)
+        counts, total = _count(texts, recipe, progress)
+        alphabet = counts.choose(coverage, int((size - len(SPECIAL)) * (1 - _WORDS_SHARE)))
+        if not alphabet.characters:
+            raise TokenizerError("there is no word in these texts to learn a vocabulary from")
+        engine = _trained(texts, size, min_frequency, recipe, alphabet, total, progress)
+    progress.finish()
+    vocab = _ordered(engine.get_vocab())
+    return Tokenizer(Recipe(**(vars(recipe) | {"vocab": vocab})), segmenter)
+
+
+def _segmented(texts: Iterable[str], segmenter: Segmenter) -> Iterator[str]:
+    batch: list[str] = []
+    for text in texts:
+        batch.append(text)
+        if len(batch) == _BATCH:
+            yield from segmented(segmenter, batch)
+            batch = []
+    yield from segmented(segmenter, batch)
+
+
+def _spooled(texts: Iterable[str], spool: IO[str]) -> "_Spool":
+    for text in texts:
+        spool.write(text + "\n")
+    return _Spool(spool)
+
+
+class _Spool:
+    """The lines of a temporary file, any number of times."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def __iter__(self) -> Iterator[str]:
+        self._file.seek(0)
+        # Every line anew, whatever was read before; a file object iterates over itself.
+        return map(str, self._file)
+
+
+def _chunks(texts: Iterable[str], size: int) -> Iterator[str]:
+    """Yield the texts in chunks of about ``size`` characters; none ends inside a word."""
+    held: list[str] = []
+    length = 0
+    for text in texts:
+        for piece in _cut(text, size):
+            held.append(piece)
+            length += len(piece)
+            if length >= size:
+                yield "\n".join(held)
+                held, length = [], 0
+    if held:
+        yield "\n".join(held)
+
+
+def _cut(text: str, size: int) -> Iterator[str]:
+    """Cut a long text at spaces or line ends; one without any stays whole."""
+    start = 0
+    while len(text) - start > size:
+        end = max(text.rfind(" ", start, start + size), text.rfind("\n", start, start + size))
+        if end <= start:
+            end = text.find(" ", start + size)
+        if end < 0:
+            break
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+def _count(texts: Iterable[str], recipe: Recipe, progress: Progress) -> tuple[CharacterCounts, int]:
+    """Count the characters of all texts; also return how many there were."""
+    clean = normalizer(recipe).normalize_str
+    # Hangul in jamo is put together across characters, so whole texts are cleaned then.
+    whole = recipe.strip_accents and recipe.whole_hangul
+    counts = CharacterCounts(str if whole else clean)
+    total = 0
+    progress.start("Counting characters", None, "characters")
+    for text in _chunks(texts, _LARGE):
+        counts.add(clean(text) if whole else text)
+        total += len(text)
+        progress.advance(len(text))
+    return counts, total
+
+
+def _trained(
+    texts: Iterable[str],
+    size: int,
+    min_frequency: int,
+    recipe: Recipe,
+    alphabet: Alphabet,
+    total: int,
+    progress: Progress,
+) -> Engine:
+    """Run the trainer of ``tokenizers`` with an alphabet that is fixed beforehand.
+
+    Left to itself it numbers the continuing characters ("##a") as a randomly seeded hash table
+    gives them, and equal counts are settled by number. Named as special tokens they come first,
+    in a fixed order.
+    """
+    continuing = [CONTINUES + character for character in alphabet.continuing]
+    trainer = WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=min_frequency,
+        show_progress=False,
+        special_tokens=[AddedToken(word, special=True) for word in (*SPECIAL, *continuing)],
+        initial_alphabet=list(alphabet.characters),
+        limit_alphabet=len(alphabet.characters),
+        continuing_subword_prefix=CONTINUES,
+    )
+    engine = Engine(WordPiece(unk_token=UNK))
+    engine.normalizer = normalizer(recipe)
+    engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    engine.train_from_iterator(_told(texts, total, progress), trainer)
+    return engine
+
+
+def _told(texts: Iterable[str], total: int, progress: Progress) -> Iterator[str]:
+    progress.start("Counting words", total, "characters")
+    for chunk in _chunks(texts, _SMALL):
+        yield chunk
+        progress.advance(len(chunk))
+    progress.start("Joining pieces", None, "words")
+
+
+def _ordered(ids: dict[str, int]) -> tuple[str, ...]:
+    """Return special tokens, characters, continuing characters, then words as they were joined."""
+    words = sorted(ids, key=lambda word: ids[word])
+
+    def rank(word: str) -> tuple[int, str]:
+        if word in SPECIAL:
+            return 0, ""
+        if len(word) == 1:
+            return 1, word
+        if len(word) == len(CONTINUES) + 1 and word.startswith(CONTINUES):
+            return 2, word
+        return 3, ""
+
+    # The sort is stable: special tokens and joined words keep the trainer's order.
+    return tuple(sorted(words, key=rank))

@@ -1,0 +1,195 @@
+"""The WordPiece tokenizer: text to ids and back.
+
+It never knows what the ids are for, nor how its vocabulary was learnt.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertsmith.text.recipe import (
+    CLS,
+    CONTINUES,
+    MASK,
+    PAD,
+    SEP,
+    SPECIAL,
+    UNK,
+    Recipe,
+    engine,
+    ids_of,
+)
+from bertsmith.text.segment import Segmenter, segmenter_named, spaced
+from bertsmith.text.tokenizer_files import read_recipe, write_recipe
+
+__all__ = ["SPECIAL", "Tokenizer"]
+
+_MARKS: Final = re.compile("|".join(re.escape(token) for token in SPECIAL))
+
+
+class Tokenizer:
+    """A WordPiece tokenizer; equal recipes give equal ids. It can be pickled.
+
+    Text that only looks like a special token, such as "[SEP]" in a corpus, is read as plain text,
+    unless ``special`` is asked for.
+    """
+
+    def __init__(self, recipe: Recipe, segmenter: Segmenter | None = None) -> None:
+        """Build from a recipe; ``segmenter`` stands in for loading the one that it names."""
+        self.recipe = recipe
+        if segmenter is None and recipe.segmenter is not None:
+            segmenter = segmenter_named(*recipe.segmenter)
+        self.segmenter = segmenter
+        self._ids = ids_of(recipe.vocab)
+        self._plain = engine(recipe)
+        self._plain.encode_special_tokens = True
+
+    @classmethod
+    def load(
+        cls, path: Path, *, lowercase: bool | None = None, strip_accents: bool | None = None
+    ) -> Self:
+        """Load a directory, a tokenizer.json or a vocab.txt; see ``read_recipe``."""
+        return cls(read_recipe(Path(path), lowercase=lowercase, strip_accents=strip_accents))
+
+    def save(self, directory: Path, longest: int | None = None) -> None:
+        """Write the files that ``load`` and ``transformers.AutoTokenizer`` read.
+
+        ``longest``: the longest sequence, in tokens, that the model beside them takes.
+        """
+        write_recipe(self.recipe, Path(directory), longest)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Recipe, Segmenter | None]]:
+        return type(self), (self.recipe, self.segmenter)
+
+    @property
+    def vocab(self) -> tuple[str, ...]:
+        """The words in the order of their ids."""
+        return self.recipe.vocab
+
+    @property
+    def vocab_size(self) -> int:
+        """How many ids there are (V)."""
+        return len(self.recipe.vocab)
+
+    @property
+    def lowercase(self) -> bool:
+        """Whether text is lowered."""
+        return self.recipe.lowercase
+
+    @property
+    def strip_accents(self) -> bool:
+        """Whether accents are taken off."""
+        return self.recipe.strip_accents
+
+    @property
+    def split_chinese(self) -> bool:
+        """Whether each Chinese character is a word."""
+        return self.recipe.split_chinese
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 over the words in the order of their ids and over every choice."""
+        return self.recipe.fingerprint()
+
+    @property
+    def pad_id(self) -> int:
+        """The id of [PAD]."""
+        return self._ids[PAD]
+
+    @property
+    def unk_id(self) -> int:
+        """The id of [UNK]."""
+        return self._ids[UNK]
+
+    @property
+    def cls_id(self) -> int:
+        """The id of [CLS]."""
+        return self._ids[CLS]
+
+    @property
+    def sep_id(self) -> int:
+        """The id of [SEP]."""
+        return self._ids[SEP]
+
+    @property
+    def mask_id(self) -> int:
+        """The id of [MASK]."""
+        return self._ids[MASK]
+
+    @cached_property
+    def continuations(self) -> NDArray[np.bool_]:
+        """Whether a piece continues a word ("##"): bool [V]."""
+        return np.array([word.startswith(CONTINUES) for word in self.vocab], dtype=np.bool_)
+
+    def id(self, token: str) -> int | None:
+        """Return a token's id, None if it is no token."""
+        return self._ids.get(token)
+
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        """Return the tokens of ``ids``."""
+        return [self.vocab[index] for index in ids]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return readable text; [PAD], [CLS] and [SEP] are left out."""
+        silent = {self.pad_id, self.cls_id, self.sep_id}
+        shown = [int(index) for index in ids if index not in silent]
+        return str(self._plain.decode(shown, skip_special_tokens=False))
+
+    def encode(self, text: str, special: bool = False) -> list[int]:
+        """Return the ids of ``text``, no special token added.
+
+        ``special``: "[MASK]" and the like in the text become the special tokens that they name.
+        """
+        return self.encode_batch([text], special)[0]
+
+    def encode_batch(self, texts: Sequence[str], special: bool = False) -> list[list[int]]:
+        """Return the ids of each text, on all cores that ``tokenizers`` is given."""
+        if self.segmenter is not None:
+            cuts = self._cuts(texts, special)
+            texts = [spaced(text, own) for text, own in zip(texts, cuts, strict=True)]
+        used = self._marking if special else self._plain
+        # The fast form leaves out the offsets.
+        found = used.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in found]
+
+    def encode_with_offsets(
+        self, text: str, special: bool = False
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids, and the characters [start, end) of ``text`` that each stands for."""
+        cuts = self._cuts([text], special)[0] if self.segmenter is not None else []
+        used = self._marking if special else self._plain
+        found = used.encode(spaced(text, cuts), add_special_tokens=False)
+        if not cuts:
+            return found.ids, found.offsets
+        # The k-th space put in stands in the segmented text at its cut + k.
+        spaces = [cut + index for index, cut in enumerate(cuts)]
+        offsets = [
+            (start - bisect_left(spaces, start), end - bisect_left(spaces, end))
+            for start, end in found.offsets
+        ]
+        return found.ids, offsets
+
+    @cached_property
+    def _marking(self) -> Any:
+        """The engine that reads special tokens out of a text."""
+        return engine(self.recipe)
+
+    def _cuts(self, texts: Sequence[str], special: bool) -> list[list[int]]:
+        """Return where the segmenter parts each text, never inside a special token."""
+        assert self.segmenter is not None
+        found = self.segmenter.cuts(texts)
+        if not special:
+            return found
+        kept = []
+        for text, cuts in zip(texts, found, strict=True):
+            inside = {place for mark in _MARKS.finditer(text) for place in range(*mark.span())} - {
+                mark.start() for mark in _MARKS.finditer(text)
+            }
+            kept.append([cut for cut in cuts if cut not in inside])
+        return kept
