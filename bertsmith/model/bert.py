@@ -1,0 +1,143 @@
+"""BERT: embeddings, encoder and the pre-training heads, and the two losses.
+
+It never knows of text, files or optimizers.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bertsmith.model.attention import Kernel, layout
+from bertsmith.model.config import ModelConfig
+from bertsmith.model.dropout import Noise
+from bertsmith.model.embeddings import Embeddings, sinusoids
+from bertsmith.model.encoder import Encoder
+from bertsmith.model.heads import MaskedLanguageModel, NextSentence, Pooler
+from bertsmith.model.loss import linear_cross_entropy
+from bertsmith.model.packed import Packed
+
+
+class BertModel(nn.Module):
+    """The encoder: packed ids -> hidden states [T, D]."""
+
+    def __init__(self, config: ModelConfig, kernel: Kernel = "padded") -> None:
+        """``kernel`` chooses how attention is computed; it can be changed at any time."""
+        super().__init__()
+        self.config = config
+        self.kernel: Kernel = kernel
+        self.embeddings = Embeddings(config, site=0)
+        self.encoder = Encoder(config, first_site=1)
+
+    def hidden_states(self, packed: Packed, noise: Noise | None = None) -> Iterator[Tensor]:
+        """Yield [T, D] for the embeddings, then for layer after layer, computed as asked for."""
+        x = self.embeddings(packed, noise)
+        causal = self.config.attention == "causal"
+        where = layout(packed, self.kernel, causal=causal, dtype=x.dtype)
+        yield x
+        yield from self.encoder.each(x, where, noise)
+
+    def forward(self, packed: Packed, noise: Noise | None = None) -> Tensor:
+        """Return the last layer's hidden states [T, D]."""
+        *_, last = self.hidden_states(packed, noise)
+        return last
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Sums, not means, so that accumulation and ragged batches are exact.
+
+    masked: float32 [], summed over P predictions. next_sentence: float32 [], summed over B
+    sequences, or None. masked_hits, next_hits: int64 [], how many the model got right; None in
+    training, where nobody asks.
+    """
+
+    masked: Tensor
+    next_sentence: Tensor | None
+    masked_hits: Tensor | None = None
+    next_hits: Tensor | None = None
+
+
+class PreTrainingModel(nn.Module):
+    """BERT with the masked-LM head and, where the config says so, pooler and next-sentence head."""
+
+    def __init__(self, config: ModelConfig, kernel: Kernel = "padded") -> None:
+        """Weights are drawn from PyTorch's default generator."""
+        super().__init__()
+        self.config = config
+        self.bert = BertModel(config, kernel)
+        self.mlm = MaskedLanguageModel(config, self.bert.embeddings.words)
+        self.pooler = Pooler(config) if config.nsp else None
+        self.nsp = NextSentence(config) if config.nsp else None
+        self.initialize()
+
+    @torch.no_grad()
+    def initialize(self) -> None:
+        """Draw all weights anew, as the original does (its create_initializer).
+
+        A normal of deviation ``init_range`` cut off at two deviations; biases 0, LayerNorm 1 and 0.
+        """
+        spread = self.config.init_range
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.trunc_normal_(module.weight, std=spread, a=-2 * spread, b=2 * spread)
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+        table = self.bert.embeddings
+        if table.fixed_positions:
+            table.positions.weight.copy_(sinusoids(*table.positions.weight.shape))
+
+    def next_sentence_logits(self, hidden: Tensor, packed: Packed) -> Tensor:
+        """Return [B, 2] from hidden states [T, D]; ValueError if the model has no such head."""
+        if self.pooler is None or self.nsp is None:
+            raise ValueError("this model has no next-sentence head (its config says nsp = false)")
+        logits: Tensor = self.nsp(self.pooler(hidden.index_select(0, packed.starts)))
+        return logits
+
+    def forward(
+        self,
+        packed: Packed,
+        masked_positions: Tensor,
+        masked_labels: Tensor,
+        not_next: Tensor | None,
+        noise: Noise | None = None,
+    ) -> Losses:
+        """Return the losses of a batch.
+
+        masked_positions, masked_labels: int64 [P], where words are predicted and which.
+        not_next: int64 [B], 0 where B follows A; None leaves the next sentence out.
+        """
+        hidden = self.bert(packed, noise)
+        features = self.mlm.features(hidden.index_select(0, masked_positions))
+        decoder = self.mlm.decoder
+        masked = linear_cross_entropy(features, decoder.weight, decoder.bias, masked_labels)
+        if not_next is None:
+            return Losses(masked, None)
+        logits = self.next_sentence_logits(hidden, packed).float()
+        return Losses(masked, F.cross_entropy(logits, not_next, reduction="sum"))
+
+    @torch.no_grad()
+    def evaluate(
+        self,
+        packed: Packed,
+        masked_positions: Tensor,
+        masked_labels: Tensor,
+        not_next: Tensor | None,
+    ) -> Losses:
+        """Return the losses and the hits of a batch; arguments as for ``forward``."""
+        hidden = self.bert(packed)
+        logits = self.mlm(hidden.index_select(0, masked_positions)).float()
+        masked = F.cross_entropy(logits, masked_labels, reduction="sum")
+        hits = (logits.argmax(-1) == masked_labels).sum()
+        if not_next is None:
+            return Losses(masked, None, hits, None)
+        scores = self.next_sentence_logits(hidden, packed).float()
+        loss = F.cross_entropy(scores, not_next, reduction="sum")
+        return Losses(masked, loss, hits, (scores.argmax(-1) == not_next).sum())
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Count the parameters, shared ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())

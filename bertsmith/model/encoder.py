@@ -1,0 +1,73 @@
+"""One layer of the Transformer encoder, and the stack of them.
+
+It never knows of words, nor of what the last layer is used for.
+"""
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+from bertsmith.model.activations import ACTIVATIONS
+from bertsmith.model.attention import Layout, SelfAttention
+from bertsmith.model.config import ModelConfig
+from bertsmith.model.dropout import Dropout, Noise
+
+#: Dropout sites of a layer: attention probabilities, attention output, feed-forward output.
+SITES_PER_LAYER = 3
+
+
+class Layer(nn.Module):
+    """Self-attention and a feed-forward network, each with a residual sum and LayerNorm.
+
+    Post-norm: x = norm(x + dropout(f(x))). Pre-norm: x = x + dropout(f(norm(x))).
+    """
+
+    def __init__(self, config: ModelConfig, first_site: int) -> None:
+        """``first_site`` is the first of SITES_PER_LAYER dropout sites."""
+        super().__init__()
+        self.post = config.norm == "post"
+        self.attention = SelfAttention(config, first_site)
+        self.attention_dropout = Dropout(config.dropout, first_site + 1)
+        self.attention_norm = nn.LayerNorm(config.width, config.norm_eps)
+        self.up = nn.Linear(config.width, config.feed_forward)
+        self.activation = ACTIVATIONS[config.activation]
+        self.down = nn.Linear(config.feed_forward, config.width)
+        self.feed_forward_dropout = Dropout(config.dropout, first_site + 2)
+        self.feed_forward_norm = nn.LayerNorm(config.width, config.norm_eps)
+
+    def forward(self, x: Tensor, where: Layout, noise: Noise | None) -> Tensor:
+        """[T, D] -> [T, D]."""
+        if self.post:
+            x = self.attention_norm(x + self._attend(x, where, noise))
+            normed: Tensor = self.feed_forward_norm(x + self._feed_forward(x, noise))
+            return normed
+        x = x + self._attend(self.attention_norm(x), where, noise)
+        return x + self._feed_forward(self.feed_forward_norm(x), noise)
+
+    def _attend(self, x: Tensor, where: Layout, noise: Noise | None) -> Tensor:
+        dropped: Tensor = self.attention_dropout(self.attention(x, where, noise), noise)
+        return dropped
+
+    def _feed_forward(self, x: Tensor, noise: Noise | None) -> Tensor:
+        down = self.down(self.activation(self.up(x)))
+        dropped: Tensor = self.feed_forward_dropout(down, noise)
+        return dropped
+
+
+class Encoder(nn.Module):
+    """L layers, and for pre-norm the LayerNorm that ends them."""
+
+    def __init__(self, config: ModelConfig, first_site: int) -> None:
+        """``first_site`` is the first dropout site of the first layer."""
+        super().__init__()
+        self.layers = nn.ModuleList(
+            Layer(config, first_site + index * SITES_PER_LAYER) for index in range(config.layers)
+        )
+        pre = config.norm == "pre"
+        self.norm = nn.LayerNorm(config.width, config.norm_eps) if pre else nn.Identity()
+
+    def each(self, x: Tensor, where: Layout, noise: Noise | None) -> Iterator[Tensor]:
+        """Yield the output [T, D] of layer after layer; a caller that stops saves the rest."""
+        for layer in self.layers:
+            x = layer(x, where, noise)
+            yield self.norm(x) if layer is self.layers[-1] else x

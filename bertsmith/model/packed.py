@@ -1,0 +1,60 @@
+"""A batch without padding: all sequences one after another in one row of T tokens.
+
+It never knows where the ids come from, nor what is done with them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """B sequences packed into one row of T tokens.
+
+    ids: int64 [T], word ids.
+    segments: int64 [T], 0 for A and 1 for B.
+    positions: int64 [T], each token's place in its own sequence, from 0.
+    boundaries: int32 [B + 1], where each sequence starts; the last entry is T.
+    longest: the longest sequence's length S.
+    """
+
+    ids: Tensor
+    segments: Tensor
+    positions: Tensor
+    boundaries: Tensor
+    longest: int
+
+    @property
+    def starts(self) -> Tensor:
+        """int64 [B], the index of each sequence's first token, its [CLS]."""
+        return self.boundaries[:-1].long()
+
+    def to(self, device: torch.device) -> Self:
+        """Return the batch on ``device``; from pinned memory the copy does not block."""
+        moved = {
+            name: getattr(self, name).to(device, non_blocking=True)
+            for name in ("ids", "segments", "positions", "boundaries")
+        }
+        return replace(self, **moved)
+
+
+def pack(sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Packed:
+    """Pack pairs of (word ids, segment ids), one pair a sequence.
+
+    Raises ValueError if there is no sequence, or one is empty.
+    """
+    lengths = [len(ids) for ids, _ in sequences]
+    if not lengths or min(lengths) == 0:
+        raise ValueError("a batch needs at least one sequence, and each at least one token")
+    sizes = torch.tensor([0, *lengths])
+    return Packed(
+        ids=torch.tensor([word for ids, _ in sequences for word in ids]),
+        segments=torch.tensor([segment for _, segments in sequences for segment in segments]),
+        positions=torch.cat([torch.arange(length) for length in lengths]),
+        boundaries=sizes.cumsum(0).int(),
+        longest=max(lengths),
+    )
