@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from bertsmith.data.draws import Ints
+from bertsmith.data.plan import Plan
 from bertsmith.errors import StoreError
 from bertsmith.files import sync, write_json
 from bertsmith.settings import Settings
@@ -45,34 +46,28 @@ class Counts(Settings):
     tokens: int
 
 
-class SourceFacts(Settings):
-    """One file that a store was made from; the fingerprint changes when the file does."""
-
-    name: str
-    size: int | None
-    fingerprint: str | None
-
-
 class Manifest(Settings):
     """What a store says of itself; each of these numbers has its home here.
 
-    ``held_out_below`` is the fraction of the range of document hashes that is held out;
-    ``corpus`` tells how the text was read, and ``skipped`` what was left out, by reason.
+    ``plan``: the sources, the tokenizer's hash and the choices. ``held_out_below``: documents
+    whose hash is below this fraction of all hashes are held out. ``report``: what was read, and
+    what was left out and why.
     """
 
     format: int = FORMAT
     bits: Literal[16, 32]
-    vocabulary_hash: str
     vocab_size: int
     lowercase: bool
-    language: str = "en"
+    plan: Plan
     held_out_below: float = 0.0
     splits: dict[SplitName, Counts]
-    sources: tuple[SourceFacts, ...] = ()
-    corpus: dict[str, Any] = Field(default_factory=dict)
-    skipped: dict[str, int] = Field(default_factory=dict)
-    characters: int = 0
+    report: dict[str, Any] = Field(default_factory=dict)
     made_by: str = ""
+
+    @property
+    def vocabulary_hash(self) -> str:
+        """The hash of the tokenizer that made the ids."""
+        return self.plan.vocabulary_hash
 
 
 @dataclass(frozen=True)
@@ -208,26 +203,6 @@ class Store:
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write the manifest: the last file of a store; without it there is no store."""
     write_json(directory / MANIFEST, manifest.model_dump(mode="json"))
-
-
-def unigram_entropy(counts: Ints) -> float:
-    """Return the entropy in nats of the words' shares, from how often each occurs [V].
-
-    It is the loss of the best guess that looks at no context.
-    """
-    seen = counts[counts > 0].astype(np.float64)
-    if not len(seen):
-        return 0.0
-    shares = seen / seen.sum()
-    return float(-(shares * np.log(shares)).sum())
-
-
-def word_counts(split: Split, vocab_size: int) -> Ints:
-    """Return how often each id occurs in a split, int64 [V]."""
-    counts = np.zeros(vocab_size, np.int64)
-    for first in range(0, len(split.ids), 1 << 22):
-        counts += np.bincount(split.ids[first : first + (1 << 22)], minlength=vocab_size)
-    return counts
 
 
 def _parts(bits: Literal[16, 32]) -> Mapping[str, np.dtype[Any]]:

@@ -52,7 +52,7 @@ class Stream:
         """
         self.epoch = epoch
         self._split = split
-        self._facts = facts
+        self.facts = facts
         self._settings = settings
         self._walk = Walk(split, settings, length, seed, epoch)
         starts, self._count = self._walk.run_starts(RUN)
@@ -95,9 +95,9 @@ class Stream:
         pairs = self._walk.examples(self._bounds[runs], self._bounds[runs + 1])
         pairs = pairs.take(np.argsort(draw(pairs.state, ORDER), kind="stable"))
         ids, segments, positions, boundaries = lay_out(
-            self._split, pairs, self._facts, nsp=self._settings.nsp
+            self._split, pairs, self.facts, nsp=self._settings.nsp
         )
-        ids, masked, labels = mask(ids, boundaries, pairs.state, self._facts, self._settings)
+        ids, masked, labels = mask(ids, boundaries, pairs.state, self.facts, self._settings)
         return Batch(
             ids=ids,
             segments=segments,

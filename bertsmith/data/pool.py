@@ -1,0 +1,91 @@
+"""The worker processes of ``prepare``: one task each at a time, in processes of their own.
+
+It never knows what a task is. The workers are fresh Python processes and no forks: they load
+only what they need, whatever the caller has loaded, and need nothing of the caller's main module.
+"""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+from typing import Any, Self
+
+from bertsmith.errors import StoreError
+
+_START = "import sys; from {module} import main; main()"
+
+
+class Pool:
+    """Some workers that each run ``module.main`` with a connection and ``arguments``.
+
+    Leaving the block lets every worker finish its task, then ends it.
+    """
+
+    def __init__(self, count: int, module: str, arguments: Sequence[str]) -> None:
+        self._workers: dict[Connection, subprocess.Popen[bytes]] = {}
+        self._idle: list[Connection] = []
+        for _ in range(count):
+            mine, theirs = Pipe()
+            number = theirs.fileno()
+            command = [sys.executable, "-c", _START.format(module=module), str(number), *arguments]
+            # The arguments are this program's own, and there is no shell.
+            process = subprocess.Popen(command, pass_fds=[number], stdin=subprocess.DEVNULL)  # noqa: S603
+            theirs.close()
+            self._workers[mine] = process
+            self._idle.append(mine)
+
+    def submit(self, task: Any) -> Any:
+        """Give a task to a worker, waiting for an idle one; return what that answered before.
+
+        The answer is None if the worker had no task before.
+        """
+        answer = None
+        if not self._idle:
+            answer = self._receive()
+        self._idle.pop().send(task)
+        return answer
+
+    def drain(self) -> list[Any]:
+        """Wait until no worker has a task; return what they answered."""
+        answers = []
+        while len(self._idle) < len(self._workers):
+            answers.append(self._receive())
+        return answers
+
+    def _receive(self) -> Any:
+        """Return the first answer of those that work; it is idle then."""
+        busy = [connection for connection in self._workers if connection not in self._idle]
+        connection = wait(busy)[0]
+        assert isinstance(connection, Connection)
+        try:
+            answer = connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise StoreError(_death(self._workers[connection].wait())) from None
+        self._idle.append(connection)
+        return answer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for connection in self._workers:
+            connection.close()
+        for process in self._workers.values():
+            process.wait()
+
+
+def _death(status: int) -> str:
+    how = f"with exit status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
+    hint = "; the machine may have run out of memory: try fewer --workers" if status == -9 else ""
+    return (
+        f"a worker process was ended {how}{hint}. Run the same command again: "
+        "it goes on from the finished shards"
+    )

@@ -1,0 +1,279 @@
+"""Makes a token store from text: one worker process a core, shard by shard, then one join.
+
+It never knows a model. The parent only reads documents and hands them out in groups; a worker
+makes a group into a shard file. A shard is the same whichever worker makes it and whenever, so a
+run that was stopped goes on from the shards that stand, and the store is the same byte for byte
+for any number of workers.
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from bertsmith import __version__
+from bertsmith.data.draws import Flags, Ints, Words
+from bertsmith.data.plan import (
+    Plan,
+    PrepareOptions,
+    changes,
+    facts_of,
+    read_plan,
+    write_plan,
+)
+from bertsmith.data.pool import Pool
+from bertsmith.data.store import (
+    MANIFEST,
+    SPLITS,
+    TOKENIZER,
+    Manifest,
+    SplitWriter,
+    Store,
+    bits_for,
+    write_manifest,
+)
+from bertsmith.data.worker import Failure, Shard, Task, texts_hash
+from bertsmith.errors import StoreError
+from bertsmith.progress import Progress, Silent
+from bertsmith.text.corpus import Document, Report, Source, read
+from bertsmith.text.wordpiece import Tokenizer
+
+PARTS, PLAN, LOCK = "parts", "plan.json", "lock"
+#: Of all tokens, the share held out where none is asked for ...
+SHARE = 0.01
+#: ... but so many tokens at least (about a thousand pairs at length 128) ...
+ENOUGH_TOKENS = 1 << 17
+#: ... unless that is more than this share.
+LARGEST_SHARE = 0.05
+#: Pairs need two documents on either side.
+FEWEST_DOCUMENTS = 2
+
+
+def prepare(
+    sources: Sequence[Source],
+    tokenizer: Tokenizer,
+    out: Path,
+    options: PrepareOptions | None = None,
+    progress: Progress | None = None,
+    workers: int | None = None,
+) -> Manifest:
+    """Make the store ``out``; go on with one that was stopped; leave a finished one as it is.
+
+    Raises StoreError where ``out`` is something else, or was begun from other sources or with
+    other choices; CorpusError where a source cannot be read. ``workers``: processes, one a core
+    by default; the store does not depend on it.
+    """
+    options = PrepareOptions() if options is None else options
+    progress = Silent() if progress is None else progress
+    plan = Plan(
+        vocabulary_hash=tokenizer.hash, options=options, sources=facts_of(sources, progress)
+    )
+    if (out / MANIFEST).exists():
+        return _finished(out, plan)
+    with _begun(out, plan, progress) as parts:
+        tokenizer.save(out / TOKENIZER)
+        arguments = [str(out / TOKENIZER), options.language, str(bits_for(tokenizer.vocab_size))]
+        report = Report()
+        with Pool(workers or _cores(), "bertsmith.data.worker", arguments) as pool:
+            names = _make_shards(pool, parts, sources, plan, report, progress)
+        report.require_documents()
+        return _join(out, [parts / name for name in names], plan, tokenizer, report, progress)
+
+
+def held_out_limit(hashes: Words, tokens: Ints, share: float | None) -> int:
+    """Return the document hash below which documents are held out.
+
+    Args:
+        hashes: uint64 [documents].
+        tokens: tokens of each document [documents].
+        share: of all tokens; None for 1 %, but at least 131,072 tokens unless that were more
+            than 5 %. Documents are taken in the order of their hashes until it is reached, two
+            at least; two at least stay. Fewer than four different documents: none is held out.
+
+    Returns:
+        The limit in [0, 2**64); equal documents have equal hashes, so they are on one side.
+    """
+    unique, owner = np.unique(hashes, return_inverse=True)
+    total = float(tokens.sum())
+    if share == 0.0 or len(unique) < 2 * FEWEST_DOCUMENTS:
+        return 0
+    if share is None:
+        wanted = max(SHARE * total, min(ENOUGH_TOKENS, LARGEST_SHARE * total))
+    else:
+        wanted = share * total
+    sums = np.cumsum(np.bincount(owner, tokens))
+    count = int(np.searchsorted(sums, wanted)) + 1
+    count = min(max(count, FEWEST_DOCUMENTS), len(unique) - FEWEST_DOCUMENTS)
+    return int(unique[count])
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _finished(out: Path, plan: Plan) -> Manifest:
+    """Return the manifest of a store that stands already, if it is the one asked for."""
+    manifest = Store.open(out).manifest
+    found = changes(manifest.plan, plan)
+    if found:
+        raise StoreError(_refusal(out, "holds a store made from something else", found))
+    # Parts may be left if the last run was killed at the very end.
+    shutil.rmtree(out / PARTS, ignore_errors=True)
+    return manifest
+
+
+@contextmanager
+def _begun(out: Path, plan: Plan, progress: Progress) -> Iterator[Path]:
+    """Begin a store or go on with one, alone; yield the folder of its shards."""
+    parts = out / PARTS
+    if out.exists() and not out.is_dir():
+        raise StoreError(f"{out}: this is a file; --out names a folder for the store")
+    if out.is_dir() and any(out.iterdir()) and not parts.is_dir():
+        raise StoreError(
+            f"{out}: this folder holds something else; name a new or empty folder with --out"
+        )
+    parts.mkdir(parents=True, exist_ok=True)
+    with (parts / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreError(f"{out}: another process is making this store now") from None
+        if (parts / PLAN).exists():
+            found = changes(read_plan(parts / PLAN), plan)
+            if found:
+                raise StoreError(_refusal(out, "was begun from something else", found))
+            progress.note(f"Going on with the store that was begun in {out}")
+        write_plan(parts / PLAN, plan)
+        yield parts
+
+
+def _refusal(out: Path, what: str, found: list[str]) -> str:
+    listed = "; ".join(found)
+    return (
+        f"{out}: this folder {what}: {listed}. Restore what changed and run again, "
+        "remove the folder to start anew, or name another folder with --out"
+    )
+
+
+def _groups(documents: Iterable[Document], characters: int) -> Iterator[list[Document]]:
+    """Gather documents until they have so many characters; the last group may have fewer."""
+    group: list[Document] = []
+    size = 0
+    for document in documents:
+        group.append(document)
+        size += len(document.text)
+        if size >= characters:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _make_shards(
+    pool: Pool,
+    parts: Path,
+    sources: Sequence[Source],
+    plan: Plan,
+    report: Report,
+    progress: Progress,
+) -> list[str]:
+    """Have every shard made that does not stand yet; return the names of all, in order."""
+    standing = {path.name for path in parts.glob("*.npz")}
+    names: list[str] = []
+    total = _text_size(sources)
+    progress.start("Tokenizing", total, "characters" if total is None else "bytes")
+    for group in _groups(read(sources, plan.options.corpus, report), plan.shard_characters):
+        texts = [document.text for document in group]
+        number = f"{len(names):06d}-"
+        name = f"{number}{texts_hash(texts)}.npz"
+        names.append(name)
+        if name not in standing:
+            if any(other.startswith(number) for other in standing):
+                found = [f"shard {len(names):,} was made from other documents than it has now"]
+                raise StoreError(_refusal(parts.parent, "was begun from something else", found))
+            _check(pool.submit(Task(parts / name, texts, [one.presplit for one in group])))
+        progress.advance(sum(map(len, texts)), documents=f"{report.documents:,}")
+    for answer in pool.drain():
+        _check(answer)
+    progress.finish()
+    return names
+
+
+def _text_size(sources: Sequence[Source]) -> float | None:
+    """Return about how much text there is, None where it cannot be told."""
+    # A packed file holds several times its size in text.
+    plain = all(Path(s.name).suffix not in {".gz", ".xz", ".zst", ".parquet"} for s in sources)
+    sizes = [source.size for source in sources if source.size is not None]
+    return float(sum(sizes)) if plain and len(sizes) == len(sources) else None
+
+
+def _check(answer: Failure | None) -> None:
+    """Raise what went wrong in a worker, if anything did."""
+    if answer is None:
+        return
+    if answer.error is not None:
+        raise answer.error
+    raise RuntimeError(f"a worker process failed:\n{answer.trace}")
+
+
+def _join(
+    out: Path,
+    shards: list[Path],
+    plan: Plan,
+    tokenizer: Tokenizer,
+    report: Report,
+    progress: Progress,
+) -> Manifest:
+    """Join the shards into the flat files of both splits, write the manifest, remove the shards."""
+    limit = _limit(shards, plan.options.held_out)
+    bits = bits_for(tokenizer.vocab_size)
+    writers = {name: SplitWriter(out, name, bits) for name in SPLITS}
+    empty = 0
+    progress.start("Joining the shards", len(shards), "shards")
+    for path in shards:
+        shard = Shard.load(path)
+        empty += shard.empty
+        held_out = shard.hashes < np.uint64(limit)
+        _append(writers["train"], shard, ~held_out)
+        _append(writers["heldout"], shard, held_out)
+        progress.advance(1)
+    progress.finish()
+    splits = {name: writer.close() for name, writer in writers.items()}
+    if not splits["train"].documents:
+        raise StoreError(f"{out}: the corpus holds no word, so there is nothing to learn from")
+    facts = report.to_json() | {"documents_without_tokens": empty}
+    manifest = Manifest(
+        bits=bits,
+        vocab_size=tokenizer.vocab_size,
+        lowercase=tokenizer.lowercase,
+        plan=plan,
+        held_out_below=limit / 2.0**64,
+        splits=splits,
+        report=facts,
+        made_by=f"bertsmith {__version__}",
+    )
+    write_manifest(out, manifest)
+    shutil.rmtree(out / PARTS)
+    return manifest
+
+
+def _limit(shards: list[Path], share: float | None) -> int:
+    """Find the hash below which documents are held out, looking at all shards once."""
+    hashes, tokens = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
+    for path in shards:
+        shard = Shard.load(path)
+        hashes.append(shard.hashes)
+        ends = np.append(0, np.cumsum(shard.sentence_sizes))[np.cumsum(shard.document_sizes)]
+        tokens.append(np.diff(ends, prepend=0))
+    return held_out_limit(np.concatenate(hashes), np.concatenate(tokens), share)
+
+
+def _append(writer: SplitWriter, shard: Shard, chosen: Flags) -> None:
+    """Append the chosen documents [documents] of a shard to a split."""
+    sentences = np.repeat(chosen, shard.document_sizes)
+    tokens = np.repeat(sentences, shard.sentence_sizes)
+    writer.append(shard.ids[tokens], shard.sentence_sizes[sentences], shard.document_sizes[chosen])

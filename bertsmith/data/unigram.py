@@ -1,0 +1,32 @@
+"""How well words can be guessed from their frequency alone: the measure that context must beat.
+
+It never knows a model.
+"""
+
+import numpy as np
+
+from bertsmith.data.draws import Ints
+from bertsmith.data.store import Split
+
+#: The ids counted together.
+_TOGETHER = 1 << 22
+
+
+def unigram_entropy(counts: Ints) -> float:
+    """Return the entropy in nats of the words' shares, from how often each occurs [V].
+
+    It is the loss of the best guess that looks at no context.
+    """
+    seen = counts[counts > 0].astype(np.float64)
+    if not len(seen):
+        return 0.0
+    shares = seen / seen.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
+def word_counts(split: Split, vocab_size: int) -> Ints:
+    """Return how often each id occurs in a split, int64 [V]."""
+    counts = np.zeros(vocab_size, np.int64)
+    for first in range(0, len(split.ids), _TOGETHER):
+        counts += np.bincount(split.ids[first : first + _TOGETHER], minlength=vocab_size)
+    return counts
