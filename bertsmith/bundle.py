@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bertsmith.errors import ModelError
+from bertsmith.errors import ModelError, SettingsError
 from bertsmith.files import whole_directory, write_json
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.config import ModelConfig
@@ -41,6 +41,13 @@ _ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "elu": 
 _ACTIVATIONS_READ = {v: k for k, v in _ACTIVATIONS.items()} | {"gelu_pytorch_tanh": "gelu_tanh"}
 #: What the plain format cannot say, and what a plain BERT has: these need ``model_type bertsmith``.
 _PLAIN: dict[str, Any] = {"norm": "post", "attention": "bidirectional"}
+#: What this model always does; a directory that asks for something else is refused.
+_ALWAYS: dict[str, Any] = {
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+    "position_embedding_type": "absolute",
+}
 
 _PARTS = {
     "bert.embeddings.words.weight": "bert.embeddings.word_embeddings.weight",
@@ -103,12 +110,14 @@ def to_disk(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     result = {}
     for ours, theirs in names(list(state)).items():
         pieces = state[ours].detach().float().cpu().chunk(len(theirs))
-        result.update({name: piece.contiguous() for name, piece in zip(theirs, pieces, strict=True)})
+        result.update(
+            {name: piece.contiguous() for name, piece in zip(theirs, pieces, strict=True)}
+        )
     return result
 
 
 def config_json(config: ModelConfig) -> dict[str, Any]:
-    """Return config.json's content; ``model_type`` is ``bertsmith`` where plain BERT cannot say it."""
+    """Return config.json's content; ``model_type`` is ``bertsmith`` for what plain BERT is not."""
     ours = config.model_dump()
     result: dict[str, Any] = {theirs: ours[name] for name, theirs in _CONFIG_NAMES.items()}
     result["hidden_act"] = _ACTIVATIONS[config.activation]
@@ -125,13 +134,13 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
 def save(
     directory: Path, model: PreTrainingModel, tokenizer: Tokenizer, info: Mapping[str, Any]
 ) -> None:
-    """Write a model directory, whole or not at all; one that stands there is replaced at the end."""
+    """Write a model directory, whole or not at all; an older one is replaced at the end."""
     config = model.config
     with whole_directory(directory) as new:
         save_file(to_disk(model.state_dict()), new / WEIGHTS, metadata={"format": "pt"})
-        write_json(new / CONFIG, config_json(config))
+        write_json(new / CONFIG, config_json(config) | {"pad_token_id": tokenizer.pad_id})
         write_json(new / INFO, {**info, "positions": config.positions, "nsp": config.nsp})
-        tokenizer.save(new)
+        tokenizer.save(new, config.max_positions)
 
 
 def load(path: Path | str, *, device: torch.device | str = "cpu") -> Bundle:
@@ -181,6 +190,9 @@ def read_config(directory: Path, info: Mapping[str, Any]) -> ModelConfig:
     missing = [name for name in ("vocab_size", "hidden_size") if name not in raw]
     if missing:
         raise ModelError(f"{path}: {', '.join(missing)} is missing")
+    strange = {key: raw[key] for key, own in _ALWAYS.items() if raw.get(key, own) != own}
+    for key, found in strange.items():
+        raise ModelError(f"{path}: {key} is {found!r}; only {_ALWAYS[key]!r} is known here")
     values = {ours: raw[theirs] for ours, theirs in _CONFIG_NAMES.items() if theirs in raw}
     activation = raw.get("hidden_act", "gelu")
     if activation not in _ACTIVATIONS_READ:
@@ -188,8 +200,12 @@ def read_config(directory: Path, info: Mapping[str, Any]) -> ModelConfig:
         raise ModelError(f"{path}: hidden_act is {activation!r}; known here: {known}")
     values["activation"] = _ACTIVATIONS_READ[activation]
     values["positions"] = info.get("positions", "learned")
-    values["nsp"] = "BertForPreTraining" in raw.get("architectures", []) or info.get("nsp", False)
-    return ModelConfig.parse(values | raw.get("bertsmith", {}), str(path))
+    classes = raw.get("architectures") or []
+    values["nsp"] = "BertForPreTraining" in classes or info.get("nsp", False)
+    try:
+        return ModelConfig.parse(values | raw.get("bertsmith", {}), str(path))
+    except SettingsError as error:
+        raise ModelError(str(error)) from None
 
 
 def read_weights(path: Path, config: ModelConfig) -> dict[str, Tensor]:

@@ -62,7 +62,12 @@ def whole_directory(path: Path) -> Iterator[Path]:
         sync(temporary)
         if path.exists():
             path.replace(aside)
-        temporary.replace(path)
+        try:
+            temporary.replace(path)
+        except OSError:
+            if aside.exists():
+                aside.replace(path)
+            raise
         sync(path.parent)
         shutil.rmtree(aside, ignore_errors=True)
     finally:

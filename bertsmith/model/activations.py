@@ -33,13 +33,14 @@ class _TanhGelu(torch.autograd.Function):
         # d/dx [x g(u)] = g + x g (1 - g) u', with u' = _SCALE (1 + 3 _CUBIC x^2).
         slope = (x * x).mul_(3 * _CUBIC * _SCALE).add_(_SCALE).mul_(x)
         slope.mul_(1 - gate).add_(1).mul_(gate)
-        return slope.mul_(gradient)
+        result: Tensor = slope.mul_(gradient)
+        return result
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
     """Return the tanh form of GELU, element by element."""
     if x.is_cpu and x.dtype == torch.float32 and not torch.compiler.is_compiling():
-        result: Tensor = _TanhGelu.apply(x)
+        result: Tensor = _TanhGelu.apply(x)  # type: ignore[no-untyped-call]
         return result
     return F.gelu(x, approximate="tanh")
 

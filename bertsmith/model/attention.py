@@ -6,6 +6,7 @@ It never knows of the rest of the layer; it alone knows where one sequence ends.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -79,7 +80,11 @@ def reference_attention(
     """
     outputs, probabilities = [], []
     ends = where.boundaries.tolist()
-    for first, last in zip(ends[:-1], ends[1:], strict=True):
+    # Drawn once for [B, N, S, S], as `padded` does: drawn for each sequence anew, all sequences
+    # would get the same decisions.
+    shape = (where.sequences, query.shape[1], where.longest, where.longest)
+    kept = None if drop is None else drop(query.new_ones(shape))
+    for index, (first, last) in enumerate(pairwise(ends)):
         q, k, v = (x[first:last].transpose(0, 1) for x in (query, key, value))
         scores = q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])
         if where.causal:
@@ -87,19 +92,19 @@ def reference_attention(
             scores = scores.masked_fill(future, -math.inf)
         p = scores.softmax(-1)
         probabilities.append(p)
-        outputs.append(((p if drop is None else drop(p)) @ v).transpose(0, 1))
+        if kept is not None:
+            p = p * kept[index, :, : last - first, : last - first]
+        outputs.append((p @ v).transpose(0, 1))
     return torch.cat(outputs), probabilities
 
 
-def padded_attention(
-    qkv: Tensor, where: Layout, drop: Drop | None, rate: float
-) -> Tensor:
+def padded_attention(qkv: Tensor, where: Layout, drop: Drop | None, rate: float) -> Tensor:
     """Attend in [B, N, S, H], every sequence padded to the longest.
 
     qkv: [T, 3, N, H]. ``drop`` draws the decisions of dropout on the CPU; on CUDA, PyTorch's
     kernels draw their own at ``rate``. Returns [T, N, H].
     """
-    tokens, _, heads, head_width = qkv.shape
+    heads, head_width = qkv.shape[2:]
     shape = (where.sequences, where.longest, 3, heads, head_width)
     full = qkv if where.slots is None else pad(qkv, where.slots, shape[0] * shape[1])
     q, k, v = full.view(shape).permute(2, 0, 3, 1, 4).unbind(0)
@@ -144,7 +149,8 @@ class SelfAttention(nn.Module):
             mixed = padded_attention(qkv, where, self._drop(noise) if own else None, rate)
         else:
             drop = self._drop(noise) if active else None
-            mixed, _ = reference_attention(*qkv.unbind(1), where, drop)
+            query, key, value = qkv.unbind(1)
+            mixed, _ = reference_attention(query, key, value, where, drop)
         projected: Tensor = self.output(mixed.flatten(1))
         return projected
 

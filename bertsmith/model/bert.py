@@ -85,6 +85,8 @@ class PreTrainingModel(nn.Module):
                 nn.init.trunc_normal_(module.weight, std=spread, a=-2 * spread, b=2 * spread)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
+            if isinstance(module, nn.LayerNorm):
+                module.reset_parameters()
         table = self.bert.embeddings
         if table.fixed_positions:
             table.positions.weight.copy_(sinusoids(*table.positions.weight.shape))

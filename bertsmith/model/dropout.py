@@ -25,8 +25,20 @@ class Noise:
 
     @classmethod
     def fresh(cls) -> "Noise":
-        """Draw a seed from PyTorch's default generator, for loops that keep no seed of their own."""
+        """Draw a seed from PyTorch's default generator, for loops that keep none of their own."""
         return cls(torch.randint(2**62, ()))
+
+
+def _mixed(seed: int, site: int) -> int:
+    """Mix seed and site into 63 bits with the finisher of splitmix64 (Steele et al. 2014).
+
+    PyTorch's CPU generator reads the low 32 bits of its seed only: without mixing, seeds that
+    differ in the others would share all their decisions.
+    """
+    mixed = (seed + site * 0x9E3779B97F4A7C15) % 2**64
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % 2**64
+    return (mixed ^ mixed >> 31) % 2**63
 
 
 @torch.library.custom_op("bertsmith::random_bits", mutates_args=(), device_types="cpu")
@@ -36,15 +48,14 @@ def random_bits(seed: Tensor, site: int, count: int) -> Tensor:
     An operator of its own, so that eager and compiled graphs draw the same bits.
     """
     generator = torch.Generator()
-    # Odd constant of splitmix64 (Steele et al. 2014): neighbouring sites get distant seeds.
-    generator.manual_seed((int(seed) + site * 0x9E3779B97F4A7C15) % 2**63)
+    generator.manual_seed(_mixed(int(seed), site))
     words = torch.empty((count + 3) // 4, dtype=torch.int64)
     words.random_(-(2**63), None, generator=generator)
     return words.view(torch.int16)[:count].clone() if count % 4 else words.view(torch.int16)
 
 
 @random_bits.register_fake
-def _(seed: Tensor, site: int, count: int) -> Tensor:
+def _(seed: Tensor, site: int, count: int) -> Tensor:  # noqa: ARG001 - the names of the operator
     return torch.empty(count, dtype=torch.int16, device=seed.device)
 
 
@@ -69,7 +80,8 @@ class Dropout(nn.Module):
         """Return what to multiply ``x`` (on the CPU) with: 0 or 1 / (1 - rate), of x's shape."""
         bits = random_bits(noise.seed, self.site, x.numel()).view(x.shape)
         threshold = round(self.rate * 2**BITS) - 2 ** (BITS - 1)
-        return (bits >= threshold).to(x.dtype).mul_(1.0 / (1.0 - self.rate))
+        scale: Tensor = (bits >= threshold).to(x.dtype).mul_(1.0 / (1.0 - self.rate))
+        return scale
 
     def forward(self, x: Tensor, noise: Noise | None) -> Tensor:
         """Return ``x`` (any shape) with elements dropped; ``x`` itself where not active."""

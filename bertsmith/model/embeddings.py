@@ -16,8 +16,9 @@ def sinusoids(positions: int, width: int) -> Tensor:
 
     PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos of the same.
     """
-    place = torch.arange(positions)[:, None]
-    even = torch.arange(0, width, 2)
+    # In float64: an angle of some hundreds has only four correct digits after the point in float32.
+    place = torch.arange(positions, dtype=torch.float64)[:, None]
+    even = torch.arange(0, width, 2, dtype=torch.float64)
     angle = place / 10000.0 ** (even / width)
     table = torch.zeros(positions, width)
     table[:, 0::2] = angle.sin()

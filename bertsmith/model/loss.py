@@ -30,7 +30,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         total = x.new_zeros(())
         grad_x, grad_bias = torch.empty_like(x), torch.zeros_like(bias)
         grad_weight = torch.zeros_like(weight) if wanted else None
-        for rows, targets in zip(x.split(step), labels.split(step), strict=True):
+        for rows, targets in zip(torch.split(x, step), torch.split(labels, step), strict=True):
             z = torch.addmm(bias, rows, weight.t(), out=buffer[: rows.shape[0]])
             picked = z.gather(1, targets[:, None])
             normalizer = z.logsumexp(1, keepdim=True)
@@ -60,6 +60,6 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
     """
     plain = x.is_cpu and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     if plain and not torch.compiler.is_compiling():
-        loss: Tensor = _ChunkedCrossEntropy.apply(x.contiguous(), weight, bias, labels)
+        loss: Tensor = _ChunkedCrossEntropy.apply(x.contiguous(), weight, bias, labels)  # type: ignore[no-untyped-call]
         return loss
     return F.cross_entropy(F.linear(x, weight, bias).float(), labels, reduction="sum")

@@ -45,11 +45,13 @@ class Packed:
 def pack(sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Packed:
     """Pack pairs of (word ids, segment ids), one pair a sequence.
 
-    Raises ValueError if there is no sequence, or one is empty.
+    Raises ValueError if there is no sequence, or one is empty or has two lists of unlike length.
     """
     lengths = [len(ids) for ids, _ in sequences]
     if not lengths or min(lengths) == 0:
         raise ValueError("a batch needs at least one sequence, and each at least one token")
+    if any(len(ids) != len(segments) for ids, segments in sequences):
+        raise ValueError("a sequence needs one segment id for each word id")
     sizes = torch.tensor([0, *lengths])
     return Packed(
         ids=torch.tensor([word for ids, _ in sequences for word in ids]),

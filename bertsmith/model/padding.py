@@ -42,11 +42,11 @@ class _Unpad(torch.autograd.Function):
 
 def pad(rows: Tensor, slots: Tensor, size: int) -> Tensor:
     """Put rows [T, ...] at ``slots`` (int64 [T], all different) of a zeroed [size, ...]."""
-    padded: Tensor = _Pad.apply(rows, slots, size)
+    padded: Tensor = _Pad.apply(rows, slots, size)  # type: ignore[no-untyped-call]
     return padded
 
 
 def unpad(rows: Tensor, slots: Tensor) -> Tensor:
     """Take the rows at ``slots`` (int64 [T], all different): [size, ...] -> [T, ...]."""
-    taken: Tensor = _Unpad.apply(rows, slots)
+    taken: Tensor = _Unpad.apply(rows, slots)  # type: ignore[no-untyped-call]
     return taken
