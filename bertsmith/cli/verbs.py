@@ -2,3 +2,7 @@
 
 It never knows what a verb does.
 """
+
+from bertsmith.cli import pretrain as pretrain
+from bertsmith.cli import corpus as corpus
+from bertsmith.cli import vocab as vocab

@@ -1,0 +1,115 @@
+"""``bertsmith pretrain``: from a token store to a model.
+
+It never knows how training works, only how to ask for it and what to say afterwards.
+"""
+
+import signal
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bertsmith.cli.app import app
+from bertsmith.cli.console import Bars, put, put_json, say
+
+
+class RecipeName(StrEnum):
+    """The recipes."""
+
+    fast = "fast"
+    paper = "paper"
+
+
+@app.command()
+def pretrain(
+    data: Annotated[Path, typer.Option(help="The store made by `bertsmith prepare`.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The run's directory; not needed with --plan.")
+    ] = None,
+    size: Annotated[
+        str | None, typer.Option(help="tiny, mini (the default), small, medium, base or large.")
+    ] = None,
+    recipe: Annotated[
+        RecipeName, typer.Option(help="fast: what has been learnt since; paper: as published.")
+    ] = RecipeName.fast,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps.", min=1)] = None,
+    epochs: Annotated[float | None, typer.Option(help="Walks through the data.", min=0)] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Time; a probe turns it into steps.", min=0)
+    ] = None,
+    start_from: Annotated[
+        str | None, typer.Option("--from", help="Go on from a model directory or run.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
+    assign: Annotated[
+        list[str] | None, typer.Option("--set", help="One setting, such as optim.lr=2e-4.")
+    ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Probe, tell steps, tokens, memory and time, and stop.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Result as JSON on stdout.")] = False,
+) -> None:
+    """Pre-train a BERT with masked LM and next-sentence prediction.
+
+    The same command again goes on where a stopped run left off. Ctrl-C and SIGTERM save first.
+    """
+    from bertsmith.train import pretrain as training
+
+    wishes: dict[str, Any] = {
+        "size": size, "recipe": recipe.value, "steps": steps, "epochs": epochs,
+        "minutes": minutes, "start_from": start_from, "config": config,
+        "assignments": assign or [],
+    }  # fmt: skip
+    if plan:
+        say("probing the speed of this machine …")
+        expected = training.plan(data, **wishes)
+        put_json(expected) if as_json else _tell_plan(expected)
+        return
+    if out is None:
+        raise typer.BadParameter("say where the run is to be written: --out RUN")
+    result = training.pretrain(data, out, progress=Bars(), **wishes)
+    if as_json:
+        put_json(
+            {
+                "run": str(result.run),
+                "model": str(result.model) if result.model else None,
+                "step": result.outcome.state.step,
+                "steps": result.steps,
+                "heldout": result.heldout,
+            }
+        )
+    if result.model is None:
+        say(f"stopped after step {result.outcome.state.step} of {result.steps}, all saved; "
+            "the same command goes on from there")  # fmt: skip
+        raise typer.Exit(128 + (result.outcome.signal or signal.SIGINT))
+    _tell(result.heldout, as_json=as_json)
+    say(f"wrote {result.model} (and {result.curve or 'no curve'})")
+    say(f'next: bertsmith fill {result.model} "… [MASK] …"')
+
+
+def _tell(heldout: dict[str, float], *, as_json: bool) -> None:
+    if as_json:
+        return
+    put(
+        f"held out: masked-LM loss {heldout['masked_lm']:.3f} "
+        f"(unigram entropy {heldout['unigram_entropy']:.3f}), "
+        f"perplexity {heldout['perplexity']:.1f}, accuracy {heldout['masked_accuracy']:.1%}"
+    )
+    if "next_sentence_accuracy" in heldout:
+        put(
+            f"next sentence: accuracy {heldout['next_sentence_accuracy']:.1%} "
+            f"(larger class {heldout['larger_class']:.1%})"
+        )
+
+
+def _tell_plan(expected: dict[str, Any]) -> None:
+    put(f"machine      {expected['machine']}")
+    put(f"parameters   {expected['parameters']:,}")
+    put(f"steps        {expected['steps']:,} of {expected['batch']} sequences")
+    put(f"tokens       {expected['tokens']:,} ({expected['epochs']:.2f} epochs)")
+    put(f"speed        {expected['tokens_per_second']:,} tokens a second, "
+        f"{expected['ceiling_share']:.0%} of the matrix ceiling "
+        f"({expected['ceiling_flops'] / 1e9:,.0f} GFLOP/s)")  # fmt: skip
+    put(f"time         {expected['minutes']:,.1f} minutes")
+    put(f"memory       {expected['memory_bytes'] / 2**20:,.0f} MiB")

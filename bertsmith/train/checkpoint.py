@@ -1,0 +1,112 @@
+"""Checkpoints: weights, optimizer moments and the step, each directory whole or not there.
+
+It never knows what is trained.
+
+    RUN/checkpoints/step-N/weights.safetensors    parameters under the model's own names
+    RUN/checkpoints/step-N/moments.safetensors    Adam's two moments, NAME.exp_avg, NAME.exp_avg_sq
+    RUN/checkpoints/step-N/state.json             step, seconds, best held-out loss so far
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from bertsmith.errors import RunError
+from bertsmith.files import whole_directory, write_json
+from bertsmith.settings import Settings
+
+FOLDER = "checkpoints"
+WEIGHTS, MOMENTS, STATE = "weights.safetensors", "moments.safetensors", "state.json"
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class CheckpointSettings(Settings):
+    """When checkpoints are written and how many stay."""
+
+    #: Steps between two checkpoints; None: a twentieth of the run.
+    every: Annotated[int, Field(gt=0)] | None = None
+    #: How many of the last ones stay, besides the best.
+    keep: Annotated[int, Field(ge=1)] = 2
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a run stands after ``step`` steps.
+
+    seconds: time spent training. best_step, best_loss: the best held-out evaluation so far.
+    """
+
+    step: int = 0
+    seconds: float = 0.0
+    best_step: int | None = None
+    best_loss: float | None = None
+
+
+def save(
+    run: Path, state: State, model: nn.Module, optimizer: torch.optim.Optimizer, keep: int
+) -> Path:
+    """Write a checkpoint and remove those that are neither among the last ``keep`` nor the best."""
+    directory = run / FOLDER / f"step-{state.step}"
+    with whole_directory(directory) as new:
+        save_file(_weights(model), new / WEIGHTS)
+        save_file(_moments(model, optimizer), new / MOMENTS)
+        write_json(new / STATE, asdict(state))
+    steps = [step for step, _ in found(run)]
+    for step in steps[:-keep]:
+        if step != state.best_step:
+            shutil.rmtree(run / FOLDER / f"step-{step}")
+    return directory
+
+
+def found(run: Path) -> list[tuple[int, Path]]:
+    """Return the checkpoints of a run, (step, directory), in the order of their steps."""
+    names = [path for path in (run / FOLDER).glob("step-*") if path.name[5:].isdigit()]
+    return sorted((int(path.name[5:]), path) for path in names)
+
+
+def restore(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+    """Load a checkpoint into model and optimizer; RunError if it is damaged or does not fit."""
+    try:
+        state = State(**json.loads((directory / STATE).read_text(encoding="utf-8")))
+        weights, moments = load_file(directory / WEIGHTS), load_file(directory / MOMENTS)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(weights[name])
+        for name, parameter in _trained(model):
+            entry: dict[str, Tensor] = {
+                kind: moments[f"{name}.{kind}"].to(parameter.device) for kind in _MOMENTS
+            }
+            # Fused Adam keeps its count as a float32 on the parameter's device.
+            entry["step"] = torch.tensor(float(state.step), device=parameter.device)
+            optimizer.state[parameter] = entry
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise RunError(
+            f"{directory}: this checkpoint cannot be read ({error}); remove the directory and run "
+            "again, to go on from the one before it"
+        ) from None
+    return state
+
+
+def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    return ((name, p) for name, p in model.named_parameters() if p.requires_grad)
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
+
+
+def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    return {
+        f"{name}.{kind}": optimizer.state[parameter][kind].cpu().contiguous()
+        for name, parameter in _trained(model)
+        for kind in _MOMENTS
+    }

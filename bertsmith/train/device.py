@@ -1,0 +1,121 @@
+"""What the machine offers: device, precision, threads, attention kernel, and its matrix ceiling.
+
+It never knows what is trained; it alone asks the hardware and sets PyTorch's process-wide switches.
+"""
+
+import os
+import resource
+import sys
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.utils.deterministic
+
+from bertsmith.errors import RunError
+from bertsmith.model.attention import Kernel
+
+Precision = Literal["fp32", "bf16"]
+
+#: Edge of the square product that measures the ceiling: large enough that memory does not matter.
+_CEILING_EDGE = {"cpu": 2048, "cuda": 8192}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A device with the choices made for it."""
+
+    device: torch.device
+    precision: Precision
+    kernel: Kernel
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that matrix products run in."""
+        return torch.bfloat16 if self.precision == "bf16" else torch.float32
+
+    def autocast(self) -> torch.autocast:
+        """Return the context in which a forward pass runs."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
+
+
+def find(
+    device: str, precision: str, kernel: str, *, attention_dropout: float, threads: int | None
+) -> Machine:
+    """Resolve ``auto`` in each choice; RunError if something asked for is not there."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise RunError(
+            "run.device is 'cuda', but PyTorch finds no CUDA device here; "
+            "leave it at 'auto', or install a PyTorch build with CUDA"
+        )
+    cuda = device.startswith("cuda")
+    if precision == "auto":
+        precision = "bf16" if cuda or has_bf16() else "fp32"
+    varlen = cuda and precision == "bf16" and attention_dropout == 0.0
+    if kernel == "auto":
+        kernel = "varlen" if varlen else "padded"
+    if kernel == "varlen" and not varlen:
+        raise RunError(
+            "run.kernel 'varlen' needs CUDA, bf16 and attention_dropout = 0; use 'padded' here"
+        )
+    if threads is not None:
+        torch.set_num_threads(threads)
+    make_deterministic(cuda=cuda)
+    return Machine(torch.device(device), precision, kernel)  # type: ignore[arg-type]
+
+
+def has_bf16() -> bool:
+    """Tell whether this CPU multiplies bf16 itself: emulated, it is slower than float32."""
+    facts = torch.cpu.get_capabilities()
+    return bool(facts.get("avx512_bf16") or facts.get("amx_bf16"))
+
+
+def make_deterministic(*, cuda: bool) -> None:
+    """Make runs repeat byte for byte on the CPU; on CUDA, trade order for speed and allow TF32."""
+    if cuda:
+        torch.set_float32_matmul_precision("high")
+        return
+    torch.use_deterministic_algorithms(True)
+    # Otherwise every fresh tensor is filled with NaN first, which costs time and changes nothing.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def matrix_ceiling(machine: Machine, seconds: float = 0.4) -> float:
+    """Measure the best square matrix product of the machine, in multiply-adds a second."""
+    edge = _CEILING_EDGE[machine.device.type]
+    a = torch.randn(edge, edge, device=machine.device, dtype=machine.dtype)
+    best, end = 0.0, time.perf_counter() + seconds
+    a @ a
+    while time.perf_counter() < end:
+        began = time.perf_counter()
+        a @ a
+        synchronize(machine)
+        best = max(best, edge**3 / (time.perf_counter() - began))
+    return best
+
+
+def synchronize(machine: Machine) -> None:
+    """Wait until the device has done what it was given."""
+    if machine.device.type == "cuda":
+        torch.cuda.synchronize(machine.device)
+
+
+def peak_memory(machine: Machine) -> int:
+    """Return the most memory taken so far, in bytes: the device's on CUDA, else resident."""
+    if machine.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(machine.device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Linux counts kibibytes, macOS bytes (getrusage(2)).
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def describe(machine: Machine) -> str:
+    """Return one line for people about the machine."""
+    if machine.device.type == "cuda":
+        name = torch.cuda.get_device_name(machine.device)
+    else:
+        name = f"{torch.get_num_threads()} of {os.cpu_count()} CPU cores"
+    return f"{name}, {machine.precision}, {machine.kernel} attention"

@@ -1,0 +1,238 @@
+"""The training loop: steps, accumulation, checkpoints, and a clean way out at any moment.
+
+It never knows what is trained: that is a ``Work``, pre-training or a task.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from bertsmith.errors import RunError
+from bertsmith.model.dropout import Noise
+from bertsmith.progress import Progress
+from bertsmith.train import checkpoint
+from bertsmith.train.checkpoint import State
+from bertsmith.train.device import Machine
+from bertsmith.train.journal import Journal
+from bertsmith.train.stopping import Stopper
+
+#: Odd constants that set apart the seeds of steps and of the pieces of a batch.
+_STEP_KEY, _PIECE_KEY = 0x9E3779B1, 0x85EBCA6B
+
+
+class Work(Protocol):
+    """What the loop trains."""
+
+    def pieces(self, first_step: int) -> Iterator[list[Any]]:
+        """Yield for each step from ``first_step`` on the pieces of its batch."""
+
+    def losses(self, piece: Any, whole: list[Any], noise: Noise) -> dict[str, Tensor]:
+        """Return named terms, float32 []: sums over ``piece`` divided by the counts of ``whole``.
+
+        Their sum over names and pieces is the loss of the step.
+        """
+
+    def tokens(self, whole: list[Any]) -> int:
+        """Count the tokens of a batch."""
+
+    def products(self, whole: list[Any]) -> float:
+        """Count the multiply-adds of forward and backward pass for a batch."""
+
+    def evaluate(self) -> dict[str, float]:
+        """Return the held-out figures."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the loop needs to know besides the work. ``rate`` gives the learning rate of a step."""
+
+    steps: int
+    seed: int
+    clip: float
+    rate: Callable[[int], float]
+    log_every: int
+    eval_every: int
+    checkpoint_every: int
+    keep: int
+    #: The held-out figure by which the best checkpoint is chosen (the lower the better).
+    best_by: str
+    #: Multiply-adds a second of the machine's measured matrix product.
+    ceiling: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: ``signal`` is None when it is finished, else what stopped it."""
+
+    state: State
+    signal: int | None
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The figures of one optimizer step."""
+
+    terms: dict[str, float]
+    grad_norm: float
+
+    @property
+    def loss(self) -> float:
+        """The sum of the terms."""
+        return sum(self.terms.values())
+
+
+def step_seed(seed: int, step: int, piece: int) -> int:
+    """Return the seed of dropout, a pure function of (seed, step, piece)."""
+    return (seed * 2**32 + step * _STEP_KEY + piece * _PIECE_KEY) % 2**62
+
+
+def take_step(
+    work: Work,
+    whole: list[Any],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    machine: Machine,
+    *,
+    step: int,
+    seed: int,
+    rate: float,
+    clip: float,
+) -> StepResult:
+    """Compute the gradient of a batch piece by piece, and update the weights once.
+
+    Raises RunError before the weights are touched if loss or gradient is not finite.
+    """
+    sums: dict[str, Tensor] = {}
+    for number, piece in enumerate(whole):
+        piece_seed = step_seed(seed, step, number)
+        if machine.device.type == "cuda":
+            torch.cuda.manual_seed(piece_seed)
+        with machine.autocast():
+            terms = work.losses(piece, whole, Noise(torch.tensor(piece_seed)))
+        torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
+        for name, value in terms.items():
+            sums[name] = sums[name] + value.detach() if name in sums else value.detach()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+    result = StepResult({name: float(value) for name, value in sums.items()}, float(norm))
+    if not math.isfinite(result.loss) or not math.isfinite(result.grad_norm):
+        raise RunError(
+            f"step {step}: the loss is {result.loss:g} and the norm of its gradient "
+            f"{result.grad_norm:g}; the weights were left as they were, and the last checkpoint "
+            f"stands. The batch is that of step {step} (seed {seed}). A lower optim.lr, or fp32 "
+            "(run.precision), usually helps"
+        )
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()
+    optimizer.zero_grad()
+    return result
+
+
+class _Clock:
+    """The time of training, evaluation and checkpoints left out."""
+
+    def __init__(self, before: float) -> None:
+        self.total = before
+        self._began = time.perf_counter()
+
+    def lap(self) -> float:
+        """Add the time since the last lap, and return it."""
+        now = time.perf_counter()
+        seconds, self._began = now - self._began, now
+        self.total += seconds
+        return seconds
+
+    def skip(self) -> None:
+        """Leave out the time since the last lap."""
+        self._began = time.perf_counter()
+
+
+def train(
+    work: Work,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    machine: Machine,
+    plan: Plan,
+    run: Path,
+    progress: Progress,
+) -> Outcome:
+    """Train from the last checkpoint of ``run``, or from the start, to the end of the plan.
+
+    On SIGTERM or Ctrl-C it finishes the step, saves a checkpoint and returns.
+    """
+    state = State()
+    stored = checkpoint.found(run)
+    if stored:
+        state = checkpoint.restore(stored[-1][1], model, optimizer)
+        progress.note(f"going on from step {state.step} of {plan.steps}")
+    journal = Journal(run, state.step)
+    progress.start("training", plan.steps, "steps")
+    progress.advance(state.step)
+    try:
+        with Stopper() as stopper:
+            state = _steps(
+                work, model, optimizer, machine, plan, run, state, journal, stopper, progress
+            )
+    finally:
+        progress.finish()
+        journal.close()
+    return Outcome(state, stopper.signal if state.step < plan.steps else None)
+
+
+def _steps(
+    work: Work,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    machine: Machine,
+    plan: Plan,
+    run: Path,
+    state: State,
+    journal: Journal,
+    stopper: Stopper,
+    progress: Progress,
+) -> State:
+    clock = _Clock(state.seconds)
+    batches = work.pieces(state.step)
+    model.train()
+    heldout: dict[str, str] = {}
+    while state.step < plan.steps and stopper.signal is None:
+        whole, step = next(batches), state.step
+        rate = plan.rate(step)
+        result = take_step(
+            work, whole, model, optimizer, machine,
+            step=step, seed=plan.seed, rate=rate, clip=plan.clip,
+        )  # fmt: skip
+        seconds = clock.lap()
+        state = replace(state, step=step + 1, seconds=clock.total)
+        done, last = state.step, state.step == plan.steps
+        speed = work.tokens(whole) / seconds
+        share = work.products(whole) / seconds / plan.ceiling
+        if done % plan.log_every == 0 or last or done == 1:
+            line = {"step": done, "kind": "train", "loss": result.loss, **result.terms}
+            line |= {"lr": rate, "grad_norm": result.grad_norm, "seconds": round(clock.total, 3)}
+            journal.write(line | {"tokens_per_second": round(speed), "ceiling_share": share})
+        save = done % plan.checkpoint_every == 0 or last
+        if done % plan.eval_every == 0 or last:
+            model.eval()
+            figures = work.evaluate()
+            model.train()
+            journal.write({"step": done, "kind": "heldout", **figures})
+            heldout = {"held-out": f"{figures[plan.best_by]:.3f}"}
+            if state.best_loss is None or figures[plan.best_by] < state.best_loss:
+                state = replace(state, best_step=done, best_loss=figures[plan.best_by])
+                save = True
+        if save or stopper.signal is not None:
+            journal.sync()
+            checkpoint.save(run, state, model, optimizer, plan.keep)
+        clock.skip()
+        progress.advance(
+            1, loss=f"{result.loss:.3f}", **heldout,
+            **{"tokens/s": f"{speed:,.0f}", "of ceiling": f"{share:.0%}"},
+        )  # fmt: skip
+    return state

@@ -1,0 +1,327 @@
+"""Pre-training from a store to a model directory, in one process.
+
+It never knows of the command line; what it has to say goes to a ``Progress``.
+"""
+
+import fcntl
+import json
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from bertsmith import bundle
+from bertsmith.data.masking import TokenFacts
+from bertsmith.data.store import Store
+from bertsmith.data.stream import Stream
+from bertsmith.errors import MissingExtraError, RunError
+from bertsmith.files import write_whole
+from bertsmith.model.bert import PreTrainingModel, parameter_count
+from bertsmith.progress import Progress, Silent
+from bertsmith.train import curve, device, journal, loop, optimizer, probe, recipe, schedule
+from bertsmith.train.examples import Pretraining
+from bertsmith.train.loop import Outcome, Plan
+from bertsmith.train.probe import Cost
+from bertsmith.train.recipe import PretrainSettings
+from bertsmith.train.resolve import FILE, Wishes, resolve, take_up
+from bertsmith.train.schedule import Phase
+
+MODEL = "model"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a run. ``heldout`` holds the last held-out figures of the journal."""
+
+    run: Path
+    model: Path | None
+    outcome: Outcome
+    steps: int
+    heldout: dict[str, float]
+    curve: Path | None
+
+
+class Session:
+    """Everything that a run needs in memory: store, model, optimizer and the machine's choices."""
+
+    def __init__(self, settings: PretrainSettings, store: Store) -> None:
+        """Build the model with weights drawn from the seed, or read from ``run.start_from``."""
+        run = settings.run
+        self.machine = device.find(
+            run.device, run.precision, run.kernel,
+            attention_dropout=settings.model.attention_dropout, threads=run.threads,
+        )  # fmt: skip
+        self.settings, self.store = settings, store
+        self.tokenizer = store.tokenizer()
+        self.facts = TokenFacts.of(self.tokenizer)
+        self.train, self.heldout = store.split("train"), store.split("heldout")
+        self.model = PreTrainingModel(settings.model, self.machine.kernel).to(self.machine.device)
+        compute: nn.Module = self.model
+        if run.compile:
+            # Dynamic from the first call on: a restart must not meet another graph.
+            compute = torch.compile(self.model, dynamic=True)  # type: ignore[assignment]
+        self.compute = compute
+        self.start()
+
+    def start(self) -> None:
+        """Set weights and optimizer to where a run begins."""
+        torch.manual_seed(self.settings.run.seed)
+        self.model.initialize()
+        if self.settings.run.start_from:
+            source = bundle.load(self.settings.run.start_from).model
+            self.model.load_state_dict(source.state_dict(), strict=False)
+        self.optimizer = optimizer.build(self.model, self.settings.optim)
+
+    def work(self, phases: list[Phase]) -> Pretraining:
+        """Return the work of the loop over ``phases``."""
+        return Pretraining(
+            self.model, self.compute, self.settings, phases,
+            self.train, self.heldout, self.facts, self.machine,
+        )  # fmt: skip
+
+    def measure(self) -> Cost:
+        """Take a few steps at each length, and start anew."""
+        settings, times, shares, tokens = self.settings, 0.0, 0.0, 0.0
+        ceiling = device.matrix_ceiling(self.machine)
+        every = schedule.phases(settings.schedule.model_copy(update={"steps": 1000}),
+                                settings.data.length)  # fmt: skip
+        for phase in every:
+            work = self.work([Phase(0, 1000, phase.length)])
+            self.model.train()
+            seconds, used = probe.time_steps(work.pieces(0), partial(self._take, work))
+            weight = (phase.last - phase.first) / 1000
+            times += weight * seconds
+            shares += weight * sum(map(work.products, used)) / len(used) / seconds / ceiling
+            tokens += weight * sum(map(work.tokens, used)) / len(used)
+        self.model.eval()
+        began = time.perf_counter()
+        work.evaluate()
+        pause = time.perf_counter() - began
+        memory = device.peak_memory(self.machine)
+        self.start()
+        return Cost(times, pause, memory, ceiling, shares, tokens)
+
+    def _take(self, work: Pretraining, number: int, whole: list[Any]) -> None:
+        loop.take_step(
+            work, whole, self.model, self.optimizer, self.machine,
+            step=number, seed=self.settings.run.seed, rate=0.0, clip=self.settings.optim.clip,
+        )  # fmt: skip
+        device.synchronize(self.machine)
+
+    def epoch_examples(self, length: int) -> int:
+        """Count the examples of one epoch at a length."""
+        data = self.settings.data
+        return len(Stream(self.train, self.facts, data, length, self.settings.run.seed, 0))
+
+
+def pretrain(
+    data: Path | str,
+    out: Path | str,
+    *,
+    size: str | None = None,
+    steps: int | None = None,
+    epochs: float | None = None,
+    minutes: float | None = None,
+    progress: Progress | None = None,
+    **wishes: Any,
+) -> Result:
+    """Pre-train a BERT on the store ``data`` and write the run, with its model, to ``out``.
+
+    Called again with the same arguments it goes on where the last call stopped. Further
+    keywords are those of ``Wishes``. At most one of steps, epochs and minutes is given; none
+    means the paper's million steps with recipe "paper", and one epoch with "fast".
+    Raises BertsmithError.
+    """
+    run, progress = Path(out), progress or Silent()
+    began = time.perf_counter()
+    store = Store.open(data)
+    wished = _wished(store, Path(data), size, steps, epochs, minutes, wishes)
+    run.mkdir(parents=True, exist_ok=True)
+    with _alone(run):
+        stored = take_up(run, wished)
+        session = Session(stored or wished, store)
+        progress.note(f"{run}: {describe(session)}")
+        if stored is None:
+            session.settings = settle(session, progress, began)
+            write_whole(run / FILE, session.settings.to_toml())
+        return _run(session, run, progress)
+
+
+def plan(
+    data: Path | str,
+    *,
+    size: str | None = None,
+    steps: int | None = None,
+    epochs: float | None = None,
+    minutes: float | None = None,
+    **wishes: Any,
+) -> dict[str, Any]:
+    """Return what the same call of ``pretrain`` would do, from a short probe; write nothing."""
+    store = Store.open(data)
+    wished = _wished(store, Path(data), size, steps, epochs, minutes, wishes)
+    session = Session(wished, store)
+    cost = session.measure()
+    total = count_steps(session, cost, 0.0)
+    tokens = total * cost.tokens_per_step
+    return {
+        "machine": device.describe(session.machine),
+        "parameters": parameter_count(session.model),
+        "steps": total,
+        "batch": wished.data.batch,
+        "tokens": round(tokens),
+        "epochs": tokens / session.train.counts.tokens,
+        "minutes": cost.seconds(total) / 60,
+        "tokens_per_second": round(cost.tokens_per_step / cost.step),
+        "memory_bytes": cost.memory,
+        "ceiling_share": cost.share,
+        "ceiling_flops": 2 * cost.ceiling,
+    }
+
+
+def _wished(
+    store: Store,
+    data: Path,
+    size: str | None,
+    steps: int | None,
+    epochs: float | None,
+    minutes: float | None,
+    wishes: dict[str, Any],
+) -> PretrainSettings:
+    given = {"steps": steps, "epochs": epochs, "minutes": minutes}
+    given = {name: value for name, value in given.items() if value is not None}
+    if len(given) > 1:
+        raise RunError(f"only one of {', '.join('--' + name for name in given)} can be given")
+    cuda = torch.cuda.is_available()
+    settings = resolve(Wishes(data=data, size=size, cuda=cuda, **wishes), store)
+    length = settings.schedule
+    if given:
+        cleared = {"steps": None, "epochs": None, "minutes": None}
+        length = length.model_copy(update={**cleared, **given})
+    elif length.steps is None and length.epochs is None and length.minutes is None:
+        paper = settings.run.recipe == "paper"
+        default = {"steps": recipe.PAPER_STEPS} if paper else {"epochs": 1.0}
+        length = length.model_copy(update=default)
+    settings = settings.model_copy(update={"schedule": length})
+    return PretrainSettings.parse(settings.model_dump(), "the settings")
+
+
+def settle(session: Session, progress: Progress, began: float) -> PretrainSettings:
+    """Resolve what only this machine and this data tell: device, precision, steps, intervals."""
+    settings, machine = session.settings, session.machine
+    cost = None
+    if settings.schedule.steps is None and settings.schedule.minutes is not None:
+        progress.note("probing the speed of this machine …")
+        cost = session.measure()
+    total = count_steps(session, cost, time.perf_counter() - began)
+    run = settings.run.model_copy(
+        update={
+            "device": machine.device.type,
+            "precision": machine.precision,
+            "kernel": machine.kernel,
+            "threads": torch.get_num_threads(),
+        }
+    )
+    return recipe.with_length(settings.model_copy(update={"run": run}), total)
+
+
+def count_steps(session: Session, cost: Cost | None, spent: float) -> int:
+    """Return the number of steps that the schedule means here. ``spent``: seconds already gone."""
+    timing, data = session.settings.schedule, session.settings.data
+    if timing.steps is not None:
+        return timing.steps
+    if timing.minutes is not None:
+        assert cost is not None
+        return cost.steps_in(timing.minutes * 60 - spent, timing.least_steps)
+    assert timing.epochs is not None
+    lengths = schedule.phases(timing.model_copy(update={"steps": 1000}), data.length)
+    shares = [((p.last - p.first) / 1000, session.epoch_examples(p.length)) for p in lengths]
+    return max(timing.least_steps, schedule.steps_for_epochs(timing.epochs, data.batch, shares))
+
+
+def describe(session: Session) -> str:
+    """Return one line for people about what is trained where."""
+    config, counts = session.settings.model, session.train.counts
+    return (
+        f"{config.layers} layers, width {config.width}, {config.heads} heads, "
+        f"{parameter_count(session.model):,} parameters on {counts.tokens:,} tokens "
+        f"({device.describe(session.machine)})"
+    )
+
+
+def _run(session: Session, run: Path, progress: Progress) -> Result:
+    settings = session.settings
+    timing = settings.schedule
+    phases = schedule.phases(timing, settings.data.length)
+    assert settings.run.eval_every is not None
+    assert settings.checkpoint.every is not None
+    order = Plan(
+        steps=timing.total(),
+        seed=settings.run.seed,
+        clip=settings.optim.clip,
+        rate=lambda step: settings.optim.lr * schedule.lr_factor(step, timing),
+        log_every=settings.run.log_every,
+        eval_every=settings.run.eval_every,
+        checkpoint_every=settings.checkpoint.every,
+        keep=settings.checkpoint.keep,
+        best_by="masked_lm",
+        ceiling=device.matrix_ceiling(session.machine),
+    )
+    outcome = loop.train(
+        session.work(phases), session.model, session.optimizer, session.machine,
+        order, run, progress,
+    )  # fmt: skip
+    figures = [line for line in journal.read(run) if line["kind"] == "heldout"]
+    heldout = {k: v for k, v in figures[-1].items() if k not in ("step", "kind")} if figures else {}
+    model = None
+    if outcome.signal is None:
+        model = run / MODEL
+        bundle.save(model, session.model, session.tokenizer, provenance(session, heldout))
+    return Result(run, model, outcome, order.steps, heldout, _picture(run, settings, progress))
+
+
+def provenance(session: Session, heldout: dict[str, float]) -> dict[str, Any]:
+    """Return what a model directory says of its making."""
+    settings, manifest = session.settings, session.store.manifest
+    return {
+        "task": "pretraining",
+        "recipe": settings.run.recipe,
+        "provenance": {
+            "sources": [source.name for source in manifest.plan.sources],
+            "documents": session.train.counts.documents,
+            "tokens": session.train.counts.tokens,
+            "language": manifest.plan.options.language,
+            "settings": json.loads(settings.model_dump_json(exclude_none=True)),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "heldout": heldout,
+    }
+
+
+def _picture(run: Path, settings: PretrainSettings, progress: Progress) -> Path | None:
+    config = settings.model
+    try:
+        return curve.draw(run, f"{run.name}: {config.layers} layers, width {config.width}")
+    except MissingExtraError as error:
+        progress.note(str(error))
+        return None
+
+
+@contextmanager
+def _alone(run: Path) -> Iterator[None]:
+    """Hold the run's lock: two processes in one directory would spoil each other's files."""
+    with (run / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(
+                f"{run}: another process is training here; wait for it, or stop it"
+            ) from None
+        yield

@@ -1,0 +1,97 @@
+"""The settings of a pre-training run, and the recipes that fill in what nobody set.
+
+It never knows of tensors; it turns wishes into one resolved file.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from bertsmith.data.settings import DataSettings
+from bertsmith.model.config import ModelConfig
+from bertsmith.settings import Settings, merged
+from bertsmith.train.checkpoint import CheckpointSettings
+from bertsmith.train.optimizer import OptimSettings
+from bertsmith.train.schedule import ScheduleSettings
+
+Recipe = Literal["fast", "paper"]
+
+
+class RunSettings(Settings):
+    """Where and how the steps are computed. None of it changes what is learnt, save the seed."""
+
+    recipe: Recipe = "fast"
+    #: The store, its identity, and the model directory that a run goes on from.
+    data: str = ""
+    store: str = ""
+    start_from: str | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    device: str = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    kernel: Literal["auto", "reference", "padded", "varlen"] = "auto"
+    compile: bool = False
+    threads: Annotated[int, Field(ge=1)] | None = None
+    #: The most tokens computed at once; a larger batch is accumulated piece by piece.
+    micro_tokens: Annotated[int, Field(ge=64)] = 16384
+    #: Steps between two lines of the journal, and between two evaluations (None: a twentieth).
+    log_every: Annotated[int, Field(ge=1)] = 10
+    eval_every: Annotated[int, Field(ge=1)] | None = None
+    #: Held-out sequences an evaluation reads, always the same ones with the same masks.
+    eval_sequences: Annotated[int, Field(ge=1)] = 512
+    tensorboard: bool = False
+
+
+class PretrainSettings(Settings):
+    """Everything that decides a pre-training run: RUN/settings.toml."""
+
+    model: ModelConfig
+    data: DataSettings = DataSettings()
+    optim: OptimSettings = OptimSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
+    run: RunSettings = RunSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+
+
+#: As published: the classes' own defaults, and the second phase of appendix A.2.
+_PAPER: dict[str, Any] = {
+    "schedule": {"long_length": 512, "long_share": 0.1, "warmup_steps": 10_000},
+}
+
+#: What has been learnt since; each choice stands with its source in docs/deviations.md.
+_FAST: dict[str, Any] = {
+    "model": {"attention_dropout": 0.0, "activation": "gelu"},
+    "data": {"batch": 32},
+    "optim": {"beta2": 0.98, "weight_decay": 0.01},
+    "schedule": {"warmup_steps": 10_000},
+}
+
+#: Peak learning rates of `fast` by width: small models bear, and at short budgets need, more.
+_FAST_RATES = ((128, 2e-3), (256, 1e-3), (512, 7e-4), (768, 4e-4))
+_FAST_RATE_BEYOND = 2e-4
+
+#: Steps of the paper's run, taken where nobody says how long.
+PAPER_STEPS = 1_000_000
+
+
+def defaults(recipe: Recipe, model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe's settings for a model of the given sizes."""
+    if recipe == "paper":
+        return merged(_PAPER, {"model": dict(model), "run": {"recipe": "paper"}})
+    width = model.get("width", 768)
+    rate = next((rate for limit, rate in _FAST_RATES if width <= limit), _FAST_RATE_BEYOND)
+    return merged(_FAST, {"model": dict(model), "optim": {"lr": rate}})
+
+
+def with_length(settings: PretrainSettings, steps: int) -> PretrainSettings:
+    """Return the settings with the number of steps, and the intervals that follow from it."""
+    twentieth = max(1, steps // 20)
+    every = settings.checkpoint.every or twentieth
+    run = settings.run.model_copy(update={"eval_every": settings.run.eval_every or twentieth})
+    return settings.model_copy(
+        update={
+            "schedule": settings.schedule.model_copy(update={"steps": steps}),
+            "run": run,
+            "checkpoint": settings.checkpoint.model_copy(update={"every": every}),
+        }
+    )

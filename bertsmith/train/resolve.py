@@ -1,0 +1,141 @@
+"""From wishes to the one resolved file of a run, and the refusal of a file that says otherwise.
+
+It never knows how to train.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bertsmith import bundle
+from bertsmith.data.store import MANIFEST, Store
+from bertsmith.errors import RunError, SettingsError
+from bertsmith.files import sha256_of_file
+from bertsmith.model.config import SIZES, sizes_of
+from bertsmith.settings import from_assignments, merged, read_toml
+from bertsmith.train import recipe
+from bertsmith.train.recipe import PretrainSettings, Recipe
+
+FILE = "settings.toml"
+#: Settings that may differ when a run is taken up again: they change nothing that is learnt.
+_FREE = ("checkpoint.keep", "run.tensorboard")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What the user said; None and empty where nothing was said.
+
+    ``values`` are nested settings laid over the file ``config``; ``assignments`` are "a.b=v".
+    """
+
+    data: Path
+    size: str | None = None
+    recipe: Recipe = "fast"
+    config: Path | None = None
+    assignments: Sequence[str] = ()
+    values: Mapping[str, Any] | None = None
+    start_from: str | None = None
+    cuda: bool = False
+
+
+def resolve(wishes: Wishes, store: Store) -> PretrainSettings:
+    """Lay recipe, size, file and assignments over each other, in that order.
+
+    Raises SettingsError for anything unknown or contradictory.
+    """
+    said: dict[str, Any] = read_toml(wishes.config) if wishes.config else {}
+    said = merged(said, wishes.values or {})
+    said = merged(said, from_assignments(wishes.assignments))
+    model = _start(wishes.start_from, store) if wishes.start_from else _size(wishes.size or "mini")
+    base = recipe.defaults(wishes.recipe, model)
+    if wishes.cuda and wishes.recipe == "fast":
+        # A batch that keeps the device busy; on the CPU, more steps learn more in a short time.
+        base = merged(base, {"data": {"batch": 256}})
+    facts = {"data": str(wishes.data.resolve()), "store": identity(store)}
+    if wishes.start_from:
+        facts["start_from"] = wishes.start_from
+        # The model's own shape counts, not the recipe's choices for a new one.
+        base = merged(base, {"model": model})
+    base = merged(base, {"model": {"vocab_size": store.manifest.vocab_size}, "run": facts})
+    base["model"]["nsp"] = merged(base, said).get("data", {}).get("nsp", True)
+    source = str(wishes.config) if wishes.config else "the settings"
+    settings = PretrainSettings.parse(merged(base, said), source)
+    _check(settings, store, source)
+    return settings
+
+
+def identity(store: Store) -> str:
+    """Return what tells a store from another one: the hash of its manifest, shortened."""
+    return sha256_of_file(store.path / MANIFEST)[:16]
+
+
+def _size(name: str) -> dict[str, Any]:
+    if name not in SIZES:
+        raise SettingsError(f"--size {name!r}: the sizes are {', '.join(SIZES)}")
+    return dict(sizes_of(name))
+
+
+def _start(path: str, store: Store) -> dict[str, Any]:
+    """Return the shape of the model that a run goes on from; its tokenizer must be the store's."""
+    found = bundle.load(path)
+    store.check_tokenizer(found.tokenizer)
+    return found.config.model_dump()
+
+
+def _check(settings: PretrainSettings, store: Store, source: str) -> None:
+    model, words = settings.model, store.manifest.vocab_size
+    longest = max(settings.data.length, settings.schedule.long_length or 0)
+    if longest > model.max_positions:
+        raise SettingsError(
+            f"{source}: sequences of {longest} tokens, but model.max_positions is "
+            f"{model.max_positions}; shorten data.length or raise model.max_positions"
+        )
+    if model.vocab_size < words:
+        raise SettingsError(
+            f"{source}: model.vocab_size is {model.vocab_size}, but the store's vocabulary has "
+            f"{words} words; leave model.vocab_size out, the store says it"
+        )
+    if model.nsp != settings.data.nsp:
+        raise SettingsError(
+            f"{source}: model.nsp is {model.nsp} and data.nsp is {settings.data.nsp}; "
+            "set data.nsp alone, the model follows"
+        )
+
+
+def take_up(run: Path, wished: PretrainSettings) -> PretrainSettings | None:
+    """Return the settings that stand in ``run``, or None if there are none yet.
+
+    Raises RunError if they say something else than is wished now, naming each difference.
+    """
+    path = run / FILE
+    if not path.exists():
+        if run.exists() and any(item.name != ".lock" for item in run.iterdir()):
+            raise RunError(
+                f"{run}: there are files here, but no {FILE} of a run; give --out a new directory"
+            )
+        return None
+    stored = PretrainSettings.parse(read_toml(path), str(path))
+    differences = [
+        f"  {key}: {was!r} there, {now!r} now"
+        for key, was, now in _differences(stored.model_dump(), wished.model_dump())
+    ]
+    if differences:
+        raise RunError(
+            f"{run}: this run was begun with other settings:\n" + "\n".join(differences) + "\n"
+            "give the same command to go on with it, or --out another directory for a new run"
+        )
+    return stored
+
+
+def _differences(
+    stored: Mapping[str, Any], wished: Mapping[str, Any], prefix: str = ""
+) -> list[tuple[str, Any, Any]]:
+    result: list[tuple[str, Any, Any]] = []
+    for key, now in wished.items():
+        was, name = stored.get(key), prefix + key
+        if isinstance(now, dict):
+            result += _differences(was or {}, now, f"{name}.")
+        elif now not in (None, "auto", was) and name not in _FREE:
+            result.append((name, was, now))
+    return result
