@@ -10,15 +10,21 @@ from typing import Final
 
 from bertsmith.text.sentences import split
 
+
+def _set(words: str) -> frozenset[str]:
+    """Return the words between the bars."""
+    return frozenset(words.split("|"))
+
+
 #: Sections whose lines are names and references, not sentences.
-_SILENT: Final = frozenset(
+_SILENT: Final = _set(
     "see also|references|attributes|methods|shape|examples|example|usage|index|"
-    "bibliography|links|keywords|author|authors|license|copyright".split("|")  # noqa: SIM905 (reads best as words)
+    "bibliography|links|keywords|author|authors|license|copyright"
 )
 #: Directives whose indented text is prose.
-_SPEAKING: Final = frozenset(
+_SPEAKING: Final = _set(
     "note|warning|tip|important|caution|hint|danger|attention|seealso|admonition|"
-    "versionadded|versionchanged|deprecated|rubric".split("|")  # noqa: SIM905
+    "versionadded|versionchanged|deprecated|rubric"
 )
 _UNDERLINE: Final = re.compile(r"^\s*([-=~^\"'`#*+.])\1{2,}\s*$")
 _DIRECTIVE: Final = re.compile(r"^\s*\.\.\s*(?:([\w:-]+)::|\S|$)")
@@ -60,15 +66,15 @@ _ROLES: Final = (
     ("\\", re.compile(r"\\(?=[*_ `|\\])"), ""),
 )
 
-#: The dot in a dotted name (not in "e.g."), which ends no sentence, and what stands for it meanwhile.
+#: The dot in a dotted name (not in "e.g."), which ends no sentence, and its stand-in meanwhile.
 _INNER_DOT: Final = re.compile(r"(?<=\w\w)\.(?=[A-Za-z_]{2})")
 _DOT: Final = "\x01"
 
 #: Words that hardly any English sentence of some length is without.
-_COMMON: Final = frozenset(
-    "the a an of to is are in and for this that be with if it or on by as from not can will "
-    "should must may when which at has have was but you we its all no any use used returns "
-    "return only each these than does do into other same".split()  # noqa: SIM905
+_COMMON: Final = _set(
+    "the|a|an|of|to|is|are|in|and|for|this|that|be|with|if|it|or|on|by|as|from|not|can|will|"
+    "should|must|may|when|which|at|has|have|was|but|you|we|its|all|no|any|use|used|returns|"
+    "return|only|each|these|than|does|do|into|other|same"
 )
 _WORD: Final = re.compile(r"^[(\"'“‘]*[A-Za-z]+(?:[-'’/][A-Za-z]+)*[)\"'”’.,;:!?]*$")  # noqa: RUF001
 _NOISE: Final = re.compile(r"[=<>{}|\\^~@#$%&*_\x00]|\(\)|://|->|\+\+|\[|\]|\d\.\d+\.")

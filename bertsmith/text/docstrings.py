@@ -23,8 +23,11 @@ from bertsmith.text.docprose import prose
 
 #: Folders without documentation of their own: tests, and copies of other packages.
 _PASSED: Final = frozenset(
-    "__pycache__ site-packages dist-packages test tests testing _vendor vendor vendored "
-    "_distutils_hack idle_test lib2to3 turtledemo node_modules".split()  # noqa: SIM905 (reads best as words)
+    (
+        *("test", "tests", "testing", "idle_test", "turtledemo", "lib2to3"),
+        *("_vendor", "vendor", "vendored", "_distutils_hack"),
+        *("__pycache__", "site-packages", "dist-packages", "node_modules"),
+    )
 )
 #: Bytes of triple-quoted text below which a file is not worth the time that parsing takes.
 _LEAST_QUOTED: Final = 400

@@ -42,24 +42,14 @@ class Faults:
 
 
 class Lines:
-    """The lines of a byte stream, each with its number (from 1) and its offset in bytes.
+    """The lines of a byte stream, each with its number (from 1) and its offset in bytes."""
 
-    ``offset`` is where the stream begins in the unpacked file, ``end`` where it ends (lines that
-    begin there or later are not given out).
-    """
-
-    def __init__(
-        self, stream: IO[bytes], name: str, offset: int = 0, end: int | None = None
-    ) -> None:
-        self._stream, self._name, self._end = stream, name, end
-        # Line numbers are only known when the file is read from its beginning.
-        self._counts = offset == 0
-        self.number, self.offset, self._next = 0, offset, offset
+    def __init__(self, stream: IO[bytes], name: str) -> None:
+        self._stream, self._name = stream, name
+        self.number, self.offset, self._next = 0, 0, 0
 
     def __iter__(self) -> Iterator[bytes]:
         for line in iter(partial(self._stream.readline, LONGEST_LINE), b""):
-            if self._end is not None and self._next >= self._end:
-                return
             self.number += 1
             self.offset = self._next
             self._next += len(line)
@@ -72,8 +62,7 @@ class Lines:
 
     def place(self, column: int = 0) -> str:
         """Name the current line, or the byte ``column`` in it."""
-        line = f"line {self.number:,}, " if self._counts else ""
-        return f"{self._name}, {line}byte {self.offset + column:,}"
+        return f"{self._name}, line {self.number:,}, byte {self.offset + column:,}"
 
     def decoded(self, line: bytes, faults: Faults) -> str | None:
         """Return the line as text; None after a fault that was passed over."""

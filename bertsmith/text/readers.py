@@ -3,7 +3,6 @@
 It never knows how documents are counted, numbered or compared.
 """
 
-import io
 import json
 import sys
 from collections.abc import Generator, Iterator
@@ -46,9 +45,6 @@ def open_source(
 
 
 def _opened(source: Source, form: str, field: str, faults: Faults) -> Iterator[Raw]:
-    if source.is_piece:
-        yield from _piece(source, form, field, faults)
-        return
     stream = sys.stdin.buffer if source.name == STDIN else Path(source.name).open("rb")  # noqa: SIM115
     head, reader = unpack(stream)
     name = "standard input" if source.name == STDIN else source.name
@@ -74,17 +70,6 @@ def _opened(source: Source, form: str, field: str, faults: Faults) -> Iterator[R
     finally:
         if source.name != STDIN:
             reader.close()
-
-
-def _piece(source: Source, form: str, field: str, faults: Faults) -> Iterator[Raw]:
-    with io.BufferedReader(io.FileIO(source.name), 1 << 20) as stream:
-        start = source.start
-        if start:
-            # The line that holds the byte before belongs to the piece before.
-            stream.seek(start - 1)
-            start += len(stream.readline()) - 1
-        lines = Lines(stream, source.name, start, source.end)
-        yield from containers.json_lines(lines, form, field, faults)
 
 
 def _container(kind: str, head: bytes) -> str:

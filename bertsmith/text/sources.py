@@ -6,7 +6,7 @@ It never knows how the text in them is laid out.
 import glob
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -34,41 +34,20 @@ class Source:
     ``name`` is as the user wrote or found it; ``size`` is in bytes as stored, None for standard
     input and pipes; ``kind`` is what the name tells ("plain", "markdown", "jsonl", "wikiextractor",
     "parquet" or "unknown").
-    ``start`` and ``end`` bound a piece of an unpacked JSON-lines file in bytes: the lines that
-    begin in [start, end). ``end`` None: to the end of the file.
     """
 
     name: str
     size: int | None
     kind: str
-    start: int = 0
-    end: int | None = None
 
     @property
     def is_stream(self) -> bool:
         """Whether this is standard input or a pipe, which can be read once only."""
         return self.size is None
 
-    @property
-    def is_piece(self) -> bool:
-        """Whether this is a piece of a file."""
-        return self.start > 0 or self.end is not None
-
     def fingerprint(self) -> str:
         """Return the SHA-256 of the stored bytes, in hexadecimal; "" for a stream."""
         return "" if self.is_stream else sha256_of_file(Path(self.name))
-
-    def pieces(self, size: int) -> "list[Source]":
-        """Split an unpacked JSON-lines file into pieces of about ``size`` bytes; others stay whole.
-
-        Reading the pieces in order gives the documents of the whole; their numbers begin at 0 in
-        each piece.
-        """
-        divisible = self.kind == "jsonl" and self.size and not self.is_piece
-        if not divisible or self.size is None or _packed(Path(self.name)):
-            return [self]
-        starts = range(0, self.size, size)
-        return [replace(self, start=start, end=min(start + size, self.size)) for start in starts]
 
 
 def kind_of(path: Path) -> str:
@@ -157,7 +136,3 @@ def _glob(pattern: str, ignored: list[str]) -> Iterator[Source]:
     files = [match for match in matches if not Path(match).is_dir()]
     for match in files or matches:
         yield from _expand(match, ignored)
-
-
-def _packed(path: Path) -> bool:
-    return path.suffix.lower() in PACKED

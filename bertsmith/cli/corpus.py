@@ -1,0 +1,200 @@
+"""``bertsmith corpus``: look at text, bring it into one form, gather some.
+
+It never knows the forms of text.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain, islice
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated
+
+import typer
+
+from bertsmith.cli import corpus_options as shared
+from bertsmith.cli.app import app
+
+if TYPE_CHECKING:
+    from bertsmith.cli.console import Bars
+    from bertsmith.text.corpus import Document
+    from bertsmith.text.docstrings import ModuleProse
+
+group = typer.Typer(
+    name="corpus",
+    help="Look at text, bring it into one form, or gather some that every machine has.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(group)
+
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        help="The file to write: .jsonl, or .txt for a sentence a line; packed if it ends in .gz, "
+        ".xz, .bz2 or .zst. Without it, JSON lines on stdout.",
+    ),
+]
+
+
+@group.command()
+def show(
+    corpus: shared.Corpus,
+    documents: Annotated[int, typer.Option("--documents", "-n", help="How many to show.")] = 3,
+    form: shared.Format = "auto",
+    field: shared.Field = "text",
+    on_error: shared.OnError = "stop",
+    language: shared.Language = "en",
+) -> None:
+    """Show the first documents as they are read: a sentence a line."""
+    from bertsmith.cli.console import put
+    from bertsmith.text.corpus import read
+    from bertsmith.text.sentences import split
+
+    options = shared.corpus_options(form, field, on_error, "none")
+    for document in islice(read(shared.found(corpus), options), documents):
+        put(f"== {document.source}, document {document.number}")
+        for sentence in split(document.text, language, document.presplit):
+            put(sentence)
+        put("")
+
+
+@group.command()
+def stats(
+    corpus: shared.Corpus,
+    form: shared.Format = "auto",
+    field: shared.Field = "text",
+    on_error: shared.OnError = "stop",
+    deduplicate: shared.Deduplicate = "none",
+    language: shared.Language = "en",
+    as_json: shared.Json = False,
+) -> None:
+    """Count documents, sentences, words and characters, and tell what could not be read."""
+    from bertsmith.cli.console import put, put_json
+    from bertsmith.text.corpus import Report, read
+    from bertsmith.text.sentences import split
+
+    options = shared.corpus_options(form, field, on_error, deduplicate)
+    found = shared.found(corpus)
+    report = Report()
+    sentences = words = longest = 0
+    with shared.bars() as bars:
+        bars.start("Reading", None, "characters")
+        for document in read(found, options, report):
+            for sentence in split(document.text, language, document.presplit):
+                sentences += 1
+                words += len(sentence.split())
+            longest = max(longest, len(document.text))
+            bars.advance(len(document.text))
+    report.require_documents()
+    if as_json:
+        more = {"sources": len(found), "sentences": sentences, "words": words}
+        put_json(more | {"longest_document": longest} | report.to_json())
+        return
+    for line in report.lines():
+        put(line)
+    put(f"{sentences:,} sentences, {words:,} words between blanks")
+    put(f"longest document: {longest:,} characters")
+    forms = ", ".join(f"{count:,} {name}" for name, count in report.formats.items())
+    put(f"read as: {forms} (of {len(found):,} sources)")
+
+
+@group.command()
+def convert(
+    corpus: shared.Corpus,
+    out: Out = None,
+    form: shared.Format = "auto",
+    field: shared.Field = "text",
+    on_error: shared.OnError = "stop",
+    deduplicate: shared.Deduplicate = "none",
+    language: shared.Language = "en",
+    force: shared.Force = False,
+) -> None:
+    """Bring text in any form into JSON lines, or into a sentence a line."""
+    from bertsmith.text.corpus import Report, read
+    from bertsmith.text.export import write_json_lines, write_sentences
+    from bertsmith.text.sentences import split
+
+    options = shared.corpus_options(form, field, on_error, deduplicate)
+    report = Report()
+    with _output(out, force) as (file, written), shared.bars() as bars:
+        documents = read(shared.found(corpus), options, report)
+        bars.start("Converting", None, "documents")
+        counted = _counted(documents, bars)
+        if written == "sentences":
+            write_sentences(file, (split(one.text, language, one.presplit) for one in counted))
+        else:
+            write_json_lines(
+                file,
+                ({"id": f"{one.source}:{one.number}", "text": one.text} for one in counted),
+            )
+        report.require_documents()
+    shared.say_corpus(report)
+    _next(out)
+
+
+@group.command()
+def docstrings(
+    out: Out = None,
+    processes: Annotated[
+        int | None, typer.Option(help="How many to read with; as many as cores by default.")
+    ] = None,
+    force: shared.Force = False,
+) -> None:
+    """Gather real English: the documentation of Python's library and the installed packages.
+
+    A module is a document. Code, tables, examples and markup are left out; no package is run.
+    """
+    from bertsmith.cli.console import say
+    from bertsmith.text.docstrings import documentation
+    from bertsmith.text.export import module_document, write_json_lines, write_sentences
+
+    counts = [0, 0, 0]
+
+    def told(modules: "Iterator[ModuleProse]") -> "Iterator[ModuleProse]":
+        for module in modules:
+            sentences = [sentence for part in module.paragraphs for sentence in part]
+            counts[0] += 1
+            counts[1] += len(sentences)
+            counts[2] += sum(map(len, sentences))
+            yield module
+
+    with _output(out, force) as (file, written), shared.bars() as bars:
+        modules = told(documentation(None, processes or os.cpu_count() or 1, bars))
+        if written == "sentences":
+            write_sentences(file, (chain(*module.paragraphs) for module in modules))
+        else:
+            write_json_lines(file, (module_document(module) for module in modules))
+    say(f"{counts[0]:,} modules, {counts[1]:,} sentences, {counts[2]:,} characters")
+    _next(out)
+
+
+@contextmanager
+def _output(out: Path | None, force: bool) -> Iterator[tuple[IO[str], str]]:
+    """Open the file to write, or stdout; also tell in what form to write."""
+    from bertsmith.text.export import form_of, opened_whole
+
+    if out is None:
+        yield sys.stdout, "jsonl"
+        sys.stdout.flush()
+        return
+    shared.refuse_existing(out, force)
+    form = form_of(out)
+    with opened_whole(out) as file:
+        yield file, form
+
+
+def _counted(documents: "Iterator[Document]", bars: "Bars") -> "Iterator[Document]":
+    for document in documents:
+        yield document
+        bars.advance(1)
+
+
+def _next(out: Path | None) -> None:
+    from bertsmith.cli.console import say
+
+    if out is not None:
+        say(f"wrote {out}")
+        say(f"next: bertsmith vocab {out} --out TOKENIZER")

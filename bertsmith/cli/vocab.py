@@ -1,0 +1,109 @@
+"""``bertsmith vocab``: learn a WordPiece vocabulary from text.
+
+It never knows how one is learnt.
+"""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bertsmith.cli import corpus_options as shared
+from bertsmith.cli.app import app
+
+if TYPE_CHECKING:
+    from bertsmith.text.learning import Learnt
+
+
+@app.command()
+def vocab(
+    corpus: shared.Corpus,
+    out: Annotated[Path, typer.Option("--out", help="The folder to write the tokenizer to.")],
+    size: Annotated[int, typer.Option(help="How many words.")] = 30522,
+    cased: Annotated[bool, typer.Option("--cased", help="Keep capital letters.")] = False,
+    strip_accents: Annotated[
+        bool, typer.Option("--strip-accents", help="Take accents off (Hangul stays whole).")
+    ] = False,
+    split_chinese: Annotated[
+        bool,
+        typer.Option(
+            "--split-chinese/--no-split-chinese", help="Make each Chinese character a word."
+        ),
+    ] = True,
+    segment: Annotated[
+        str | None, typer.Option("--segment", help="Part words beforehand: kiwi, for Korean.")
+    ] = None,
+    min_frequency: Annotated[
+        int, typer.Option(help="How often two pieces must meet to be joined.")
+    ] = 2,
+    coverage: Annotated[
+        float, typer.Option(help="The share of characters that the vocabulary shall know.")
+    ] = 0.9999,
+    form: shared.Format = "auto",
+    field: shared.Field = "text",
+    on_error: shared.OnError = "stop",
+    deduplicate: shared.Deduplicate = "none",
+    force: shared.Force = False,
+    as_json: shared.Json = False,
+) -> None:
+    """Learn a WordPiece vocabulary from text, and tell how well it fits text held out.
+
+    The same text gives the same vocabulary, byte for byte.
+    """
+    from bertsmith.cli.console import put_json
+    from bertsmith.files import whole_directory
+    from bertsmith.text.learning import VocabularyOptions, learn
+
+    _refuse_existing(out, force)
+    options = VocabularyOptions(
+        size=size,
+        cased=cased,
+        strip_accents=strip_accents,
+        split_chinese=split_chinese,
+        segment=segment,
+        threads=os.cpu_count() or 1,
+        min_frequency=min_frequency,
+        coverage=coverage,
+    )
+    reading = shared.corpus_options(form, field, on_error, deduplicate)
+    with shared.bars() as bars:
+        learnt = learn(shared.found(corpus), reading, options, bars)
+    with whole_directory(out) as folder:
+        learnt.tokenizer.save(folder)
+    if as_json:
+        put_json(learnt.to_json() | {"out": str(out)})
+    _tell(learnt, size, out)
+
+
+def _refuse_existing(out: Path, force: bool) -> None:
+    """Raise TokenizerError if something is at ``out`` that is not to be replaced."""
+    from bertsmith.errors import TokenizerError
+    from bertsmith.text.tokenizer_files import CONFIG, OWN, TOKENIZER, VOCAB
+
+    if out.exists() and not out.is_dir():
+        raise TokenizerError(f"{out}: a file is there; expected the name of a folder to write")
+    names = {path.name for path in out.iterdir()} if out.exists() else set()
+    if others := names - {CONFIG, OWN, TOKENIZER, VOCAB}:
+        raise TokenizerError(
+            f"{out}: this folder holds other files ({', '.join(sorted(others)[:3])}); "
+            "choose a new folder"
+        )
+    if names and not force:
+        raise TokenizerError(
+            f"{out}: a tokenizer is there already; choose another folder or add --force"
+        )
+
+
+def _tell(learnt: "Learnt", size: int, out: Path) -> None:
+    from bertsmith.cli.console import say
+
+    shared.say_corpus(learnt.corpus)
+    words = learnt.tokenizer.vocab_size
+    if words < size:
+        say(f"note: the text was enough for {words:,} words only, not the {size:,} asked for")
+    say("on held-out text:" if learnt.held_out else "on the text itself (too few documents):")
+    for line in learnt.quality.lines():
+        say(f"  {line}")
+    say(f"wrote {out} ({words:,} words)")
+    say(f"next: bertsmith prepare CORPUS... --tokenizer {out} --out STORE")
