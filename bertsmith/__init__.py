@@ -16,8 +16,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bertsmith.bundle import load
+    from bertsmith.data.prepare import prepare
     from bertsmith.data.store import Store
     from bertsmith.model.config import ModelConfig
+    from bertsmith.text.wordpiece import Tokenizer
+    from bertsmith.train.pretrain import pretrain
+    from bertsmith.use.fill import fill
+    from bertsmith.use.pair import pair
+    from bertsmith.use.score import score
 
 __version__ = "0.1.0"
 
@@ -25,9 +32,27 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "ModelConfig": "bertsmith.model.config",
     "Store": "bertsmith.data.store",
+    "Tokenizer": "bertsmith.text.wordpiece",
+    "fill": "bertsmith.use.fill",
+    "load": "bertsmith.bundle",
+    "pair": "bertsmith.use.pair",
+    "prepare": "bertsmith.data.prepare",
+    "pretrain": "bertsmith.train.pretrain",
+    "score": "bertsmith.use.score",
 }
 
-__all__ = ["ModelConfig", "Store", "__version__"]
+__all__ = [
+    "ModelConfig",
+    "Store",
+    "Tokenizer",
+    "__version__",
+    "fill",
+    "load",
+    "pair",
+    "prepare",
+    "pretrain",
+    "score",
+]
 
 
 def __getattr__(name: str) -> Any:
