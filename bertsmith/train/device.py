@@ -87,9 +87,10 @@ def matrix_ceiling(machine: Machine, seconds: float = 0.4) -> float:
     """Measure the best square matrix product of the machine, in multiply-adds a second."""
     edge = _CEILING_EDGE[machine.device.type]
     a = torch.randn(edge, edge, device=machine.device, dtype=machine.dtype)
-    best, end = 0.0, time.perf_counter() + seconds
     a @ a
-    while time.perf_counter() < end:
+    best, end = 0.0, time.perf_counter() + seconds
+    # Once at least: on a busy or slow machine a single product takes longer than the budget.
+    while best == 0.0 or time.perf_counter() < end:
         began = time.perf_counter()
         a @ a
         synchronize(machine)
