@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
@@ -45,7 +46,9 @@ class Pool:
         answer = None
         if not self._idle:
             answer = self._receive()
-        self._idle.pop().send(task)
+        # Of a worker that has died, the answer that never comes will tell.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._idle.pop().send(task)
         return answer
 
     def drain(self) -> list[Any]:

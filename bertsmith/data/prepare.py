@@ -16,8 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from bertsmith import __version__
-from bertsmith.data.draws import Flags, Ints, Words
+from bertsmith.data.draws import Flags
+from bertsmith.data.heldout import held_out_limit
 from bertsmith.data.plan import (
+    SHARD_CHARACTERS,
     Plan,
     PrepareOptions,
     changes,
@@ -43,14 +45,6 @@ from bertsmith.text.corpus import Document, Report, Source, read
 from bertsmith.text.wordpiece import Tokenizer
 
 PARTS, PLAN, LOCK = "parts", "plan.json", "lock"
-#: Of all tokens, the share held out where none is asked for ...
-SHARE = 0.01
-#: ... but so many tokens at least (about a thousand pairs at length 128) ...
-ENOUGH_TOKENS = 1 << 17
-#: ... unless that is more than this share.
-LARGEST_SHARE = 0.05
-#: Pairs need two documents on either side.
-FEWEST_DOCUMENTS = 2
 
 
 def prepare(
@@ -60,17 +54,22 @@ def prepare(
     options: PrepareOptions | None = None,
     progress: Progress | None = None,
     workers: int | None = None,
+    shard_characters: int = SHARD_CHARACTERS,
 ) -> Manifest:
     """Make the store ``out``; go on with one that was stopped; leave a finished one as it is.
 
     Raises StoreError where ``out`` is something else, or was begun from other sources or with
     other choices; CorpusError where a source cannot be read. ``workers``: processes, one a core
-    by default; the store does not depend on it.
+    by default; the store does not depend on it. ``shard_characters``: about how much text is lost
+    by each worker when a run is killed.
     """
     options = PrepareOptions() if options is None else options
     progress = Silent() if progress is None else progress
     plan = Plan(
-        vocabulary_hash=tokenizer.hash, options=options, sources=facts_of(sources, progress)
+        vocabulary_hash=tokenizer.hash,
+        options=options,
+        sources=facts_of(sources, progress),
+        shard_characters=shard_characters,
     )
     if (out / MANIFEST).exists():
         return _finished(out, plan)
@@ -82,33 +81,6 @@ def prepare(
             names = _make_shards(pool, parts, sources, plan, report, progress)
         report.require_documents()
         return _join(out, [parts / name for name in names], plan, tokenizer, report, progress)
-
-
-def held_out_limit(hashes: Words, tokens: Ints, share: float | None) -> int:
-    """Return the document hash below which documents are held out.
-
-    Args:
-        hashes: uint64 [documents].
-        tokens: tokens of each document [documents].
-        share: of all tokens; None for 1 %, but at least 131,072 tokens unless that were more
-            than 5 %. Documents are taken in the order of their hashes until it is reached, two
-            at least; two at least stay. Fewer than four different documents: none is held out.
-
-    Returns:
-        The limit in [0, 2**64); equal documents have equal hashes, so they are on one side.
-    """
-    unique, owner = np.unique(hashes, return_inverse=True)
-    total = float(tokens.sum())
-    if share == 0.0 or len(unique) < 2 * FEWEST_DOCUMENTS:
-        return 0
-    if share is None:
-        wanted = max(SHARE * total, min(ENOUGH_TOKENS, LARGEST_SHARE * total))
-    else:
-        wanted = share * total
-    sums = np.cumsum(np.bincount(owner, tokens))
-    count = int(np.searchsorted(sums, wanted)) + 1
-    count = min(max(count, FEWEST_DOCUMENTS), len(unique) - FEWEST_DOCUMENTS)
-    return int(unique[count])
 
 
 def _cores() -> int:
@@ -277,3 +249,22 @@ def _append(writer: SplitWriter, shard: Shard, chosen: Flags) -> None:
     sentences = np.repeat(chosen, shard.document_sizes)
     tokens = np.repeat(sentences, shard.sentence_sizes)
     writer.append(shard.ids[tokens], shard.sentence_sizes[sentences], shard.document_sizes[chosen])
+
+
+def summary(manifest: Manifest) -> list[str]:
+    """Return what was made and what was left out, a line each, for people."""
+    facts = dict(manifest.report)
+    empty = facts.pop("documents_without_tokens", 0)
+    lines = Report(**facts).lines()
+    if empty:
+        lines.append(f"{empty:,} documents without a word left out")
+    for counts, what in zip(
+        (manifest.splits[name] for name in SPLITS), ("to learn from", "held out"), strict=True
+    ):
+        lines.append(
+            f"{what}: {counts.documents:,} documents, {counts.sentences:,} sentences, "
+            f"{counts.tokens:,} tokens"
+        )
+    if not manifest.splits["heldout"].documents and manifest.plan.options.held_out != 0.0:
+        lines.append("too few different documents to hold any out: nothing can be evaluated")
+    return lines

@@ -1,0 +1,60 @@
+"""``bertsmith prepare``: from text to a token store.
+
+It never knows how text is read or stored, only how to ask for it and what to say afterwards.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bertsmith.cli import corpus_options as shared
+from bertsmith.cli.app import app
+
+
+@app.command()
+def prepare(
+    corpus: shared.Corpus,
+    tokenizer: Annotated[Path, typer.Option(help="What `bertsmith vocab` wrote, or a vocab.txt.")],
+    out: Annotated[Path, typer.Option(help="The folder of the store.")],
+    language: shared.Language = "en",
+    held_out: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of the tokens held out; by default 1 %, and up to 5 % of a small corpus.",
+            min=0,
+            max=0.99,
+        ),
+    ] = None,
+    form: shared.Format = "auto",
+    field: shared.Field = "text",
+    on_error: shared.OnError = "stop",
+    deduplicate: shared.Deduplicate = "none",
+    workers: Annotated[
+        int | None, typer.Option(help="Processes; by default one a core.", min=1)
+    ] = None,
+    as_json: shared.Json = False,
+) -> None:
+    """Turn text into a token store, once; training draws from it for ever.
+
+    The same command again goes on where a stopped one left off.
+    """
+    # The workers inherit it: one process a core is threads enough.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from bertsmith.cli.console import put_json, say
+    from bertsmith.data import prepare as data
+    from bertsmith.data.plan import PrepareOptions
+    from bertsmith.text.wordpiece import Tokenizer
+
+    reading = shared.corpus_options(form, field, on_error, deduplicate)
+    options = PrepareOptions(language=language, held_out=held_out, corpus=reading)
+    words = Tokenizer.load(tokenizer)
+    with shared.bars() as bars:
+        manifest = data.prepare(shared.found(corpus), words, out, options, bars, workers)
+    for line in data.summary(manifest):
+        say(line)
+    say(f"wrote {out}")
+    say(f"next: bertsmith pretrain --data {out} --out RUN")
+    if as_json:
+        put_json(manifest.model_dump(mode="json"))

@@ -1,0 +1,343 @@
+"""From text to a store: the same bytes however it is made, stopped or gone on with."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertsmith.data import prepare as module
+from bertsmith.data.plan import PrepareOptions
+from bertsmith.data.pool import Pool
+from bertsmith.data.prepare import prepare, summary
+from bertsmith.data.store import Manifest, Store
+from bertsmith.data.worker import document_hash
+from bertsmith.errors import CorpusError, StoreError, TokenizerError
+from bertsmith.text.corpus import CorpusOptions, read, sources
+from bertsmith.text.recipe import SPECIAL, Recipe
+from bertsmith.text.sentences import split
+from bertsmith.text.wordpiece import Tokenizer
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+VOCAB = (*SPECIAL, ".", *LETTERS, *(f"##{letter}" for letter in LETTERS), "the", "##ing")
+TOKENIZER = Tokenizer(Recipe(vocab=VOCAB))
+#: Small shards, so that a small corpus has many.
+SHARD = 3000
+
+
+def write_corpus(path: Path, documents: int, seed: int = 0) -> list[str]:
+    """Write JSON lines of random sentences; return the texts."""
+    chance = np.random.default_rng(seed)
+    texts = []
+    for _ in range(documents):
+        sentences = []
+        for _ in range(chance.integers(1, 12)):
+            words = ["".join(chance.choice([*LETTERS], chance.integers(1, 9))) for _ in range(6)]
+            sentences.append(" ".join(words).capitalize() + ".")
+        texts.append(" ".join(sentences))
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return texts
+
+
+def content(store: Path) -> dict[str, bytes]:
+    """Return all that a store holds, by name."""
+    return {
+        str(path.relative_to(store)): path.read_bytes()
+        for path in sorted(store.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus of 200 short documents."""
+    path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
+    write_corpus(path, 200)
+    return path
+
+
+def make(source: Path, out: Path, workers: int = 2, **options: object) -> Manifest:
+    """Prepare a store with small shards."""
+    parsed = PrepareOptions.model_validate(options)
+    found = sources([str(source)])
+    return prepare(found, TOKENIZER, out, parsed, workers=workers, shard_characters=SHARD)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of the corpus, made in one go by one worker."""
+    path = tmp_path_factory.mktemp("stores") / "undisturbed"
+    make(corpus, path, workers=1)
+    return path
+
+
+def test_holds_the_corpus(corpus: Path, undisturbed: Path) -> None:
+    """Every document stands in one split, by its hash, in order, sentence by sentence."""
+    store = Store.open(undisturbed)
+    limit = store.manifest.held_out_below * 2.0**64
+    expected: dict[str, list[list[list[int]]]] = {"train": [], "heldout": []}
+    for document in read(sources([str(corpus)])):
+        held_out = document_hash(document.text) < limit
+        ids = [TOKENIZER.encode(sentence) for sentence in split(document.text)]
+        expected["heldout" if held_out else "train"].append(ids)
+    assert len(expected["heldout"]) >= 2
+    for name, documents in expected.items():
+        found = store.split("train" if name == "train" else "heldout")
+        for number, document in enumerate(documents):
+            first, last = found.documents[number], found.documents[number + 1]
+            bounds = found.sentences[first : last + 1]
+            ids = [found.ids[low:high].tolist() for low, high in pairwise(bounds)]
+            assert ids == document
+        assert found.counts.documents == len(documents)
+    assert not (undisturbed / "parts").exists()
+
+
+def test_the_manifest_tells_the_facts(corpus: Path, undisturbed: Path) -> None:
+    """Sources with size and SHA-256, vocabulary, case, language and counts stand there."""
+    manifest = Store.open(undisturbed).manifest
+    (source,) = manifest.plan.sources
+    assert source.size == corpus.stat().st_size
+    assert len(source.fingerprint) == 64
+    assert manifest.vocabulary_hash == TOKENIZER.hash
+    assert (manifest.vocab_size, manifest.lowercase, manifest.bits) == (len(VOCAB), True, 16)
+    assert manifest.plan.options.language == "en"
+    assert sum(counts.documents for counts in manifest.splits.values()) == 200
+    assert any("held out" in line for line in summary(manifest))
+
+
+def test_any_number_of_workers(corpus: Path, undisturbed: Path, tmp_path: Path) -> None:
+    """One worker and three make the same bytes."""
+    make(corpus, tmp_path / "store", workers=3)
+    assert content(tmp_path / "store") == content(undisturbed)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests_prepare import TOKENIZER, SHARD
+from bertsmith.data.prepare import prepare
+from bertsmith.progress import Silent
+from bertsmith.text.corpus import sources
+
+class Killer(Silent):
+    left = int(sys.argv[4])
+    def start(self, what, total, unit):
+        self.what = what
+    def advance(self, amount, **fields):
+        if self.what == sys.argv[5]:
+            self.left -= 1
+            if self.left == 0:
+                os.kill(os.getpid(), int(sys.argv[3]))
+
+prepare(sources([sys.argv[1]]), TOKENIZER, Path(sys.argv[2]), progress=Killer(), workers=2,
+        shard_characters=SHARD)
+"""
+
+
+def killed(corpus: Path, out: Path, stop: signal.Signals, after: int, stage: str) -> None:
+    """Run ``prepare`` in a process that sends itself a signal after some shards of a stage."""
+    code = KILLED.replace(
+        "from tests_prepare import TOKENIZER, SHARD",
+        "from bertsmith.text.recipe import Recipe\n"
+        "from bertsmith.text.wordpiece import Tokenizer\n"
+        f"TOKENIZER, SHARD = Tokenizer(Recipe(vocab={VOCAB!r})), {SHARD}",
+    )
+    arguments = [str(corpus), str(out), str(int(stop)), str(after), stage]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, check=False, timeout=60
+    )
+    assert done.returncode in {-int(stop), 1}, done.stderr.decode()
+    assert not (out / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("stop", "after", "stage"),
+    [
+        (signal.SIGKILL, 2, "Tokenizing"),
+        (signal.SIGKILL, 6, "Tokenizing"),
+        (signal.SIGKILL, 3, "Joining the shards"),
+        (signal.SIGTERM, 5, "Tokenizing"),
+        (signal.SIGINT, 5, "Tokenizing"),
+    ],
+)
+def test_stopped_and_started_again(
+    corpus: Path,
+    undisturbed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stop: signal.Signals,
+    after: int,
+    stage: str,
+) -> None:
+    """A run that was stopped goes on from its finished shards to the undisturbed bytes."""
+    out = tmp_path / "store"
+    killed(corpus, out, stop, after, stage)
+    standing = {path.name for path in (out / "parts").glob("*.npz")}
+    assert len(standing) >= after - 2
+    made: list[str] = []
+    submit = Pool.submit
+
+    def watched(self: Pool, task: module.Task) -> object:
+        made.append(task.path.name)
+        return submit(self, task)
+
+    monkeypatch.setattr(Pool, "submit", watched)
+    make(corpus, out)
+    # A worker may still have finished a shard after its parent died and we looked.
+    assert not standing & set(made)
+    assert content(out) == content(undisturbed)
+
+
+def test_a_source_that_changed_is_refused(corpus: Path, tmp_path: Path) -> None:
+    """Going on from a changed source, other options or another tokenizer is refused by name."""
+    source, out = tmp_path / "corpus.jsonl", tmp_path / "store"
+    source.write_bytes(corpus.read_bytes())
+    killed(source, out, signal.SIGKILL, 4, "Tokenizing")
+    before = content(out)
+    source.write_bytes(corpus.read_bytes().replace(b"a", b"b", 1))
+    with pytest.raises(StoreError, match=r"the source .*corpus.jsonl changed .*start anew"):
+        make(source, out)
+    source.write_bytes(corpus.read_bytes())
+    with pytest.raises(StoreError, match=r"language was 'en', now 'ko'"):
+        make(source, out, language="ko")
+    with pytest.raises(StoreError, match=r"deduplicate was 'none', now 'documents'"):
+        make(source, out, corpus=CorpusOptions(deduplicate="documents"))
+    other = Tokenizer(Recipe(vocab=VOCAB, lowercase=False))
+    with pytest.raises(StoreError, match="the tokenizer changed"):
+        prepare(sources([str(source)]), other, out, shard_characters=SHARD)
+    assert content(out) == before
+
+
+def test_a_finished_store_is_left_alone(corpus: Path, undisturbed: Path, tmp_path: Path) -> None:
+    """The same command again changes nothing; another is refused; so is a foreign folder."""
+    times = {path: path.stat().st_mtime_ns for path in undisturbed.rglob("*")}
+    manifest = make(corpus, undisturbed)
+    assert manifest == Store.open(undisturbed).manifest
+    assert {path: path.stat().st_mtime_ns for path in undisturbed.rglob("*")} == times
+    with pytest.raises(StoreError, match=r"made from something else: held-out was None, now 0\.5"):
+        make(corpus, undisturbed, held_out=0.5)
+    (tmp_path / "letter.txt").write_text("mine")
+    with pytest.raises(StoreError, match="holds something else"):
+        make(corpus, tmp_path)
+    with pytest.raises(StoreError, match="this is a file"):
+        make(corpus, tmp_path / "letter.txt")
+
+
+def test_standard_input_that_changed_is_refused(tmp_path: Path) -> None:
+    """Text from a pipe has no fingerprint: its documents are compared as they come."""
+    out = tmp_path / "store"
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    write_corpus(tmp_path / "one.jsonl", 60)
+    write_corpus(tmp_path / "two.jsonl", 60, seed=1)
+
+    def fed(name: str) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(["sh", "-c", f"cat {tmp_path / name} > {pipe}"])
+
+    with fed("one.jsonl"):
+        killed(pipe, out, signal.SIGKILL, 4, "Tokenizing")
+    with fed("two.jsonl"), pytest.raises(StoreError, match="shard 1 was made from other documents"):
+        make(pipe, out)
+    with fed("one.jsonl"):
+        make(pipe, out)
+    assert Store.open(out).split("train").counts.documents > 30
+
+
+def test_two_at_once_are_refused(corpus: Path, tmp_path: Path) -> None:
+    """A second process that would make the same store is told so."""
+    out = tmp_path / "store"
+    plan = module.Plan(vocabulary_hash="")
+    with (
+        module._begun(out, plan, module.Silent()),
+        pytest.raises(StoreError, match="another process"),
+    ):
+        make(corpus, out)
+
+
+def test_faults_are_told_or_counted(corpus: Path, tmp_path: Path) -> None:
+    """A broken line stops with its place, or is skipped and counted in the manifest."""
+    source = tmp_path / "corpus.jsonl"
+    source.write_bytes(corpus.read_bytes() + b'{"text": "\xff"}\n')
+    with pytest.raises(CorpusError, match="line 201"):
+        make(source, tmp_path / "one")
+    manifest = make(source, tmp_path / "two", corpus=CorpusOptions(on_error="skip"))
+    assert list(manifest.report["skipped"].values()) == [1]
+
+
+def test_repeated_documents_are_left_out(corpus: Path, tmp_path: Path) -> None:
+    """With deduplication a corpus given twice holds each document once, and says so."""
+    found = sources([str(corpus), str(corpus)])
+    options = PrepareOptions(corpus=CorpusOptions(deduplicate="documents"))
+    manifest = prepare(found, TOKENIZER, tmp_path / "store", options, workers=1)
+    assert manifest.report["repeated_documents"] == 200
+    assert sum(counts.documents for counts in manifest.splits.values()) == 200
+
+
+def test_a_corpus_without_words(tmp_path: Path) -> None:
+    """An empty corpus, and one of which no word is left, are errors that say so."""
+    (tmp_path / "empty.txt").write_text("\n\n")
+    with pytest.raises(CorpusError, match="empty"):
+        make(tmp_path / "empty.txt", tmp_path / "one")
+    (tmp_path / "silent.txt").write_text("\u200b\u200b\n")
+    with pytest.raises(StoreError, match="holds no word"):
+        make(tmp_path / "silent.txt", tmp_path / "two")
+
+
+def test_a_worker_that_dies_is_told(tmp_path: Path) -> None:
+    """A worker that ends without an answer is an error that names how, and what to do."""
+    TOKENIZER.save(tmp_path)
+    with Pool(1, "bertsmith.data.worker", [str(tmp_path), "en", "16"]) as pool:
+        (process,) = pool._workers.values()
+        process.kill()
+        pool.submit(module.Task(tmp_path / "shard.npz", ["the end"] * 100_000, [False] * 100_000))
+        with pytest.raises(StoreError, match=r"SIGKILL.*fewer --workers.*same command again"):
+            pool.drain()
+
+
+def test_an_error_of_a_worker_is_raised(tmp_path: Path) -> None:
+    """What a worker cannot do is raised in the parent, as the error that it is."""
+    with Pool(1, "bertsmith.data.worker", [str(tmp_path / "none"), "en", "16"]) as pool:
+        pool.submit(module.Task(tmp_path / "shard.npz", ["the end"], [False]))
+        (answer,) = pool.drain()
+    with pytest.raises(TokenizerError, match="no such tokenizer"):
+        module._check(answer)
+
+
+def test_torch_is_never_loaded(corpus: Path, tmp_path: Path) -> None:
+    """Neither the parent nor a worker imports torch: one that tells of it stands in its place."""
+    (tmp_path / "torch").mkdir()
+    told = tmp_path / "told"
+    (tmp_path / "torch" / "__init__.py").write_text(f"open({str(told)!r}, 'w')")
+    TOKENIZER.save(tmp_path / "tokenizer")
+    command = [sys.executable, "-m", "bertsmith", "prepare", str(corpus)]
+    command += ["--tokenizer", str(tmp_path / "tokenizer"), "--out", str(tmp_path / "store")]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    subprocess.run(command, check=True, env=environment, capture_output=True, timeout=60)
+    assert not told.exists()
+    Store.open(tmp_path / "store")
+    subprocess.run([sys.executable, "-c", "import torch"], check=True, env=environment, timeout=60)
+    assert told.exists()
+
+
+def test_the_verb(corpus: Path, undisturbed: Path, tmp_path: Path) -> None:
+    """The verb ends with the manifest on stdout, and what it wrote and what is next on stderr."""
+    TOKENIZER.save(tmp_path / "tokenizer")
+    command = [sys.executable, "-m", "bertsmith", "prepare", str(corpus), "--json"]
+    command += ["--tokenizer", str(tmp_path / "tokenizer"), "--out", str(tmp_path / "store")]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    assert json.loads(done.stdout)["splits"]["train"]["documents"] > 100
+    assert "next: bertsmith pretrain --data" in done.stderr
+    made, expected = content(tmp_path / "store"), content(undisturbed)
+    for name in expected.keys() - {"manifest.json"}:
+        # The manifest differs in the size of shards; the tokens do not depend on it.
+        assert made[name] == expected[name]
+    again = [*command, "--held-out", "0.5"]
+    refused = subprocess.run(again, check=False, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: ")
+    assert "Traceback" not in refused.stderr
