@@ -5,4 +5,5 @@ It never knows what a verb does.
 
 from bertsmith.cli import pretrain as pretrain
 from bertsmith.cli import corpus as corpus
+from bertsmith.cli import prepare as prepare
 from bertsmith.cli import vocab as vocab
