@@ -28,6 +28,10 @@ class ModelError(BertsmithError):
     """A model directory is missing, broken or does not fit what is asked of it."""
 
 
+class QuestionError(BertsmithError):
+    """What a model is asked about (a text, a pair, a line) cannot be answered as it stands."""
+
+
 class RunError(BertsmithError):
     """A training run cannot start, go on or finish."""
 

@@ -1,0 +1,130 @@
+"""Ask a model's masked-LM head for words, many sequences at a time, in batches counted by tokens.
+
+It never knows text, nor what an answer is used for.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from bertsmith.bundle import Bundle, load
+from bertsmith.model.packed import Packed, pack
+
+#: A model as callers give it: loaded, or the path of a model directory or a RUN.
+Model = Bundle | Path | str
+
+#: Tokens of one batch, the filler of shorter sequences counted: some hundred megabytes at large.
+BATCH_TOKENS = 8192
+#: Floats of log-probabilities at once (16 MB), so that memory does not grow with the vocabulary.
+CHUNK_FLOATS = 2**22
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Question:
+    """One sequence and the places in it where words are asked for.
+
+    ids, segments: the whole sequence, [CLS] and [SEP] with it. places: indices into ``ids``.
+    """
+
+    ids: Sequence[int]
+    segments: Sequence[int]
+    places: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the model says at R places.
+
+    rows: (number of the question, which of its places), R of them.
+    log_probabilities: float32 [R, V], natural logarithms, over the tokenizer's words.
+    """
+
+    rows: Sequence[tuple[int, int]]
+    log_probabilities: Tensor
+
+
+def opened(model: Model) -> Bundle:
+    """Return ``model`` itself if it is loaded, else load it, on the CPU."""
+    return model if isinstance(model, Bundle) else load(model)
+
+
+def longest(bundle: Bundle) -> int:
+    """Return how many tokens of text one sequence holds, beside [CLS] and [SEP]."""
+    return bundle.config.max_positions - 2
+
+
+def windows(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Yield lists of up to ``size`` items, so that endless input is worked on piece by piece."""
+    rest = iter(items)
+    while window := list(islice(rest, size)):
+        yield window
+
+
+def groups(lengths: Sequence[int], budget: int = BATCH_TOKENS) -> Iterator[list[int]]:
+    """Yield the numbers of the sequences of each batch: like lengths together, the longest first.
+
+    A batch of n sequences has n times its longest length at most ``budget`` tokens; a sequence
+    longer than that stands alone.
+    """
+    order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
+    first = 0
+    while first < len(order):
+        count = max(budget // lengths[order[first]], 1)
+        yield order[first : first + count]
+        first += count
+
+
+def on_device(bundle: Bundle, sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Packed:
+    """Pack (ids, segments) of each sequence and put them where the model is."""
+    return pack(sequences).to(next(bundle.model.parameters()).device)
+
+
+def ask(
+    bundle: Bundle, lengths: Sequence[int], question: Callable[[int], Question]
+) -> Iterator[Answers]:
+    """Yield the answers to questions, batch by batch, in the order of the computation.
+
+    lengths: the tokens of each question. question: gives one by its number, when its batch comes,
+    so that thousands of masked copies of a line never stand in memory together. Only the places
+    asked about go through the masked-LM head.
+    """
+    step = max(CHUNK_FLOATS // bundle.config.vocab_size, 1)
+    for group in groups(lengths):
+        batch = [question(number) for number in group]
+        rows = [
+            (number, which)
+            for number, own in zip(group, batch, strict=True)
+            for which in range(len(own.places))
+        ]
+        hidden = _hidden(bundle, batch)
+        for first in range(0, len(rows), step):
+            part = slice(first, first + step)
+            yield Answers(rows[part], _log_probabilities(bundle, hidden[part]))
+
+
+@torch.inference_mode()
+def _hidden(bundle: Bundle, batch: Sequence[Question]) -> Tensor:
+    """Return the hidden states at all places of a batch, [R, D]."""
+    packed = on_device(bundle, [(question.ids, question.segments) for question in batch])
+    starts = packed.starts.tolist()
+    places = [
+        start + place
+        for start, question in zip(starts, batch, strict=True)
+        for place in question.places
+    ]
+    hidden: Tensor = bundle.model.bert(packed)
+    return hidden.index_select(0, torch.tensor(places, device=hidden.device))
+
+
+@torch.inference_mode()
+def _log_probabilities(bundle: Bundle, hidden: Tensor) -> Tensor:
+    """[R, D] -> [R, V] of the tokenizer: rows that a model has beyond its words are no words."""
+    logits: Tensor = bundle.model.mlm(hidden)
+    return logits[:, : bundle.tokenizer.vocab_size].float().log_softmax(-1)

@@ -1,0 +1,106 @@
+"""Tell how probable it is that one text follows another: the next-sentence head.
+
+It never knows where the texts come from.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bertsmith.bundle import Bundle
+from bertsmith.errors import ModelError, QuestionError
+from bertsmith.use.ask import Model, groups, on_device, opened, windows
+
+#: Pairs worked on at once.
+_WINDOW = 256
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """follows: the probability that B follows A. left_out: tokens cut off to fit the model."""
+
+    follows: float
+    left_out: int
+
+
+def pair(model: Model, a: str, b: str) -> float:
+    """Return the probability that the text ``b`` follows ``a`` (the head's label 0).
+
+    A pair too long for the model loses tokens one by one from the longer text: A from its front,
+    B from its end, so that the border between them stays. Both are plain text: "[SEP]" in them is
+    no special token. Raises ModelError for a model without a next-sentence head, QuestionError
+    for a text without a word.
+    """
+    return next(pair_each(model, [(a, b)])).follows
+
+
+def pair_each(model: Model, pairs: Iterable[tuple[str, str]]) -> Iterator[Pairing]:
+    """Yield the answer for each pair (A, B), in their order, many pairs a batch.
+
+    An error names the pair by its number, from 1.
+    """
+    bundle = opened(model)
+    if not bundle.config.nsp:
+        raise ModelError(
+            f"{bundle.path}: this model has no next-sentence head (it was trained with nsp = "
+            "false); give one that was trained on pairs, the default of `bertsmith pretrain`"
+        )
+    number = 0
+    for window in windows(pairs, _WINDOW):
+        first = bundle.tokenizer.encode_batch([a for a, _ in window])
+        second = bundle.tokenizer.encode_batch([b for _, b in window])
+        encoded = list(zip(first, second, strict=True))
+        for ids in encoded:
+            number += 1
+            _refuse_empty(ids, number)
+        yield from _answered(bundle, encoded)
+
+
+def truncated(a: Sequence[int], b: Sequence[int], room: int) -> tuple[list[int], list[int]]:
+    """Cut two lists of ids to ``room`` ids together: from the longer, A's front and B's end.
+
+    Where both are equally long, B gives first.
+    """
+    keep_a, keep_b = len(a), len(b)
+    if keep_a + keep_b > room:
+        half = room // 2
+        # What a short text does not need is the long one's; else A has the odd one.
+        keep_a = max(min(keep_a, room - half), room - keep_b)
+        keep_b = room - keep_a
+    return list(a[len(a) - keep_a :]), list(b[:keep_b])
+
+
+def _refuse_empty(ids: tuple[Sequence[int], Sequence[int]], number: int) -> None:
+    for name, own in zip("AB", ids, strict=True):
+        if not own:
+            raise QuestionError(
+                f"pair {number}: text {name} is empty; expected at least one word in both"
+            )
+
+
+def _answered(bundle: Bundle, encoded: list[tuple[list[int], list[int]]]) -> Iterator[Pairing]:
+    tokenizer = bundle.tokenizer
+    sequences, left_out = [], []
+    for a, b in encoded:
+        # [CLS] A [SEP] B [SEP]
+        kept_a, kept_b = truncated(a, b, bundle.config.max_positions - 3)
+        ids = [tokenizer.cls_id, *kept_a, tokenizer.sep_id, *kept_b, tokenizer.sep_id]
+        sequences.append((ids, [0] * (len(kept_a) + 2) + [1] * (len(kept_b) + 1)))
+        left_out.append(len(a) + len(b) - len(kept_a) - len(kept_b))
+    follows = [0.0] * len(sequences)
+    for group in groups([len(ids) for ids, _ in sequences]):
+        shares = _shares(bundle, [sequences[number] for number in group]).tolist()
+        for number, share in zip(group, shares, strict=True):
+            follows[number] = share
+    for share, lost in zip(follows, left_out, strict=True):
+        yield Pairing(share, lost)
+
+
+@torch.inference_mode()
+def _shares(bundle: Bundle, sequences: list[tuple[list[int], list[int]]]) -> Tensor:
+    """Return the probability of label 0 for each sequence, float32 [B]."""
+    packed = on_device(bundle, sequences)
+    logits = bundle.model.next_sentence_logits(bundle.model.bert(packed), packed)
+    return logits.float().softmax(-1)[:, 0]
