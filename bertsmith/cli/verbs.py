@@ -7,3 +7,6 @@ from bertsmith.cli import pretrain as pretrain
 from bertsmith.cli import corpus as corpus
 from bertsmith.cli import prepare as prepare
 from bertsmith.cli import vocab as vocab
+from bertsmith.cli import fill as fill
+from bertsmith.cli import pair as pair
+from bertsmith.cli import score as score

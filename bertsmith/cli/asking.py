@@ -1,0 +1,89 @@
+"""What the verbs that ask a model share: loading it, and reading lines to ask about.
+
+It never knows what is asked.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated
+
+import typer
+
+from bertsmith.cli.console import say
+from bertsmith.errors import ModelError, QuestionError
+
+if TYPE_CHECKING:
+    from bertsmith.bundle import Bundle
+
+#: What stands for standard input.
+STDIN = "-"
+
+Model = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="A model directory or a RUN.", show_default=False)
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Json = Annotated[bool, typer.Option("--json", help="Results as lines of JSON on stdout.")]
+
+
+def load_model(path: Path, device: str) -> "Bundle":
+    """Load a model onto a device; ``auto`` takes CUDA where there is one."""
+    import torch
+
+    from bertsmith.bundle import load
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    kind, _, number = device.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
+        raise ModelError(f"--device {device}: expected auto, cpu, cuda or cuda:N")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise ModelError(
+            f"--device {device}: PyTorch finds {found} CUDA devices here; "
+            "leave --device at auto, or install a PyTorch build with CUDA"
+        )
+    return load(path, device=device)
+
+
+def lines_of(name: str) -> Iterator[str]:
+    """Yield the lines of a text file (packed or not) or of standard input, ends taken off.
+
+    Raises QuestionError where it cannot be read, or is not UTF-8.
+    """
+    if name == STDIN:
+        if sys.stdin.isatty():
+            say("reading lines from the terminal; Ctrl-D ends them")
+        yield from _lines(sys.stdin.buffer, "standard input")
+        return
+    try:
+        with Path(name).open("rb") as file:
+            yield from _lines(file, name)
+    except OSError as error:
+        raise QuestionError(f"{name}: cannot be read: {error.strerror or error}") from None
+
+
+def _lines(stream: IO[bytes], name: str) -> Iterator[str]:
+    from bertsmith.text.archives import DAMAGE, unpack
+
+    try:
+        _, unpacked = unpack(stream)
+        for number, line in enumerate(unpacked, 1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise QuestionError(
+                    f"{name}, line {number:,}: not UTF-8 (byte 0x{line[error.start]:02x}); "
+                    "expected UTF-8 text, a line a question"
+                ) from None
+            yield text.rstrip("\r\n")
+    except DAMAGE as error:
+        raise QuestionError(f"{name}: a damaged or cut-off archive: {error}") from None
+
+
+def texts_of(arguments: list[str]) -> Iterator[str]:
+    """Yield the texts given as arguments; ``-`` alone stands for the lines of standard input."""
+    if arguments == [STDIN]:
+        yield from lines_of(STDIN)
+    else:
+        yield from arguments

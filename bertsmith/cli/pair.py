@@ -1,0 +1,72 @@
+"""``bertsmith pair``: how probable it is that one text follows another.
+
+It never knows how the answer is found.
+"""
+
+from collections.abc import Iterator
+from itertools import tee
+from typing import Annotated
+
+import typer
+
+from bertsmith.cli.app import app
+from bertsmith.cli.asking import STDIN, Device, Json, Model, lines_of, load_model
+from bertsmith.cli.console import put, put_json, say
+from bertsmith.errors import QuestionError
+
+
+@app.command()
+def pair(
+    model: Model,
+    a: Annotated[
+        str,
+        typer.Argument(
+            metavar="A",
+            help="The first text; - reads pairs from standard input, A and B on a line with a "
+            "tab between them.",
+            show_default=False,
+        ),
+    ],
+    b: Annotated[
+        str | None, typer.Argument(metavar="B", help="The second text.", show_default=False)
+    ] = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Tell how probable it is that the text B follows the text A.
+
+    Needs a model that was trained on pairs. A pair too long for the model loses tokens one by one
+    from the longer text: A from its front, B from its end.
+    """
+    from bertsmith.use.pair import pair_each
+
+    asked, shown = tee(_pairs(a, b))
+    bundle = load_model(model, device)
+    cut = 0
+    for (first, second), answer in zip(shown, pair_each(bundle, asked), strict=True):
+        cut += answer.left_out > 0
+        if as_json:
+            texts = {"a": first, "b": second}
+            put_json(texts | {"follows": answer.follows, "left_out": answer.left_out})
+        elif a == STDIN:
+            put(f"{answer.follows:.6f}\t{first}\t{second}")
+        else:
+            put(f"B follows A with probability {answer.follows:.4f}")
+    if cut:
+        say(f"pairs cut to the model's length (A's front, B's end): {cut:,}")
+
+
+def _pairs(a: str, b: str | None) -> Iterator[tuple[str, str]]:
+    if a == STDIN and b is None:
+        for number, line in enumerate(lines_of(STDIN), 1):
+            first, tab, second = line.partition("\t")
+            if not tab:
+                raise QuestionError(
+                    f"standard input, line {number:,}: no tab in {line[:60]!r}; "
+                    "expected A, a tab, and B"
+                )
+            yield first, second
+    elif b is None:
+        raise QuestionError("one text was given; expected two, A and B, or - for standard input")
+    else:
+        yield a, b
