@@ -77,7 +77,7 @@ class _Zstd(io.RawIOBase):
 class _Rewound(io.RawIOBase):
     """A stream whose first bytes, already looked at, are given out again."""
 
-    def __init__(self, head: bytes, rest: IO[bytes]) -> None:
+    def __init__(self, head: bytes, rest: io.BufferedIOBase) -> None:
         self._head = memoryview(head)
         self._rest = rest
 
@@ -90,7 +90,8 @@ class _Rewound(io.RawIOBase):
             buffer[:count] = self._head[:count]
             self._head = self._head[count:]
             return count
-        data = self._rest.read(len(buffer))
+        # One step of unpacking: a fault in the next step does not take this one with it.
+        data = self._rest.read1(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
@@ -117,20 +118,27 @@ def unpack(stream: IO[bytes]) -> tuple[bytes, IO[bytes]]:
 
     The packing is told by the content, not by the name. Raises one of DAMAGE.
     """
-    head = _fill_up(stream)
+    buffered = cast("io.BufferedIOBase", stream)
+    head = _fill_up(buffered)
     kind = packing(head)
-    whole = io.BufferedReader(_Rewound(head, stream), BUFFER)
+    whole = io.BufferedReader(_Rewound(head, buffered), BUFFER)
     if kind is None:
         return head, whole
-    opened = cast("IO[bytes]", _OPENERS[kind](whole))
+    opened = cast("io.BufferedIOBase", _OPENERS[kind](whole))
     head = _fill_up(opened)
     return head, io.BufferedReader(_Rewound(head, opened), BUFFER)
 
 
-def _fill_up(stream: IO[bytes]) -> bytes:
-    """Read HEAD bytes, or all there is; a pipe may give them bit by bit."""
-    parts, size = [], 0
-    while size < HEAD and (part := stream.read(HEAD - size)):
-        parts.append(part)
-        size += len(part)
-    return b"".join(parts)
+def _fill_up(stream: io.BufferedIOBase) -> bytes:
+    """Read HEAD bytes, or all there is; a pipe may give them bit by bit.
+
+    Damage after the first bytes is met again by whoever reads on.
+    """
+    head = b""
+    try:
+        while len(head) < HEAD and (part := stream.read1(HEAD - len(head))):
+            head += part
+    except DAMAGE:
+        if not head:
+            raise
+    return head

@@ -39,7 +39,10 @@ def json_lines(lines: Lines, form: str, field: str, faults: Faults) -> Iterator[
             value = json.loads(decoded)
         except ValueError as error:
             faults.meet(
-                f"broken JSON ({error})", lines.place(), "expected a whole JSON object on each line"
+                "broken JSON",
+                lines.place(),
+                "expected a whole JSON object on each line",
+                str(error),
             )
             continue
         text = _field(value, field, lines, faults)
@@ -143,9 +146,10 @@ def parquet_rows(path: Path, form: str, field: str, faults: Faults) -> Iterator[
                         yield tidied(text, form, "parquet")
     except pa.ArrowException as error:
         faults.meet(
-            f"not a whole Parquet file ({error})",
+            "not a whole Parquet file",
             f"{path}, after {row:,} rows",
             "make or fetch it again",
+            str(error),
         )
 
 
@@ -169,5 +173,5 @@ def _decoded(value: bytes | None, place: str, faults: Faults) -> str | None:
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError as error:
-        faults.meet(f"not UTF-8 ({error.reason})", place, "expected UTF-8 text")
+        faults.meet("not UTF-8", place, "expected UTF-8 text", error.reason)
         return None

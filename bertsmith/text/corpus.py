@@ -104,7 +104,7 @@ class Report:
             (self.repeated_paragraphs, "repeated paragraphs left out"),
         )
         lines += [f"{count:,} {what}" for count, what in counted if count]
-        lines += [f"skipped {count:,} times: {reason}" for reason, count in self.skipped.items()]
+        lines += [f"skipped {count:,}: {reason}" for reason, count in self.skipped.items()]
         return lines + [f"  {example}" for example in self.examples]
 
 

@@ -32,13 +32,15 @@ class Faults:
         self._skip = skip
         self._record = record
 
-    def meet(self, reason: str, place: str, advice: str) -> None:
-        """Raise CorpusError, or record the fault and return so that the reader goes on."""
+    def meet(self, reason: str, place: str, advice: str, detail: str = "") -> None:
+        """Raise CorpusError, or record the fault and return so that the reader goes on.
+
+        Faults are counted by ``reason``; ``detail`` belongs to this one.
+        """
+        found = f"{place}: {reason} ({detail})" if detail else f"{place}: {reason}"
         if not self._skip:
-            raise CorpusError(
-                f"{place}: {reason}; {advice}, or leave such places out with --on-error skip"
-            )
-        self._record(reason, f"{place}: {reason}")
+            raise CorpusError(f"{found}; {advice}, or leave such places out with --on-error skip")
+        self._record(reason, found)
 
 
 class Lines:
@@ -70,8 +72,9 @@ class Lines:
             return line.decode("utf-8")
         except UnicodeDecodeError as error:
             faults.meet(
-                f"not UTF-8 (byte 0x{line[error.start]:02x})",
+                "not UTF-8",
                 self.place(error.start),
                 "expected UTF-8 text; convert the file, for example with iconv -f LATIN1 -t UTF-8",
+                f"byte 0x{line[error.start]:02x}",
             )
             return None

@@ -35,13 +35,14 @@ def open_source(
             yield raw
     except DAMAGE as error:
         faults.meet(
-            f"the archive is cut off or damaged ({error})",
+            "the archive is cut off or damaged",
             f"{source.name}, after {count:,} documents",
             "expected a whole gzip, xz, bzip2 or zstd file; make or fetch it again",
+            str(error),
         )
     except OSError as error:
         reason = error.strerror or str(error)
-        faults.meet(f"cannot be read ({reason})", source.name, "expected a readable file")
+        faults.meet("cannot be read", source.name, "expected a readable file", reason)
 
 
 def _opened(source: Source, form: str, field: str, faults: Faults) -> Iterator[Raw]:
