@@ -3,54 +3,78 @@
 It never knows what the classes mean.
 """
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-#: Floats of logits handled at once (16 MB): larger buffers are fetched from the system and
-#: zeroed page by page at every step, which costs as much as the product itself.
-CHUNK_FLOATS = 2**22
+#: Floats of logits that are held at once (128 MB). Fewer rows at a time would read and write
+#: the V x D weights more often than the products can hide.
+CHUNK_FLOATS = 2**25
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
     """The logits of a chunk of rows live only until their gradient has been formed from them.
 
-    With Z = X W^T + b and p = softmax(Z): loss = sum log sum exp Z - Z[label], dZ = p - onehot,
-    dX = dZ W, dW = dZ^T X, db = sum dZ, all worked out in the forward pass and scaled in the
-    backward pass.
+    With Z = X W^T + b, E = exp(Z - max Z) and s its sum a row: the loss is
+    sum (log s + max Z - Z[label]), and the gradient of Z is E / s - onehot. Neither that
+    quotient nor the onehot is ever formed: dX = (E W) / s - W[label],
+    dW = E^T (X / s) - X added to the rows of the labels, db likewise. All are worked out in the
+    forward pass and scaled in the backward pass.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
         wanted = any(ctx.needs_input_grad)
-        step = max(1, CHUNK_FLOATS // weight.shape[0])
-        buffer = x.new_empty(min(step, x.shape[0]), weight.shape[0])
+        chunks = max(1, -(-x.shape[0] * weight.shape[0] // CHUNK_FLOATS))
+        rows = max(1, -(-x.shape[0] // chunks))
+        buffer = x.new_empty(rows, weight.shape[0])
         total = x.new_zeros(())
-        grad_x, grad_bias = torch.empty_like(x), torch.zeros_like(bias)
-        grad_weight = torch.zeros_like(weight) if wanted else None
-        for rows, targets in zip(torch.split(x, step), torch.split(labels, step), strict=True):
-            z = torch.addmm(bias, rows, weight.t(), out=buffer[: rows.shape[0]])
-            picked = z.gather(1, targets[:, None])
-            normalizer = z.logsumexp(1, keepdim=True)
-            total += (normalizer - picked).sum()
-            if grad_weight is None:
-                continue
-            z.sub_(normalizer).exp_()
-            z.scatter_add_(1, targets[:, None], -torch.ones_like(picked))
-            grad_weight.addmm_(z.t(), rows)
-            grad_bias += z.sum(0)
-            first = rows.storage_offset() // x.shape[1] - x.storage_offset() // x.shape[1]
-            torch.mm(z, weight, out=grad_x[first : first + rows.shape[0]])
-        if grad_weight is not None:
-            ctx.save_for_backward(grad_x, grad_weight, grad_bias)
+        grads = Gradients.zeros(x, weight, bias) if wanted else None
+        for first in range(0, x.shape[0], rows):
+            part, target = x[first : first + rows], labels[first : first + rows]
+            z = torch.addmm(bias, part, weight.t(), out=buffer[: part.shape[0]])
+            picked = z.gather(1, target[:, None])
+            peak = z.amax(1, keepdim=True)
+            e = z.sub_(peak).exp_()
+            mass = e.sum(1, keepdim=True)
+            total += (mass.log() + peak - picked).sum()
+            if grads is not None:
+                grads.add(first, part, weight, target, e, mass)
+        if grads is not None:
+            ctx.save_for_backward(grads.x, grads.weight, grads.bias)
         return total
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         grad_x, grad_weight, grad_bias = ctx.saved_tensors
         return grad_x.mul_(gradient), grad_weight.mul_(gradient), grad_bias.mul_(gradient), None
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients of the summed loss: x [P, D], weight [V, D], bias [V]."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor
+
+    @classmethod
+    def zeros(cls, x: Tensor, weight: Tensor, bias: Tensor) -> Self:
+        """Start at nothing; the rows of ``x`` are written once each."""
+        return cls(torch.empty_like(x), torch.zeros_like(weight), torch.zeros_like(bias))
+
+    def add(
+        self, first: int, x: Tensor, weight: Tensor, labels: Tensor, e: Tensor, mass: Tensor
+    ) -> None:
+        """Add the rows from ``first`` on; e is exp(Z - max) [rows, V], mass its sum [rows, 1]."""
+        self.weight.addmm_(e.t(), x / mass).index_add_(0, labels, x, alpha=-1)
+        inverse = mass.squeeze(1).reciprocal()
+        self.bias.addmv_(e.t(), inverse).index_add_(0, labels, torch.ones_like(inverse), alpha=-1)
+        own = self.x[first : first + x.shape[0]]
+        torch.mm(e, weight, out=own).div_(mass).sub_(weight.index_select(0, labels))
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
