@@ -98,7 +98,8 @@ def _tell(heldout: dict[str, float], *, as_json: bool) -> None:
     )
     if "next_sentence_accuracy" in heldout:
         put(
-            f"next sentence: accuracy {heldout['next_sentence_accuracy']:.1%} "
+            f"next sentence: accuracy {heldout['next_sentence_accuracy']:.1%}, 95 % interval "
+            f"{heldout['next_sentence_low']:.1%} to {heldout['next_sentence_high']:.1%} "
             f"(larger class {heldout['larger_class']:.1%})"
         )
 

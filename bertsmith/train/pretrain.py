@@ -177,7 +177,7 @@ def plan(
         "batch": wished.data.batch,
         "tokens": round(tokens),
         "epochs": tokens / session.train.counts.tokens,
-        "minutes": cost.seconds(total) / 60,
+        "minutes": cost.seconds(total, wished.run.eval_every) / 60,
         "tokens_per_second": round(cost.tokens_per_step / cost.step),
         "memory_bytes": cost.memory,
         "ceiling_share": cost.share,
@@ -238,7 +238,8 @@ def count_steps(session: Session, cost: Cost | None, spent: float) -> int:
         return timing.steps
     if timing.minutes is not None:
         assert cost is not None
-        return cost.steps_in(timing.minutes * 60 - spent, timing.least_steps)
+        steps = cost.steps_in(timing.minutes * 60 - spent, session.settings.run.eval_every)
+        return max(timing.least_steps, steps)
     assert timing.epochs is not None
     lengths = schedule.phases(timing.model_copy(update={"steps": 1000}), data.length)
     shares = [((p.last - p.first) / 1000, session.epoch_examples(p.length)) for p in lengths]

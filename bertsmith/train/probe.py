@@ -29,13 +29,16 @@ class Cost:
     share: float
     tokens_per_step: float
 
-    def seconds(self, steps: int) -> float:
-        """Return the expected time of a run."""
-        return steps * self.step + PAUSES * self.pause
+    def seconds(self, steps: int, every: int | None) -> float:
+        """Return the expected time of a run with a pause every so many steps (None: PAUSES)."""
+        pauses = steps / every if every else PAUSES
+        return steps * self.step + pauses * self.pause
 
-    def steps_in(self, seconds: float, least: int) -> int:
-        """Return the steps that fit into ``seconds``, but no fewer than ``least``."""
-        return max(least, int((seconds - PAUSES * self.pause) / self.step))
+    def steps_in(self, seconds: float, every: int | None) -> int:
+        """Return the steps that fit into ``seconds``; not always above 0."""
+        if every:
+            return int(seconds / (self.step + self.pause / every))
+        return int((seconds - PAUSES * self.pause) / self.step)
 
 
 def time_steps(
