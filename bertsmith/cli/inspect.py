@@ -1,0 +1,94 @@
+"""``bertsmith inspect``: show anything that Bertsmith writes, for human eyes.
+
+It never knows what is in it, only who can tell.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bertsmith.cli.app import app
+
+if TYPE_CHECKING:
+    from bertsmith.use.artefacts import Kind
+
+#: What comes next after each kind; PATH stands for the path that was looked at.
+_NEXT: "dict[Kind, str]" = {
+    "tokenizer": "bertsmith prepare CORPUS... --tokenizer PATH --out STORE",
+    "store": "bertsmith pretrain --data PATH --out RUN",
+    "model": 'bertsmith fill PATH "... [MASK] ..."',
+}
+
+
+@app.command()
+def inspect(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PATH",
+            help="A tokenizer or vocab.txt, a store, a model directory, a RUN, a checkpoint, "
+            "a .safetensors file or a settings file.",
+            show_default=False,
+        ),
+    ],
+    examples: Annotated[int, typer.Option(help="Examples drawn from a store.", min=0)] = 3,
+    length: Annotated[int, typer.Option(help="Their length in tokens.", min=8)] = 128,
+    seed: Annotated[int, typer.Option(help="The seed they are drawn with.", min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON on stdout.")] = False,
+) -> None:
+    """Show what stands at a path: its settings, its numbers, its content.
+
+    In a store's examples a token that the model is asked for stands in braces, {seen→asked}, after
+    the label of the pair.
+    """
+    from bertsmith.cli.console import put, put_json, say
+    from bertsmith.use.artefacts import recognize
+
+    kind, opened = recognize(path)
+    if kind == "store":
+        facts, lines = _store(opened, examples, length, seed)
+    elif kind == "tokenizer":
+        facts, lines = _tokenizer(opened)
+    else:
+        facts, lines = _trained(kind, opened)
+    if as_json:
+        put_json({"kind": kind} | facts)
+        return
+    for line in lines:
+        put(line)
+    if kind in _NEXT:
+        say("next: " + _NEXT[kind].replace("PATH", str(opened)))
+
+
+def _tokenizer(path: Path) -> tuple[dict[str, Any], list[str]]:
+    from bertsmith.text.quality import describe
+    from bertsmith.text.wordpiece import Tokenizer
+
+    found = describe(Tokenizer.load(path))
+    return {"path": str(path)} | found.to_json(), [f"tokenizer {path}", *found.lines()]
+
+
+def _store(path: Path, examples: int, length: int, seed: int) -> tuple[dict[str, Any], list[str]]:
+    from bertsmith.data.describe import describe
+    from bertsmith.data.settings import DataSettings
+    from bertsmith.data.store import Store
+
+    store = Store.open(path)
+    settings = DataSettings.parse({"length": length}, "--length")
+    text = describe(store, settings, examples=examples, seed=seed)
+    return {"path": str(path)} | store.manifest.model_dump(mode="json"), text.splitlines()
+
+
+def _trained(kind: "Kind", path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Describe what takes torch to be read."""
+    from bertsmith.use import describe
+
+    found = {
+        "model": describe.describe_model,
+        "run": describe.describe_run,
+        "checkpoint": describe.describe_checkpoint,
+        "tensors": describe.describe_tensors,
+        "settings": describe.describe_settings,
+    }[kind](path)
+    return found.facts, found.lines

@@ -1,0 +1,83 @@
+"""Tell what stands at a path: a tokenizer, a store, a model directory, a RUN, and so on.
+
+It never opens what it recognizes, and never loads torch.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from bertsmith.data.store import MANIFEST
+from bertsmith.errors import QuestionError
+from bertsmith.text.tokenizer_files import TOKENIZER, VOCAB
+
+Kind = Literal["tokenizer", "store", "model", "run", "checkpoint", "tensors", "settings"]
+
+#: What each directory is known by, most telling first: a RUN holds a model, a model a tokenizer.
+#: Any one group of names is enough; of a group all must be there.
+_DIRECTORIES: dict[Kind, tuple[tuple[str, ...], ...]] = {
+    "run": (("settings.toml",),),
+    # A store that is being made has only its parts; opening it says so.
+    "store": ((MANIFEST,), ("parts",)),
+    "checkpoint": (("weights.safetensors", "state.json"),),
+    "model": (("config.json", "model.safetensors"),),
+    "tokenizer": ((TOKENIZER,), (VOCAB,)),
+}
+#: Files that speak for the directory they stand in.
+_SPOKESMEN = (MANIFEST, "config.json", "bertsmith.json", "state.json", "metrics.jsonl")
+
+KNOWN = (
+    f"a tokenizer directory or its {VOCAB}",
+    f"a store (with {MANIFEST})",
+    "a model directory (with config.json and model.safetensors)",
+    "a RUN (with settings.toml)",
+    "a checkpoint (RUN/checkpoints/step-N)",
+    "a .safetensors file",
+    "a settings file (.toml)",
+)
+
+
+def recognize(path: Path) -> tuple[Kind, Path]:
+    """Return what stands at ``path`` and the path to open: a file may speak for its directory.
+
+    Raises QuestionError for anything else, naming all that is known.
+    """
+    if path.is_dir():
+        found = _directory(path)
+    elif path.is_file():
+        if path.name in _SPOKESMEN and (kind := _directory(path.parent)):
+            return kind, path.parent
+        found = _file(path)
+    else:
+        raise QuestionError(f"{path}: no such file or directory; expected one of: {_known()}")
+    if found is None:
+        raise QuestionError(f"{path}: found nothing known here; expected one of: {_known()}")
+    return found, path
+
+
+def _known() -> str:
+    return ", ".join(KNOWN)
+
+
+def _directory(path: Path) -> Kind | None:
+    for kind, groups in _DIRECTORIES.items():
+        if any(all((path / name).exists() for name in group) for group in groups):
+            return kind
+    return None
+
+
+def _file(path: Path) -> Kind | None:
+    if path.name == TOKENIZER:
+        return "tokenizer"
+    if path.suffix == ".toml":
+        return "settings"
+    if path.suffix == ".safetensors":
+        return "tensors"
+    # A vocabulary under any name: a word a line, [MASK] among the first ones or in the middle.
+    if path.name == VOCAB or (path.suffix == ".txt" and _has_mask(path)):
+        return "tokenizer"
+    return None
+
+
+def _has_mask(path: Path) -> bool:
+    with path.open("rb") as file:
+        return any(line.strip() == b"[MASK]" for line in file)

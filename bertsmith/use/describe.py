@@ -1,0 +1,234 @@
+"""Describe models, runs, checkpoints and settings, for human eyes and as plain values.
+
+It never knows how a description is shown, and changes nothing that it looks at.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from bertsmith import bundle
+from bertsmith.errors import ModelError, RunError
+from bertsmith.model.bert import PreTrainingModel, parameter_count
+from bertsmith.settings import read_toml
+from bertsmith.text.quality import describe as describe_words
+from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.train import checkpoint, journal
+
+#: Columns of a curve drawn in characters, and the characters, low to high.
+_COLUMNS, _HEIGHTS = 60, "▁▂▃▄▅▆▇█"
+#: The parts of bertsmith.json that are shown elsewhere, or only as JSON: they are long.
+_LONG = frozenset({"settings", "tokenizer"})
+
+
+@dataclass(frozen=True)
+class Description:
+    """facts: everything, as plain values for JSON. lines: what people want to see of it."""
+
+    facts: dict[str, Any]
+    lines: list[str]
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """One stored tensor. mean, deviation: over its finite values; strange: how many are not."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    mean: float
+    deviation: float
+    strange: int
+
+
+def tensors(path: Path) -> list[TensorFacts]:
+    """Return facts of every tensor of a safetensors file, one in memory at a time.
+
+    Raises ModelError if it cannot be read.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return [_facts_of(name, file.get_tensor(name)) for name in file.keys()]  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path}: not a readable safetensors file: {error}") from None
+
+
+def _facts_of(name: str, tensor: torch.Tensor) -> TensorFacts:
+    values = tensor.float().flatten()
+    finite = values[values.isfinite()]
+    mean, deviation = 0.0, 0.0
+    if finite.numel():
+        variance, middle = torch.var_mean(finite, correction=0)
+        mean, deviation = float(middle), float(variance.sqrt())
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    strange = values.numel() - finite.numel()
+    return TensorFacts(name, dtype, list(tensor.shape), mean, deviation, strange)
+
+
+def describe_tensors(path: Path) -> Description:
+    """Describe a safetensors file."""
+    found = tensors(path)
+    facts = {"path": str(path), "tensors": [asdict(one) for one in found]}
+    return Description(facts, [f"tensors: {len(found)}", *_table(found)])
+
+
+def describe_model(path: Path) -> Description:
+    """Describe a model directory: config, size, tensors, words and where it comes from."""
+    directory = bundle.locate(path)
+    source = directory / bundle.INFO
+    info: dict[str, Any] = _read(source) if source.exists() else {}
+    config = bundle.read_config(directory, info)
+    found = tensors(directory / bundle.WEIGHTS)
+    with torch.device("meta"):
+        parameters = parameter_count(PreTrainingModel(config))
+    words = describe_words(Tokenizer.load(directory))
+    shown = [("config", config.model_dump()), ("bertsmith.json", _without_long(info))]
+    lines = [
+        f"model directory {directory}",
+        f"{parameters:,} parameters: {config.layers} layers, width {config.width}, "
+        f"{config.heads} heads; heads: masked LM" + (", next sentence" if config.nsp else ""),
+    ]
+    for title, values in shown:
+        lines += ["", title, *_indented(_flat(values))]
+    lines += ["", "words", *(f"  {line}" for line in words.lines())]
+    lines += ["", f"tensors: {len(found)}", *_table(found)]
+    facts = {
+        "path": str(directory),
+        "parameters": parameters,
+        "config": config.model_dump(),
+        "info": info,
+        "words": words.to_json(),
+        "tensors": [asdict(one) for one in found],
+    }
+    return Description(facts, lines)
+
+
+def describe_run(path: Path) -> Description:
+    """Describe a RUN: its settings, how far it is, its figures and checkpoints."""
+    settings = read_toml(path / "settings.toml")
+    told = journal.read(path)
+    stored = [(step, _bytes(folder)) for step, folder in checkpoint.found(path)]
+    last = {kind: _last(told, kind) for kind in ("train", "heldout")}
+    step = max((line.get("step", 0) for line in told), default=0)
+    steps = settings.get("schedule", {}).get("steps")
+    finished = (path / "model" / bundle.WEIGHTS).is_file()
+    state = "finished" if finished else "not finished: the same command goes on with it"
+    lines = [f"run {path}: {state}", f"step {step:,} of {f'{steps:,}' if steps else 'unknown'}"]
+    for kind, name in (("train", "training batches"), ("heldout", "held out")):
+        if last[kind]:
+            losses = [line["masked_lm"] for line in told if line.get("kind") == kind]
+            lines += ["", name, *_indented(_flat(last[kind])), *_curve(losses)]
+    lines += ["", "checkpoints" if stored else "no checkpoint yet"]
+    lines += [f"  step-{step:<10} {size / 2**20:10,.1f} MiB" for step, size in stored]
+    lines += ["", "settings", *_indented(_flat(settings))]
+    facts = {
+        "path": str(path),
+        "finished": finished,
+        "step": step,
+        "steps": steps,
+        "last": last,
+        "checkpoints": [{"step": step, "bytes": size} for step, size in stored],
+        "settings": settings,
+    }
+    return Description(facts, lines)
+
+
+def describe_checkpoint(path: Path) -> Description:
+    """Describe a checkpoint: where the run stood, its weights, and the optimizer's moments."""
+    state = _read(path / checkpoint.STATE)
+    weights, moments = tensors(path / checkpoint.WEIGHTS), tensors(path / checkpoint.MOMENTS)
+    lines = [f"checkpoint {path}", *_indented(_flat(state))]
+    lines += ["", f"weights: {len(weights)} tensors", *_table(weights)]
+    lines += ["", f"moments: {len(moments)} tensors", *_table(moments)]
+    facts = {
+        "path": str(path),
+        "state": state,
+        "weights": [asdict(one) for one in weights],
+        "moments": [asdict(one) for one in moments],
+    }
+    return Description(facts, lines)
+
+
+def describe_settings(path: Path) -> Description:
+    """Describe a settings file."""
+    settings = read_toml(path)
+    facts = {"path": str(path), "settings": settings}
+    return Description(facts, [f"settings {path}", *_indented(_flat(settings))])
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value: dict[str, Any] = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise RunError(f"{path}: not a readable JSON object: {error}") from None
+    return value
+
+
+def _bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+
+
+def _last(lines: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    found = [line for line in lines if line.get("kind") == kind]
+    return {key: value for key, value in found[-1].items() if key != "kind"} if found else {}
+
+
+def _without_long(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what is shown elsewhere, at any depth."""
+    return {
+        key: _without_long(value) if isinstance(value, Mapping) else value
+        for key, value in info.items()
+        if key not in _LONG
+    }
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (dotted name, value as text) of nested tables."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, float):
+            yield prefix + key, f"{value:.6g}"
+        elif isinstance(value, list | tuple):
+            yield prefix + key, ", ".join(map(str, value))
+        else:
+            yield prefix + key, str(value)
+
+
+def _indented(pairs: Iterator[tuple[str, str]]) -> list[str]:
+    rows = list(pairs)
+    width = max((len(name) for name, _ in rows), default=0)
+    return [f"  {name:{width}}  {value}" for name, value in rows]
+
+
+def _table(found: list[TensorFacts]) -> list[str]:
+    """Return a line a tensor: name, shape, dtype, mean, deviation."""
+    if not found:
+        return []
+    shapes = [" x ".join(map(str, one.shape)) or "scalar" for one in found]
+    name, shape = max(len(one.name) for one in found), max(map(len, shapes))
+    lines = [f"  {'':{name}}  {'shape':>{shape}}  {'dtype':8}  {'mean':>10}  {'deviation':>10}"]
+    for one, size in zip(found, shapes, strict=True):
+        figures = f"{one.mean:10.3g}  {one.deviation:10.3g}"
+        strange = f"  {one.strange:,} values are not finite" if one.strange else ""
+        lines.append(f"  {one.name:{name}}  {size:>{shape}}  {one.dtype:8}  {figures}{strange}")
+    return lines
+
+
+def _curve(values: list[float]) -> list[str]:
+    """Draw figures as one line of characters, the mean of neighbours where there are many."""
+    if len(values) < 2:
+        return []
+    columns = min(len(values), _COLUMNS)
+    edges = [round(column * len(values) / columns) for column in range(columns + 1)]
+    means = [sum(values[first:last]) / (last - first) for first, last in pairwise(edges)]
+    low, high = min(means), max(means)
+    scale = (len(_HEIGHTS) - 1) / (high - low) if high > low else 0.0
+    drawn = "".join(_HEIGHTS[round((mean - low) * scale)] for mean in means)
+    return [f"  {drawn}  masked-LM loss, {high:.3f} to {low:.3f}"]
