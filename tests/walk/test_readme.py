@@ -20,6 +20,7 @@ STEPS = 10
 #: Budgets that a test cannot spend: the README's words, and what stands in their place here.
 SMALLER = {
     r"--minutes \d+(\.\d+)?": f"--steps {STEPS} --set run.eval_every={STEPS}",
+    r"minutes=\d+": f"steps={STEPS}, assignments=['run.eval_every={STEPS}']",
     r"--size (mini|small|medium|base)": "--size tiny",
     r"--size \d+": "--size 2000",  # the vocabulary's size
 }
@@ -34,6 +35,12 @@ def readme_commands(root: Path) -> list[str]:
     blocks = re.findall(r"^```console\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     joined = "\n".join(blocks).replace("\\\n", " ")
     return [line[2:].strip() for line in joined.splitlines() if line.startswith("$ ")]
+
+
+def python_blocks(root: Path) -> list[str]:
+    """Return the README's blocks of Python."""
+    text = (root / "README.md").read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def smaller(command: str) -> str:
@@ -80,9 +87,22 @@ def run(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[s
     return done
 
 
+def run_python(code: str, folder: Path) -> None:
+    """Run lines of Python in ``folder`` and fail with their own words where they fail."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
+
+
 @pytest.mark.slow
 def test_own_text_in_five_commands(root: Path, tmp_path: Path) -> None:
-    """Each command works on what the one before wrote, and the model fills in the mask."""
+    """Each command works on what the one before wrote, and so do the lines of Python."""
     commands = readme_commands(root)
     assert [command.split()[:2] for command in commands] == [["bertsmith", verb] for verb in VERBS]
     write_corpus(tmp_path / "my-text")
@@ -93,6 +113,10 @@ def test_own_text_in_five_commands(root: Path, tmp_path: Path) -> None:
     assert done.stdout.strip(), "the last command gave no words for the mask"
     filled = run([*shlex.split(commands[-1])[1:], "--json"], tmp_path)
     assert all(json.loads(line) for line in filled.stdout.splitlines())
+    blocks = python_blocks(root)
+    assert len(blocks) == 3
+    for block in blocks:
+        run_python(smaller(block), tmp_path)
 
 
 def test_budgets_are_all_that_changes(root: Path) -> None:
