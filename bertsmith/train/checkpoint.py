@@ -63,8 +63,22 @@ def save(
     steps = [step for step, _ in found(run)]
     for step in steps[:-keep]:
         if step != state.best_step:
-            shutil.rmtree(run / FOLDER / f"step-{step}")
+            _remove(run / FOLDER / f"step-{step}")
     return directory
+
+
+def sweep(run: Path) -> None:
+    """Remove what a kill left half written or half removed; only the holder of the lock may."""
+    for pattern in (".step-*.tmp", ".step-*.old"):
+        for path in (run / FOLDER).glob(pattern):
+            shutil.rmtree(path)
+
+
+def _remove(directory: Path) -> None:
+    """Remove a checkpoint so that a kill never leaves a part of it under its name."""
+    aside = directory.with_name(f".{directory.name}.old")
+    directory.replace(aside)
+    shutil.rmtree(aside)
 
 
 def found(run: Path) -> list[tuple[int, Path]]:

@@ -4,6 +4,7 @@ It never knows what is trained; it alone asks the hardware and sets PyTorch's pr
 """
 
 import os
+import re
 import resource
 import sys
 import time
@@ -46,6 +47,8 @@ def find(
     """Resolve ``auto`` in each choice; RunError if something asked for is not there."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise RunError(f"run.device is {device!r}; known here: auto, cpu, cuda, cuda:0, cuda:1 …")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise RunError(
             "run.device is 'cuda', but PyTorch finds no CUDA device here; "
@@ -61,8 +64,10 @@ def find(
         raise RunError(
             "run.kernel 'varlen' needs CUDA, bf16 and attention_dropout = 0; use 'padded' here"
         )
-    if threads is not None:
-        torch.set_num_threads(threads)
+    # Said even where nobody chose: a number that was set keeps MKL from taking fewer threads for
+    # small products, and a resume, which sets the number of the first start, would else compute
+    # in another order.
+    torch.set_num_threads(threads or torch.get_num_threads())
     make_deterministic(cuda=cuda)
     return Machine(torch.device(device), precision, kernel)  # type: ignore[arg-type]
 

@@ -19,6 +19,19 @@ from bertsmith.train.recipe import PretrainSettings
 from bertsmith.train.schedule import Phase
 
 
+def mean_losses(
+    compute: nn.Module, piece: Piece, whole: list[Piece], noise: Noise
+) -> dict[str, Tensor]:
+    """Return what a piece adds to the two means over its whole batch."""
+    losses: Losses = compute(
+        piece.packed, piece.masked_positions, piece.masked_labels, piece.not_next, noise
+    )
+    terms = {"masked_lm": losses.masked / sum(len(one.masked_labels) for one in whole)}
+    if losses.next_sentence is not None:
+        terms["next_sentence"] = losses.next_sentence / sum(one.sequences for one in whole)
+    return terms
+
+
 class Pretraining:
     """The work of the loop over the phases of a run."""
 
@@ -58,13 +71,16 @@ class Pretraining:
 
     def losses(self, piece: Piece, whole: list[Piece], noise: Noise) -> dict[str, Tensor]:
         """Return the two terms of the loss, each a mean over the whole batch."""
-        losses: Losses = self._compute(
-            piece.packed, piece.masked_positions, piece.masked_labels, piece.not_next, noise
+        return mean_losses(self._compute, piece, whole, noise)
+
+    def whereabouts(self, step: int) -> str:
+        """Say which examples the batch of ``step`` holds."""
+        phase = next(phase for phase in self._phases if step < phase.last)
+        first = (step - phase.first) * self._settings.data.batch
+        return (
+            f"that of examples {first} to {first + self._settings.data.batch - 1} "
+            f"of the phase of length {phase.length}"
         )
-        terms = {"masked_lm": losses.masked / sum(len(one.masked_labels) for one in whole)}
-        if losses.next_sentence is not None:
-            terms["next_sentence"] = losses.next_sentence / sum(one.sequences for one in whole)
-        return terms
 
     def tokens(self, whole: list[Piece]) -> int:
         """Count the tokens of a batch."""

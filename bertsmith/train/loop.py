@@ -38,6 +38,9 @@ class Work(Protocol):
         Their sum over names and pieces is the loss of the step.
         """
 
+    def whereabouts(self, step: int) -> str:
+        """Say for people which examples the batch of ``step`` (from 0) holds."""
+
     def tokens(self, whole: list[Any]) -> int:
         """Count the tokens of a batch."""
 
@@ -92,8 +95,11 @@ def step_seed(seed: int, step: int, piece: int) -> int:
     return (seed * 2**32 + step * _STEP_KEY + piece * _PIECE_KEY) % 2**62
 
 
+Losses = Callable[[Any, list[Any], Noise], dict[str, Tensor]]
+
+
 def take_step(
-    work: Work,
+    losses: Losses,
     whole: list[Any],
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -103,9 +109,11 @@ def take_step(
     seed: int,
     rate: float,
     clip: float,
+    whereabouts: Callable[[int], str] = "that of step {}".format,
 ) -> StepResult:
     """Compute the gradient of a batch piece by piece, and update the weights once.
 
+    ``losses`` is that of a Work, and ``whereabouts`` tells people which batch a step has.
     Raises RunError before the weights are touched if loss or gradient is not finite.
     """
     sums: dict[str, Tensor] = {}
@@ -114,7 +122,7 @@ def take_step(
         if machine.device.type == "cuda":
             torch.cuda.manual_seed(piece_seed)
         with machine.autocast():
-            terms = work.losses(piece, whole, Noise(torch.tensor(piece_seed)))
+            terms = losses(piece, whole, Noise(torch.tensor(piece_seed)))
         torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
         for name, value in terms.items():
             sums[name] = sums[name] + value.detach() if name in sums else value.detach()
@@ -122,10 +130,10 @@ def take_step(
     result = StepResult({name: float(value) for name, value in sums.items()}, float(norm))
     if not math.isfinite(result.loss) or not math.isfinite(result.grad_norm):
         raise RunError(
-            f"step {step}: the loss is {result.loss:g} and the norm of its gradient "
+            f"step {step + 1}: the loss is {result.loss:g} and the norm of its gradient "
             f"{result.grad_norm:g}; the weights were left as they were, and the last checkpoint "
-            f"stands. The batch is that of step {step} (seed {seed}). A lower optim.lr, or fp32 "
-            "(run.precision), usually helps"
+            f"stands. The batch is {whereabouts(step)} (seed {seed}). A lower optim.lr, or "
+            "fp32 (run.precision), usually helps"
         )
     for group in optimizer.param_groups:
         group["lr"] = rate
@@ -167,6 +175,7 @@ def train(
     On SIGTERM or Ctrl-C it finishes the step, saves a checkpoint and returns.
     """
     state = State()
+    checkpoint.sweep(run)
     stored = checkpoint.found(run)
     if stored:
         state = checkpoint.restore(stored[-1][1], model, optimizer)
@@ -200,13 +209,14 @@ def _steps(
     clock = _Clock(state.seconds)
     batches = work.pieces(state.step)
     model.train()
+    saved = state.step
     heldout: dict[str, str] = {}
     while state.step < plan.steps and stopper.signal is None:
         whole, step = next(batches), state.step
         rate = plan.rate(step)
         result = take_step(
-            work, whole, model, optimizer, machine,
-            step=step, seed=plan.seed, rate=rate, clip=plan.clip,
+            work.losses, whole, model, optimizer, machine,
+            step=step, seed=plan.seed, rate=rate, clip=plan.clip, whereabouts=work.whereabouts,
         )  # fmt: skip
         seconds = clock.lap()
         state = replace(state, step=step + 1, seconds=clock.total)
@@ -227,12 +237,27 @@ def _steps(
             if state.best_loss is None or figures[plan.best_by] < state.best_loss:
                 state = replace(state, best_step=done, best_loss=figures[plan.best_by])
                 save = True
-        if save or stopper.signal is not None:
-            journal.sync()
-            checkpoint.save(run, state, model, optimizer, plan.keep)
+        if save:
+            saved = _save(run, state, model, optimizer, plan.keep, journal)
         clock.skip()
         progress.advance(
             1, loss=f"{result.loss:.3f}", **heldout,
             **{"tokens/s": f"{speed:,.0f}", "of ceiling": f"{share:.0%}"},
         )  # fmt: skip
+    if saved < state.step:
+        # A signal may come at any moment of a step, so it is here that what it stopped is saved.
+        _save(run, state, model, optimizer, plan.keep, journal)
     return state
+
+
+def _save(
+    run: Path,
+    state: State,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    keep: int,
+    journal: Journal,
+) -> int:
+    journal.sync()
+    checkpoint.save(run, state, model, optimizer, keep)
+    return state.step

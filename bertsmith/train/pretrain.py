@@ -30,7 +30,7 @@ from bertsmith.train.examples import Pretraining
 from bertsmith.train.loop import Outcome, Plan
 from bertsmith.train.probe import Cost
 from bertsmith.train.recipe import PretrainSettings
-from bertsmith.train.resolve import FILE, Wishes, resolve, take_up
+from bertsmith.train.resolve import FILE, LOCK, Wishes, check_place, resolve, take_up
 from bertsmith.train.schedule import Phase
 
 MODEL = "model"
@@ -110,7 +110,7 @@ class Session:
 
     def _take(self, work: Pretraining, number: int, whole: list[Any]) -> None:
         loop.take_step(
-            work, whole, self.model, self.optimizer, self.machine,
+            work.losses, whole, self.model, self.optimizer, self.machine,
             step=number, seed=self.settings.run.seed, rate=0.0, clip=self.settings.optim.clip,
         )  # fmt: skip
         device.synchronize(self.machine)
@@ -141,6 +141,7 @@ def pretrain(
     """
     run, progress = Path(out), progress or Silent()
     began = time.perf_counter()
+    check_place(run)
     store = Store.open(data)
     wished = _wished(store, Path(data), size, steps, epochs, minutes, wishes)
     run.mkdir(parents=True, exist_ok=True)
@@ -222,7 +223,7 @@ def settle(session: Session, progress: Progress, began: float) -> PretrainSettin
     total = count_steps(session, cost, time.perf_counter() - began)
     run = settings.run.model_copy(
         update={
-            "device": machine.device.type,
+            "device": str(machine.device),
             "precision": machine.precision,
             "kernel": machine.kernel,
             "threads": torch.get_num_threads(),
@@ -318,7 +319,7 @@ def _picture(run: Path, settings: PretrainSettings, progress: Progress) -> Path 
 @contextmanager
 def _alone(run: Path) -> Iterator[None]:
     """Hold the run's lock: two processes in one directory would spoil each other's files."""
-    with (run / ".lock").open("w") as file:
+    with (run / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

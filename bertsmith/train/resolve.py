@@ -17,9 +17,14 @@ from bertsmith.settings import from_assignments, merged, read_toml
 from bertsmith.train import recipe
 from bertsmith.train.recipe import PretrainSettings, Recipe
 
-FILE = "settings.toml"
+FILE, LOCK = "settings.toml", ".lock"
 #: Settings that may differ when a run is taken up again: they change nothing that is learnt.
-_FREE = ("checkpoint.keep", "run.tensorboard")
+#: A store may have moved: ``run.store`` tells whether it is the same one.
+_FREE = ("checkpoint.keep", "run.tensorboard", "run.data")
+#: What decides the shapes of a model's weights.
+_SHAPE = (
+    "vocab_size", "layers", "width", "heads", "feed_forward", "max_positions", "segments",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +49,11 @@ def resolve(wishes: Wishes, store: Store) -> PretrainSettings:
 
     Raises SettingsError for anything unknown or contradictory.
     """
-    said: dict[str, Any] = read_toml(wishes.config) if wishes.config else {}
-    said = merged(said, wishes.values or {})
+    file = read_toml(wishes.config) if wishes.config else {}
+    said = merged(file, wishes.values or {})
     said = merged(said, from_assignments(wishes.assignments))
+    if wishes.start_from and wishes.size:
+        raise SettingsError("--size and --from exclude each other: the model's own size counts")
     model = _start(wishes.start_from, store) if wishes.start_from else _size(wishes.size or "mini")
     base = recipe.defaults(wishes.recipe, model)
     if wishes.cuda and wishes.recipe == "fast":
@@ -54,15 +61,42 @@ def resolve(wishes: Wishes, store: Store) -> PretrainSettings:
         base = merged(base, {"data": {"batch": 256}})
     facts = {"data": str(wishes.data.resolve()), "store": identity(store)}
     if wishes.start_from:
-        facts["start_from"] = wishes.start_from
+        facts["start_from"] = str(Path(wishes.start_from).resolve())
         # The model's own shape counts, not the recipe's choices for a new one.
         base = merged(base, {"model": model})
-    base = merged(base, {"model": {"vocab_size": store.manifest.vocab_size}, "run": facts})
-    base["model"]["nsp"] = merged(base, said).get("data", {}).get("nsp", True)
+    else:
+        base = merged(base, {"model": {"vocab_size": store.manifest.vocab_size}})
+    base = merged(base, {"run": facts})
+    data = merged(base, said).get("data")
+    base["model"]["nsp"] = data.get("nsp", True) if isinstance(data, Mapping) else True
     source = str(wishes.config) if wishes.config else "the settings"
-    settings = PretrainSettings.parse(merged(base, said), source)
+    settings = _parse(base, file, said, source)
+    if wishes.start_from:
+        _check_shape(settings, model, wishes.start_from)
     _check(settings, store, source)
     return settings
+
+
+def _parse(
+    base: dict[str, Any], file: dict[str, Any], said: dict[str, Any], source: str
+) -> PretrainSettings:
+    """Parse base and all that was said; a fault that the file alone has is told as the file's."""
+    try:
+        return PretrainSettings.parse(merged(base, said), "the settings given beside the file"
+                                      if file else source)  # fmt: skip
+    except SettingsError:
+        PretrainSettings.parse(merged(base, file), source)
+        raise
+
+
+def _check_shape(settings: PretrainSettings, model: Mapping[str, Any], path: str) -> None:
+    for name in _SHAPE:
+        wished = getattr(settings.model, name)
+        if wished != model[name]:
+            raise SettingsError(
+                f"model.{name} is {wished}, but the model at {path} has {model[name]}; leave it "
+                "out, or start from scratch without --from"
+            )
 
 
 def identity(store: Store) -> str:
@@ -103,6 +137,19 @@ def _check(settings: PretrainSettings, store: Store, source: str) -> None:
         )
 
 
+def check_place(run: Path) -> None:
+    """Raise RunError where no run can stand: at a file, or among files of somebody else."""
+    if run.exists() and not run.is_dir():
+        raise RunError(f"{run}: this is a file; give --out a new directory")
+    if not run.exists() or (run / FILE).exists():
+        return
+    # A kill may have left the lock, and the settings under their temporary name.
+    if any(item.name != LOCK and not item.name.startswith(f".{FILE}.") for item in run.iterdir()):
+        raise RunError(
+            f"{run}: there are files here, but no {FILE} of a run; give --out a new directory"
+        )
+
+
 def take_up(run: Path, wished: PretrainSettings) -> PretrainSettings | None:
     """Return the settings that stand in ``run``, or None if there are none yet.
 
@@ -110,10 +157,6 @@ def take_up(run: Path, wished: PretrainSettings) -> PretrainSettings | None:
     """
     path = run / FILE
     if not path.exists():
-        if run.exists() and any(item.name != ".lock" for item in run.iterdir()):
-            raise RunError(
-                f"{run}: there are files here, but no {FILE} of a run; give --out a new directory"
-            )
         return None
     stored = PretrainSettings.parse(read_toml(path), str(path))
     differences = [
