@@ -66,7 +66,7 @@ demo: $(VENV)/ready-demo ## make a small BERT from the text of the installed pac
 	@$(BIN)/bertsmith demo $(ARGS)
 
 test: $(VENV)/ready-dev ## run the tests; ARGS="-k store" picks some
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(ARGS)
 
 lint: $(VENV)/ready-dev ## check style and formatting
 	@$(BIN)/ruff check .
