@@ -39,7 +39,7 @@ def fill(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Fill in the masks of a text: the most probable words, with their probabilities.
+    """Fill in the masks of a text with the most probable words.
 
     Each [MASK] is predicted by itself while the others stay masks, so with several the best words
     need not fit together. A word that begins with ## is a piece that continues the word before it.

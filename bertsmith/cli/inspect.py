@@ -37,7 +37,7 @@ def inspect(
     seed: Annotated[int, typer.Option(help="The seed they are drawn with.", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON on stdout.")] = False,
 ) -> None:
-    """Show what stands at a path: its settings, its numbers, its content.
+    """Show what a file or folder made by Bertsmith holds.
 
     In a store's examples a token that the model is asked for stands in braces, {seen→asked}, after
     the label of the pair.

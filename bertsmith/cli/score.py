@@ -36,11 +36,11 @@ def score(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Score each line by its pseudo-log-likelihood: each token is masked in turn.
+    """Score lines by how well a model predicts their tokens.
 
-    (Salazar et al. 2020.) Prints the sum in nats, the mean a token, the pseudo-perplexity, the
-    tokens and the line, with tabs between them. A line that is empty or too long has a dash for
-    each and says why.
+    The score is the pseudo-log-likelihood: each token is masked in turn (Salazar et al. 2020).
+    Prints the sum in nats, the mean a token, the pseudo-perplexity, the number of tokens and the
+    line, with tabs between them. A line that is empty or too long has dashes, and says why.
     """
     from bertsmith.use.score import score_each
 
