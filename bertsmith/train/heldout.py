@@ -64,7 +64,8 @@ class Heldout:
         mean = self.masked_loss / self.predictions
         result = {
             "masked_lm": mean,
-            "perplexity": math.exp(mean),
+            # Beyond, float64 ends; so high a loss says that the run is lost anyway.
+            "perplexity": math.exp(mean) if mean < 700 else math.inf,
             "masked_accuracy": self.masked_hits / self.predictions,
             "unigram_entropy": self.unigram_entropy,
         }
