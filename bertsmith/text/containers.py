@@ -14,7 +14,8 @@ from bertsmith.errors import CorpusError, MissingExtraError
 from bertsmith.text import layouts, markdown
 from bertsmith.text.faults import Faults, Lines, Raw
 
-_OPENING: Final = re.compile(r'<doc\b[^>]*?(?:\btitle="([^"]*)")?[^>]*>\s*$')
+_OPENING: Final = re.compile(r"<doc\s.*>\s*$")
+_TITLE: Final = re.compile(r'\stitle="([^"]*)"')
 _CLOSING: Final = "</doc>"
 #: Rows held at once when a Parquet file is read.
 ROWS: Final = 256
@@ -98,9 +99,9 @@ def wiki_documents(lines: Lines, form: str, faults: Faults) -> Iterator[Raw]:
         if decoded is None:
             continue
         text = decoded.rstrip("\r\n")
-        opening = _OPENING.match(text)
-        if opening and held is None:
-            held, title = [], html.unescape(opening[1] or "")
+        if held is None and _OPENING.match(text):
+            found = _TITLE.search(text)
+            held, title = [], html.unescape(found[1]) if found else None
         elif text.strip() == _CLOSING and held is not None:
             yield _wiki_document(held, title, form)
             held = None

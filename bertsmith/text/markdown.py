@@ -35,7 +35,8 @@ def plain(text: str) -> str:
     blocks: list[list[str]] = [[]]
     for line in _outside_code(_COMMENT.sub("", text).split("\n")):
         _place(line, blocks)
-    return "\n".join(_inline(" ".join(block)) for block in blocks if block).strip()
+    lines = [_inline(" ".join(block)) for block in blocks]
+    return "\n".join(line for line in lines if line)
 
 
 def _outside_code(lines: list[str]) -> list[str]:
@@ -54,9 +55,9 @@ def _outside_code(lines: list[str]) -> list[str]:
             continue
         if fence:
             continue
-        # Four spaces after a blank line are code, unless a list item goes on there.
-        above_blank = not kept or not kept[-1].strip()
-        if line.startswith(("    ", "\t")) and above_blank and not _ITEM.match(line):
+        # Four spaces are code where no paragraph goes on, unless they begin a list item.
+        begins = not kept or not kept[-1].strip() or bool(_RULE.match(kept[-1]))
+        if line.startswith(("    ", "\t")) and begins and not _ITEM.match(line):
             continue
         kept.append(line)
     return kept

@@ -4,6 +4,7 @@ It never knows a text.
 """
 
 import json
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -30,15 +31,21 @@ def read_recipe(
     """Read a tokenizer from its directory, or from one file (tokenizer.json or vocab.txt).
 
     A bare vocab.txt does not say how text is to be cleaned: unless asked for here, it is lowered
-    if no word of the vocabulary has a capital letter, and accents stay, so that Hangul is whole.
+    if no word of the vocabulary has a capital letter, and accents stay, so that Hangul is whole;
+    but a vocabulary that holds Hangul in jamo only, as the original's uncased one does, is read
+    as the original reads it.
     Raises TokenizerError for a path without a tokenizer, a broken one, or one of another kind.
     """
     directory = path if path.is_dir() else path.parent
     file = _tokenizer_file(path)
-    if file.suffix == ".json":
-        recipe = _from_json(file)
-    else:
-        recipe = _from_vocab(file, directory / CONFIG, lowercase, strip_accents)
+    try:
+        if file.suffix == ".json":
+            recipe = _from_json(file)
+        else:
+            recipe = _from_vocab(file, directory / CONFIG, lowercase, strip_accents)
+    except TokenizerError as error:
+        # A recipe that cannot be does not know its file.
+        raise error if str(file) in str(error) else TokenizerError(f"{file}: {error}") from None
     own = _json(directory / OWN).get("tokenizer", {}) if (directory / OWN).is_file() else {}
     segmenter = own.get("segmenter") if isinstance(own, Mapping) else None
     if not segmenter:
@@ -118,8 +125,10 @@ def _from_vocab(
     if lowercase is None:
         lowercase = said.get("do_lower_case")
     if lowercase is None:
-        lowercase = not any(c.isupper() for word in vocab if word[:1] != "[" for c in word)
+        lowercase = all(word == word.lower() for word in vocab if word not in SPECIAL)
     whole = True
+    if strip_accents is None and not said and lowercase and _in_jamo(vocab):
+        strip_accents, whole = True, False
     if strip_accents is None and said:
         # The file says it in the terms of the original, where accents follow the case.
         strip_accents = said.get("strip_accents")
@@ -131,6 +140,13 @@ def _from_vocab(
         whole_hangul=whole or not strip_accents,
         split_chinese=said.get("tokenize_chinese_chars", True),
     )
+
+
+def _in_jamo(vocab: tuple[str, ...]) -> bool:
+    """Tell whether the words were learnt after NFD: jamo are there, nothing composed is."""
+    text = "".join(vocab)
+    jamo = any("\u1100" <= character <= "\u1112" for character in text)
+    return jamo and unicodedata.is_normalized("NFD", text)
 
 
 def _words(path: Path) -> tuple[str, ...]:
@@ -184,6 +200,8 @@ def _in_order(ids: Mapping[str, int], path: Path) -> tuple[str, ...]:
 def _check_added(added: list[dict[str, Any]], vocab: tuple[str, ...], path: Path) -> None:
     known = set(vocab)
     strange = [token["content"] for token in added if token["content"] not in known]
+    # A special token that is missing is told with the vocabulary.
+    strange = [content for content in strange if content not in SPECIAL]
     if strange:
         raise TokenizerError(
             f"{path}: found tokens added outside the vocabulary: {', '.join(strange[:5])}; "

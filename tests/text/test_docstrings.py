@@ -1,0 +1,169 @@
+"""Documentation strings become English, and nothing but English.
+
+These tests never import what is documented.
+"""
+
+import email
+import inspect
+from pathlib import Path
+
+import pytest
+
+from bertsmith.text.docprose import is_english, prose
+from bertsmith.text.docstrings import docstrings, documentation, source_files
+
+NUMPY = """Return the sum of the array elements over a given axis.
+
+    The result is a new array of the same shape as the input with the
+    axis removed, see [1]_ and :func:`~numpy.mean` for the ``axis`` rule.
+
+    .. note::
+        This is a note that should be read as any other sentence.
+
+    Parameters
+    ----------
+    a : array_like
+        Elements to sum over the axis that was given.
+    axis : int, optional
+        Axis along which the sum is performed.
+
+    Returns
+    -------
+    ndarray
+        An array with the axis removed from it.
+
+    Examples
+    --------
+    >>> np.sum([0.5, 1.5])
+    2.0
+
+    A table follows here::
+
+        this.is(code)
+
+    =====  =====
+    name   what
+    =====  =====
+    a      b
+    =====  =====
+
+    References
+    ----------
+    .. [1] A. Author, "A title of the book that is cited", 1999.
+    """
+
+GOOGLE = """Make a tokenizer from a [`Config`] or a [link](http://x.y).
+
+    Args:
+        config (`Config`, *optional*): The configuration that is to be used.
+            It goes on in the next line.
+        names (list[str]): Names.
+
+    Example:
+
+    ```python
+    This is not for the reader of the text.
+    ```
+
+    :param x: The value that is added to the other one.
+    :type x: int
+    :math:`x^2` is a formula that should not be in the text.
+    """
+
+
+def test_a_numpy_docstring_leaves_its_sentences() -> None:
+    """Names, types, underlines, doctests, code, tables and references go; sentences stay."""
+    assert prose(NUMPY) == [
+        ["Return the sum of the array elements over a given axis."],
+        ["This is a note that should be read as any other sentence."],
+        ["Elements to sum over the axis that was given."],
+        ["Axis along which the sum is performed."],
+        ["An array with the axis removed from it."],
+    ]
+
+
+def test_a_google_docstring_leaves_its_sentences() -> None:
+    """The names and types of arguments go, their descriptions stay, over several lines too."""
+    assert prose(GOOGLE) == [
+        ["Make a tokenizer from a Config or a link."],
+        ["The configuration that is to be used.", "It goes on in the next line."],
+        ["The value that is added to the other one."],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sentence", "english"),
+    [
+        ("The value is returned to the caller.", True),
+        ("Is this the end of the file?", True),
+        ("the value is returned to the caller.", False),
+        ("The value is returned to the caller", False),
+        ("Set x = [1, 2] and y = {3} to a | b.", False),
+        ("Foo bar baz qux quux.", False),
+        ("See the_file in os.path.join() of a/b/c.", False),
+        ("Yes it is.", False),
+        ("The value (of x is returned to the caller.", False),
+    ],
+)
+def test_english_is_told_from_code(sentence: str, english: bool) -> None:
+    """A sentence has a capital, an end, common words and few signs."""
+    assert is_english(sentence) is english
+
+
+MODULE = '''"""The first module of the package has this sentence.
+
+It has a second one that is as long as the first.
+"""
+
+raise SystemExit("this file must never be run")
+
+
+class A:
+    """This class is a thing that the module has.%s"""
+
+    def f(self):
+        """Return the thing that the class has in it."""
+
+
+add_docstr(A, """
+This is about a function in C that is added.
+""".format(1))
+'''
+
+
+def _package(folder: Path) -> Path:
+    """Write a package of three modules, one with errors and one that repeats another."""
+    padding = " It is as long as it is so that the file is read." * 8
+    (folder / "p" / "tests").mkdir(parents=True)
+    (folder / "p" / "__init__.py").write_text(MODULE % padding)
+    (folder / "p" / "again.py").write_text(MODULE % padding)
+    (folder / "p" / "broken.py").write_text('def f(:\n"""' + "It is not a module. " * 50 + '"""')
+    (folder / "p" / "tests" / "test_p.py").write_text(MODULE % padding)
+    (folder / "p" / "one.py").write_text('"""One sentence is not a document.' + " " * 500 + '"""')
+    return folder
+
+
+def test_a_file_is_read_in_order_and_never_run(tmp_path: Path) -> None:
+    """Strings of module, class, function and ``add_docstr`` come in the order of the source."""
+    found = list(docstrings(_package(tmp_path) / "p" / "__init__.py"))
+    assert [text.strip().split(" ")[0] for text in found] == ["The", "This", "Return", "This"]
+    assert found[3].strip().endswith("C that is added.")
+
+
+def test_a_module_is_a_document_and_no_sentence_comes_twice(tmp_path: Path) -> None:
+    """Tests, broken files, repetitions and single sentences give no document."""
+    _package(tmp_path)
+    found = list(documentation([tmp_path]))
+    assert [module.module for module in found] == ["p"]
+    sentences = [sentence for paragraph in found[0].paragraphs for sentence in paragraph]
+    assert len(sentences) == len(set(sentences)) == 6
+    assert sentences[1] == "It has a second one that is as long as the first."
+    assert [name for name, _ in source_files([tmp_path])] == ["p", "p.again", "p.broken", "p.one"]
+
+
+def test_the_number_of_processes_changes_nothing() -> None:
+    """One process and two give the same documents in the same order, for real packages."""
+    folders = [Path(pytest.__file__).parent, Path(inspect.getfile(email)).parent]
+    one = list(documentation(folders, processes=1))
+    assert one == list(documentation(folders, processes=2))
+    assert sum(len(part) for module in one for part in module.paragraphs) > 500
