@@ -1,0 +1,218 @@
+"""The kernels of attention, against plain loops and against each other."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bertsmith.model.attention import Kernel, SelfAttention, layout, reference_attention
+from bertsmith.model.bert import BertModel
+from bertsmith.model.dropout import Noise
+from bertsmith.model.packed import Packed, pack
+from tests.model.examples import EQUAL, RAGGED, example, primes
+
+SHAPES = pytest.mark.parametrize("lengths", [RAGGED, EQUAL, (7,)], ids=["ragged", "equal", "one"])
+DIRECTIONS = pytest.mark.parametrize("causal", [False, True], ids=["both", "causal"])
+
+
+def packed_of(lengths: tuple[int, ...]) -> Packed:
+    """Pack sequences of zeros."""
+    return pack([([0] * length, [0] * length) for length in lengths])
+
+
+def by_loops(
+    qkv: Tensor, lengths: tuple[int, ...], causal: bool, kept: Tensor | None
+) -> list[list[list[float]]]:
+    """Attend with nothing but Python's floats: qkv [T, 3, N, H] -> [T][N][H]."""
+    _, _, heads, width = qkv.shape
+    rows = qkv.tolist()
+    result, first = [], 0
+    for number, length in enumerate(lengths):
+        for i in range(length):
+            row = []
+            for head in range(heads):
+                query = rows[first + i][0][head]
+                seen = range(i + 1 if causal else length)
+                scores = [
+                    sum(a * b for a, b in zip(query, rows[first + j][1][head], strict=True))
+                    / math.sqrt(width)
+                    for j in seen
+                ]
+                total = sum(math.exp(score) for score in scores)
+                mixed = [0.0] * width
+                for j in seen:
+                    weight = math.exp(scores[j]) / total
+                    if kept is not None:
+                        weight *= float(kept[number, head, i, j])
+                    for h in range(width):
+                        mixed[h] += weight * rows[first + j][2][head][h]
+                row.append(mixed)
+            result.append(row)
+        first += length
+    return result
+
+
+@SHAPES
+@DIRECTIONS
+@pytest.mark.parametrize("dropped", [False, True])
+def test_reference_equals_plain_loops(
+    lengths: tuple[int, ...], causal: bool, dropped: bool
+) -> None:
+    """`reference` is softmax(q k / sqrt(H)) v inside each sequence, dropout on probabilities."""
+    torch.manual_seed(1)
+    qkv = torch.randn(sum(lengths), 3, 3, 7)
+    kept = None
+    if dropped:
+        kept = (torch.rand(len(lengths), 3, max(lengths), max(lengths)) > 0.4) / 0.6
+    where = layout(packed_of(lengths), "reference", causal=causal, dtype=torch.float32)
+    q, k, v = qkv.unbind(1)
+    drop = None if kept is None else kept.__mul__
+    found, probabilities = reference_attention(q, k, v, where, drop)
+    expected = torch.tensor(by_loops(qkv, lengths, causal, kept))
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+    assert [p.shape for p in probabilities] == [(3, length, length) for length in lengths]
+    for p in probabilities:
+        torch.testing.assert_close(p.sum(-1), torch.ones(p.shape[:2]))
+        assert not causal or not p.triu(1).any()
+
+
+def run(
+    lengths: tuple[int, ...], kernel: Kernel, causal: bool, train: bool
+) -> tuple[Tensor, list[Tensor]]:
+    """Return a layer's attention and its gradients with respect to input and weights."""
+    torch.manual_seed(2)
+    config = primes(attention="causal" if causal else "bidirectional", attention_dropout=0.3)
+    attention = SelfAttention(config, site=5).train(train)
+    hidden = torch.randn(sum(lengths), config.width, requires_grad=True)
+    where = layout(packed_of(lengths), kernel, causal=causal, dtype=torch.float32)
+    output = attention(hidden, where, Noise(torch.tensor(11)))
+    weights = [hidden, *attention.parameters()]
+    return output, list(torch.autograd.grad((output * torch.randn(output.shape)).sum(), weights))
+
+
+@SHAPES
+@DIRECTIONS
+@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
+def test_padded_equals_reference(lengths: tuple[int, ...], causal: bool, train: bool) -> None:
+    """`padded` gives what `reference` does, forward and backward, by the same decisions."""
+    expected, slopes = run(lengths, "reference", causal, train)
+    found, found_slopes = run(lengths, "padded", causal, train)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    for ours, theirs in zip(found_slopes, slopes, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    still = run(lengths, "reference", causal, not train)[0]
+    assert not torch.allclose(found, still, atol=1e-2), "dropout does nothing here"
+
+
+@pytest.mark.parametrize("kernel", ["reference", "padded"])
+def test_sequences_of_one_length_are_dropped_differently(kernel: Kernel) -> None:
+    """Two equal sequences of one batch get decisions of their own in training."""
+    torch.manual_seed(3)
+    attention = SelfAttention(primes(attention_dropout=0.5), site=0).train()
+    hidden = torch.randn(19, 21).repeat(2, 1)
+    where = layout(packed_of((19, 19)), kernel, causal=False, dtype=torch.float32)
+    first, second = attention(hidden, where, Noise(torch.tensor(1))).chunk(2)
+    assert not torch.allclose(first, second, atol=1e-3)
+
+
+@pytest.mark.parametrize("kernel", ["reference", "padded"])
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@DIRECTIONS
+def test_neighbours_change_nothing(kernel: Kernel, norm: str, causal: bool) -> None:
+    """A sequence has the same hidden states alone, and packed behind and before any others."""
+    torch.manual_seed(4)
+    config = primes(norm=norm, attention="causal" if causal else "bidirectional", init_range=0.3)
+    model = BertModel(config, kernel).eval()
+    chance = torch.Generator().manual_seed(4)
+
+    def draw(length: int) -> tuple[list[int], list[int]]:
+        ids = torch.randint(config.vocab_size, (length,), generator=chance).tolist()
+        return ids, [0] * (length // 2) + [1] * (length - length // 2)
+
+    own = draw(17)
+    with torch.no_grad():
+        alone = model(pack([own]))
+        for before, behind in (((), (41, 3)), ((41, 3), ()), ((17, 1), (29,)), ((17,), (17,))):
+            batch = [*(draw(n) for n in before), own, *(draw(n) for n in behind)]
+            first = sum(before)
+            found = model(pack(batch))[first : first + 17]
+            torch.testing.assert_close(found, alone, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kernel", ["reference", "padded"])
+def test_causal_attention_never_sees_what_follows(kernel: Kernel) -> None:
+    """A change of the last word moves no earlier hidden state; without causal it moves them all."""
+    config = primes(attention="causal")
+    other = primes()
+    ids = list(range(1, 24))
+    changed = [*ids[:-1], 99]
+    segments = [0] * len(ids)
+    moved = {}
+    for name, choice in (("causal", config), ("both", other)):
+        torch.manual_seed(5)
+        model = BertModel(choice, kernel).eval()
+        with torch.no_grad():
+            before, after = (model(pack([(words, segments)])) for words in (ids, changed))
+        moved[name] = (before - after)[:-1].abs().max(1).values
+    assert moved["causal"].max() == 0.0
+    assert moved["both"].min() > 0.0
+
+
+def test_all_hidden_states_can_be_had() -> None:
+    """``hidden_states`` gives embeddings and every layer; the last is what ``forward`` gives."""
+    for norm in ("post", "pre"):
+        config = primes(layers=3, norm=norm)
+        model = BertModel(config).eval()
+        batch = example(config)
+        states = list(model.hidden_states(batch.packed))
+        assert len(states) == 4
+        torch.testing.assert_close(states[-1], model(batch.packed), rtol=0, atol=0)
+        assert not torch.allclose(states[-1], states[-2], atol=1e-2)
+
+
+def test_varlen_is_refused_where_it_cannot_run() -> None:
+    """On the CPU, and in training with attention dropout, `varlen` says what to do instead."""
+    config = primes()
+    model = BertModel(config, "varlen")
+    batch = example(config).packed
+    with pytest.raises(ValueError, match="CUDA only; use the padded kernel"):
+        model.eval()(batch)
+    with pytest.raises(ValueError, match="set attention_dropout to 0"):
+        model.train()(batch, Noise(torch.tensor(0)))
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@SHAPES
+@DIRECTIONS
+def test_varlen_is_as_exact_as_padded(
+    lengths: tuple[int, ...], causal: bool, dtype: torch.dtype
+) -> None:
+    """On the same 16-bit inputs, `varlen` errs at most twice as much as `padded`, both ways."""
+    torch.manual_seed(6)
+    choice: Any = "causal" if causal else "bidirectional"
+    # Head width 64: flash attention takes multiples of 8 only.
+    config = primes(width=192, attention=choice, attention_dropout=0.0)
+    exact = SelfAttention(config, site=0).cuda().to(dtype).eval()
+    hidden = torch.randn(sum(lengths), 192, device="cuda").to(dtype)
+    upstream = torch.randn(sum(lengths), 192, device="cuda").to(dtype)
+    packed = packed_of(lengths).to(torch.device("cuda"))
+
+    def attend(kernel: Kernel, kind: torch.dtype) -> list[Tensor]:
+        layer = SelfAttention(config, site=0).cuda().to(kind).eval()
+        layer.load_state_dict(exact.state_dict())
+        own = hidden.to(kind).requires_grad_()
+        where = layout(packed, kernel, causal=causal, dtype=kind)
+        output = layer(own, where, None)
+        slopes = torch.autograd.grad(output, [own, *layer.parameters()], upstream.to(kind))
+        return [value.detach().float() for value in (output, *slopes)]
+
+    # The truth: the same 16-bit inputs and weights, worked out in float32.
+    truth = attend("reference", torch.float32)
+    found, padded = attend("varlen", dtype), attend("padded", dtype)
+    for a, b, c in zip(found, padded, truth, strict=True):
+        least = 2e-3 * float(c.abs().max())
+        assert (a - c).abs().max() <= max(2 * float((b - c).abs().max()), least)

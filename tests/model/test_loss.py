@@ -1,0 +1,118 @@
+"""The chunked cross-entropy against PyTorch's own, values and gradients."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bertsmith.model import loss as loss_module
+from bertsmith.model.loss import linear_cross_entropy
+
+P, D, V = 29, 7, 53
+
+
+@pytest.fixture
+def terms() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Draw x [P, D], weight [V, D], bias [V] and labels [P]."""
+    torch.manual_seed(0)
+    labels = torch.randint(V, (P,))
+    return torch.randn(P, D), torch.randn(V, D), torch.randn(V), labels
+
+
+def plain(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+    """Return the same sum in one piece."""
+    return F.cross_entropy(F.linear(x, weight, bias), labels, reduction="sum")
+
+
+# One row a piece, a few, a number that does not divide P, all but one, exactly P, and more.
+@pytest.mark.parametrize("rows", [0, 1, 3, 10, 28, 29, 1000])
+@pytest.mark.parametrize("upstream", [1.0, -0.37])
+def test_equals_the_plain_loss(
+    rows: int,
+    upstream: float,
+    terms: tuple[Tensor, Tensor, Tensor, Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Value and gradients agree for every size of piece, and for any gradient from above."""
+    monkeypatch.setattr(loss_module, "CHUNK_FLOATS", max(1, rows * V))
+    *inputs, labels = terms
+    found: list[Tensor] = []
+    expected: list[Tensor] = []
+    for function, results in ((linear_cross_entropy, found), (plain, expected)):
+        own = [value.clone().requires_grad_() for value in inputs]
+        value = function(own[0], own[1], own[2], labels)
+        results += [value.detach(), *torch.autograd.grad(value * upstream, own)]
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2), ()])
+def test_only_some_need_a_gradient(
+    wanted: tuple[int, ...], terms: tuple[Tensor, Tensor, Tensor, Tensor]
+) -> None:
+    """Frozen weights get no gradient, and the others theirs."""
+    *inputs, labels = terms
+    slopes = []
+    for function in (linear_cross_entropy, plain):
+        own = [value.clone().requires_grad_(place in wanted) for place, value in enumerate(inputs)]
+        value = function(own[0], own[1], own[2], labels)
+        if not wanted:
+            assert not value.requires_grad
+            return
+        torch.autograd.backward(value)
+        assert [value.grad is not None for value in own] == [n in wanted for n in range(3)]
+        slopes.append([own[place].grad for place in wanted])
+    for ours, theirs in zip(*slopes, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def strided(base: Tensor) -> Tensor:
+    """Cut [P, D] out of the middle."""
+    return base[3 : P + 3, 2 : D + 2]
+
+
+def shifted(base: Tensor) -> Tensor:
+    """Cut [P, D] from a place in the memory that begins no row."""
+    return base.flatten()[5 : 5 + P * D].view(P, D)
+
+
+def test_rows_that_are_a_view(terms: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+    """Rows cut out of a larger tensor, at any place and stride, give the same gradients."""
+    x, weight, bias, labels = terms
+    for cut in (strided, shifted):
+        slopes: list[Tensor] = []
+        for function in (linear_cross_entropy, plain):
+            base = torch.zeros(P + 5, D + 4)
+            cut(base).copy_(x)
+            base.requires_grad_()
+            slopes += torch.autograd.grad(function(cut(base), weight, bias, labels), base)
+        torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-5, atol=1e-5)
+
+
+def test_no_prediction_is_no_loss() -> None:
+    """With P = 0 the sum is 0, and so are all gradients."""
+    inputs = [torch.zeros(0, D), torch.randn(V, D), torch.randn(V)]
+    x, weight, bias = (value.requires_grad_() for value in inputs)
+    value = linear_cross_entropy(x, weight, bias, torch.zeros(0, dtype=torch.int64))
+    assert float(value.detach()) == 0.0
+    assert all(not slope.any() for slope in torch.autograd.grad(value, inputs))
+
+
+def test_large_logits_stay_finite() -> None:
+    """Logits of thousands overflow neither value nor gradient."""
+    x = torch.tensor([[1000.0], [-1000.0]], requires_grad=True)
+    weight = torch.tensor([[1.0], [-1.0], [3.0]])
+    value = linear_cross_entropy(x, weight, torch.zeros(3), torch.tensor([0, 2]))
+    expected = plain(x, weight, torch.zeros(3), torch.tensor([0, 2]))
+    torch.testing.assert_close(value, expected)
+    (slope,) = torch.autograd.grad(value, x)
+    torch.testing.assert_close(slope, torch.autograd.grad(expected, x)[0])
+
+
+def test_in_16_bits_the_sum_is_float32(terms: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+    """Under autocast the loss is summed in float32, near the exact one."""
+    x, weight, bias, labels = terms
+    with torch.autocast("cpu", torch.bfloat16):
+        found = linear_cross_entropy(x, weight, bias, labels)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, plain(x, weight, bias, labels), rtol=2e-2, atol=0)
