@@ -24,6 +24,8 @@ _STRONG: Final = re.compile(r"(\*\*|__)(?=\S)(.+?)(?<=\S)\1")
 _STAR: Final = re.compile(r"\*(?=\S)([^*\n]+?)(?<=\S)\*")
 # An underscore inside a word (snake_case) is no emphasis.
 _UNDER: Final = re.compile(r"(?<!\w)_(?=\S)([^_\n]+?)(?<=\S)_(?!\w)")
+# Some books close emphasis after the blank, as in "was _bound _to be".
+_LOOSE: Final = re.compile(r"(?<!\w)_(\w[^_\n]*?) _(?=\w)")
 _ESCAPE: Final = re.compile(r"\\([\\`*_{}\[\]()#+\-.!|>~<])")
 
 
@@ -85,5 +87,5 @@ def _inline(line: str) -> str:
     line = _TAG.sub("", line)
     line = _STRONG.sub(r"\2", line)
     line = _STAR.sub(r"\1", line)
-    line = _UNDER.sub(r"\1", line)
+    line = _LOOSE.sub(r"\1 ", _UNDER.sub(r"\1", line))
     return html.unescape(_ESCAPE.sub(r"\1", line)).strip()

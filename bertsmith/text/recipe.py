@@ -42,7 +42,8 @@ class Recipe:
     segmenter: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
-        missing = [token for token in SPECIAL if token not in set(self.vocab)]
+        known = set(self.vocab)
+        missing = [token for token in SPECIAL if token not in known]
         if missing:
             raise TokenizerError(
                 f"this vocabulary of {len(self.vocab):,} words has no {', '.join(missing)}; "

@@ -46,11 +46,8 @@ def read_recipe(
     except TokenizerError as error:
         # A recipe that cannot be does not know its file.
         raise error if str(file) in str(error) else TokenizerError(f"{file}: {error}") from None
-    own = _json(directory / OWN).get("tokenizer", {}) if (directory / OWN).is_file() else {}
-    segmenter = own.get("segmenter") if isinstance(own, Mapping) else None
-    if not segmenter:
-        return recipe
-    return _with(recipe, segmenter=(str(segmenter["name"]), str(segmenter["version"])))
+    segmenter = _segmenter(directory / OWN)
+    return _with(recipe, segmenter=segmenter) if segmenter else recipe
 
 
 def write_recipe(recipe: Recipe, directory: Path, longest: int | None = None) -> None:
@@ -87,6 +84,17 @@ def write_recipe(recipe: Recipe, directory: Path, longest: int | None = None) ->
     write_json(directory / OWN, own)
 
 
+def _segmenter(path: Path) -> tuple[str, str] | None:
+    """Return name and version of the segmenter that this package's own file names, if any."""
+    own = _table(_json(path), "tokenizer", path) if path.is_file() else {}
+    said = _table(own, "segmenter", path)
+    if not said:
+        return None
+    if not {"name", "version"} <= said.keys():
+        raise TokenizerError(f"{path}: found the segmenter {said}; expected a name and a version")
+    return str(said["name"]), str(said["version"])
+
+
 def _with(recipe: Recipe, **changes: Any) -> Recipe:
     return Recipe(**(vars(recipe) | changes))
 
@@ -114,6 +122,14 @@ def _json(path: Path) -> dict[str, Any]:
         raise TokenizerError(f"{path}: not a readable JSON file: {error}") from None
     if not isinstance(value, dict):
         raise TokenizerError(f"{path}: found a JSON {type(value).__name__}, expected an object")
+    return value
+
+
+def _table(values: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:
+    """Return the object at ``key``, an empty one if there is none."""
+    value = values.get(key) or {}
+    if not isinstance(value, dict):
+        raise TokenizerError(f"{path}: found {value!r} at {key!r}; expected an object")
     return value
 
 
@@ -162,17 +178,17 @@ def _words(path: Path) -> tuple[str, ...]:
 
 def _from_json(path: Path) -> Recipe:
     file = _json(path)
-    model = file.get("model") or {}
+    model = _table(file, "model", path)
     kind = model.get("type") or ("WordPiece" if "max_input_chars_per_word" in model else "unknown")
     if kind != "WordPiece":
         raise TokenizerError(f"{path}: found a {kind} tokenizer; expected WordPiece, as BERT has")
     _expect(path, "continuing prefix", model.get("continuing_subword_prefix"), CONTINUES)
     _expect(path, "unknown token", model.get("unk_token"), UNK)
-    splitter = (file.get("pre_tokenizer") or {}).get("type")
+    splitter = _table(file, "pre_tokenizer", path).get("type")
     _expect(path, "pre-tokenizer", splitter, "BertPreTokenizer")
-    vocab = _in_order(model.get("vocab") or {}, path)
+    vocab = _in_order(_table(model, "vocab", path), path)
     _check_added(file.get("added_tokens") or [], vocab, path)
-    choices = _choices(file.get("normalizer") or {}, path)
+    choices = _choices(_table(file, "normalizer", path), path)
     longest = int(model.get("max_input_chars_per_word", 100))
     return Recipe(vocab=vocab, longest_word=longest, **choices)
 

@@ -218,6 +218,7 @@ def _changed(folder: Path, part: Sequence[str], value: Any) -> None:
         (["added_tokens"], [{"content": "<s>"}], "added outside the vocabulary: <s>"),
         (["model", "vocab"], {"a": 0}, r"has no \[PAD\], \[UNK\]"),
         (["model", "vocab"], {}, "is empty"),
+        (["model"], "WordPiece", "found 'WordPiece' at 'model'; expected an object"),
     ],
 )
 def test_other_tokenizers_are_refused_by_name(
