@@ -109,7 +109,8 @@ def test_a_long_prose_file_is_cut_between_paragraphs(
 def test_markdown_loses_its_marks(tmp_path: Path) -> None:
     """Marks, code, tables and link targets go; headings, items and prose stay, a line each."""
     content = (
-        "---\ntitle: x\n---\n# The _Title_\n\nSome **bold** text _was _here with a [link](http://x.y) and\n"
+        "---\ntitle: x\n---\n# The _Title_\n\n"
+        "Some **bold** text _was _here with a [link](http://x.y) and\n"
         "`code` in a wrapped line, snake_case kept.\n\n```python\nx = 1\n```\n\n* one item\n"
         "* [ ] another item\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n> A quote &amp; its end.\n"
         "<!-- not\nthis -->\n***\n    indented()\n![picture](p.png)\n\n1. first \\* thing\n"
