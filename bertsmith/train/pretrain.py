@@ -120,6 +120,12 @@ class Session:
         data = self.settings.data
         return len(Stream(self.train, self.facts, data, length, self.settings.run.seed, 0))
 
+    def epoch_shares(self) -> list[tuple[float, int]]:
+        """Return for each phase its share of the steps and the examples of one of its epochs."""
+        timing = self.settings.schedule.model_copy(update={"steps": 1000})
+        phases = schedule.phases(timing, self.settings.data.length)
+        return [((p.last - p.first) / 1000, self.epoch_examples(p.length)) for p in phases]
+
 
 def pretrain(
     data: Path | str,
@@ -177,7 +183,7 @@ def plan(
         "steps": total,
         "batch": wished.data.batch,
         "tokens": round(tokens),
-        "epochs": tokens / session.train.counts.tokens,
+        "epochs": schedule.epochs_in(total, wished.data.batch, session.epoch_shares()),
         "minutes": cost.seconds(total, wished.run.eval_every) / 60,
         "tokens_per_second": round(cost.tokens_per_step / cost.step),
         "memory_bytes": cost.memory,
@@ -242,9 +248,8 @@ def count_steps(session: Session, cost: Cost | None, spent: float) -> int:
         steps = cost.steps_in(timing.minutes * 60 - spent, session.settings.run.eval_every)
         return max(timing.least_steps, steps)
     assert timing.epochs is not None
-    lengths = schedule.phases(timing.model_copy(update={"steps": 1000}), data.length)
-    shares = [((p.last - p.first) / 1000, session.epoch_examples(p.length)) for p in lengths]
-    return max(timing.least_steps, schedule.steps_for_epochs(timing.epochs, data.batch, shares))
+    steps = schedule.steps_for_epochs(timing.epochs, data.batch, session.epoch_shares())
+    return max(timing.least_steps, steps)
 
 
 def describe(session: Session) -> str:

@@ -62,13 +62,17 @@ def phases(settings: ScheduleSettings, length: int) -> list[Phase]:
     return [phase for phase in both if phase.first < phase.last]
 
 
+def epochs_in(steps: int, batch: int, examples: list[tuple[float, int]]) -> float:
+    """Return how often ``steps`` walk the data; ``examples`` as for ``steps_for_epochs``."""
+    return steps * sum(batch * share / count for share, count in examples)
+
+
 def steps_for_epochs(epochs: float, batch: int, examples: list[tuple[float, int]]) -> int:
     """Return the steps that walk the data ``epochs`` times.
 
     ``examples``: for each phase its share of the steps and the examples of one of its epochs.
     """
-    epochs_per_step = sum(batch * share / count for share, count in examples)
-    return max(1, math.ceil(epochs / epochs_per_step - 1e-9))
+    return max(1, math.ceil(epochs / epochs_in(1, batch, examples) - 1e-9))
 
 
 def warmup(settings: ScheduleSettings) -> int:

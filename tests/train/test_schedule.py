@@ -1,0 +1,112 @@
+"""The schedule as a table: length, phases, warm-up and the course of the learning rate."""
+
+import pytest
+
+from bertsmith.errors import RunError, SettingsError
+from bertsmith.train.schedule import (
+    Phase,
+    ScheduleSettings,
+    epochs_in,
+    lr_factor,
+    phases,
+    steps_for_epochs,
+    warmup,
+)
+
+
+@pytest.mark.parametrize(
+    ("steps", "asked", "taken"),
+    [
+        (1_000_000, 10_000, 10_000),
+        (100_001, 10_000, 10_000),
+        (50_000, 10_000, 5_000),
+        (1000, 10_000, 100),
+        (999, 10_000, 99),
+        (1000, 30, 30),
+        (1000, 0, 0),
+        (9, 10_000, 0),
+        (1, 10_000, 0),
+    ],
+)
+def test_warm_up_is_never_more_than_a_tenth(steps: int, asked: int, taken: int) -> None:
+    """Warm-up takes the steps asked for, but never more than a tenth of the run."""
+    settings = ScheduleSettings(steps=steps, warmup_steps=asked)
+    assert warmup(settings) == taken
+    assert warmup(settings) * 10 <= steps
+
+
+@pytest.mark.parametrize(
+    ("step", "factor"),
+    [(0, 0.1), (1, 0.2), (4, 0.5), (9, 1.0), (10, 0.9), (11, 0.89), (55, 0.45), (99, 0.01)],
+)
+def test_the_learning_rate_as_a_table(step: int, factor: float) -> None:
+    """It rises in a line over the warm-up, and falls in a line that would meet 0 at the end."""
+    settings = ScheduleSettings(steps=100, warmup_steps=10)
+    assert lr_factor(step, settings) == pytest.approx(factor, abs=1e-12)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 9, 10, 11, 1000])
+def test_every_step_learns_and_the_end_is_zero(steps: int) -> None:
+    """No step of a run has a rate of 0 or above 1; the step after the last would have 0."""
+    settings = ScheduleSettings(steps=steps)
+    factors = [lr_factor(step, settings) for step in range(steps)]
+    assert 0 < min(factors) <= max(factors) <= 1
+    assert factors[-1] == pytest.approx(1 / steps)
+    assert lr_factor(steps, settings) == 0
+
+
+@pytest.mark.parametrize(
+    ("steps", "share", "expected"),
+    [
+        (1000, 0.1, [Phase(0, 900, 128), Phase(900, 1000, 512)]),
+        (15, 0.1, [Phase(0, 13, 128), Phase(13, 15, 512)]),
+        (4, 0.1, [Phase(0, 4, 128)]),
+        (1, 0.9, [Phase(0, 1, 512)]),
+        (10, 0.0, [Phase(0, 10, 128)]),
+    ],
+)
+def test_two_phases_split_the_steps(steps: int, share: float, expected: list[Phase]) -> None:
+    """The last share of the steps has the long length; a phase of no step is left out."""
+    settings = ScheduleSettings(steps=steps, long_length=512, long_share=share)
+    assert phases(settings, 128) == expected
+
+
+def test_one_phase_without_a_long_length() -> None:
+    """Without a long length the share counts for nothing."""
+    assert phases(ScheduleSettings(steps=7, long_share=0.5), 64) == [Phase(0, 7, 64)]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "batch", "examples", "steps"),
+    [
+        (1.0, 10, [(1.0, 100)], 10),
+        (1.0, 10, [(1.0, 101)], 11),
+        (2.5, 10, [(1.0, 100)], 25),
+        (0.001, 10, [(1.0, 100)], 1),
+        # 0.9 n 10 / 100 + 0.1 n 10 / 50 = 0.11 n
+        (1.1, 10, [(0.9, 100), (0.1, 50)], 10),
+    ],
+)
+def test_epochs_become_steps(
+    epochs: float, batch: int, examples: list[tuple[float, int]], steps: int
+) -> None:
+    """The steps are the fewest that walk the data so often, over both phases together."""
+    assert steps_for_epochs(epochs, batch, examples) == steps
+    assert epochs_in(steps, batch, examples) >= epochs
+    assert epochs_in(steps - 1, batch, examples) < epochs
+
+
+@pytest.mark.parametrize("name", ["steps", "epochs", "minutes"])
+def test_no_run_of_nothing(name: str) -> None:
+    """Zero and less are refused as a number of steps, of epochs and of minutes."""
+    for value in (0, -1):
+        with pytest.raises(SettingsError, match=f"{name}: Input should be greater than 0"):
+            ScheduleSettings.parse({name: value}, "here")
+
+
+def test_two_measures_are_refused() -> None:
+    """Epochs and minutes together are a contradiction; unresolved steps are an error."""
+    with pytest.raises(SettingsError, match="exclude each other"):
+        ScheduleSettings.parse({"epochs": 1.0, "minutes": 1.0}, "here")
+    with pytest.raises(RunError, match="no number of steps"):
+        ScheduleSettings(epochs=1.0).total()

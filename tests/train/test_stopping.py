@@ -1,0 +1,147 @@
+"""Signals: a run that is asked to stop saves and leaves, and goes on as if nothing had been."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bertsmith.progress import Silent
+from bertsmith.train.checkpoint import found
+from bertsmith.train.device import Machine
+from bertsmith.train.journal import Journal, read
+from bertsmith.train.loop import Plan, train
+from bertsmith.train.optimizer import OptimSettings, build
+from bertsmith.train.stopping import Stopper
+from tests.train.conftest import assignments
+
+MACHINE = Machine(torch.device("cpu"), "fp32", "padded")
+PLAN = Plan(
+    steps=9, seed=0, clip=1.0, rate=lambda _: 0.1, log_every=1, eval_every=100,
+    checkpoint_every=100, keep=2, best_by="loss", ceiling=1.0,
+)  # fmt: skip
+
+
+def _wait(condition: Any, seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it takes too long"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("stop", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_leaves(
+    store: Path, tmp_path: Path, stop: signal.Signals, status: int
+) -> None:
+    """SIGTERM and Ctrl-C end the program with 143 and 130, after a checkpoint of every step done.
+
+    The message tells the step and that the same command goes on; no model is written yet.
+    """
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "bertsmith", "pretrain", "--data", str(store)]
+    command += ["--out", str(run), "--steps", "100000"]
+    for assignment in assignments(checkpoint__every=50000, run__eval_every=50000):
+        command += ["--set", assignment]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        _wait(lambda: len(read(run)) > 2 or process.poll() is not None)
+        process.send_signal(stop)
+        out, err = process.communicate(timeout=60)
+    told = err.decode()
+    assert process.returncode == status, told
+    last, directory = found(run)[-1]
+    assert f"stopped after step {last} of 100000, all saved" in told
+    assert "the same command goes on from there" in told
+    assert "Traceback" not in told
+    assert read(run)[-1]["step"] == last
+    assert (directory / "weights.safetensors").exists()
+    assert not (run / "model").exists()
+    assert out == b""
+
+
+class _Toy:
+    """Work of one number, that can send a signal in a step or while evaluating."""
+
+    def __init__(self) -> None:
+        self.model = nn.Linear(1, 1)
+
+    def pieces(self, first_step: int) -> Any:
+        yield from ([step] for step in range(first_step, 9))
+
+    def losses(self, piece: int, whole: Any, noise: Any) -> dict[str, Tensor]:
+        return {"loss": self.model(torch.tensor([float(piece)])).square().sum()}
+
+    def whereabouts(self, step: int) -> str:
+        return str(step)
+
+    def tokens(self, whole: Any) -> int:
+        return 1
+
+    def products(self, whole: Any) -> float:
+        return 1.0
+
+    def evaluate(self) -> dict[str, float]:
+        return {"loss": 1.0}
+
+
+class _Signals(Silent):
+    """Progress that sends a signal to its own process after some steps: the end of a step."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def advance(self, amount: float, **fields: str) -> None:
+        if amount == 1:
+            self.left -= 1
+            if self.left == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_at_the_end_of_a_step_is_saved_too(tmp_path: Path) -> None:
+    """A signal that comes after the moment of saving loses no step either."""
+    toy = _Toy()
+    optimizer = build(toy.model, OptimSettings())
+    outcome = train(toy, toy.model, optimizer, MACHINE, PLAN, tmp_path, _Signals(4))
+    assert (outcome.signal, outcome.state.step) == (signal.SIGTERM, 4)
+    assert [step for step, _ in found(tmp_path)] == [4]
+    outcome = train(toy, toy.model, optimizer, MACHINE, PLAN, tmp_path, Silent())
+    assert (outcome.signal, outcome.state.step) == (None, 9)
+    assert [line["step"] for line in read(tmp_path) if line["kind"] == "train"] == [*range(1, 10)]
+
+
+def test_a_signal_in_the_last_step_stops_nothing(tmp_path: Path) -> None:
+    """A run that came to its end is finished, whatever signal came with its last step."""
+    toy = _Toy()
+    optimizer = build(toy.model, OptimSettings())
+    outcome = train(toy, toy.model, optimizer, MACHINE, PLAN, tmp_path, _Signals(9))
+    assert (outcome.signal, outcome.state.step) == (None, 9)
+
+
+def test_the_second_signal_acts_as_always() -> None:
+    """The first Ctrl-C is noted, the second interrupts; afterwards all is as before."""
+    before = signal.getsignal(signal.SIGINT)
+    with Stopper() as stopper:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stopper.signal == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_journal_never_knows_less_than_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal is on the disk before a checkpoint is: its sync comes first, every time."""
+    order: list[str] = []
+    monkeypatch.setattr(Journal, "sync", lambda _: order.append("journal"))
+    monkeypatch.setattr("bertsmith.train.checkpoint.save", lambda *_: order.append("checkpoint"))
+    toy = _Toy()
+    plan = Plan(**{**PLAN.__dict__, "checkpoint_every": 3})
+    train(toy, toy.model, build(toy.model, OptimSettings()), MACHINE, plan, tmp_path, Silent())
+    # Three checkpoints, of which the last is of the last step.
+    assert order == ["journal", "checkpoint"] * 3
