@@ -29,7 +29,7 @@ def fill(
     text: Annotated[
         list[str],
         typer.Argument(
-            metavar="TEXT...",
+            metavar="TEXT",
             help='Text with one [MASK] or several, such as "my dog is [MASK]"; '
             "- reads a text from each line of standard input.",
             show_default=False,

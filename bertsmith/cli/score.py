@@ -23,7 +23,7 @@ def score(
     file: Annotated[
         str | None,
         typer.Argument(
-            metavar="[FILE]",
+            metavar="FILE",
             help="A text file, a line a text; - or nothing reads standard input.",
             show_default=False,
         ),

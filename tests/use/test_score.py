@@ -71,11 +71,17 @@ def test_every_line_is_answered_in_order(loaded: Bundle) -> None:
         assert later.log_probabilities == pytest.approx(first.log_probabilities, abs=1e-6)
 
 
-def test_a_small_budget_changes_nothing(loaded: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scores do not depend on how many copies stand in a batch, or rows in a chunk."""
+@pytest.mark.parametrize(
+    ("place", "name", "value"),
+    [(ask.groups, "__defaults__", (17,)), (ask, "CHUNK_FLOATS", 1)],
+    ids=["batches", "chunks"],
+)
+def test_a_small_budget_changes_nothing(
+    loaded: Bundle, monkeypatch: pytest.MonkeyPatch, place: Any, name: str, value: Any
+) -> None:
+    """The scores do not depend on how many copies stand in a batch, nor on rows in a chunk."""
     wanted = list(score_each(loaded, LINES))
-    monkeypatch.setattr(ask.groups, "__defaults__", (17,))
-    monkeypatch.setattr(ask, "CHUNK_FLOATS", 1)
+    monkeypatch.setattr(place, name, value)
     for one, other in zip(score_each(loaded, LINES), wanted, strict=True):
         assert one.log_probabilities == pytest.approx(other.log_probabilities, abs=1e-5)
 
