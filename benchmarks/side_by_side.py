@@ -37,8 +37,8 @@ from bertsmith.train.schedule import Phase
 #: Seconds of one turn, and of the probe that fixes each one's number of steps.
 TURN, PROBE = 20.0, 20.0
 #: Evaluations over the run of each, not counted in its time.
-EVALUATIONS = 30
-HELD_OUT = 1024
+EVALUATIONS = 20
+HELD_OUT = 512
 
 
 class Contestant:
