@@ -29,10 +29,10 @@ from bertsmith.train import schedule
 from bertsmith.train.heldout import heldout_stream
 from bertsmith.train.loop import take_step
 from bertsmith.train.pieces import Piece, to_device
-from bertsmith.train.pretrain import Session
 from bertsmith.train.recipe import PretrainSettings
 from bertsmith.train.resolve import Wishes, resolve
 from bertsmith.train.schedule import Phase
+from bertsmith.train.session import Session
 
 #: Seconds of one turn, and of the probe that fixes each one's number of steps.
 TURN, PROBE = 20.0, 20.0

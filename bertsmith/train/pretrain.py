@@ -4,34 +4,27 @@ It never knows of the command line; what it has to say goes to a ``Progress``.
 """
 
 import fcntl
-import json
-import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from bertsmith import bundle
-from bertsmith.data.masking import TokenFacts
 from bertsmith.data.store import Store
-from bertsmith.data.stream import Stream
 from bertsmith.errors import MissingExtraError, RunError
 from bertsmith.files import write_whole
-from bertsmith.model.bert import PreTrainingModel, parameter_count
+from bertsmith.model.bert import parameter_count
 from bertsmith.progress import Progress, Silent
-from bertsmith.train import curve, device, journal, loop, optimizer, probe, recipe, schedule
-from bertsmith.train.examples import Pretraining
+from bertsmith.train import curve, device, journal, loop, recipe, schedule
 from bertsmith.train.loop import Outcome, Plan
 from bertsmith.train.probe import Cost
 from bertsmith.train.recipe import PretrainSettings
 from bertsmith.train.resolve import FILE, LOCK, Wishes, check_place, resolve, take_up
-from bertsmith.train.schedule import Phase
+from bertsmith.train.session import Session, describe, provenance
 
 MODEL = "model"
 
@@ -46,85 +39,6 @@ class Result:
     steps: int
     heldout: dict[str, float]
     curve: Path | None
-
-
-class Session:
-    """Everything that a run needs in memory: store, model, optimizer and the machine's choices."""
-
-    def __init__(self, settings: PretrainSettings, store: Store) -> None:
-        """Build the model with weights drawn from the seed, or read from ``run.start_from``."""
-        run = settings.run
-        self.machine = device.find(
-            run.device, run.precision, run.kernel,
-            attention_dropout=settings.model.attention_dropout, threads=run.threads,
-        )  # fmt: skip
-        self.settings, self.store = settings, store
-        self.tokenizer = store.tokenizer()
-        self.facts = TokenFacts.of(self.tokenizer)
-        self.train, self.heldout = store.split("train"), store.split("heldout")
-        self.model = PreTrainingModel(settings.model, self.machine.kernel).to(self.machine.device)
-        compute: nn.Module = self.model
-        if run.compile:
-            # Dynamic from the first call on: a restart must not meet another graph.
-            compute = torch.compile(self.model, dynamic=True)  # type: ignore[assignment]
-        self.compute = compute
-        self.start()
-
-    def start(self) -> None:
-        """Set weights and optimizer to where a run begins."""
-        torch.manual_seed(self.settings.run.seed)
-        self.model.initialize()
-        if self.settings.run.start_from:
-            source = bundle.load(self.settings.run.start_from).model
-            self.model.load_state_dict(source.state_dict(), strict=False)
-        self.optimizer = optimizer.build(self.model, self.settings.optim)
-
-    def work(self, phases: list[Phase]) -> Pretraining:
-        """Return the work of the loop over ``phases``."""
-        return Pretraining(
-            self.model, self.compute, self.settings, phases,
-            self.train, self.heldout, self.facts, self.machine,
-        )  # fmt: skip
-
-    def measure(self) -> Cost:
-        """Take a few steps at each length, and start anew."""
-        settings, times, shares, tokens = self.settings, 0.0, 0.0, 0.0
-        ceiling = device.matrix_ceiling(self.machine)
-        every = schedule.phases(settings.schedule.model_copy(update={"steps": 1000}),
-                                settings.data.length)  # fmt: skip
-        for phase in every:
-            work = self.work([Phase(0, 1000, phase.length)])
-            self.model.train()
-            seconds, used = probe.time_steps(work.pieces(0), partial(self._take, work))
-            weight = (phase.last - phase.first) / 1000
-            times += weight * seconds
-            shares += weight * sum(map(work.products, used)) / len(used) / seconds / ceiling
-            tokens += weight * sum(map(work.tokens, used)) / len(used)
-        self.model.eval()
-        began = time.perf_counter()
-        work.evaluate()
-        pause = time.perf_counter() - began
-        memory = device.peak_memory(self.machine)
-        self.start()
-        return Cost(times, pause, memory, ceiling, shares, tokens)
-
-    def _take(self, work: Pretraining, number: int, whole: list[Any]) -> None:
-        loop.take_step(
-            work.losses, whole, self.model, self.optimizer, self.machine,
-            step=number, seed=self.settings.run.seed, rate=0.0, clip=self.settings.optim.clip,
-        )  # fmt: skip
-        device.synchronize(self.machine)
-
-    def epoch_examples(self, length: int) -> int:
-        """Count the examples of one epoch at a length."""
-        data = self.settings.data
-        return len(Stream(self.train, self.facts, data, length, self.settings.run.seed, 0))
-
-    def epoch_shares(self) -> list[tuple[float, int]]:
-        """Return for each phase its share of the steps and the examples of one of its epochs."""
-        timing = self.settings.schedule.model_copy(update={"steps": 1000})
-        phases = schedule.phases(timing, self.settings.data.length)
-        return [((p.last - p.first) / 1000, self.epoch_examples(p.length)) for p in phases]
 
 
 def pretrain(
@@ -252,16 +166,6 @@ def count_steps(session: Session, cost: Cost | None, spent: float) -> int:
     return max(timing.least_steps, steps)
 
 
-def describe(session: Session) -> str:
-    """Return one line for people about what is trained where."""
-    config, counts = session.settings.model, session.train.counts
-    return (
-        f"{config.layers} layers, width {config.width}, {config.heads} heads, "
-        f"{parameter_count(session.model):,} parameters on {counts.tokens:,} tokens "
-        f"({device.describe(session.machine)})"
-    )
-
-
 def _run(session: Session, run: Path, progress: Progress) -> Result:
     settings = session.settings
     timing = settings.schedule
@@ -291,25 +195,6 @@ def _run(session: Session, run: Path, progress: Progress) -> Result:
         model = run / MODEL
         bundle.save(model, session.model, session.tokenizer, provenance(session, heldout))
     return Result(run, model, outcome, order.steps, heldout, _picture(run, settings, progress))
-
-
-def provenance(session: Session, heldout: dict[str, float]) -> dict[str, Any]:
-    """Return what a model directory says of its making."""
-    settings, manifest = session.settings, session.store.manifest
-    return {
-        "task": "pretraining",
-        "recipe": settings.run.recipe,
-        "provenance": {
-            "sources": [source.name for source in manifest.plan.sources],
-            "documents": session.train.counts.documents,
-            "tokens": session.train.counts.tokens,
-            "language": manifest.plan.options.language,
-            "settings": json.loads(settings.model_dump_json(exclude_none=True)),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
-        "heldout": heldout,
-    }
 
 
 def _picture(run: Path, settings: PretrainSettings, progress: Progress) -> Path | None:

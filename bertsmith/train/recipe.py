@@ -92,7 +92,8 @@ def defaults(recipe: Recipe, model: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_length(settings: PretrainSettings, steps: int) -> PretrainSettings:
     """Return the settings with the number of steps, and the intervals that follow from it."""
-    twentieth = max(1, steps // 20)
+    # A run of some dozen steps is not to spend its time on evaluations.
+    twentieth = max(min(10, steps), steps // 20)
     every = settings.checkpoint.every or twentieth
     run = settings.run.model_copy(update={"eval_every": settings.run.eval_every or twentieth})
     return settings.model_copy(

@@ -9,9 +9,9 @@ import torch
 from bertsmith.data.store import Store
 from bertsmith.model.dropout import Noise
 from bertsmith.train.pieces import Piece, cut
-from bertsmith.train.pretrain import Session
 from bertsmith.train.resolve import Wishes, resolve
 from bertsmith.train.schedule import Phase
+from bertsmith.train.session import Session
 from tests.train.conftest import assignments
 
 

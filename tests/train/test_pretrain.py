@@ -19,10 +19,11 @@ from bertsmith.train import probe
 from bertsmith.train.checkpoint import FOLDER, found, restore
 from bertsmith.train.examples import Pretraining
 from bertsmith.train.journal import read
-from bertsmith.train.pretrain import Session, plan, pretrain
+from bertsmith.train.pretrain import plan, pretrain
 from bertsmith.train.recipe import PretrainSettings
 from bertsmith.train.resolve import Wishes, resolve
 from bertsmith.train.schedule import Phase
+from bertsmith.train.session import Session
 from tests.train.conftest import Train, assignments, make_store
 
 
