@@ -1,0 +1,66 @@
+"""The layers against PyTorch's own encoder, which knows pre-norm and causal attention too."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bertsmith.model.bert import BertModel, PreTrainingModel
+from tests.model.examples import example, primes, shaken
+
+
+def peer_of(model: BertModel) -> nn.TransformerEncoder:
+    """Return PyTorch's encoder with the same weights."""
+    config = model.config
+    pre = config.norm == "pre"
+    layer = nn.TransformerEncoderLayer(
+        config.width,
+        config.heads,
+        config.feed_forward,
+        activation="relu",
+        layer_norm_eps=config.norm_eps,
+        batch_first=True,
+        norm_first=pre,
+    )
+    last = nn.LayerNorm(config.width, config.norm_eps) if pre else None
+    peer = nn.TransformerEncoder(layer, config.layers, last, enable_nested_tensor=False)
+    layers: Any = model.encoder.layers
+    theirs: Any = peer.layers
+    for ours, other in zip(layers, theirs, strict=True):
+        other.self_attn.in_proj_weight.data = ours.attention.query_key_value.weight.data
+        other.self_attn.in_proj_bias.data = ours.attention.query_key_value.bias.data
+        other.self_attn.out_proj.load_state_dict(ours.attention.output.state_dict())
+        other.linear1.load_state_dict(ours.up.state_dict())
+        other.linear2.load_state_dict(ours.down.state_dict())
+        other.norm1.load_state_dict(ours.attention_norm.state_dict())
+        other.norm2.load_state_dict(ours.feed_forward_norm.state_dict())
+    if last is not None:
+        last.load_state_dict(model.encoder.norm.state_dict())
+    return peer.eval()
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
+def test_equals_the_encoder_of_pytorch(norm: str, attention: str) -> None:
+    """Pre- and post-norm, causal or not: the hidden states are those of nn.TransformerEncoder."""
+    config = primes(norm=norm, attention=attention, activation="relu", layers=3)
+    model = shaken(PreTrainingModel(config)).bert.eval()
+    batch = example(config, (29,))
+    future = None
+    if attention == "causal":
+        future = torch.ones(29, 29, dtype=torch.bool).triu(1)
+    with torch.no_grad():
+        first, *_, last = model.hidden_states(batch.packed)
+        expected = peer_of(model)(first[None], mask=future)
+    torch.testing.assert_close(last, expected[0], rtol=1e-5, atol=1e-5)
+
+
+def test_pre_norm_leaves_the_embeddings_as_they_are() -> None:
+    """Pre-norm layers normalize their own input: the plain sum enters the first layer."""
+    model = shaken(PreTrainingModel(primes(norm="pre"))).bert.eval()
+    packed = example(model.config).packed
+    table = model.embeddings
+    expected = table.words.weight[packed.ids] + table.positions.weight[packed.positions]
+    first = next(model.hidden_states(packed))
+    torch.testing.assert_close(first, expected + table.segments.weight[packed.segments])
