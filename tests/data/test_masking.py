@@ -146,3 +146,12 @@ def test_settings_that_exceed_one() -> None:
     """Shares of [MASK] and random words that add up to more than 1 are refused."""
     with pytest.raises(ValueError, match="must be at most 1"):
         DataSettings(mask_token_share=0.9, random_share=0.2)
+
+
+def test_every_word_can_be_chosen(facts: TokenFacts) -> None:
+    """With a share of 1 all ordinary tokens are chosen, also a piece right after a special one."""
+    ids = np.array([2, 60, 61, 10, 62, 3, 63, 64, 1, 65, 11, 3])
+    settings = DataSettings(mask_share=1.0, whole_words=True)
+    boundaries = np.array([0, 12], np.int32)
+    _, chosen, _ = mask(ids, boundaries, states(0, np.arange(1)), facts, settings)
+    assert chosen.tolist() == [1, 2, 3, 4, 6, 7, 9, 10]
