@@ -26,15 +26,18 @@ def plain(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
 
 # One row a piece, a few, a number that does not divide P, all but one, exactly P, and more.
 @pytest.mark.parametrize("rows", [0, 1, 3, 10, 28, 29, 1000])
+@pytest.mark.parametrize("words", [1, 20, V, 2048])
 @pytest.mark.parametrize("upstream", [1.0, -0.37])
 def test_equals_the_plain_loss(
     rows: int,
+    words: int,
     upstream: float,
     terms: tuple[Tensor, Tensor, Tensor, Tensor],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Value and gradients agree for every size of piece, and for any gradient from above."""
+    """Value and gradients agree for every size of piece and part, and any gradient from above."""
     monkeypatch.setattr(loss_module, "CHUNK_FLOATS", max(1, rows * V))
+    monkeypatch.setattr(loss_module, "WORDS", words)
     *inputs, labels = terms
     found: list[Tensor] = []
     expected: list[Tensor] = []
