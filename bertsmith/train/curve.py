@@ -1,4 +1,4 @@
-"""The picture of a run, ``curve.png``: losses against tokens, beside the unigram entropy.
+"""The picture of a run, ``curve.png``: losses against steps, beside the unigram entropy.
 
 It never knows how the figures came about: it reads the journal.
 """

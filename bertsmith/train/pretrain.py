@@ -182,7 +182,7 @@ def _run(session: Session, run: Path, progress: Progress) -> Result:
         checkpoint_every=settings.checkpoint.every,
         keep=settings.checkpoint.keep,
         best_by="masked_lm",
-        ceiling=device.matrix_ceiling(session.machine),
+        ceiling=lambda: device.matrix_ceiling(session.machine),
     )
     outcome = loop.train(
         session.work(phases), session.model, session.optimizer, session.machine,

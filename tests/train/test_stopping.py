@@ -24,7 +24,7 @@ from tests.train.conftest import assignments
 MACHINE = Machine(torch.device("cpu"), "fp32", "padded")
 PLAN = Plan(
     steps=9, seed=0, clip=1.0, rate=lambda _: 0.1, log_every=1, eval_every=100,
-    checkpoint_every=100, keep=2, best_by="loss", ceiling=1.0,
+    checkpoint_every=100, keep=2, best_by="loss", ceiling=lambda: 1.0,
 )  # fmt: skip
 
 
