@@ -203,7 +203,7 @@ def _replaced(
     state = state[sequence]
     fate = draw(state, numbers + np.uint64(_BASE + _FATE))
     masked = chance(fate, settings.mask_token_share)
-    changed = chance(fate, settings.mask_token_share + settings.random_share) & ~masked
+    changed = chance(fate, settings.mask_token_share + settings.random_share)
     ordinary = np.flatnonzero(~facts.special)
     limits = np.full(len(chosen), len(ordinary))
     words = ordinary[below(draw(state, numbers + np.uint64(_BASE + _WORD)), limits)]

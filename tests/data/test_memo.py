@@ -66,3 +66,10 @@ def test_a_sentence_without_a_token() -> None:
     """Sentences of which nothing is left have size 0, wherever they stand."""
     tokenizer = Tokenizer(RECIPES[0])
     assert_same(tokenizer, Memo(tokenizer), ["\x00", "the", "", " ", "end", "\u200d"])
+
+
+def test_letters_whose_lower_case_depends_on_their_place() -> None:
+    """A capital sigma at a word's end is lowered as the tokenizer does it, not as Python does."""
+    assert "BΣ".lower() == "b\u03c2"
+    tokenizer = Tokenizer(RECIPES[0])
+    assert_same(tokenizer, Memo(tokenizer), ["BΣ end", "İ \u0131 aΣ Σ", "the"])
