@@ -56,7 +56,9 @@ def layout(packed: Packed, kernel: Kernel, *, causal: bool, dtype: torch.dtype) 
     if causal:
         ones = torch.ones(longest, longest, dtype=torch.bool, device=boundaries.device)
         mask = torch.zeros_like(ones, dtype=dtype).masked_fill(ones.triu(1), -math.inf)
-    if packed.ids.shape[0] == sequences * longest:
+    # A compiled graph takes the same way for all batches: whether they are equal in length would
+    # be asked of each, and answered by a graph of its own.
+    if not torch.compiler.is_compiling() and packed.ids.shape[0] == sequences * longest:
         return Layout(kernel, boundaries, longest, causal, None, mask)
     lengths = boundaries.diff()
     first_slots = torch.arange(sequences, device=boundaries.device) * longest

@@ -17,8 +17,10 @@ from bertsmith.data.masking import TokenFacts
 from bertsmith.data.store import Store
 from bertsmith.data.stream import Stream
 from bertsmith.model.bert import PreTrainingModel, parameter_count
-from bertsmith.train import device, loop, optimizer, probe, schedule
-from bertsmith.train.examples import Pretraining
+from bertsmith.model.dropout import Noise
+from bertsmith.train import device, loop, optimizer, probe, schedule, warming
+from bertsmith.train.examples import Pretraining, mean_losses
+from bertsmith.train.pieces import to_device
 from bertsmith.train.probe import Cost
 from bertsmith.train.recipe import PretrainSettings
 from bertsmith.train.schedule import Phase
@@ -44,7 +46,21 @@ class Session:
             # Dynamic from the first call on: a restart must not meet another graph.
             compute = torch.compile(self.model, dynamic=True)  # type: ignore[assignment]
         self.compute = compute
+        if run.compile and self.machine.device.type == "cpu":
+            self._warm()
         self.start()
+
+    def _warm(self) -> None:
+        """Have the graphs compiled, from the same first batches at every start."""
+        settings = self.settings
+        longest = max(settings.data.length, settings.schedule.long_length or 0)
+        self.model.train()
+        for batch in warming.first_batches(settings.data, longest, settings.run.micro_tokens):
+            piece = to_device(batch, self.machine.device)
+            with self.machine.autocast():
+                terms = mean_losses(self.compute, piece, [piece], Noise(torch.tensor(0)))
+            torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
+        self.model.zero_grad()
 
     def start(self) -> None:
         """Set weights and optimizer to where a run begins."""
