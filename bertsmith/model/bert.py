@@ -41,8 +41,11 @@ class BertModel(nn.Module):
 
     def forward(self, packed: Packed, noise: Noise | None = None) -> Tensor:
         """Return the last layer's hidden states [T, D]."""
-        *_, last = self.hidden_states(packed, noise)
-        return last
+        states = self.hidden_states(packed, noise)
+        hidden = next(states)
+        for hidden in states:  # noqa: B007 - one at a time, so that no earlier one is kept
+            pass
+        return hidden
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,16 @@ class MaskedLanguageModel(nn.Module):
         self.decoder = nn.Linear(config.width, config.vocab_size)
         self.decoder.weight = words.weight
 
+    @torch.no_grad()
+    def start_at(self, counts: Tensor) -> None:
+        """Set the output bias to the log of the words' shares, from how often each occurs [V].
+
+        A head that has learnt nothing else then starts at the unigram entropy, not at log V.
+        Words that never occur count as half a one.
+        """
+        shares = counts.to(self.decoder.bias).clamp(min=0.5)
+        self.decoder.bias.copy_((shares / shares.sum()).log())
+
     def features(self, hidden: Tensor) -> Tensor:
         """Return what the decoder multiplies: [P, D] -> [P, D]."""
         normed: Tensor = self.norm(self.activation(self.transform(hidden)))

@@ -183,84 +183,95 @@ def train(
     journal = Journal(run, state.step)
     progress.start("training", plan.steps, "steps")
     progress.advance(state.step)
+    loop = _Loop(work, model, optimizer, machine, plan, run, state, journal, progress)
     try:
         with Stopper() as stopper:
-            state = _steps(
-                work, model, optimizer, machine, plan, run, state, journal, stopper, progress
-            )
+            loop.run_until(stopper)
     finally:
         progress.finish()
         journal.close()
-    return Outcome(state, stopper.signal if state.step < plan.steps else None)
+    return Outcome(loop.state, stopper.signal if loop.state.step < plan.steps else None)
 
 
-def _steps(
-    work: Work,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    machine: Machine,
-    plan: Plan,
-    run: Path,
-    state: State,
-    journal: Journal,
-    stopper: Stopper,
-    progress: Progress,
-) -> State:
-    ceiling = plan.ceiling()
-    clock = _Clock(state.seconds)
-    batches = work.pieces(state.step)
-    model.train()
-    saved = state.step
-    heldout: dict[str, str] = {}
-    while state.step < plan.steps and stopper.signal is None:
-        whole, step = next(batches), state.step
+class _Loop:
+    """Steps one after another, with what belongs between two of them."""
+
+    def __init__(
+        self,
+        work: Work,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        machine: Machine,
+        plan: Plan,
+        run: Path,
+        state: State,
+        journal: Journal,
+        progress: Progress,
+    ) -> None:
+        self.state = state
+        self._work, self._model, self._optimizer, self._machine = work, model, optimizer, machine
+        self._plan, self._run, self._journal, self._progress = plan, run, journal, progress
+        self._ceiling = plan.ceiling()
+        self._saved = state.step
+        self._shown: dict[str, str] = {}
+
+    def run_until(self, stopper: Stopper) -> None:
+        """Go to the end of the plan, or until a signal asks to stop; what was learnt is saved."""
+        clock = _Clock(self.state.seconds)
+        batches = self._work.pieces(self.state.step)
+        self._model.train()
+        while self.state.step < self._plan.steps and stopper.signal is None:
+            self._step(next(batches), clock)
+            if self._evaluate() or self._due(self._plan.checkpoint_every):
+                self._save()
+            clock.skip()
+        if self._saved < self.state.step:
+            # A signal may come at any moment of a step, so it is here that what it stopped is
+            # saved.
+            self._save()
+
+    def _due(self, every: int) -> bool:
+        return self.state.step % every == 0 or self.state.step == self._plan.steps
+
+    def _step(self, whole: list[Any], clock: _Clock) -> None:
+        """Take a step, and tell of it."""
+        plan, work, step = self._plan, self._work, self.state.step
         rate = plan.rate(step)
         result = take_step(
-            work.losses, whole, model, optimizer, machine,
+            work.losses, whole, self._model, self._optimizer, self._machine,
             step=step, seed=plan.seed, rate=rate, clip=plan.clip, whereabouts=work.whereabouts,
         )  # fmt: skip
         seconds = clock.lap()
-        state = replace(state, step=step + 1, seconds=clock.total)
-        done, last = state.step, state.step == plan.steps
+        self.state = replace(self.state, step=step + 1, seconds=clock.total)
         speed = work.tokens(whole) / seconds
-        share = work.products(whole) / seconds / ceiling
-        if done % plan.log_every == 0 or last or done == 1:
-            line = {"step": done, "kind": "train", "loss": result.loss, **result.terms}
+        share = work.products(whole) / seconds / self._ceiling
+        if self._due(plan.log_every) or step == 0:
+            line = {"step": step + 1, "kind": "train", "loss": result.loss, **result.terms}
             line |= {"lr": rate, "grad_norm": result.grad_norm, "seconds": round(clock.total, 3)}
-            journal.write(line | {"tokens_per_second": round(speed), "ceiling_share": share})
-        save = done % plan.checkpoint_every == 0 or last
-        if done % plan.eval_every == 0 or last:
-            model.eval()
-            figures = work.evaluate()
-            model.train()
-            # Measured again now and then: on a shared machine the first time may have been bad.
-            ceiling = max(ceiling, plan.ceiling())
-            journal.write({"step": done, "kind": "heldout", **figures})
-            heldout = {"held-out": f"{figures[plan.best_by]:.3f}"}
-            if state.best_loss is None or figures[plan.best_by] < state.best_loss:
-                state = replace(state, best_step=done, best_loss=figures[plan.best_by])
-                save = True
-        if save:
-            saved = _save(run, state, model, optimizer, plan.keep, journal)
-        clock.skip()
-        progress.advance(
-            1, loss=f"{result.loss:.3f}", **heldout,
+            self._journal.write(line | {"tokens_per_second": round(speed), "ceiling_share": share})
+        self._progress.advance(
+            1, loss=f"{result.loss:.3f}", **self._shown,
             **{"tokens/s": f"{speed:,.0f}", "of ceiling": f"{share:.0%}"},
         )  # fmt: skip
-    if saved < state.step:
-        # A signal may come at any moment of a step, so it is here that what it stopped is saved.
-        _save(run, state, model, optimizer, plan.keep, journal)
-    return state
 
+    def _evaluate(self) -> bool:
+        """Evaluate if it is time to, and tell whether it is the best so far."""
+        if not self._due(self._plan.eval_every):
+            return False
+        self._model.eval()
+        figures = self._work.evaluate()
+        self._model.train()
+        # Measured again now and then: on a shared machine the first time may have been bad.
+        self._ceiling = max(self._ceiling, self._plan.ceiling())
+        self._journal.write({"step": self.state.step, "kind": "heldout", **figures})
+        found = figures[self._plan.best_by]
+        self._shown = {"held-out": f"{found:.3f}"}
+        if self.state.best_loss is not None and found >= self.state.best_loss:
+            return False
+        self.state = replace(self.state, best_step=self.state.step, best_loss=found)
+        return True
 
-def _save(
-    run: Path,
-    state: State,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    keep: int,
-    journal: Journal,
-) -> int:
-    journal.sync()
-    checkpoint.save(run, state, model, optimizer, keep)
-    return state.step
+    def _save(self) -> None:
+        self._journal.sync()
+        checkpoint.save(self._run, self.state, self._model, self._optimizer, self._plan.keep)
+        self._saved = self.state.step

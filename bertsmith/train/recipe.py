@@ -19,13 +19,15 @@ Recipe = Literal["fast", "paper"]
 
 
 class RunSettings(Settings):
-    """Where and how the steps are computed. None of it changes what is learnt, save the seed."""
+    """Where a run begins, and where and how its steps are computed."""
 
     recipe: Recipe = "fast"
     #: The store, its identity, and the model directory that a run goes on from.
     data: str = ""
     store: str = ""
     start_from: str | None = None
+    #: Start the masked-LM bias at the words' frequencies rather than at 0.
+    unigram_bias: bool = False
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     device: str = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -64,6 +66,7 @@ _FAST: dict[str, Any] = {
     "data": {"batch": 32},
     "optim": {"beta2": 0.98, "weight_decay": 0.01},
     "schedule": {"warmup_steps": 10_000},
+    "run": {"unigram_bias": True},
 }
 
 #: Peak learning rates of `fast` by width: small models bear, and at short budgets need, more.

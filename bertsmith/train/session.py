@@ -16,6 +16,7 @@ from bertsmith import bundle
 from bertsmith.data.masking import TokenFacts
 from bertsmith.data.store import Store
 from bertsmith.data.stream import Stream
+from bertsmith.data.unigram import word_counts
 from bertsmith.model.bert import PreTrainingModel, parameter_count
 from bertsmith.model.dropout import Noise
 from bertsmith.train import device, loop, optimizer, probe, schedule, warming
@@ -66,6 +67,9 @@ class Session:
         """Set weights and optimizer to where a run begins."""
         torch.manual_seed(self.settings.run.seed)
         self.model.initialize()
+        if self.settings.run.unigram_bias:
+            words = word_counts(self.train, self.settings.model.vocab_size)
+            self.model.mlm.start_at(torch.from_numpy(words))
         if self.settings.run.start_from:
             source = bundle.load(self.settings.run.start_from).model
             self.model.load_state_dict(source.state_dict(), strict=False)
