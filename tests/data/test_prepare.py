@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from bertsmith.data import prepare as module
-from bertsmith.data.plan import PrepareOptions
+from bertsmith.data.plan import Plan, PrepareOptions
 from bertsmith.data.pool import Pool
 from bertsmith.data.prepare import prepare, summary
 from bertsmith.data.store import Manifest, Store
-from bertsmith.data.worker import document_hash
+from bertsmith.data.worker import Task, document_hash
 from bertsmith.errors import CorpusError, StoreError, TokenizerError
+from bertsmith.progress import Silent
 from bertsmith.text.corpus import CorpusOptions, read, sources
 from bertsmith.text.recipe import SPECIAL, Recipe
 from bertsmith.text.sentences import split
@@ -88,11 +89,11 @@ def test_holds_the_corpus(corpus: Path, undisturbed: Path) -> None:
     assert len(expected["heldout"]) >= 2
     for name, documents in expected.items():
         found = store.split("train" if name == "train" else "heldout")
-        for number, document in enumerate(documents):
+        for number, sentences in enumerate(documents):
             first, last = found.documents[number], found.documents[number + 1]
             bounds = found.sentences[first : last + 1]
             ids = [found.ids[low:high].tolist() for low, high in pairwise(bounds)]
-            assert ids == document
+            assert ids == sentences
         assert found.counts.documents == len(documents)
     assert not (undisturbed / "parts").exists()
 
@@ -121,6 +122,7 @@ import os, signal, sys
 from pathlib import Path
 from tests_prepare import TOKENIZER, SHARD
 from bertsmith.data.prepare import prepare
+from bertsmith.progress import Silent
 from bertsmith.progress import Silent
 from bertsmith.text.corpus import sources
 
@@ -182,7 +184,7 @@ def test_stopped_and_started_again(
     made: list[str] = []
     submit = Pool.submit
 
-    def watched(self: Pool, task: module.Task) -> object:
+    def watched(self: Pool, task: Task) -> object:
         made.append(task.path.name)
         return submit(self, task)
 
@@ -251,9 +253,9 @@ def test_standard_input_that_changed_is_refused(tmp_path: Path) -> None:
 def test_two_at_once_are_refused(corpus: Path, tmp_path: Path) -> None:
     """A second process that would make the same store is told so."""
     out = tmp_path / "store"
-    plan = module.Plan(vocabulary_hash="")
+    plan = Plan(vocabulary_hash="")
     with (
-        module._begun(out, plan, module.Silent()),
+        module._begun(out, plan, Silent()),
         pytest.raises(StoreError, match="another process"),
     ):
         make(corpus, out)
@@ -294,7 +296,7 @@ def test_a_worker_that_dies_is_told(tmp_path: Path) -> None:
     with Pool(1, "bertsmith.data.worker", [str(tmp_path), "en", "16"]) as pool:
         (process,) = pool._workers.values()
         process.kill()
-        pool.submit(module.Task(tmp_path / "shard.npz", ["the end"] * 100_000, [False] * 100_000))
+        pool.submit(Task(tmp_path / "shard.npz", ["the end"] * 100_000, [False] * 100_000))
         with pytest.raises(StoreError, match=r"SIGKILL.*fewer --workers.*same command again"):
             pool.drain()
 
@@ -302,7 +304,7 @@ def test_a_worker_that_dies_is_told(tmp_path: Path) -> None:
 def test_an_error_of_a_worker_is_raised(tmp_path: Path) -> None:
     """What a worker cannot do is raised in the parent, as the error that it is."""
     with Pool(1, "bertsmith.data.worker", [str(tmp_path / "none"), "en", "16"]) as pool:
-        pool.submit(module.Task(tmp_path / "shard.npz", ["the end"], [False]))
+        pool.submit(Task(tmp_path / "shard.npz", ["the end"], [False]))
         (answer,) = pool.drain()
     with pytest.raises(TokenizerError, match="no such tokenizer"):
         module._check(answer)
