@@ -3,7 +3,7 @@
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import numpy as np
 import pytest
