@@ -26,8 +26,9 @@ class RunSettings(Settings):
     data: str = ""
     store: str = ""
     start_from: str | None = None
-    #: Start the masked-LM bias at the words' frequencies rather than at 0.
-    unigram_bias: bool = False
+    #: What a new model starts from: chance alone, as published, or what is known before the first
+    #: step (how often each word occurs, and which positions are neighbours).
+    first_weights: Literal["random", "informed"] = "random"
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     device: str = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -66,7 +67,7 @@ _FAST: dict[str, Any] = {
     "data": {"batch": 32},
     "optim": {"beta2": 0.98, "weight_decay": 0.01},
     "schedule": {"warmup_steps": 10_000},
-    "run": {"unigram_bias": True},
+    "run": {"first_weights": "informed"},
 }
 
 #: Peak learning rates of `fast` by width: small models bear, and at short budgets need, more.

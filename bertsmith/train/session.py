@@ -67,9 +67,9 @@ class Session:
         """Set weights and optimizer to where a run begins."""
         torch.manual_seed(self.settings.run.seed)
         self.model.initialize()
-        if self.settings.run.unigram_bias:
+        if self.settings.run.first_weights == "informed":
             words = word_counts(self.train, self.settings.model.vocab_size)
-            self.model.mlm.start_at(torch.from_numpy(words))
+            self.model.inform(torch.from_numpy(words))
         if self.settings.run.start_from:
             source = bundle.load(self.settings.run.start_from).model
             self.model.load_state_dict(source.state_dict(), strict=False)
