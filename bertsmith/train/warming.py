@@ -2,7 +2,7 @@
 
 It never knows the data: only sizes matter here. From the sizes met first the compiler decides
 how work is parted among threads, and so in which order sums are added up. A resumed run begins
-with another batch than one that was never stopped, and would compute other bytes.
+with another batch than one that was never stopped, and could so compute other bytes.
 """
 
 from itertools import accumulate

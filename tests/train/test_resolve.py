@@ -122,7 +122,14 @@ def test_the_file_of_a_run_is_complete(settle: Any, tmp_path: Path) -> None:
         settings = with_length(settle(recipe=recipe), 40)
         (tmp_path / FILE).write_text(settings.to_toml())
         assert PretrainSettings.parse(read_toml(tmp_path / FILE), "here") == settings
-        assert (settings.run.eval_every, settings.checkpoint.every) == (2, 2)
+
+    def intervals(steps: int, **chosen: Any) -> tuple[int | None, int | None]:
+        told = with_length(settle(**chosen), steps)
+        return told.run.eval_every, told.checkpoint.every
+
+    # A twentieth of the run, but ten steps at least; what was said counts.
+    assert [intervals(steps) for steps in (4, 40, 1000)] == [(4, 4), (10, 10), (50, 50)]
+    assert intervals(1000, assignments=["run.eval_every=7", "checkpoint.every=9"]) == (7, 9)
 
 
 def test_other_settings_are_refused_by_name(settle: Any, tmp_path: Path) -> None:
@@ -130,17 +137,15 @@ def test_other_settings_are_refused_by_name(settle: Any, tmp_path: Path) -> None
     stored = with_length(settle(size="tiny"), 40)
     (tmp_path / FILE).write_text(stored.to_toml())
     assert take_up(tmp_path, settle(size="tiny")) == stored
-    wished = settle(size="mini", assignments=["run.seed=3", "data.batch=7", "checkpoint.keep=9"])
+    chosen = ["model.layers=3", "run.seed=3", "data.batch=7", "checkpoint.keep=9", "optim.lr=0.5"]
+    wished = settle(size="tiny", assignments=chosen)
     with pytest.raises(RunError) as told:
         take_up(tmp_path, wished)
     lines = {line.strip() for line in str(told.value).splitlines()[1:-1]}
     assert lines == {
-        "model.layers: 2 there, 4 now",
-        "model.width: 128 there, 256 now",
-        "model.heads: 2 there, 4 now",
-        "model.feed_forward: 512 there, 1024 now",
+        "model.layers: 2 there, 3 now",
         "data.batch: 32 there, 7 now",
-        "optim.lr: 0.002 there, 0.001 now",
+        "optim.lr: 0.002 there, 0.5 now",
         "run.seed: 0 there, 3 now",
     }
 
