@@ -4,6 +4,7 @@ It never knows what is tested.
 """
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # A look-up of a model by name would leave the machine: every test is offline.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# A shell that starts a command in the background has it ignore Ctrl-C, and its children inherit
+# that; the tests that interrupt would then wait for ever.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
