@@ -94,20 +94,6 @@ class PreTrainingModel(nn.Module):
         if table.fixed_positions:
             table.positions.weight.copy_(sinusoids(*table.positions.weight.shape))
 
-    @torch.no_grad()
-    def inform(self, counts: Tensor) -> None:
-        """Start from what is known without training; still all of it is learnt on.
-
-        The output bias from how often each word occurs, ``counts`` int64 [V], and learned
-        positions from sinusoids of the deviation of all embeddings, in which a shift by some
-        positions is one linear map (Vaswani et al. 2017, section 3.5).
-        """
-        self.mlm.start_at(counts)
-        table = self.bert.embeddings.positions.weight
-        if not self.bert.embeddings.fixed_positions:
-            # A sinusoid's root mean square is 1 / sqrt 2.
-            table.copy_(sinusoids(*table.shape) * self.config.init_range * 2**0.5)
-
     def next_sentence_logits(self, hidden: Tensor, packed: Packed) -> Tensor:
         """Return [B, 2] from hidden states [T, D]; ValueError if the model has no such head."""
         if self.pooler is None or self.nsp is None:

@@ -19,6 +19,7 @@ from bertsmith.data.stream import Stream
 from bertsmith.data.unigram import word_counts
 from bertsmith.model.bert import PreTrainingModel, parameter_count
 from bertsmith.model.dropout import Noise
+from bertsmith.model.informed import inform
 from bertsmith.train import device, loop, optimizer, probe, schedule, warming
 from bertsmith.train.examples import Pretraining, mean_losses
 from bertsmith.train.pieces import to_device
@@ -69,7 +70,7 @@ class Session:
         self.model.initialize()
         if self.settings.run.first_weights == "informed":
             words = word_counts(self.train, self.settings.model.vocab_size)
-            self.model.inform(torch.from_numpy(words))
+            inform(self.model, torch.from_numpy(words))
         if self.settings.run.start_from:
             source = bundle.load(self.settings.run.start_from).model
             self.model.load_state_dict(source.state_dict(), strict=False)
