@@ -74,5 +74,5 @@ def _attention_of_first_head(model: PreTrainingModel, packed: Packed) -> torch.T
     hidden = model.bert.embeddings(packed, None)
     qkv = attention.query_key_value(hidden).view(-1, 3, attention.heads, attention.head_width)
     query, key, _ = qkv.unbind(1)
-    scores = query[:, 0] @ key[:, 0].T / float(attention.head_width) ** 0.5
+    scores: torch.Tensor = query[:, 0] @ key[:, 0].T / float(attention.head_width) ** 0.5
     return scores.softmax(-1).detach()
