@@ -2,12 +2,11 @@
 
 It never knows of text: how often each word occurs is told to it.
 
-A short run spends much of itself on finding out four things that need no finding out:
-how often each word occurs; that neighbouring positions belong together; that an occurrence of a
-word is worth a look at its other occurrences; and that what attention brings must weigh something
-beside what was there. Next-sentence prediction lives on the last two: whether two segments share
-rare words is no linear function of their mean embeddings, so a pooled [CLS] cannot see it until a
-head compares words with words. What each is worth is measured in docs/measurements.md.
+A short run spends much of itself on finding out what needs no finding out: how often each word
+occurs, and that neighbouring positions belong together. Next-sentence prediction needs more, for
+whether two segments share rare words is no linear function of their mean embeddings: a pooled [CLS]
+cannot see it until some head compares words with words, and what that head finds must weigh
+something beside what was there. What each is worth is measured in docs/measurements.md.
 """
 
 import torch
@@ -20,8 +19,8 @@ from bertsmith.model.embeddings import Embeddings, sinusoids
 #: The score that a word gives another occurrence of itself, while others get 0 on average. It is
 #: above log 128, so that one repeated word outweighs a whole sequence of others.
 _SAME_WORD = 8.0
-#: How much larger values and attention outputs start than chance would have them. In post-norm
-#: layers chance makes what attention adds a tenth of what is there in variance.
+#: How many times larger values and attention outputs start than chance would have them. With 1,
+#: next sentence stayed where it was; see docs/measurements.md.
 _VOICE = 2.0
 
 
@@ -29,28 +28,32 @@ _VOICE = 2.0
 def inform(model: PreTrainingModel, counts: Tensor) -> None:
     """Set first weights from ``counts``, int64 [V], how often each word occurs; see the module.
 
-    The output bias becomes the log of the words' shares, learned positions become sinusoids of
-    the size of all embeddings, in which a shift by some positions is one linear map (Vaswani et
-    al. 2017, section 3.5), the first head of the first layer looks for the same word elsewhere,
-    and values and attention outputs start larger.
+    The output bias becomes the log of the words' shares, and learned positions become sinusoids
+    of the size of all embeddings, in which a shift by some positions is one linear map (Vaswani
+    et al. 2017, section 3.5).
     """
     model.mlm.start_at(counts)
-    _order_positions(model.bert.embeddings, model.config.init_range)
+    table = model.bert.embeddings.positions.weight
+    if not model.bert.embeddings.fixed_positions:
+        # A sinusoid's root mean square is 1 / sqrt 2.
+        table.copy_(sinusoids(*table.shape) * model.config.init_range * 2**0.5)
+
+
+@torch.no_grad()
+def match_words(model: PreTrainingModel) -> None:
+    """Have the first head of the first layer look for the same word elsewhere; after ``inform``.
+
+    Values and attention outputs start larger, too. It is for models of two layers: in deeper ones
+    the larger outputs add up, and at four layers they kept the masked LM from learning.
+    """
     attentions = [one for one in model.modules() if isinstance(one, SelfAttention)]
-    _match_words(model.bert.embeddings, attentions[0])
+    _look_for_words(model.bert.embeddings, attentions[0])
     for attention in attentions:
         attention.query_key_value.weight[2 * model.config.width :].mul_(_VOICE)
         attention.output.weight.mul_(_VOICE)
 
 
-def _order_positions(embeddings: Embeddings, spread: float) -> None:
-    if not embeddings.fixed_positions:
-        table = embeddings.positions.weight
-        # A sinusoid's root mean square is 1 / sqrt 2.
-        table.copy_(sinusoids(*table.shape) * spread * 2**0.5)
-
-
-def _match_words(embeddings: Embeddings, attention: SelfAttention) -> None:
+def _look_for_words(embeddings: Embeddings, attention: SelfAttention) -> None:
     """Make queries and keys of the first head the same map, one that sees words only.
 
     It projects on the H directions in which positions and segments vary least. There a word

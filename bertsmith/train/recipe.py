@@ -26,9 +26,10 @@ class RunSettings(Settings):
     data: str = ""
     store: str = ""
     start_from: str | None = None
-    #: What a new model starts from: chance alone, as published, or what is known before the first
-    #: step (how often each word occurs, and which positions are neighbours).
-    first_weights: Literal["random", "informed"] = "random"
+    #: What a new model starts from: chance alone, as published; "informed", what is known before
+    #: the first step (how often each word occurs, which positions are neighbours); or "matching",
+    #: the same with a head that compares words, for models of two layers.
+    first_weights: Literal["random", "informed", "matching"] = "random"
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     device: str = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -67,15 +68,17 @@ _FAST: dict[str, Any] = {
     "data": {"batch": 32},
     "optim": {"beta2": 0.98, "weight_decay": 0.01},
     "schedule": {"warmup_steps": 10_000},
-    "run": {"first_weights": "informed"},
 }
+
+#: Beyond so many layers the first weights that compare words do harm.
+_MATCHING_LAYERS = 2
 
 #: Peak learning rates of `fast` by width: small models bear, and at short budgets need, more.
 _FAST_RATES = ((128, 2e-3), (256, 1e-3), (512, 7e-4), (768, 4e-4))
 _FAST_RATE_BEYOND = 2e-4
 
-#: The width and the initial deviation of base, from which those of other widths follow.
-_BASE_WIDTH, _BASE_SPREAD = 768, 0.02
+#: The width, layers and initial deviation of base, from which those of other sizes follow.
+_BASE_WIDTH, _BASE_LAYERS, _BASE_SPREAD = 768, 12, 0.02
 
 #: Steps of the paper's run, taken where nobody says how long.
 PAPER_STEPS = 1_000_000
@@ -90,7 +93,14 @@ def defaults(recipe: Recipe, model: Mapping[str, Any]) -> dict[str, Any]:
     # The paper's 0.02 suits base. A product over fewer inputs needs larger weights to say as
     # much: with 0.02 a narrow model's attention stays flat, and its loss on the unigram plateau.
     spread = round(_BASE_SPREAD * (_BASE_WIDTH / width) ** 0.5, 4)
-    base = merged(_FAST, {"model": {"init_range": spread}, "optim": {"lr": rate}})
+    matching = model.get("layers", _BASE_LAYERS) <= _MATCHING_LAYERS
+    first = "matching" if matching else "informed"
+    chosen = {
+        "model": {"init_range": spread},
+        "optim": {"lr": rate},
+        "run": {"first_weights": first},
+    }
+    base = merged(_FAST, chosen)
     return merged(base, {"model": dict(model)})
 
 

@@ -54,7 +54,10 @@ def resolve(wishes: Wishes, store: Store) -> PretrainSettings:
     said = merged(said, from_assignments(wishes.assignments))
     if wishes.start_from and wishes.size:
         raise SettingsError("--size and --from exclude each other: the model's own size counts")
-    model = _start(wishes.start_from, store) if wishes.start_from else _size(wishes.size or "mini")
+    if wishes.start_from:
+        model = _start(wishes.start_from, store)
+    else:
+        model = _resized(_size(wishes.size or "mini"), said.get("model"))
     base = recipe.defaults(wishes.recipe, model)
     if wishes.cuda and wishes.recipe == "fast":
         # A batch that keeps the device busy; on the CPU, more steps learn more in a short time.
@@ -108,6 +111,20 @@ def _size(name: str) -> dict[str, Any]:
     if name not in SIZES:
         raise SettingsError(f"--size {name!r}: the sizes are {', '.join(SIZES)}")
     return dict(sizes_of(name))
+
+
+def _resized(model: dict[str, Any], said: Any) -> dict[str, Any]:
+    """Return the sizes with those that were said, so that the recipe's choices follow them.
+
+    A width alone brings its feed-forward width with it. What is no number is left to the parser.
+    """
+    if not isinstance(said, Mapping):
+        return model
+    sizes = {name: value for name, value in said.items()
+             if name in model and type(value) is int and value > 0}  # fmt: skip
+    if "width" in sizes:
+        model = model | {"feed_forward": 4 * sizes["width"]}
+    return model | sizes
 
 
 def _start(path: str, store: Store) -> dict[str, Any]:

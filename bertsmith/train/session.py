@@ -19,7 +19,7 @@ from bertsmith.data.stream import Stream
 from bertsmith.data.unigram import word_counts
 from bertsmith.model.bert import PreTrainingModel, parameter_count
 from bertsmith.model.dropout import Noise
-from bertsmith.model.informed import inform
+from bertsmith.model.informed import inform, match_words
 from bertsmith.train import device, loop, optimizer, probe, schedule, warming
 from bertsmith.train.examples import Pretraining, mean_losses
 from bertsmith.train.pieces import to_device
@@ -68,9 +68,11 @@ class Session:
         """Set weights and optimizer to where a run begins."""
         torch.manual_seed(self.settings.run.seed)
         self.model.initialize()
-        if self.settings.run.first_weights == "informed":
+        if self.settings.run.first_weights != "random":
             words = word_counts(self.train, self.settings.model.vocab_size)
             inform(self.model, torch.from_numpy(words))
+        if self.settings.run.first_weights == "matching":
+            match_words(self.model)
         if self.settings.run.start_from:
             source = bundle.load(self.settings.run.start_from).model
             self.model.load_state_dict(source.state_dict(), strict=False)

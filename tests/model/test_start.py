@@ -6,7 +6,7 @@ from bertsmith.model.attention import SelfAttention
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.embeddings import sinusoids
-from bertsmith.model.informed import inform
+from bertsmith.model.informed import inform, match_words
 from bertsmith.model.packed import Packed, pack
 
 V = 11
@@ -61,6 +61,7 @@ def test_the_first_head_looks_for_the_same_word() -> None:
     packed = pack([(ids.tolist(), [0] * 50 + [1] * 50)])
     before = _attention_of_first_head(model, packed)
     inform(model, torch.ones(997, dtype=torch.long))
+    match_words(model)
     after = _attention_of_first_head(model, packed)
     assert before[13, 87] < 0.1
     assert after[13, 87] > 0.25

@@ -48,6 +48,24 @@ def test_the_layers_lie_over_each_other(settle: Any, tmp_path: Path) -> None:
     assert (all_of_them.model.dropout, all_of_them.optim.beta2) == (0, 0.98)
 
 
+def test_the_recipe_follows_the_sizes_that_were_set(settle: Any) -> None:
+    """Rate, deviation, first weights and feed-forward width are those of the sizes said last."""
+    tiny = settle(size="tiny")
+    assert (tiny.run.first_weights, tiny.optim.lr, tiny.model.feed_forward) == (
+        "matching",
+        2e-3,
+        512,
+    )
+    deeper = settle(size="tiny", assignments=["model.layers=4", "model.width=256"])
+    assert (deeper.run.first_weights, deeper.optim.lr) == ("informed", 1e-3)
+    assert (deeper.model.feed_forward, deeper.model.init_range) == (1024, settle().model.init_range)
+    own = settle(size="tiny", assignments=["model.width=256", "model.feed_forward=300"])
+    assert own.model.feed_forward == 300
+    assert settle(size="tiny", recipe="paper").run.first_weights == "random"
+    with pytest.raises(SettingsError, match="width"):
+        settle(assignments=["model.width=0"])
+
+
 def test_the_model_follows_the_data(settle: Any) -> None:
     """Without pairs the model has no next-sentence head; to say both unlike is refused."""
     assert settle().model.nsp
