@@ -155,13 +155,19 @@ def test_other_settings_are_refused_by_name(settle: Any, tmp_path: Path) -> None
     stored = with_length(settle(size="tiny"), 40)
     (tmp_path / FILE).write_text(stored.to_toml())
     assert take_up(tmp_path, settle(size="tiny")) == stored
-    chosen = ["model.layers=3", "run.seed=3", "data.batch=7", "checkpoint.keep=9", "optim.lr=0.5"]
+    chosen = [
+        "model.dropout=0.2",
+        "run.seed=3",
+        "data.batch=7",
+        "checkpoint.keep=9",
+        "optim.lr=0.5",
+    ]
     wished = settle(size="tiny", assignments=chosen)
     with pytest.raises(RunError) as told:
         take_up(tmp_path, wished)
     lines = {line.strip() for line in str(told.value).splitlines()[1:-1]}
     assert lines == {
-        "model.layers: 2 there, 3 now",
+        "model.dropout: 0.1 there, 0.2 now",
         "data.batch: 32 there, 7 now",
         "optim.lr: 0.002 there, 0.5 now",
         "run.seed: 0 there, 3 now",
