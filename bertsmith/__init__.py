@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bertsmith.bundle import load
+    from bertsmith.bundle.pretrained import load
     from bertsmith.data.prepare import prepare
     from bertsmith.data.store import Store
     from bertsmith.model.config import ModelConfig
@@ -34,7 +34,7 @@ _PUBLIC = {
     "Store": "bertsmith.data.store",
     "Tokenizer": "bertsmith.text.wordpiece",
     "fill": "bertsmith.use.fill",
-    "load": "bertsmith.bundle",
+    "load": "bertsmith.bundle.pretrained",
     "pair": "bertsmith.use.pair",
     "prepare": "bertsmith.data.prepare",
     "pretrain": "bertsmith.train.pretrain",

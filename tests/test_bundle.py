@@ -367,7 +367,7 @@ def test_a_failed_save_loses_nothing(
     elif place == "rename":
         monkeypatch.setattr(Path, "replace", fail_to_rename)
     else:
-        monkeypatch.setattr(bundle, place, fail)
+        monkeypatch.setattr(bundle.pretrained, place, fail)
     with pytest.raises(OSError, match="no space left"):
         bundle.save(tmp_path / "model", shaken(model, seed=1), tokenizer, {})
     assert {file.name: file.read_bytes() for file in (tmp_path / "model").iterdir()} == before

@@ -1,0 +1,31 @@
+"""The model directory: config, weights, tokenizer and provenance, in Hugging Face's own layout.
+
+It never knows how a model was trained, nor the forms of other makers' directories.
+"""
+
+from bertsmith.bundle.config import CONFIG, config_json, read_config
+from bertsmith.bundle.names import names, to_disk
+from bertsmith.bundle.pretrained import (
+    INFO,
+    WEIGHTS,
+    Bundle,
+    load,
+    locate,
+    read_weights,
+    save,
+)
+
+__all__ = [
+    "CONFIG",
+    "INFO",
+    "WEIGHTS",
+    "Bundle",
+    "config_json",
+    "load",
+    "locate",
+    "names",
+    "read_config",
+    "read_weights",
+    "save",
+    "to_disk",
+]

@@ -1,0 +1,95 @@
+"""config.json: our config in Hugging Face's terms, both ways.
+
+It never knows weights.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bertsmith.errors import ModelError, SettingsError
+from bertsmith.model.config import ModelConfig
+
+CONFIG = "config.json"
+
+#: Our config fields -> the directory's names for them.
+_CONFIG_NAMES = {
+    "vocab_size": "vocab_size",
+    "layers": "num_hidden_layers",
+    "width": "hidden_size",
+    "heads": "num_attention_heads",
+    "feed_forward": "intermediate_size",
+    "max_positions": "max_position_embeddings",
+    "segments": "type_vocab_size",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "norm_eps": "layer_norm_eps",
+    "init_range": "initializer_range",
+}
+#: `gelu` there is the erf form, `gelu_new` and `gelu_pytorch_tanh` the tanh form.
+_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "elu": "elu"}
+_ACTIVATIONS_READ = {v: k for k, v in _ACTIVATIONS.items()} | {"gelu_pytorch_tanh": "gelu_tanh"}
+#: What the plain format cannot say, and what a plain BERT has: these need ``model_type bertsmith``.
+_PLAIN: dict[str, Any] = {"norm": "post", "attention": "bidirectional"}
+#: What this model always does; a directory that asks for something else is refused.
+_ALWAYS: dict[str, Any] = {
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+    "position_embedding_type": "absolute",
+}
+
+
+def config_json(config: ModelConfig) -> dict[str, Any]:
+    """Return config.json's content; ``model_type`` is ``bertsmith`` for what plain BERT is not."""
+    ours = config.model_dump()
+    result: dict[str, Any] = {theirs: ours[name] for name, theirs in _CONFIG_NAMES.items()}
+    result["hidden_act"] = _ACTIVATIONS[config.activation]
+    result["architectures"] = ["BertForPreTraining" if config.nsp else "BertForMaskedLM"]
+    result |= {"model_type": "bert", "pad_token_id": 0, "tie_word_embeddings": True}
+    result["dtype"] = "float32"
+    beyond = {key: ours[key] for key, plain in _PLAIN.items() if ours[key] != plain}
+    if beyond or config.activation == "elu":
+        result |= {"model_type": "bertsmith", "bertsmith": beyond}
+        result["architectures"] = ["BertsmithForPreTraining"]
+    return result
+
+
+def read_config(directory: Path, info: Mapping[str, Any]) -> ModelConfig:
+    """Read config.json, and from ``info`` what it cannot say."""
+    path = directory / CONFIG
+    raw = read_json(path)
+    kind = raw.get("model_type")
+    if kind not in ("bert", "bertsmith"):
+        raise ModelError(f"{path}: model_type is {kind!r}; expected 'bert' (or 'bertsmith')")
+    missing = [name for name in ("vocab_size", "hidden_size") if name not in raw]
+    if missing:
+        raise ModelError(f"{path}: {', '.join(missing)} is missing")
+    strange = {key: raw[key] for key, own in _ALWAYS.items() if raw.get(key, own) != own}
+    for key, found in strange.items():
+        raise ModelError(f"{path}: {key} is {found!r}; only {_ALWAYS[key]!r} is known here")
+    values = {ours: raw[theirs] for ours, theirs in _CONFIG_NAMES.items() if theirs in raw}
+    activation = raw.get("hidden_act", "gelu")
+    if activation not in _ACTIVATIONS_READ:
+        known = ", ".join(_ACTIVATIONS_READ)
+        raise ModelError(f"{path}: hidden_act is {activation!r}; known here: {known}")
+    values["activation"] = _ACTIVATIONS_READ[activation]
+    values["positions"] = info.get("positions", "learned")
+    classes = raw.get("architectures") or []
+    values["nsp"] = "BertForPreTraining" in classes or info.get("nsp", False)
+    try:
+        return ModelConfig.parse(values | raw.get("bertsmith", {}), str(path))
+    except SettingsError as error:
+        raise ModelError(str(error)) from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; ModelError if there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelError(f"{path}: not readable as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: expected a JSON object, found a {type(value).__name__}")
+    return value
