@@ -21,9 +21,12 @@ if TYPE_CHECKING:
     from bertsmith.data.store import Store
     from bertsmith.model.config import ModelConfig
     from bertsmith.text.wordpiece import Tokenizer
+    from bertsmith.train.finetune import finetune
     from bertsmith.train.pretrain import pretrain
+    from bertsmith.use.evaluate import evaluate
     from bertsmith.use.fill import fill
     from bertsmith.use.pair import pair
+    from bertsmith.use.predict import predict
     from bertsmith.use.score import score
 
 __version__ = "0.1.0"
@@ -33,9 +36,12 @@ _PUBLIC = {
     "ModelConfig": "bertsmith.model.config",
     "Store": "bertsmith.data.store",
     "Tokenizer": "bertsmith.text.wordpiece",
+    "evaluate": "bertsmith.use.evaluate",
     "fill": "bertsmith.use.fill",
+    "finetune": "bertsmith.train.finetune",
     "load": "bertsmith.bundle.pretrained",
     "pair": "bertsmith.use.pair",
+    "predict": "bertsmith.use.predict",
     "prepare": "bertsmith.data.prepare",
     "pretrain": "bertsmith.train.pretrain",
     "score": "bertsmith.use.score",
@@ -46,9 +52,12 @@ __all__ = [
     "Store",
     "Tokenizer",
     "__version__",
+    "evaluate",
     "fill",
+    "finetune",
     "load",
     "pair",
+    "predict",
     "prepare",
     "pretrain",
     "score",

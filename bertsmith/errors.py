@@ -32,6 +32,10 @@ class QuestionError(BertsmithError):
     """What a model is asked about (a text, a pair, a line) cannot be answered as it stands."""
 
 
+class TaskError(BertsmithError):
+    """A task's data cannot be used as it stands: a file, a column, a label, a text."""
+
+
 class RunError(BertsmithError):
     """A training run cannot start, go on or finish."""
 

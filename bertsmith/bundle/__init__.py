@@ -14,18 +14,25 @@ from bertsmith.bundle.pretrained import (
     read_weights,
     save,
 )
+from bertsmith.bundle.task import Head, Kind, TaskBundle, load_task, save_task, start_task
 
 __all__ = [
     "CONFIG",
     "INFO",
     "WEIGHTS",
     "Bundle",
+    "Head",
+    "Kind",
+    "TaskBundle",
     "config_json",
     "load",
+    "load_task",
     "locate",
     "names",
     "read_config",
     "read_weights",
     "save",
+    "save_task",
+    "start_task",
     "to_disk",
 ]

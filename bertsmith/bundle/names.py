@@ -18,6 +18,7 @@ _PARTS = {
     "mlm.norm": "cls.predictions.transform.LayerNorm",
     "mlm.decoder.bias": "cls.predictions.bias",
     "nsp.classifier": "cls.seq_relationship",
+    "output": "classifier",
 }
 _LAYER_PARTS = {
     "attention.output": "attention.output.dense",

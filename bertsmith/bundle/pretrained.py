@@ -3,7 +3,7 @@
 It never knows how a model was trained, nor the forms of other makers' directories.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,15 +88,32 @@ def locate(path: Path) -> Path:
 
 
 def read_weights(path: Path, config: ModelConfig) -> dict[str, Tensor]:
-    """Read the weights under our names, after checking every name and shape against ``config``."""
+    """Read a pre-trained model's weights, after checking names and shapes against ``config``."""
     with torch.device("meta"):
         shapes = {k: tuple(v.shape) for k, v in PreTrainingModel(config).state_dict().items()}
+    state = read_tensors(path, shapes)
+    state["mlm.decoder.weight"] = state["bert.embeddings.words.weight"]
+    return state
+
+
+def read_tensors(
+    path: Path, shapes: Mapping[str, tuple[int, ...]], optional: Collection[str] = ()
+) -> dict[str, Tensor]:
+    """Read weights under our names, float32, after checking every name and shape.
+
+    ``shapes``: those of our names. A bare encoder's names begin without "bert.". Of ``optional``
+    names, those that are not in the file are left out. Raises ModelError.
+    """
     state: dict[str, Tensor] = {}
     try:
         with safe_open(path, framework="pt") as file:
             stored = set(file.keys())
-            for ours, theirs in names(list(shapes)).items():
+            bare = not any(name.startswith("bert.") for name in stored)
+            for ours, wanted in names(list(shapes)).items():
+                theirs = [name.removeprefix("bert.") if bare else name for name in wanted]
                 absent = [name for name in theirs if name not in stored]
+                if absent and ours in optional:
+                    continue
                 if absent:
                     raise ModelError(f"{path}: the tensor {absent[0]!r} is missing")
                 first, *rest = shapes[ours]
@@ -110,5 +127,4 @@ def read_weights(path: Path, config: ModelConfig) -> dict[str, Tensor]:
                 state[ours] = torch.cat([file.get_tensor(name) for name in theirs]).float()
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path}: not a readable safetensors file: {error}") from None
-    state["mlm.decoder.weight"] = state["bert.embeddings.words.weight"]
     return state

@@ -28,9 +28,14 @@ Json = Annotated[bool, typer.Option("--json", help="Results as lines of JSON on 
 
 def load_model(path: Path, device: str) -> "Bundle":
     """Load a model onto a device; ``auto`` takes CUDA where there is one."""
-    import torch
-
     from bertsmith.bundle import load
+
+    return load(path, device=resolved_device(device))
+
+
+def resolved_device(device: str) -> str:
+    """Return the device that is meant; ``auto`` is CUDA where there is one. Raises ModelError."""
+    import torch
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -43,7 +48,7 @@ def load_model(path: Path, device: str) -> "Bundle":
             f"--device {device}: PyTorch finds {found} CUDA devices here; "
             "leave --device at auto, or install a PyTorch build with CUDA"
         )
-    return load(path, device=device)
+    return device
 
 
 def lines_of(name: str) -> Iterator[str]:

@@ -12,4 +12,6 @@ from bertsmith.cli import pretrain as pretrain
 from bertsmith.cli import fill as fill
 from bertsmith.cli import pair as pair
 from bertsmith.cli import score as score
+from bertsmith.cli import finetune as finetune
+from bertsmith.cli import predict as predict
 from bertsmith.cli import inspect as inspect

@@ -78,18 +78,8 @@ class PreTrainingModel(nn.Module):
 
     @torch.no_grad()
     def initialize(self) -> None:
-        """Draw all weights anew, as the original does (its create_initializer).
-
-        A normal of deviation ``init_range`` cut off at two deviations; biases 0, LayerNorm 1 and 0.
-        """
-        spread = self.config.init_range
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.trunc_normal_(module.weight, std=spread, a=-2 * spread, b=2 * spread)
-            if isinstance(module, nn.Linear):
-                nn.init.zeros_(module.bias)
-            if isinstance(module, nn.LayerNorm):
-                module.reset_parameters()
+        """Draw all weights anew; see ``draw_weights``."""
+        draw_weights(self, self.config.init_range)
         table = self.bert.embeddings
         if table.fixed_positions:
             table.positions.weight.copy_(sinusoids(*table.positions.weight.shape))
@@ -141,6 +131,21 @@ class PreTrainingModel(nn.Module):
         scores = self.next_sentence_logits(hidden, packed).float()
         loss = F.cross_entropy(scores, not_next, reduction="sum")
         return Losses(masked, loss, hits, (scores.argmax(-1) == not_next).sum())
+
+
+@torch.no_grad()
+def draw_weights(model: nn.Module, spread: float) -> None:
+    """Draw all weights of a module anew, as the original does (its create_initializer).
+
+    A normal of deviation ``spread`` cut off at two deviations; biases 0, LayerNorm 1 and 0.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.trunc_normal_(module.weight, std=spread, a=-2 * spread, b=2 * spread)
+        if isinstance(module, nn.Linear):
+            nn.init.zeros_(module.bias)
+        if isinstance(module, nn.LayerNorm):
+            module.reset_parameters()
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -3,12 +3,15 @@
 It never knows where the ids come from, nor what is done with them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
 from torch import Tensor
+
+#: Tokens of one batch, the filler of shorter sequences counted: some hundred megabytes at large.
+BATCH_TOKENS = 8192
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,3 +63,17 @@ def pack(sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Packed:
         boundaries=sizes.cumsum(0).int(),
         longest=max(lengths),
     )
+
+
+def groups(lengths: Sequence[int], budget: int = BATCH_TOKENS) -> Iterator[list[int]]:
+    """Yield the numbers of the sequences of each batch: like lengths together, the longest first.
+
+    A batch of n sequences has n times its longest length at most ``budget`` tokens; a sequence
+    longer than that stands alone.
+    """
+    order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
+    first = 0
+    while first < len(order):
+        count = max(budget // lengths[order[first]], 1)
+        yield order[first : first + count]
+        first += count

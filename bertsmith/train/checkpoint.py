@@ -42,7 +42,8 @@ class CheckpointSettings(Settings):
 class State:
     """Where a run stands after ``step`` steps.
 
-    seconds: time spent training. best_step, best_loss: the best held-out evaluation so far.
+    seconds: time spent training. best_step, best_loss: the best held-out evaluation so far
+    (with the sign turned where more is better).
     """
 
     step: int = 0

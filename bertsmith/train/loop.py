@@ -63,10 +63,11 @@ class Plan:
     eval_every: int
     checkpoint_every: int
     keep: int
-    #: The held-out figure by which the best checkpoint is chosen (the lower the better).
+    #: The held-out figure by which the best checkpoint is chosen, and whether more is better.
     best_by: str
     #: Measures the machine's matrix product, in multiply-adds a second.
     ceiling: Callable[[], float]
+    more_is_better: bool = False
 
 
 @dataclass(frozen=True)
@@ -266,6 +267,10 @@ class _Loop:
         self._journal.write({"step": self.state.step, "kind": "heldout", **figures})
         found = figures[self._plan.best_by]
         self._shown = {"held-out": f"{found:.3f}"}
+        if math.isnan(found):  # A correlation with a constant: no evaluation to remember.
+            return False
+        if self._plan.more_is_better:
+            found = -found
         if self.state.best_loss is not None and found >= self.state.best_loss:
             return False
         self.state = replace(self.state, best_step=self.state.step, best_loss=found)

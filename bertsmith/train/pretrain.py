@@ -3,10 +3,7 @@
 It never knows of the command line; what it has to say goes to a ``Progress``.
 """
 
-import fcntl
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +18,10 @@ from bertsmith.model.bert import parameter_count
 from bertsmith.progress import Progress, Silent
 from bertsmith.train import curve, device, journal, loop, recipe, schedule
 from bertsmith.train.loop import Outcome, Plan
+from bertsmith.train.place import FILE, alone, check_place, take_up
 from bertsmith.train.probe import Cost
 from bertsmith.train.recipe import PretrainSettings
-from bertsmith.train.resolve import FILE, LOCK, Wishes, check_place, resolve, take_up
+from bertsmith.train.resolve import Wishes, resolve
 from bertsmith.train.session import Session, describe, provenance
 
 MODEL = "model"
@@ -65,7 +63,7 @@ def pretrain(
     store = Store.open(data)
     wished = _wished(store, Path(data), size, steps, epochs, minutes, wishes)
     run.mkdir(parents=True, exist_ok=True)
-    with _alone(run):
+    with alone(run):
         stored = take_up(run, wished)
         session = Session(stored or wished, store)
         progress.note(f"{run}: {describe(session)}")
@@ -204,16 +202,3 @@ def _picture(run: Path, settings: PretrainSettings, progress: Progress) -> Path 
     except MissingExtraError as error:
         progress.note(str(error))
         return None
-
-
-@contextmanager
-def _alone(run: Path) -> Iterator[None]:
-    """Hold the run's lock: two processes in one directory would spoil each other's files."""
-    with (run / LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(
-                f"{run}: another process is training here; wait for it, or stop it"
-            ) from None
-        yield

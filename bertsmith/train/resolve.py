@@ -10,17 +10,13 @@ from typing import Any
 
 from bertsmith import bundle
 from bertsmith.data.store import MANIFEST, Store
-from bertsmith.errors import RunError, SettingsError
+from bertsmith.errors import SettingsError
 from bertsmith.files import sha256_of_file
 from bertsmith.model.config import SIZES, sizes_of
 from bertsmith.settings import from_assignments, merged, read_toml
 from bertsmith.train import recipe
 from bertsmith.train.recipe import PretrainSettings, Recipe
 
-FILE, LOCK = "settings.toml", ".lock"
-#: Settings that may differ when a run is taken up again: they change nothing that is learnt.
-#: A store may have moved: ``run.store`` tells whether it is the same one.
-_FREE = ("checkpoint.keep", "run.tensorboard", "run.data")
 #: What decides the shapes of a model's weights.
 _SHAPE = (
     "vocab_size", "layers", "width", "heads", "feed_forward", "max_positions", "segments",
@@ -152,50 +148,3 @@ def _check(settings: PretrainSettings, store: Store, source: str) -> None:
             f"{source}: model.nsp is {model.nsp} and data.nsp is {settings.data.nsp}; "
             "set data.nsp alone, the model follows"
         )
-
-
-def check_place(run: Path) -> None:
-    """Raise RunError where no run can stand: at a file, or among files of somebody else."""
-    if run.exists() and not run.is_dir():
-        raise RunError(f"{run}: this is a file; give --out a new directory")
-    if not run.exists() or (run / FILE).exists():
-        return
-    # A kill may have left the lock, and the settings under their temporary name.
-    if any(item.name != LOCK and not item.name.startswith(f".{FILE}.") for item in run.iterdir()):
-        raise RunError(
-            f"{run}: there are files here, but no {FILE} of a run; give --out a new directory"
-        )
-
-
-def take_up(run: Path, wished: PretrainSettings) -> PretrainSettings | None:
-    """Return the settings that stand in ``run``, or None if there are none yet.
-
-    Raises RunError if they say something else than is wished now, naming each difference.
-    """
-    path = run / FILE
-    if not path.exists():
-        return None
-    stored = PretrainSettings.parse(read_toml(path), str(path))
-    differences = [
-        f"  {key}: {was!r} there, {now!r} now"
-        for key, was, now in _differences(stored.model_dump(), wished.model_dump())
-    ]
-    if differences:
-        raise RunError(
-            f"{run}: this run was begun with other settings:\n" + "\n".join(differences) + "\n"
-            "give the same command to go on with it, or --out another directory for a new run"
-        )
-    return stored
-
-
-def _differences(
-    stored: Mapping[str, Any], wished: Mapping[str, Any], prefix: str = ""
-) -> list[tuple[str, Any, Any]]:
-    result: list[tuple[str, Any, Any]] = []
-    for key, now in wished.items():
-        was, name = stored.get(key), prefix + key
-        if isinstance(now, dict):
-            result += _differences(was or {}, now, f"{name}.")
-        elif now not in (None, "auto", was) and name not in _FREE:
-            result.append((name, was, now))
-    return result

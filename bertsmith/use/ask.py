@@ -13,13 +13,11 @@ import torch
 from torch import Tensor
 
 from bertsmith.bundle import Bundle, load
-from bertsmith.model.packed import Packed, pack
+from bertsmith.model.packed import Packed, groups, pack
 
 #: A model as callers give it: loaded, or the path of a model directory or a RUN.
 Model = Bundle | Path | str
 
-#: Tokens of one batch, the filler of shorter sequences counted: some hundred megabytes at large.
-BATCH_TOKENS = 8192
 #: Floats of log-probabilities at once (16 MB), so that memory does not grow with the vocabulary.
 CHUNK_FLOATS = 2**22
 
@@ -65,20 +63,6 @@ def windows(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     rest = iter(items)
     while window := list(islice(rest, size)):
         yield window
-
-
-def groups(lengths: Sequence[int], budget: int = BATCH_TOKENS) -> Iterator[list[int]]:
-    """Yield the numbers of the sequences of each batch: like lengths together, the longest first.
-
-    A batch of n sequences has n times its longest length at most ``budget`` tokens; a sequence
-    longer than that stands alone.
-    """
-    order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
-    first = 0
-    while first < len(order):
-        count = max(budget // lengths[order[first]], 1)
-        yield order[first : first + count]
-        first += count
 
 
 def on_device(bundle: Bundle, sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Packed:

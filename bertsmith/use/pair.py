@@ -11,7 +11,8 @@ from torch import Tensor
 
 from bertsmith.bundle import Bundle
 from bertsmith.errors import ModelError, QuestionError
-from bertsmith.use.ask import Model, groups, on_device, opened, windows
+from bertsmith.model.packed import groups
+from bertsmith.use.ask import Model, on_device, opened, windows
 
 #: Pairs worked on at once.
 _WINDOW = 256

@@ -9,9 +9,10 @@ import pytest
 from bertsmith.data.store import Store
 from bertsmith.errors import RunError, SettingsError
 from bertsmith.settings import read_toml
+from bertsmith.train.place import FILE, check_place, take_up
 from bertsmith.train.pretrain import pretrain
 from bertsmith.train.recipe import PretrainSettings, with_length
-from bertsmith.train.resolve import FILE, Wishes, check_place, resolve, take_up
+from bertsmith.train.resolve import Wishes, resolve
 from tests.train.conftest import Train, assignments
 
 

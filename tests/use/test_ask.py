@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertsmith.use.ask import groups, windows
+from bertsmith.model.packed import groups
+from bertsmith.use.ask import windows
 
 
 @given(st.lists(st.integers(1, 50)), st.integers(1, 200))

@@ -14,7 +14,7 @@ from bertsmith.data import store
 from bertsmith.errors import ModelError, QuestionError, RunError
 from bertsmith.model.bert import parameter_count
 from bertsmith.text import tokenizer_files
-from bertsmith.train import checkpoint, resolve
+from bertsmith.train import checkpoint, place
 from bertsmith.train.checkpoint import State
 from bertsmith.train.journal import Journal
 from bertsmith.use.artefacts import recognize
@@ -33,7 +33,7 @@ def a_run(tmp_path: Path, directory: Path) -> Path:
     """A run that stopped after step 40 of 100, as the training loop leaves one."""
     run = tmp_path / "run"
     run.mkdir()
-    (run / resolve.FILE).write_text("[schedule]\nsteps = 100\n\n[optim]\nlr = 1e-3\n")
+    (run / place.FILE).write_text("[schedule]\nsteps = 100\n\n[optim]\nlr = 1e-3\n")
     model = bundle.load(directory).model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for parameter in model.parameters():
@@ -110,7 +110,7 @@ def test_a_run_is_described(a_run: Path, directory: Path) -> None:
 
 def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
     """A RUN with its settings only is described too."""
-    (tmp_path / resolve.FILE).write_text("[data]\nlength = 128\n")
+    (tmp_path / place.FILE).write_text("[data]\nlength = 128\n")
     found = describe_run(tmp_path)
     assert found.facts["step"] == 0
     assert "no checkpoint yet" in found.lines
@@ -156,7 +156,7 @@ def test_a_path_is_recognized(a_run: Path, directory: Path, tmp_path: Path) -> N
     expected = {
         a_run: ("run", a_run),
         a_run / "metrics.jsonl": ("run", a_run),
-        a_run / resolve.FILE: ("settings", a_run / resolve.FILE),
+        a_run / place.FILE: ("settings", a_run / place.FILE),
         step: ("checkpoint", step),
         step / checkpoint.STATE: ("checkpoint", step),
         step / checkpoint.WEIGHTS: ("tensors", step / checkpoint.WEIGHTS),

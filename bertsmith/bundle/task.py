@@ -1,0 +1,139 @@
+"""The model directory of a fine-tuned model, and the encoder that fine-tuning starts from.
+
+It never knows how a task's texts are read, nor how they are scored.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+
+from bertsmith.bundle.config import CONFIG, config_json, read_config, read_json
+from bertsmith.bundle.names import to_disk
+from bertsmith.bundle.pretrained import INFO, WEIGHTS, locate, read_tensors
+from bertsmith.errors import ModelError
+from bertsmith.files import whole_directory, write_json
+from bertsmith.model.config import ModelConfig
+from bertsmith.model.task import SequenceModel
+from bertsmith.text.wordpiece import Tokenizer
+
+#: One label of several, any number of several, or a number.
+Kind = Literal["single", "multi", "regression"]
+_PROBLEMS: dict[Kind, str] = {
+    "single": "single_label_classification",
+    "multi": "multi_label_classification",
+    "regression": "regression",
+}
+_CLASS = "BertForSequenceClassification"
+
+
+@dataclass(frozen=True)
+class Head:
+    """What the outputs of a model mean. ``labels`` are in the order of the outputs."""
+
+    kind: Kind
+    labels: tuple[str, ...] = ()
+
+    @property
+    def outputs(self) -> int:
+        """The number of outputs C: one for each label; one number in regression."""
+        return len(self.labels) or 1
+
+
+@dataclass(frozen=True)
+class TaskBundle:
+    """A fine-tuned model directory in memory. ``info`` is what ``bertsmith.json`` says."""
+
+    model: SequenceModel
+    tokenizer: Tokenizer
+    config: ModelConfig
+    head: Head
+    path: Path
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+def save_task(
+    directory: Path,
+    model: SequenceModel,
+    tokenizer: Tokenizer,
+    head: Head,
+    info: Mapping[str, Any],
+) -> None:
+    """Write the directory of a fine-tuned model, whole or not at all."""
+    raw = config_json(model.config)
+    plain = raw["model_type"] == "bert"
+    raw["architectures"] = [_CLASS if plain else "BertsmithForSequenceClassification"]
+    names = head.labels or ("score",)
+    raw["id2label"] = {str(number): name for number, name in enumerate(names)}
+    raw["label2id"] = {name: number for number, name in enumerate(names)}
+    raw |= {"problem_type": _PROBLEMS[head.kind], "pad_token_id": tokenizer.pad_id}
+    with whole_directory(directory) as new:
+        save_file(to_disk(model.state_dict()), new / WEIGHTS, metadata={"format": "pt"})
+        write_json(new / CONFIG, raw)
+        write_json(new / INFO, {**info, "positions": model.config.positions})
+        tokenizer.save(new, model.config.max_positions)
+
+
+def load_task(path: Path | str, *, device: torch.device | str = "cpu") -> TaskBundle:
+    """Read a fine-tuned model directory, or the one inside a RUN, ready for use (eval mode).
+
+    Raises ModelError if something is missing or broken, or the model is not fine-tuned.
+    """
+    directory = locate(Path(path))
+    info, config, tokenizer = _parts(directory)
+    head = _head(directory)
+    model = SequenceModel(config, head.outputs)
+    shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    model.load_state_dict(read_tensors(directory / WEIGHTS, shapes))
+    return TaskBundle(model.to(device).eval(), tokenizer, config, head, directory, info)
+
+
+def start_task(path: Path | str, head: Head) -> TaskBundle:
+    """Return the encoder of a model directory with a new output layer, drawn from the generator.
+
+    Any BERT's directory does, with or without heads; a pooler that is not there is new, too.
+    ``info["new"]`` names the weights that are.
+    """
+    directory = locate(Path(path))
+    info, config, tokenizer = _parts(directory)
+    model = SequenceModel(config, head.outputs)
+    # What belongs to another task is no start for this one.
+    shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()
+              if not name.startswith("output.")}  # fmt: skip
+    pooler = {name for name in shapes if name.startswith("pooler.")}
+    state = read_tensors(directory / WEIGHTS, shapes, optional=pooler)
+    model.load_state_dict(state, strict=False)
+    new = sorted(set(model.state_dict()) - set(state))
+    return TaskBundle(model, tokenizer, config, head, directory, {**info, "new": new})
+
+
+def _parts(directory: Path) -> tuple[dict[str, Any], ModelConfig, Tokenizer]:
+    info = read_json(directory / INFO) if (directory / INFO).exists() else {}
+    config, tokenizer = read_config(directory, info), Tokenizer.load(directory)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ModelError(
+            f"{directory}: the tokenizer has {tokenizer.vocab_size} words, but the model only "
+            f"{config.vocab_size}; use the tokenizer that the model was trained with"
+        )
+    return info, config, tokenizer
+
+
+def _head(directory: Path) -> Head:
+    raw = read_json(directory / CONFIG)
+    classes = raw.get("architectures") or []
+    if not any(str(name).endswith("ForSequenceClassification") for name in classes):
+        raise ModelError(
+            f"{directory}: this is a {', '.join(map(str, classes)) or 'bare encoder'}, not "
+            "fine-tuned on a task; `bertsmith finetune` makes such a model from it"
+        )
+    table = raw.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    labels = tuple(table[key] for key in sorted(table, key=int))
+    problem = raw.get("problem_type")
+    kind: Kind = next(
+        (kind for kind, name in _PROBLEMS.items() if name == problem),
+        "regression" if len(labels) == 1 else "single",
+    )
+    return Head(kind, () if kind == "regression" and len(labels) == 1 else labels)

@@ -1,0 +1,121 @@
+"""``bertsmith finetune``: from a model and a labelled table to a model for that task.
+
+It never knows how training works, only how to ask for it and what to say afterwards.
+"""
+
+import signal
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bertsmith.cli.app import app
+from bertsmith.cli.console import Bars, put, put_json, say
+
+if TYPE_CHECKING:
+    from bertsmith.train.finetune import Tuned
+
+
+class KindName(StrEnum):
+    """What a label is."""
+
+    single = "single"
+    multi = "multi"
+    regression = "regression"
+
+
+@app.command()
+def finetune(
+    task: Annotated[
+        str,
+        typer.Argument(
+            metavar="TASK",
+            help="cola, sst-2, mrpc, sts-b, qqp, mnli, qnli, rte, wnli, nsmc, korsts; or classify, "
+            "for a table of your own.",
+            show_default=False,
+        ),
+    ],
+    model: Annotated[Path, typer.Option(help="The model directory or RUN to start from.")],
+    data: Annotated[
+        Path, typer.Option(help="The folder of a public task; for classify the training table.")
+    ],
+    out: Annotated[Path, typer.Option(help="The run's directory.")],
+    dev: Annotated[
+        Path | None, typer.Option(help="The held-out table; else a tenth is held out.")
+    ] = None,
+    text: Annotated[str | None, typer.Option(help="The column of the text.")] = None,
+    pair: Annotated[str | None, typer.Option(help="The column of a second text.")] = None,
+    label: Annotated[str | None, typer.Option(help="The column of the label.")] = None,
+    kind: Annotated[
+        KindName | None, typer.Option(help="One label, several (a|b), or a number.")
+    ] = None,
+    epochs: Annotated[float | None, typer.Option(help="Walks through the data.", min=0)] = None,
+    batch: Annotated[int | None, typer.Option(help="Examples of a step.", min=1)] = None,
+    lr: Annotated[float | None, typer.Option(help="The peak learning rate.", min=0)] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens of an input.", min=8)] = None,
+    seed: Annotated[int | None, typer.Option(help="Of weights, order and dropout.", min=0)] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave bad rows out, counted, instead of stopping.")
+    ] = False,
+    config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
+    assign: Annotated[
+        list[str] | None, typer.Option("--set", help="One setting, such as optim.lr=2e-5.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Result as JSON on stdout.")] = False,
+) -> None:
+    """Fine-tune a model on a task: one text or a pair, with a label, several, or a number.
+
+    The same command again goes on where a stopped run left off. Ctrl-C and SIGTERM save first.
+    """
+    from bertsmith.train import finetune as tuning
+
+    values: dict[str, Any] = {
+        "task": {
+            "text": text, "pair": pair, "label": label, "kind": kind.value if kind else None,
+            "batch": batch, "length": length, "skip_bad": skip_bad or None,
+            "heldout": {"dev": str(dev.resolve())} if dev else None,
+        },
+        "optim": {"lr": lr},
+        "schedule": {"epochs": epochs},
+        "run": {"seed": seed},
+    }  # fmt: skip
+    said = {name: {key: value for key, value in table.items() if value is not None}
+            for name, table in values.items()}  # fmt: skip
+    result = tuning.finetune(
+        task, model, out, data=data, config=config, assignments=assign or [], values=said,
+        progress=Bars(),
+    )  # fmt: skip
+    if as_json:
+        _put_result(result)
+    if result.model is None:
+        say(f"stopped after step {result.outcome.state.step} of {result.steps}, all saved; "
+            "the same command goes on from there")  # fmt: skip
+        raise typer.Exit(128 + (result.outcome.signal or signal.SIGINT))
+    if not as_json:
+        _tell(result)
+    say(f"wrote {result.model}")
+    say(f'next: bertsmith predict {result.model} "…"')
+
+
+def _put_result(result: "Tuned") -> None:
+    put_json(
+        {
+            "run": str(result.run),
+            "model": str(result.model) if result.model else None,
+            "step": result.outcome.state.step,
+            "steps": result.steps,
+            "heldout": result.figures,
+            "counts": result.counts,
+        }
+    )
+
+
+def _tell(result: "Tuned") -> None:
+    figures = result.figures
+    told = ", ".join(f"{name} {figures[name]:.4f}" for name in result.metrics)
+    put(f"held out ({figures['examples']:,.0f} examples): {told}, loss {figures['loss']:.4f}")
+    for name, counts in result.counts.items():
+        skipped = sum(counts["skipped"].values())
+        put(f"{name}: {counts['read']:,} rows read, {counts['used']:,} used, {skipped:,} skipped, "
+            f"{counts['cut_off']:,} cut off")  # fmt: skip

@@ -1,0 +1,82 @@
+"""How well predictions agree with what is right: the metrics of GLUE.
+
+It never knows where either came from.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def accuracy(predicted: Ints, right: Ints) -> float:
+    """Return the share of equal entries of two int64 [n]."""
+    return float((predicted == right).mean())
+
+
+def f1(predicted: Ints, right: Ints) -> float:
+    """Return the F1 of class 1 over two int64 arrays of one shape; 0 where nothing is found.
+
+    Over 0/1 matrices [n, C] it is the micro-averaged F1 of a multi-label task.
+    """
+    found = int(((predicted == 1) & (right == 1)).sum())
+    total = int((predicted == 1).sum()) + int((right == 1).sum())
+    return 2 * found / total if total else 0.0
+
+
+def macro_f1(predicted: Ints, right: Ints) -> float:
+    """Return the mean of the F1 of each class that occurs in either of two int64 [n]."""
+    classes = np.union1d(predicted, right)
+    each = [f1((predicted == one).astype(np.int64), (right == one).astype(np.int64))
+            for one in classes]  # fmt: skip
+    return float(np.mean(each))
+
+
+def matthews(predicted: Ints, right: Ints) -> float:
+    """Return Matthews' correlation of two int64 [n] of any number of classes (Gorodkin 2004).
+
+    It is 0 where either has one class only, as scikit-learn says.
+    """
+    classes, joint = np.unique(np.concatenate([predicted, right]), return_inverse=True)
+    size, n = len(classes), len(right)
+    table = np.zeros((size, size))
+    np.add.at(table, (joint[n:], joint[:n]), 1.0)
+    said, true = table.sum(0), table.sum(1)
+    above = np.trace(table) * n - said @ true
+    below = (n * n - said @ said) * (n * n - true @ true)
+    return float(above / np.sqrt(below)) if below > 0 else 0.0
+
+
+def pearson(predicted: Floats, right: Floats) -> float:
+    """Return Pearson's correlation of two float64 [n]; NaN where either is constant."""
+    if len(right) < 2 or np.ptp(predicted) == 0 or np.ptp(right) == 0:
+        return float("nan")
+    x, y = predicted - predicted.mean(), right - right.mean()
+    # Scaled first, so that squares of very small or very large numbers stay finite.
+    x, y = x / np.abs(x).max(), y / np.abs(y).max()
+    return float(np.clip(x @ y / np.sqrt((x @ x) * (y @ y)), -1.0, 1.0))
+
+
+def spearman(predicted: Floats, right: Floats) -> float:
+    """Return Spearman's correlation of two float64 [n], ties by their mean rank."""
+    return pearson(_ranks(predicted), _ranks(right))
+
+
+def _ranks(values: Floats) -> Floats:
+    """Return the rank of each of [n] values from 1, float64; equal ones share their mean."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    ranks: Floats = (last - (counts - 1) / 2)[place].astype(np.float64)
+    return ranks
+
+
+#: Metrics over class numbers, and over numbers.
+OF_CLASSES: dict[str, Callable[[Ints, Ints], float]] = {
+    "accuracy": accuracy, "f1": f1, "macro_f1": macro_f1, "matthews": matthews,
+}  # fmt: skip
+OF_NUMBERS: dict[str, Callable[[Floats, Floats], float]] = {
+    "pearson": pearson, "spearman": spearman,
+}  # fmt: skip

@@ -1,0 +1,109 @@
+"""Rows of CSV, TSV, JSON lines and Parquet files, each with its place for error messages.
+
+It never knows what a column means.
+"""
+
+import csv
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from bertsmith.errors import MissingExtraError, TaskError
+
+#: Cells can be long texts; csv's own limit is 128 KB.
+_LONGEST_CELL = 2**27
+SUFFIXES = (".csv", ".tsv", ".txt", ".jsonl", ".parquet")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row. ``where``: file and line for people. ``cells``: by column name, or by number."""
+
+    where: str
+    cells: Mapping[str, Any]
+
+
+def rows(path: Path, *, header: bool = True) -> Iterator[Row]:
+    """Yield the rows of a table; what kind it is, the suffix tells (``.txt`` is read as ``.tsv``).
+
+    CSV is quoted as usual; in TSV a quotation mark is a character like any other, as in GLUE's
+    files. Without ``header`` the columns are named "0", "1" and so on. Raises TaskError.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise TaskError(f"{path}: unknown kind of table; expected one of {', '.join(SUFFIXES)}")
+    if suffix == ".parquet":
+        yield from _parquet(path)
+        return
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            read = _json_lines(file, path) if suffix == ".jsonl" else _cells(file, path, header)
+            yield from read
+    except FileNotFoundError:
+        raise TaskError(f"{path}: no such file") from None
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{path}: not UTF-8 at byte {error.start:,}; expected UTF-8") from None
+    except OSError as error:
+        raise TaskError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _cells(file: TextIO, path: Path, header: bool) -> Iterator[Row]:
+    csv.field_size_limit(_LONGEST_CELL)
+    plain = path.suffix.lower() != ".csv"
+    reader = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if plain else csv.reader(file)
+    names: list[str] | None = None
+    try:
+        for cells in reader:
+            where = f"{path}, line {reader.line_num:,}"
+            if names is None:
+                names = cells if header else [str(number) for number in range(len(cells))]
+                _refuse_twins(names, where)
+                if header:
+                    continue
+            if not cells:
+                continue
+            if len(cells) != len(names):
+                raise TaskError(f"{where}: {len(cells)} columns; expected {len(names)}")
+            yield Row(where, dict(zip(names, cells, strict=True)))
+    except csv.Error as error:
+        raise TaskError(f"{path}, line {reader.line_num:,}: {error}") from None
+
+
+def _refuse_twins(names: list[str], where: str) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise TaskError(f"{where}: the column {twice[0]!r} stands there twice; rename one of them")
+
+
+def _json_lines(file: TextIO, path: Path) -> Iterator[Row]:
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number:,}"
+        try:
+            value = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise TaskError(f"{where}: not JSON: {error}") from None
+        if not isinstance(value, dict):
+            raise TaskError(f"{where}: expected a JSON object, found {type(value).__name__}")
+        yield Row(where, value)
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    try:
+        from pyarrow import ArrowInvalid
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise MissingExtraError("pyarrow", "parquet", f"{path}: reading Parquet") from None
+    try:
+        number = 0
+        for batch in ParquetFile(path).iter_batches():
+            for cells in batch.to_pylist():
+                number += 1
+                yield Row(f"{path}, row {number:,}", cells)
+    except FileNotFoundError:
+        raise TaskError(f"{path}: no such file") from None
+    except (OSError, ArrowInvalid) as error:
+        raise TaskError(f"{path}: not a readable Parquet file: {error}") from None

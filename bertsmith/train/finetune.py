@@ -1,0 +1,227 @@
+"""Fine-tuning from a model directory and a task's files to a fine-tuned model directory.
+
+It never knows of the command line; what it has to say goes to a ``Progress``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bertsmith.bundle import Head, TaskBundle, save_task, start_task
+from bertsmith.errors import SettingsError
+from bertsmith.files import write_whole
+from bertsmith.progress import Progress, Silent
+from bertsmith.settings import from_assignments, merged, read_toml
+from bertsmith.tasks.classify import Counts, encode
+from bertsmith.train import checkpoint, device, journal, loop, optimizer, schedule
+from bertsmith.train.loop import Outcome, Plan
+from bertsmith.train.place import FILE, alone, check_place, take_up
+from bertsmith.train.taskdata import (
+    TaskData,
+    head_of,
+    read_data,
+    resolve_task,
+    with_model,
+    with_task,
+)
+from bertsmith.train.tunesettings import FinetuneSettings
+from bertsmith.train.tuning import Tuning
+
+MODEL = "model"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What became of a fine-tuning run.
+
+    figures: the last held-out evaluation. counts: what became of the rows of each file.
+    """
+
+    run: Path
+    model: Path | None
+    outcome: Outcome
+    steps: int
+    head: Head
+    metrics: Sequence[str]
+    figures: dict[str, float]
+    counts: dict[str, dict[str, Any]]
+
+
+def finetune(
+    task: str,
+    model: Path | str,
+    out: Path | str,
+    *,
+    data: Path | str | None = None,
+    config: Path | None = None,
+    assignments: Sequence[str] = (),
+    values: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Tuned:
+    """Fine-tune the encoder of ``model`` on a task and write the run, with its model, to ``out``.
+
+    task: the name of a public task, with ``data`` its folder; or "classify", with ``data`` a
+    table. values: nested settings, as of ``FinetuneSettings``; assignments: "a.b=v" over them.
+    Called again with the same arguments it goes on where the last call stopped.
+    Raises BertsmithError.
+    """
+    run, progress = Path(out), progress or Silent()
+    check_place(run)
+    file = read_toml(config) if config else {}
+    said = merged(merged(file, values or {}), from_assignments(assignments))
+    settings = resolve_task(task, Path(model), Path(data) if data else None, said)
+    examples = read_data(settings.task)
+    head = head_of(settings.task, examples)
+    settings = with_task(settings, {"labels": list(head.labels)})
+    torch.manual_seed(settings.run.seed)
+    start = start_task(model, head)
+    settings = with_model(settings, start, said)
+    run.mkdir(parents=True, exist_ok=True)
+    with alone(run):
+        stored = take_up(run, settings)
+        return _train(stored or settings, start, head, examples, run, progress, new=stored is None)
+
+
+def _train(
+    settings: FinetuneSettings,
+    start: TaskBundle,
+    head: Head,
+    data: TaskData,
+    run: Path,
+    progress: Progress,
+    *,
+    new: bool,
+) -> Tuned:
+    task, options = settings.task, settings.run
+    machine = device.find(
+        options.device, options.precision, options.kernel,
+        attention_dropout=settings.model.attention_dropout, threads=options.threads,
+    )  # fmt: skip
+    model = start.model.to(machine.device)
+    work = _work(settings, start, head, data, machine)
+    if new:
+        settings = _settled(settings, machine, work.steps_per_epoch)
+        write_whole(run / FILE, settings.to_toml())
+    _tell(progress, run, start, data, machine)
+    _freeze(start, options.freeze)
+    adam = optimizer.build(model, settings.optim)
+    plan = _plan(settings, machine, work.steps_per_epoch)
+    outcome = loop.train(work, model, adam, machine, plan, run, progress)
+    figures = _last_figures(run)
+    written = None
+    if outcome.signal is None:
+        if options.choose == "best" and outcome.state.best_step is not None:
+            best = dict(checkpoint.found(run))[outcome.state.best_step]
+            checkpoint.restore(best, model, adam)
+            figures = _last_figures(run, outcome.state.best_step)
+        written = run / MODEL
+        info = {"task": task.name, "provenance": settings.model_dump(mode="json"),
+                "heldout": figures}  # fmt: skip
+        save_task(written, model, start.tokenizer, head, info)
+    counts = {name: one.as_dict() for name, one in data.counts.items()}
+    return Tuned(run, written, outcome, plan.steps, head, task.metrics, figures, counts)
+
+
+def _work(
+    settings: FinetuneSettings,
+    start: TaskBundle,
+    head: Head,
+    data: TaskData,
+    machine: device.Machine,
+) -> Tuning:
+    task = settings.task
+    start.model.bert.kernel = machine.kernel
+    encoded = encode(data.train, start.tokenizer, head, task.length, data.counts["train"])
+    heldout = {
+        name: encode(own, start.tokenizer, head, task.length, data.counts.get(name, Counts()))
+        for name, own in data.heldout.items()
+    }
+    weights = None
+    if task.class_weights == "balanced":
+        if head.kind != "single":
+            raise SettingsError("task.class_weights 'balanced' is for one label a text")
+        assert encoded.targets is not None
+        occurs = np.bincount(encoded.targets, minlength=head.outputs)
+        weights = (len(encoded) / (head.outputs * occurs.clip(min=1))).astype(np.float32)
+    return Tuning(
+        start.model, head, encoded, heldout, machine, batch=task.batch,
+        micro_tokens=settings.run.micro_tokens, seed=settings.run.seed, metrics=task.metrics,
+        class_weights=weights,
+    )  # fmt: skip
+
+
+def _settled(settings: FinetuneSettings, machine: device.Machine, epoch: int) -> FinetuneSettings:
+    timing = settings.schedule
+    if timing.minutes is not None:
+        raise SettingsError("schedule.minutes: fine-tuning takes schedule.epochs or .steps")
+    steps = timing.steps or max(1, round((timing.epochs or 3.0) * epoch))
+    run = settings.run.model_copy(
+        update={"device": str(machine.device), "precision": machine.precision,
+                "kernel": machine.kernel, "threads": torch.get_num_threads()}
+    )  # fmt: skip
+    every = settings.checkpoint.every or epoch
+    return settings.model_copy(
+        update={
+            "run": run,
+            "schedule": timing.model_copy(update={"steps": steps}),
+            "checkpoint": settings.checkpoint.model_copy(update={"every": every}),
+        }
+    )
+
+
+def _plan(settings: FinetuneSettings, machine: device.Machine, epoch: int) -> Plan:
+    timing = settings.schedule
+    assert settings.checkpoint.every is not None
+    return Plan(
+        steps=timing.total(),
+        seed=settings.run.seed,
+        clip=settings.optim.clip,
+        rate=lambda step: settings.optim.lr * schedule.lr_factor(step, timing),
+        log_every=settings.run.log_every,
+        eval_every=epoch,
+        checkpoint_every=settings.checkpoint.every,
+        keep=settings.checkpoint.keep,
+        best_by=settings.task.metrics[0],
+        more_is_better=True,
+        ceiling=lambda: device.matrix_ceiling(machine),
+    )
+
+
+def _freeze(start: TaskBundle, layers: int | None) -> None:
+    """Leave the embeddings and so many layers from below as they are."""
+    if layers is None:
+        return
+    if layers > start.config.layers:
+        raise SettingsError(
+            f"run.freeze is {layers}, but the model has {start.config.layers} layers"
+        )
+    start.model.bert.embeddings.requires_grad_(False)
+    for layer in list(start.model.bert.encoder.layers)[:layers]:
+        layer.requires_grad_(False)
+
+
+def _tell(
+    progress: Progress, run: Path, start: TaskBundle, data: TaskData, machine: device.Machine
+) -> None:
+    held = ", ".join(f"{len(own):,} {name}" for name, own in data.heldout.items())
+    progress.note(
+        f"{run}: {start.path} on {len(data.train):,} examples, held out {held} "
+        f"({device.describe(machine)})"
+    )
+    if start.info["new"]:
+        progress.note(f"drawn anew: {', '.join(start.info['new'])}")
+    for name, counts in data.counts.items():
+        said = [f"{number:,} skipped: {why}" for why, number in counts.skipped.items()]
+        said += [f"{counts.cut_off:,} cut off at the end"] if counts.cut_off else []
+        if said:
+            progress.note(f"{name}: of {counts.read:,} rows {'; '.join(said)}")
+
+
+def _last_figures(run: Path, step: int | None = None) -> dict[str, float]:
+    lines = [line for line in journal.read(run) if line["kind"] == "heldout"]
+    lines = [line for line in lines if step is None or line["step"] == step]
+    return {k: v for k, v in lines[-1].items() if k not in ("step", "kind")} if lines else {}

@@ -1,0 +1,80 @@
+"""The directory of a run: what may stand there already, and that one process works in it.
+
+It never knows what is trained.
+"""
+
+import fcntl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bertsmith.errors import RunError
+from bertsmith.settings import Settings, read_toml
+
+FILE, LOCK = "settings.toml", ".lock"
+#: Settings that may differ when a run is taken up again: they change nothing that is learnt.
+#: A store may have moved: ``run.store`` tells whether it is the same one.
+_FREE = ("checkpoint.keep", "run.tensorboard", "run.data")
+
+Chosen = TypeVar("Chosen", bound=Settings)
+
+
+def check_place(run: Path) -> None:
+    """Raise RunError where no run can stand: at a file, or among files of somebody else."""
+    if run.exists() and not run.is_dir():
+        raise RunError(f"{run}: this is a file; give --out a new directory")
+    if not run.exists() or (run / FILE).exists():
+        return
+    # A kill may have left the lock, and the settings under their temporary name.
+    if any(item.name != LOCK and not item.name.startswith(f".{FILE}.") for item in run.iterdir()):
+        raise RunError(
+            f"{run}: there are files here, but no {FILE} of a run; give --out a new directory"
+        )
+
+
+def take_up(run: Path, wished: Chosen) -> Chosen | None:
+    """Return the settings that stand in ``run``, or None if there are none yet.
+
+    Raises RunError if they say something else than is wished now, naming each difference.
+    """
+    path = run / FILE
+    if not path.exists():
+        return None
+    stored = type(wished).parse(read_toml(path), str(path))
+    differences = [
+        f"  {key}: {was!r} there, {now!r} now"
+        for key, was, now in _differences(stored.model_dump(), wished.model_dump())
+    ]
+    if differences:
+        raise RunError(
+            f"{run}: this run was begun with other settings:\n" + "\n".join(differences) + "\n"
+            "give the same command to go on with it, or --out another directory for a new run"
+        )
+    return stored
+
+
+def _differences(
+    stored: Mapping[str, Any], wished: Mapping[str, Any], prefix: str = ""
+) -> list[tuple[str, Any, Any]]:
+    result: list[tuple[str, Any, Any]] = []
+    for key, now in wished.items():
+        was, name = stored.get(key), prefix + key
+        if isinstance(now, dict):
+            result += _differences(was or {}, now, f"{name}.")
+        elif now not in (None, "auto", was) and name not in _FREE:
+            result.append((name, was, now))
+    return result
+
+
+@contextmanager
+def alone(run: Path) -> Iterator[None]:
+    """Hold the run's lock: two processes in one directory would spoil each other's files."""
+    with (run / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(
+                f"{run}: another process is training here; wait for it, or stop it"
+            ) from None
+        yield

@@ -1,0 +1,80 @@
+"""Ask a fine-tuned model: labels with their probabilities, or a number, for each text.
+
+It never knows where the texts come from.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bertsmith.bundle import TaskBundle, load_task
+from bertsmith.errors import QuestionError
+from bertsmith.tasks.classify import Counts, Example, encode
+from bertsmith.tasks.outputs import outputs
+from bertsmith.use.ask import windows
+
+#: Texts worked on at once: enough that like lengths meet.
+_WINDOW = 1024
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model says of one text or pair.
+
+    labels: names and probabilities, the likeliest first; of a multi-label model each by itself,
+    and of a regression model none. score: the number of a regression model, else None.
+    cut_off: whether the text was longer than the model takes.
+    """
+
+    labels: tuple[tuple[str, float], ...]
+    score: float | None
+    cut_off: bool
+
+
+def predict(
+    model: TaskBundle | Path | str, texts: Sequence[str | tuple[str, str]]
+) -> list[Prediction]:
+    """Return what a fine-tuned model says of each text, or pair of texts, in their order.
+
+    Raises ModelError for a model that is not fine-tuned, QuestionError for an empty text.
+    """
+    return list(predict_each(model, texts))
+
+
+def predict_each(
+    model: TaskBundle | Path | str, texts: Iterable[str | tuple[str, str]]
+) -> Iterator[Prediction]:
+    """Yield what ``predict`` returns, for input without end. An error names the text's number."""
+    bundle = model if isinstance(model, TaskBundle) else load_task(model)
+    number = 0
+    for window in windows(texts, _WINDOW):
+        examples = []
+        for given in window:
+            number += 1
+            parts = (given,) if isinstance(given, str) else tuple(given)
+            if not all(part.strip() for part in parts):
+                raise QuestionError(f"text {number:,} is empty; expected at least one word")
+            examples.append(Example(parts, None, f"text {number:,}"))
+        yield from _answers(bundle, examples)
+
+
+def _answers(bundle: TaskBundle, examples: list[Example]) -> Iterator[Prediction]:
+    head, longest = bundle.head, bundle.config.max_positions
+    inputs = encode(examples, bundle.tokenizer, head, longest, Counts())
+    cut = inputs.cut_off
+    logits = outputs(bundle.model, inputs.sequences).astype(np.float64)
+    if head.kind == "regression":
+        yield from (Prediction((), float(row[0]), lost)
+                    for row, lost in zip(logits, cut, strict=True))  # fmt: skip
+        return
+    if head.kind == "multi":
+        shares = 1 / (1 + np.exp(-logits))
+    else:
+        shares = np.exp(logits - logits.max(-1, keepdims=True))
+        shares /= shares.sum(-1, keepdims=True)
+    for row, lost in zip(shares, cut, strict=True):
+        order = np.argsort(-row, kind="stable")
+        named = tuple((head.labels[place], float(row[place])) for place in order)
+        yield Prediction(named, None, lost)
