@@ -91,14 +91,18 @@ def load_task(path: Path | str, *, device: torch.device | str = "cpu") -> TaskBu
     return TaskBundle(model.to(device).eval(), tokenizer, config, head, directory, info)
 
 
-def start_task(path: Path | str, head: Head) -> TaskBundle:
+def start_task(
+    path: Path | str, head: Head, changes: Mapping[str, Any] | None = None
+) -> TaskBundle:
     """Return the encoder of a model directory with a new output layer, drawn from the generator.
 
+    ``changes``: fields of the config that are to differ, such as its dropout.
     Any BERT's directory does, with or without heads; a pooler that is not there is new, too.
     ``info["new"]`` names the weights that are.
     """
     directory = locate(Path(path))
     info, config, tokenizer = _parts(directory)
+    config = ModelConfig.parse(config.model_dump() | dict(changes or {}), "the settings")
     model = SequenceModel(config, head.outputs)
     # What belongs to another task is no start for this one.
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()

@@ -23,6 +23,7 @@ from bertsmith.train.place import FILE, alone, check_place, take_up
 from bertsmith.train.taskdata import (
     TaskData,
     head_of,
+    model_changes,
     read_data,
     resolve_task,
     with_model,
@@ -78,8 +79,8 @@ def finetune(
     head = head_of(settings.task, examples)
     settings = with_task(settings, {"labels": list(head.labels)})
     torch.manual_seed(settings.run.seed)
-    start = start_task(model, head)
-    settings = with_model(settings, start, said)
+    start = start_task(model, head, model_changes(said))
+    settings = with_model(settings, start)
     run.mkdir(parents=True, exist_ok=True)
     with alone(run):
         stored = take_up(run, settings)
@@ -133,11 +134,12 @@ def _work(
     data: TaskData,
     machine: device.Machine,
 ) -> Tuning:
-    task = settings.task
+    task, length = settings.task, settings.task.length
+    assert length is not None
     start.model.bert.kernel = machine.kernel
-    encoded = encode(data.train, start.tokenizer, head, task.length, data.counts["train"])
+    encoded = encode(data.train, start.tokenizer, head, length, data.counts["train"])
     heldout = {
-        name: encode(own, start.tokenizer, head, task.length, data.counts.get(name, Counts()))
+        name: encode(own, start.tokenizer, head, length, data.counts.get(name, Counts()))
         for name, own in data.heldout.items()
     }
     weights = None

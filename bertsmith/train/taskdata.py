@@ -18,6 +18,10 @@ from bertsmith.tasks.public import TASKS, Source
 from bertsmith.train.tunesettings import FinetuneSettings, TaskSettings
 
 OWN = "classify"
+#: Tokens of an input where nobody says: as in the original's run_classifier.py.
+LENGTH = 128
+#: Fields of a model that fine-tuning may change.
+_FREE = {"dropout", "attention_dropout"}
 
 
 @dataclass(frozen=True)
@@ -72,25 +76,30 @@ def with_task(settings: FinetuneSettings, changes: dict[str, Any]) -> FinetuneSe
     return settings.model_copy(update={"task": settings.task.model_copy(update=changes)})
 
 
-def with_model(
-    settings: FinetuneSettings, start: TaskBundle, said: Mapping[str, Any]
-) -> FinetuneSettings:
-    """Return the settings with the model's shape, and what was said of its dropout."""
+def model_changes(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was said of the model: its dropout may be set, its shape may not."""
     asked = said.get("model", {})
-    shape = {"dropout", "attention_dropout"}
-    strange = sorted(set(asked) - shape) if isinstance(asked, Mapping) else []
+    if not isinstance(asked, Mapping):
+        raise SettingsError(f"model is {asked!r}; expected a table of settings")
+    strange = sorted(set(asked) - _FREE)
     if strange:
         raise SettingsError(
             f"model.{strange[0]}: the model that fine-tuning starts from says it; only "
-            f"{' and '.join(f'model.{name}' for name in sorted(shape))} can be set"
+            f"{' and '.join(f'model.{name}' for name in sorted(_FREE))} can be set"
         )
-    whole = merged(settings.model_dump(), {"model": merged(start.config.model_dump(), asked)})
-    if settings.task.length > start.config.max_positions:
+    return dict(asked)
+
+
+def with_model(settings: FinetuneSettings, start: TaskBundle) -> FinetuneSettings:
+    """Return the settings with the model's shape, and a length of inputs that it takes."""
+    most = start.config.max_positions
+    length = settings.task.length or min(LENGTH, most)
+    if length > most:
         raise SettingsError(
-            f"task.length is {settings.task.length}, but the model takes "
-            f"{start.config.max_positions} tokens; shorten task.length"
+            f"task.length is {length}, but the model takes {most} tokens; shorten task.length"
         )
-    return FinetuneSettings.parse(whole, "the settings")
+    settings = settings.model_copy(update={"model": start.config})
+    return with_task(settings, {"length": length})
 
 
 def source_of(task: TaskSettings) -> Source:

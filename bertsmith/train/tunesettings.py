@@ -33,8 +33,9 @@ class TaskSettings(Settings):
     label: str = "label"
     header: bool = True
     metrics: list[str] = Field(default_factory=list)
-    #: Tokens of an input, [CLS] and [SEP] counted; what is longer is cut at its end.
-    length: Annotated[int, Field(ge=8)] = 128
+    #: Tokens of an input, [CLS] and [SEP] counted; what is longer is cut at its end. None: 128,
+    #: or as many as the model takes.
+    length: Annotated[int, Field(ge=8)] | None = None
     batch: Annotated[int, Field(ge=1)] = 32
     skip_bad: bool = False
     #: "balanced": an example counts the more, the rarer its label is.

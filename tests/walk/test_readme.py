@@ -25,6 +25,7 @@ SMALLER = {
     r"--size \d+": "--size 2000",  # the vocabulary's size
 }
 VERBS = ["corpus", "vocab", "prepare", "pretrain", "fill"]
+TUNING = ["finetune", "evaluate", "predict"]
 #: Characters of text to learn from: enough for pairs and a held-out split.
 CHARACTERS = 400_000
 
@@ -67,6 +68,14 @@ def write_corpus(folder: Path) -> None:
     raise AssertionError(f"only {written} characters of documentation in the standard library")
 
 
+def write_reviews(folder: Path) -> None:
+    """Write two tables of reviews and moods."""
+    rows = [f"a {'fine' if n % 2 else 'poor'} thing {n},{'good' if n % 2 else 'bad'}"
+            for n in range(60)]  # fmt: skip
+    for name in ("reviews.csv", "more-reviews.csv"):
+        (folder / name).write_text("\n".join(["review,mood", *rows]) + "\n", encoding="utf-8")
+
+
 def run(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the program in ``folder`` and fail with its own words where it fails."""
     command = [str(Path(sys.executable).with_name("bertsmith")), *arguments]
@@ -103,8 +112,10 @@ def run_python(code: str, folder: Path) -> None:
 @pytest.mark.slow
 def test_own_text_in_five_commands(root: Path, tmp_path: Path) -> None:
     """Each command works on what the one before wrote, and so do the lines of Python."""
-    commands = readme_commands(root)
-    assert [command.split()[:2] for command in commands] == [["bertsmith", verb] for verb in VERBS]
+    every = readme_commands(root)
+    verbs = [["bertsmith", verb] for verb in (*VERBS, *TUNING)]
+    assert [command.split()[:2] for command in every] == verbs
+    commands, tuning = every[: len(VERBS)], every[len(VERBS) :]
     write_corpus(tmp_path / "my-text")
     done = None
     for command in commands:
@@ -113,6 +124,12 @@ def test_own_text_in_five_commands(root: Path, tmp_path: Path) -> None:
     assert done.stdout.strip(), "the last command gave no words for the mask"
     filled = run([*shlex.split(commands[-1])[1:], "--json"], tmp_path)
     assert all(json.loads(line) for line in filled.stdout.splitlines())
+    write_reviews(tmp_path)
+    for command in tuning:
+        done = run(shlex.split(command)[1:], tmp_path)
+    label, share, text = done.stdout.rstrip("\n").split("\t")
+    assert (label in {"good", "bad"}, text) == (True, "a fine piece of work")
+    assert 0.5 <= float(share) <= 1
     blocks = python_blocks(root)
     assert len(blocks) == 3
     for block in blocks:

@@ -1,0 +1,89 @@
+"""The verbs of fine-tuning on the command line."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertsmith.train.finetune import finetune
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small table of two classes."""
+    file = tmp_path_factory.mktemp("table") / "train.csv"
+    kinds = (("the anvil rings", "loud"), ("the river sleeps", "still"))
+    rows = [f"{kinds[n % 2][0]} {n},{kinds[n % 2][1]}" for n in range(24)]
+    file.write_text("\n".join(["line,mood", *rows]) + "\n")
+    return file
+
+
+@pytest.fixture(scope="module")
+def tuned(model: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on that table."""
+    run = tmp_path_factory.mktemp("tuned") / "run"
+    task = {"text": "line", "label": "mood", "batch": 8}
+    finetune("classify", model, run, data=table, values={"task": task, "run": {"threads": 1}})
+    return run
+
+
+def test_finetune_tells_what_it_did(run: Run, model: Path, table: Path, tmp_path: Path) -> None:
+    """Held-out scores and the counts of rows on stdout, the next command on stderr."""
+    out = tmp_path / "run"
+    done = run(
+        "finetune", "classify", "--model", model, "--data", table, "--text", "line",
+        "--label", "mood", "--epochs", 1, "--batch", 8, "--set", "run.threads=1", "--out", out,
+    )  # fmt: skip
+    assert done.status == 0, done.err
+    assert "train: 24 rows read, 24 used, 0 skipped, 0 cut off" in done.out
+    assert "held out (2 examples): accuracy" in done.out
+    assert f"next: bertsmith predict {out / 'model'}" in done.err
+
+
+def test_predict_tells_labels(run: Run, tuned: Path) -> None:
+    """A line a text: label, probability, text; as JSON all labels."""
+    done = run("predict", tuned, "the anvil rings", "the river\tsleeps")
+    label, share, text = done.out.splitlines()[0].split("\t")
+    assert label in {"loud", "still"}
+    assert 0.5 <= float(share) <= 1.0
+    assert text == "the anvil rings"
+    lines = run("predict", tuned, "--json", "a\tb").out.splitlines()
+    told = json.loads(lines[0])
+    assert (told["text"], told["pair"]) == ("a", "b")
+    assert sum(told["labels"].values()) == pytest.approx(1)
+
+
+def test_predict_reads_a_file(run: Run, tuned: Path, tmp_path: Path) -> None:
+    """A text a line; an empty line is an error that names its number."""
+    (tmp_path / "texts").write_text("the anvil\nthe river\n")
+    assert len(run("predict", tuned, "--input", tmp_path / "texts").out.splitlines()) == 2
+    (tmp_path / "texts").write_text("the anvil\n\n")
+    done = run("predict", tuned, "--input", tmp_path / "texts")
+    assert done.status == 2
+    assert "text 2 is empty" in done.err
+
+
+def test_evaluate_knows_the_columns(run: Run, tuned: Path, table: Path) -> None:
+    """Those of the training table; metrics and counts as JSON."""
+    told = json.loads(run("evaluate", tuned, "--data", table, "--json").out)
+    assert 0 <= told["accuracy"] <= 1
+    assert told["counts"] == {"read": 24, "used": 24, "cut_off": 0, "skipped": {}}
+
+
+def test_mistakes_are_told(run: Run, model: Path, table: Path, tmp_path: Path) -> None:
+    """A missing column, a model that is not fine-tuned, no text: status 2, nothing written."""
+    done = run(
+        "finetune", "classify", "--model", model, "--data", table, "--text", "words",
+        "--label", "mood", "--out", tmp_path / "run",
+    )  # fmt: skip
+    assert done.status == 2
+    assert "line 2: there is no column 'words'; the columns are 'line', 'mood'" in done.err
+    assert not (tmp_path / "run").exists()
+    done = run("predict", model, "a text")
+    assert done.status == 2
+    assert "not fine-tuned on a task" in done.err
+    assert run("predict", model).status == 2

@@ -1,0 +1,143 @@
+"""Reading, encoding and scoring texts with labels."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertsmith.bundle import Head, Kind
+from bertsmith.errors import TaskError
+from bertsmith.tasks.classify import (
+    Counts,
+    Example,
+    default_metrics,
+    encode,
+    labels_of,
+    read,
+    score,
+    shortened,
+)
+from bertsmith.tasks.public import TASKS, Source
+from bertsmith.text.recipe import Recipe
+from bertsmith.text.wordpiece import SPECIAL, Tokenizer
+
+SOURCE = Source(text="text", label="label")
+WORDS = ("red", "green", "blue", "##s")
+
+
+@pytest.fixture
+def words() -> Tokenizer:
+    """Three words and an ending."""
+    return Tokenizer(Recipe(vocab=(*SPECIAL, *WORDS)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "message"),
+    [
+        ("single", "   ,1", r"line 3: an empty text in column 'text'"),
+        ("single", "red,", r"line 3: an empty label"),
+        ("single", "red,9", r"line 3: an unknown label: '9'; known are '0', '1'"),
+        ("regression", "red,much", r"line 3: a score that is no number: 'much'"),
+        ("regression", "red,nan", r"line 3: a score that is not finite"),
+        ("multi", "red,1|7", r"line 3: an unknown label: '7'"),
+    ],
+)
+def test_a_bad_row_is_told_or_counted(tmp_path: Path, kind: Kind, row: str, message: str) -> None:
+    """An error names file, line and fault; with skip_bad the row is counted under its fault."""
+    file = tmp_path / "a.csv"
+    file.write_text(f"text,label\nred,1\n{row}\ngreen,0\n")
+    labels = None if kind == "regression" else ["0", "1"]
+    with pytest.raises(TaskError, match=message):
+        read(file, SOURCE, kind, labels=labels)
+    examples, counts = read(file, SOURCE, kind, labels=labels, skip_bad=True)
+    assert [example.texts for example in examples] == [("red",), ("green",)]
+    assert (counts.read, counts.used, sum(counts.skipped.values())) == (3, 2, 1)
+
+
+def test_a_missing_column_is_an_error_even_when_bad_rows_are_skipped(tmp_path: Path) -> None:
+    """It is a fault of the command, not of a row; the message names the columns there are."""
+    (tmp_path / "a.csv").write_text("words,label\nred,1\n")
+    with pytest.raises(TaskError, match=r"no column 'text'; the columns are 'words', 'label'"):
+        read(tmp_path / "a.csv", SOURCE, "single", skip_bad=True)
+
+
+def test_a_file_of_nothing_is_an_error(tmp_path: Path) -> None:
+    """A header alone, or bad rows alone."""
+    (tmp_path / "a.csv").write_text("text,label\n")
+    with pytest.raises(TaskError, match="no row could be used, of 0"):
+        read(tmp_path / "a.csv", SOURCE, "single")
+
+
+def test_labels_in_order() -> None:
+    """Numbers by size, names by the alphabet; one alone is an error."""
+
+    def of(*labels: str) -> tuple[str, ...]:
+        return labels_of([Example(("x",), label, "") for label in labels], "f")
+
+    assert of("10", "9", "-1", "9") == ("-1", "9", "10")
+    assert of("b", "a", "10") == ("10", "a", "b")
+    with pytest.raises(TaskError, match="every label is 'a'"):
+        of("a", "a")
+
+
+def test_inputs_are_those_of_the_paper(words: Tokenizer) -> None:
+    """[CLS] A [SEP] B [SEP], segment 0 up to the first [SEP], and what was cut off is counted."""
+    examples = [
+        Example(("red greens", "blue"), "b", "f, line 1"),
+        Example(("red", "green " * 9), "a", "f, line 2"),
+    ]
+    counts = Counts()
+    found = encode(examples, words, Head("single", ("a", "b")), 8, counts)
+    tokens = [words.tokens(ids) for ids, _ in found.sequences]
+    assert tokens[0] == ["[CLS]", "red", "green", "##s", "[SEP]", "blue", "[SEP]"]
+    assert found.sequences[0][1] == [0] * 5 + [1] * 2
+    assert tokens[1] == ["[CLS]", "red", "[SEP]", *["green"] * 4, "[SEP]"]
+    assert found.targets is not None
+    assert found.targets.tolist() == [1, 0]
+    assert (counts.cut_off, found.cut_off) == (1, [False, True])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "room", "wanted"),
+    [((9, 3), 8, (5, 3)), ((3, 9), 8, (3, 5)), ((9, 9), 7, (3, 4)), ((9, 8), 7, (4, 3)),
+     ((2, 2), 8, (2, 2)), ((9,), 4, (4,))],
+)  # fmt: skip
+def test_the_longer_text_is_cut(sizes: tuple[int, ...], room: int, wanted: tuple[int, ...]) -> None:
+    """Each at its end, as tokenizers does (checked beside it below)."""
+    assert tuple(map(len, shortened([list(range(size)) for size in sizes], room))) == wanted
+
+
+@pytest.mark.parametrize("sizes", [(9, 3), (3, 9), (9, 9), (9, 8), (8, 9), (5, 4)])
+def test_cut_as_the_peer_cuts(words: Tokenizer, sizes: tuple[int, int], tmp_path: Path) -> None:
+    """The same ids as AutoTokenizer with truncation, at odd and even lengths."""
+    from transformers import AutoTokenizer
+
+    words.save(tmp_path)
+    peer = AutoTokenizer.from_pretrained(tmp_path)
+    texts = tuple(" ".join(["red"] * size) for size in sizes)
+    for length in (8, 9, 10, 11):
+        wanted = peer(*texts, truncation=True, max_length=length)
+        found = encode([Example(texts, None, "")], words, Head("single"), length, Counts())
+        assert found.sequences[0][0] == wanted["input_ids"]
+        assert found.sequences[0][1] == wanted["token_type_ids"]
+
+
+def test_scores() -> None:
+    """One label by the largest logit, several by each above 0, numbers as they are."""
+    logits = np.array([[1.0, 2.0], [3.0, -1.0], [-1.0, -2.0]], np.float32)
+    one = score(logits, np.array([1, 0, 1]), Head("single", ("a", "b")), ["accuracy", "matthews"])
+    assert one["accuracy"] == pytest.approx(2 / 3)
+    truth = np.array([[1, 1], [1, 1], [0, 0]], np.float32)
+    many = score(logits, truth, Head("multi", ("a", "b")), default_metrics("multi"))
+    assert many == {"f1": pytest.approx(6 / 7), "accuracy": pytest.approx(2 / 3)}
+    number = score(logits[:, :1], np.array([1.0, 3.0, -1.0]), Head("regression"), ["pearson"])
+    assert number["pearson"] == pytest.approx(1.0)
+
+
+def test_public_tasks_name_metrics_that_exist() -> None:
+    """Each public task can be scored as it says."""
+    for task in TASKS.values():
+        head = Head(task.kind, ("a", "b") if task.kind == "single" else ())
+        logits = np.array([[0.1, 0.2], [0.4, 0.3]], np.float32)[:, : head.outputs]
+        targets = np.array([0, 1]) if task.kind == "single" else np.array([0.0, 1.0])
+        assert list(score(logits, targets, head, task.metrics)) == list(task.metrics)

@@ -1,0 +1,62 @@
+"""Tables of every kind, and what is said of broken ones."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bertsmith.errors import TaskError
+from bertsmith.tasks.tables import rows
+
+
+def test_every_kind_gives_the_same_cells(tmp_path: Path) -> None:
+    """CSV with quotes and a line break, TSV, JSON lines and Parquet hold the same two rows."""
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    wanted = [{"text": "a, b", "label": "1"}, {"text": "c 'd'", "label": "0"}]
+    (tmp_path / "a.csv").write_text("text,label\n\"a, b\",1\nc 'd',0\n")
+    (tmp_path / "a.tsv").write_text("﻿text\tlabel\na, b\t1\n\nc 'd'\t0\n")
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in wanted))
+    parquet.write_table(pa.Table.from_pylist(wanted), tmp_path / "a.parquet")
+    for kind in ("csv", "tsv", "jsonl", "parquet"):
+        found = list(rows(tmp_path / f"a.{kind}"))
+        assert [dict(row.cells) for row in found] == wanted, kind
+    assert [row.where for row in rows(tmp_path / "a.tsv")] == [
+        f"{tmp_path / 'a.tsv'}, line 2",
+        f"{tmp_path / 'a.tsv'}, line 4",
+    ]
+
+
+def test_a_quotation_mark_in_tsv_is_a_character(tmp_path: Path) -> None:
+    """As in GLUE's files, where quotation marks do not come in pairs."""
+    (tmp_path / "a.tsv").write_text('x\ty\n" one\ttwo\n')
+    assert [dict(row.cells) for row in rows(tmp_path / "a.tsv")] == [{"x": '" one', "y": "two"}]
+
+
+def test_without_header_columns_are_numbers(tmp_path: Path) -> None:
+    """The first line is a row like any other."""
+    (tmp_path / "a.tsv").write_text("p\tq\nr\ts\n")
+    found = [dict(row.cells) for row in rows(tmp_path / "a.tsv", header=False)]
+    assert found == [{"0": "p", "1": "q"}, {"0": "r", "1": "s"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.tsv", b"x\ty\n1\t2\n3\n", r"a\.tsv, line 3: 1 columns; expected 2"),
+        ("a.csv", b"x,x\n1,2\n", r"line 1: the column 'x' stands there twice"),
+        ("a.jsonl", b'{"x": 1}\n{oops\n', r"a\.jsonl, line 2: not JSON"),
+        ("a.jsonl", b"[1]\n", r"line 1: expected a JSON object, found list"),
+        ("a.csv", b"x\n\xff\n", r"a\.csv: not UTF-8"),
+        ("a.xml", b"<x/>", r"unknown kind of table"),
+        ("missing.csv", None, r"missing\.csv: no such file"),
+    ],
+)
+def test_broken_tables_say_where(
+    tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    """File and line stand in the message."""
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(TaskError, match=message):
+        list(rows(tmp_path / name))

@@ -1,0 +1,175 @@
+"""Fine-tuning learns, repeats itself, stops and goes on, and refuses what cannot be."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bertsmith import bundle
+from bertsmith.bundle import Head
+from bertsmith.errors import RunError, SettingsError, TaskError
+from bertsmith.model.bert import PreTrainingModel
+from bertsmith.train.finetune import Tuned, finetune
+from bertsmith.train.loop import take_step
+from bertsmith.train.tuning import example_losses
+from bertsmith.use.evaluate import evaluate
+from bertsmith.use.predict import predict
+from tests.model.examples import primes
+from tests.train.conftest import WORDS, tokenizer_of
+
+#: Large steps for small models; all else as it stands.
+QUICK = {"optim": {"lr": 3e-3}, "run": {"threads": 1}, "task": {"batch": 8}}
+
+
+@pytest.fixture(scope="session")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model with the vocabulary of sixty words."""
+    words = tokenizer_of()
+    torch.manual_seed(0)
+    config = primes(vocab_size=words.vocab_size, width=32, heads=2, feed_forward=61, init_range=0.1)
+    directory = tmp_path_factory.mktemp("start") / "model"
+    bundle.save(directory, PreTrainingModel(config), words, {})
+    return directory
+
+
+def table(path: Path, kind: str, count: int = 160, seed: int = 0) -> Path:
+    """Write texts whose label is which of two words they hold, or how often, or both."""
+    chance = np.random.default_rng(seed)
+    lines = []
+    for _ in range(count):
+        text = [str(word) for word in chance.choice(WORDS[4:], chance.integers(2, 9))]
+        first, second = chance.integers(0, 2, 2)
+        text += [WORDS[0]] * int(first) + [WORDS[1]] * int(second)
+        several = [name for name, has in (("a", first), ("b", second)) if has]
+        label = {"single": "yes" if first else "no", "multi": several,
+                 "regression": float(first + 2 * second)}[kind]  # fmt: skip
+        lines.append(json.dumps({"text": " ".join(chance.permutation(text)), "label": label}))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def tune(start: Path, out: Path, data: Path, kind: str, **changes: Any) -> Tuned:
+    """Fine-tune on ``data`` for some quick steps."""
+    values = {**QUICK, "schedule": {"epochs": 6.0}, **changes}
+    values["task"] = {**QUICK["task"], "kind": kind, **changes.get("task", {})}  # type: ignore[dict-item]
+    return finetune("classify", start, out, data=data, values=values)
+
+
+@pytest.mark.parametrize(("kind", "least"), [("single", 0.95), ("multi", 0.9), ("regression", 0.9)])
+def test_each_kind_is_learnt(start: Path, tmp_path: Path, kind: str, least: float) -> None:
+    """Held-out scores are near 1, and evaluate and predict say the same of a fresh file."""
+    data = table(tmp_path / "train.jsonl", kind, 320)
+    result = tune(start, tmp_path / "run", data, kind, schedule={"epochs": 10.0})
+    assert result.figures[result.metrics[0]] >= least
+    assert result.figures["examples"] == 32
+    fresh = table(tmp_path / "fresh.jsonl", kind, 60, seed=9)
+    assert result.model is not None
+    assert evaluate(result.model, fresh)[result.metrics[0]] >= least - 0.1
+    rows = [json.loads(line) for line in fresh.read_text().splitlines()]
+    said = predict(tmp_path / "run", [row["text"] for row in rows])
+    if kind == "single":
+        hits = [answer.labels[0][0] == row["label"] for answer, row in zip(said, rows, strict=True)]
+        assert np.mean(hits) == pytest.approx(evaluate(result.model, fresh)["accuracy"])
+        assert all(sum(share for _, share in answer.labels) == pytest.approx(1) for answer in said)
+
+
+def test_a_stopped_run_ends_with_the_same_bytes(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in the middle of an epoch and taken up, weights and journal equal the undisturbed."""
+    data = table(tmp_path / "train.jsonl", "single", 60)
+    changes: dict[str, Any] = {"schedule": {"epochs": 3.0}, "checkpoint": {"every": 4}}
+    whole = tune(start, tmp_path / "whole", data, "single", **changes)
+    from bertsmith.train import loop
+
+    steps = 0
+
+    def failing(*arguments: Any, **named: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 11:
+            raise KeyboardInterrupt
+        return take_step(*arguments, **named)
+
+    monkeypatch.setattr(loop, "take_step", failing)
+    with pytest.raises(KeyboardInterrupt):
+        tune(start, tmp_path / "cut", data, "single", **changes)
+    assert not (tmp_path / "cut" / "model").exists()
+    monkeypatch.undo()
+    cut = tune(start, tmp_path / "cut", data, "single", **changes)
+    assert steps == 11
+    assert whole.model is not None
+    assert cut.model is not None
+    one, two = (load_file(model / bundle.WEIGHTS) for model in (whole.model, cut.model))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert cut.figures == whole.figures
+
+
+def test_micro_batches_and_weights_equal_the_whole(start: Path, tmp_path: Path) -> None:
+    """A batch cut into pieces of 64 tokens ends near the same loss, class weights included."""
+    data = table(tmp_path / "train.jsonl", "single", 60)
+    task = {"class_weights": "balanced", "batch": 16}
+    model = {"dropout": 0.0, "attention_dropout": 0.0}
+    ends = [
+        tune(start, tmp_path / str(tokens), data, "single", task=task, model=model,
+             schedule={"steps": 3}, run={"threads": 1, "micro_tokens": tokens}).figures["loss"]
+        for tokens in (64, 4096)
+    ]  # fmt: skip
+    assert ends[0] == pytest.approx(ends[1], rel=1e-5)
+
+
+def test_frozen_layers_stay(start: Path, tmp_path: Path) -> None:
+    """Embeddings and the layers from below keep their bytes; the rest moves."""
+    data = table(tmp_path / "train.jsonl", "single", 40)
+    result = tune(start, tmp_path / "run", data, "single", run={"threads": 1, "freeze": 1})
+    assert result.model is not None
+    before, after = (load_file(path / bundle.WEIGHTS) for path in (start, result.model))
+    for name, value in after.items():
+        if name.startswith(("bert.embeddings", "bert.encoder.layer.0.")):
+            assert torch.equal(before[name], value), name
+        elif name.startswith("bert.encoder.layer.1.") and name.endswith("weight"):
+            assert not torch.equal(before[name], value), name
+
+
+def test_losses_are_the_peers() -> None:
+    """Means of the three losses equal those of transformers' loss functions."""
+    torch.manual_seed(0)
+    logits = torch.randn(7, 3)
+    single = torch.randint(3, (7,))
+    multi = torch.randint(2, (7, 3)).float()
+    number = torch.randn(7)
+    f = torch.nn.functional
+    for head, targets, wanted in (
+        (Head("single", ("a", "b", "c")), single, f.cross_entropy(logits, single)),
+        (Head("multi", ("a", "b", "c")), multi, f.binary_cross_entropy_with_logits(logits, multi)),
+        (Head("regression"), number, f.mse_loss(logits[:, 0], number)),
+    ):
+        torch.testing.assert_close(example_losses(logits, targets, head).mean(), wanted)
+
+
+def test_a_held_out_file_with_an_unknown_label_is_refused(start: Path, tmp_path: Path) -> None:
+    """File and line are named, and no run is begun."""
+    data = table(tmp_path / "train.jsonl", "single", 20)
+    (tmp_path / "dev.jsonl").write_text('{"text": "w", "label": "perhaps"}\n')
+    with pytest.raises(TaskError, match=r"dev\.jsonl, line 1: an unknown label: 'perhaps'"):
+        tune(start, tmp_path / "run", data, "single",
+             task={"heldout": {"dev": str(tmp_path / "dev.jsonl")}})  # fmt: skip
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_cannot_be_is_refused(start: Path, tmp_path: Path) -> None:
+    """An unknown task, another shape, too long inputs, other settings in the same run."""
+    data = table(tmp_path / "train.jsonl", "single", 20)
+    with pytest.raises(SettingsError, match="unknown task 'cole'"):
+        finetune("cole", start, tmp_path / "run", data=data)
+    with pytest.raises(SettingsError, match=r"model\.width"):
+        tune(start, tmp_path / "run", data, "single", model={"width": 64})
+    with pytest.raises(SettingsError, match=r"shorten task\.length"):
+        tune(start, tmp_path / "run", data, "single", task={"length": 5000})
+    tune(start, tmp_path / "run", data, "single", schedule={"steps": 1})
+    with pytest.raises(RunError, match=r"task\.batch: 8 there, 4 now"):
+        tune(start, tmp_path / "run", data, "single", schedule={"steps": 1}, task={"batch": 4})
