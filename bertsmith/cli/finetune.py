@@ -55,6 +55,15 @@ def finetune(
     lr: Annotated[float | None, typer.Option(help="The peak learning rate.", min=0)] = None,
     length: Annotated[int | None, typer.Option(help="Tokens of an input.", min=8)] = None,
     seed: Annotated[int | None, typer.Option(help="Of weights, order and dropout.", min=0)] = None,
+    seeds: Annotated[
+        int, typer.Option(help="Runs with seeds one after another; the best is kept.", min=1)
+    ] = 1,
+    grid: Annotated[
+        bool,
+        typer.Option(
+            "--grid", help="The paper's grid: batch 16, 32; lr 5e-5, 3e-5, 2e-5; epochs 2, 3, 4."
+        ),
+    ] = False,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave bad rows out, counted, instead of stopping.")
     ] = False,
@@ -68,8 +77,6 @@ def finetune(
 
     The same command again goes on where a stopped run left off. Ctrl-C and SIGTERM save first.
     """
-    from bertsmith.train import finetune as tuning
-
     values: dict[str, Any] = {
         "task": {
             "text": text, "pair": pair, "label": label, "kind": kind.value if kind else None,
@@ -82,20 +89,68 @@ def finetune(
     }  # fmt: skip
     said = {name: {key: value for key, value in table.items() if value is not None}
             for name, table in values.items()}  # fmt: skip
-    result = tuning.finetune(
-        task, model, out, data=data, config=config, assignments=assign or [], values=said,
-        progress=Bars(),
-    )  # fmt: skip
+    given: dict[str, Any] = {
+        "data": data, "config": config, "assignments": assign or [], "values": said,
+        "progress": Bars(),
+    }  # fmt: skip
+    if seeds > 1 or grid:
+        if grid and (batch or lr or epochs):
+            raise typer.BadParameter("--grid sets batch, learning rate and epochs itself")
+        _several(task, model, out, seeds=seeds, grid=grid, as_json=as_json, given=given)
+    else:
+        _once(task, model, out, as_json=as_json, given=given)
+
+
+def _once(task: str, model: Path, out: Path, *, as_json: bool, given: dict[str, Any]) -> None:
+    from bertsmith.train.finetune import finetune as tune
+
+    result = tune(task, model, out, **given)
     if as_json:
         _put_result(result)
-    if result.model is None:
-        say(f"stopped after step {result.outcome.state.step} of {result.steps}, all saved; "
-            "the same command goes on from there")  # fmt: skip
-        raise typer.Exit(128 + (result.outcome.signal or signal.SIGINT))
+    _leave_if_stopped(result)
     if not as_json:
         _tell(result)
     say(f"wrote {result.model}")
     say(f'next: bertsmith predict {result.model} "…"')
+
+
+def _several(
+    task: str,
+    model: Path,
+    out: Path,
+    *,
+    seeds: int,
+    grid: bool,
+    as_json: bool,
+    given: dict[str, Any],
+) -> None:
+    from bertsmith.train.several import finetune_several
+
+    result = finetune_several(task, model, out, seeds=seeds, grid=grid, **given)
+    if result.stopped is not None:
+        _leave_if_stopped(result.stopped)
+    assert result.best is not None
+    if as_json:
+        put((result.out / "results.json").read_text(encoding="utf-8").rstrip())
+    else:
+        metric = result.best.metrics[0]
+        for one in result.settings:
+            middle, least, most = one.over_seeds(metric)
+            place = " ".join(
+                f"{key.rpartition('.')[2]}={value}" for key, value in one.chosen.items()
+            )
+            put(f"{place or metric}: median {middle:.4f}, {least:.4f} to {most:.4f} "
+                f"over {len(one.runs)} seeds")  # fmt: skip
+        _tell(result.best)
+    say(f"wrote {result.model}, the best by {result.best.metrics[0]}: {result.best.run.name}")
+    say(f'next: bertsmith predict {result.model} "…"')
+
+
+def _leave_if_stopped(result: "Tuned") -> None:
+    if result.model is None:
+        say(f"stopped after step {result.step} of {result.steps}, all saved; "
+            "the same command goes on from there")  # fmt: skip
+        raise typer.Exit(128 + (result.signal or signal.SIGINT))
 
 
 def _put_result(result: "Tuned") -> None:
@@ -103,7 +158,7 @@ def _put_result(result: "Tuned") -> None:
         {
             "run": str(result.run),
             "model": str(result.model) if result.model else None,
-            "step": result.outcome.state.step,
+            "step": result.step,
             "steps": result.steps,
             "heldout": result.figures,
             "counts": result.counts,

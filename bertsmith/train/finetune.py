@@ -3,8 +3,9 @@
 It never knows of the command line; what it has to say goes to a ``Progress``.
 """
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,16 @@ import torch
 
 from bertsmith.bundle import Head, TaskBundle, save_task, start_task
 from bertsmith.errors import SettingsError
-from bertsmith.files import write_whole
+from bertsmith.files import write_json, write_whole
 from bertsmith.progress import Progress, Silent
 from bertsmith.settings import from_assignments, merged, read_toml
 from bertsmith.tasks.classify import Counts, encode
 from bertsmith.train import checkpoint, device, journal, loop, optimizer, schedule
-from bertsmith.train.loop import Outcome, Plan
+from bertsmith.train.loop import Plan
 from bertsmith.train.place import FILE, alone, check_place, take_up
 from bertsmith.train.taskdata import (
     TaskData,
+    fingerprint,
     head_of,
     model_changes,
     read_data,
@@ -32,24 +34,27 @@ from bertsmith.train.taskdata import (
 from bertsmith.train.tunesettings import FinetuneSettings
 from bertsmith.train.tuning import Tuning
 
-MODEL = "model"
+MODEL, RESULT = "model", "result.json"
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What became of a fine-tuning run.
+    """What became of a fine-tuning run; of a finished one it stands in RUN/result.json.
 
-    figures: the last held-out evaluation. counts: what became of the rows of each file.
+    model: None where a signal stopped the run after ``step`` of ``steps``. metrics: the names of
+    the task's metrics, the first one decides. figures: the evaluation of the weights that were
+    chosen. counts: what became of the rows of each file. seconds: spent training.
     """
 
     run: Path
     model: Path | None
-    outcome: Outcome
+    signal: int | None
+    step: int
     steps: int
-    head: Head
-    metrics: Sequence[str]
+    metrics: list[str]
     figures: dict[str, float]
     counts: dict[str, dict[str, Any]]
+    seconds: float
 
 
 def finetune(
@@ -77,13 +82,17 @@ def finetune(
     settings = resolve_task(task, Path(model), Path(data) if data else None, said)
     examples = read_data(settings.task)
     head = head_of(settings.task, examples)
-    settings = with_task(settings, {"labels": list(head.labels)})
+    facts = {"labels": list(head.labels), "fingerprint": fingerprint(settings.task)}
+    settings = with_task(settings, facts)
     torch.manual_seed(settings.run.seed)
     start = start_task(model, head, model_changes(said))
     settings = with_model(settings, start)
     run.mkdir(parents=True, exist_ok=True)
     with alone(run):
         stored = take_up(run, settings)
+        if stored is not None and (run / RESULT).exists():
+            progress.note(f"{run}: this run is finished")
+            return _finished(run)
         return _train(stored or settings, start, head, examples, run, progress, new=stored is None)
 
 
@@ -112,19 +121,30 @@ def _train(
     adam = optimizer.build(model, settings.optim)
     plan = _plan(settings, machine, work.steps_per_epoch)
     outcome = loop.train(work, model, adam, machine, plan, run, progress)
-    figures = _last_figures(run)
-    written = None
-    if outcome.signal is None:
-        if options.choose == "best" and outcome.state.best_step is not None:
-            best = dict(checkpoint.found(run))[outcome.state.best_step]
-            checkpoint.restore(best, model, adam)
-            figures = _last_figures(run, outcome.state.best_step)
-        written = run / MODEL
-        info = {"task": task.name, "provenance": settings.model_dump(mode="json"),
-                "heldout": figures}  # fmt: skip
-        save_task(written, model, start.tokenizer, head, info)
+    state, figures = outcome.state, _last_figures(run)
+    best = options.choose == "best" or options.patience is not None
+    if outcome.signal is None and best and state.best_step is not None:
+        checkpoint.restore(dict(checkpoint.found(run))[state.best_step], model, adam)
+        figures = _last_figures(run, state.best_step)
     counts = {name: one.as_dict() for name, one in data.counts.items()}
-    return Tuned(run, written, outcome, plan.steps, head, task.metrics, figures, counts)
+    result = Tuned(
+        run, None, outcome.signal, state.step, plan.steps, task.metrics, figures, counts,
+        state.seconds,
+    )  # fmt: skip
+    if outcome.signal is not None:
+        return result
+    info = {"task": task.name, "provenance": settings.model_dump(mode="json"),
+            "heldout": figures}  # fmt: skip
+    save_task(run / MODEL, model, start.tokenizer, head, info)
+    write_json(run / RESULT, {key: value for key, value in asdict(result).items()
+                              if key not in ("run", "model")})  # fmt: skip
+    return replace(result, model=run / MODEL)
+
+
+def _finished(run: Path) -> Tuned:
+    """Return the result of a run that is finished."""
+    said = json.loads((run / RESULT).read_text(encoding="utf-8"))
+    return Tuned(run=run, model=run / MODEL, **said)
 
 
 def _work(
@@ -189,6 +209,7 @@ def _plan(settings: FinetuneSettings, machine: device.Machine, epoch: int) -> Pl
         keep=settings.checkpoint.keep,
         best_by=settings.task.metrics[0],
         more_is_better=True,
+        patience=settings.run.patience,
         ceiling=lambda: device.matrix_ceiling(machine),
     )
 

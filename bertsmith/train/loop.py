@@ -68,6 +68,8 @@ class Plan:
     #: Measures the machine's matrix product, in multiply-adds a second.
     ceiling: Callable[[], float]
     more_is_better: bool = False
+    #: Evaluations without a better one after which the run ends; None: it goes to its end.
+    patience: int | None = None
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,7 @@ class _Loop:
         clock = _Clock(self.state.seconds)
         batches = self._work.pieces(self.state.step)
         self._model.train()
-        while self.state.step < self._plan.steps and stopper.signal is None:
+        while not self._over() and stopper.signal is None:
             self._step(next(batches), clock)
             if self._evaluate() or self._due(self._plan.checkpoint_every):
                 self._save()
@@ -230,6 +232,13 @@ class _Loop:
             # A signal may come at any moment of a step, so it is here that what it stopped is
             # saved.
             self._save()
+
+    def _over(self) -> bool:
+        """Tell whether all steps are done, or evaluations have not become better for too long."""
+        plan, state = self._plan, self.state
+        late = 0 if state.best_step is None else state.step - state.best_step
+        tired = plan.patience is not None and late >= plan.patience * plan.eval_every
+        return tired or state.step >= plan.steps
 
     def _due(self, every: int) -> bool:
         return self.state.step % every == 0 or self.state.step == self._plan.steps

@@ -3,6 +3,7 @@
 It never knows how a run trains.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from bertsmith.bundle import Head, TaskBundle
-from bertsmith.errors import RunError, SettingsError
+from bertsmith.errors import RunError, SettingsError, TaskError
+from bertsmith.files import sha256_of_file
 from bertsmith.settings import merged
 from bertsmith.tasks.classify import Counts, Example, default_metrics, labels_of, read
 from bertsmith.tasks.public import TASKS, Source
@@ -100,6 +102,20 @@ def with_model(settings: FinetuneSettings, start: TaskBundle) -> FinetuneSetting
         )
     settings = settings.model_copy(update={"model": start.config})
     return with_task(settings, {"length": length})
+
+
+def fingerprint(task: TaskSettings) -> str:
+    """Return what tells the task's files from changed ones: a hash of their bytes, shortened.
+
+    Raises TaskError where one is not there.
+    """
+    whole = hashlib.sha256()
+    for file in (task.train, *task.heldout.values()):
+        try:
+            whole.update(sha256_of_file(Path(file)).encode())
+        except OSError as error:
+            raise TaskError(f"{file}: cannot be read: {error.strerror}") from None
+    return whole.hexdigest()[:16]
 
 
 def source_of(task: TaskSettings) -> Source:

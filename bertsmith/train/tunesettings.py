@@ -26,6 +26,8 @@ class TaskSettings(Settings):
     train: str = ""
     #: Held-out files by name; the first one decides.
     heldout: dict[str, str] = Field(default_factory=dict)
+    #: A hash of all these files; the run finds it out.
+    fingerprint: str = ""
     #: The share of the training file that is held out where there is no held-out file.
     heldout_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     text: str = "text"
@@ -55,6 +57,8 @@ class TuneRunSettings(Settings):
     log_every: Annotated[int, Field(ge=1)] = 10
     #: The weights that become the model: those of the last step, or of the best evaluation.
     choose: Literal["last", "best"] = "last"
+    #: Evaluations without a better one after which a run ends early, with the best one's weights.
+    patience: Annotated[int, Field(ge=1)] | None = None
     #: Layers from below that are not trained, the embeddings with them; None: all are trained.
     freeze: Annotated[int, Field(ge=0)] | None = None
 

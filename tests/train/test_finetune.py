@@ -13,8 +13,11 @@ from bertsmith import bundle
 from bertsmith.bundle import Head
 from bertsmith.errors import RunError, SettingsError, TaskError
 from bertsmith.model.bert import PreTrainingModel
+from bertsmith.settings import read_toml
+from bertsmith.train import several
 from bertsmith.train.finetune import Tuned, finetune
 from bertsmith.train.loop import take_step
+from bertsmith.train.several import finetune_several
 from bertsmith.train.tuning import example_losses
 from bertsmith.use.evaluate import evaluate
 from bertsmith.use.predict import predict
@@ -107,6 +110,68 @@ def test_a_stopped_run_ends_with_the_same_bytes(
     one, two = (load_file(model / bundle.WEIGHTS) for model in (whole.model, cut.model))
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert cut.figures == whole.figures
+
+
+def test_a_finished_run_is_not_repeated(start: Path, tmp_path: Path) -> None:
+    """The same call returns the same result; changed data are refused."""
+    data = table(tmp_path / "train.jsonl", "single", 40)
+    once = tune(start, tmp_path / "run", data, "single", schedule={"steps": 3})
+    written = (tmp_path / "run" / "metrics.jsonl").stat().st_mtime_ns
+    assert tune(start, tmp_path / "run", data, "single", schedule={"steps": 3}) == once
+    assert (tmp_path / "run" / "metrics.jsonl").stat().st_mtime_ns == written
+    table(tmp_path / "train.jsonl", "single", 40, seed=5)
+    with pytest.raises(RunError, match=r"task\.fingerprint"):
+        tune(start, tmp_path / "run", data, "single", schedule={"steps": 3})
+
+
+def test_patience_ends_a_run_early_with_the_best_weights(start: Path, tmp_path: Path) -> None:
+    """At a rate of almost nothing no evaluation beats the first; the model is that of the first."""
+    data = table(tmp_path / "train.jsonl", "single", 40)
+    result = tune(start, tmp_path / "run", data, "single", optim={"lr": 1e-12},
+                  schedule={"epochs": 9.0}, run={"threads": 1, "patience": 2})  # fmt: skip
+    epoch = result.steps // 9
+    assert result.step == 3 * epoch
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    first = json.loads(next(line for line in lines if '"heldout"' in line))
+    assert result.figures == {k: v for k, v in first.items() if k not in ("step", "kind")}
+
+
+def test_several_seeds_keep_the_best(start: Path, tmp_path: Path) -> None:
+    """Median and spread over the seeds; the best one's model is the folder's; none is repeated."""
+    data = table(tmp_path / "train.jsonl", "single", 60)
+    values = {**QUICK, "schedule": {"epochs": 2.0}}
+    found = finetune_several("classify", start, tmp_path / "all", seeds=3, data=data, values=values)
+    (only,) = found.settings
+    scores = [run.figures["accuracy"] for run in only.runs]
+    assert only.over_seeds("accuracy") == (sorted(scores)[1], min(scores), max(scores))
+    assert found.best is not None
+    assert found.best.figures["accuracy"] == max(scores)
+    ours, best = ((path / bundle.WEIGHTS).read_bytes() for path in
+                  (tmp_path / "all" / "model", found.best.run / "model"))  # fmt: skip
+    assert ours == best
+    losses = {run.figures["loss"] for run in only.runs}
+    assert len(losses) == 3
+    again = finetune_several("classify", start, tmp_path / "all", seeds=3, data=data, values=values)
+    assert again.settings == found.settings
+
+
+def test_the_grid_has_eighteen_places(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batch, rate and epochs of appendix A.3 reach the runs."""
+    data = table(tmp_path / "train.jsonl", "single", 20)
+    monkeypatch.setattr(several, "GRID", {"task.batch": (4, 8), "optim.lr": (1e-3, 2e-3)})
+    values = {**QUICK, "schedule": {"steps": 2}}
+    found = finetune_several(
+        "classify", start, tmp_path / "all", grid=True, data=data, values=values
+    )
+    assert [one.chosen for one in found.settings] == [
+        {"task.batch": batch, "optim.lr": rate} for batch in (4, 8) for rate in (1e-3, 2e-3)
+    ]
+    stored = read_toml(tmp_path / "all" / "batch-4_lr-0.002_seed-0" / "settings.toml")
+    assert (stored["task"]["batch"], stored["optim"]["lr"]) == (4, 2e-3)
+    monkeypatch.undo()
+    assert np.prod([len(values) for values in several.GRID.values()]) == 18
 
 
 def test_micro_batches_and_weights_equal_the_whole(start: Path, tmp_path: Path) -> None:
