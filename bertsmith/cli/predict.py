@@ -32,6 +32,10 @@ def predict(
     read: Annotated[
         str | None, typer.Option("--input", help="A file of texts, one a line; - is stdin.")
     ] = None,
+    glue: Annotated[
+        Path | None,
+        typer.Option(help="A GLUE task's test.tsv: put what its server takes on stdout."),
+    ] = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -41,10 +45,15 @@ def predict(
     """
     from bertsmith.bundle import load_task
     from bertsmith.use.predict import predict_each
+    from bertsmith.use.submission import submission
 
-    if (read is None) == (not texts):
-        raise QuestionError("give texts, or --input FILE (- for standard input)")
+    if sum((read is not None, bool(texts), glue is not None)) != 1:
+        raise QuestionError("give texts, or --input FILE (- for standard input), or --glue FILE")
     bundle = load_task(model, device=resolved_device(device))
+    if glue is not None:
+        for line in submission(bundle, glue):
+            put(line)
+        return
     lines: Iterator[str] = lines_of(read) if read is not None else iter(texts or [])
     asked, shown = tee(_parts(line) for line in lines)
     for given, answer in zip(shown, predict_each(bundle, asked), strict=True):

@@ -6,7 +6,7 @@ GLUE: Wang et al. 2018 (arXiv:1804.07461); the metrics are those of its table 1.
 sentiment movie corpus. KorSTS: Ham et al. 2020 (arXiv:2004.03289).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bertsmith.bundle import Kind
 
@@ -18,11 +18,18 @@ class Source:
     train: str = "train.tsv"
     #: Held-out files, by what people call them; the first one decides.
     dev: dict[str, str] = field(default_factory=lambda: {"dev": "dev.tsv"})
+    #: The test file without labels, where the task has one.
     test: str | None = "test.tsv"
     text: str
     pair: str | None = None
     label: str = "label"
     header: bool = True
+    #: The column of the text in the test file, where it has another name there.
+    test_text: str | None = None
+
+    def of_test(self) -> "Source":
+        """Return where the texts of the test file stand: it always has a header."""
+        return replace(self, text=self.test_text or self.text, header=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +47,7 @@ _BITS = ("0", "1")
 
 TASKS: dict[str, PublicTask] = {
     "cola": PublicTask(
-        source=Source(text="3", label="1", header=False),
+        source=Source(text="3", label="1", header=False, test_text="sentence"),
         labels=_BITS, metrics=("matthews", "accuracy"),
     ),
     "sst-2": PublicTask(source=Source(text="sentence"), labels=_BITS),
@@ -74,8 +81,7 @@ TASKS: dict[str, PublicTask] = {
     ),
     "korsts": PublicTask(
         source=Source(
-            train="sts-train.tsv", dev={"dev": "sts-dev.tsv"}, test="sts-test.tsv",
-            text="sentence1", pair="sentence2", label="score",
+            train="sts-train.tsv", dev={"dev": "sts-dev.tsv"}, test=None, text="sentence1", pair="sentence2", label="score",
         ),
         kind="regression", metrics=("spearman", "pearson"),
     ),

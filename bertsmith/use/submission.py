@@ -1,0 +1,36 @@
+"""Predictions for a benchmark's unlabelled test file, in the form that its server takes.
+
+It never knows the server.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from bertsmith.bundle import TaskBundle
+from bertsmith.errors import ModelError
+from bertsmith.tasks.classify import read
+from bertsmith.tasks.public import TASKS
+from bertsmith.use.predict import predict_each
+
+
+def submission(bundle: TaskBundle, test: Path) -> Iterator[str]:
+    """Yield the lines of GLUE's submission file: "index", a tab and "prediction", then a row each.
+
+    The prediction is the label as it stands in the training file, or the score. A bad row is an
+    error: each must have its answer. Raises BertsmithError.
+    """
+    name = bundle.info.get("task", "")
+    if name not in TASKS or TASKS[name].source.test is None:
+        known = ", ".join(sorted(name for name, task in TASKS.items() if task.source.test))
+        raise ModelError(
+            f"{bundle.path}: this model was fine-tuned on {name or 'no task'!r}, which has no test "
+            f"file without labels; expected one of {known}"
+        )
+    examples, _ = read(test, TASKS[name].source.of_test(), TASKS[name].kind, labelled=False)
+    given = (
+        one.texts[0] if len(one.texts) == 1 else (one.texts[0], one.texts[1]) for one in examples
+    )
+    yield "index\tprediction"
+    for index, answer in enumerate(predict_each(bundle, given)):
+        said = answer.labels[0][0] if answer.score is None else f"{answer.score:.3f}"
+        yield f"{index}\t{said}"

@@ -1,0 +1,82 @@
+"""What a fine-tuned model says: probabilities, order, cut texts, submissions."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from bertsmith.bundle import Head, load_task, save_task
+from bertsmith.errors import ModelError, QuestionError
+from bertsmith.model.config import ModelConfig
+from bertsmith.model.task import SequenceModel
+from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.use.predict import predict
+from bertsmith.use.submission import submission
+from tests.use.conftest import TEXT
+
+
+def made(directory: Path, tokenizer: Tokenizer, head: Head, task: str = "rte") -> Path:
+    """Save a random fine-tuned model."""
+    torch.manual_seed(4)
+    config = ModelConfig(
+        vocab_size=tokenizer.vocab_size, layers=2, width=26, heads=2, feed_forward=37,
+        max_positions=41, init_range=0.3,
+    )  # fmt: skip
+    save_task(directory, SequenceModel(config, head.outputs), tokenizer, head, {"task": task})
+    return directory
+
+
+@pytest.mark.parametrize("kind", ["single", "multi", "regression"])
+def test_the_same_as_the_peer(tmp_path: Path, tokenizer: Tokenizer, kind: str) -> None:
+    """Texts and pairs of mixed length, in their order: transformers' tokenizer and model agree."""
+    head = Head(kind, () if kind == "regression" else ("a", "b", "c"))  # type: ignore[arg-type]
+    directory = made(tmp_path / "m", tokenizer, head)
+    texts: list[str | tuple[str, str]]
+    texts = [*TEXT, (TEXT[0], TEXT[1]), "iron", TEXT[2] * 4, (TEXT[3] * 3, "hammer")]
+    words = AutoTokenizer.from_pretrained(directory)
+    peer = AutoModelForSequenceClassification.from_pretrained(directory).eval()
+    for given, answer in zip(texts, predict(directory, texts), strict=True):
+        parts = (given,) if isinstance(given, str) else given
+        inputs = words(*parts, truncation=True, max_length=41, return_tensors="pt")
+        with torch.no_grad():
+            logits = peer(**inputs).logits[0]
+        if kind == "regression":
+            assert answer.score == pytest.approx(float(logits[0]), abs=1e-5)
+            continue
+        shares = logits.softmax(-1) if kind == "single" else logits.sigmoid()
+        assert dict(answer.labels) == pytest.approx(
+            dict(zip(head.labels, shares.tolist(), strict=True)), abs=1e-5
+        )
+        assert [share for _, share in answer.labels] == sorted(shares.tolist(), reverse=True) or (
+            answer.labels[0][1] == pytest.approx(float(shares.max()), abs=1e-5)
+        )
+        whole = words(*parts)["input_ids"]
+        assert answer.cut_off == (len(whole) > 41)
+
+
+def test_an_empty_text_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Its number is named, also beyond the first window."""
+    directory = made(tmp_path / "m", tokenizer, Head("single", ("a", "b")))
+    with pytest.raises(QuestionError, match="text 3 is empty"):
+        predict(directory, ["iron", ("a", "b"), ("iron", " ")])
+
+
+def test_a_submission_has_a_row_each(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """A header, then index and label in the order of the test file; CoLA's has other columns."""
+    (tmp_path / "rte.tsv").write_text(
+        "index\tsentence1\tsentence2\n7\tiron\twhite\n8\tboy\twater\n"
+    )
+    head = Head("single", ("entailment", "not_entailment"))
+    bundle = load_task(made(tmp_path / "m", tokenizer, head))
+    lines = list(submission(bundle, tmp_path / "rte.tsv"))
+    said = [
+        answer.labels[0][0] for answer in predict(bundle, [("iron", "white"), ("boy", "water")])
+    ]
+    assert lines == ["index\tprediction", f"0\t{said[0]}", f"1\t{said[1]}"]
+    (tmp_path / "cola.tsv").write_text("index\tsentence\n0\tiron\n")
+    cola = load_task(made(tmp_path / "c", tokenizer, Head("single", ("0", "1")), "cola"))
+    assert list(submission(cola, tmp_path / "cola.tsv"))[1][:2] == "0\t"
+    own = load_task(made(tmp_path / "o", tokenizer, head, "classify"))
+    with pytest.raises(ModelError, match="fine-tuned on 'classify', which has no test file"):
+        list(submission(own, tmp_path / "rte.tsv"))
