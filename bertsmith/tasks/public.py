@@ -81,7 +81,8 @@ TASKS: dict[str, PublicTask] = {
     ),
     "korsts": PublicTask(
         source=Source(
-            train="sts-train.tsv", dev={"dev": "sts-dev.tsv"}, test=None, text="sentence1", pair="sentence2", label="score",
+            train="sts-train.tsv", dev={"dev": "sts-dev.tsv"}, test=None,
+            text="sentence1", pair="sentence2", label="score",
         ),
         kind="regression", metrics=("spearman", "pearson"),
     ),
