@@ -119,9 +119,8 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    settings = {
-        name: getattr(options, name) for name in ("task", "epochs", "batch", "lr", "length")
-    }
+    settings = {name: getattr(options, name) for name in ("task", "epochs", "batch", "lr")}
+    settings |= {"length": options.length, "model": options.model.name, "data": options.data.name}
     for seed in range(options.seeds):
         for name in ("bertsmith", *PEERS):
             done = [(one["name"], one["seed"]) for one in lines(options.out, settings)]

@@ -31,6 +31,9 @@ class SequenceModel(nn.Module):
     def forward(self, packed: Packed, noise: Noise | None = None) -> Tensor:
         """Return [B, C] from packed ids."""
         hidden = self.bert(packed, noise)
-        pooled = self.pooler(hidden.index_select(0, packed.starts))
+        # Under a causal mask [CLS] sees itself only, and the last token sees all.
+        causal = self.config.attention == "causal"
+        places = packed.boundaries[1:].long() - 1 if causal else packed.starts
+        pooled = self.pooler(hidden.index_select(0, places))
         outputs: Tensor = self.output(self.dropout(pooled, noise))
         return outputs

@@ -3,7 +3,9 @@
 It never trains, and it never prints.
 """
 
+import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertsmith.bundle import Head, Kind
-from bertsmith.errors import TaskError
+from bertsmith.errors import SettingsError, TaskError
 from bertsmith.tasks import metrics
 from bertsmith.tasks.public import Source
 from bertsmith.tasks.tables import Row, rows
@@ -92,9 +94,14 @@ class _BadRowError(Exception):
 def _example(
     row: Row, source: Source, kind: Kind, labels: Sequence[str] | None, *, labelled: bool
 ) -> Example:
+    if row.fault:
+        raise _BadRowError(row.fault)
     names = (source.text, source.pair) if source.pair else (source.text,)
-    texts = tuple(str(_cell(row, name)) for name in names)
-    for name, text in zip(names, texts, strict=True):
+    cells = [_cell(row, name) for name in names]
+    texts = tuple(map(str, cells))
+    for name, cell, text in zip(names, cells, texts, strict=True):
+        if isinstance(cell, list | dict):
+            raise _BadRowError("no text", f" in column {name!r}, but a {type(cell).__name__}")
         if not text.strip():
             raise _BadRowError("an empty text", f" in column {name!r}")
     label = None
@@ -119,14 +126,16 @@ def _label(value: Any, kind: Kind) -> str | float | frozenset[str]:
         given = value if isinstance(value, list) else str(value).split(SEPARATOR)
         return frozenset(str(name).strip() for name in given if str(name).strip())
     if kind == "single":
-        # JSON's true, 1 and 1.0 are labels named as they are written.
-        name = str(value).strip()
+        if isinstance(value, list | dict):
+            raise _BadRowError("several labels where one is expected", "; see --kind multi")
+        # JSON's true is a label named as it is written.
+        name = json.dumps(value) if isinstance(value, bool) else str(value).strip()
         if not name:
             raise _BadRowError("an empty label")
         return name
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise _BadRowError("a score that is no number", f": {value!r}") from None
     if not math.isfinite(number):
         raise _BadRowError("a score that is not finite", f": {value!r}")
@@ -158,8 +167,8 @@ def labels_of(examples: Iterable[Example], where: str) -> tuple[str, ...]:
             f"{where}: {'every label is ' + repr(min(found)) if found else 'there is no label'}; "
             "expected two different ones at least"
         )
-    if all(name.lstrip("-").isdigit() for name in found):
-        return tuple(sorted(found, key=int))
+    if all(re.fullmatch(r"-?[0-9]{1,18}", name) for name in found):
+        return tuple(sorted(found, key=lambda name: (int(name), name)))
     return tuple(sorted(found))
 
 
@@ -250,6 +259,18 @@ def score(
     chosen, wanted = (logits > 0).astype(np.int64), targets.astype(np.int64)
     return {"f1": metrics.f1(chosen, wanted),
             "accuracy": float((chosen == wanted).all(-1).mean())}  # fmt: skip
+
+
+def check_metrics(names: Sequence[str], kind: Kind) -> None:
+    """Raise SettingsError for a metric that this kind of task does not have."""
+    known = {"single": tuple(metrics.OF_CLASSES), "regression": tuple(metrics.OF_NUMBERS),
+             "multi": default_metrics("multi")}[kind]  # fmt: skip
+    for name in names:
+        if name not in known:
+            raise SettingsError(
+                f"task.metrics: {name!r} is no metric of the kind {kind!r}; "
+                f"known are {', '.join(known)}"
+            )
 
 
 def default_metrics(kind: Kind) -> tuple[str, ...]:

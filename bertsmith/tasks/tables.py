@@ -19,10 +19,14 @@ SUFFIXES = (".csv", ".tsv", ".txt", ".jsonl", ".parquet")
 
 @dataclass(frozen=True)
 class Row:
-    """One row. ``where``: file and line for people. ``cells``: by column name, or by number."""
+    """One row. ``where``: file and line for people. ``cells``: by column name, or by number.
+
+    ``fault``: why the row cannot be read, if it cannot; then it has no cells.
+    """
 
     where: str
     cells: Mapping[str, Any]
+    fault: str = ""
 
 
 def rows(path: Path, *, header: bool = True) -> Iterator[Row]:
@@ -65,7 +69,8 @@ def _cells(file: TextIO, path: Path, header: bool) -> Iterator[Row]:
             if not cells:
                 continue
             if len(cells) != len(names):
-                raise TaskError(f"{where}: {len(cells)} columns; expected {len(names)}")
+                yield Row(where, {}, f"{len(cells)} columns where {len(names)} are expected")
+                continue
             yield Row(where, dict(zip(names, cells, strict=True)))
     except csv.Error as error:
         raise TaskError(f"{path}, line {reader.line_num:,}: {error}") from None
@@ -84,11 +89,13 @@ def _json_lines(file: TextIO, path: Path) -> Iterator[Row]:
         where = f"{path}, line {number:,}"
         try:
             value = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise TaskError(f"{where}: not JSON: {error}") from None
-        if not isinstance(value, dict):
-            raise TaskError(f"{where}: expected a JSON object, found {type(value).__name__}")
-        yield Row(where, value)
+        except ValueError:
+            yield Row(where, {}, "a line that is not JSON")
+            continue
+        if isinstance(value, dict):
+            yield Row(where, value)
+        else:
+            yield Row(where, {}, "a line that is no JSON object")
 
 
 def _parquet(path: Path) -> Iterator[Row]:

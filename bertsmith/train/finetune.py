@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from bertsmith.bundle import Head, TaskBundle, save_task, start_task
-from bertsmith.errors import SettingsError
+from bertsmith.errors import RunError, SettingsError
 from bertsmith.files import write_json, write_whole
 from bertsmith.progress import Progress, Silent
 from bertsmith.settings import from_assignments, merged, read_toml
@@ -90,6 +90,11 @@ def finetune(
     run.mkdir(parents=True, exist_ok=True)
     with alone(run):
         stored = take_up(run, settings)
+        if stored is not None and stored.task.pair != settings.task.pair:
+            raise RunError(
+                f"{run}: this run was begun with the pair column {stored.task.pair!r}, and now it "
+                "is missing; give the same command, or --out another directory"
+            )
         if stored is not None and (run / RESULT).exists():
             progress.note(f"{run}: this run is finished")
             return _finished(run)
@@ -113,11 +118,11 @@ def _train(
     )  # fmt: skip
     model = start.model.to(machine.device)
     work = _work(settings, start, head, data, machine)
+    _freeze(start, options.freeze)
     if new:
         settings = _settled(settings, machine, work.steps_per_epoch)
         write_whole(run / FILE, settings.to_toml())
     _tell(progress, run, start, data, machine)
-    _freeze(start, options.freeze)
     adam = optimizer.build(model, settings.optim)
     plan = _plan(settings, machine, work.steps_per_epoch)
     outcome = loop.train(work, model, adam, machine, plan, run, progress)
@@ -180,7 +185,8 @@ def _settled(settings: FinetuneSettings, machine: device.Machine, epoch: int) ->
     timing = settings.schedule
     if timing.minutes is not None:
         raise SettingsError("schedule.minutes: fine-tuning takes schedule.epochs or .steps")
-    steps = timing.steps or max(1, round((timing.epochs or 3.0) * epoch))
+    assert timing.steps or timing.epochs
+    steps = timing.steps or max(1, round((timing.epochs or 0) * epoch))
     run = settings.run.model_copy(
         update={"device": str(machine.device), "precision": machine.precision,
                 "kernel": machine.kernel, "threads": torch.get_num_threads()}

@@ -12,12 +12,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bertsmith.errors import RunError
+from bertsmith.errors import RunError, SettingsError
 from bertsmith.files import whole_directory, write_json
 from bertsmith.progress import Progress, Silent
 from bertsmith.settings import from_assignments, merged, read_toml
 from bertsmith.train.checkpoint import FOLDER
 from bertsmith.train.finetune import MODEL, Tuned, finetune
+from bertsmith.train.place import FILE
 
 #: Batch, learning rate, epochs: appendix A.3 of the paper.
 GRID: dict[str, tuple[Any, ...]] = {
@@ -35,7 +36,7 @@ class Setting:
 
     def over_seeds(self, metric: str) -> tuple[float, float, float]:
         """Return median, least and greatest of a metric over the seeds."""
-        found = [run.figures[metric] for run in self.runs]
+        found = [_or_least(run.figures[metric]) for run in self.runs]
         return median(found), min(found), max(found)
 
 
@@ -75,9 +76,15 @@ def finetune_several(
     folder, progress = Path(out), progress or Silent()
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder}: this is a file; give --out a new directory")
+    taken = (folder / FILE).exists() or (folder / MODEL).exists()
+    if taken and not any(folder.glob(f"*seed-*/{FILE}")):
+        raise RunError(f"{folder}: a model or a single run stands here; give --out a new directory")
     said = merged(read_toml(config) if config else {}, values or {})
     said = merged(said, from_assignments(assignments))
-    first = said.get("run", {}).get("seed", 0)
+    run_table = said.get("run", {})
+    first = run_table.get("seed", 0) if isinstance(run_table, Mapping) else 0
+    if type(first) is not int:
+        raise SettingsError(f"run.seed is {first!r}; expected a number from 0 on")
     places = (
         [dict(zip(GRID, one, strict=True)) for one in product(*GRID.values())] if grid else [{}]
     )

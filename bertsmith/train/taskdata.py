@@ -15,13 +15,22 @@ from bertsmith.bundle import Head, TaskBundle
 from bertsmith.errors import RunError, SettingsError, TaskError
 from bertsmith.files import sha256_of_file
 from bertsmith.settings import merged
-from bertsmith.tasks.classify import Counts, Example, default_metrics, labels_of, read
+from bertsmith.tasks.classify import (
+    Counts,
+    Example,
+    check_metrics,
+    default_metrics,
+    labels_of,
+    read,
+)
 from bertsmith.tasks.public import TASKS, Source
 from bertsmith.train.tunesettings import FinetuneSettings, TaskSettings
 
 OWN = "classify"
 #: Tokens of an input where nobody says: as in the original's run_classifier.py.
 LENGTH = 128
+#: In the middle of the choices of appendix A.3.
+RATE, EPOCHS = 3e-5, 3.0
 #: Fields of a model that fine-tuning may change.
 _FREE = {"dropout", "attention_dropout"}
 
@@ -47,14 +56,39 @@ def resolve_task(
         base |= _facts(task, data)
     elif data is not None:
         base["train"] = str(data.resolve())
-    values = merged({"task": base, "run": {"start_from": str(model.resolve())}}, said)
+    if "heldout" in said.get("task", {}):
+        # A file that is given stands instead of the task's own, not beside them.
+        base.pop("heldout", None)
+    own: dict[str, Any] = {"task": base, "optim": {"lr": RATE}, "schedule": {"epochs": EPOCHS}}
+    own["run"] = {"start_from": str(model.resolve())}
+    _refuse_no_tables(said)
+    values = merged(own, _without_epochs(said))
     # The model's own shape is read later; what is said of it is laid over it then.
     values["model"] = {"vocab_size": 1}
     settings = FinetuneSettings.parse(values, "the settings")
     if not settings.task.train:
         raise SettingsError("no training file: give --data FILE, or --set task.train=FILE")
+    if task in TASKS and settings.task.kind != TASKS[task].kind:
+        raise SettingsError(
+            f"{task} is of the kind {TASKS[task].kind!r}; for another one give the task "
+            f"'{OWN}' with --text and --label"
+        )
     names = settings.task.metrics or list(default_metrics(settings.task.kind))
+    check_metrics(names, settings.task.kind)
     return with_task(settings, {"metrics": names})
+
+
+def _refuse_no_tables(said: Mapping[str, Any]) -> None:
+    for name, value in said.items():
+        if not isinstance(value, Mapping):
+            raise SettingsError(f"{name} is {value!r}; expected a table of settings")
+
+
+def _without_epochs(said: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what was said; where it names steps, the default number of epochs goes."""
+    if "steps" in said.get("schedule", {}) and "epochs" not in said["schedule"]:
+        return merged(said, {"schedule": {"epochs": None}})
+    return said
 
 
 def _facts(task: str, data: Path | None) -> dict[str, Any]:
@@ -81,8 +115,6 @@ def with_task(settings: FinetuneSettings, changes: dict[str, Any]) -> FinetuneSe
 def model_changes(said: Mapping[str, Any]) -> dict[str, Any]:
     """Return what was said of the model: its dropout may be set, its shape may not."""
     asked = said.get("model", {})
-    if not isinstance(asked, Mapping):
-        raise SettingsError(f"model is {asked!r}; expected a table of settings")
     strange = sorted(set(asked) - _FREE)
     if strange:
         raise SettingsError(

@@ -68,7 +68,7 @@ class FinetuneSettings(Settings):
 
     model: ModelConfig
     task: TaskSettings = TaskSettings()
-    optim: OptimSettings = OptimSettings(lr=3e-5)
-    schedule: ScheduleSettings = ScheduleSettings(epochs=3.0)
+    optim: OptimSettings = OptimSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
     run: TuneRunSettings = TuneRunSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()

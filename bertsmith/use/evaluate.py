@@ -10,6 +10,7 @@ from bertsmith.bundle import TaskBundle, load_task
 from bertsmith.tasks.classify import default_metrics, encode, read, score
 from bertsmith.tasks.outputs import outputs
 from bertsmith.tasks.public import Source
+from bertsmith.use.predict import length_of
 
 
 def evaluate(
@@ -30,8 +31,7 @@ def evaluate(
     examples, counts = read(
         Path(data), source, bundle.head.kind, skip_bad=skip_bad, labels=bundle.head.labels or None
     )
-    length = task.get("length", bundle.config.max_positions)
-    inputs = encode(examples, bundle.tokenizer, bundle.head, length, counts)
+    inputs = encode(examples, bundle.tokenizer, bundle.head, length_of(bundle), counts)
     assert inputs.targets is not None
     names = task.get("metrics") or default_metrics(bundle.head.kind)
     figures = score(outputs(bundle.model, inputs.sequences), inputs.targets, bundle.head, names)

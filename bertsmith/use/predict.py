@@ -60,8 +60,14 @@ def predict_each(
         yield from _answers(bundle, examples)
 
 
+def length_of(bundle: TaskBundle) -> int:
+    """Return how many tokens of a text are read: as many as in fine-tuning."""
+    task = bundle.info.get("provenance", {}).get("task", {})
+    return int(task.get("length") or bundle.config.max_positions)
+
+
 def _answers(bundle: TaskBundle, examples: list[Example]) -> Iterator[Prediction]:
-    head, longest = bundle.head, bundle.config.max_positions
+    head, longest = bundle.head, length_of(bundle)
     inputs = encode(examples, bundle.tokenizer, head, longest, Counts())
     cut = inputs.cut_off
     logits = outputs(bundle.model, inputs.sequences).astype(np.float64)

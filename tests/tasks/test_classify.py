@@ -36,6 +36,7 @@ def words() -> Tokenizer:
     [
         ("single", "   ,1", r"line 3: an empty text in column 'text'"),
         ("single", "red,", r"line 3: an empty label"),
+        ("single", "red,1,1", r"line 3: 3 columns where 2 are expected"),
         ("single", "red,9", r"line 3: an unknown label: '9'; known are '0', '1'"),
         ("regression", "red,much", r"line 3: a score that is no number: 'much'"),
         ("regression", "red,nan", r"line 3: a score that is not finite"),
@@ -76,6 +77,8 @@ def test_labels_in_order() -> None:
 
     assert of("10", "9", "-1", "9") == ("-1", "9", "10")
     assert of("b", "a", "10") == ("10", "a", "b")
+    assert of("1", "01", "0") == ("0", "01", "1")
+    assert of("²", "1") == ("1", "²")
     with pytest.raises(TaskError, match="every label is 'a'"):
         of("a", "a")
 

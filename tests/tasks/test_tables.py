@@ -43,10 +43,7 @@ def test_without_header_columns_are_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.tsv", b"x\ty\n1\t2\n3\n", r"a\.tsv, line 3: 1 columns; expected 2"),
         ("a.csv", b"x,x\n1,2\n", r"line 1: the column 'x' stands there twice"),
-        ("a.jsonl", b'{"x": 1}\n{oops\n', r"a\.jsonl, line 2: not JSON"),
-        ("a.jsonl", b"[1]\n", r"line 1: expected a JSON object, found list"),
         ("a.csv", b"x\n\xff\n", r"a\.csv: not UTF-8"),
         ("a.xml", b"<x/>", r"unknown kind of table"),
         ("missing.csv", None, r"missing\.csv: no such file"),
@@ -60,3 +57,21 @@ def test_broken_tables_say_where(
         (tmp_path / name).write_bytes(content)
     with pytest.raises(TaskError, match=message):
         list(rows(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "place", "fault"),
+    [
+        ("a.tsv", "x\ty\n1\t2\n3\n", 3, "1 columns where 2 are expected"),
+        ("a.jsonl", '{"x": 1}\n{oops\n', 2, "a line that is not JSON"),
+        ("a.jsonl", '{"x": 1}\n[1]\n', 2, "a line that is no JSON object"),
+    ],
+)
+def test_a_broken_row_is_one_row(
+    tmp_path: Path, name: str, content: str, place: int, fault: str
+) -> None:
+    """It has its place and its fault, and the rows before it are read."""
+    (tmp_path / name).write_text(content)
+    first, second = rows(tmp_path / name)
+    assert not first.fault
+    assert (second.where, second.fault) == (f"{tmp_path / name}, line {place}", fault)

@@ -155,6 +155,35 @@ def test_several_seeds_keep_the_best(start: Path, tmp_path: Path) -> None:
     assert again.settings == found.settings
 
 
+def test_several_never_replace_what_stands_there(start: Path, tmp_path: Path) -> None:
+    """The model that a run begins with, or another run's, is no place for them."""
+    data = table(tmp_path / "train.jsonl", "single", 20)
+    with pytest.raises(RunError, match="a model or a single run stands here"):
+        finetune_several("classify", start, start.parent, seeds=2, data=data)
+    assert (start / bundle.WEIGHTS).exists()
+
+
+def test_the_defaults_are_the_papers(start: Path, tmp_path: Path) -> None:
+    """3e-5, three epochs, 32 a batch, unless said; another optimizer setting changes no rate."""
+    data = table(tmp_path / "train.jsonl", "single", 40)
+    values = {"optim": {"weight_decay": 0.0}, "schedule": {}, "run": {"threads": 1}}
+    result = finetune("classify", start, tmp_path / "run", data=data, values=values)
+    stored = read_toml(tmp_path / "run" / "settings.toml")
+    assert (stored["optim"]["lr"], stored["optim"]["weight_decay"]) == (3e-5, 0.0)
+    assert (stored["schedule"]["epochs"], stored["task"]["batch"]) == (3.0, 32)
+    assert result.steps == 3 * 2
+
+
+def test_a_resume_needs_the_same_columns(start: Path, tmp_path: Path) -> None:
+    """Without --pair, which the first command had, it is refused."""
+    lines = [{"text": f"w {n}", "b": "w", "label": n % 2} for n in range(20)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = {"schedule": {"steps": 1}}
+    tune(start, tmp_path / "run", tmp_path / "t.jsonl", "single", task={"pair": "b"}, **run)
+    with pytest.raises(RunError, match="begun with the pair column 'b'"):
+        tune(start, tmp_path / "run", tmp_path / "t.jsonl", "single", **run)
+
+
 def test_the_grid_has_eighteen_places(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +260,11 @@ def test_what_cannot_be_is_refused(start: Path, tmp_path: Path) -> None:
     data = table(tmp_path / "train.jsonl", "single", 20)
     with pytest.raises(SettingsError, match="unknown task 'cole'"):
         finetune("cole", start, tmp_path / "run", data=data)
+    with pytest.raises(SettingsError, match="'matthew' is no metric of the kind 'single'"):
+        tune(start, tmp_path / "run", data, "single", task={"metrics": ["matthew"]})
+    with pytest.raises(SettingsError, match=r"run\.freeze is 99"):
+        tune(start, tmp_path / "run", data, "single", run={"freeze": 99})
+    assert not (tmp_path / "run" / "settings.toml").exists()
     with pytest.raises(SettingsError, match=r"model\.width"):
         tune(start, tmp_path / "run", data, "single", model={"width": 64})
     with pytest.raises(SettingsError, match=r"shorten task\.length"):
