@@ -56,6 +56,15 @@ def load(path: Path | str, *, device: torch.device | str = "cpu") -> Bundle:
     Raises ModelError if something is missing, broken or does not fit.
     """
     directory = locate(Path(path))
+    info, config, tokenizer = read_parts(directory)
+    state = read_weights(directory / WEIGHTS, config)
+    model = PreTrainingModel(config)
+    model.load_state_dict(state)
+    return Bundle(model.to(device).eval(), tokenizer, config, directory, info)
+
+
+def read_parts(directory: Path) -> tuple[dict[str, Any], ModelConfig, Tokenizer]:
+    """Read all but the weights: what ``bertsmith.json`` says, config and tokenizer, if they fit."""
     info = read_json(directory / INFO) if (directory / INFO).exists() else {}
     config = read_config(directory, info)
     tokenizer = Tokenizer.load(directory)
@@ -64,10 +73,7 @@ def load(path: Path | str, *, device: torch.device | str = "cpu") -> Bundle:
             f"{directory}: the tokenizer has {tokenizer.vocab_size} words, but the model only "
             f"{config.vocab_size}; use the tokenizer that the model was trained with"
         )
-    state = read_weights(directory / WEIGHTS, config)
-    model = PreTrainingModel(config)
-    model.load_state_dict(state)
-    return Bundle(model.to(device).eval(), tokenizer, config, directory, info)
+    return info, config, tokenizer
 
 
 def locate(path: Path) -> Path:

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import save_file
 
-from bertsmith.bundle.config import CONFIG, config_json, read_config, read_json
+from bertsmith.bundle.config import CONFIG, config_json, read_json
 from bertsmith.bundle.names import to_disk
-from bertsmith.bundle.pretrained import INFO, WEIGHTS, locate, read_tensors
+from bertsmith.bundle.pretrained import INFO, WEIGHTS, locate, read_parts, read_tensors
 from bertsmith.errors import ModelError
 from bertsmith.files import whole_directory, write_json
 from bertsmith.model.config import ModelConfig
@@ -83,7 +83,7 @@ def load_task(path: Path | str, *, device: torch.device | str = "cpu") -> TaskBu
     Raises ModelError if something is missing or broken, or the model is not fine-tuned.
     """
     directory = locate(Path(path))
-    info, config, tokenizer = _parts(directory)
+    info, config, tokenizer = read_parts(directory)
     head = _head(directory)
     model = SequenceModel(config, head.outputs)
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
@@ -101,7 +101,7 @@ def start_task(
     ``info["new"]`` names the weights that are.
     """
     directory = locate(Path(path))
-    info, config, tokenizer = _parts(directory)
+    info, config, tokenizer = read_parts(directory)
     config = ModelConfig.parse(config.model_dump() | dict(changes or {}), "the settings")
     model = SequenceModel(config, head.outputs)
     # What belongs to another task is no start for this one.
@@ -112,17 +112,6 @@ def start_task(
     model.load_state_dict(state, strict=False)
     new = sorted(set(model.state_dict()) - set(state))
     return TaskBundle(model, tokenizer, config, head, directory, {**info, "new": new})
-
-
-def _parts(directory: Path) -> tuple[dict[str, Any], ModelConfig, Tokenizer]:
-    info = read_json(directory / INFO) if (directory / INFO).exists() else {}
-    config, tokenizer = read_config(directory, info), Tokenizer.load(directory)
-    if tokenizer.vocab_size > config.vocab_size:
-        raise ModelError(
-            f"{directory}: the tokenizer has {tokenizer.vocab_size} words, but the model only "
-            f"{config.vocab_size}; use the tokenizer that the model was trained with"
-        )
-    return info, config, tokenizer
 
 
 def _head(directory: Path) -> Head:
