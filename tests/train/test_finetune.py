@@ -25,7 +25,11 @@ from tests.model.examples import primes
 from tests.train.conftest import WORDS, tokenizer_of
 
 #: Large steps for small models; all else as it stands.
-QUICK = {"optim": {"lr": 3e-3}, "run": {"threads": 1}, "task": {"batch": 8}}
+QUICK: dict[str, dict[str, Any]] = {
+    "optim": {"lr": 3e-3},
+    "run": {"threads": 1},
+    "task": {"batch": 8},
+}
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +62,7 @@ def table(path: Path, kind: str, count: int = 160, seed: int = 0) -> Path:
 def tune(start: Path, out: Path, data: Path, kind: str, **changes: Any) -> Tuned:
     """Fine-tune on ``data`` for some quick steps."""
     values = {**QUICK, "schedule": {"epochs": 6.0}, **changes}
-    values["task"] = {**QUICK["task"], "kind": kind, **changes.get("task", {})}  # type: ignore[dict-item]
+    values["task"] = {**QUICK["task"], "kind": kind, **changes.get("task", {})}
     return finetune("classify", start, out, data=data, values=values)
 
 

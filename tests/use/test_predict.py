@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from bertsmith.bundle import Head, load_task, save_task
+from bertsmith.bundle import Head, Kind, load_task, save_task
 from bertsmith.errors import ModelError, QuestionError
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.task import SequenceModel
@@ -28,9 +28,9 @@ def made(directory: Path, tokenizer: Tokenizer, head: Head, task: str = "rte") -
 
 
 @pytest.mark.parametrize("kind", ["single", "multi", "regression"])
-def test_the_same_as_the_peer(tmp_path: Path, tokenizer: Tokenizer, kind: str) -> None:
+def test_the_same_as_the_peer(tmp_path: Path, tokenizer: Tokenizer, kind: Kind) -> None:
     """Texts and pairs of mixed length, in their order: transformers' tokenizer and model agree."""
-    head = Head(kind, () if kind == "regression" else ("a", "b", "c"))  # type: ignore[arg-type]
+    head = Head(kind, () if kind == "regression" else ("a", "b", "c"))
     directory = made(tmp_path / "m", tokenizer, head)
     texts: list[str | tuple[str, str]]
     texts = [*TEXT, (TEXT[0], TEXT[1]), "iron", TEXT[2] * 4, (TEXT[3] * 3, "hammer")]
