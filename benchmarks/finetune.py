@@ -21,9 +21,11 @@ import torch
 import transformers
 from reporting import machine
 
-from bertsmith.bundle import Head, Kind
+from bertsmith.bundle import Head
 from bertsmith.tasks.classify import Example, read, score, targets_of
+from bertsmith.tasks.inputs import Inputs
 from bertsmith.tasks.public import TASKS
+from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train.finetune import finetune
 
 PEERS = {"transformers": "random", "transformers, like lengths": "group_by_length"}
@@ -67,13 +69,11 @@ def ours(options: argparse.Namespace, seed: int) -> dict[str, Any]:
 
 def theirs(options: argparse.Namespace, seed: int, sampling: str) -> dict[str, Any]:
     """Run the Trainer over transformers' own class and tokenizer."""
-    task = TASKS[options.task]
-    folder, known = Path(options.data), task.labels
-    train, _ = read(folder / task.source.train, task.source, task.kind, labels=known)
-    file = next(iter(task.source.dev.values()))
-    dev, _ = read(folder / file, task.source, task.kind, labels=known)
-    kind: Kind = task.kind
-    head = Head(kind, known or ())
+    facts = TASKS[options.task].settings(Path(options.data))
+    task = TaskSettings.parse({"name": options.task, **facts}, "the task")
+    train, _ = read(Path(task.train), task, labels=task.labels or None)
+    dev, _ = read(Path(next(iter(task.heldout.values()))), task, labels=task.labels or None)
+    head = Head(task.kind, tuple(task.labels))
     # Bertsmith has PyTorch compute the same bytes every time; its peer need not.
     torch.use_deterministic_algorithms(False)
     transformers.set_seed(seed)
@@ -84,8 +84,10 @@ def theirs(options: argparse.Namespace, seed: int, sampling: str) -> dict[str, A
     tables = [Table(examples, head, tokenizer, options.length) for examples in (train, dev)]
 
     def metrics(found: Any) -> dict[str, float]:
-        logits = np.asarray(found.predictions, np.float32).reshape(len(dev), head.outputs)
-        return score(logits, np.asarray(found.label_ids), head, task.metrics)
+        logits = np.asarray(found.predictions, np.float32).reshape(len(dev), 1, head.outputs)
+        right = np.asarray(found.label_ids).reshape(len(dev), 1)
+        inputs = Inputs([], [], [], list(right))
+        return score(list(logits), inputs, dev, head, task)
 
     with tempfile.TemporaryDirectory() as out:
         arguments = transformers.TrainingArguments(
@@ -132,7 +134,7 @@ def main() -> None:
             with options.out.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             print(name, seed, {k: round(v, 4) for k, v in found.items()}, flush=True)
-    tell(lines(options.out, settings), TASKS[options.task].metrics)
+    tell(lines(options.out, settings), TASKS[options.task].facts["metrics"])
 
 
 def lines(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
@@ -143,7 +145,7 @@ def lines(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
     return [one for one in found if all(one[key] == value for key, value in settings.items())]
 
 
-def tell(found: list[dict[str, Any]], metrics: tuple[str, ...]) -> None:
+def tell(found: list[dict[str, Any]], metrics: list[str]) -> None:
     """Print medians and spread of each, and how much longer the peers take."""
     seconds = {}
     for name in ("bertsmith", *PEERS):

@@ -19,6 +19,7 @@ _PARTS = {
     "mlm.decoder.bias": "cls.predictions.bias",
     "nsp.classifier": "cls.seq_relationship",
     "output": "classifier",
+    "spans": "qa_outputs",
 }
 _LAYER_PARTS = {
     "attention.output": "attention.output.dense",

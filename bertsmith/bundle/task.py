@@ -17,17 +17,25 @@ from bertsmith.bundle.pretrained import INFO, WEIGHTS, locate, read_parts, read_
 from bertsmith.errors import ModelError
 from bertsmith.files import whole_directory, write_json
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.task import SequenceModel
+from bertsmith.model.task import SequenceModel, SpanModel, TaskModel, TokenModel
 from bertsmith.text.wordpiece import Tokenizer
 
-#: One label of several, any number of several, or a number.
-Kind = Literal["single", "multi", "regression"]
+#: What a model says: one label of several, any number of several, or a number for a text; the right
+#: one of several endings; a span of a text; names in a text, or a tag for each of its words.
+Kind = Literal["single", "multi", "regression", "choice", "span", "entities", "tags"]
 _PROBLEMS: dict[Kind, str] = {
     "single": "single_label_classification",
     "multi": "multi_label_classification",
     "regression": "regression",
 }
-_CLASS = "BertForSequenceClassification"
+#: The class that `transformers` has for each kind, less "BertFor", and ours.
+_SEQUENCE, _TOKENS = ("SequenceClassification", SequenceModel), ("TokenClassification", TokenModel)
+_CLASSES: dict[Kind, tuple[str, type[TaskModel]]] = {
+    "single": _SEQUENCE, "multi": _SEQUENCE, "regression": _SEQUENCE,
+    "choice": ("MultipleChoice", SequenceModel),
+    "span": ("QuestionAnswering", SpanModel),
+    "entities": _TOKENS, "tags": _TOKENS,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,15 +47,19 @@ class Head:
 
     @property
     def outputs(self) -> int:
-        """The number of outputs C: one for each label; one number in regression."""
-        return len(self.labels) or 1
+        """The number of outputs C: one for each label; start and end of a span; else one."""
+        return 2 if self.kind == "span" else len(self.labels) or 1
+
+    def model(self, config: ModelConfig) -> TaskModel:
+        """Return a model with these outputs; its weights are drawn from the default generator."""
+        return _CLASSES[self.kind][1](config, self.outputs)
 
 
 @dataclass(frozen=True)
 class TaskBundle:
     """A fine-tuned model directory in memory. ``info`` is what ``bertsmith.json`` says."""
 
-    model: SequenceModel
+    model: TaskModel
     tokenizer: Tokenizer
     config: ModelConfig
     head: Head
@@ -57,7 +69,7 @@ class TaskBundle:
 
 def save_task(
     directory: Path,
-    model: SequenceModel,
+    model: TaskModel,
     tokenizer: Tokenizer,
     head: Head,
     info: Mapping[str, Any],
@@ -65,15 +77,19 @@ def save_task(
     """Write the directory of a fine-tuned model, whole or not at all."""
     raw = config_json(model.config)
     plain = raw["model_type"] == "bert"
-    raw["architectures"] = [_CLASS if plain else "BertsmithForSequenceClassification"]
-    names = head.labels or ("score",)
-    raw["id2label"] = {str(number): name for number, name in enumerate(names)}
-    raw["label2id"] = {name: number for number, name in enumerate(names)}
-    raw |= {"problem_type": _PROBLEMS[head.kind], "pad_token_id": tokenizer.pad_id}
+    raw["architectures"] = [f"{'Bert' if plain else 'Bertsmith'}For{_CLASSES[head.kind][0]}"]
+    raw["pad_token_id"] = tokenizer.pad_id
+    if head.kind not in ("choice", "span"):
+        names = head.labels or ("score",)
+        raw["id2label"] = {str(number): name for number, name in enumerate(names)}
+        raw["label2id"] = {name: number for number, name in enumerate(names)}
+    if head.kind in _PROBLEMS:
+        raw["problem_type"] = _PROBLEMS[head.kind]
     with whole_directory(directory) as new:
         save_file(to_disk(model.state_dict()), new / WEIGHTS, metadata={"format": "pt"})
         write_json(new / CONFIG, raw)
-        write_json(new / INFO, {**info, "positions": model.config.positions})
+        own = {"kind": head.kind, "positions": model.config.positions}
+        write_json(new / INFO, {**info, **own})
         tokenizer.save(new, model.config.max_positions)
 
 
@@ -84,8 +100,8 @@ def load_task(path: Path | str, *, device: torch.device | str = "cpu") -> TaskBu
     """
     directory = locate(Path(path))
     info, config, tokenizer = read_parts(directory)
-    head = _head(directory)
-    model = SequenceModel(config, head.outputs)
+    head = _head(directory, info)
+    model = head.model(config)
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     model.load_state_dict(read_tensors(directory / WEIGHTS, shapes))
     return TaskBundle(model.to(device).eval(), tokenizer, config, head, directory, info)
@@ -103,10 +119,10 @@ def start_task(
     directory = locate(Path(path))
     info, config, tokenizer = read_parts(directory)
     config = ModelConfig.parse(config.model_dump() | dict(changes or {}), "the settings")
-    model = SequenceModel(config, head.outputs)
+    model = head.model(config)
     # What belongs to another task is no start for this one.
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()
-              if not name.startswith("output.")}  # fmt: skip
+              if not name.startswith(("output.", "spans."))}  # fmt: skip
     pooler = {name for name in shapes if name.startswith("pooler.")}
     state = read_tensors(directory / WEIGHTS, shapes, optional=pooler)
     model.load_state_dict(state, strict=False)
@@ -114,19 +130,30 @@ def start_task(
     return TaskBundle(model, tokenizer, config, head, directory, {**info, "new": new})
 
 
-def _head(directory: Path) -> Head:
+def _head(directory: Path, info: Mapping[str, Any]) -> Head:
     raw = read_json(directory / CONFIG)
-    classes = raw.get("architectures") or []
-    if not any(str(name).endswith("ForSequenceClassification") for name in classes):
+    classes = [str(name) for name in raw.get("architectures") or []]
+    known = {name: kind for kind, (name, _) in reversed(_CLASSES.items())}
+    kind: Kind | None = next(
+        (own for name, own in known.items() if any(one.endswith(f"For{name}") for one in classes)),
+        None,
+    )
+    if kind is None:
         raise ModelError(
-            f"{directory}: this is a {', '.join(map(str, classes)) or 'bare encoder'}, not "
+            f"{directory}: this is a {', '.join(classes) or 'bare encoder'}, not "
             "fine-tuned on a task; `bertsmith finetune` makes such a model from it"
         )
+    if kind in ("choice", "span"):
+        return Head(kind)
     table = raw.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
     labels = tuple(table[key] for key in sorted(table, key=int))
-    problem = raw.get("problem_type")
-    kind: Kind = next(
-        (kind for kind, name in _PROBLEMS.items() if name == problem),
-        "regression" if len(labels) == 1 else "single",
-    )
+    if kind == "single":
+        problem = raw.get("problem_type")
+        kind = next(
+            (own for own, name in _PROBLEMS.items() if name == problem),
+            "regression" if len(labels) == 1 else "single",
+        )
+    elif info.get("kind") == "tags" or not any(name.startswith("B-") for name in labels):
+        kind = "tags"
+    assert kind is not None
     return Head(kind, () if kind == "regression" and len(labels) == 1 else labels)

@@ -172,5 +172,5 @@ def _tell(result: "Tuned") -> None:
     put(f"held out ({figures['examples']:,.0f} examples): {told}, loss {figures['loss']:.4f}")
     for name, counts in result.counts.items():
         skipped = sum(counts["skipped"].values())
-        put(f"{name}: {counts['read']:,} rows read, {counts['used']:,} used, {skipped:,} skipped, "
+        put(f"{name}: {counts['read']:,} read, {counts['used']:,} used, {skipped:,} skipped, "
             f"{counts['cut_off']:,} cut off")  # fmt: skip

@@ -4,9 +4,8 @@ It never knows how an answer is found.
 """
 
 from collections.abc import Iterator
-from itertools import tee
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,10 +13,6 @@ from bertsmith.cli.app import app
 from bertsmith.cli.asking import Device, Json, Model, lines_of, resolved_device
 from bertsmith.cli.console import put, put_json
 from bertsmith.errors import QuestionError
-
-if TYPE_CHECKING:
-    from bertsmith.bundle import TaskBundle
-    from bertsmith.use.predict import Prediction
 
 
 @app.command()
@@ -44,7 +39,7 @@ def predict(
     The model is one that `bertsmith finetune` made. With --json each answer is a line of JSON.
     """
     from bertsmith.bundle import load_task
-    from bertsmith.use.predict import predict_each
+    from bertsmith.use.asked import told
     from bertsmith.use.submission import submission
 
     if sum((read is not None, bool(texts), glue is not None)) != 1:
@@ -55,12 +50,11 @@ def predict(
             put(line)
         return
     lines: Iterator[str] = lines_of(read) if read is not None else iter(texts or [])
-    asked, shown = tee(_parts(line) for line in lines)
-    for given, answer in zip(shown, predict_each(bundle, asked), strict=True):
+    for value, line in told(bundle, lines):
         if as_json:
-            put_json(_as_json(given, answer, bundle))
+            put_json(value)
         else:
-            put(f"{_answer(answer, bundle)}\t{_flat(given)}")
+            put(line)
 
 
 @app.command()
@@ -78,44 +72,11 @@ def evaluate(
     from bertsmith.use.evaluate import evaluate as scored
 
     bundle = load_task(model, device=resolved_device(device))
-    figures = scored(bundle, data, skip_bad=skip_bad)
+    figures = scored(bundle, data, changes={"skip_bad": skip_bad})
     if as_json:
         put_json(figures)
         return
     counts = figures.pop("counts")
     put(", ".join(f"{name} {value:.4f}" for name, value in figures.items()))
-    put(f"{counts['read']:,} rows read, {counts['used']:,} used, "
+    put(f"{counts['read']:,} read, {counts['used']:,} used, "
         f"{sum(counts['skipped'].values()):,} skipped, {counts['cut_off']:,} cut off")  # fmt: skip
-
-
-def _parts(line: str) -> str | tuple[str, str]:
-    first, tab, second = line.partition("\t")
-    return (first, second) if tab else first
-
-
-def _flat(given: str | tuple[str, str]) -> str:
-    return given if isinstance(given, str) else "\t".join(given)
-
-
-def _answer(answer: "Prediction", bundle: "TaskBundle") -> str:
-    if answer.score is not None:
-        return f"{answer.score:.4f}"
-    if bundle.head.kind == "multi":
-        likely = [name for name, share in answer.labels if share > 0.5]
-        return "|".join(likely)
-    name, share = answer.labels[0]
-    return f"{name}\t{share:.4f}"
-
-
-def _as_json(
-    given: str | tuple[str, str], answer: "Prediction", bundle: "TaskBundle"
-) -> dict[str, object]:
-    texts = [given] if isinstance(given, str) else list(given)
-    result: dict[str, object] = dict(zip(("text", "pair"), texts, strict=False))
-    if answer.score is not None:
-        result["score"] = answer.score
-    else:
-        result["labels"] = dict(answer.labels)
-        likely = [name for name, share in answer.labels if share > 0.5]
-        result["label"] = likely if bundle.head.kind == "multi" else answer.labels[0][0]
-    return result | {"cut_off": answer.cut_off}

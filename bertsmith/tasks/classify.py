@@ -6,22 +6,26 @@ It never trains, and it never prints.
 import json
 import math
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
 
 from bertsmith.bundle import Head, Kind
-from bertsmith.errors import SettingsError, TaskError
+from bertsmith.errors import TaskError
 from bertsmith.tasks import metrics
-from bertsmith.tasks.public import Source
-from bertsmith.tasks.tables import Row, rows
+from bertsmith.tasks.inputs import BadExampleError, Counts, Inputs, Part, Sequence_
+from bertsmith.tasks.settings import TaskSettings
+from bertsmith.tasks.tables import Row, cell, rows, text_of
 from bertsmith.text.wordpiece import Tokenizer
 
+#: As in the original's run_classifier.py.
+LENGTH = 128
 #: What parts the labels of one text in a multi-label column of CSV or TSV.
 SEPARATOR = "|"
 
@@ -38,87 +42,31 @@ class Example:
     where: str
 
 
-@dataclass
-class Counts:
-    """What became of the rows of a file: nothing is dropped in silence."""
-
-    read: int = 0
-    used: int = 0
-    cut_off: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the counts for JSON."""
-        return {"read": self.read, "used": self.used, "cut_off": self.cut_off,
-                "skipped": dict(self.skipped)}  # fmt: skip
-
-
 def read(
     path: Path,
-    source: Source,
-    kind: Kind,
+    task: TaskSettings,
     *,
-    skip_bad: bool = False,
     labels: Sequence[str] | None = None,
     labelled: bool = True,
 ) -> tuple[list[Example], Counts]:
-    """Read the examples of a file; a bad row is an error, or with ``skip_bad`` a counted skip.
-
-    ``labels``: the known ones, where a row with another is bad. Raises TaskError.
-    """
+    """Read texts or pairs from a table; see ``Family``."""
     examples, counts = [], Counts()
-    for row in rows(path, header=source.header):
-        counts.read += 1
-        try:
-            examples.append(_example(row, source, kind, labels, labelled=labelled))
-        except _BadRowError as fault:
-            if not skip_bad:
-                raise TaskError(
-                    f"{row.where}: {fault}; mend it, or leave such rows out with --skip-bad"
-                ) from None
-            counts.skipped[fault.reason] += 1
-    counts.used = len(examples)
-    if not examples:
-        raise TaskError(f"{path}: no row could be used, of {counts.read:,}; expected one at least")
-    return examples, counts
-
-
-class _BadRowError(Exception):
-    """A row that cannot be used. ``reason``: the same words for all rows of this fault."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(reason + detail)
-        self.reason = reason
+    for row in rows(path, header=task.header):
+        with counts.one(row.where, skip_bad=task.skip_bad):
+            examples.append(_example(row, task, labels, labelled=labelled))
+    return counts.checked(examples, path), counts
 
 
 def _example(
-    row: Row, source: Source, kind: Kind, labels: Sequence[str] | None, *, labelled: bool
+    row: Row, task: TaskSettings, labels: Sequence[str] | None, *, labelled: bool
 ) -> Example:
-    if row.fault:
-        raise _BadRowError(row.fault)
-    names = (source.text, source.pair) if source.pair else (source.text,)
-    cells = [_cell(row, name) for name in names]
-    texts = tuple(map(str, cells))
-    for name, cell, text in zip(names, cells, texts, strict=True):
-        if isinstance(cell, list | dict):
-            raise _BadRowError("no text", f" in column {name!r}, but a {type(cell).__name__}")
-        if not text.strip():
-            raise _BadRowError("an empty text", f" in column {name!r}")
+    names = (task.text, task.pair) if task.pair else (task.text,)
+    texts = tuple(text_of(row, name) for name in names)
     label = None
     if labelled:
-        label = _label(_cell(row, source.label), kind)
+        label = _label(cell(row, task.label), task.kind)
         _refuse_unknown(label, labels)
     return Example(texts, label, row.where)
-
-
-def _cell(row: Row, name: str) -> Any:
-    if name not in row.cells:
-        known = ", ".join(map(repr, row.cells))
-        raise TaskError(f"{row.where}: there is no column {name!r}; the columns are {known}")
-    value = row.cells[name]
-    if value is None:
-        raise _BadRowError("nothing where a value is expected", f" in column {name!r}")
-    return value
 
 
 def _label(value: Any, kind: Kind) -> str | float | frozenset[str]:
@@ -127,18 +75,18 @@ def _label(value: Any, kind: Kind) -> str | float | frozenset[str]:
         return frozenset(str(name).strip() for name in given if str(name).strip())
     if kind == "single":
         if isinstance(value, list | dict):
-            raise _BadRowError("several labels where one is expected", "; see --kind multi")
+            raise BadExampleError("several labels where one is expected", "; see --kind multi")
         # JSON's true is a label named as it is written.
         name = json.dumps(value) if isinstance(value, bool) else str(value).strip()
         if not name:
-            raise _BadRowError("an empty label")
+            raise BadExampleError("an empty label")
         return name
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise _BadRowError("a score that is no number", f": {value!r}") from None
+        raise BadExampleError("a score that is no number", f": {value!r}") from None
     if not math.isfinite(number):
-        raise _BadRowError("a score that is not finite", f": {value!r}")
+        raise BadExampleError("a score that is not finite", f": {value!r}")
     return number
 
 
@@ -148,14 +96,16 @@ def _refuse_unknown(label: str | float | frozenset[str], labels: Sequence[str] |
     strange = sorted((label if isinstance(label, frozenset) else {label}) - set(labels))
     if strange:
         known = ", ".join(map(repr, labels[:20]))
-        raise _BadRowError("an unknown label", f": {strange[0]!r}; known are {known}")
+        raise BadExampleError("an unknown label", f": {strange[0]!r}; known are {known}")
 
 
-def labels_of(examples: Iterable[Example], where: str) -> tuple[str, ...]:
+def labels_of(examples: Sequence[Example], where: str) -> tuple[str, ...]:
     """Return the labels that occur, numbers by size, other names by the alphabet.
 
-    Raises TaskError if there is one only: nothing could be learnt.
+    Scores have none. Raises TaskError if there is one only: nothing could be learnt.
     """
+    if all(isinstance(example.label, float) for example in examples):
+        return ()
     found: set[str] = set()
     for example in examples:
         if isinstance(example.label, str):
@@ -172,47 +122,38 @@ def labels_of(examples: Iterable[Example], where: str) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """Examples as the model takes them.
-
-    sequences: (ids, segments) each. targets: int64 [n] class numbers, float32 [n] scores, or
-    float32 [n, C] of 0 and 1; None where no label is known.
-    """
-
-    sequences: list[tuple[list[int], list[int]]]
-    targets: NDArray[Any] | None
-    where: list[str]
-    #: Whether something of the example was cut off.
-    cut_off: list[bool]
-
-    def __len__(self) -> int:
-        """Return n."""
-        return len(self.sequences)
-
-
 def encode(
-    examples: Sequence[Example], tokenizer: Tokenizer, head: Head, length: int, counts: Counts
+    examples: Sequence[Example],
+    tokenizer: Tokenizer,
+    head: Head,
+    task: TaskSettings,
+    counts: Counts,
 ) -> Inputs:
-    """Return [CLS] A [SEP] or [CLS] A [SEP] B [SEP] of each example, cut to ``length`` tokens.
-
-    What is cut off stands in ``counts``.
-    """
+    """Return [CLS] A [SEP] or [CLS] A [SEP] B [SEP] of each example; see ``Family``."""
+    assert task.length is not None
     texts = [text for example in examples for text in example.texts]
     rest = iter(tokenizer.encode_batch(texts))
     sequences, cut_off = [], []
     for example in examples:
         ids = [next(rest) for _ in example.texts]
-        kept = shortened(ids, length - 1 - len(ids))
+        kept = shortened(ids, task.length - 1 - len(ids))
         cut_off.append(sum(map(len, kept)) < sum(map(len, ids)))
-        row, segments = [tokenizer.cls_id], [0]
-        for segment, own in enumerate(kept):
-            row += [*own, tokenizer.sep_id]
-            segments += [segment] * (len(own) + 1)
-        sequences.append((row, segments))
+        sequences.append([joined(kept, tokenizer)])
     counts.cut_off += sum(cut_off)
     where = [example.where for example in examples]
-    return Inputs(sequences, targets_of(examples, head), where, cut_off)
+    targets = targets_of(examples, head)
+    return Inputs(
+        sequences, where, cut_off, None if targets is None else np.split(targets, len(examples))
+    )
+
+
+def joined(texts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> Sequence_:
+    """Return the ids [CLS] A [SEP] or [CLS] A [SEP] B [SEP], and the segment of each."""
+    ids, segments = [tokenizer.cls_id], [0]
+    for segment, own in enumerate(texts):
+        ids += [*own, tokenizer.sep_id]
+        segments += [segment] * (len(own) + 1)
+    return ids, segments
 
 
 def shortened(ids: Sequence[Sequence[int]], room: int) -> list[Sequence[int]]:
@@ -231,7 +172,10 @@ def shortened(ids: Sequence[Sequence[int]], room: int) -> list[Sequence[int]]:
 
 
 def targets_of(examples: Sequence[Example], head: Head) -> NDArray[Any] | None:
-    """Return what is right as numbers; see ``Inputs``."""
+    """Return what is right as numbers, or None where a label is not known.
+
+    int64 [n] class numbers, float32 [n] scores, or float32 [n, C] of 0 and 1.
+    """
     given = [example.label for example in examples]
     if any(label is None for label in given):
         return None
@@ -247,33 +191,45 @@ def targets_of(examples: Sequence[Example], head: Head) -> NDArray[Any] | None:
     return matrix
 
 
+def losses(outputs: Tensor, part: Part, head: Head) -> Tensor:
+    """Return float32 [B]: cross-entropy, mean binary cross-entropy or squared error.
+
+    outputs: float32 [B, C].
+    """
+    if head.kind == "single":
+        return F.cross_entropy(outputs, part.targets, reduction="none")
+    if head.kind == "multi":
+        each = F.binary_cross_entropy_with_logits(outputs, part.targets, reduction="none")
+        return each.mean(-1)
+    return (outputs[:, 0] - part.targets) ** 2
+
+
 def score(
-    logits: NDArray[np.float32], targets: NDArray[Any], head: Head, names: Sequence[str]
+    outputs: list[NDArray[np.float32]],
+    inputs: Inputs,
+    examples: Sequence[Example],  # noqa: ARG001 - other families need them
+    head: Head,
+    task: TaskSettings,
 ) -> dict[str, float]:
-    """Return the named metrics of logits float32 [n, C] against ``targets``."""
+    """Return the named metrics; see ``Family``."""
+    assert inputs.targets is not None
+    logits, targets = np.concatenate(outputs), np.concatenate(inputs.targets)
     if head.kind == "regression":
         said, right = logits[:, 0].astype(np.float64), targets.astype(np.float64)
-        return {name: metrics.OF_NUMBERS[name](said, right) for name in names}
+        return {name: metrics.OF_NUMBERS[name](said, right) for name in task.metrics}
     if head.kind == "single":
-        return {name: metrics.OF_CLASSES[name](logits.argmax(-1), targets) for name in names}
-    chosen, wanted = (logits > 0).astype(np.int64), targets.astype(np.int64)
-    return {"f1": metrics.f1(chosen, wanted),
-            "accuracy": float((chosen == wanted).all(-1).mean())}  # fmt: skip
+        chosen = logits.argmax(-1)
+        return {name: metrics.OF_CLASSES[name](chosen, targets) for name in task.metrics}
+    several, wanted = (logits > 0).astype(np.int64), targets.astype(np.int64)
+    found = {"f1": metrics.f1(several, wanted),
+             "accuracy": float((several == wanted).all(-1).mean())}  # fmt: skip
+    return {name: found[name] for name in task.metrics}
 
 
-def check_metrics(names: Sequence[str], kind: Kind) -> None:
-    """Raise SettingsError for a metric that this kind of task does not have."""
-    known = {"single": tuple(metrics.OF_CLASSES), "regression": tuple(metrics.OF_NUMBERS),
-             "multi": default_metrics("multi")}[kind]  # fmt: skip
-    for name in names:
-        if name not in known:
-            raise SettingsError(
-                f"task.metrics: {name!r} is no metric of the kind {kind!r}; "
-                f"known are {', '.join(known)}"
-            )
-
-
-def default_metrics(kind: Kind) -> tuple[str, ...]:
-    """Return the metrics where a task names none; the first one decides."""
-    return {"single": ("accuracy", "macro_f1"), "multi": ("f1", "accuracy"),
-            "regression": ("spearman", "pearson")}[kind]  # fmt: skip
+def metrics_of(task: TaskSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the usual metrics and the known ones; see ``Family``."""
+    if task.kind == "single":
+        return ("accuracy", "macro_f1"), tuple(metrics.OF_CLASSES)
+    if task.kind == "multi":
+        return ("f1", "accuracy"), ("f1", "accuracy")
+    return ("spearman", "pearson"), tuple(metrics.OF_NUMBERS)

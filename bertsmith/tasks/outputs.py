@@ -3,7 +3,6 @@
 It never knows texts or labels.
 """
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -11,21 +10,40 @@ import torch
 from numpy.typing import NDArray
 
 from bertsmith.model.packed import groups, pack
-from bertsmith.model.task import SequenceModel
+from bertsmith.model.task import TaskModel
+from bertsmith.tasks.inputs import Inputs
 
 
 @torch.no_grad()
 def outputs(
-    model: SequenceModel,
-    sequences: Sequence[tuple[list[int], list[int]]],
+    model: TaskModel,
+    inputs: Inputs,
     autocast: AbstractContextManager[object] | None = None,
-) -> NDArray[np.float32]:
-    """Return float32 [n, C] for n (ids, segments), in their order. ``model`` is in eval mode."""
+) -> list[NDArray[np.float32]]:
+    """Return float32 [m, C] for each unit: a row a sequence, or a place.
+
+    ``model`` is in eval mode.
+    """
     device = next(model.parameters()).device
-    result = np.empty((len(sequences), model.output.out_features), np.float32)
-    for group in groups([len(ids) for ids, _ in sequences]):
-        packed = pack([sequences[number] for number in group]).to(device)
+    flat = [(unit, one) for unit, own in enumerate(inputs.sequences) for one in own]
+    found: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(flat)
+    for group in groups([len(ids) for _, (ids, _) in flat]):
+        packed = pack([flat[number][1] for number in group])
+        places, sizes = None, [1] * len(group)
+        if inputs.places is not None:
+            asked = [inputs.places[flat[number][0]] for number in group]
+            sizes = list(map(len, asked))
+            starts = packed.boundaries.tolist()
+            places = torch.tensor(
+                [start + place for start, own in zip(starts, asked, strict=False) for place in own],
+                dtype=torch.int64,
+            ).to(device)
         with autocast or nullcontext():
-            found = model(packed)
-        result[group] = found.float().cpu().numpy()
+            said = model(packed.to(device), places).float().cpu().numpy()
+        for number, rows in zip(group, np.split(said, np.cumsum(sizes)[:-1]), strict=True):
+            found[number] = rows
+    result, first = [], 0
+    for own in inputs.sequences:
+        result.append(np.concatenate(found[first : first + len(own)]))
+        first += len(own)
     return result

@@ -6,84 +6,86 @@ GLUE: Wang et al. 2018 (arXiv:1804.07461); the metrics are those of its table 1.
 sentiment movie corpus. KorSTS: Ham et al. 2020 (arXiv:2004.03289).
 """
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from bertsmith.bundle import Kind
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """Where a task's texts and labels stand. ``pair`` is None where there is one text."""
-
-    train: str = "train.tsv"
-    #: Held-out files, by what people call them; the first one decides.
-    dev: dict[str, str] = field(default_factory=lambda: {"dev": "dev.tsv"})
-    #: The test file without labels, where the task has one.
-    test: str | None = "test.tsv"
-    text: str
-    pair: str | None = None
-    label: str = "label"
-    header: bool = True
-    #: The column of the text in the test file, where it has another name there.
-    test_text: str | None = None
-
-    def of_test(self) -> "Source":
-        """Return where the texts of the test file stand: it always has a header."""
-        return replace(self, text=self.test_text or self.text, header=True)
+from bertsmith.tasks.settings import TaskSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublicTask:
-    """A task that people know by name. The first metric is the one that decides."""
+    """A task that people know by name. ``facts``: fields of ``TaskSettings`` that are its own.
 
-    source: Source
-    kind: Kind = "single"
-    labels: tuple[str, ...] | None = None
-    metrics: tuple[str, ...] = ("accuracy",)
+    The first metric is the one that decides.
+    """
+
+    facts: Mapping[str, Any]
+    train: str = "train.tsv"
+    #: Held-out files, by what people call them; the first one decides.
+    dev: Mapping[str, str] = field(default_factory=lambda: {"dev": "dev.tsv"})
+    #: The test file without labels, where a server takes predictions for it.
+    test: str | None = "test.tsv"
+    #: What is another in the test file.
+    test_facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def settings(self, folder: Path) -> dict[str, Any]:
+        """Return the fields of ``TaskSettings`` for the task's files in ``folder``."""
+        files = {name: str((folder / file).resolve()) for name, file in self.dev.items()}
+        return {"train": str((folder / self.train).resolve()), "heldout": files, **self.facts}
+
+    def of_test(self) -> TaskSettings:
+        """Return how the test file is read: it always has a header."""
+        return TaskSettings.parse({**self.facts, "header": True, **self.test_facts}, "the task")
 
 
 _ENTAILMENT = ("entailment", "not_entailment")
 _BITS = ("0", "1")
 
+
+def _texts(
+    *columns: str, label: str = "label", labels: tuple[str, ...] = _BITS,
+    metrics: tuple[str, ...] = ("accuracy",), header: bool = True,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the facts of a task of texts or pairs with a label."""
+    text, pair = (*columns, None)[:2]
+    return {"kind": "single", "text": text, "pair": pair, "label": label, "labels": list(labels),
+            "metrics": list(metrics), "header": header}  # fmt: skip
+
+
+_SCORES = {"kind": "regression", "text": "sentence1", "pair": "sentence2", "label": "score",
+           "metrics": ["spearman", "pearson"]}  # fmt: skip
+
 TASKS: dict[str, PublicTask] = {
     "cola": PublicTask(
-        source=Source(text="3", label="1", header=False, test_text="sentence"),
-        labels=_BITS, metrics=("matthews", "accuracy"),
+        facts=_texts("3", label="1", header=False, metrics=("matthews", "accuracy")),
+        test_facts={"text": "sentence"},
     ),
-    "sst-2": PublicTask(source=Source(text="sentence"), labels=_BITS),
+    "sst-2": PublicTask(facts=_texts("sentence")),
     "mrpc": PublicTask(
-        source=Source(text="#1 String", pair="#2 String", label="Quality"),
-        labels=_BITS, metrics=("f1", "accuracy"),
+        facts=_texts("#1 String", "#2 String", label="Quality", metrics=("f1", "accuracy"))
     ),
-    "sts-b": PublicTask(
-        source=Source(text="sentence1", pair="sentence2", label="score"),
-        kind="regression", metrics=("spearman", "pearson"),
-    ),
+    "sts-b": PublicTask(facts=_SCORES),
     "qqp": PublicTask(
-        source=Source(text="question1", pair="question2", label="is_duplicate"),
-        labels=_BITS, metrics=("f1", "accuracy"),
+        facts=_texts("question1", "question2", label="is_duplicate", metrics=("f1", "accuracy"))
     ),
     "mnli": PublicTask(
-        source=Source(
-            dev={"matched": "dev_matched.tsv", "mismatched": "dev_mismatched.tsv"},
-            test="test_matched.tsv", text="sentence1", pair="sentence2", label="gold_label",
+        facts=_texts(
+            "sentence1", "sentence2", label="gold_label",
+            labels=("contradiction", "entailment", "neutral"),
         ),
-        labels=("contradiction", "entailment", "neutral"),
+        dev={"matched": "dev_matched.tsv", "mismatched": "dev_mismatched.tsv"},
+        test="test_matched.tsv",
     ),
-    "qnli": PublicTask(source=Source(text="question", pair="sentence"), labels=_ENTAILMENT),
-    "rte": PublicTask(source=Source(text="sentence1", pair="sentence2"), labels=_ENTAILMENT),
-    "wnli": PublicTask(source=Source(text="sentence1", pair="sentence2"), labels=_BITS),
+    "qnli": PublicTask(facts=_texts("question", "sentence", labels=_ENTAILMENT)),
+    "rte": PublicTask(facts=_texts("sentence1", "sentence2", labels=_ENTAILMENT)),
+    "wnli": PublicTask(facts=_texts("sentence1", "sentence2")),
     "nsmc": PublicTask(
-        source=Source(
-            train="ratings_train.txt", dev={"test": "ratings_test.txt"}, test=None, text="document"
-        ),
-        labels=_BITS,
+        facts=_texts("document"), train="ratings_train.txt", dev={"test": "ratings_test.txt"},
+        test=None,
     ),
     "korsts": PublicTask(
-        source=Source(
-            train="sts-train.tsv", dev={"dev": "sts-dev.tsv"}, test=None,
-            text="sentence1", pair="sentence2", label="score",
-        ),
-        kind="regression", metrics=("spearman", "pearson"),
+        facts=_SCORES, train="sts-train.tsv", dev={"dev": "sts-dev.tsv"}, test=None
     ),
 }  # fmt: skip

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from bertsmith.errors import MissingExtraError, TaskError
+from bertsmith.tasks.inputs import BadExampleError
 
 #: Cells can be long texts; csv's own limit is 128 KB.
 _LONGEST_CELL = 2**27
@@ -27,6 +28,29 @@ class Row:
     where: str
     cells: Mapping[str, Any]
     fault: str = ""
+
+
+def cell(row: Row, name: str) -> Any:
+    """Return the value of a column; TaskError where there is none, BadExampleError for nothing."""
+    if row.fault:
+        raise BadExampleError(row.fault)
+    if name not in row.cells:
+        known = ", ".join(map(repr, row.cells))
+        raise TaskError(f"{row.where}: there is no column {name!r}; the columns are {known}")
+    value = row.cells[name]
+    if value is None:
+        raise BadExampleError("nothing where a value is expected", f" in column {name!r}")
+    return value
+
+
+def text_of(row: Row, name: str) -> str:
+    """Return the text of a column; BadExampleError for what is none, or empty."""
+    value = cell(row, name)
+    if isinstance(value, list | dict):
+        raise BadExampleError("no text", f" in column {name!r}, but a {type(value).__name__}")
+    if not str(value).strip():
+        raise BadExampleError("an empty text", f" in column {name!r}")
+    return str(value)
 
 
 def rows(path: Path, *, header: bool = True) -> Iterator[Row]:

@@ -11,13 +11,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from bertsmith.bundle import Head, TaskBundle, save_task, start_task
 from bertsmith.errors import RunError, SettingsError
 from bertsmith.files import write_json, write_whole
 from bertsmith.progress import Progress, Silent
 from bertsmith.settings import from_assignments, merged, read_toml
-from bertsmith.tasks.classify import Counts, encode
+from bertsmith.tasks.families import family_of
+from bertsmith.tasks.inputs import Counts, Inputs
+from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train import checkpoint, device, journal, loop, optimizer, schedule
 from bertsmith.train.loop import Plan
 from bertsmith.train.place import FILE, alone, check_place, take_up
@@ -32,7 +35,7 @@ from bertsmith.train.taskdata import (
     with_task,
 )
 from bertsmith.train.tunesettings import FinetuneSettings
-from bertsmith.train.tuning import Tuning
+from bertsmith.train.tuning import Scored, Tuning
 
 MODEL, RESULT = "model", "result.json"
 
@@ -159,26 +162,31 @@ def _work(
     data: TaskData,
     machine: device.Machine,
 ) -> Tuning:
-    task, length = settings.task, settings.task.length
-    assert length is not None
+    task, family = settings.task, family_of(settings.task.kind)
     start.model.bert.kernel = machine.kernel
-    encoded = encode(data.train, start.tokenizer, head, length, data.counts["train"])
-    heldout = {
-        name: encode(own, start.tokenizer, head, length, data.counts.get(name, Counts()))
-        for name, own in data.heldout.items()
-    }
-    weights = None
-    if task.class_weights == "balanced":
-        if head.kind != "single":
-            raise SettingsError("task.class_weights 'balanced' is for one label a text")
-        assert encoded.targets is not None
-        occurs = np.bincount(encoded.targets, minlength=head.outputs)
-        weights = (len(encoded) / (head.outputs * occurs.clip(min=1))).astype(np.float32)
+
+    def encoded(name: str, examples: list[Any]) -> Inputs:
+        return family.encode(examples, start.tokenizer, head, task, data.counts.get(name, Counts()))
+
+    train = encoded("train", data.train)
+    heldout = {name: Scored(own, encoded(name, own)) for name, own in data.heldout.items()}
     return Tuning(
-        start.model, head, encoded, heldout, machine, batch=task.batch,
-        micro_tokens=settings.run.micro_tokens, seed=settings.run.seed, metrics=task.metrics,
-        class_weights=weights,
+        start.model, head, task, train, heldout, machine,
+        micro_tokens=settings.run.micro_tokens, seed=settings.run.seed,
+        class_weights=_class_weights(task, head, train),
     )  # fmt: skip
+
+
+def _class_weights(task: TaskSettings, head: Head, train: Inputs) -> NDArray[np.float32] | None:
+    """Return what a target of each class counts, float32 [C], or None where all count 1."""
+    if task.class_weights == "none":
+        return None
+    if head.kind not in ("single", "entities", "tags"):
+        raise SettingsError("task.class_weights 'balanced' is for one label a text, or a word")
+    assert train.targets is not None
+    targets = np.concatenate(train.targets)
+    occurs = np.bincount(targets, minlength=head.outputs)
+    return (len(targets) / (head.outputs * occurs.clip(min=1))).astype(np.float32)
 
 
 def _settled(settings: FinetuneSettings, machine: device.Machine, epoch: int) -> FinetuneSettings:

@@ -15,20 +15,12 @@ from bertsmith.bundle import Head, TaskBundle
 from bertsmith.errors import RunError, SettingsError, TaskError
 from bertsmith.files import sha256_of_file
 from bertsmith.settings import merged
-from bertsmith.tasks.classify import (
-    Counts,
-    Example,
-    check_metrics,
-    default_metrics,
-    labels_of,
-    read,
-)
-from bertsmith.tasks.public import TASKS, Source
-from bertsmith.train.tunesettings import FinetuneSettings, TaskSettings
+from bertsmith.tasks.families import FAMILIES, KINDS, family_of, with_metrics
+from bertsmith.tasks.inputs import Counts
+from bertsmith.tasks.public import TASKS
+from bertsmith.tasks.settings import TaskSettings
+from bertsmith.train.tunesettings import FinetuneSettings
 
-OWN = "classify"
-#: Tokens of an input where nobody says: as in the original's run_classifier.py.
-LENGTH = 128
 #: In the middle of the choices of appendix A.3.
 RATE, EPOCHS = 3e-5, 3.0
 #: Fields of a model that fine-tuning may change.
@@ -39,8 +31,8 @@ _FREE = {"dropout", "attention_dropout"}
 class TaskData:
     """The examples of a run: ``heldout`` by name, and what became of the rows of each file."""
 
-    train: list[Example]
-    heldout: dict[str, list[Example]]
+    train: list[Any]
+    heldout: dict[str, list[Any]]
     counts: dict[str, Counts]
 
 
@@ -48,14 +40,18 @@ def resolve_task(
     task: str, model: Path, data: Path | None, said: Mapping[str, Any]
 ) -> FinetuneSettings:
     """Return the settings: the task's own facts, and over them what was said."""
-    if task not in TASKS and task != OWN:
-        known = ", ".join([*TASKS, OWN])
+    if task not in TASKS and task not in FAMILIES:
+        known = ", ".join([*TASKS, *FAMILIES])
         raise SettingsError(f"unknown task {task!r}; known are {known}")
     base: dict[str, Any] = {"name": task}
     if task in TASKS:
-        base |= _facts(task, data)
-    elif data is not None:
-        base["train"] = str(data.resolve())
+        if data is None:
+            raise SettingsError(f"{task}: give the folder with its files: --data FOLDER")
+        base |= TASKS[task].settings(data)
+    else:
+        base["kind"] = KINDS[task][0]
+        if data is not None:
+            base["train"] = str(data.resolve())
     if "heldout" in said.get("task", {}):
         # A file that is given stands instead of the task's own, not beside them.
         base.pop("heldout", None)
@@ -68,14 +64,19 @@ def resolve_task(
     settings = FinetuneSettings.parse(values, "the settings")
     if not settings.task.train:
         raise SettingsError("no training file: give --data FILE, or --set task.train=FILE")
-    if task in TASKS and settings.task.kind != TASKS[task].kind:
+    _check_kind(task, settings.task)
+    return with_task(settings, {"metrics": with_metrics(settings.task)})
+
+
+def _check_kind(task: str, settings: TaskSettings) -> None:
+    """Refuse a kind that the task has not."""
+    kinds = (TASKS[task].facts["kind"],) if task in TASKS else KINDS[task]
+    if settings.kind not in kinds:
+        family = next(name for name, own in KINDS.items() if settings.kind in own)
         raise SettingsError(
-            f"{task} is of the kind {TASKS[task].kind!r}; for another one give the task "
-            f"'{OWN}' with --text and --label"
+            f"{task} is of the kind {' or '.join(map(repr, kinds))}; for {settings.kind!r} give "
+            f"the task {family!r} and its columns"
         )
-    names = settings.task.metrics or list(default_metrics(settings.task.kind))
-    check_metrics(names, settings.task.kind)
-    return with_task(settings, {"metrics": names})
 
 
 def _refuse_no_tables(said: Mapping[str, Any]) -> None:
@@ -89,22 +90,6 @@ def _without_epochs(said: Mapping[str, Any]) -> Mapping[str, Any]:
     if "steps" in said.get("schedule", {}) and "epochs" not in said["schedule"]:
         return merged(said, {"schedule": {"epochs": None}})
     return said
-
-
-def _facts(task: str, data: Path | None) -> dict[str, Any]:
-    if data is None:
-        raise SettingsError(f"{task}: give the folder with its files: --data FOLDER")
-    known = TASKS[task]
-    source = known.source
-    return {
-        "kind": known.kind,
-        "labels": list(known.labels or ()),
-        "metrics": list(known.metrics),
-        "train": str((data / source.train).resolve()),
-        "heldout": {name: str((data / file).resolve()) for name, file in source.dev.items()},
-        "text": source.text, "pair": source.pair, "label": source.label,
-        "header": source.header,
-    }  # fmt: skip
 
 
 def with_task(settings: FinetuneSettings, changes: dict[str, Any]) -> FinetuneSettings:
@@ -127,7 +112,7 @@ def model_changes(said: Mapping[str, Any]) -> dict[str, Any]:
 def with_model(settings: FinetuneSettings, start: TaskBundle) -> FinetuneSettings:
     """Return the settings with the model's shape, and a length of inputs that it takes."""
     most = start.config.max_positions
-    length = settings.task.length or min(LENGTH, most)
+    length = settings.task.length or min(family_of(settings.task.kind).LENGTH, most)
     if length > most:
         raise SettingsError(
             f"task.length is {length}, but the model takes {most} tokens; shorten task.length"
@@ -150,42 +135,43 @@ def fingerprint(task: TaskSettings) -> str:
     return whole.hexdigest()[:16]
 
 
-def source_of(task: TaskSettings) -> Source:
-    """Return where texts and labels stand in the task's files."""
-    return Source(text=task.text, pair=task.pair, label=task.label, header=task.header)
-
-
 def read_data(task: TaskSettings) -> TaskData:
     """Read the training and held-out examples; without held-out files a share is held out."""
-    source, known = source_of(task), task.labels or None
+    family, known = family_of(task.kind), task.labels or None
     counts: dict[str, Counts] = {}
-    train, counts["train"] = read(
-        Path(task.train), source, task.kind, skip_bad=task.skip_bad, labels=known
-    )
+    train, counts["train"] = family.read(Path(task.train), task, labels=known)
     if not task.heldout:
-        # The same rows for every seed of a run, so that runs can be compared.
-        order = np.random.default_rng(0).permutation(len(train))
-        held = max(1, round(len(train) * task.heldout_share))
-        if held >= len(train):
-            raise RunError(f"{task.train}: {len(train)} examples are too few to hold some out")
-        kept = np.sort(order[held:]), np.sort(order[:held])
-        return TaskData(
-            [train[i] for i in kept[0]], {"heldout": [train[i] for i in kept[1]]}, counts
-        )
-    if known is None and task.kind != "regression":
-        known = list(labels_of(train, task.train))
+        kept, held = _parted(train, task)
+        return TaskData(kept, {"heldout": held}, counts)
+    known = known or list(family.labels_of(train, task.train)) or None
     heldout = {}
     for name, file in task.heldout.items():
-        heldout[name], counts[name] = read(
-            Path(file), source, task.kind, skip_bad=task.skip_bad, labels=known
-        )
+        heldout[name], counts[name] = family.read(Path(file), task, labels=known)
     return TaskData(train, heldout, counts)
+
+
+def _parted(examples: list[Any], task: TaskSettings) -> tuple[list[Any], list[Any]]:
+    """Return the examples less the share that is held out, and that share."""
+    # The same rows for every seed of a run, so that runs can be compared.
+    order = np.random.default_rng(0).permutation(len(examples))
+    size = max(1, round(len(examples) * task.heldout_share))
+    first = task.heldout_fold * size
+    chosen = set(order[first : first + size].tolist())
+    if not chosen:
+        raise SettingsError(
+            f"task.heldout_fold is {task.heldout_fold}, but {len(examples)} examples have only "
+            f"{-(-len(examples) // size)} shares of {size}"
+        )
+    if len(chosen) == len(examples):
+        raise RunError(f"{task.train}: {len(examples)} examples are too few to hold some out")
+    return (
+        [one for number, one in enumerate(examples) if number not in chosen],
+        [one for number, one in enumerate(examples) if number in chosen],
+    )
 
 
 def head_of(task: TaskSettings, data: TaskData) -> Head:
     """Return what the outputs are to mean: the labels said, or those that occur."""
-    if task.kind == "regression":
-        return Head("regression")
     everything = [*data.train, *(one for own in data.heldout.values() for one in own)]
-    found = labels_of(everything, task.train)
+    found = family_of(task.kind).labels_of(everything, task.train)
     return Head(task.kind, tuple(task.labels) or found)

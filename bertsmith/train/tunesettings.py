@@ -7,41 +7,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from bertsmith.bundle import Kind
 from bertsmith.model.config import ModelConfig
 from bertsmith.settings import Settings
+from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train.checkpoint import CheckpointSettings
 from bertsmith.train.optimizer import OptimSettings
 from bertsmith.train.schedule import ScheduleSettings
-
-
-class TaskSettings(Settings):
-    """Which task, where its data stands, and how a text becomes an input."""
-
-    #: A public task's name, or "classify" with columns of one's own.
-    name: str = "classify"
-    kind: Kind = "single"
-    #: In the order of the outputs; resolved from the training file where nobody says them.
-    labels: list[str] = Field(default_factory=list)
-    train: str = ""
-    #: Held-out files by name; the first one decides.
-    heldout: dict[str, str] = Field(default_factory=dict)
-    #: A hash of all these files; the run finds it out.
-    fingerprint: str = ""
-    #: The share of the training file that is held out where there is no held-out file.
-    heldout_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
-    text: str = "text"
-    pair: str | None = None
-    label: str = "label"
-    header: bool = True
-    metrics: list[str] = Field(default_factory=list)
-    #: Tokens of an input, [CLS] and [SEP] counted; what is longer is cut at its end. None: 128,
-    #: or as many as the model takes.
-    length: Annotated[int, Field(ge=8)] | None = None
-    batch: Annotated[int, Field(ge=1)] = 32
-    skip_bad: bool = False
-    #: "balanced": an example counts the more, the rarer its label is.
-    class_weights: Literal["none", "balanced"] = "none"
 
 
 class TuneRunSettings(Settings):

@@ -10,25 +10,28 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from bertsmith.bundle import Head
 from bertsmith.model.dropout import Noise
-from bertsmith.model.packed import Packed, pack
-from bertsmith.model.task import SequenceModel
-from bertsmith.tasks.classify import Inputs, score
+from bertsmith.model.task import TaskModel
+from bertsmith.tasks.families import family_of
+from bertsmith.tasks.inputs import Inputs, Part
 from bertsmith.tasks.outputs import outputs
+from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train.device import Machine
+
+#: Units whose held-out loss is computed at once.
+_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
-class TaskPiece:
-    """A part of a batch. targets: see ``Inputs``. weights: float32 [B], what each counts."""
+class Scored:
+    """A held-out file: its examples, and the same as inputs."""
 
-    packed: Packed
-    targets: Tensor
-    weights: Tensor
+    examples: Sequence[Any]
+    inputs: Inputs
 
 
 class Tuning:
@@ -36,34 +39,29 @@ class Tuning:
 
     def __init__(
         self,
-        model: SequenceModel,
+        model: TaskModel,
         head: Head,
+        task: TaskSettings,
         train: Inputs,
-        heldout: Mapping[str, Inputs],
+        heldout: Mapping[str, Scored],
         machine: Machine,
         *,
-        batch: int,
         micro_tokens: int,
         seed: int,
-        metrics: Sequence[str],
-        class_weights: np.ndarray[Any, np.dtype[np.float32]] | None = None,
+        class_weights: NDArray[np.float32] | None = None,
     ) -> None:
         """``heldout``: by name, the first one decides. ``class_weights``: float32 [C]."""
         self.model, self._head, self._machine = model, head, machine
-        self._train, self._heldout, self._metrics = train, heldout, metrics
-        self._batch, self._micro_tokens, self._seed = batch, micro_tokens, seed
-        assert train.targets is not None
-        self._targets = train.targets
-        self._weights = np.ones(len(train), np.float32)
-        if class_weights is not None:
-            self._weights = class_weights[train.targets]
+        self._family, self._task = family_of(head.kind), task
+        self._train, self._heldout, self._weights = train, heldout, class_weights
+        self._batch, self._micro_tokens, self._seed = task.batch, micro_tokens, seed
 
     @property
     def steps_per_epoch(self) -> int:
         """The steps that see every example once; the last one may be short."""
         return math.ceil(len(self._train) / self._batch)
 
-    def pieces(self, first_step: int) -> Iterator[list[TaskPiece]]:
+    def pieces(self, first_step: int) -> Iterator[list[Part]]:
         """Yield the pieces of each step's batch, without end, each epoch in an order of its own."""
         epoch, within = divmod(first_step, self.steps_per_epoch)
         while True:
@@ -84,7 +82,7 @@ class Tuning:
         part: list[int] = []
         tokens = 0
         for number in chosen:
-            size = len(self._train.sequences[number][0])
+            size = self._train.size(number)
             if part and tokens + size > self._micro_tokens:
                 yield part
                 part, tokens = [], 0
@@ -92,19 +90,14 @@ class Tuning:
             tokens += size
         yield part
 
-    def _piece(self, part: list[int]) -> TaskPiece:
-        device = self._machine.device
-        return TaskPiece(
-            pack([self._train.sequences[number] for number in part]).to(device),
-            torch.from_numpy(self._targets[part]).to(device),
-            torch.from_numpy(self._weights[part]).to(device),
-        )
+    def _piece(self, part: list[int]) -> Part:
+        return self._train.part(part, self._weights).to(self._machine.device)
 
-    def losses(self, piece: TaskPiece, whole: list[TaskPiece], noise: Noise) -> dict[str, Tensor]:
-        """Return what a piece adds to the mean over its batch, by the weights of its examples."""
+    def losses(self, piece: Part, whole: list[Part], noise: Noise) -> dict[str, Tensor]:
+        """Return what a piece adds to the mean over its batch, by the weights of its targets."""
         with self._machine.autocast():
-            logits = self.model(piece.packed, noise)
-        each = example_losses(logits.float(), piece.targets, self._head)
+            found = self.model(piece.packed, piece.places, noise)
+        each = self._family.losses(found.float(), piece, self._head)
         total = torch.stack([one.weights.sum() for one in whole]).sum()
         return {"loss": (each * piece.weights).sum() / total}
 
@@ -115,47 +108,35 @@ class Tuning:
         places = "; ".join(self._train.where[number] for number in chosen[:3])
         return f"that of epoch {epoch + 1} with {places} and {max(len(chosen) - 3, 0)} more"
 
-    def tokens(self, whole: list[TaskPiece]) -> int:
+    def tokens(self, whole: list[Part]) -> int:
         """Count the tokens of a batch."""
         return sum(len(piece.packed.ids) for piece in whole)
 
-    def products(self, whole: list[TaskPiece]) -> float:
+    def products(self, whole: list[Part]) -> float:
         """Count multiply-adds: three times the forward pass (one forward, two backward)."""
         config = self.model.config
         total = 0.0
         for piece in whole:
-            tokens, count = len(piece.packed.ids), len(piece.weights)
+            tokens, count = len(piece.packed.ids), sum(piece.sizes)
             total += tokens * config.products_per_token(tokens / count)
         return 3 * total
 
     def evaluate(self) -> dict[str, float]:
         """Return loss and metrics of each held-out set; those of the first without its name."""
         figures: dict[str, float] = {}
-        for number, (name, inputs) in enumerate(self._heldout.items()):
-            found = heldout_figures(self.model, inputs, self._head, self._metrics, self._machine)
+        for number, (name, own) in enumerate(self._heldout.items()):
+            found = self._figures(own)
             figures |= {f"{name}_{key}" if number else key: value for key, value in found.items()}
         return figures
 
-
-def example_losses(logits: Tensor, targets: Tensor, head: Head) -> Tensor:
-    """Return float32 [B]: cross-entropy, mean binary cross-entropy or squared error.
-
-    logits: float32 [B, C]. targets: see ``Inputs``.
-    """
-    if head.kind == "single":
-        return F.cross_entropy(logits, targets, reduction="none")
-    if head.kind == "multi":
-        each = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
-        return each.mean(-1)
-    return (logits[:, 0] - targets) ** 2
-
-
-def heldout_figures(
-    model: SequenceModel, inputs: Inputs, head: Head, metrics: Sequence[str], machine: Machine
-) -> dict[str, float]:
-    """Return loss, metrics and the number of examples. ``model`` must be in eval mode."""
-    assert inputs.targets is not None
-    logits = outputs(model, inputs.sequences, machine.autocast())
-    each = example_losses(torch.from_numpy(logits), torch.from_numpy(inputs.targets), head)
-    figures = score(logits, inputs.targets, head, metrics)
-    return {"loss": float(each.mean()), **figures, "examples": float(len(inputs))}
+    def _figures(self, own: Scored) -> dict[str, float]:
+        """Return mean loss, metrics and the number of examples of a held-out file."""
+        found = outputs(self.model, own.inputs, self._machine.autocast())
+        total = count = 0.0
+        for first in range(0, len(found), _AT_ONCE):
+            part = own.inputs.part(range(first, min(first + _AT_ONCE, len(found))))
+            rows = torch.from_numpy(np.concatenate(found[first : first + _AT_ONCE]))
+            each = self._family.losses(rows, part, self._head)
+            total, count = total + float(each.sum()), count + len(each)
+        figures = self._family.score(found, own.inputs, own.examples, self._head, self._task)
+        return {"loss": total / count, **figures, "examples": float(len(own.examples))}

@@ -11,7 +11,9 @@ import numpy as np
 
 from bertsmith.bundle import TaskBundle, load_task
 from bertsmith.errors import QuestionError
-from bertsmith.tasks.classify import Counts, Example, encode
+from bertsmith.tasks.classify import Example, encode
+from bertsmith.tasks.families import task_of
+from bertsmith.tasks.inputs import Counts
 from bertsmith.tasks.outputs import outputs
 from bertsmith.use.ask import windows
 
@@ -60,17 +62,11 @@ def predict_each(
         yield from _answers(bundle, examples)
 
 
-def length_of(bundle: TaskBundle) -> int:
-    """Return how many tokens of a text are read: as many as in fine-tuning."""
-    task = bundle.info.get("provenance", {}).get("task", {})
-    return int(task.get("length") or bundle.config.max_positions)
-
-
 def _answers(bundle: TaskBundle, examples: list[Example]) -> Iterator[Prediction]:
-    head, longest = bundle.head, length_of(bundle)
-    inputs = encode(examples, bundle.tokenizer, head, longest, Counts())
+    head = bundle.head
+    inputs = encode(examples, bundle.tokenizer, head, task_of(bundle), Counts())
     cut = inputs.cut_off
-    logits = outputs(bundle.model, inputs.sequences).astype(np.float64)
+    logits = np.concatenate(outputs(bundle.model, inputs)).astype(np.float64)
     if head.kind == "regression":
         yield from (Prediction((), float(row[0]), lost)
                     for row, lost in zip(logits, cut, strict=True))  # fmt: skip

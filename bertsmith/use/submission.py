@@ -20,13 +20,13 @@ def submission(bundle: TaskBundle, test: Path) -> Iterator[str]:
     error: each must have its answer. Raises BertsmithError.
     """
     name = bundle.info.get("task", "")
-    if name not in TASKS or TASKS[name].source.test is None:
-        known = ", ".join(sorted(name for name, task in TASKS.items() if task.source.test))
+    if name not in TASKS or TASKS[name].test is None:
+        known = ", ".join(sorted(name for name, task in TASKS.items() if task.test))
         raise ModelError(
             f"{bundle.path}: this model was fine-tuned on {name or 'no task'!r}, which has no test "
             f"file without labels; expected one of {known}"
         )
-    examples, _ = read(test, TASKS[name].source.of_test(), TASKS[name].kind, labelled=False)
+    examples, _ = read(test, TASKS[name].of_test(), labelled=False)
     given = (
         one.texts[0] if len(one.texts) == 1 else (one.texts[0], one.texts[1]) for one in examples
     )

@@ -11,7 +11,7 @@ from bertsmith import bundle
 from bertsmith.bundle import Head, load_task, save_task, start_task
 from bertsmith.errors import ModelError
 from bertsmith.model.packed import pack
-from bertsmith.model.task import SequenceModel
+from bertsmith.model.task import TaskModel
 from tests.model.examples import primes, tokenizer_of
 
 HEADS = [
@@ -22,11 +22,11 @@ HEADS = [
 ROWS = [([2, 17, 5, 3, 9, 3], [0, 0, 0, 0, 1, 1]), ([2, 8, 3], [0, 0, 0])]
 
 
-def saved(directory: Path, head: Head) -> SequenceModel:
+def saved(directory: Path, head: Head) -> TaskModel:
     """Save a random model, and return it."""
     torch.manual_seed(5)
     config = primes(init_range=0.3)
-    model = SequenceModel(config, head.outputs).eval()
+    model = head.model(config).eval()
     save_task(directory, model, tokenizer_of(config.vocab_size), head, {"task": "none"})
     return model
 
@@ -69,7 +69,7 @@ def test_a_start_takes_the_encoder_and_draws_the_rest(tmp_path: Path) -> None:
     torch.manual_seed(1)
     found = start_task(tmp_path / "m", HEADS[1])
     assert found.info["new"] == ["output.bias", "output.weight"]
-    assert found.model.output.out_features == 5
+    assert len(found.model.state_dict()["output.bias"]) == 5
     state = bundle.to_disk(found.model.state_dict())
     for name, value in before.items():
         if not name.startswith("classifier"):

@@ -39,7 +39,7 @@ def test_finetune_tells_what_it_did(run: Run, model: Path, table: Path, tmp_path
         "--label", "mood", "--epochs", 1, "--batch", 8, "--set", "run.threads=1", "--out", out,
     )  # fmt: skip
     assert done.status == 0, done.err
-    assert "train: 24 rows read, 24 used, 0 skipped, 0 cut off" in done.out
+    assert "train: 24 read, 24 used, 0 skipped, 0 cut off" in done.out
     assert "held out (2 examples): accuracy" in done.out
     assert f"next: bertsmith predict {out / 'model'}" in done.err
 

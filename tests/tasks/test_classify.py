@@ -1,6 +1,7 @@
 """Reading, encoding and scoring texts with labels."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,20 +9,21 @@ import pytest
 from bertsmith.bundle import Head, Kind
 from bertsmith.errors import TaskError
 from bertsmith.tasks.classify import (
-    Counts,
     Example,
-    default_metrics,
     encode,
     labels_of,
     read,
     score,
     shortened,
 )
-from bertsmith.tasks.public import TASKS, Source
+from bertsmith.tasks.families import with_metrics
+from bertsmith.tasks.inputs import Counts, Inputs
+from bertsmith.tasks.public import TASKS
+from bertsmith.tasks.settings import TaskSettings
 from bertsmith.text.recipe import Recipe
 from bertsmith.text.wordpiece import SPECIAL, Tokenizer
 
-SOURCE = Source(text="text", label="label")
+TASK = TaskSettings(length=8)
 WORDS = ("red", "green", "blue", "##s")
 
 
@@ -49,8 +51,8 @@ def test_a_bad_row_is_told_or_counted(tmp_path: Path, kind: Kind, row: str, mess
     file.write_text(f"text,label\nred,1\n{row}\ngreen,0\n")
     labels = None if kind == "regression" else ["0", "1"]
     with pytest.raises(TaskError, match=message):
-        read(file, SOURCE, kind, labels=labels)
-    examples, counts = read(file, SOURCE, kind, labels=labels, skip_bad=True)
+        read(file, TaskSettings(kind=kind), labels=labels)
+    examples, counts = read(file, TaskSettings(kind=kind, skip_bad=True), labels=labels)
     assert [example.texts for example in examples] == [("red",), ("green",)]
     assert (counts.read, counts.used, sum(counts.skipped.values())) == (3, 2, 1)
 
@@ -59,14 +61,14 @@ def test_a_missing_column_is_an_error_even_when_bad_rows_are_skipped(tmp_path: P
     """It is a fault of the command, not of a row; the message names the columns there are."""
     (tmp_path / "a.csv").write_text("words,label\nred,1\n")
     with pytest.raises(TaskError, match=r"no column 'text'; the columns are 'words', 'label'"):
-        read(tmp_path / "a.csv", SOURCE, "single", skip_bad=True)
+        read(tmp_path / "a.csv", TaskSettings(skip_bad=True))
 
 
 def test_a_file_of_nothing_is_an_error(tmp_path: Path) -> None:
     """A header alone, or bad rows alone."""
     (tmp_path / "a.csv").write_text("text,label\n")
-    with pytest.raises(TaskError, match="no row could be used, of 0"):
-        read(tmp_path / "a.csv", SOURCE, "single")
+    with pytest.raises(TaskError, match="no example could be used, of 0"):
+        read(tmp_path / "a.csv", TASK)
 
 
 def test_labels_in_order() -> None:
@@ -90,13 +92,13 @@ def test_inputs_are_those_of_the_paper(words: Tokenizer) -> None:
         Example(("red", "green " * 9), "a", "f, line 2"),
     ]
     counts = Counts()
-    found = encode(examples, words, Head("single", ("a", "b")), 8, counts)
-    tokens = [words.tokens(ids) for ids, _ in found.sequences]
+    found = encode(examples, words, Head("single", ("a", "b")), TASK, counts)
+    tokens = [words.tokens(ids) for [(ids, _)] in found.sequences]
     assert tokens[0] == ["[CLS]", "red", "green", "##s", "[SEP]", "blue", "[SEP]"]
-    assert found.sequences[0][1] == [0] * 5 + [1] * 2
+    assert found.sequences[0][0][1] == [0] * 5 + [1] * 2
     assert tokens[1] == ["[CLS]", "red", "[SEP]", *["green"] * 4, "[SEP]"]
     assert found.targets is not None
-    assert found.targets.tolist() == [1, 0]
+    assert np.concatenate(found.targets).tolist() == [1, 0]
     assert (counts.cut_off, found.cut_off) == (1, [False, True])
 
 
@@ -120,27 +122,35 @@ def test_cut_as_the_peer_cuts(words: Tokenizer, sizes: tuple[int, int], tmp_path
     texts = tuple(" ".join(["red"] * size) for size in sizes)
     for length in (8, 9, 10, 11):
         wanted = peer(*texts, truncation=True, max_length=length)
-        found = encode([Example(texts, None, "")], words, Head("single"), length, Counts())
-        assert found.sequences[0][0] == wanted["input_ids"]
-        assert found.sequences[0][1] == wanted["token_type_ids"]
+        task = TaskSettings(length=length)
+        found = encode([Example(texts, None, "")], words, Head("single"), task, Counts())
+        assert found.sequences == [[(wanted["input_ids"], wanted["token_type_ids"])]]
+
+
+def scored(logits: list[list[float]], targets: Any, kind: Kind, **task: Any) -> dict[str, float]:
+    """Score logits [n, C] against targets [n] or [n, C]."""
+    settings = TaskSettings(kind=kind, **task)
+    settings = settings.model_copy(update={"metrics": with_metrics(settings)})
+    rows = [np.array([row], np.float32) for row in logits]
+    right = [np.array([one]) for one in targets]
+    inputs = Inputs([[]] * len(rows), [""] * len(rows), [False] * len(rows), right)
+    return score(rows, inputs, [], Head(kind), settings)
 
 
 def test_scores() -> None:
     """One label by the largest logit, several by each above 0, numbers as they are."""
-    logits = np.array([[1.0, 2.0], [3.0, -1.0], [-1.0, -2.0]], np.float32)
-    one = score(logits, np.array([1, 0, 1]), Head("single", ("a", "b")), ["accuracy", "matthews"])
+    logits = [[1.0, 2.0], [3.0, -1.0], [-1.0, -2.0]]
+    one = scored(logits, [1, 0, 1], "single", metrics=["accuracy", "matthews"])
     assert one["accuracy"] == pytest.approx(2 / 3)
-    truth = np.array([[1, 1], [1, 1], [0, 0]], np.float32)
-    many = score(logits, truth, Head("multi", ("a", "b")), default_metrics("multi"))
+    many = scored(logits, [[1, 1], [1, 1], [0, 0]], "multi")
     assert many == {"f1": pytest.approx(6 / 7), "accuracy": pytest.approx(2 / 3)}
-    number = score(logits[:, :1], np.array([1.0, 3.0, -1.0]), Head("regression"), ["pearson"])
+    number = scored([[row[0]] for row in logits], [1.0, 3.0, -1.0], "regression")
     assert number["pearson"] == pytest.approx(1.0)
 
 
-def test_public_tasks_name_metrics_that_exist() -> None:
-    """Each public task can be scored as it says."""
-    for task in TASKS.values():
-        head = Head(task.kind, ("a", "b") if task.kind == "single" else ())
-        logits = np.array([[0.1, 0.2], [0.4, 0.3]], np.float32)[:, : head.outputs]
-        targets = np.array([0, 1]) if task.kind == "single" else np.array([0.0, 1.0])
-        assert list(score(logits, targets, head, task.metrics)) == list(task.metrics)
+@pytest.mark.parametrize("name", TASKS)
+def test_public_tasks_name_metrics_that_exist(name: str) -> None:
+    """The settings of each public task are valid, and so are its metrics and its test file's."""
+    task = TaskSettings.parse({"name": name, **TASKS[name].settings(Path("f"))}, "the task")
+    assert with_metrics(task) == task.metrics
+    assert TASKS[name].of_test().kind == task.kind

@@ -13,12 +13,14 @@ from bertsmith import bundle
 from bertsmith.bundle import Head
 from bertsmith.errors import RunError, SettingsError, TaskError
 from bertsmith.model.bert import PreTrainingModel
+from bertsmith.model.packed import pack
 from bertsmith.settings import read_toml
+from bertsmith.tasks.classify import losses
+from bertsmith.tasks.inputs import Part
 from bertsmith.train import several
 from bertsmith.train.finetune import Tuned, finetune
 from bertsmith.train.loop import take_step
 from bertsmith.train.several import finetune_several
-from bertsmith.train.tuning import example_losses
 from bertsmith.use.evaluate import evaluate
 from bertsmith.use.predict import predict
 from tests.model.examples import primes
@@ -246,7 +248,8 @@ def test_losses_are_the_peers() -> None:
         (Head("multi", ("a", "b", "c")), multi, f.binary_cross_entropy_with_logits(logits, multi)),
         (Head("regression"), number, f.mse_loss(logits[:, 0], number)),
     ):
-        torch.testing.assert_close(example_losses(logits, targets, head).mean(), wanted)
+        part = Part(pack([([1], [0])]), None, targets, torch.ones(7), [1] * 7)
+        torch.testing.assert_close(losses(logits, part, head).mean(), wanted)
 
 
 def test_a_held_out_file_with_an_unknown_label_is_refused(start: Path, tmp_path: Path) -> None:

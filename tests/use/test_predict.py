@@ -9,7 +9,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from bertsmith.bundle import Head, Kind, load_task, save_task
 from bertsmith.errors import ModelError, QuestionError
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.task import SequenceModel
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use.predict import predict
 from bertsmith.use.submission import submission
@@ -23,7 +22,7 @@ def made(directory: Path, tokenizer: Tokenizer, head: Head, task: str = "rte") -
         vocab_size=tokenizer.vocab_size, layers=2, width=26, heads=2, feed_forward=37,
         max_positions=41, init_range=0.3,
     )  # fmt: skip
-    save_task(directory, SequenceModel(config, head.outputs), tokenizer, head, {"task": task})
+    save_task(directory, head.model(config), tokenizer, head, {"task": task})
     return directory
 
 

@@ -1,0 +1,45 @@
+"""The families of tasks by what their models say.
+
+It never knows how any of them works.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bertsmith.bundle import Kind, TaskBundle
+from bertsmith.errors import SettingsError
+from bertsmith.tasks import classify
+from bertsmith.tasks.inputs import Family
+from bertsmith.tasks.settings import TaskSettings
+
+FAMILIES: dict[str, Family] = {"classify": classify}
+#: The kinds of each family; the first one where nobody says.
+KINDS: dict[str, tuple[Kind, ...]] = {"classify": ("single", "multi", "regression")}
+
+
+def family_of(kind: Kind) -> Family:
+    """Return the family of a kind of task."""
+    return FAMILIES[next(name for name, kinds in KINDS.items() if kind in kinds)]
+
+
+def with_metrics(task: TaskSettings) -> list[str]:
+    """Return the metrics that are asked for, or the usual ones; SettingsError for unknown ones."""
+    usual, known = family_of(task.kind).metrics_of(task)
+    for name in task.metrics:
+        if name not in known:
+            raise SettingsError(
+                f"task.metrics: {name!r} is no metric of the kind {task.kind!r}; "
+                f"known are {', '.join(known)}"
+            )
+    return task.metrics or list(usual)
+
+
+def task_of(bundle: TaskBundle, changes: Mapping[str, Any] | None = None) -> TaskSettings:
+    """Return how the files were read that a model was fine-tuned on, as far as it is known.
+
+    ``changes``: fields of ``TaskSettings`` that are to be others. Raises SettingsError.
+    """
+    said = bundle.info.get("provenance", {}).get("task", {})
+    base = {"length": bundle.config.max_positions, **said, "skip_bad": False}
+    task = TaskSettings.parse({**base, "kind": bundle.head.kind, **(changes or {})}, "the model")
+    return task.model_copy(update={"metrics": with_metrics(task)})

@@ -1,0 +1,190 @@
+"""What the families of tasks share: the counts of a file, encoded examples, parts of a batch.
+
+It never knows what a task asks.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bertsmith.bundle import Head
+from bertsmith.errors import TaskError
+from bertsmith.model.packed import Packed, pack
+from bertsmith.tasks.settings import TaskSettings
+from bertsmith.text.wordpiece import Tokenizer
+
+#: Word ids and segment ids of one sequence.
+Sequence_ = tuple[list[int], list[int]]
+Example = TypeVar("Example")
+
+
+@dataclass
+class Counts:
+    """What became of the examples of a file: nothing is dropped in silence."""
+
+    read: int = 0
+    used: int = 0
+    cut_off: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    @contextmanager
+    def one(self, where: str, *, skip_bad: bool) -> Iterator[None]:
+        """Count an example that is read inside; a bad one is an error, or else a counted skip."""
+        self.read += 1
+        try:
+            yield
+        except BadExampleError as fault:
+            if not skip_bad:
+                raise TaskError(
+                    f"{where}: {fault}; mend it, or leave such examples out with --skip-bad"
+                ) from None
+            self.skipped[fault.reason] += 1
+        else:
+            self.used += 1
+
+    def checked(self, examples: list[Example], path: Path) -> list[Example]:
+        """Return the examples that were read; TaskError if there is none."""
+        if not examples:
+            raise TaskError(
+                f"{path}: no example could be used, of {self.read:,}; expected one at least"
+            )
+        return examples
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the counts for JSON."""
+        return {"read": self.read, "used": self.used, "cut_off": self.cut_off,
+                "skipped": dict(self.skipped)}  # fmt: skip
+
+
+class BadExampleError(Exception):
+    """An example that cannot be used. ``reason``: the same words for all that have this fault."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason + detail)
+        self.reason = reason
+
+
+@dataclass
+class Inputs:
+    """Units of training as the model takes them: texts, windows of a text, choices.
+
+    sequences: one for each unit, several for a choice. places: the tokens of a unit's sequence that
+    are asked about, or None where the model asks by itself. targets: what is right, an array for
+    each unit, stacked along the first axis in a batch; None where it is not known. where: file and
+    line. cut_off: whether something of the text is left out. memo: what the family itself keeps.
+    """
+
+    sequences: list[list[Sequence_]]
+    where: list[str]
+    cut_off: list[bool]
+    targets: list[NDArray[Any]] | None = None
+    places: list[list[int]] | None = None
+    memo: Any = None
+
+    def __len__(self) -> int:
+        """Return the number of units."""
+        return len(self.sequences)
+
+    def size(self, number: int) -> int:
+        """Return the tokens of a unit."""
+        return sum(len(ids) for ids, _ in self.sequences[number])
+
+    def part(self, numbers: Sequence[int], weights: NDArray[np.float32] | None = None) -> "Part":
+        """Return some units as a part of a batch. ``weights``: by class, float32 [C]."""
+        rows = [one for number in numbers for one in self.sequences[number]]
+        packed = pack(rows)
+        places = None
+        if self.places is not None:
+            starts = packed.boundaries.tolist()
+            places = torch.tensor(
+                [start + place for start, number in zip(starts, numbers, strict=False)
+                 for place in self.places[number]],
+                dtype=torch.int64,
+            )  # fmt: skip
+        assert self.targets is not None
+        targets = torch.from_numpy(np.concatenate([self.targets[number] for number in numbers]))
+        counted = torch.ones(len(targets))
+        if weights is not None:
+            counted = torch.from_numpy(weights)[targets]
+        sizes = [len(self.sequences[number]) for number in numbers]
+        return Part(packed, places, targets, counted, sizes)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a batch. weights: float32 [U], what each of its targets [U, …] counts.
+
+    places: int64 [M] or None; see ``Inputs``. sizes: how many sequences each unit has.
+    """
+
+    packed: Packed
+    places: Tensor | None
+    targets: Tensor
+    weights: Tensor
+    sizes: list[int]
+
+    def to(self, device: torch.device) -> "Part":
+        """Return the part on ``device``."""
+        places = None if self.places is None else self.places.to(device)
+        return Part(self.packed.to(device), places, self.targets.to(device),
+                    self.weights.to(device), self.sizes)  # fmt: skip
+
+
+class Family(Protocol):
+    """What a family of tasks is asked for: a module of this room has these functions.
+
+    The examples are of the family's own kind, and the others never look inside.
+    """
+
+    #: Tokens of an input where nobody says.
+    LENGTH: int
+
+    def read(
+        self,
+        path: Path,
+        task: TaskSettings,
+        *,
+        labels: Sequence[str] | None = None,
+        labelled: bool = True,
+    ) -> tuple[list[Any], Counts]:
+        """Read the examples of a file; a bad one is an error, or, if so set, a counted skip.
+
+        ``labels``: the known ones, where an example with another is bad. Raises TaskError.
+        """
+
+    def labels_of(self, examples: Sequence[Any], where: str) -> tuple[str, ...]:
+        """Return the labels that occur, in the order of the outputs; TaskError if useless."""
+
+    def encode(
+        self,
+        examples: Sequence[Any],
+        tokenizer: Tokenizer,
+        head: Head,
+        task: TaskSettings,
+        counts: Counts,
+    ) -> Inputs:
+        """Return the examples as inputs of at most ``task.length`` tokens; count what is cut."""
+
+    def losses(self, outputs: Tensor, part: Part, head: Head) -> Tensor:
+        """Return float32 [U], the loss of each target, from the model's outputs of a part."""
+
+    def score(
+        self,
+        outputs: list[NDArray[np.float32]],
+        inputs: Inputs,
+        examples: Sequence[Any],
+        head: Head,
+        task: TaskSettings,
+    ) -> dict[str, float]:
+        """Return the named metrics of the model's outputs, float32 [m, C] for each unit."""
+
+    def metrics_of(self, task: TaskSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the metrics where a task names none, the deciding one first, and all there are."""

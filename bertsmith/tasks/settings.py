@@ -1,0 +1,57 @@
+"""The settings of a task: its files and columns, and how a text becomes an input.
+
+It never knows how a run trains.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from bertsmith.bundle import Kind
+from bertsmith.settings import Settings
+
+
+class TaskSettings(Settings):
+    """Which task, where its data stands, and how a text becomes an input."""
+
+    #: A public task's name, or a family with files of one's own.
+    name: str = "classify"
+    kind: Kind = "single"
+    #: In the order of the outputs; resolved from the training file where nobody says them.
+    labels: list[str] = Field(default_factory=list)
+    train: str = ""
+    #: Held-out files by name; the first one decides.
+    heldout: dict[str, str] = Field(default_factory=dict)
+    #: A hash of all these files; the run finds it out.
+    fingerprint: str = ""
+    #: The share of the training file that is held out where there is no held-out file, and which
+    #: one of the 1/share that there are (for cross-validation).
+    heldout_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
+    heldout_fold: Annotated[int, Field(ge=0)] = 0
+    #: Columns: the text (a question, a prompt), a second text, the label (the right ending).
+    text: str = "text"
+    pair: str | None = None
+    label: str = "label"
+    header: bool = True
+    #: choose: the columns of the endings.
+    endings: list[str] = Field(default_factory=list)
+    #: choose: how the name of the file goes on that holds "id,label" of each row; "" where the
+    #: label is a column.
+    answers: str = ""
+    #: tag: what a tag belongs to, a word of a line or a single character.
+    unit: Literal["word", "character"] = "word"
+    #: tag: whether an input is a sentence alone or has its neighbours in the document around it.
+    context: Literal["sentence", "document"] = "sentence"
+    metrics: list[str] = Field(default_factory=list)
+    #: Tokens of an input, [CLS] and [SEP] counted; what is longer is cut at its end (answer: comes
+    #: in several windows). None: the family's own, or as many as the model takes.
+    length: Annotated[int, Field(ge=8)] | None = None
+    #: answer: tokens from the start of one window of a context to that of the next; the most tokens
+    #: of a question and of an answer. The original's run_squad.py.
+    stride: Annotated[int, Field(ge=1)] = 128
+    longest_question: Annotated[int, Field(ge=1)] = 64
+    longest_answer: Annotated[int, Field(ge=1)] = 30
+    batch: Annotated[int, Field(ge=1)] = 32
+    skip_bad: bool = False
+    #: "balanced": an example counts the more, the rarer its label is.
+    class_weights: Literal["none", "balanced"] = "none"

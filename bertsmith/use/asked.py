@@ -1,0 +1,61 @@
+"""Ask a fine-tuned model of any family by lines of text, as the command line does.
+
+It never knows how an answer is found, only how it is told: as a value for JSON, and as a line.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import tee
+from typing import Any
+
+from bertsmith.bundle import TaskBundle
+from bertsmith.use.predict import Prediction, predict_each
+
+Told = Iterator[tuple[dict[str, Any], str]]
+
+
+def told(bundle: TaskBundle, lines: Iterable[str]) -> Told:
+    """Yield for each line what the model says of it: as a value for JSON, and as a line of text.
+
+    What a line holds, parted by tabs: a text, or the two of a pair. Raises BertsmithError.
+    """
+    return _TELLERS[bundle.head.kind](bundle, lines)
+
+
+def _classified(bundle: TaskBundle, lines: Iterable[str]) -> Told:
+    first, second = tee(lines)
+    texts = (_text_or_pair(line) for line in first)
+    for line, answer in zip(second, predict_each(bundle, texts), strict=True):
+        names = dict(zip(("text", "pair"), line.split("\t", 1), strict=False))
+        value = names | _value(answer, bundle) | {"cut_off": answer.cut_off}
+        yield value, f"{_words(answer, bundle)}\t{line}"
+
+
+def _text_or_pair(line: str) -> str | tuple[str, str]:
+    first, tab, second = line.partition("\t")
+    return (first, second) if tab else first
+
+
+def _words(answer: Prediction, bundle: TaskBundle) -> str:
+    if answer.score is not None:
+        return f"{answer.score:.4f}"
+    if bundle.head.kind == "multi":
+        return "|".join(_likely(answer))
+    name, share = answer.labels[0]
+    return f"{name}\t{share:.4f}"
+
+
+def _value(answer: Prediction, bundle: TaskBundle) -> dict[str, Any]:
+    if answer.score is not None:
+        return {"score": answer.score}
+    label = _likely(answer) if bundle.head.kind == "multi" else answer.labels[0][0]
+    return {"labels": dict(answer.labels), "label": label}
+
+
+def _likely(answer: Prediction) -> list[str]:
+    return [name for name, share in answer.labels if share > 0.5]
+
+
+#: By the kind of the model.
+_TELLERS: dict[str, Callable[[TaskBundle, Iterable[str]], Told]] = {
+    "single": _classified, "multi": _classified, "regression": _classified,
+}  # fmt: skip
