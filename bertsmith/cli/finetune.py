@@ -23,6 +23,8 @@ class KindName(StrEnum):
     single = "single"
     multi = "multi"
     regression = "regression"
+    entities = "entities"
+    tags = "tags"
 
 
 @app.command()
@@ -31,8 +33,8 @@ def finetune(
         str,
         typer.Argument(
             metavar="TASK",
-            help="cola, sst-2, mrpc, sts-b, qqp, mnli, qnli, rte, wnli, nsmc, korsts; or classify, "
-            "for a table of your own.",
+            help="cola, sst-2, mrpc, sts-b, qqp, mnli, qnli, rte, wnli, nsmc, korsts, conll2003, "
+            "conll2003-pos, klue-ner; or classify or tag, for files of your own.",
             show_default=False,
         ),
     ],
@@ -48,7 +50,8 @@ def finetune(
     pair: Annotated[str | None, typer.Option(help="The column of a second text.")] = None,
     label: Annotated[str | None, typer.Option(help="The column of the label.")] = None,
     kind: Annotated[
-        KindName | None, typer.Option(help="One label, several (a|b), or a number.")
+        KindName | None,
+        typer.Option(help="One label, several (a|b), or a number; of tags, entities or plain."),
     ] = None,
     epochs: Annotated[float | None, typer.Option(help="Walks through the data.", min=0)] = None,
     batch: Annotated[int | None, typer.Option(help="Examples of a step.", min=1)] = None,

@@ -8,13 +8,18 @@ from typing import Any
 
 from bertsmith.bundle import Kind, TaskBundle
 from bertsmith.errors import SettingsError
-from bertsmith.tasks import classify
+from bertsmith.tasks import classify, tag
 from bertsmith.tasks.inputs import Family
 from bertsmith.tasks.settings import TaskSettings
 
-FAMILIES: dict[str, Family] = {"classify": classify}
+FAMILIES: dict[str, Family] = {"classify": classify, "tag": tag}
 #: The kinds of each family; the first one where nobody says.
-KINDS: dict[str, tuple[Kind, ...]] = {"classify": ("single", "multi", "regression")}
+KINDS: dict[str, tuple[Kind, ...]] = {
+    "classify": ("single", "multi", "regression"),
+    "tag": ("entities", "tags"),
+}
+#: Fields of ``TaskSettings`` that stand differently in a family: the columns of CoNLL's form.
+FACTS: dict[str, dict[str, Any]] = {"tag": {"text": "0", "label": "-1"}}
 
 
 def family_of(kind: Kind) -> Family:

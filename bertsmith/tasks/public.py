@@ -3,7 +3,8 @@
 It never knows how a file is read.
 
 GLUE: Wang et al. 2018 (arXiv:1804.07461); the metrics are those of its table 1. NSMC: Naver
-sentiment movie corpus. KorSTS: Ham et al. 2020 (arXiv:2004.03289).
+sentiment movie corpus. KorSTS: Ham et al. 2020 (arXiv:2004.03289). CoNLL-2003: Tjong Kim Sang and
+De Meulder 2003. KLUE: Park et al. 2021 (arXiv:2105.09680).
 """
 
 from collections.abc import Mapping
@@ -57,6 +58,13 @@ def _texts(
 _SCORES = {"kind": "regression", "text": "sentence1", "pair": "sentence2", "label": "score",
            "metrics": ["spearman", "pearson"]}  # fmt: skip
 
+_CONLL = {"text": "0"}
+_CONLL_FILES: dict[str, Any] = {
+    "train": "train.txt",
+    "dev": {"dev": "valid.txt", "test": "test.txt"},
+    "test": None,
+}
+
 TASKS: dict[str, PublicTask] = {
     "cola": PublicTask(
         facts=_texts("3", label="1", header=False, metrics=("matthews", "accuracy")),
@@ -87,5 +95,11 @@ TASKS: dict[str, PublicTask] = {
     ),
     "korsts": PublicTask(
         facts=_SCORES, train="sts-train.tsv", dev={"dev": "sts-dev.tsv"}, test=None
+    ),
+    "conll2003": PublicTask(facts={**_CONLL, "kind": "entities", "label": "3"}, **_CONLL_FILES),
+    "conll2003-pos": PublicTask(facts={**_CONLL, "kind": "tags", "label": "1"}, **_CONLL_FILES),
+    "klue-ner": PublicTask(
+        facts={"kind": "entities", "text": "0", "label": "1", "unit": "character"},
+        train="klue-ner-v1.1_train.tsv", dev={"dev": "klue-ner-v1.1_dev.tsv"}, test=None,
     ),
 }  # fmt: skip

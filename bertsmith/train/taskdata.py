@@ -15,7 +15,7 @@ from bertsmith.bundle import Head, TaskBundle
 from bertsmith.errors import RunError, SettingsError, TaskError
 from bertsmith.files import sha256_of_file
 from bertsmith.settings import merged
-from bertsmith.tasks.families import FAMILIES, KINDS, family_of, with_metrics
+from bertsmith.tasks.families import FACTS, FAMILIES, KINDS, family_of, with_metrics
 from bertsmith.tasks.inputs import Counts
 from bertsmith.tasks.public import TASKS
 from bertsmith.tasks.settings import TaskSettings
@@ -49,7 +49,7 @@ def resolve_task(
             raise SettingsError(f"{task}: give the folder with its files: --data FOLDER")
         base |= TASKS[task].settings(data)
     else:
-        base["kind"] = KINDS[task][0]
+        base |= {"kind": KINDS[task][0], **FACTS.get(task, {})}
         if data is not None:
             base["train"] = str(data.resolve())
     if "heldout" in said.get("task", {}):

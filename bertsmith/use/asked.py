@@ -4,11 +4,13 @@ It never knows how an answer is found, only how it is told: as a value for JSON,
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
 from itertools import tee
 from typing import Any
 
 from bertsmith.bundle import TaskBundle
 from bertsmith.use.predict import Prediction, predict_each
+from bertsmith.use.tag import tag_each
 
 Told = Iterator[tuple[dict[str, Any], str]]
 
@@ -55,7 +57,22 @@ def _likely(answer: Prediction) -> list[str]:
     return [name for name, share in answer.labels if share > 0.5]
 
 
+def _tagged(bundle: TaskBundle, lines: Iterable[str]) -> Told:
+    for found in tag_each(bundle, lines):
+        if bundle.head.kind == "tags":
+            line = " ".join(f"{one.text}/{one.label}" for one in found.spans)
+            yield {"text": found.text, "tags": [asdict(one) for one in found.spans]}, line
+            continue
+        shown, done = "", 0
+        for one in found.spans:
+            shown += f"{found.text[done : one.start]}[{one.label} {one.text}]"
+            done = one.end
+        value = {"text": found.text, "entities": [asdict(one) for one in found.spans]}
+        yield value, shown + found.text[done:]
+
+
 #: By the kind of the model.
 _TELLERS: dict[str, Callable[[TaskBundle, Iterable[str]], Told]] = {
     "single": _classified, "multi": _classified, "regression": _classified,
+    "entities": _tagged, "tags": _tagged,
 }  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from bertsmith.bundle import TaskBundle, load_task
-from bertsmith.errors import QuestionError
+from bertsmith.errors import ModelError, QuestionError
 from bertsmith.tasks.classify import Example, encode
 from bertsmith.tasks.families import task_of
 from bertsmith.tasks.inputs import Counts
@@ -50,6 +50,11 @@ def predict_each(
 ) -> Iterator[Prediction]:
     """Yield what ``predict`` returns, for input without end. An error names the text's number."""
     bundle = model if isinstance(model, TaskBundle) else load_task(model)
+    if bundle.head.kind not in ("single", "multi", "regression"):
+        raise ModelError(
+            f"{bundle.path}: this model is of the kind {bundle.head.kind!r} and has no labels for "
+            "a text as a whole; `bertsmith predict` asks models of every kind"
+        )
     number = 0
     for window in windows(texts, _WINDOW):
         examples = []
