@@ -27,6 +27,17 @@ class KindName(StrEnum):
     tags = "tags"
 
 
+class Layers(StrEnum):
+    """What a BiLSTM reads of a frozen encoder (table 7 of the paper)."""
+
+    embeddings = "embeddings"
+    second_to_last = "second-to-last"
+    last = "last"
+    sum_last_four = "weighted-sum-last-four"
+    concat_last_four = "concat-last-four"
+    sum_all = "weighted-sum-all"
+
+
 @app.command()
 def finetune(
     task: Annotated[
@@ -52,6 +63,10 @@ def finetune(
     kind: Annotated[
         KindName | None,
         typer.Option(help="One label, several (a|b), or a number; of tags, entities or plain."),
+    ] = None,
+    features: Annotated[
+        Layers | None,
+        typer.Option(help="Leave the encoder as it is; learn a BiLSTM on these of its layers."),
     ] = None,
     epochs: Annotated[float | None, typer.Option(help="Walks through the data.", min=0)] = None,
     batch: Annotated[int | None, typer.Option(help="Examples of a step.", min=1)] = None,
@@ -89,9 +104,12 @@ def finetune(
         "optim": {"lr": lr},
         "schedule": {"epochs": epochs},
         "run": {"seed": seed},
+        "features": {"layers": features.value if features else None},
     }  # fmt: skip
     said = {name: {key: value for key, value in table.items() if value is not None}
             for name, table in values.items()}  # fmt: skip
+    if features is None:
+        del said["features"]
     given: dict[str, Any] = {
         "data": data, "config": config, "assignments": assign or [], "values": said,
         "progress": Bars(),

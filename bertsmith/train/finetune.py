@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from bertsmith.bundle import Head, TaskBundle, save_task, start_task
 from bertsmith.errors import RunError, SettingsError
 from bertsmith.files import write_json, write_whole
+from bertsmith.model.features import FeatureModel
 from bertsmith.progress import Progress, Silent
 from bertsmith.settings import from_assignments, merged, read_toml
 from bertsmith.tasks.families import family_of
@@ -88,7 +89,7 @@ def finetune(
     facts = {"labels": list(head.labels), "fingerprint": fingerprint(settings.task)}
     settings = with_task(settings, facts)
     torch.manual_seed(settings.run.seed)
-    start = start_task(model, head, model_changes(said))
+    start = start_task(model, head, model_changes(said), settings.features)
     settings = with_model(settings, start)
     run.mkdir(parents=True, exist_ok=True)
     with alone(run):
@@ -232,6 +233,8 @@ def _freeze(start: TaskBundle, layers: int | None) -> None:
     """Leave the embeddings and so many layers from below as they are."""
     if layers is None:
         return
+    if isinstance(start.model, FeatureModel):
+        raise SettingsError("run.freeze: with features the whole encoder stays as it is anyway")
     if layers > start.config.layers:
         raise SettingsError(
             f"run.freeze is {layers}, but the model has {start.config.layers} layers"

@@ -21,8 +21,10 @@ from bertsmith.tasks.public import TASKS
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train.tunesettings import FinetuneSettings
 
-#: In the middle of the choices of appendix A.3.
-RATE, EPOCHS = 3e-5, 3.0
+#: Rate and epochs, in the middle of the choices of appendix A.3.
+PLAN = 3e-5, 3.0
+#: A BiLSTM that begins with random weights takes a higher rate, and longer (docs/deviations.md).
+FEATURE_PLAN = 1e-3, 8.0
 #: Fields of a model that fine-tuning may change.
 _FREE = {"dropout", "attention_dropout"}
 
@@ -55,7 +57,8 @@ def resolve_task(
     if "heldout" in said.get("task", {}):
         # A file that is given stands instead of the task's own, not beside them.
         base.pop("heldout", None)
-    own: dict[str, Any] = {"task": base, "optim": {"lr": RATE}, "schedule": {"epochs": EPOCHS}}
+    rate, epochs = FEATURE_PLAN if said.get("features") else PLAN
+    own: dict[str, Any] = {"task": base, "optim": {"lr": rate}, "schedule": {"epochs": epochs}}
     own["run"] = {"start_from": str(model.resolve())}
     _refuse_no_tables(said)
     values = merged(own, _without_epochs(said))

@@ -4,16 +4,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModel
 
-from bertsmith.bundle import load_task
-from bertsmith.errors import ModelError, QuestionError, TaskError
+from bertsmith.bundle import WEIGHTS, load_task
+from bertsmith.errors import ModelError, QuestionError, SettingsError, TaskError
 from bertsmith.train.finetune import finetune
 from bertsmith.use.asked import told
 from bertsmith.use.evaluate import evaluate
 from bertsmith.use.predict import predict
 from bertsmith.use.tag import tag
 from tests.train.conftest import WORDS
-from tests.train.test_finetune import QUICK, start
+from tests.train.test_finetune import QUICK, start, table
 
 __all__ = ["start"]
 
@@ -106,3 +109,28 @@ def test_a_tagger_is_no_classifier_and_the_other_way_round(start: Path, tmp_path
     with pytest.raises(TaskError, match=r"dev\.txt, line 1: an unknown label: 'B-ORG'"):
         finetune("tag", start, tmp_path / "other", data=data, values=values)
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("family", ["tag", "classify"])
+def test_a_frozen_encoder_serves_a_bilstm(start: Path, tmp_path: Path, family: str) -> None:
+    """Both families learn, the encoder keeps its bytes, and only we load the directory."""
+    if family == "tag":
+        data, own = conll(tmp_path / "train.txt", 150, 0), {"label": "2"}
+    else:
+        data, own = table(tmp_path / "train.jsonl", "single", 160), {}
+    values = {**QUICK, "task": {**QUICK["task"], **own}, "schedule": {"epochs": 8.0}}
+    values |= {"features": {"layers": "weighted-sum-all", "width": 16}, "optim": {"lr": 1e-2}}
+    result = finetune(family, start, tmp_path / "run", data=data, values=values)
+    assert result.figures[result.metrics[0]] > 0.9
+    assert result.model is not None
+    before, after = (load_file(path / WEIGHTS) for path in (start, result.model))
+    encoder = [name for name in after if name.startswith("bert.")]
+    assert len(encoder) > 20
+    assert all(torch.equal(before[name], after[name]) for name in encoder)
+    again = evaluate(result.model, data)
+    assert again[result.metrics[0]] > 0.9
+    with pytest.raises(ValueError, match="bertsmith"):
+        AutoModel.from_pretrained(result.model)
+    with pytest.raises(SettingsError, match=r"run\.freeze"):
+        finetune(family, start, tmp_path / "x", data=data,
+                 values={**values, "run": {**QUICK["run"], "freeze": 1}})  # fmt: skip
