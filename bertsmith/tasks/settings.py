@@ -24,6 +24,8 @@ class TaskSettings(Settings):
     heldout: dict[str, str] = Field(default_factory=dict)
     #: A hash of all these files; the run finds it out.
     fingerprint: str = ""
+    #: Only the first so many of the training examples; None: all.
+    examples: Annotated[int, Field(ge=2)] | None = None
     #: The share of the training file that is held out where there is no held-out file, and which
     #: one of the 1/share that there are (for cross-validation).
     heldout_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1

@@ -143,6 +143,7 @@ def read_data(task: TaskSettings) -> TaskData:
     family, known = family_of(task.kind), task.labels or None
     counts: dict[str, Counts] = {}
     train, counts["train"] = family.read(Path(task.train), task, labels=known)
+    train = _first(train, task, counts["train"])
     if not task.heldout:
         kept, held = _parted(train, task)
         return TaskData(kept, {"heldout": held}, counts)
@@ -151,6 +152,15 @@ def read_data(task: TaskSettings) -> TaskData:
     for name, file in task.heldout.items():
         heldout[name], counts[name] = family.read(Path(file), task, labels=known)
     return TaskData(train, heldout, counts)
+
+
+def _first(examples: list[Any], task: TaskSettings, counts: Counts) -> list[Any]:
+    """Return as many of the training examples as are asked for; the rest is counted as skipped."""
+    kept = examples[: task.examples]
+    if len(kept) < len(examples):
+        counts.used = len(kept)
+        counts.skipped[f"beyond task.examples = {task.examples}"] += len(examples) - len(kept)
+    return kept
 
 
 def _parted(examples: list[Any], task: TaskSettings) -> tuple[list[Any], list[Any]]:
