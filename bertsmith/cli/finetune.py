@@ -31,8 +31,8 @@ def finetune(
         str,
         typer.Argument(
             metavar="TASK",
-            help="cola, sst-2, mrpc, sts-b, qqp, mnli, qnli, rte, wnli, nsmc, korsts; or classify, "
-            "for a table of your own.",
+            help="cola, sst-2, mrpc, sts-b, qqp, mnli, qnli, rte, wnli, nsmc, korsts, squad, "
+            "squad2; or classify or answer, for a file of your own.",
             show_default=False,
         ),
     ],
@@ -73,7 +73,7 @@ def finetune(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Result as JSON on stdout.")] = False,
 ) -> None:
-    """Fine-tune a model on a task: one text or a pair, with a label, several, or a number.
+    """Fine-tune a model on a task: texts or pairs with labels or a number, or questions.
 
     The same command again goes on where a stopped run left off. Ctrl-C and SIGTERM save first.
     """

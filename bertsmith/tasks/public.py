@@ -3,7 +3,8 @@
 It never knows how a file is read.
 
 GLUE: Wang et al. 2018 (arXiv:1804.07461); the metrics are those of its table 1. NSMC: Naver
-sentiment movie corpus. KorSTS: Ham et al. 2020 (arXiv:2004.03289).
+sentiment movie corpus. KorSTS: Ham et al. 2020 (arXiv:2004.03289). SQuAD: Rajpurkar et al.
+2016 (arXiv:1606.05250), 2018 (arXiv:1806.03822).
 """
 
 from collections.abc import Mapping
@@ -56,6 +57,7 @@ def _texts(
 
 _SCORES = {"kind": "regression", "text": "sentence1", "pair": "sentence2", "label": "score",
            "metrics": ["spearman", "pearson"]}  # fmt: skip
+_SPANS = {"kind": "span", "metrics": ["f1", "exact"]}
 
 TASKS: dict[str, PublicTask] = {
     "cola": PublicTask(
@@ -87,5 +89,11 @@ TASKS: dict[str, PublicTask] = {
     ),
     "korsts": PublicTask(
         facts=_SCORES, train="sts-train.tsv", dev={"dev": "sts-dev.tsv"}, test=None
+    ),
+    "squad": PublicTask(
+        facts=_SPANS, train="train-v1.1.json", dev={"dev": "dev-v1.1.json"}, test=None
+    ),
+    "squad2": PublicTask(
+        facts=_SPANS, train="train-v2.0.json", dev={"dev": "dev-v2.0.json"}, test=None
     ),
 }  # fmt: skip
