@@ -128,12 +128,11 @@ def losses(outputs: Tensor, part: Part, head: Head) -> Tensor:  # noqa: ARG001 -
     """
     lengths = part.packed.boundaries.diff().tolist()
     # Filled with -inf, which has no share in a softmax: [B, S, 2] -> [2 B, S].
-    rows = pad_sequence(
-        torch.split(outputs, lengths), batch_first=True, padding_value=-float("inf")
-    )
+    each = list(torch.split(outputs, lengths))
+    rows = pad_sequence(each, batch_first=True, padding_value=-torch.inf)
     flat = rows.transpose(1, 2).reshape(2 * len(lengths), -1)
-    each = F.cross_entropy(flat, part.targets.reshape(-1), reduction="none")
-    return each.view(-1, 2).mean(-1)
+    both = F.cross_entropy(flat, part.targets.reshape(-1), reduction="none")
+    return both.view(-1, 2).mean(-1)
 
 
 def score(
