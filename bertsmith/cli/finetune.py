@@ -44,8 +44,9 @@ def finetune(
         str,
         typer.Argument(
             metavar="TASK",
-            help="cola, sst-2, mrpc, sts-b, qqp, mnli, qnli, rte, wnli, nsmc, korsts, conll2003, "
-            "conll2003-pos, klue-ner; or classify or tag, for files of your own.",
+            help="cola, sst-2, mrpc, sts-b, qqp, mnli, qnli, rte, wnli, nsmc, korsts, squad, "
+            "squad2, swag, codah, comve-b, conll2003, conll2003-pos, klue-ner; or classify, "
+            "answer, choose or tag, for files of your own.",
             show_default=False,
         ),
     ],
@@ -91,7 +92,7 @@ def finetune(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Result as JSON on stdout.")] = False,
 ) -> None:
-    """Fine-tune a model on a task: one text or a pair, with a label, several, or a number.
+    """Fine-tune a model on a task: texts or pairs with labels or a number, or questions.
 
     The same command again goes on where a stopped run left off. Ctrl-C and SIGTERM save first.
     """

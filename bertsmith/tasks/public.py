@@ -4,7 +4,8 @@ It never knows how a file is read.
 
 GLUE: Wang et al. 2018 (arXiv:1804.07461); the metrics are those of its table 1. NSMC: Naver
 sentiment movie corpus. KorSTS: Ham et al. 2020 (arXiv:2004.03289). CoNLL-2003: Tjong Kim Sang and
-De Meulder 2003. KLUE: Park et al. 2021 (arXiv:2105.09680).
+De Meulder 2003. KLUE: Park et al. 2021 (arXiv:2105.09680). SQuAD: Rajpurkar et al. 2016
+(arXiv:1606.05250), 2018 (arXiv:1806.03822).
 """
 
 from collections.abc import Mapping
@@ -57,6 +58,7 @@ def _texts(
 
 _SCORES = {"kind": "regression", "text": "sentence1", "pair": "sentence2", "label": "score",
            "metrics": ["spearman", "pearson"]}  # fmt: skip
+_SPANS = {"kind": "span", "metrics": ["f1", "exact"]}
 
 _CONLL = {"text": "0"}
 _CONLL_FILES: dict[str, Any] = {
@@ -101,5 +103,11 @@ TASKS: dict[str, PublicTask] = {
     "klue-ner": PublicTask(
         facts={"kind": "entities", "text": "0", "label": "1", "unit": "character"},
         train="klue-ner-v1.1_train.tsv", dev={"dev": "klue-ner-v1.1_dev.tsv"}, test=None,
+    ),
+    "squad": PublicTask(
+        facts=_SPANS, train="train-v1.1.json", dev={"dev": "dev-v1.1.json"}, test=None
+    ),
+    "squad2": PublicTask(
+        facts=_SPANS, train="train-v2.0.json", dev={"dev": "dev-v2.0.json"}, test=None
     ),
 }  # fmt: skip

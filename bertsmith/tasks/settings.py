@@ -53,6 +53,9 @@ class TaskSettings(Settings):
     stride: Annotated[int, Field(ge=1)] = 128
     longest_question: Annotated[int, Field(ge=1)] = 64
     longest_answer: Annotated[int, Field(ge=1)] = 30
+    #: answer: by how much no answer must score more than the best span to be given. None: what the
+    #: held-out file says is best, or, if each of its questions has an answer, never.
+    null_threshold: float | None = None
     batch: Annotated[int, Field(ge=1)] = 32
     skip_bad: bool = False
     #: "balanced": an example counts the more, the rarer its label is.

@@ -9,6 +9,8 @@ from itertools import tee
 from typing import Any
 
 from bertsmith.bundle import TaskBundle
+from bertsmith.errors import QuestionError
+from bertsmith.use.answer import answer_each
 from bertsmith.use.predict import Prediction, predict_each
 from bertsmith.use.tag import tag_each
 
@@ -18,7 +20,8 @@ Told = Iterator[tuple[dict[str, Any], str]]
 def told(bundle: TaskBundle, lines: Iterable[str]) -> Told:
     """Yield for each line what the model says of it: as a value for JSON, and as a line of text.
 
-    What a line holds, parted by tabs: a text, or the two of a pair. Raises BertsmithError.
+    What a line holds, parted by tabs: a text, or the two of a pair, or a question and its context.
+    Raises BertsmithError.
     """
     return _TELLERS[bundle.head.kind](bundle, lines)
 
@@ -71,8 +74,27 @@ def _tagged(bundle: TaskBundle, lines: Iterable[str]) -> Told:
         yield value, shown + found.text[done:]
 
 
+def _answered(bundle: TaskBundle, lines: Iterable[str]) -> Told:
+    first, second = tee(_question(line, number) for number, line in enumerate(lines, 1))
+    for (question, context), answer in zip(first, answer_each(bundle, second), strict=True):
+        value = {"question": question, "context": context, **asdict(answer.best)}
+        value |= {"candidates": [asdict(one) for one in answer.candidates],
+                  "null_score": answer.null_score, "cut_off": answer.cut_off}  # fmt: skip
+        yield value, f"{answer.text}\t{answer.probability:.4f}\t{question}"
+
+
+def _question(line: str, number: int) -> tuple[str, str]:
+    question, tab, context = line.partition("\t")
+    if not tab:
+        raise QuestionError(
+            f"question {number:,}: there is no tab; expected a question, a tab and its context"
+        )
+    return question, context
+
+
 #: By the kind of the model.
 _TELLERS: dict[str, Callable[[TaskBundle, Iterable[str]], Told]] = {
     "single": _classified, "multi": _classified, "regression": _classified,
     "entities": _tagged, "tags": _tagged,
+    "span": _answered,
 }  # fmt: skip
