@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from bertsmith.text.wordpiece import Tokenizer
     from bertsmith.train.finetune import finetune
     from bertsmith.train.pretrain import pretrain
+    from bertsmith.use.choose import choose
     from bertsmith.use.evaluate import evaluate
     from bertsmith.use.fill import fill
     from bertsmith.use.pair import pair
@@ -36,6 +37,7 @@ _PUBLIC = {
     "ModelConfig": "bertsmith.model.config",
     "Store": "bertsmith.data.store",
     "Tokenizer": "bertsmith.text.wordpiece",
+    "choose": "bertsmith.use.choose",
     "evaluate": "bertsmith.use.evaluate",
     "fill": "bertsmith.use.fill",
     "finetune": "bertsmith.train.finetune",
@@ -52,6 +54,7 @@ __all__ = [
     "Store",
     "Tokenizer",
     "__version__",
+    "choose",
     "evaluate",
     "fill",
     "finetune",

@@ -31,15 +31,13 @@ def finetune(
         str,
         typer.Argument(
             metavar="TASK",
-            help="cola, sst-2, mrpc, sts-b, qqp, mnli, qnli, rte, wnli, nsmc, korsts; or classify, "
-            "for a table of your own.",
+            help="cola, sst-2, mrpc, sts-b, qqp, mnli, qnli, rte, wnli, nsmc, korsts, swag, codah, "
+            "comve-b; or, for a table of your own, classify or choose.",
             show_default=False,
         ),
     ],
     model: Annotated[Path, typer.Option(help="The model directory or RUN to start from.")],
-    data: Annotated[
-        Path, typer.Option(help="The folder of a public task; for classify the training table.")
-    ],
+    data: Annotated[Path, typer.Option(help="The folder of a public task; or the training table.")],
     out: Annotated[Path, typer.Option(help="The run's directory.")],
     dev: Annotated[
         Path | None, typer.Option(help="The held-out table; else a tenth is held out.")
@@ -47,6 +45,9 @@ def finetune(
     text: Annotated[str | None, typer.Option(help="The column of the text.")] = None,
     pair: Annotated[str | None, typer.Option(help="The column of a second text.")] = None,
     label: Annotated[str | None, typer.Option(help="The column of the label.")] = None,
+    endings: Annotated[
+        str | None, typer.Option(help="choose: the columns of the endings, such as a,b,c,d.")
+    ] = None,
     kind: Annotated[
         KindName | None, typer.Option(help="One label, several (a|b), or a number.")
     ] = None,
@@ -73,13 +74,14 @@ def finetune(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Result as JSON on stdout.")] = False,
 ) -> None:
-    """Fine-tune a model on a task: one text or a pair, with a label, several, or a number.
+    """Fine-tune a model on a task: a text or a pair with labels or a number, or multiple choice.
 
     The same command again goes on where a stopped run left off. Ctrl-C and SIGTERM save first.
     """
     values: dict[str, Any] = {
         "task": {
             "text": text, "pair": pair, "label": label, "kind": kind.value if kind else None,
+            "endings": endings.split(",") if endings else None,
             "batch": batch, "length": length, "skip_bad": skip_bad or None,
             "heldout": {"dev": str(dev.resolve())} if dev else None,
         },

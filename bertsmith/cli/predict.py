@@ -21,7 +21,9 @@ def predict(
     texts: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="TEXT", help="Texts; a tab parts the two of a pair.", show_default=False
+            metavar="TEXT",
+            help="Texts; tabs part the two of a pair, or a prompt and its endings.",
+            show_default=False,
         ),
     ] = None,
     read: Annotated[

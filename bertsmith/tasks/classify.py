@@ -19,7 +19,8 @@ from torch.nn import functional as F
 from bertsmith.bundle import Head, Kind
 from bertsmith.errors import TaskError
 from bertsmith.tasks import metrics
-from bertsmith.tasks.inputs import BadExampleError, Counts, Inputs, Part, Sequence_
+from bertsmith.tasks.inputs import BadExampleError, Counts, Inputs, Part
+from bertsmith.tasks.sequences import joined, shortened
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.tables import Row, cell, rows, text_of
 from bertsmith.text.wordpiece import Tokenizer
@@ -145,30 +146,6 @@ def encode(
     return Inputs(
         sequences, where, cut_off, None if targets is None else np.split(targets, len(examples))
     )
-
-
-def joined(texts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> Sequence_:
-    """Return the ids [CLS] A [SEP] or [CLS] A [SEP] B [SEP], and the segment of each."""
-    ids, segments = [tokenizer.cls_id], [0]
-    for segment, own in enumerate(texts):
-        ids += [*own, tokenizer.sep_id]
-        segments += [segment] * (len(own) + 1)
-    return ids, segments
-
-
-def shortened(ids: Sequence[Sequence[int]], room: int) -> list[Sequence[int]]:
-    """Cut one or two texts to ``room`` ids together, each at its end, the longer one first.
-
-    Both long: the shorter one keeps half, as ``tokenizers`` truncates ("longest_first").
-    """
-    if len(ids) == 1:
-        return [ids[0][:room]]
-    sizes = [len(own) for own in ids]
-    if sum(sizes) > room:
-        short = min(*sizes, room // 2)
-        first_is_longer = sizes[0] > sizes[1]
-        sizes = [room - short, short] if first_is_longer else [short, room - short]
-    return [own[:size] for own, size in zip(ids, sizes, strict=True)]
 
 
 def targets_of(examples: Sequence[Example], head: Head) -> NDArray[Any] | None:

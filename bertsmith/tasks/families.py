@@ -8,13 +8,16 @@ from typing import Any
 
 from bertsmith.bundle import Kind, TaskBundle
 from bertsmith.errors import SettingsError
-from bertsmith.tasks import classify
+from bertsmith.tasks import choose, classify
 from bertsmith.tasks.inputs import Family
 from bertsmith.tasks.settings import TaskSettings
 
-FAMILIES: dict[str, Family] = {"classify": classify}
+FAMILIES: dict[str, Family] = {"classify": classify, "choose": choose}
 #: The kinds of each family; the first one where nobody says.
-KINDS: dict[str, tuple[Kind, ...]] = {"classify": ("single", "multi", "regression")}
+KINDS: dict[str, tuple[Kind, ...]] = {
+    "classify": ("single", "multi", "regression"),
+    "choose": ("choice",),
+}
 
 
 def family_of(kind: Kind) -> Family:

@@ -3,7 +3,9 @@
 It never knows how a file is read.
 
 GLUE: Wang et al. 2018 (arXiv:1804.07461); the metrics are those of its table 1. NSMC: Naver
-sentiment movie corpus. KorSTS: Ham et al. 2020 (arXiv:2004.03289).
+sentiment movie corpus. KorSTS: Ham et al. 2020 (arXiv:2004.03289). SWAG: Zellers et al. 2018
+(arXiv:1808.05326). CODAH: Chen et al. 2019 (arXiv:1904.04365). ComVE: Wang et al. 2020
+(arXiv:2007.00236), its subtask B.
 """
 
 from collections.abc import Mapping
@@ -87,5 +89,29 @@ TASKS: dict[str, PublicTask] = {
     ),
     "korsts": PublicTask(
         facts=_SCORES, train="sts-train.tsv", dev={"dev": "sts-dev.tsv"}, test=None
+    ),
+    "swag": PublicTask(
+        facts={
+            "kind": "choice", "text": "sent1", "pair": "sent2", "label": "label",
+            "metrics": ["accuracy"],
+            "endings": ["ending0", "ending1", "ending2", "ending3"],
+        },
+        train="train.csv", dev={"val": "val.csv"}, test=None,
+    ),
+    # It has no parts: a fifth is held out, and task.heldout_fold, from 0 to 4, says which.
+    "codah": PublicTask(
+        facts={
+            "kind": "choice", "text": "1", "endings": ["2", "3", "4", "5"], "label": "6",
+            "header": False, "heldout_share": 0.2, "metrics": ["accuracy"],
+        },
+        train="full_data.tsv", dev={}, test=None,
+    ),
+    # Three rows of its training table have no third ending; they are counted and told.
+    "comve-b": PublicTask(
+        facts={
+            "kind": "choice", "text": "FalseSent", "endings": ["OptionA", "OptionB", "OptionC"],
+            "answers": "-answers", "skip_bad": True, "metrics": ["accuracy"],
+        },
+        train="train.csv", dev={"dev": "dev.csv"}, test=None,
     ),
 }  # fmt: skip

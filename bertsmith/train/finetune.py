@@ -73,8 +73,9 @@ def finetune(
 ) -> Tuned:
     """Fine-tune the encoder of ``model`` on a task and write the run, with its model, to ``out``.
 
-    task: the name of a public task, with ``data`` its folder; or "classify", with ``data`` a
-    table. values: nested settings, as of ``FinetuneSettings``; assignments: "a.b=v" over them.
+    task: the name of a public task, with ``data`` its folder; or that of a family, "classify" or
+    "choose", with ``data`` a table. values: nested settings, as of ``FinetuneSettings``;
+    assignments: "a.b=v" over them.
     Called again with the same arguments it goes on where the last call stopped.
     Raises BertsmithError.
     """

@@ -127,9 +127,9 @@ def fingerprint(task: TaskSettings) -> str:
     Raises TaskError where one is not there.
     """
     whole = hashlib.sha256()
-    for file in (task.train, *task.heldout.values()):
+    for file in task.files():
         try:
-            whole.update(sha256_of_file(Path(file)).encode())
+            whole.update(sha256_of_file(file).encode())
         except OSError as error:
             raise TaskError(f"{file}: cannot be read: {error.strerror}") from None
     return whole.hexdigest()[:16]

@@ -5,7 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification, BertConfig, BertModel
+from transformers import (
+    AutoModelForMultipleChoice,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertModel,
+)
 
 from bertsmith import bundle
 from bertsmith.bundle import Head, load_task, save_task, start_task
@@ -18,7 +23,10 @@ HEADS = [
     Head("single", ("bad", "fair", "good")),
     Head("multi", ("red", "green", "blue", "black", "white")),
     Head("regression"),
+    Head("choice"),
 ]
+#: The class that transformers has for a kind of model, where it is not that for sequences.
+CLASSES = {"choice": AutoModelForMultipleChoice}
 ROWS = [([2, 17, 5, 3, 9, 3], [0, 0, 0, 0, 1, 1]), ([2, 8, 3], [0, 0, 0])]
 
 
@@ -35,9 +43,8 @@ def saved(directory: Path, head: Head) -> TaskModel:
 def test_transformers_loads_the_same_numbers(tmp_path: Path, head: Head) -> None:
     """The matching class, no missing or unexpected key, the labels, and equal logits to 1e-5."""
     model = saved(tmp_path / "m", head)
-    peer, told = AutoModelForSequenceClassification.from_pretrained(
-        tmp_path / "m", output_loading_info=True
-    )
+    auto = CLASSES.get(head.kind, AutoModelForSequenceClassification)
+    peer, told = auto.from_pretrained(tmp_path / "m", output_loading_info=True)
     assert not told["missing_keys"]
     assert not told["unexpected_keys"]
     if head.labels:
@@ -45,9 +52,10 @@ def test_transformers_loads_the_same_numbers(tmp_path: Path, head: Head) -> None
     with torch.no_grad():
         found = model(pack(ROWS))
         for (ids, segments), row in zip(ROWS, found, strict=True):
-            wanted = peer.eval()(
-                input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([segments])
-            )
+            # [1, S], and for a choice [1, 1, S]: one prompt with one ending.
+            one = [torch.tensor(each)[None] for each in (ids, segments)]
+            one = [each[None] for each in one] if head.kind == "choice" else one
+            wanted = peer.eval()(input_ids=one[0], token_type_ids=one[1])
             torch.testing.assert_close(row[None], wanted.logits, rtol=0, atol=1e-5)
 
 

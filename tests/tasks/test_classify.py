@@ -8,17 +8,11 @@ import pytest
 
 from bertsmith.bundle import Head, Kind
 from bertsmith.errors import TaskError
-from bertsmith.tasks.classify import (
-    Example,
-    encode,
-    labels_of,
-    read,
-    score,
-    shortened,
-)
+from bertsmith.tasks.classify import Example, encode, labels_of, read, score
 from bertsmith.tasks.families import with_metrics
 from bertsmith.tasks.inputs import Counts, Inputs
 from bertsmith.tasks.public import TASKS
+from bertsmith.tasks.sequences import shortened
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.text.recipe import Recipe
 from bertsmith.text.wordpiece import SPECIAL, Tokenizer
