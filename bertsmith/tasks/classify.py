@@ -72,16 +72,18 @@ def _example(
 
 def _label(value: Any, kind: Kind) -> str | float | frozenset[str]:
     if kind == "multi":
-        given = value if isinstance(value, list) else str(value).split(SEPARATOR)
-        return frozenset(str(name).strip() for name in given if str(name).strip())
+        given = value.split(SEPARATOR) if isinstance(value, str) else value
+        given = given if isinstance(given, list) else [given]
+        return frozenset(name for name in map(_name, given) if name)
     if kind == "single":
-        if isinstance(value, list | dict):
+        if isinstance(value, list):
             raise BadExampleError("several labels where one is expected", "; see --kind multi")
-        # JSON's true is a label named as it is written.
-        name = json.dumps(value) if isinstance(value, bool) else str(value).strip()
+        name = _name(value)
         if not name:
             raise BadExampleError("an empty label")
         return name
+    if isinstance(value, bool):
+        raise BadExampleError("a score that is no number", f": {value!r}")
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -89,6 +91,15 @@ def _label(value: Any, kind: Kind) -> str | float | frozenset[str]:
     if not math.isfinite(number):
         raise BadExampleError("a score that is not finite", f": {value!r}")
     return number
+
+
+def _name(value: Any) -> str:
+    """Return the name of a label; JSON's true and 1 are labels named as they are written."""
+    if isinstance(value, bool):
+        return json.dumps(value)
+    if not isinstance(value, str | int | float):
+        raise BadExampleError("a label that is no name", f": {value!r}")
+    return str(value).strip()
 
 
 def _refuse_unknown(label: str | float | frozenset[str], labels: Sequence[str] | None) -> None:

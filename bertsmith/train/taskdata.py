@@ -175,3 +175,10 @@ def head_of(task: TaskSettings, data: TaskData) -> Head:
     everything = [*data.train, *(one for own in data.heldout.values() for one in own)]
     found = family_of(task.kind).labels_of(everything, task.train)
     return Head(task.kind, tuple(task.labels) or found)
+
+
+def unseen_labels(task: TaskSettings, head: Head, data: TaskData) -> list[str]:
+    """Return the labels that no training example has. TaskError if they have one label only."""
+    where = task.train if task.heldout else f"{task.train} without what is held out"
+    found = family_of(task.kind).labels_of(data.train, where)
+    return [name for name in head.labels if name not in found]

@@ -1,12 +1,14 @@
 """The verbs of fine-tuning on the command line."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bertsmith.cli.console import put_json
 from bertsmith.train.finetune import finetune
 
 Run = Callable[..., Any]
@@ -90,6 +92,12 @@ def test_evaluate_knows_the_columns(run: Run, tuned: Path, table: Path) -> None:
     told = json.loads(run("evaluate", tuned, "--data", table, "--json").out)
     assert 0 <= told["accuracy"] <= 1
     assert told["counts"] == {"read": 24, "used": 24, "cut_off": 0, "skipped": {}}
+
+
+def test_json_on_stdout_knows_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
+    """A correlation with a constant is null there, so that any reader takes the line."""
+    put_json({"spearman": math.nan, "all": [1.5, -math.inf]})
+    assert capsys.readouterr().out == '{"spearman": null, "all": [1.5, null]}\n'
 
 
 def test_mistakes_are_told(run: Run, model: Path, table: Path, tmp_path: Path) -> None:
