@@ -51,9 +51,7 @@ def finetune(
         ),
     ],
     model: Annotated[Path, typer.Option(help="The model directory or RUN to start from.")],
-    data: Annotated[
-        Path, typer.Option(help="The folder of a public task; for classify the training table.")
-    ],
+    data: Annotated[Path, typer.Option(help="The folder of a public task; or the training table.")],
     out: Annotated[Path, typer.Option(help="The run's directory.")],
     dev: Annotated[
         Path | None, typer.Option(help="The held-out table; else a tenth is held out.")
@@ -61,6 +59,9 @@ def finetune(
     text: Annotated[str | None, typer.Option(help="The column of the text.")] = None,
     pair: Annotated[str | None, typer.Option(help="The column of a second text.")] = None,
     label: Annotated[str | None, typer.Option(help="The column of the label.")] = None,
+    endings: Annotated[
+        str | None, typer.Option(help="choose: the columns of the endings, such as a,b,c,d.")
+    ] = None,
     kind: Annotated[
         KindName | None,
         typer.Option(help="One label, several (a|b), or a number; of tags, entities or plain."),
@@ -92,13 +93,14 @@ def finetune(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Result as JSON on stdout.")] = False,
 ) -> None:
-    """Fine-tune a model on a task: texts or pairs with labels or a number, or questions.
+    """Fine-tune a model on a task: labels of texts, answers, choices, entities or tags.
 
     The same command again goes on where a stopped run left off. Ctrl-C and SIGTERM save first.
     """
     values: dict[str, Any] = {
         "task": {
             "text": text, "pair": pair, "label": label, "kind": kind.value if kind else None,
+            "endings": endings.split(",") if endings else None,
             "batch": batch, "length": length, "skip_bad": skip_bad or None,
             "heldout": {"dev": str(dev.resolve())} if dev else None,
         },

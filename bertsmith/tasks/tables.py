@@ -46,12 +46,28 @@ def cell(row: Row, name: str) -> Any:
 
 def text_of(row: Row, name: str) -> str:
     """Return the text of a column; BadExampleError for what is none, or empty."""
-    value = cell(row, name)
-    if isinstance(value, list | dict):
-        raise BadExampleError("no text", f" in column {name!r}, but a {type(value).__name__}")
-    if not str(value).strip():
+    return checked_text(cell(row, name), name)
+
+
+def checked_text(value: Any, name: str) -> str:
+    """Return a text of the column ``name``; BadExampleError for what is none, or empty."""
+    if not isinstance(value, str):
+        # A number would have lost the form that it was written in, such as its zeros.
+        raise BadExampleError("no text", f" in column {name!r}, but {_kind_of(value)}: {value!r}")
+    if not value.strip():
         raise BadExampleError("an empty text", f" in column {name!r}")
-    return str(value)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        # JSON can write half of a character, which no encoding of a text has.
+        raise BadExampleError("half a character", f" (a surrogate) in column {name!r}") from None
+    return value
+
+
+def _kind_of(value: Any) -> str:
+    kinds = {bool: "true or false", int: "a number", float: "a number", list: "a list",
+             dict: "an object"}  # fmt: skip
+    return kinds.get(type(value), type(value).__name__)
 
 
 def rows(path: Path, *, header: bool = True) -> Iterator[Row]:

@@ -130,9 +130,9 @@ def fingerprint(task: TaskSettings) -> str:
     Raises TaskError where one is not there.
     """
     whole = hashlib.sha256()
-    for file in (task.train, *task.heldout.values()):
+    for file in task.files():
         try:
-            whole.update(sha256_of_file(Path(file)).encode())
+            whole.update(sha256_of_file(file).encode())
         except OSError as error:
             raise TaskError(f"{file}: cannot be read: {error.strerror}") from None
     return whole.hexdigest()[:16]
@@ -188,3 +188,10 @@ def head_of(task: TaskSettings, data: TaskData) -> Head:
     everything = [*data.train, *(one for own in data.heldout.values() for one in own)]
     found = family_of(task.kind).labels_of(everything, task.train)
     return Head(task.kind, tuple(task.labels) or found)
+
+
+def unseen_labels(task: TaskSettings, head: Head, data: TaskData) -> list[str]:
+    """Return the labels that no training example has. TaskError if they have one label only."""
+    where = task.train if task.heldout else f"{task.train} without what is held out"
+    found = family_of(task.kind).labels_of(data.train, where)
+    return [name for name in head.labels if name not in found]

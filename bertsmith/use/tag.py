@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bertsmith.bundle import TaskBundle, load_task
-from bertsmith.errors import ModelError, QuestionError
+from bertsmith.bundle import TaskBundle
+from bertsmith.errors import QuestionError
 from bertsmith.tasks.conll import Sentence
 from bertsmith.tasks.entities import entities
 from bertsmith.tasks.families import task_of
@@ -20,7 +20,7 @@ from bertsmith.tasks.inputs import Counts
 from bertsmith.tasks.outputs import outputs
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.tag import Mapped, encode, tags_of
-from bertsmith.use.ask import windows
+from bertsmith.use.ask import opened_task, windows
 
 #: Texts worked on at once: enough that like lengths meet.
 _WINDOW = 512
@@ -60,11 +60,7 @@ def tag(model: TaskBundle | Path | str, texts: Sequence[str]) -> list[Tagged]:
 
 def tag_each(model: TaskBundle | Path | str, texts: Iterable[str]) -> Iterator[Tagged]:
     """Yield what ``tag`` returns, for input without end. An error names the text's number."""
-    bundle = model if isinstance(model, TaskBundle) else load_task(model)
-    if bundle.head.kind not in ("entities", "tags"):
-        raise ModelError(
-            f"{bundle.path}: this model is of the kind {bundle.head.kind!r} and tags nothing"
-        )
+    bundle = opened_task(model, "entities", "tags")
     # Long texts come in windows, so that no word goes without a tag.
     task = task_of(bundle, {"context": "document"})
     number = 0

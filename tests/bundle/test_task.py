@@ -1,11 +1,13 @@
 """The directory of a fine-tuned model: what transformers makes of it, and what is refused."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoModelForMultipleChoice,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     BertConfig,
@@ -25,8 +27,14 @@ HEADS = [
     Head("regression"),
     Head("entities", ("O", "B-X", "I-X")),
     Head("tags", ("NN", "VB")),
+    Head("choice"),
 ]
-PEERS = {"entities": AutoModelForTokenClassification, "tags": AutoModelForTokenClassification}
+#: The class that transformers has for a kind of model, where it is not that for sequences.
+CLASSES: dict[str, Any] = {
+    "choice": AutoModelForMultipleChoice,
+    "entities": AutoModelForTokenClassification,
+    "tags": AutoModelForTokenClassification,
+}
 ROWS = [([2, 17, 5, 3, 9, 3], [0, 0, 0, 0, 1, 1]), ([2, 8, 3], [0, 0, 0])]
 
 
@@ -43,8 +51,8 @@ def saved(directory: Path, head: Head) -> TaskModel:
 def test_transformers_loads_the_same_numbers(tmp_path: Path, head: Head) -> None:
     """The matching class, no missing or unexpected key, the labels, and equal logits to 1e-5."""
     model = saved(tmp_path / "m", head)
-    peer_class = PEERS.get(head.kind, AutoModelForSequenceClassification)
-    peer, told = peer_class.from_pretrained(tmp_path / "m", output_loading_info=True)
+    auto = CLASSES.get(head.kind, AutoModelForSequenceClassification)
+    peer, told = auto.from_pretrained(tmp_path / "m", output_loading_info=True)
     assert not told["missing_keys"]
     assert not told["unexpected_keys"]
     if head.labels:
@@ -53,9 +61,10 @@ def test_transformers_loads_the_same_numbers(tmp_path: Path, head: Head) -> None
         found = model(pack(ROWS))
         rows = found if len(found) == len(ROWS) else found.split([len(ids) for ids, _ in ROWS])
         for (ids, segments), row in zip(ROWS, rows, strict=True):
-            wanted = peer.eval()(
-                input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([segments])
-            )
+            # [1, S], and for a choice [1, 1, S]: one prompt with one ending.
+            one = [torch.tensor(each)[None] for each in (ids, segments)]
+            one = [each[None] for each in one] if head.kind == "choice" else one
+            wanted = peer.eval()(input_ids=one[0], token_type_ids=one[1])
             torch.testing.assert_close(row[None], wanted.logits, rtol=0, atol=1e-5)
 
 
