@@ -4,9 +4,9 @@ It never knows how a checkpoint lies on disk, and never needs TensorFlow.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,8 @@ from bertsmith.interop.tensorflow.release import (
 )
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.config import ModelConfig
+
+Model = TypeVar("Model", bound=nn.Module)
 
 #: Our heads that a checkpoint may lack as a whole: they are drawn anew, and named.
 _HEADS = ("mlm.", "nsp.")
@@ -56,17 +58,12 @@ def read_tensorflow(
             f"{config.vocab_size}; use the vocabulary that the model was trained with"
         )
     head = _head(checkpoint, known, own)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_SEED)
-        model = head.model(config) if head else PreTrainingModel(config)
     told = {"from": f"a TensorFlow checkpoint of the {checkpoint.form} form", "case": case}
-    info = own | {"imported": told | _fill(model, checkpoint, known)}
-    model.eval()
     if head is None:
-        assert isinstance(model, PreTrainingModel)
-        return Bundle(model, tokenizer, config, folder, info)
-    assert not isinstance(model, PreTrainingModel)
-    return TaskBundle(model, tokenizer, config, head, folder, info)
+        model, report = _filled(lambda: PreTrainingModel(config), checkpoint, known)
+        return Bundle(model, tokenizer, config, folder, own | {"imported": told | report})
+    tuned, report = _filled(lambda: head.model(config), checkpoint, known)
+    return TaskBundle(tuned, tokenizer, config, head, folder, own | {"imported": told | report})
 
 
 def _by_original_name(checkpoint: Checkpoint) -> dict[str, str]:
@@ -140,8 +137,42 @@ def _head(checkpoint: Checkpoint, known: Mapping[str, str], own: Mapping[str, An
     return Head("single", said if len(said) == len(labels) else labels)
 
 
-def _fill(model: nn.Module, checkpoint: Checkpoint, known: Mapping[str, str]) -> dict[str, Any]:
-    """Copy every weight into the model; return what is new in it, and what was left."""
+def _filled(
+    build: Callable[[], Model], checkpoint: Checkpoint, known: Mapping[str, str]
+) -> tuple[Model, dict[str, Any]]:
+    """Build a model and copy every weight into it; return what is new in it and what was left."""
+    with torch.device("meta"):
+        model = build()
+    plan = _plan(model, checkpoint, known)
+    wanted = {known[name] for group in plan.values() for name in group}
+    checkpoint.check(sorted(wanted))
+    new = [name for name in names(list(model.state_dict())) if name not in plan]
+    if new:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(_SEED)
+            model = build()
+    else:
+        # Drawing a base model's weights takes longer than reading them.
+        model.to_empty(device="cpu")
+        if isinstance(model, PreTrainingModel):
+            model.mlm.decoder.weight = model.bert.embeddings.words.weight
+    state = model.state_dict()
+    for ours, theirs in plan.items():
+        for name, piece in zip(theirs, state[ours].chunk(len(theirs)), strict=True):
+            _copy(piece, checkpoint, known[name])
+    left = [name for name in checkpoint.shapes if name not in wanted]
+    training = [name for name in left if there.is_training(name)]
+    said = {"new": new, "left": [name for name in left if name not in training]}
+    return model.eval(), said | {"left_of_training": len(training)}
+
+
+def _plan(
+    model: nn.Module, checkpoint: Checkpoint, known: Mapping[str, str]
+) -> dict[str, list[str]]:
+    """Return the original's names of each weight that the checkpoint has; all shapes checked.
+
+    A head that is missing as a whole is left out; else what is missing is a ModelError.
+    """
     state = model.state_dict()
     plan = {ours: [there.original(name) for name in theirs]
             for ours, theirs in names(list(state)).items()}  # fmt: skip
@@ -149,33 +180,21 @@ def _fill(model: nn.Module, checkpoint: Checkpoint, known: Mapping[str, str]) ->
         own = [name for name in plan if name.startswith(head)]
         if not any(one in known for name in own for one in plan[name]):
             plan = {ours: theirs for ours, theirs in plan.items() if ours not in own}
-    wanted = []
     for ours, theirs in plan.items():
         first, *rest = state[ours].shape
         expected = (first // len(theirs), *rest)
         for name in theirs:
             turned = there.is_turned(known.get(name, name))
             _expect(checkpoint, known, name, expected[::-1] if turned else expected)
-            wanted.append(known[name])
-    checkpoint.check(wanted)
-    for ours, theirs in plan.items():
-        for name, piece in zip(theirs, state[ours].chunk(len(theirs)), strict=True):
-            _copy(piece, checkpoint, known[name], turned=there.is_turned(known[name]))
-    left = [name for name in checkpoint.shapes if name not in wanted]
-    training = [name for name in left if there.is_training(name)]
-    return {
-        "new": [name for name in state if name not in plan and name != "mlm.decoder.weight"],
-        "left": [name for name in left if name not in training],
-        "left_of_training": len(training),
-    }
+    return plan
 
 
 @torch.no_grad()
-def _copy(weight: Tensor, checkpoint: Checkpoint, name: str, *, turned: bool) -> None:
+def _copy(weight: Tensor, checkpoint: Checkpoint, name: str) -> None:
     """Copy one stored tensor into a weight, or into its part; only this one is in memory."""
     array = checkpoint.read(name)
     if array.dtype.kind != "f":
         raise ModelError(f"{checkpoint.path}: {name} is of {array.dtype}; weights are fractions")
-    shape = tuple(weight.shape)
+    shape, turned = tuple(weight.shape), there.is_turned(name)
     source = torch.from_numpy(array.reshape(shape[::-1] if turned else shape))
     weight.copy_(source.t() if turned else source)
