@@ -140,10 +140,13 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
                 f"{getattr(config, name)!r}; export it in another form"
             )
     if config.activation not in ACTIVATIONS:
+        advice = (
+            " (its gelu is the tanh form); to export this model all the same, with slightly other "
+            "outputs, set hidden_act to gelu_new in its config.json"
+        )
         raise ModelError(
-            f"the original BERT knows no activation {config.activation!r} (its gelu is the tanh "
-            "form); for a model with the erf form, small differences are all that telling the "
-            "model directory's config.json hidden_act = gelu_new beforehand costs"
+            f"the original BERT knows no activation {config.activation!r}"
+            + (advice if config.activation == "gelu" else "; export it in another form")
         )
     values = config.model_dump()
     result = {theirs: values[ours] for ours, theirs in CONFIG_NAMES.items()}
