@@ -3,6 +3,7 @@
 It never knows a tokenizer, nor what is right.
 """
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -141,6 +142,9 @@ def _distinct(scores: Floats, places: NDArray[np.int64], context: str, count: in
     found: dict[str, Span] = {}
     for place in order:
         start, end = places[place].tolist()
+        # A tokenizer that strips accents leaves those out that stand alone after a letter.
+        while end < len(context) and unicodedata.combining(context[end]):
+            end += 1
         text = context[start:end]
         if text not in found:
             found[text] = Span(text, start, end, float(scores[place]))

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from bertsmith.bundle import TaskBundle, load_task
-from bertsmith.errors import QuestionError
+from bertsmith.errors import ModelError, QuestionError
 from bertsmith.tasks.classify import Example, encode
-from bertsmith.tasks.families import task_of
+from bertsmith.tasks.families import KINDS, task_of
 from bertsmith.tasks.inputs import Counts
 from bertsmith.tasks.outputs import outputs
 from bertsmith.use.ask import windows
@@ -50,6 +50,11 @@ def predict_each(
 ) -> Iterator[Prediction]:
     """Yield what ``predict`` returns, for input without end. An error names the text's number."""
     bundle = model if isinstance(model, TaskBundle) else load_task(model)
+    if bundle.head.kind not in KINDS["classify"]:
+        raise ModelError(
+            f"{bundle.path}: this model labels no texts (its kind is {bundle.head.kind!r}); "
+            "expected one that was fine-tuned on 'classify' or a task of GLUE"
+        )
     number = 0
     for window in windows(texts, _WINDOW):
         examples = []

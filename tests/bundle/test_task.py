@@ -5,7 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification, BertConfig, BertModel
+from transformers import (
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertModel,
+)
 
 from bertsmith import bundle
 from bertsmith.bundle import Head, load_task, save_task, start_task
@@ -18,7 +23,10 @@ HEADS = [
     Head("single", ("bad", "fair", "good")),
     Head("multi", ("red", "green", "blue", "black", "white")),
     Head("regression"),
+    Head("span"),
 ]
+#: The class that `transformers` has for a kind; the first one for all others.
+PEERS = {"": AutoModelForSequenceClassification, "span": AutoModelForQuestionAnswering}
 ROWS = [([2, 17, 5, 3, 9, 3], [0, 0, 0, 0, 1, 1]), ([2, 8, 3], [0, 0, 0])]
 
 
@@ -35,20 +43,24 @@ def saved(directory: Path, head: Head) -> TaskModel:
 def test_transformers_loads_the_same_numbers(tmp_path: Path, head: Head) -> None:
     """The matching class, no missing or unexpected key, the labels, and equal logits to 1e-5."""
     model = saved(tmp_path / "m", head)
-    peer, told = AutoModelForSequenceClassification.from_pretrained(
-        tmp_path / "m", output_loading_info=True
-    )
+    auto = PEERS.get(head.kind, PEERS[""])
+    peer, told = auto.from_pretrained(tmp_path / "m", output_loading_info=True)
     assert not told["missing_keys"]
     assert not told["unexpected_keys"]
     if head.labels:
         assert tuple(peer.config.id2label[n] for n in range(head.outputs)) == head.labels
     with torch.no_grad():
-        found = model(pack(ROWS))
-        for (ids, segments), row in zip(ROWS, found, strict=True):
-            wanted = peer.eval()(
+        sizes = [len(ids) if head.kind == "span" else 1 for ids, _ in ROWS]
+        found = model(pack(ROWS)).split(sizes)
+        for (ids, segments), rows in zip(ROWS, found, strict=True):
+            said = peer.eval()(
                 input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([segments])
             )
-            torch.testing.assert_close(row[None], wanted.logits, rtol=0, atol=1e-5)
+            if head.kind == "span":
+                wanted = torch.stack([said.start_logits[0], said.end_logits[0]], 1)
+            else:
+                wanted = said.logits
+            torch.testing.assert_close(rows, wanted, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: head.kind)
