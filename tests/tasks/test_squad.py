@@ -149,7 +149,7 @@ def test_the_best_threshold_is_the_official_one() -> None:
         answers[0] = []
         said = [str(one) for one in chance.choice(["x y", "x", "z"], count)]
         nulls = chance.normal(size=count)
-        now = best = sum(not own for own in answers)
+        now = best = float(sum(not own for own in answers))
         for number in np.argsort(nulls):
             own = answers[number]
             now += mean_score([said[number]], [own], "f1", second=True) if own else -1

@@ -1,6 +1,7 @@
 """What a model answers: the peer's spans and scores, no answer by its threshold, SQuAD's file."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,8 @@ def made(directory: Path, tokenizer: Tokenizer, **info: Any) -> Path:
     )  # fmt: skip
     head = Head("span")
     task = {"kind": "span", "length": 48, "stride": 9, "longest_question": 20, "longest_answer": 6}
-    provenance = {"provenance": {"task": task}}
-    save_task(
-        directory, head.model(config), tokenizer, head, {"task": "squad", **provenance, **info}
-    )
+    info = {"task": "squad", "provenance": {"task": task}, **info}
+    save_task(directory, head.model(config), tokenizer, head, info)
     return directory
 
 
@@ -64,26 +63,25 @@ def of_peer(directory: Path, question: str, context: str) -> tuple[dict[str, flo
     with torch.no_grad():
         said = model(**inputs)
     start, end = said.start_logits.tolist(), said.end_logits.tolist()
+    sizes = [int(mask.sum()) - size - 3 for mask in inputs["attention_mask"]]
+    # Of each token of the context: its most context in any window, and which window that is.
     shown: dict[int, tuple[float, int]] = {}
-    windows = []
-    for number, own in enumerate(places):
-        length = int(inputs["attention_mask"][number].sum()) - size - 3
-        windows.append(length)
+    for number, length in enumerate(sizes):
         for token in range(length):
             value = min(token, length - 1 - token) + 0.01 * length
             if value > shown.get(number * 9 + token, (-1.0, 0))[0]:
                 shown[number * 9 + token] = value, number
     found: dict[str, float] = {}
-    for number, own in enumerate(places):
-        first = size + 2
-        for a in range(windows[number]):
+    for number, length in enumerate(sizes):
+        for a in range(length):
             if shown[number * 9 + a][1] != number:
                 continue
-            for b in range(a, min(a + 6, windows[number])):
-                text = context[own[first + a][0] : own[first + b][1]]
-                value = start[number][first + a] + end[number][first + b]
+            for b in range(a, min(a + 6, length)):
+                one, two = size + 2 + a, size + 2 + b
+                text = context[places[number][one][0] : places[number][two][1]]
+                value = start[number][one] + end[number][two]
                 found[text] = max(value, found.get(text, -np.inf))
-    return found, min(one[0] + two[0] for one, two in zip(start, end, strict=True))
+    return found, min(first[0] + last[0] for first, last in zip(start, end, strict=True))
 
 
 @pytest.mark.parametrize("threshold", [None, -100.0, 0.0, 100.0])
@@ -122,8 +120,14 @@ def test_a_stream_is_answered_piece_by_piece(
     bundle = load_task(made(tmp_path / "m", tokenizer))
     wanted = answer(bundle, ASKED * 2)
     monkeypatch.setattr(module, "_AT_ONCE", 3)
-    pulled = []
-    stream = answer_each(bundle, (pulled.append(one) or one for one in ASKED * 2))
+    pulled: list[tuple[str, str]] = []
+
+    def asked() -> Iterator[tuple[str, str]]:
+        for one in ASKED * 2:
+            pulled.append(one)
+            yield one
+
+    stream = answer_each(bundle, asked())
     first = next(stream)
     assert len(pulled) == 3
     found = [first, *stream]
