@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from bertsmith.train.finetune import finetune
     from bertsmith.train.pretrain import pretrain
     from bertsmith.use.answer import answer
+    from bertsmith.use.choose import choose
     from bertsmith.use.evaluate import evaluate
     from bertsmith.use.fill import fill
     from bertsmith.use.pair import pair
@@ -38,6 +39,7 @@ _PUBLIC = {
     "Store": "bertsmith.data.store",
     "Tokenizer": "bertsmith.text.wordpiece",
     "answer": "bertsmith.use.answer",
+    "choose": "bertsmith.use.choose",
     "evaluate": "bertsmith.use.evaluate",
     "fill": "bertsmith.use.fill",
     "finetune": "bertsmith.train.finetune",
@@ -55,6 +57,7 @@ __all__ = [
     "Tokenizer",
     "__version__",
     "answer",
+    "choose",
     "evaluate",
     "fill",
     "finetune",

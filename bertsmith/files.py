@@ -5,9 +5,10 @@ It never knows what is in a file.
 
 import hashlib
 import json
+import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,27 @@ def write_whole(path: Path, content: bytes | str) -> None:
     sync(path.parent)
 
 
+def json_of(value: Any, indent: int | None = None) -> str:
+    """Return ``value`` as JSON; what is not finite becomes null, since JSON knows no NaN."""
+    return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(own) for key, own in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(own) for own in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def figures_of(read: Mapping[str, Any]) -> dict[str, Any]:
+    """Return named figures as they were before ``json_of``: null is NaN again."""
+    return {name: math.nan if value is None else value for name, value in read.items()}
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as indented UTF-8 JSON, whole or not at all."""
-    write_whole(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    write_whole(path, json_of(value, indent=2) + "\n")
 
 
 @contextmanager

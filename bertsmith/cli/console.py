@@ -3,7 +3,6 @@
 It never knows what is computed.
 """
 
-import json
 import sys
 import time
 from typing import Any
@@ -19,6 +18,8 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+from bertsmith.files import json_of
 
 #: Seconds between two plain progress lines where there is no terminal.
 PLAIN_LINE_SECONDS = 15.0
@@ -38,7 +39,7 @@ def put(text: str) -> None:
 
 def put_json(value: Any) -> None:
     """Put ``value`` on stdout as one line of JSON."""
-    put(json.dumps(value, ensure_ascii=False))
+    put(json_of(value))
 
 
 class Bars:

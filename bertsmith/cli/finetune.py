@@ -23,6 +23,19 @@ class KindName(StrEnum):
     single = "single"
     multi = "multi"
     regression = "regression"
+    entities = "entities"
+    tags = "tags"
+
+
+class Layers(StrEnum):
+    """What a BiLSTM reads of a frozen encoder (table 7 of the paper)."""
+
+    embeddings = "embeddings"
+    second_to_last = "second-to-last"
+    last = "last"
+    sum_last_four = "weighted-sum-last-four"
+    concat_last_four = "concat-last-four"
+    sum_all = "weighted-sum-all"
 
 
 @app.command()
@@ -32,14 +45,13 @@ def finetune(
         typer.Argument(
             metavar="TASK",
             help="cola, sst-2, mrpc, sts-b, qqp, mnli, qnli, rte, wnli, nsmc, korsts, squad, "
-            "squad2; or classify or answer, for a file of your own.",
+            "squad2, swag, codah, comve-b, conll2003, conll2003-pos, klue-ner; or classify, "
+            "answer, choose or tag, for files of your own.",
             show_default=False,
         ),
     ],
     model: Annotated[Path, typer.Option(help="The model directory or RUN to start from.")],
-    data: Annotated[
-        Path, typer.Option(help="The folder of a public task; for classify the training table.")
-    ],
+    data: Annotated[Path, typer.Option(help="The folder of a public task; or the training table.")],
     out: Annotated[Path, typer.Option(help="The run's directory.")],
     dev: Annotated[
         Path | None, typer.Option(help="The held-out table; else a tenth is held out.")
@@ -47,8 +59,16 @@ def finetune(
     text: Annotated[str | None, typer.Option(help="The column of the text.")] = None,
     pair: Annotated[str | None, typer.Option(help="The column of a second text.")] = None,
     label: Annotated[str | None, typer.Option(help="The column of the label.")] = None,
+    endings: Annotated[
+        str | None, typer.Option(help="choose: the columns of the endings, such as a,b,c,d.")
+    ] = None,
     kind: Annotated[
-        KindName | None, typer.Option(help="One label, several (a|b), or a number.")
+        KindName | None,
+        typer.Option(help="One label, several (a|b), or a number; of tags, entities or plain."),
+    ] = None,
+    features: Annotated[
+        Layers | None,
+        typer.Option(help="Leave the encoder as it is; learn a BiLSTM on these of its layers."),
     ] = None,
     epochs: Annotated[float | None, typer.Option(help="Walks through the data.", min=0)] = None,
     batch: Annotated[int | None, typer.Option(help="Examples of a step.", min=1)] = None,
@@ -73,22 +93,26 @@ def finetune(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Result as JSON on stdout.")] = False,
 ) -> None:
-    """Fine-tune a model on a task: texts or pairs with labels or a number, or questions.
+    """Fine-tune a model on a task: labels of texts, answers, choices, entities or tags.
 
     The same command again goes on where a stopped run left off. Ctrl-C and SIGTERM save first.
     """
     values: dict[str, Any] = {
         "task": {
             "text": text, "pair": pair, "label": label, "kind": kind.value if kind else None,
+            "endings": endings.split(",") if endings else None,
             "batch": batch, "length": length, "skip_bad": skip_bad or None,
             "heldout": {"dev": str(dev.resolve())} if dev else None,
         },
         "optim": {"lr": lr},
         "schedule": {"epochs": epochs},
         "run": {"seed": seed},
+        "features": {"layers": features.value if features else None},
     }  # fmt: skip
     said = {name: {key: value for key, value in table.items() if value is not None}
             for name, table in values.items()}  # fmt: skip
+    if features is None:
+        del said["features"]
     given: dict[str, Any] = {
         "data": data, "config": config, "assignments": assign or [], "values": said,
         "progress": Bars(),

@@ -22,7 +22,8 @@ def predict(
         list[str] | None,
         typer.Argument(
             metavar="TEXT",
-            help="Texts; a tab parts the two of a pair, or a question and its context.",
+            help="Texts; tabs part the two of a pair, a question and its context, or a prompt and "
+            "its endings.",
             show_default=False,
         ),
     ] = None,

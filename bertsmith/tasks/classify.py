@@ -19,7 +19,8 @@ from torch.nn import functional as F
 from bertsmith.bundle import Head, Kind
 from bertsmith.errors import TaskError
 from bertsmith.tasks import metrics
-from bertsmith.tasks.inputs import BadExampleError, Counts, Inputs, Part, Sequence_
+from bertsmith.tasks.inputs import BadExampleError, Counts, Inputs, Part
+from bertsmith.tasks.sequences import joined, shortened
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.tables import Row, cell, rows, text_of
 from bertsmith.text.wordpiece import Tokenizer
@@ -71,16 +72,18 @@ def _example(
 
 def _label(value: Any, kind: Kind) -> str | float | frozenset[str]:
     if kind == "multi":
-        given = value if isinstance(value, list) else str(value).split(SEPARATOR)
-        return frozenset(str(name).strip() for name in given if str(name).strip())
+        given = value.split(SEPARATOR) if isinstance(value, str) else value
+        given = given if isinstance(given, list) else [given]
+        return frozenset(name for name in map(_name, given) if name)
     if kind == "single":
-        if isinstance(value, list | dict):
+        if isinstance(value, list):
             raise BadExampleError("several labels where one is expected", "; see --kind multi")
-        # JSON's true is a label named as it is written.
-        name = json.dumps(value) if isinstance(value, bool) else str(value).strip()
+        name = _name(value)
         if not name:
             raise BadExampleError("an empty label")
         return name
+    if isinstance(value, bool):
+        raise BadExampleError("a score that is no number", f": {value!r}")
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -88,6 +91,15 @@ def _label(value: Any, kind: Kind) -> str | float | frozenset[str]:
     if not math.isfinite(number):
         raise BadExampleError("a score that is not finite", f": {value!r}")
     return number
+
+
+def _name(value: Any) -> str:
+    """Return the name of a label; JSON's true and 1 are labels named as they are written."""
+    if isinstance(value, bool):
+        return json.dumps(value)
+    if not isinstance(value, str | int | float):
+        raise BadExampleError("a label that is no name", f": {value!r}")
+    return str(value).strip()
 
 
 def _refuse_unknown(label: str | float | frozenset[str], labels: Sequence[str] | None) -> None:
@@ -145,30 +157,6 @@ def encode(
     return Inputs(
         sequences, where, cut_off, None if targets is None else np.split(targets, len(examples))
     )
-
-
-def joined(texts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> Sequence_:
-    """Return the ids [CLS] A [SEP] or [CLS] A [SEP] B [SEP], and the segment of each."""
-    ids, segments = [tokenizer.cls_id], [0]
-    for segment, own in enumerate(texts):
-        ids += [*own, tokenizer.sep_id]
-        segments += [segment] * (len(own) + 1)
-    return ids, segments
-
-
-def shortened(ids: Sequence[Sequence[int]], room: int) -> list[Sequence[int]]:
-    """Cut one or two texts to ``room`` ids together, each at its end, the longer one first.
-
-    Both long: the shorter one keeps half, as ``tokenizers`` truncates ("longest_first").
-    """
-    if len(ids) == 1:
-        return [ids[0][:room]]
-    sizes = [len(own) for own in ids]
-    if sum(sizes) > room:
-        short = min(*sizes, room // 2)
-        first_is_longer = sizes[0] > sizes[1]
-        sizes = [room - short, short] if first_is_longer else [short, room - short]
-    return [own[:size] for own, size in zip(ids, sizes, strict=True)]
 
 
 def targets_of(examples: Sequence[Example], head: Head) -> NDArray[Any] | None:

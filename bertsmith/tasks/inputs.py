@@ -28,12 +28,16 @@ Example = TypeVar("Example")
 
 @dataclass
 class Counts:
-    """What became of the examples of a file: nothing is dropped in silence."""
+    """What became of the examples of a file: nothing is dropped in silence.
+
+    unseen: of a training file, the labels that are known and that none of its examples has.
+    """
 
     read: int = 0
     used: int = 0
     cut_off: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
+    unseen: list[str] | None = None
 
     @contextmanager
     def one(self, where: str, *, skip_bad: bool) -> Iterator[None]:
@@ -60,8 +64,9 @@ class Counts:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counts for JSON."""
-        return {"read": self.read, "used": self.used, "cut_off": self.cut_off,
-                "skipped": dict(self.skipped)}  # fmt: skip
+        counts = {"read": self.read, "used": self.used, "cut_off": self.cut_off,
+                  "skipped": dict(self.skipped)}  # fmt: skip
+        return counts if self.unseen is None else {**counts, "unseen": self.unseen}
 
 
 class BadExampleError(Exception):

@@ -3,6 +3,7 @@
 It never knows how a run trains.
 """
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -24,16 +25,19 @@ class TaskSettings(Settings):
     heldout: dict[str, str] = Field(default_factory=dict)
     #: A hash of all these files; the run finds it out.
     fingerprint: str = ""
+    #: Only the first so many of the training examples; None: all.
+    examples: Annotated[int, Field(ge=2)] | None = None
     #: The share of the training file that is held out where there is no held-out file, and which
     #: one of the 1/share that there are (for cross-validation).
     heldout_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     heldout_fold: Annotated[int, Field(ge=0)] = 0
-    #: Columns: the text (a question, a prompt), a second text, the label (the right ending).
+    #: Columns: the text (a question, a prompt), a second text (choose: what each ending begins
+    #: with), the label (the right ending).
     text: str = "text"
     pair: str | None = None
     label: str = "label"
     header: bool = True
-    #: choose: the columns of the endings.
+    #: choose: the columns of the endings, or the one whose cells are lists of them.
     endings: list[str] = Field(default_factory=list)
     #: choose: how the name of the file goes on that holds "id,label" of each row; "" where the
     #: label is a column.
@@ -58,3 +62,13 @@ class TaskSettings(Settings):
     skip_bad: bool = False
     #: "balanced": an example counts the more, the rarer its label is.
     class_weights: Literal["none", "balanced"] = "none"
+
+    def answers_file(self, path: Path) -> Path | None:
+        """Return the file with the labels of the table ``path``; None where they are a column."""
+        return path.with_stem(path.stem + self.answers) if self.answers else None
+
+    def files(self) -> list[Path]:
+        """Return every file of the task: tables, and those of their answers."""
+        tables = [Path(file) for file in (self.train, *self.heldout.values())]
+        answers = [self.answers_file(table) for table in tables]
+        return tables + [file for file in answers if file is not None]

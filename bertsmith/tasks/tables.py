@@ -6,6 +6,7 @@ It never knows what a column means.
 import csv
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -45,12 +46,28 @@ def cell(row: Row, name: str) -> Any:
 
 def text_of(row: Row, name: str) -> str:
     """Return the text of a column; BadExampleError for what is none, or empty."""
-    value = cell(row, name)
-    if isinstance(value, list | dict):
-        raise BadExampleError("no text", f" in column {name!r}, but a {type(value).__name__}")
-    if not str(value).strip():
+    return checked_text(cell(row, name), name)
+
+
+def checked_text(value: Any, name: str) -> str:
+    """Return a text of the column ``name``; BadExampleError for what is none, or empty."""
+    if not isinstance(value, str):
+        # A number would have lost the form that it was written in, such as its zeros.
+        raise BadExampleError("no text", f" in column {name!r}, but {_kind_of(value)}: {value!r}")
+    if not value.strip():
         raise BadExampleError("an empty text", f" in column {name!r}")
-    return str(value)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        # JSON can write half of a character, which no encoding of a text has.
+        raise BadExampleError("half a character", f" (a surrogate) in column {name!r}") from None
+    return value
+
+
+def _kind_of(value: Any) -> str:
+    kinds = {bool: "true or false", int: "a number", float: "a number", list: "a list",
+             dict: "an object"}  # fmt: skip
+    return kinds.get(type(value), type(value).__name__)
 
 
 def rows(path: Path, *, header: bool = True) -> Iterator[Row]:
@@ -65,10 +82,16 @@ def rows(path: Path, *, header: bool = True) -> Iterator[Row]:
     if suffix == ".parquet":
         yield from _parquet(path)
         return
+    with opened(path) as file:
+        yield from _json_lines(file, path) if suffix == ".jsonl" else _cells(file, path, header)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[TextIO]:
+    """Open a text file, UTF-8 with or without a mark; what goes wrong is a TaskError."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            read = _json_lines(file, path) if suffix == ".jsonl" else _cells(file, path, header)
-            yield from read
+            yield file
     except FileNotFoundError:
         raise TaskError(f"{path}: no such file") from None
     except UnicodeDecodeError as error:

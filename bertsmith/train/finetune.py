@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from bertsmith.bundle import Head, TaskBundle, save_task, start_task
 from bertsmith.errors import RunError, SettingsError
-from bertsmith.files import write_json, write_whole
+from bertsmith.files import figures_of, write_json, write_whole
+from bertsmith.model.features import FeatureModel
 from bertsmith.progress import Progress, Silent
 from bertsmith.settings import from_assignments, merged, read_toml
 from bertsmith.tasks.families import family_of
-from bertsmith.tasks.inputs import Counts, Inputs
+from bertsmith.tasks.inputs import Inputs
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train import checkpoint, device, journal, loop, optimizer, schedule
 from bertsmith.train.loop import Plan
@@ -31,6 +32,7 @@ from bertsmith.train.taskdata import (
     model_changes,
     read_data,
     resolve_task,
+    unseen_labels,
     with_model,
     with_task,
 )
@@ -46,7 +48,8 @@ class Tuned:
 
     model: None where a signal stopped the run after ``step`` of ``steps``. metrics: the names of
     the task's metrics, the first one decides. figures: the evaluation of the weights that were
-    chosen. counts: what became of the rows of each file. seconds: spent training.
+    chosen. counts: what became of the rows of each file, and the known labels that no training
+    example has. seconds: spent training.
     """
 
     run: Path
@@ -86,10 +89,11 @@ def finetune(
     settings = resolve_task(task, Path(model), Path(data) if data else None, said)
     examples = read_data(settings.task)
     head = head_of(settings.task, examples)
+    examples.counts["train"].unseen = unseen_labels(settings.task, head, examples)
     facts = {"labels": list(head.labels), "fingerprint": fingerprint(settings.task)}
     settings = with_task(settings, facts)
     torch.manual_seed(settings.run.seed)
-    start = start_task(model, head, model_changes(said))
+    start = start_task(model, head, model_changes(said), settings.features)
     settings = with_model(settings, start)
     run.mkdir(parents=True, exist_ok=True)
     with alone(run):
@@ -153,6 +157,7 @@ def _train(
 def _finished(run: Path) -> Tuned:
     """Return the result of a run that is finished."""
     said = json.loads((run / RESULT).read_text(encoding="utf-8"))
+    said["figures"] = figures_of(said["figures"])
     return Tuned(run=run, model=run / MODEL, **said)
 
 
@@ -167,7 +172,9 @@ def _work(
     start.model.bert.kernel = machine.kernel
 
     def encoded(name: str, examples: list[Any]) -> Inputs:
-        return family.encode(examples, start.tokenizer, head, task, data.counts.get(name, Counts()))
+        # A share that is held out was read from the training table, and is counted with it.
+        counts = data.counts.get(name, data.counts["train"])
+        return family.encode(examples, start.tokenizer, head, task, counts)
 
     train = encoded("train", data.train)
     heldout = {name: Scored(own, encoded(name, own)) for name, own in data.heldout.items()}
@@ -233,6 +240,8 @@ def _freeze(start: TaskBundle, layers: int | None) -> None:
     """Leave the embeddings and so many layers from below as they are."""
     if layers is None:
         return
+    if isinstance(start.model, FeatureModel):
+        raise SettingsError("run.freeze: with features the whole encoder stays as it is anyway")
     if layers > start.config.layers:
         raise SettingsError(
             f"run.freeze is {layers}, but the model has {start.config.layers} layers"
@@ -257,6 +266,11 @@ def _tell(
         said += [f"{counts.cut_off:,} cut off at the end"] if counts.cut_off else []
         if said:
             progress.note(f"{name}: of {counts.read:,} rows {'; '.join(said)}")
+        if counts.unseen:
+            progress.note(
+                f"{name}: no example has the label {', '.join(map(repr, counts.unseen))}, so the "
+                "model cannot learn it"
+            )
 
 
 def _last_figures(run: Path, step: int | None = None) -> dict[str, float]:

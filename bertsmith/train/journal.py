@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from bertsmith.files import write_whole
+from bertsmith.files import figures_of, json_of, write_whole
 
 NAME = "metrics.jsonl"
 #: The keys of a line that differ between two runs of the same steps.
@@ -25,12 +25,12 @@ class Journal:
         """
         self.path = run / NAME
         kept = [line for line in read(run) if line["step"] <= step]
-        write_whole(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+        write_whole(self.path, "".join(json_of(line) + "\n" for line in kept))
         self._file = self.path.open("a", encoding="utf-8")
 
     def write(self, line: dict[str, Any]) -> None:
         """Append a line and hand it to the system."""
-        self._file.write(json.dumps(line) + "\n")
+        self._file.write(json_of(line) + "\n")
         self._file.flush()
 
     def sync(self) -> None:
@@ -50,7 +50,7 @@ def read(run: Path) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     for text in path.read_text(encoding="utf-8").splitlines():
         try:
-            lines.append(json.loads(text))
+            lines.append(figures_of(json.loads(text)))
         except json.JSONDecodeError:
             break
     return lines

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from bertsmith.bundle import TaskBundle, load_task
-from bertsmith.errors import ModelError, QuestionError
+from bertsmith.bundle import TaskBundle
+from bertsmith.errors import QuestionError
 from bertsmith.tasks.answer import Example, encode
 from bertsmith.tasks.families import task_of
 from bertsmith.tasks.inputs import Counts
 from bertsmith.tasks.outputs import outputs
 from bertsmith.tasks.spans import Found, best_spans
-from bertsmith.use.ask import windows
+from bertsmith.use.ask import opened_task, windows
 
 #: Questions worked on at once: enough that like lengths meet, and that a context with many
 #: questions is tokenized once.
@@ -88,12 +88,7 @@ def answer_each(
     model: TaskBundle | Path | str, questions: Iterable[tuple[str, str]]
 ) -> Iterator[Answer]:
     """Yield what ``answer`` does, for input without end. An error names a question's number."""
-    bundle = model if isinstance(model, TaskBundle) else load_task(model)
-    if bundle.head.kind != "span":
-        raise ModelError(
-            f"{bundle.path}: this model gives no spans (its kind is {bundle.head.kind!r}); "
-            "expected one that was fine-tuned on 'answer', 'squad' or 'squad2'"
-        )
+    bundle = opened_task(model, "span")
     number = 0
     for window in windows(questions, _AT_ONCE):
         examples = []

@@ -12,7 +12,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from bertsmith.bundle import Bundle, load
+from bertsmith.bundle import Bundle, Kind, TaskBundle, load, load_task
+from bertsmith.errors import ModelError
 from bertsmith.model.packed import Packed, groups, pack
 
 #: A model as callers give it: loaded, or the path of a model directory or a RUN.
@@ -51,6 +52,20 @@ class Answers:
 def opened(model: Model) -> Bundle:
     """Return ``model`` itself if it is loaded, else load it, on the CPU."""
     return model if isinstance(model, Bundle) else load(model)
+
+
+def opened_task(model: TaskBundle | Path | str, *kinds: Kind) -> TaskBundle:
+    """Return a fine-tuned model itself if it is loaded, else load it, on the CPU.
+
+    Raises ModelError if it is of none of ``kinds``.
+    """
+    bundle = model if isinstance(model, TaskBundle) else load_task(model)
+    if bundle.head.kind not in kinds:
+        raise ModelError(
+            f"{bundle.path}: this model is of the kind {bundle.head.kind!r}; expected "
+            f"{' or '.join(map(repr, kinds))}; `bertsmith predict` asks a model of any kind"
+        )
+    return bundle
 
 
 def longest(bundle: Bundle) -> int:

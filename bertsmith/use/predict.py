@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bertsmith.bundle import TaskBundle, load_task
-from bertsmith.errors import ModelError, QuestionError
+from bertsmith.bundle import TaskBundle
+from bertsmith.errors import QuestionError
 from bertsmith.tasks.classify import Example, encode
-from bertsmith.tasks.families import KINDS, task_of
+from bertsmith.tasks.families import task_of
 from bertsmith.tasks.inputs import Counts
 from bertsmith.tasks.outputs import outputs
-from bertsmith.use.ask import windows
+from bertsmith.use.ask import opened_task, windows
 
 #: Texts worked on at once: enough that like lengths meet.
 _WINDOW = 1024
@@ -40,7 +40,7 @@ def predict(
 ) -> list[Prediction]:
     """Return what a fine-tuned model says of each text, or pair of texts, in their order.
 
-    Raises ModelError for a model that is not fine-tuned, QuestionError for an empty text.
+    Raises ModelError for a model that is not fine-tuned for this, QuestionError for an empty text.
     """
     return list(predict_each(model, texts))
 
@@ -49,12 +49,7 @@ def predict_each(
     model: TaskBundle | Path | str, texts: Iterable[str | tuple[str, str]]
 ) -> Iterator[Prediction]:
     """Yield what ``predict`` returns, for input without end. An error names the text's number."""
-    bundle = model if isinstance(model, TaskBundle) else load_task(model)
-    if bundle.head.kind not in KINDS["classify"]:
-        raise ModelError(
-            f"{bundle.path}: this model labels no texts (its kind is {bundle.head.kind!r}); "
-            "expected one that was fine-tuned on 'classify' or a task of GLUE"
-        )
+    bundle = opened_task(model, "single", "multi", "regression")
     number = 0
     for window in windows(texts, _WINDOW):
         examples = []

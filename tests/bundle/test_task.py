@@ -1,13 +1,16 @@
 """The directory of a fine-tuned model: what transformers makes of it, and what is refused."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoModelForMultipleChoice,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     BertConfig,
     BertModel,
 )
@@ -23,10 +26,18 @@ HEADS = [
     Head("single", ("bad", "fair", "good")),
     Head("multi", ("red", "green", "blue", "black", "white")),
     Head("regression"),
+    Head("entities", ("O", "B-X", "I-X")),
+    Head("tags", ("NN", "VB")),
+    Head("choice"),
     Head("span"),
 ]
-#: The class that `transformers` has for a kind; the first one for all others.
-PEERS = {"": AutoModelForSequenceClassification, "span": AutoModelForQuestionAnswering}
+#: The class that transformers has for a kind of model, where it is not that for sequences.
+CLASSES: dict[str, Any] = {
+    "choice": AutoModelForMultipleChoice,
+    "entities": AutoModelForTokenClassification,
+    "span": AutoModelForQuestionAnswering,
+    "tags": AutoModelForTokenClassification,
+}
 ROWS = [([2, 17, 5, 3, 9, 3], [0, 0, 0, 0, 1, 1]), ([2, 8, 3], [0, 0, 0])]
 
 
@@ -43,24 +54,25 @@ def saved(directory: Path, head: Head) -> TaskModel:
 def test_transformers_loads_the_same_numbers(tmp_path: Path, head: Head) -> None:
     """The matching class, no missing or unexpected key, the labels, and equal logits to 1e-5."""
     model = saved(tmp_path / "m", head)
-    auto = PEERS.get(head.kind, PEERS[""])
+    auto = CLASSES.get(head.kind, AutoModelForSequenceClassification)
     peer, told = auto.from_pretrained(tmp_path / "m", output_loading_info=True)
     assert not told["missing_keys"]
     assert not told["unexpected_keys"]
     if head.labels:
         assert tuple(peer.config.id2label[n] for n in range(head.outputs)) == head.labels
     with torch.no_grad():
-        sizes = [len(ids) if head.kind == "span" else 1 for ids, _ in ROWS]
-        found = model(pack(ROWS)).split(sizes)
-        for (ids, segments), rows in zip(ROWS, found, strict=True):
-            said = peer.eval()(
-                input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([segments])
-            )
+        found = model(pack(ROWS))
+        rows = found if len(found) == len(ROWS) else found.split([len(ids) for ids, _ in ROWS])
+        for (ids, segments), row in zip(ROWS, rows, strict=True):
+            # [1, S], and for a choice [1, 1, S]: one prompt with one ending.
+            one = [torch.tensor(each)[None] for each in (ids, segments)]
+            one = [each[None] for each in one] if head.kind == "choice" else one
+            said = peer.eval()(input_ids=one[0], token_type_ids=one[1])
             if head.kind == "span":
-                wanted = torch.stack([said.start_logits[0], said.end_logits[0]], 1)
+                wanted = torch.stack([said.start_logits, said.end_logits], -1)
             else:
                 wanted = said.logits
-            torch.testing.assert_close(rows, wanted, rtol=0, atol=1e-5)
+            torch.testing.assert_close(row[None], wanted, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: head.kind)

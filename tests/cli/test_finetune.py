@@ -1,12 +1,14 @@
 """The verbs of fine-tuning on the command line."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bertsmith.cli.console import put_json
 from bertsmith.train.finetune import finetune
 
 Run = Callable[..., Any]
@@ -44,6 +46,24 @@ def test_finetune_tells_what_it_did(run: Run, model: Path, table: Path, tmp_path
     assert f"next: bertsmith predict {out / 'model'}" in done.err
 
 
+def test_endings_are_columns(run: Run, model: Path, tmp_path: Path) -> None:
+    """Multiple choice from a table of one's own, and then a prompt with its endings."""
+    rows = [f"the anvil {n},rings,sleeps,{n % 2}" for n in range(20)]
+    (tmp_path / "t.csv").write_text("\n".join(["line,a,b,right", *rows]) + "\n")
+    done = run(
+        "finetune", "choose", "--model", model, "--data", tmp_path / "t.csv", "--text", "line",
+        "--endings", "a,b", "--label", "right", "--epochs", 1, "--batch", 8,
+        "--set", "run.threads=1", "--out", tmp_path / "run",
+    )  # fmt: skip
+    assert done.status == 0, done.err
+    assert "train: 20 read, 20 used, 0 skipped, 0 cut off" in done.out
+    done = run("predict", tmp_path / "run", "the anvil\trings\tsleeps", "--json")
+    told = json.loads(done.out)
+    assert told["endings"] == ["rings", "sleeps"]
+    assert sum(told["probabilities"]) == pytest.approx(1)
+    assert told["probabilities"][told["best"]] == max(told["probabilities"])
+
+
 def test_predict_tells_labels(run: Run, tuned: Path) -> None:
     """A line a text: label, probability, text; as JSON all labels."""
     done = run("predict", tuned, "the anvil rings", "the river\tsleeps")
@@ -72,6 +92,12 @@ def test_evaluate_knows_the_columns(run: Run, tuned: Path, table: Path) -> None:
     told = json.loads(run("evaluate", tuned, "--data", table, "--json").out)
     assert 0 <= told["accuracy"] <= 1
     assert told["counts"] == {"read": 24, "used": 24, "cut_off": 0, "skipped": {}}
+
+
+def test_json_on_stdout_knows_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
+    """A correlation with a constant is null there, so that any reader takes the line."""
+    put_json({"spearman": math.nan, "all": [1.5, -math.inf]})
+    assert capsys.readouterr().out == '{"spearman": null, "all": [1.5, null]}\n'
 
 
 def test_mistakes_are_told(run: Run, model: Path, table: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Reading, encoding and scoring texts with labels."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,17 +9,11 @@ import pytest
 
 from bertsmith.bundle import Head, Kind
 from bertsmith.errors import TaskError
-from bertsmith.tasks.classify import (
-    Example,
-    encode,
-    labels_of,
-    read,
-    score,
-    shortened,
-)
+from bertsmith.tasks.classify import Example, encode, labels_of, read, score
 from bertsmith.tasks.families import with_metrics
 from bertsmith.tasks.inputs import Counts, Inputs
 from bertsmith.tasks.public import TASKS
+from bertsmith.tasks.sequences import shortened
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.text.recipe import Recipe
 from bertsmith.text.wordpiece import SPECIAL, Tokenizer
@@ -55,6 +50,37 @@ def test_a_bad_row_is_told_or_counted(tmp_path: Path, kind: Kind, row: str, mess
     examples, counts = read(file, TaskSettings(kind=kind, skip_bad=True), labels=labels)
     assert [example.texts for example in examples] == [("red",), ("green",)]
     assert (counts.read, counts.used, sum(counts.skipped.values())) == (3, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "label", "message"),
+    [
+        ("single", 5, "1", "line 1: no text in column 'text', but a number: 5"),
+        ("single", True, "1", "line 1: no text in column 'text', but true or false"),
+        ("single", ["red"], "1", "line 1: no text in column 'text', but a list"),
+        ("single", {"a": "red"}, "1", "line 1: no text in column 'text', but an object"),
+        ("single", "red \ud83d", "1", "line 1: half a character"),
+        ("single", "red", {"a": 1}, "line 1: a label that is no name"),
+        ("single", "red", ["0", "1"], "line 1: several labels where one is expected"),
+        ("multi", "red", {"a": 1}, "line 1: a label that is no name"),
+        ("multi", "red", ["0", ["1"]], r"line 1: a label that is no name: \['1'\]"),
+        ("regression", "red", True, "line 1: a score that is no number: True"),
+        ("regression", "red", [1.0], "line 1: a score that is no number"),
+        ("regression", "red", float("nan"), "line 1: a score that is not finite"),
+    ],
+)
+def test_json_of_another_type_is_a_bad_row(
+    tmp_path: Path, kind: Kind, text: Any, label: Any, message: str
+) -> None:
+    """What is no text never becomes one, and what is no label never becomes a name."""
+    rows = [{"text": text, "label": label}, {"text": "red", "label": 1}]
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(TaskError, match=message):
+        read(file, TaskSettings(kind=kind))
+    ((example,), counts) = read(file, TaskSettings(kind=kind, skip_bad=True))
+    assert example.label == {"single": "1", "multi": {"1"}, "regression": 1.0}[kind]
+    assert sum(counts.skipped.values()) == 1
 
 
 def test_a_missing_column_is_an_error_even_when_bad_rows_are_skipped(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The journal: what a resume cuts off, and what a kill may leave."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,17 @@ def test_lines_are_read_back_in_order(tmp_path: Path) -> None:
     assert read(tmp_path) == [{"step": s, "kind": "train", "loss": s / 3} for s in (1, 2, 3)]
     journal.sync()
     journal.close()
+
+
+def test_what_is_no_number_is_null_on_disk(tmp_path: Path) -> None:
+    """JSON knows no NaN: every line can be read by any reader, and is NaN again when read here."""
+    journal = Journal(tmp_path, 0)
+    journal.write({"step": 1, "pearson": math.nan})
+    journal.close()
+    assert (tmp_path / NAME).read_text() == '{"step": 1, "pearson": null}\n'
+    Journal(tmp_path, 1).close()
+    (line,) = read(tmp_path)
+    assert (line["step"], math.isnan(line["pearson"])) == (1, True)
 
 
 def test_a_resume_cuts_what_came_after_its_checkpoint(tmp_path: Path) -> None:

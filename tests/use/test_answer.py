@@ -144,12 +144,12 @@ def test_what_cannot_be_answered_is_refused(tmp_path: Path, tokenizer: Tokenizer
         answer(directory, [("Who?", "iron"), ("Who?", " ")])
     with pytest.raises(QuestionError, match="question 1: the question is empty"):
         answer(directory, [("\t", "iron")])
-    with pytest.raises(ModelError, match="labels no texts"):
+    with pytest.raises(ModelError, match="of the kind 'span'; expected 'single'"):
         predict(directory, ["iron"])
     head = Head("single", ("a", "b"))
     save_task(tmp_path / "c", head.model(ModelConfig(vocab_size=tokenizer.vocab_size, layers=1,
               width=8, heads=1, feed_forward=8, max_positions=9)), tokenizer, head, {})  # fmt: skip
-    with pytest.raises(ModelError, match="gives no spans"):
+    with pytest.raises(ModelError, match="of the kind 'single'; expected 'span'"):
         answer(tmp_path / "c", [("Who?", "iron")])
 
 

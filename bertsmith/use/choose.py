@@ -1,0 +1,78 @@
+"""Ask a fine-tuned model of multiple choice: which of several endings fits a prompt.
+
+It never knows where the prompts come from.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bertsmith.bundle import TaskBundle
+from bertsmith.errors import QuestionError
+from bertsmith.tasks.choose import Question, encode
+from bertsmith.tasks.families import task_of
+from bertsmith.tasks.inputs import Counts
+from bertsmith.tasks.outputs import outputs
+from bertsmith.use.ask import opened_task, windows
+
+#: Prompts worked on at once: enough that like lengths meet.
+_WINDOW = 256
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the model says of one prompt.
+
+    probabilities: of each ending, in their order. best: the index of the likeliest, from 0.
+    cut_off: whether the prompt with one of the endings was longer than the model takes.
+    """
+
+    probabilities: tuple[float, ...]
+    best: int
+    cut_off: bool
+
+
+def choose(
+    model: TaskBundle | Path | str, questions: Sequence[tuple[str, Sequence[str]]]
+) -> list[Choice]:
+    """Return which ending fits, for each prompt with its endings, two of them or more.
+
+    Where a task's endings have a common beginning (SWAG), each is given with it. Raises ModelError
+    for a model of another kind, QuestionError for an empty prompt or ending.
+    """
+    return list(choose_each(model, questions))
+
+
+def choose_each(
+    model: TaskBundle | Path | str, questions: Iterable[tuple[str, Sequence[str]]]
+) -> Iterator[Choice]:
+    """Yield what ``choose`` returns, for input without end. An error names the prompt's number."""
+    bundle = opened_task(model, "choice")
+    number = 0
+    for window in windows(questions, _WINDOW):
+        examples = []
+        for prompt, endings in window:
+            number += 1
+            _refuse_unusable(prompt, endings, number)
+            examples.append(Question(prompt, tuple(endings), None, f"prompt {number:,}"))
+        yield from _answers(bundle, examples)
+
+
+def _refuse_unusable(prompt: str, endings: Sequence[str], number: int) -> None:
+    if isinstance(endings, str) or len(endings) < 2:
+        raise QuestionError(f"prompt {number:,} has fewer than two endings to choose from")
+    for which, text in enumerate((prompt, *endings)):
+        if not text.strip():
+            what = f"ending {which - 1} of prompt {number:,}" if which else f"prompt {number:,}"
+            raise QuestionError(f"{what} is empty; expected at least one word")
+
+
+def _answers(bundle: TaskBundle, examples: list[Question]) -> Iterator[Choice]:
+    inputs = encode(examples, bundle.tokenizer, bundle.head, task_of(bundle), Counts())
+    for rows, cut in zip(outputs(bundle.model, inputs), inputs.cut_off, strict=True):
+        scores = rows[:, 0].astype(np.float64)
+        shares = np.exp(scores - scores.max())
+        shares /= shares.sum()
+        yield Choice(tuple(shares.tolist()), int(scores.argmax()), cut)
