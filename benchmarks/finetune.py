@@ -114,15 +114,37 @@ def main() -> None:
     parser.add_argument("--task", choices=sorted(TASKS), required=True)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--weights", default="all-MiniLM-L6-v2", help="their name, for the record")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=float, default=3.0)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--lr", type=float, default=3e-5)
     parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--examples", type=int, help="only the first so many for training")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if options.examples:
+            shorten(options, Path(folder))
+        compare(options)
+
+
+def shorten(options: argparse.Namespace, folder: Path) -> None:
+    """Make a copy of the task's folder whose training file is shorter, and name it instead."""
+    task = TASKS[options.task]
+    for name in task.dev.values():
+        (folder / name).write_bytes((options.data / name).read_bytes())
+    lines = (options.data / task.train).read_text(encoding="utf-8").splitlines(keepends=True)
+    header = bool(task.facts.get("header", True))
+    (folder / task.train).write_text("".join(lines[: options.examples + header]), encoding="utf-8")
+    options.data = folder
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Run what is missing, seed by seed, and tell of all."""
     settings = {name: getattr(options, name) for name in ("task", "epochs", "batch", "lr")}
-    settings |= {"length": options.length, "model": options.model.name, "data": options.data.name}
+    settings["examples"] = options.examples
+    settings |= {"length": options.length, "weights": options.weights}
     for seed in range(options.seeds):
         for name in ("bertsmith", *PEERS):
             done = [(one["name"], one["seed"]) for one in lines(options.out, settings)]

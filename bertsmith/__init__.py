@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from bertsmith.text.wordpiece import Tokenizer
     from bertsmith.train.finetune import finetune
     from bertsmith.train.pretrain import pretrain
+    from bertsmith.use.answer import answer
     from bertsmith.use.choose import choose
     from bertsmith.use.evaluate import evaluate
     from bertsmith.use.fill import fill
@@ -37,6 +38,7 @@ _PUBLIC = {
     "ModelConfig": "bertsmith.model.config",
     "Store": "bertsmith.data.store",
     "Tokenizer": "bertsmith.text.wordpiece",
+    "answer": "bertsmith.use.answer",
     "choose": "bertsmith.use.choose",
     "evaluate": "bertsmith.use.evaluate",
     "fill": "bertsmith.use.fill",
@@ -54,6 +56,7 @@ __all__ = [
     "Store",
     "Tokenizer",
     "__version__",
+    "answer",
     "choose",
     "evaluate",
     "fill",

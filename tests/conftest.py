@@ -5,6 +5,7 @@ It never knows what is tested.
 
 import os
 import signal
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,15 @@ def shared_text(root: Path) -> Path:
     if not folder.is_dir():
         pytest.skip(f"the shared corpora are not beside the repository: no {folder}")
     return folder
+
+
+@pytest.fixture(scope="session")
+def labelled(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Unpack the shared labelled data, and return their folder; skip where they are absent."""
+    packed = root.parent / "shared" / "data" / "labelled.tar.xz"
+    if not packed.is_file():
+        pytest.skip(f"the shared labelled data are not beside the repository: no {packed}")
+    folder = tmp_path_factory.mktemp("labelled")
+    with tarfile.open(packed) as pack:
+        pack.extractall(folder, filter="data")
+    return folder / "labelled"

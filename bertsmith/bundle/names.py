@@ -28,6 +28,8 @@ _LAYER_PARTS = {
     "down": "output.dense",
     "feed_forward_norm": "output.LayerNorm",
 }
+#: What no class of Hugging Face's has.
+_OURS = ("layer_weights", "layer_scale", "lstm.")
 _QKV = tuple(f"attention.self.{name}" for name in ("query", "key", "value"))
 
 
@@ -37,6 +39,9 @@ def names(model_names: Iterator[str] | list[str]) -> dict[str, tuple[str, ...]]:
     for name in model_names:
         if name == "mlm.decoder.weight":
             continue  # It is the word embedding table, stored once.
+        if name.startswith(_OURS):
+            result[name] = (name,)
+            continue
         if name in _PARTS:
             result[name] = (_PARTS[name],)
             continue

@@ -16,7 +16,8 @@ from bertsmith.bundle.names import to_disk
 from bertsmith.bundle.pretrained import INFO, WEIGHTS, locate, read_parts, read_tensors
 from bertsmith.errors import ModelError
 from bertsmith.files import whole_directory, write_json
-from bertsmith.model.config import ModelConfig
+from bertsmith.model.config import FeatureSettings, ModelConfig
+from bertsmith.model.features import FeatureModel
 from bertsmith.model.task import SequenceModel, SpanModel, TaskModel, TokenModel
 from bertsmith.text.wordpiece import Tokenizer
 
@@ -30,7 +31,7 @@ _PROBLEMS: dict[Kind, str] = {
 }
 #: The class that `transformers` has for each kind, less "BertFor", and ours.
 _SEQUENCE, _TOKENS = ("SequenceClassification", SequenceModel), ("TokenClassification", TokenModel)
-_CLASSES: dict[Kind, tuple[str, type[TaskModel]]] = {
+_CLASSES: dict[Kind, tuple[str, type[SequenceModel | TokenModel | SpanModel]]] = {
     "single": _SEQUENCE, "multi": _SEQUENCE, "regression": _SEQUENCE,
     "choice": ("MultipleChoice", SequenceModel),
     "span": ("QuestionAnswering", SpanModel),
@@ -50,9 +51,21 @@ class Head:
         """The number of outputs C: one for each label; start and end of a span; else one."""
         return 2 if self.kind == "span" else len(self.labels) or 1
 
-    def model(self, config: ModelConfig) -> TaskModel:
-        """Return a model with these outputs; its weights are drawn from the default generator."""
-        return _CLASSES[self.kind][1](config, self.outputs)
+    def model(self, config: ModelConfig, features: FeatureSettings | None = None) -> TaskModel:
+        """Return a model with these outputs; its weights are drawn from the default generator.
+
+        ``features``: a frozen encoder with a BiLSTM on it. Raises ModelError where that cannot be.
+        """
+        form = _CLASSES[self.kind][1]
+        if features is None:
+            return form(config, self.outputs)
+        if self.kind in ("choice", "span"):
+            raise ModelError(f"features: there are none for the kind {self.kind!r}, only for "
+                             "classify and tag")  # fmt: skip
+        try:
+            return FeatureModel(config, self.outputs, features, whole=form is SequenceModel)
+        except ValueError as error:
+            raise ModelError(f"{error}; choose other layers") from None
 
 
 @dataclass(frozen=True)
@@ -76,6 +89,10 @@ def save_task(
 ) -> None:
     """Write the directory of a fine-tuned model, whole or not at all."""
     raw = config_json(model.config)
+    if isinstance(model, FeatureModel):
+        # What no class of theirs has: they refuse it rather than load a part.
+        raw |= {"model_type": "bertsmith", "bertsmith": raw.get("bertsmith", {})}
+        info = {**info, "features": model.features.model_dump()}
     plain = raw["model_type"] == "bert"
     raw["architectures"] = [f"{'Bert' if plain else 'Bertsmith'}For{_CLASSES[head.kind][0]}"]
     raw["pad_token_id"] = tokenizer.pad_id
@@ -101,28 +118,33 @@ def load_task(path: Path | str, *, device: torch.device | str = "cpu") -> TaskBu
     directory = locate(Path(path))
     info, config, tokenizer = read_parts(directory)
     head = _head(directory, info)
-    model = head.model(config)
+    told = info.get("features")
+    model = head.model(config, FeatureSettings.parse(told, f"{directory / INFO}") if told else None)
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     model.load_state_dict(read_tensors(directory / WEIGHTS, shapes))
     return TaskBundle(model.to(device).eval(), tokenizer, config, head, directory, info)
 
 
 def start_task(
-    path: Path | str, head: Head, changes: Mapping[str, Any] | None = None
+    path: Path | str,
+    head: Head,
+    changes: Mapping[str, Any] | None = None,
+    features: FeatureSettings | None = None,
 ) -> TaskBundle:
     """Return the encoder of a model directory with a new output layer, drawn from the generator.
 
-    ``changes``: fields of the config that are to differ, such as its dropout.
+    ``changes``: fields of the config that are to differ, such as its dropout. ``features``: the
+    encoder is frozen, with a BiLSTM on it.
     Any BERT's directory does, with or without heads; a pooler that is not there is new, too.
     ``info["new"]`` names the weights that are.
     """
     directory = locate(Path(path))
     info, config, tokenizer = read_parts(directory)
     config = ModelConfig.parse(config.model_dump() | dict(changes or {}), "the settings")
-    model = head.model(config)
+    model = head.model(config, features)
     # What belongs to another task is no start for this one.
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()
-              if not name.startswith(("output.", "spans."))}  # fmt: skip
+              if name.startswith(("bert.", "pooler."))}  # fmt: skip
     pooler = {name for name in shapes if name.startswith("pooler.")}
     state = read_tensors(directory / WEIGHTS, shapes, optional=pooler)
     model.load_state_dict(state, strict=False)

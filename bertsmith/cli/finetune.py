@@ -23,6 +23,19 @@ class KindName(StrEnum):
     single = "single"
     multi = "multi"
     regression = "regression"
+    entities = "entities"
+    tags = "tags"
+
+
+class Layers(StrEnum):
+    """What a BiLSTM reads of a frozen encoder (table 7 of the paper)."""
+
+    embeddings = "embeddings"
+    second_to_last = "second-to-last"
+    last = "last"
+    sum_last_four = "weighted-sum-last-four"
+    concat_last_four = "concat-last-four"
+    sum_all = "weighted-sum-all"
 
 
 @app.command()
@@ -31,8 +44,9 @@ def finetune(
         str,
         typer.Argument(
             metavar="TASK",
-            help="cola, sst-2, mrpc, sts-b, qqp, mnli, qnli, rte, wnli, nsmc, korsts, swag, codah, "
-            "comve-b; or, for a table of your own, classify or choose.",
+            help="cola, sst-2, mrpc, sts-b, qqp, mnli, qnli, rte, wnli, nsmc, korsts, squad, "
+            "squad2, swag, codah, comve-b, conll2003, conll2003-pos, klue-ner; or classify, "
+            "answer, choose or tag, for files of your own.",
             show_default=False,
         ),
     ],
@@ -49,7 +63,12 @@ def finetune(
         str | None, typer.Option(help="choose: the columns of the endings, such as a,b,c,d.")
     ] = None,
     kind: Annotated[
-        KindName | None, typer.Option(help="One label, several (a|b), or a number.")
+        KindName | None,
+        typer.Option(help="One label, several (a|b), or a number; of tags, entities or plain."),
+    ] = None,
+    features: Annotated[
+        Layers | None,
+        typer.Option(help="Leave the encoder as it is; learn a BiLSTM on these of its layers."),
     ] = None,
     epochs: Annotated[float | None, typer.Option(help="Walks through the data.", min=0)] = None,
     batch: Annotated[int | None, typer.Option(help="Examples of a step.", min=1)] = None,
@@ -74,7 +93,7 @@ def finetune(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Result as JSON on stdout.")] = False,
 ) -> None:
-    """Fine-tune a model on a task: a text or a pair with labels or a number, or multiple choice.
+    """Fine-tune a model on a task: labels of texts, answers, choices, entities or tags.
 
     The same command again goes on where a stopped run left off. Ctrl-C and SIGTERM save first.
     """
@@ -88,9 +107,12 @@ def finetune(
         "optim": {"lr": lr},
         "schedule": {"epochs": epochs},
         "run": {"seed": seed},
+        "features": {"layers": features.value if features else None},
     }  # fmt: skip
     said = {name: {key: value for key, value in table.items() if value is not None}
             for name, table in values.items()}  # fmt: skip
+    if features is None:
+        del said["features"]
     given: dict[str, Any] = {
         "data": data, "config": config, "assignments": assign or [], "values": said,
         "progress": Bars(),

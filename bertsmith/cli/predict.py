@@ -22,7 +22,8 @@ def predict(
         list[str] | None,
         typer.Argument(
             metavar="TEXT",
-            help="Texts; tabs part the two of a pair, or a prompt and its endings.",
+            help="Texts; tabs part the two of a pair, a question and its context, or a prompt and "
+            "its endings.",
             show_default=False,
         ),
     ] = None,
@@ -33,20 +34,29 @@ def predict(
         Path | None,
         typer.Option(help="A GLUE task's test.tsv: put what its server takes on stdout."),
     ] = None,
+    squad: Annotated[
+        Path | None,
+        typer.Option(help="A file of SQuAD's: put on stdout what its official program scores."),
+    ] = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Tell the labels of texts, with their probabilities, or their score.
+    """Tell the labels of texts, with their probabilities, or their score; or answer questions.
 
     The model is one that `bertsmith finetune` made. With --json each answer is a line of JSON.
     """
     from bertsmith.bundle import load_task
     from bertsmith.use.asked import told
-    from bertsmith.use.submission import submission
+    from bertsmith.use.submission import squad_predictions, submission
 
-    if sum((read is not None, bool(texts), glue is not None)) != 1:
-        raise QuestionError("give texts, or --input FILE (- for standard input), or --glue FILE")
+    if sum((read is not None, bool(texts), glue is not None, squad is not None)) != 1:
+        raise QuestionError(
+            "give texts, or --input FILE (- for standard input), or --glue FILE, or --squad FILE"
+        )
     bundle = load_task(model, device=resolved_device(device))
+    if squad is not None:
+        put_json(squad_predictions(bundle, squad))
+        return
     if glue is not None:
         for line in submission(bundle, glue):
             put(line)

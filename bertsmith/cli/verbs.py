@@ -14,4 +14,6 @@ from bertsmith.cli import pair as pair
 from bertsmith.cli import score as score
 from bertsmith.cli import finetune as finetune
 from bertsmith.cli import predict as predict
+from bertsmith.cli import import_ as import_
+from bertsmith.cli import export as export
 from bertsmith.cli import inspect as inspect

@@ -73,6 +73,22 @@ class ModelConfig(Settings):
         return self.width * self.width + self.width * self.vocab_size
 
 
+class FeatureSettings(Settings):
+    """The feature-based way (section 5.3): which layers of the frozen encoder a BiLSTM reads."""
+
+    layers: Literal[
+        "embeddings",
+        "second-to-last",
+        "last",
+        "weighted-sum-last-four",
+        "concat-last-four",
+        "weighted-sum-all",
+    ] = "concat-last-four"
+    #: Of each direction of the BiLSTM; the paper's is 768.
+    width: Positive = 768
+    dropout: Probability = 0.1
+
+
 def sizes_of(name: str) -> dict[str, int]:
     """Return layers, width, heads and feed-forward width of a named size; KeyError if unknown."""
     layers, width, heads = SIZES[name]

@@ -11,6 +11,7 @@ from bertsmith.model.bert import BertModel, draw_weights
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.dropout import Dropout, Noise
 from bertsmith.model.encoder import SITES_PER_LAYER
+from bertsmith.model.features import FeatureModel
 from bertsmith.model.heads import Pooler
 from bertsmith.model.packed import Packed
 
@@ -92,4 +93,4 @@ class SpanModel(nn.Module):
         return outputs
 
 
-TaskModel = SequenceModel | TokenModel | SpanModel
+TaskModel = SequenceModel | TokenModel | SpanModel | FeatureModel

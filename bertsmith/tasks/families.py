@@ -8,16 +8,22 @@ from typing import Any
 
 from bertsmith.bundle import Kind, TaskBundle
 from bertsmith.errors import SettingsError
-from bertsmith.tasks import choose, classify
+from bertsmith.tasks import answer, choose, classify, tag
 from bertsmith.tasks.inputs import Family
 from bertsmith.tasks.settings import TaskSettings
 
-FAMILIES: dict[str, Family] = {"classify": classify, "choose": choose}
+FAMILIES: dict[str, Family] = {
+    "classify": classify, "answer": answer, "choose": choose, "tag": tag,
+}  # fmt: skip
 #: The kinds of each family; the first one where nobody says.
 KINDS: dict[str, tuple[Kind, ...]] = {
     "classify": ("single", "multi", "regression"),
+    "answer": ("span",),
     "choose": ("choice",),
+    "tag": ("entities", "tags"),
 }
+#: Fields of ``TaskSettings`` that stand differently in a family: the columns of CoNLL's form.
+FACTS: dict[str, dict[str, Any]] = {"tag": {"text": "0", "label": "-1"}}
 
 
 def family_of(kind: Kind) -> Family:
@@ -43,6 +49,9 @@ def task_of(bundle: TaskBundle, changes: Mapping[str, Any] | None = None) -> Tas
     ``changes``: fields of ``TaskSettings`` that are to be others. Raises SettingsError.
     """
     said = bundle.info.get("provenance", {}).get("task", {})
-    base = {"length": bundle.config.max_positions, **said, "skip_bad": False}
+    # What the held-out file has tuned is a figure of the run.
+    tuned = {name: value for name, value in bundle.info.get("heldout", {}).items()
+             if name == "null_threshold"}  # fmt: skip
+    base = {"length": bundle.config.max_positions, **said, **tuned, "skip_bad": False}
     task = TaskSettings.parse({**base, "kind": bundle.head.kind, **(changes or {})}, "the model")
     return task.model_copy(update={"metrics": with_metrics(task)})

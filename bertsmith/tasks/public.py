@@ -3,9 +3,10 @@
 It never knows how a file is read.
 
 GLUE: Wang et al. 2018 (arXiv:1804.07461); the metrics are those of its table 1. NSMC: Naver
-sentiment movie corpus. KorSTS: Ham et al. 2020 (arXiv:2004.03289). SWAG: Zellers et al. 2018
-(arXiv:1808.05326). CODAH: Chen et al. 2019 (arXiv:1904.04365). ComVE: Wang et al. 2020
-(arXiv:2007.00236), its subtask B.
+sentiment movie corpus. KorSTS: Ham et al. 2020 (arXiv:2004.03289). CoNLL-2003: Tjong Kim Sang and
+De Meulder 2003. KLUE: Park et al. 2021 (arXiv:2105.09680). SQuAD: Rajpurkar et al. 2016
+(arXiv:1606.05250), 2018 (arXiv:1806.03822). SWAG: Zellers et al. 2018 (arXiv:1808.05326). CODAH:
+Chen et al. 2019 (arXiv:1904.04365). ComVE: Wang et al. 2020 (arXiv:2007.00236), its subtask B.
 """
 
 from collections.abc import Mapping
@@ -58,6 +59,14 @@ def _texts(
 
 _SCORES = {"kind": "regression", "text": "sentence1", "pair": "sentence2", "label": "score",
            "metrics": ["spearman", "pearson"]}  # fmt: skip
+_SPANS = {"kind": "span", "metrics": ["f1", "exact"]}
+
+_ENTITIES = {"kind": "entities", "text": "0", "metrics": ["f1", "precision", "recall"]}
+_CONLL_FILES: dict[str, Any] = {
+    "train": "train.txt",
+    "dev": {"dev": "valid.txt", "test": "test.txt"},
+    "test": None,
+}
 
 TASKS: dict[str, PublicTask] = {
     "cola": PublicTask(
@@ -89,6 +98,20 @@ TASKS: dict[str, PublicTask] = {
     ),
     "korsts": PublicTask(
         facts=_SCORES, train="sts-train.tsv", dev={"dev": "sts-dev.tsv"}, test=None
+    ),
+    "conll2003": PublicTask(facts={**_ENTITIES, "label": "3"}, **_CONLL_FILES),
+    "conll2003-pos": PublicTask(
+        facts={"kind": "tags", "text": "0", "label": "1", "metrics": ["accuracy"]}, **_CONLL_FILES
+    ),
+    "klue-ner": PublicTask(
+        facts={**_ENTITIES, "label": "1", "unit": "character"},
+        train="klue-ner-v1.1_train.tsv", dev={"dev": "klue-ner-v1.1_dev.tsv"}, test=None,
+    ),
+    "squad": PublicTask(
+        facts=_SPANS, train="train-v1.1.json", dev={"dev": "dev-v1.1.json"}, test=None
+    ),
+    "squad2": PublicTask(
+        facts=_SPANS, train="train-v2.0.json", dev={"dev": "dev-v2.0.json"}, test=None
     ),
     "swag": PublicTask(
         facts={

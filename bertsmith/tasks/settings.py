@@ -25,6 +25,8 @@ class TaskSettings(Settings):
     heldout: dict[str, str] = Field(default_factory=dict)
     #: A hash of all these files; the run finds it out.
     fingerprint: str = ""
+    #: Only the first so many of the training examples; None: all.
+    examples: Annotated[int, Field(ge=2)] | None = None
     #: The share of the training file that is held out where there is no held-out file, and which
     #: one of the 1/share that there are (for cross-validation).
     heldout_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
@@ -53,6 +55,9 @@ class TaskSettings(Settings):
     stride: Annotated[int, Field(ge=1)] = 128
     longest_question: Annotated[int, Field(ge=1)] = 64
     longest_answer: Annotated[int, Field(ge=1)] = 30
+    #: answer: by how much no answer must score more than the best span to be given. None: what the
+    #: held-out file says is best, or, if each of its questions has an answer, never.
+    null_threshold: float | None = None
     batch: Annotated[int, Field(ge=1)] = 32
     skip_bad: bool = False
     #: "balanced": an example counts the more, the rarer its label is.

@@ -6,6 +6,7 @@ It never knows what a column means.
 import csv
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -81,10 +82,16 @@ def rows(path: Path, *, header: bool = True) -> Iterator[Row]:
     if suffix == ".parquet":
         yield from _parquet(path)
         return
+    with opened(path) as file:
+        yield from _json_lines(file, path) if suffix == ".jsonl" else _cells(file, path, header)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[TextIO]:
+    """Open a text file, UTF-8 with or without a mark; what goes wrong is a TaskError."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            read = _json_lines(file, path) if suffix == ".jsonl" else _cells(file, path, header)
-            yield from read
+            yield file
     except FileNotFoundError:
         raise TaskError(f"{path}: no such file") from None
     except UnicodeDecodeError as error:

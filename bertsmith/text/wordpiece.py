@@ -162,18 +162,22 @@ class Tokenizer:
         self, text: str, special: bool = False
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the ids, and the characters [start, end) of ``text`` that each stands for."""
-        cuts = self._cuts([text], special)[0] if self.segmenter is not None else []
+        return self.encode_batch_with_offsets([text], special)[0]
+
+    def encode_batch_with_offsets(
+        self, texts: Sequence[str], special: bool = False
+    ) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Return what ``encode_with_offsets`` does of each text, on all cores."""
+        cuts = self._cuts(texts, special) if self.segmenter is not None else [[]] * len(texts)
         used = self._marking if special else self._plain
-        found = used.encode(spaced(text, cuts), add_special_tokens=False)
-        if not cuts:
-            return found.ids, found.offsets
-        # The k-th space put in stands in the segmented text at its cut + k.
-        spaces = [cut + index for index, cut in enumerate(cuts)]
-        offsets = [
-            (start - bisect_left(spaces, start), end - bisect_left(spaces, end))
-            for start, end in found.offsets
+        found = used.encode_batch(
+            [spaced(text, own) for text, own in zip(texts, cuts, strict=True)],
+            add_special_tokens=False,
+        )
+        return [
+            (encoding.ids, _unspaced(encoding.offsets, own) if own else encoding.offsets)
+            for encoding, own in zip(found, cuts, strict=True)
         ]
-        return found.ids, offsets
 
     @cached_property
     def _marking(self) -> Any:
@@ -193,3 +197,13 @@ class Tokenizer:
             }
             kept.append([cut for cut in cuts if cut not in inside])
         return kept
+
+
+def _unspaced(offsets: Sequence[tuple[int, int]], cuts: Sequence[int]) -> list[tuple[int, int]]:
+    """Return places of a segmented text as those of the text itself."""
+    # The k-th space put in stands in the segmented text at its cut + k.
+    spaces = [cut + index for index, cut in enumerate(cuts)]
+    return [
+        (start - bisect_left(spaces, start), end - bisect_left(spaces, end))
+        for start, end in offsets
+    ]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from bertsmith.bundle import Head, TaskBundle, save_task, start_task
 from bertsmith.errors import RunError, SettingsError
 from bertsmith.files import figures_of, write_json, write_whole
+from bertsmith.model.features import FeatureModel
 from bertsmith.progress import Progress, Silent
 from bertsmith.settings import from_assignments, merged, read_toml
 from bertsmith.tasks.families import family_of
@@ -75,9 +76,9 @@ def finetune(
 ) -> Tuned:
     """Fine-tune the encoder of ``model`` on a task and write the run, with its model, to ``out``.
 
-    task: the name of a public task, with ``data`` its folder; or that of a family, "classify" or
-    "choose", with ``data`` a table. values: nested settings, as of ``FinetuneSettings``;
-    assignments: "a.b=v" over them.
+    task: the name of a public task, with ``data`` its folder; or a family, such as "classify",
+    with ``data`` a file. values: nested settings, as of ``FinetuneSettings``; assignments: "a.b=v"
+    over them.
     Called again with the same arguments it goes on where the last call stopped.
     Raises BertsmithError.
     """
@@ -92,7 +93,7 @@ def finetune(
     facts = {"labels": list(head.labels), "fingerprint": fingerprint(settings.task)}
     settings = with_task(settings, facts)
     torch.manual_seed(settings.run.seed)
-    start = start_task(model, head, model_changes(said))
+    start = start_task(model, head, model_changes(said), settings.features)
     settings = with_model(settings, start)
     run.mkdir(parents=True, exist_ok=True)
     with alone(run):
@@ -239,6 +240,8 @@ def _freeze(start: TaskBundle, layers: int | None) -> None:
     """Leave the embeddings and so many layers from below as they are."""
     if layers is None:
         return
+    if isinstance(start.model, FeatureModel):
+        raise SettingsError("run.freeze: with features the whole encoder stays as it is anyway")
     if layers > start.config.layers:
         raise SettingsError(
             f"run.freeze is {layers}, but the model has {start.config.layers} layers"

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from bertsmith.model.config import ModelConfig
+from bertsmith.model.config import FeatureSettings, ModelConfig
 from bertsmith.settings import Settings
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train.checkpoint import CheckpointSettings
@@ -42,4 +42,6 @@ class FinetuneSettings(Settings):
     optim: OptimSettings = OptimSettings()
     schedule: ScheduleSettings = ScheduleSettings()
     run: TuneRunSettings = TuneRunSettings()
+    #: The encoder stays as it is, and a BiLSTM on it learns; None: all is fine-tuned end to end.
+    features: FeatureSettings | None = None
     checkpoint: CheckpointSettings = CheckpointSettings()

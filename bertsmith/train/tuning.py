@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bertsmith.bundle import Head
 from bertsmith.model.dropout import Noise
+from bertsmith.model.features import FeatureModel
 from bertsmith.model.task import TaskModel
 from bertsmith.tasks.families import family_of
 from bertsmith.tasks.inputs import Inputs, Part
@@ -113,13 +114,21 @@ class Tuning:
         return sum(len(piece.packed.ids) for piece in whole)
 
     def products(self, whole: list[Part]) -> float:
-        """Count multiply-adds: three times the forward pass (one forward, two backward)."""
-        config = self.model.config
-        total = 0.0
+        """Count multiply-adds: three times the forward pass (one forward, two backward).
+
+        A frozen encoder goes forward only.
+        """
+        model, total = self.model, 0.0
         for piece in whole:
             tokens, count = len(piece.packed.ids), sum(piece.sizes)
-            total += tokens * config.products_per_token(tokens / count)
-        return 3 * total
+            encoder = model.config.products_per_token(tokens / count)
+            if isinstance(model, FeatureModel):
+                lstm = sum(weight.numel() for weight in model.lstm.parameters())
+                used = model.states[-1] / model.config.layers
+                total += tokens * (used * encoder + 3 * lstm)
+            else:
+                total += 3 * tokens * encoder
+        return total
 
     def evaluate(self) -> dict[str, float]:
         """Return loss and metrics of each held-out set; those of the first without its name."""

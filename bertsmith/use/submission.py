@@ -8,8 +8,11 @@ from pathlib import Path
 
 from bertsmith.bundle import TaskBundle
 from bertsmith.errors import ModelError
+from bertsmith.tasks import questions
 from bertsmith.tasks.classify import read
+from bertsmith.tasks.families import task_of
 from bertsmith.tasks.public import TASKS
+from bertsmith.use.answer import answer_each
 from bertsmith.use.predict import predict_each
 
 
@@ -34,3 +37,14 @@ def submission(bundle: TaskBundle, test: Path) -> Iterator[str]:
     for index, answer in enumerate(predict_each(bundle, given)):
         said = answer.labels[0][0] if answer.score is None else f"{answer.score:.3f}"
         yield f"{index}\t{said}"
+
+
+def squad_predictions(bundle: TaskBundle, file: Path) -> dict[str, str]:
+    """Return what SQuAD's official program scores: the answer to each question's id, "" for none.
+
+    ``file``: SQuAD's JSON, or flat questions; its answers are not looked at. A bad question is an
+    error. Raises BertsmithError.
+    """
+    examples, _ = questions.read(file, task_of(bundle), labelled=False)
+    asked = answer_each(bundle, ((one.question, one.context) for one in examples))
+    return {one.id: said.text for one, said in zip(examples, asked, strict=True)}

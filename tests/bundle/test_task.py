@@ -1,6 +1,7 @@
 """The directory of a fine-tuned model: what transformers makes of it, and what is refused."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForMultipleChoice,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     BertConfig,
     BertModel,
 )
@@ -23,10 +25,16 @@ HEADS = [
     Head("single", ("bad", "fair", "good")),
     Head("multi", ("red", "green", "blue", "black", "white")),
     Head("regression"),
+    Head("entities", ("O", "B-X", "I-X")),
+    Head("tags", ("NN", "VB")),
     Head("choice"),
 ]
 #: The class that transformers has for a kind of model, where it is not that for sequences.
-CLASSES = {"choice": AutoModelForMultipleChoice}
+CLASSES: dict[str, Any] = {
+    "choice": AutoModelForMultipleChoice,
+    "entities": AutoModelForTokenClassification,
+    "tags": AutoModelForTokenClassification,
+}
 ROWS = [([2, 17, 5, 3, 9, 3], [0, 0, 0, 0, 1, 1]), ([2, 8, 3], [0, 0, 0])]
 
 
@@ -51,7 +59,8 @@ def test_transformers_loads_the_same_numbers(tmp_path: Path, head: Head) -> None
         assert tuple(peer.config.id2label[n] for n in range(head.outputs)) == head.labels
     with torch.no_grad():
         found = model(pack(ROWS))
-        for (ids, segments), row in zip(ROWS, found, strict=True):
+        rows = found if len(found) == len(ROWS) else found.split([len(ids) for ids, _ in ROWS])
+        for (ids, segments), row in zip(ROWS, rows, strict=True):
             # [1, S], and for a choice [1, 1, S]: one prompt with one ending.
             one = [torch.tensor(each)[None] for each in (ids, segments)]
             one = [each[None] for each in one] if head.kind == "choice" else one

@@ -19,10 +19,12 @@ from bertsmith.progress import Silent
 from bertsmith.settings import read_toml
 from bertsmith.tasks.classify import losses
 from bertsmith.tasks.inputs import Part
+from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train import several
 from bertsmith.train.finetune import Tuned, finetune
 from bertsmith.train.loop import take_step
 from bertsmith.train.several import finetune_several
+from bertsmith.train.taskdata import read_data
 from bertsmith.use.evaluate import evaluate
 from bertsmith.use.predict import predict
 from tests.model.examples import primes
@@ -367,3 +369,20 @@ def test_what_cannot_be_is_refused(start: Path, tmp_path: Path) -> None:
     tune(start, tmp_path / "run", data, "single", schedule={"steps": 1})
     with pytest.raises(RunError, match=r"task\.batch: 8 there, 4 now"):
         tune(start, tmp_path / "run", data, "single", schedule={"steps": 1}, task={"batch": 4})
+
+
+def test_part_of_the_training_file(start: Path, tmp_path: Path) -> None:
+    """The first examples are trained on, and the rest is counted; each fold is held out once."""
+    data = table(tmp_path / "train.jsonl", "single", 40)
+    result = tune(start, tmp_path / "run", data, "single", schedule={"steps": 1},
+                  task={"examples": 30, "heldout_share": 0.2})  # fmt: skip
+    assert result.counts["train"]["used"] == 30
+    assert result.counts["train"]["skipped"] == {"beyond task.examples = 30": 10}
+    assert result.figures["examples"] == 6
+    task = TaskSettings(train=str(data), heldout_share=0.3)
+    held = [read_data(task.model_copy(update={"heldout_fold": fold})) for fold in range(4)]
+    texts = [one.where for own in held for one in own.heldout["heldout"]]
+    assert len(texts) == len(set(texts)) == 40
+    assert [len(own.train) for own in held] == [28, 28, 28, 36]
+    with pytest.raises(SettingsError, match=r"heldout_fold is 4, but 40 examples have only 4"):
+        read_data(task.model_copy(update={"heldout_fold": 4}))

@@ -1,0 +1,156 @@
+"""Questions whose answer is a span of a context: windows of tokens, their loss, and scores.
+
+It never trains, and it never prints. Sections 4.2 and 4.3 of the paper.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+
+from bertsmith.bundle import Head
+from bertsmith.errors import TaskError
+from bertsmith.tasks import squad
+from bertsmith.tasks.inputs import Counts, Inputs, Part, Sequence_
+from bertsmith.tasks.questions import Example, read
+from bertsmith.tasks.settings import TaskSettings
+from bertsmith.tasks.spans import Window, best_spans, covering, owners, stretches
+from bertsmith.text.wordpiece import Tokenizer
+
+__all__ = ["LENGTH", "Example", "encode", "labels_of", "losses", "metrics_of", "read", "score"]
+
+#: As in the original's run_squad.py.
+LENGTH = 384
+#: Ids of a context, and the characters that each stands for: int64 [n, 2].
+_Tokens = tuple[list[int], NDArray[np.int64]]
+
+
+def labels_of(examples: Sequence[Example], where: str) -> tuple[str, ...]:
+    """Return no label: spans have none. Raises TaskError where no question has an answer."""
+    if not any(example.answers for example in examples):
+        raise TaskError(f"{where}: no question has an answer; expected one at least")
+    return ()
+
+
+def encode(
+    examples: Sequence[Example],
+    tokenizer: Tokenizer,
+    head: Head,  # noqa: ARG001 - spans have no labels
+    task: TaskSettings,
+    counts: Counts,
+) -> Inputs:
+    """Return [CLS] question [SEP] context [SEP], in several windows where it is long.
+
+    A question longer than ``task.longest_question``, or than half an input, is cut at its end.
+    ``memo`` is a ``Window`` for each input. See ``Family``.
+    """
+    assert task.length is not None
+    contexts = _tokenized([example.context for example in examples], tokenizer)
+    questions = tokenizer.encode_batch([example.question for example in examples])
+    longest = min(task.longest_question, (task.length - 3) // 2)
+    found = Inputs([], [], [], [], [], memo=[])
+    for number, (example, asked) in enumerate(zip(examples, questions, strict=True)):
+        ids, offsets = contexts[example.context]
+        right = _right(example, offsets)
+        lost = len(asked) > longest
+        counts.cut_off += lost
+        begin = [tokenizer.cls_id, *asked[:longest], tokenizer.sep_id]
+        parts = stretches(len(ids), task.length - len(begin) - 1, task.stride)
+        for (start, stop), owned in zip(parts, owners(parts), strict=True):
+            end = [*ids[start:stop], tokenizer.sep_id]
+            window = Window(number, len(begin), offsets[start:stop], owned)
+            _append(found, (begin + end, [0] * len(begin) + [1] * len(end)), example, window,
+                    cut_off=lost, target=_target(right, start, stop, len(begin)))  # fmt: skip
+    if any(example.answers is None for example in examples):
+        found.targets = None
+    return found
+
+
+def _append(
+    inputs: Inputs,
+    sequence: Sequence_,
+    example: Example,
+    window: Window,
+    *,
+    cut_off: bool,
+    target: tuple[int, int],
+) -> None:
+    assert inputs.targets is not None
+    assert inputs.places is not None
+    inputs.sequences.append([sequence])
+    inputs.where.append(example.where)
+    inputs.cut_off.append(cut_off)
+    inputs.targets.append(np.array([target], np.int64))
+    # The scores of all tokens compete, those of the question too, as in the original.
+    inputs.places.append(list(range(len(sequence[0]))))
+    inputs.memo.append(window)
+
+
+def _tokenized(contexts: Sequence[str], tokenizer: Tokenizer) -> dict[str, _Tokens]:
+    """Return the tokens of each context, tokenized once however many questions it has."""
+    distinct = list(dict.fromkeys(contexts))
+    found = tokenizer.encode_batch_with_offsets(distinct)
+    return {
+        context: (ids, np.array(offsets, np.int64).reshape(-1, 2))
+        for context, (ids, offsets) in zip(distinct, found, strict=True)
+    }
+
+
+def _right(example: Example, offsets: NDArray[np.int64]) -> tuple[int, int] | None:
+    """Return the first and last token of the first answer in the context; None for no answer."""
+    if not example.answers:
+        return None
+    text, start = example.answers[0]
+    found = covering(offsets, start, start + len(text))
+    if found is None:
+        raise TaskError(
+            f"{example.where}: the tokenizer leaves nothing of the answer {text!r}; leave the "
+            "question out"
+        )
+    return found
+
+
+def _target(right: tuple[int, int] | None, start: int, stop: int, first: int) -> tuple[int, int]:
+    """Return the places of an answer's ends in a window, [CLS] twice if it is not all in there."""
+    if right is None or right[0] < start or right[1] >= stop:
+        return 0, 0
+    return right[0] - start + first, right[1] - start + first
+
+
+def losses(outputs: Tensor, part: Part, head: Head) -> Tensor:  # noqa: ARG001 - see encode
+    """Return float32 [B]: the mean of the cross-entropies of start and end over a window's tokens.
+
+    outputs: float32 [T, 2].
+    """
+    lengths = part.packed.boundaries.diff().tolist()
+    # Filled with -inf, which has no share in a softmax: [B, S, 2] -> [2 B, S].
+    each = list(torch.split(outputs, lengths))
+    rows = pad_sequence(each, batch_first=True, padding_value=-torch.inf)
+    flat = rows.transpose(1, 2).reshape(2 * len(lengths), -1)
+    both = F.cross_entropy(flat, part.targets.reshape(-1), reduction="none")
+    return both.view(-1, 2).mean(-1)
+
+
+def score(
+    outputs: list[NDArray[np.float32]],
+    inputs: Inputs,
+    examples: Sequence[Example],
+    head: Head,  # noqa: ARG001 - see encode
+    task: TaskSettings,
+) -> dict[str, float]:
+    """Return the official figures; see ``squad.figures`` and ``Family``."""
+    contexts = [example.context for example in examples]
+    found = best_spans(outputs, inputs.memo, contexts, longest=task.longest_answer, count=1)
+    said = [one.spans[0].text for one in found]
+    nulls = np.array([one.null - one.spans[0].score for one in found], np.float64)
+    answers = [[text for text, _ in example.answers or ()] for example in examples]
+    return squad.figures(said, nulls, answers, task.null_threshold)
+
+
+def metrics_of(task: TaskSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:  # noqa: ARG001
+    """Return the usual metrics and the known ones; see ``Family``."""
+    return ("f1", "exact"), ("f1", "exact")

@@ -1,0 +1,144 @@
+"""Tagged sentences from files in CoNLL's form, or JSON lines.
+
+It never knows how a sentence becomes an input.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bertsmith.tasks.entities import bio2
+from bertsmith.tasks.inputs import BadExampleError, Counts
+from bertsmith.tasks.settings import TaskSettings
+from bertsmith.tasks.tables import Row, cell, opened, rows
+
+#: What parts documents in CoNLL's files.
+DOCUMENT = "-DOCSTART-"
+#: JSON lines: the keys where the columns of CoNLL's form are meant.
+_KEYS = ("tokens", "tags")
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A text and the tag of each of its units, words or characters.
+
+    units: the characters [start, end) of each. tags: None where they are not known. document: equal
+    for the sentences of one document, which follow each other.
+    """
+
+    text: str
+    units: tuple[tuple[int, int], ...]
+    tags: tuple[str, ...] | None
+    document: int
+    where: str
+
+
+@dataclass(frozen=True)
+class _Raw:
+    """A sentence as it stands in the file; ``fault``: why it cannot be used, if so."""
+
+    units: list[str]
+    tags: list[str]
+    document: int
+    where: str
+    fault: str = ""
+
+
+def sentences(
+    path: Path, task: TaskSettings, labels: Sequence[str] | None, *, labelled: bool
+) -> tuple[list[Sentence], Counts]:
+    """Read the sentences of a file; a bad one is an error or a counted skip. Raises TaskError."""
+    found, counts = [], Counts()
+    lines = path.suffix.lower() in (".jsonl", ".parquet")
+    for raw in _rows(path, task, labelled) if lines else _blocks(path, task, labelled):
+        with counts.one(raw.where, skip_bad=task.skip_bad):
+            found.append(_sentence(raw, task, labels, labelled=labelled))
+    return counts.checked(found, path), counts
+
+
+def _sentence(
+    raw: _Raw, task: TaskSettings, labels: Sequence[str] | None, *, labelled: bool
+) -> Sentence:
+    if raw.fault:
+        raise BadExampleError(raw.fault)
+    if task.unit == "word" and not all(unit.strip() for unit in raw.units):
+        raise BadExampleError("an empty word")
+    between = "" if task.unit == "character" else " "
+    units, start = [], 0
+    for unit in raw.units:
+        units.append((start, start + len(unit)))
+        start += len(unit) + len(between)
+    tags = None
+    if labelled:
+        tags = tuple(bio2(raw.tags) if task.kind == "entities" else raw.tags)
+        strange = sorted(set(tags) - set(labels)) if labels is not None else []
+        if strange:
+            known = ", ".join(map(repr, list(labels or ())[:20]))
+            raise BadExampleError("an unknown label", f": {strange[0]!r}; known are {known}")
+    return Sentence(between.join(raw.units), tuple(units), tags, raw.document, raw.where)
+
+
+def _blocks(path: Path, task: TaskSettings, labelled: bool) -> Iterator[_Raw]:
+    """Yield the sentences of CoNLL's form: a unit a line, its columns; a blank line ends one."""
+    word, tag = _number(task.text, 0), _number(task.label, -1)
+    units: list[str] = []
+    tags: list[str] = []
+    first, document, fault = 0, 0, ""
+    with opened(path) as file:
+        for number, line in enumerate(file, 1):
+            bare = line.rstrip("\r\n")
+            columns = bare.split("\t") if "\t" in bare else bare.split()
+            if task.unit == "character" and bare.startswith("##"):
+                continue  # A comment of KLUE's files.
+            if not columns or not bare.strip():
+                if units:
+                    yield _Raw(units, tags, document, f"{path}, line {first:,}", fault)
+                units, tags, fault = [], [], ""
+                continue
+            if columns[0] == DOCUMENT:
+                document += 1
+                continue
+            first = first if units else number
+            missing = [one for one in ((word, tag) if labelled else (word,))
+                       if not -len(columns) <= one < len(columns)]  # fmt: skip
+            if missing and not fault:
+                fault = f"a line of {len(columns)} columns where column {missing[0]} is expected"
+            units.append("" if missing else columns[word])
+            tags.append("" if missing or not labelled else columns[tag])
+    if units:
+        yield _Raw(units, tags, document, f"{path}, line {first:,}", fault)
+
+
+def _rows(path: Path, task: TaskSettings, labelled: bool) -> Iterator[_Raw]:
+    """Yield the sentences of JSON lines or Parquet: a list of words and a list of tags a row."""
+    names = [key if _is_number(name) else name
+             for name, key in zip((task.text, task.label), _KEYS, strict=True)]  # fmt: skip
+    for number, row in enumerate(rows(path)):
+        try:
+            units = _listed(row, names[0])
+            tags = _listed(row, names[1]) if labelled else []
+        except BadExampleError as error:
+            yield _Raw([], [], number, row.where, str(error))
+            continue
+        fault = ""
+        if labelled and len(units) != len(tags):
+            fault = f"{len(units)} words but {len(tags)} tags"
+        elif not units:
+            fault = "a sentence without words"
+        yield _Raw(units, tags, number, row.where, fault)
+
+
+def _listed(row: Row, name: str) -> list[str]:
+    value = cell(row, name)
+    if not isinstance(value, list):
+        raise BadExampleError("no list where words or tags are expected", f" in {name!r}")
+    return [str(one) for one in value]
+
+
+def _is_number(name: str) -> bool:
+    return name.removeprefix("-").isdecimal()
+
+
+def _number(name: str, usual: int) -> int:
+    """Return the number of a column; names belong to tables."""
+    return int(name) if _is_number(name) else usual

@@ -1,0 +1,159 @@
+"""Questions about a context: SQuAD's files, and flat ones with a question a line.
+
+It never knows tokens.
+
+SQuAD: Rajpurkar et al. 2016 (arXiv:1606.05250), 2018 (arXiv:1806.03822). The flat form is that of
+Hugging Face's data sets: id, question, context, answers {text: [...], answer_start: [...]}.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bertsmith.errors import TaskError
+from bertsmith.tasks.inputs import BadExampleError, Counts
+from bertsmith.tasks.settings import TaskSettings
+from bertsmith.tasks.tables import Row, rows
+
+#: Files that hold a question a row; any other is read as SQuAD's JSON.
+FLAT = (".jsonl", ".parquet")
+#: Characters of a context that a message shows.
+_SHOWN = 40
+
+
+@dataclass(frozen=True)
+class Example:
+    """A question and the context that its answers are spans of.
+
+    answers: text and first character of each. There are none where the context does not answer
+    the question, and they are None where they are not known. ``where``: the place in the file.
+    """
+
+    question: str
+    context: str
+    answers: tuple[tuple[str, int], ...] | None
+    id: str
+    where: str
+
+
+def read(
+    path: Path,
+    task: TaskSettings,
+    *,
+    labels: Sequence[str] | None = None,  # noqa: ARG001 - spans have none
+    labelled: bool = True,
+) -> tuple[list[Example], Counts]:
+    """Read questions from SQuAD's JSON (v1.1 or v2.0) or from a flat file; see ``Family``."""
+    examples: list[Example] = []
+    counts, seen = Counts(), set[str]()
+    flat = path.suffix.lower() in FLAT
+    for row in rows(path) if flat else _asked(path):
+        with counts.one(row.where, skip_bad=task.skip_bad):
+            example = _example(row, labelled=labelled)
+            if example.id in seen:
+                raise BadExampleError("an id that stood there before", f": {example.id!r}")
+            seen.add(example.id)
+            examples.append(example)
+    return counts.checked(examples, path), counts
+
+
+def _asked(path: Path) -> Iterator[Row]:
+    """Yield each question of a file of SQuAD's, its context with it, as a row."""
+    for number, article in enumerate(_list(_json(path), "data", str(path)), 1):
+        title = article.get("title") if isinstance(article, dict) else None
+        where = f"{path}, article {number:,}" + (f" ({title})" if title else "")
+        for count, paragraph in enumerate(_list(article, "paragraphs", where), 1):
+            place = f"{where}, paragraph {count:,}"
+            shared = {key: value for key, value in paragraph.items() if key == "context"}
+            for index, asked in enumerate(_list(paragraph, "qas", place), 1):
+                if isinstance(asked, dict):
+                    name = asked.get("id", f"number {index:,}")
+                    yield Row(f"{place}, question {name}", asked | shared)
+                else:
+                    yield Row(f"{place}, question number {index:,}", {}, "no JSON object")
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise TaskError(f"{path}: no such file") from None
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{path}: not UTF-8 at byte {error.start:,}; expected UTF-8") from None
+    except OSError as error:
+        raise TaskError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise TaskError(
+            f"{path}: not JSON: {error}; expected a file of SQuAD's, or questions a line in a file "
+            f"whose name ends in {' or '.join(FLAT)}"
+        ) from None
+
+
+def _list(value: Any, key: str, where: str) -> list[Any]:
+    found = value.get(key) if isinstance(value, dict) else None
+    if not isinstance(found, list):
+        raise TaskError(
+            f"{where}: there is no list {key!r}; expected SQuAD's form: data, paragraphs, qas"
+        )
+    return found
+
+
+def _example(row: Row, *, labelled: bool) -> Example:
+    question, context = (_text(row, name) for name in ("question", "context"))
+    key = _field(row, "id")
+    if not isinstance(key, str | int) or isinstance(key, bool) or key == "":
+        raise BadExampleError("an id that is no name", f": {key!r}")
+    answers = _answers(row, context) if labelled else None
+    return Example(question, context, answers, str(key), row.where)
+
+
+def _field(row: Row, name: str) -> Any:
+    if row.fault:
+        raise BadExampleError(row.fault)
+    if name not in row.cells:
+        known = ", ".join(map(repr, row.cells))
+        raise BadExampleError(f"there is no field {name!r}", f"; the fields are {known}")
+    return row.cells[name]
+
+
+def _text(row: Row, name: str) -> str:
+    value = _field(row, name)
+    if not isinstance(value, str):
+        raise BadExampleError(f"a {name} that is no text", f": {value!r}")
+    if not value.strip():
+        raise BadExampleError(f"an empty {name}")
+    return value
+
+
+def _answers(row: Row, context: str) -> tuple[tuple[str, int], ...]:
+    pairs = _pairs(_field(row, "answers"))
+    for text, start in pairs:
+        if not isinstance(text, str) or type(start) is not int:
+            raise BadExampleError("an answer without text and start", f": {text!r} at {start!r}")
+        if not text.strip():
+            raise BadExampleError("an empty answer")
+        if start < 0 or not context.startswith(text, start):
+            there = context[max(start, 0) : max(start, 0) + _SHOWN]
+            raise BadExampleError(
+                "a span that is not in its context", f": {text!r} at {start}, where {there!r} is"
+            )
+    if row.cells.get("is_impossible") not in (None, not pairs):
+        raise BadExampleError(
+            "answers that is_impossible denies", f": it is {row.cells['is_impossible']!r}"
+        )
+    return tuple(pairs)
+
+
+def _pairs(answers: Any) -> list[tuple[Any, Any]]:
+    """Return text and start of each answer, from SQuAD's list or from Hugging Face's two."""
+    if isinstance(answers, Mapping):
+        texts, starts = answers.get("text"), answers.get("answer_start")
+        if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
+            return list(zip(texts, starts, strict=True))
+    elif isinstance(answers, list) and all(isinstance(one, Mapping) for one in answers):
+        return [(one.get("text"), one.get("answer_start")) for one in answers]
+    raise BadExampleError(
+        "answers of another form", "; expected a list of {text, answer_start}, or one of two lists"
+    )

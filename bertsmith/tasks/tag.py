@@ -1,0 +1,259 @@
+"""A tag for each word or character of a sentence: inputs, losses, and tags back from outputs.
+
+It never trains, and it never prints.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from bertsmith.bundle import Head
+from bertsmith.errors import TaskError
+from bertsmith.tasks.conll import Sentence, sentences
+from bertsmith.tasks.entities import OUTSIDE, entity_scores
+from bertsmith.tasks.inputs import Counts, Inputs, Part
+from bertsmith.tasks.settings import TaskSettings
+from bertsmith.text.wordpiece import Tokenizer
+
+LENGTH = 128
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """How the units of a sentence stand to its pieces.
+
+    ids: the sentence's pieces. asked: which of them are asked for a tag, ascending; the first piece
+    of each word (section 5.3 of the paper). slots: for each unit the place of its piece in
+    ``asked``, or -1 where it has none. own: whether the unit is the first one that its piece holds.
+    """
+
+    ids: list[int]
+    asked: list[int]
+    slots: list[int]
+    own: list[bool]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Some sentences' pieces [first, last) of their document, with pieces around them."""
+
+    ids: list[int]
+    places: list[int]
+    targets: list[int]
+    where: str
+
+
+def read(
+    path: Path,
+    task: TaskSettings,
+    *,
+    labels: Sequence[str] | None = None,
+    labelled: bool = True,
+) -> tuple[list[Sentence], Counts]:
+    """Read tagged sentences; see ``Family``."""
+    return sentences(path, task, labels, labelled=labelled)
+
+
+def labels_of(examples: Sequence[Sentence], where: str) -> tuple[str, ...]:
+    """Return the tags that occur, "O" first; each B- has its I-. TaskError if there is one only."""
+    found = {tag for example in examples for tag in example.tags or ()}
+    if len(found) < 2:
+        raise TaskError(
+            f"{where}: {'every tag is ' + repr(min(found)) if found else 'there is no tag'}; "
+            "expected two different ones at least"
+        )
+    found |= {f"I-{tag[2:]}" for tag in found if tag.startswith("B-")}
+    return tuple(sorted(found, key=lambda tag: (tag != OUTSIDE, tag[2:], tag)))
+
+
+def encode(
+    examples: Sequence[Sentence],
+    tokenizer: Tokenizer,
+    head: Head,
+    task: TaskSettings,
+    counts: Counts,
+) -> Inputs:
+    """Return sentences, alone or amid their document, as inputs; see ``Family``.
+
+    Alone: [CLS] sentence [SEP], and what is too long is cut at its end. With its document: whole
+    sentences up to half an input are asked about together, and as many pieces stand before and
+    after them as fit; nothing is cut.
+    """
+    assert task.length is not None
+    room = task.length - 2
+    number = {name: index for index, name in enumerate(head.labels)}
+    mapped = [_mapped(example, tokenizer) for example in examples]
+    cut_off = [False] * len(examples)
+    if task.context == "sentence":
+        cut_off = [len(own.ids) > room for own in mapped]
+        counts.cut_off += sum(cut_off)
+        mapped = [_shortened(own, room) for own in mapped]
+    known = bool(examples) and all(example.tags is not None for example in examples)
+    windows = list(_windows(examples, mapped, number if known else None, task, room))
+    return Inputs(
+        sequences=[[([tokenizer.cls_id, *one.ids, tokenizer.sep_id], [0] * (len(one.ids) + 2))]
+                   for one in windows],
+        where=[one.where for one in windows],
+        cut_off=cut_off,
+        targets=[np.array(one.targets, np.int64) for one in windows] if known else None,
+        places=[[place + 1 for place in one.places] for one in windows],
+        memo=mapped,
+    )  # fmt: skip
+
+
+def _mapped(example: Sentence, tokenizer: Tokenizer) -> Mapped:
+    """Find the piece of each unit: the one that holds its first character."""
+    ids, offsets = tokenizer.encode_with_offsets(example.text)
+    asked: list[int] = []
+    slots, own, piece = [], [], 0
+    for start, end in example.units:
+        while piece < len(ids) and offsets[piece][1] <= start:
+            piece += 1
+        if piece == len(ids) or offsets[piece][0] >= end:
+            slots.append(-1)
+            own.append(True)
+            continue
+        fresh = not asked or asked[-1] != piece
+        if fresh:
+            asked.append(piece)
+        slots.append(len(asked) - 1)
+        own.append(fresh)
+    return Mapped(ids, asked, slots, own)
+
+
+def _shortened(mapped: Mapped, room: int) -> Mapped:
+    """Return the first ``room`` pieces; units whose piece is cut off have none."""
+    if len(mapped.ids) <= room:
+        return mapped
+    asked = [piece for piece in mapped.asked if piece < room]
+    slots = [slot if slot < len(asked) else -1 for slot in mapped.slots]
+    return Mapped(mapped.ids[:room], asked, slots, mapped.own)
+
+
+def _targets(example: Sentence, mapped: Mapped, number: dict[str, int] | None) -> list[int]:
+    """Return the class of each piece asked: that of its first unit; none where tags are unknown."""
+    if number is None or example.tags is None:
+        return []
+    units = zip(example.tags, mapped.slots, mapped.own, strict=True)
+    return [number[tag] for tag, slot, own in units if own and slot >= 0]
+
+
+def _windows(
+    examples: Sequence[Sentence],
+    mapped: Sequence[Mapped],
+    number: dict[str, int] | None,
+    task: TaskSettings,
+    room: int,
+) -> Iterator[Window]:
+    """Yield the inputs; over all of them the pieces asked about come in the order of the text."""
+    targets = [_targets(*both, number) for both in zip(examples, mapped, strict=True)]
+    if task.context == "sentence":
+        for example, own, right in zip(examples, mapped, targets, strict=True):
+            yield Window(own.ids, own.asked, right, example.where)
+        return
+    first = 0
+    while first < len(examples):
+        last = first
+        while last < len(examples) and examples[last].document == examples[first].document:
+            last += 1
+        yield from _document(examples[first:last], mapped[first:last], targets[first:last], room)
+        first = last
+
+
+def _document(
+    examples: Sequence[Sentence],
+    mapped: Sequence[Mapped],
+    targets: Sequence[list[int]],
+    room: int,
+) -> Iterator[Window]:
+    """Yield the windows of a document."""
+    ids = [one for own in mapped for one in own.ids]
+    starts = np.cumsum([0, *(len(own.ids) for own in mapped)]).tolist()
+    asked = [
+        start + piece for start, own in zip(starts, mapped, strict=False) for piece in own.asked
+    ]
+    right = [one for own in targets for one in own]
+    half = max(room // 2, 1)
+    begin = done = 0
+    while begin < len(ids):
+        # Whole sentences as far as they fit, else as much of one as does.
+        fits = [place for place in starts if begin < place <= begin + half]
+        end = fits[-1] if fits else min(begin + half, len(ids))
+        left = max(min((room - end + begin) // 2, begin), room - (len(ids) - begin), 0)
+        left = min(left, begin)
+        low = begin - left
+        count = sum(begin <= place < end for place in asked[done:])
+        yield Window(
+            ids[low : low + room],
+            [place - low for place in asked[done : done + count]],
+            right[done : done + count],
+            examples[max(sum(start <= begin for start in starts[:-1]) - 1, 0)].where,
+        )
+        begin, done = end, done + count
+
+
+def losses(outputs: Tensor, part: Part, head: Head) -> Tensor:  # noqa: ARG001 - see Family
+    """Return float32 [M], the cross-entropy of each tag, from outputs float32 [M, C]."""
+    return F.cross_entropy(outputs, part.targets, reduction="none")
+
+
+def tags_of(
+    examples: Sequence[Sentence], mapped: Sequence[Mapped], chosen: Sequence[str]
+) -> Iterator[list[str]]:
+    """Yield the tags of each sentence's units from those of the pieces that were asked about.
+
+    Several units of one piece belong to one entity; a unit without a piece goes on with the entity
+    around it, and is outside where there is none.
+    """
+    first = 0
+    for example, own in zip(examples, mapped, strict=True):
+        tags: list[str] = []
+        for place in range(len(example.units)):
+            slot = own.slots[place]
+            if slot >= 0 and own.own[place]:
+                tags.append(chosen[first + slot])
+                continue
+            before = tags[-1] if tags else OUTSIDE
+            inside = f"I-{before[2:]}" if before[:2] in ("B-", "I-") else before
+            if slot < 0:
+                after = next((one for one in range(place + 1, len(own.slots))
+                              if own.slots[one] >= 0), None)  # fmt: skip
+                follows = None if after is None else chosen[first + own.slots[after]]
+                inside = inside if follows == inside else OUTSIDE
+            tags.append(inside)
+        first += len(own.asked)
+        yield tags
+
+
+def score(
+    outputs: list[NDArray[np.float32]],
+    inputs: Inputs,
+    examples: Sequence[Sentence],
+    head: Head,
+    task: TaskSettings,
+) -> dict[str, float]:
+    """Return the named metrics over all units, those that were cut off included; see ``Family``."""
+    rows = np.concatenate(outputs)
+    chosen = [head.labels[place] for place in rows.argmax(-1)]
+    said = list(tags_of(examples, inputs.memo, chosen))
+    right = [list(example.tags or ()) for example in examples]
+    hits = [one == other for own, true in zip(said, right, strict=True)
+            for one, other in zip(own, true, strict=True)]  # fmt: skip
+    found: dict[str, Any] = {"accuracy": float(np.mean(hits))}
+    if head.kind == "entities":
+        found |= entity_scores(said, right)
+    return {name: found[name] for name in task.metrics}
+
+
+def metrics_of(task: TaskSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the usual metrics and the known ones; see ``Family``."""
+    if task.kind == "tags":
+        return ("accuracy",), ("accuracy",)
+    usual = ("f1", "precision", "recall")
+    return usual, (*usual, "macro_f1", "accuracy")

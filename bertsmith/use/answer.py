@@ -1,0 +1,135 @@
+"""Ask a fine-tuned model questions about a context: the spans that answer them.
+
+It never knows where questions and contexts come from.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bertsmith.bundle import TaskBundle
+from bertsmith.errors import QuestionError
+from bertsmith.tasks.answer import Example, encode
+from bertsmith.tasks.families import task_of
+from bertsmith.tasks.inputs import Counts
+from bertsmith.tasks.outputs import outputs
+from bertsmith.tasks.spans import Found, best_spans
+from bertsmith.use.ask import opened_task, windows
+
+#: Questions worked on at once: enough that like lengths meet, and that a context with many
+#: questions is tokenized once.
+_AT_ONCE = 1024
+#: Candidates of a question, among which their probability is shared; the original's n_best_size.
+BEST = 20
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A span of the context: its text and characters [start, end); "" and None for no answer.
+
+    score: the sum of the model's scores of start and end. probability: the softmax of the scores
+    of all candidates.
+    """
+
+    text: str
+    start: int | None
+    end: int | None
+    score: float
+    probability: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model answers, and all candidates, the likeliest first.
+
+    null_score: by how much no answer scores more than the best span, where the model may give none,
+    else None. cut_off: whether the question was longer than the model takes.
+    """
+
+    best: Candidate
+    candidates: tuple[Candidate, ...]
+    null_score: float | None
+    cut_off: bool
+
+    @property
+    def text(self) -> str:
+        """The answer as it stands in the context; "" for no answer."""
+        return self.best.text
+
+    @property
+    def start(self) -> int | None:
+        """The first character of the answer in the context; None for no answer."""
+        return self.best.start
+
+    @property
+    def end(self) -> int | None:
+        """The character after the answer in the context; None for no answer."""
+        return self.best.end
+
+    @property
+    def probability(self) -> float:
+        """The probability of the answer among the candidates."""
+        return self.best.probability
+
+
+def answer(model: TaskBundle | Path | str, questions: Sequence[tuple[str, str]]) -> list[Answer]:
+    """Return what a fine-tuned model answers to each (question, context), in their order.
+
+    A model that was fine-tuned on questions without an answer gives none where that scores more,
+    by the threshold that was best on its held-out file (``task.null_threshold``).
+    Raises ModelError for a model that gives no spans, QuestionError for an empty text.
+    """
+    return list(answer_each(model, questions))
+
+
+def answer_each(
+    model: TaskBundle | Path | str, questions: Iterable[tuple[str, str]]
+) -> Iterator[Answer]:
+    """Yield what ``answer`` does, for input without end. An error names a question's number."""
+    bundle = opened_task(model, "span")
+    number = 0
+    for window in windows(questions, _AT_ONCE):
+        examples = []
+        for question, context in window:
+            number += 1
+            for name, text in (("question", question), ("context", context)):
+                if not text.strip():
+                    raise QuestionError(
+                        f"question {number:,}: the {name} is empty; expected at least one word"
+                    )
+            examples.append(Example(question, context, None, "", f"question {number:,}"))
+        yield from _answers(bundle, examples)
+
+
+def _answers(bundle: TaskBundle, examples: list[Example]) -> Iterator[Answer]:
+    task = task_of(bundle)
+    inputs = encode(examples, bundle.tokenizer, bundle.head, task, Counts())
+    found = best_spans(
+        outputs(bundle.model, inputs), inputs.memo, [example.context for example in examples],
+        longest=task.longest_answer, count=BEST,
+    )  # fmt: skip
+    cut = {window.example: lost for window, lost in zip(inputs.memo, inputs.cut_off, strict=True)}
+    for number, one in enumerate(found):
+        yield _decided(one, task.null_threshold, cut_off=cut[number])
+
+
+def _decided(found: Found, threshold: float | None, *, cut_off: bool) -> Answer:
+    """Return the best span, or no answer if that scores more by more than the threshold."""
+    given: list[tuple[str, int | None, int | None, float]] = [
+        (span.text, span.start, span.end, span.score) for span in found.spans
+    ]
+    if threshold is not None:
+        given.append(("", None, None, found.null))
+    given.sort(key=lambda one: -one[3])
+    scores = np.array([score for *_, score in given])
+    shares = np.exp(scores - scores.max())
+    shares /= shares.sum()
+    candidates = tuple(
+        Candidate(*one, float(share)) for one, share in zip(given, shares, strict=True)
+    )
+    null_score = found.null - found.spans[0].score
+    silent = threshold is not None and null_score > threshold
+    best = next(one for one in candidates if (one.start is None) == silent)
+    return Answer(best, candidates, None if threshold is None else null_score, cut_off)

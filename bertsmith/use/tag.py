@@ -1,0 +1,113 @@
+"""Ask a fine-tuned model for the entities of a text, or for a tag for each of its words.
+
+It never knows where the texts come from.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bertsmith.bundle import TaskBundle
+from bertsmith.errors import QuestionError
+from bertsmith.tasks.conll import Sentence
+from bertsmith.tasks.entities import entities
+from bertsmith.tasks.families import task_of
+from bertsmith.tasks.inputs import Counts
+from bertsmith.tasks.outputs import outputs
+from bertsmith.tasks.settings import TaskSettings
+from bertsmith.tasks.tag import Mapped, encode, tags_of
+from bertsmith.use.ask import opened_task, windows
+
+#: Texts worked on at once: enough that like lengths meet.
+_WINDOW = 512
+#: Words as treebanks part them: marks stand alone, save inside a word ("U.S", "don't", "1996-12").
+_WORDS = re.compile(r"\w+(?:[.,'\u2019&/:-]\w+)*|[^\w\s]")
+
+
+@dataclass(frozen=True)
+class Span:
+    """The characters [start, end) of a text and what the model says of them.
+
+    probability: that of the label, the mean over the words (or characters) of the span.
+    """
+
+    text: str
+    start: int
+    end: int
+    label: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """A text, and the entities in it; or, of a model of plain tags, each word with its tag."""
+
+    text: str
+    spans: tuple[Span, ...]
+
+
+def tag(model: TaskBundle | Path | str, texts: Sequence[str]) -> list[Tagged]:
+    """Return the entities, or the tags, of each text, in their order. Nothing is cut off.
+
+    Raises ModelError for a model that does not tag, QuestionError for an empty text.
+    """
+    return list(tag_each(model, texts))
+
+
+def tag_each(model: TaskBundle | Path | str, texts: Iterable[str]) -> Iterator[Tagged]:
+    """Yield what ``tag`` returns, for input without end. An error names the text's number."""
+    bundle = opened_task(model, "entities", "tags")
+    # Long texts come in windows, so that no word goes without a tag.
+    task = task_of(bundle, {"context": "document"})
+    number = 0
+    for window in windows(texts, _WINDOW):
+        examples = []
+        for text in window:
+            number += 1
+            if not text.strip():
+                raise QuestionError(f"text {number:,} is empty; expected at least one word")
+            examples.append(Sentence(text, _units(text, task), None, number, f"text {number:,}"))
+        yield from _tagged(bundle, task, examples)
+
+
+def _units(text: str, task: TaskSettings) -> tuple[tuple[int, int], ...]:
+    if task.unit == "character":
+        return tuple((place, place + 1) for place in range(len(text)))
+    return tuple(found.span() for found in _WORDS.finditer(text))
+
+
+def _tagged(bundle: TaskBundle, task: TaskSettings, examples: list[Sentence]) -> Iterator[Tagged]:
+    inputs = encode(examples, bundle.tokenizer, bundle.head, task, Counts())
+    logits = np.concatenate(outputs(bundle.model, inputs)).astype(np.float64)
+    shares = np.exp(logits - logits.max(-1, keepdims=True))
+    shares /= shares.sum(-1, keepdims=True)
+    labels = bundle.head.labels
+    likely = shares.argmax(-1)
+    chosen = [labels[place] for place in likely]
+    best = shares[np.arange(len(shares)), likely]
+    first = 0
+    mapped: list[Mapped] = inputs.memo
+    for example, own, tags in zip(examples, mapped, tags_of(examples, mapped, chosen), strict=True):
+        sure = [float(best[first + slot]) if slot >= 0 else float("nan") for slot in own.slots]
+        first += len(own.asked)
+        yield Tagged(example.text, tuple(_spans(example, tags, sure, bundle.head.kind)))
+
+
+def _spans(
+    example: Sentence, tags: Sequence[str], sure: Sequence[float], kind: str
+) -> Iterator[Span]:
+    """Yield entities; or each word with its tag."""
+    runs = (
+        [(one.start, one.end, one.label) for one in entities(tags)]
+        if kind == "entities"
+        else [(place, place + 1, tag) for place, tag in enumerate(tags)]
+    )
+    for first, last, label in runs:
+        start, end = example.units[first][0], example.units[last - 1][1]
+        known = [share for share in sure[first:last] if not math.isnan(share)]
+        share = float(np.mean(known)) if known else 0.0
+        yield Span(example.text[start:end], start, end, label, share)

@@ -1,0 +1,61 @@
+"""Entities out of tags, and their F1, beside seqeval."""
+
+import random
+
+import pytest
+from seqeval.metrics import f1_score, precision_score, recall_score
+from seqeval.metrics.sequence_labeling import get_entities
+
+from bertsmith.tasks.entities import Entity, bio2, entities, entity_scores
+from bertsmith.tasks.inputs import BadExampleError
+
+TAGS = ["O", *(f"{prefix}-{name}" for prefix in "BIES" for name in ("PER", "LOC"))]
+
+
+def draw(chance: random.Random, tags: list[str]) -> list[list[str]]:
+    """Return some sentences of random tags, most of which break their scheme."""
+    return [chance.choices(tags, k=chance.randint(1, 12)) for _ in range(chance.randint(1, 5))]
+
+
+@pytest.mark.parametrize("tags", [TAGS, TAGS[:5]], ids=["IOBES", "BIO"])
+def test_the_same_entities_as_seqeval(tags: list[str]) -> None:
+    """On 2,000 random sentences, nearly all of them broken: the same runs and types."""
+    chance = random.Random(1)
+    for _ in range(2000):
+        own = chance.choices(tags, k=chance.randint(1, 12))
+        wanted = sorted((first, last + 1, name) for name, first, last in get_entities(own))
+        assert sorted((one.start, one.end, one.label) for one in entities(own)) == wanted, own
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("tags", [TAGS, TAGS[:5], ["O", "B-PER"], ["O"]])
+def test_the_same_scores_as_seqeval(tags: list[str]) -> None:
+    """Precision, recall, F1 and macro F1 on random taggings, empty ones among them."""
+    chance = random.Random(2)
+    for _ in range(300):
+        right = draw(chance, tags)
+        said = [chance.choices(tags, k=len(own)) if chance.random() < 0.7 else own for own in right]
+        found = entity_scores(said, right)
+        assert found["f1"] == pytest.approx(float(f1_score(right, said)))
+        assert found["precision"] == pytest.approx(float(precision_score(right, said)))
+        assert found["recall"] == pytest.approx(float(recall_score(right, said)))
+        if any(one != "O" for own in [*right, *said] for one in own):
+            macro = float(f1_score(right, said, average="macro"))
+            assert found["macro_f1"] == pytest.approx(macro)
+
+
+def test_schemes_are_read_as_one() -> None:
+    """IOB1, BIO2, IOBES and BILOU of the same two neighbours and a single give the same BIO2."""
+    wanted = ["B-X", "I-X", "B-X", "O", "B-Y"]
+    assert bio2(["I-X", "I-X", "B-X", "O", "I-Y"]) == wanted
+    assert bio2(wanted) == wanted
+    assert bio2(["B-X", "E-X", "S-X", "O", "S-Y"]) == wanted
+    assert bio2(["B-X", "L-X", "U-X", "O", "U-Y"]) == wanted
+    assert list(entities(wanted)) == [Entity(0, 2, "X"), Entity(2, 3, "X"), Entity(4, 5, "Y")]
+
+
+@pytest.mark.parametrize("tag", ["PER", "B", "B-", "X-PER", ""])
+def test_what_is_no_tag_is_told(tag: str) -> None:
+    """It is named, with what is expected."""
+    with pytest.raises(BadExampleError, match=r"no entity's: .*expected O, B-"):
+        list(entities(["O", tag]))

@@ -1,0 +1,211 @@
+"""Tagged sentences: reading, the pieces that are asked about, windows, and tags back again."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertsmith.bundle import Head
+from bertsmith.errors import TaskError
+from bertsmith.tasks.conll import Sentence
+from bertsmith.tasks.inputs import Counts, Inputs
+from bertsmith.tasks.public import TASKS
+from bertsmith.tasks.settings import TaskSettings
+from bertsmith.tasks.tag import encode, labels_of, read, score
+from bertsmith.text.recipe import Recipe
+from bertsmith.text.wordpiece import SPECIAL, Tokenizer
+
+CONLL = """-DOCSTART- -X- O O
+
+EU NNP B-NP I-ORG
+rejects VBZ B-VP O
+
+Peter NNP B-NP I-PER
+Blackburn NNP I-NP I-PER
+\u200b X O O
+
+-DOCSTART- -X- O O
+
+Oslo NNP B-NP B-LOC
+"""
+ENTITIES = TaskSettings(kind="entities", text="0", label="3", length=32, metrics=["f1", "accuracy"])
+CHARACTERS = ENTITIES.model_copy(update={"unit": "character", "label": "1"})
+
+
+@pytest.fixture
+def words() -> Tokenizer:
+    """Some words and endings, lower case, and Korean syllables."""
+    vocab = (
+        "eu",
+        "rejects",
+        "peter",
+        "black",
+        "##burn",
+        "oslo",
+        "서울",
+        "##에서",
+        "살",
+        ".",
+        "##s",
+    )
+    return Tokenizer(Recipe(vocab=(*SPECIAL, *vocab)))
+
+
+def test_conll_is_read(tmp_path: Path) -> None:
+    """Sentences, documents, places, IOB1 as BIO2; another column without entities."""
+    (tmp_path / "a.txt").write_text(CONLL)
+    found, counts = read(tmp_path / "a.txt", ENTITIES)
+    assert [one.text for one in found] == ["EU rejects", "Peter Blackburn \u200b", "Oslo"]
+    assert [one.tags for one in found] == [("B-ORG", "O"), ("B-PER", "I-PER", "O"), ("B-LOC",)]
+    assert [one.document for one in found] == [1, 1, 2]
+    assert found[1].units == ((0, 5), (6, 15), (16, 17))
+    assert found[1].where.endswith("a.txt, line 6")
+    assert counts.as_dict() == {"read": 3, "used": 3, "cut_off": 0, "skipped": {}}
+    plain, _ = read(tmp_path / "a.txt", ENTITIES.model_copy(update={"kind": "tags", "label": "1"}))
+    assert plain[0].tags == ("NNP", "VBZ")
+    assert labels_of(found, "f") == ("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG", "B-PER", "I-PER")
+
+
+def test_characters_are_read(tmp_path: Path) -> None:
+    """KLUE's form: comments, a tab between columns, blanks that are characters."""
+    (tmp_path / "k.tsv").write_text("## c\n## x\t<서울:LC>\n서\tB-LC\n울\tI-LC\n \tO\n살\tO\n\n")
+    [found], _ = read(tmp_path / "k.tsv", CHARACTERS)
+    assert (found.text, found.tags) == ("서울 살", ("B-LC", "I-LC", "O", "O"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.txt", "a X\nb\n\nc O\n", r"line 1: a line of 1 columns where column 1 is expected"),
+        ("a.txt", "a B-X\n\nc PER\n", r"line 3: a tag that is no entity's: 'PER'"),
+        ("a.txt", "a B-X\n\nc B-Y\n", r"line 3: an unknown label: 'B-Y'; known are 'O', 'B-X'"),
+        ("a.jsonl", '{"tokens": ["a", "b"], "tags": ["O"]}', r"line 1: 2 words but 1 tags"),
+        ("a.jsonl", '{"tokens": ["a", " "], "tags": ["O", "O"]}', r"line 1: an empty word"),
+        ("a.jsonl", '{"tokens": [], "tags": []}', r"line 1: a sentence without words"),
+        ("a.jsonl", '{"tokens": "a", "tags": ["O"]}', r"no list where words or tags are"),
+        ("a.jsonl", '{"words": ["a"]}', r"no column 'tokens'; the columns are 'words'"),
+    ],
+)
+def test_bad_sentences_are_told_or_counted(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
+    """File, line and fault; with skip_bad all but the wrong column is a counted skip."""
+    task = ENTITIES.model_copy(update={"label": "1"})
+    (tmp_path / name).write_text(text)
+    with pytest.raises(TaskError, match=message):
+        read(tmp_path / name, task, labels=["O", "B-X", "I-X"])
+    if "no column" in message:
+        return
+    good = '\n{"tokens": ["a"], "tags": ["O"]}\n' if name.endswith("jsonl") else "\n\na O\n"
+    (tmp_path / name).write_text(text + good)
+    task = task.model_copy(update={"skip_bad": True})
+    found, counts = read(tmp_path / name, task, labels=["O", "B-X", "I-X"])
+    assert found[-1].tags == ("O",)
+    assert sum(counts.skipped.values()) == 1
+    assert counts.read == counts.used + 1
+
+
+def sentence(text: str, tags: str, document: int = 0) -> Sentence:
+    """Return a sentence of words parted by blanks."""
+    units, start = [], 0
+    for word in text.split(" "):
+        units.append((start, start + len(word)))
+        start += len(word) + 1
+    return Sentence(text, tuple(units), tuple(tags.split()), document, "f, line 1")
+
+
+HEAD = Head("entities", ("O", "B-PER", "I-PER", "B-ORG", "I-ORG"))
+
+
+def test_the_first_piece_of_each_word_is_asked_about(words: Tokenizer) -> None:
+    """[CLS] and [SEP] around, places of first pieces; a word without pieces has none."""
+    examples = [sentence("Peter Blackburn \u200b rejects EU", "B-PER I-PER O O B-ORG")]
+    found = encode(examples, words, HEAD, ENTITIES, Counts())
+    [[(ids, segments)]] = found.sequences
+    assert words.tokens(ids) == ["[CLS]", "peter", "black", "##burn", "rejects", "eu", "[SEP]"]
+    assert set(segments) == {0}
+    assert found.places == [[1, 2, 4, 5]]
+    assert found.targets is not None
+    assert found.targets[0].tolist() == [1, 2, 0, 3]
+
+
+def answer(found: Inputs, head: Head) -> list[np.ndarray]:
+    """Return outputs that say what is right at every place."""
+    assert found.targets is not None
+    return [np.eye(head.outputs, dtype=np.float32)[own] for own in found.targets]
+
+
+@pytest.mark.parametrize("context", ["sentence", "document"])
+@pytest.mark.parametrize("length", [8, 11, 64])
+def test_right_outputs_score_one_unless_cut(words: Tokenizer, context: str, length: int) -> None:
+    """With the document nothing is cut, whatever the length; alone, what is cut costs recall."""
+    chance = np.random.default_rng(3)
+    pairs = [("peter blackburn", "B-PER I-PER"), ("eu", "B-ORG"), ("rejects", "O"), ("oslo", "O")]
+    examples = []
+    for number in range(40):
+        picked = [pairs[one] for one in chance.integers(0, 4, chance.integers(1, 9))]
+        text, tags = (" ".join(part) for part in zip(*picked, strict=True))
+        examples.append(sentence(text, tags, number // 7))
+    task = ENTITIES.model_copy(update={"context": context, "length": length})
+    counts = Counts()
+    found = encode(examples, words, HEAD, task, counts)
+    assert max(len(ids) for [(ids, _)] in found.sequences) <= length
+    scores = score(answer(found, HEAD), found, examples, HEAD, task)
+    if context == "document" or length == 64:
+        assert scores == {"f1": 1.0, "accuracy": 1.0}
+        assert counts.cut_off == 0
+    else:
+        assert counts.cut_off > 0
+        assert scores["f1"] < 1.0
+
+
+def test_a_window_has_its_document_around_it(words: Tokenizer) -> None:
+    """Every input is as full as its document allows, and never holds another document's pieces."""
+    examples = [sentence("eu", "B-ORG", 0) for _ in range(30)]
+    examples += [sentence("oslo", "O", 1) for _ in range(3)]
+    task = ENTITIES.model_copy(update={"context": "document", "length": 12})
+    found = encode(examples, words, HEAD, task, Counts())
+    texts = [words.tokens(ids)[1:-1] for [(ids, _)] in found.sequences]
+    assert [len(text) for text in texts] == [10] * 6 + [3]
+    assert all(len(set(text)) == 1 for text in texts)
+    assert found.places is not None
+    # In the middle of a document what is asked stands in the middle of its input.
+    assert found.places[2] == [3, 4, 5, 6, 7]
+    assert sum(map(len, found.places)) == 33
+
+
+def test_characters_of_one_piece_share_an_entity(words: Tokenizer) -> None:
+    """The first character's tag is asked for; the others, and blanks inside, go on with it."""
+    text = "서울에서 살."
+    tags = ("B-LC", "I-LC", "I-LC", "I-LC", "I-LC", "I-LC", "O")
+    example = Sentence(text, tuple((i, i + 1) for i in range(len(text))), tags, 0, "f")
+    head = Head("entities", ("O", "B-LC", "I-LC"))
+    found = encode([example], words, head, CHARACTERS, Counts())
+    assert found.targets is not None
+    assert found.targets[0].tolist() == [1, 2, 2, 0]
+    assert score(answer(found, head), found, [example], head, CHARACTERS)["accuracy"] == 1.0
+    # If the word after the blank is outside, so is the blank.
+    rows = [np.eye(3, dtype=np.float32)[[1, 2, 0, 0]]]
+    assert score(rows, found, [example], head, CHARACTERS)["accuracy"] == pytest.approx(5 / 7)
+
+
+def test_one_tag_alone_is_an_error() -> None:
+    """Nothing could be learnt."""
+    with pytest.raises(TaskError, match="every tag is 'O'"):
+        labels_of([sentence("eu", "O")], "f")
+
+
+def test_conll_2003_is_read_whole(labelled: Path) -> None:
+    """Every sentence and entity of the published counts (Tjong Kim Sang and De Meulder 2003)."""
+    facts = TASKS["conll2003"].settings(labelled / "conll2003")
+    task = TaskSettings.parse({"name": "conll2003", **facts}, "the task")
+    files = {"train": task.train, **task.heldout}
+    for name, many, entities in (
+        ("train", 14041, 23499),
+        ("dev", 3250, 5942),
+        ("test", 3453, 5648),
+    ):
+        found, counts = read(Path(files[name]), task)
+        assert counts.used == counts.read == many
+        begins = sum(tag.startswith("B-") for one in found for tag in one.tags or ())
+        assert begins == entities
