@@ -38,20 +38,18 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, where: Layout, noise: Noise | None, places: Tensor | None = None
     ) -> Tensor:
-        """[T, D] -> [T, D], or [M, D] for ``places``, int64 [M] of the T tokens."""
-        x = x + self._attend(x if self.post else self.attention_norm(x), where, noise)
-        if places is not None:
-            # From here on no token sees another.
-            x = x.index_select(0, places)
+        """[T, D] -> [T, D], or [M, D] for ``places``, int64 [M] of the T tokens.
+
+        After attention no token sees another: what nobody asks about is not computed.
+        """
+        normed = x if self.post else self.attention_norm(x)
+        attended = self.attention_dropout(self.attention(normed, where, noise, places), noise)
+        x = (x if places is None else x.index_select(0, places)) + attended
         if self.post:
             x = self.attention_norm(x)
-            normed: Tensor = self.feed_forward_norm(x + self._feed_forward(x, noise))
-            return normed
+            result: Tensor = self.feed_forward_norm(x + self._feed_forward(x, noise))
+            return result
         return x + self._feed_forward(self.feed_forward_norm(x), noise)
-
-    def _attend(self, x: Tensor, where: Layout, noise: Noise | None) -> Tensor:
-        dropped: Tensor = self.attention_dropout(self.attention(x, where, noise), noise)
-        return dropped
 
     def _feed_forward(self, x: Tensor, noise: Noise | None) -> Tensor:
         down = self.down(self.activation(self.up(x)))

@@ -42,14 +42,7 @@ class SequenceModel(nn.Module):
             # Under a causal mask [CLS] sees itself only, and the last token sees all.
             causal = self.config.attention == "causal"
             places = packed.boundaries[1:].long() - 1 if causal else packed.starts
-        # Without dropout the last layer's feed-forward is left out where nobody asks. With it, a
-        # layer that draws for fewer tokens would draw others, and runs would not repeat.
-        asked = (
-            self.bert(packed, None, places)
-            if noise is None
-            else self.bert(packed, noise).index_select(0, places)
-        )
-        pooled = self.pooler(asked)
+        pooled = self.pooler(self.bert(packed, noise, places))
         outputs: Tensor = self.output(self.dropout(pooled, noise))
         return outputs
 
@@ -69,9 +62,8 @@ class TokenModel(nn.Module):
     def forward(
         self, packed: Packed, places: Tensor | None = None, noise: Noise | None = None
     ) -> Tensor:
-        """Return [M, C] for ``places``, int64 [M] of the T tokens; without them for all T."""
-        hidden = self.bert(packed, noise)
-        asked = hidden if places is None else hidden.index_select(0, places)
+        """Return [M, C] for ``places``, int64 [M] of the T tokens; else for all T."""
+        asked = self.bert(packed, noise, places)
         outputs: Tensor = self.output(self.dropout(asked, noise))
         return outputs
 
@@ -93,9 +85,8 @@ class SpanModel(nn.Module):
     def forward(
         self, packed: Packed, places: Tensor | None = None, noise: Noise | None = None
     ) -> Tensor:
-        """Return [M, 2] for ``places``, int64 [M] of the T tokens; without them for all T."""
-        hidden = self.bert(packed, noise)
-        outputs: Tensor = self.spans(hidden if places is None else hidden.index_select(0, places))
+        """Return [M, 2] for ``places``, int64 [M] of the T tokens; else for all T."""
+        outputs: Tensor = self.spans(self.bert(packed, noise, places))
         return outputs
 
 

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from bertsmith.model.bert import BertModel, PreTrainingModel
-from bertsmith.model.dropout import Noise
 from bertsmith.model.task import SequenceModel
 from tests.model.examples import RAGGED, example, primes, shaken
 
@@ -91,13 +90,28 @@ def test_the_last_feed_forward_sees_only_what_is_asked(norm: str, attention: str
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
 
 
-def test_dropout_decides_as_if_all_were_asked() -> None:
-    """While training every hidden state is computed, so that runs repeat those of before."""
-    config = primes(layers=2)
+def test_pre_training_computes_the_last_layer_where_a_loss_is_asked_for() -> None:
+    """At the masks and [CLS] alone, with the losses and gradients of all hidden states."""
     torch.manual_seed(0)
-    model = SequenceModel(config, 5).train()
-    packed, noise = example(config, RAGGED).packed, Noise(torch.tensor(3))
-    with torch.no_grad():
-        hidden = model.bert(packed, noise)
-        wanted = model.output(model.dropout(model.pooler(hidden[packed.starts]), noise))
-        assert torch.equal(model(packed, noise=noise), wanted)
+    model = PreTrainingModel(primes(layers=2)).eval()
+    batch = example(model.config, RAGGED)
+    rows = []
+    layers: Any = model.bert.encoder.layers
+    layers[-1].down.register_forward_hook(lambda _, given, __: rows.append(len(given[0])))
+    losses = model(*batch.arguments)
+    assert losses.next_sentence is not None
+    torch.autograd.backward(losses.masked + losses.next_sentence)
+    found = {name: weight.grad.clone() for name, weight in model.named_parameters()
+             if weight.grad is not None}  # fmt: skip
+    assert rows == [len(batch.masked_labels) + len(RAGGED)]
+    model.zero_grad()
+    hidden = model.bert(batch.packed)
+    words = model.mlm(hidden[batch.masked_positions])
+    pairs = model.next_sentence_logits(hidden, batch.packed)
+    f = torch.nn.functional
+    masked = f.cross_entropy(words, batch.masked_labels, reduction="sum")
+    torch.autograd.backward(masked + f.cross_entropy(pairs, batch.not_next, reduction="sum"))
+    torch.testing.assert_close(losses.masked, masked)
+    for name, weight in model.named_parameters():
+        assert weight.grad is not None
+        torch.testing.assert_close(found[name], weight.grad, rtol=1e-4, atol=1e-6)
