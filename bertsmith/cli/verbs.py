@@ -7,6 +7,7 @@ It never knows what a verb does.
 from bertsmith.cli import demo as demo
 from bertsmith.cli import corpus as corpus
 from bertsmith.cli import vocab as vocab
+from bertsmith.cli import extend as extend
 from bertsmith.cli import prepare as prepare
 from bertsmith.cli import pretrain as pretrain
 from bertsmith.cli import fill as fill
