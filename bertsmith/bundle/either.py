@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from bertsmith.bundle.config import CONFIG, read_json
 from bertsmith.bundle.pretrained import Bundle, load, locate, save
 from bertsmith.bundle.task import TaskBundle, is_fine_tuned, load_task, save_task
 
@@ -28,3 +29,9 @@ def save_either(directory: Path, bundle: Bundle | TaskBundle) -> None:
         save_task(directory, bundle.model, bundle.tokenizer, bundle.head, bundle.info)
     else:
         save(directory, bundle.model, bundle.tokenizer, bundle.info)
+
+
+def is_bare(directory: Path) -> bool:
+    """Tell whether the config of a model directory names no class with a head."""
+    classes = read_json(directory / CONFIG).get("architectures") or ()
+    return not any("For" in str(name) for name in classes)

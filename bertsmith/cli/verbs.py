@@ -17,4 +17,5 @@ from bertsmith.cli import finetune as finetune
 from bertsmith.cli import predict as predict
 from bertsmith.cli import import_ as import_
 from bertsmith.cli import export as export
+from bertsmith.cli import compare as compare
 from bertsmith.cli import inspect as inspect
