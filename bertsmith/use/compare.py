@@ -157,7 +157,9 @@ def measure(a: Tensor | None, b: Tensor | None, axes: int = 0) -> Measure:
     apart[(a == b) | (a.isnan() & b.isnan())] = 0
     if not apart.numel():
         return Measure(shapes, 0.0)
-    largest = float(apart.nan_to_num(nan=torch.inf).max())
+    # nan_to_num would make a large number of infinity, too.
+    apart[apart.isnan()] = torch.inf
+    largest = float(apart.max())
     scale = max(float(one.abs().nan_to_num().max()) for one in (a, b))
     return Measure(shapes, largest, scale)
 
