@@ -135,7 +135,8 @@ def frequent(tokenizer: Tokenizer, counted: WordCounts, count: int) -> list[str]
     for word, ids in cut(tokenizer, often):
         if len(found) == count:
             break
-        if len(ids) > 1 and tokenizer.unk_id not in ids:
+        # [UNK] is one piece.
+        if len(ids) > 1:
             found.append(word)
     return found
 

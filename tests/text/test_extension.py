@@ -10,7 +10,7 @@ from bertsmith.text.recipe import SPECIAL, Recipe
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.words import WordCounts
 
-PIECES = "im ##mun ##o ##glo ##bu ##lin 한 ##국 ##어 the im ##im anti ##body a"
+PIECES = "im ##mun ##o ##glo ##bu ##lin 한 ##국 ##어 the im ##im anti ##body a 1 ##2"
 #: "im" stands on two lines.
 VOCAB = (*SPECIAL, *PIECES.split())
 

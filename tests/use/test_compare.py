@@ -118,10 +118,24 @@ def test_ids_in_another_order_change_no_output(
     model = PreTrainingModel(loaded.config)
     model.load_state_dict(state)
     bundle.save(tmp_path / "m", model, Tokenizer(Recipe(vocab=tuple(vocab))), {})
-    found = compare(directory, tmp_path / "m", ["The smith struck with the hammer."])
+    texts = ["The smith struck with the hammer."]
+    found = compare(directory, tmp_path / "m", texts)
     assert found.vocabulary.differing == 2
+    assert not compare(directory, tmp_path / "m", texts, tolerance=1000).equal
     assert not found.config
     assert all(measure.within(1e-5) for measure in found.outputs.values())
+
+
+def test_another_way_of_cleaning_is_a_difference(
+    directory: Path, loaded: Bundle, tmp_path: Path
+) -> None:
+    """The same words under other rules are told, though the texts at hand come out the same."""
+    cased = Tokenizer(Recipe(vocab=loaded.tokenizer.vocab, lowercase=False))
+    bundle.save(tmp_path / "m", loaded.model, cased, {})
+    found = compare(directory, tmp_path / "m", ["the smith"])
+    assert found.vocabulary.choices == {"lowercase": (True, False)}
+    assert not found.otherwise
+    assert not found.equal
 
 
 def test_other_sizes_and_heads_are_told(directory: Path, loaded: Bundle, tmp_path: Path) -> None:
