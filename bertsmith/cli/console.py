@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -56,7 +57,10 @@ def put_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         for row in found:
             put("  " + "\t".join(row).rstrip())
     elif found:
-        table = Table(*columns)
+        table = Table(box=SIMPLE_HEAD)
+        for name in columns:
+            # A name is never cut off, rather folded.
+            table.add_column(name, overflow="fold")
         for row in found:
             table.add_row(*map(Text, row))
         console.print(table)

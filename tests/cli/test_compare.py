@@ -76,6 +76,20 @@ def test_other_heads_and_words_are_shown(
     assert "    B  ferrymen" in done.out
 
 
+def test_a_terminal_gets_tables(
+    run: Run, model: Path, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Columns with heads instead of tabs, and no name is cut off where it is narrow."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "44")
+    done = run("compare", model, other)
+    assert "\t" not in done.out
+    assert "difference" in done.out
+    assert "…" not in done.out
+    monkeypatch.setenv("COLUMNS", "100")
+    assert "cls.predictions.bias" in run("compare", model, other).out
+
+
 def test_errors_exit_with_2(run: Run, model: Path, tmp_path: Path) -> None:
     """A path without a model, or a text that is not there, is no difference but an error."""
     assert run("compare", model, tmp_path / "nothing").status == 2
