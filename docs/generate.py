@@ -27,6 +27,7 @@ WIDTH = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
 #: Folders beside the package, told in the README's tree.
 BESIDE = {
     "benchmarks": "speed and quality beside the peer, in ratios",
+    "examples": "notebooks with their outputs; the tests run them anew",
     "docs": "the paper's map, deviations, glossary, help pages",
     "tests": "mirrors the package; architecture/ and walk/ hold the whole together",
 }

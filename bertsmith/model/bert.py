@@ -31,17 +31,24 @@ class BertModel(nn.Module):
         self.embeddings = Embeddings(config, site=0)
         self.encoder = Encoder(config, first_site=1)
 
-    def hidden_states(self, packed: Packed, noise: Noise | None = None) -> Iterator[Tensor]:
-        """Yield [T, D] for the embeddings, then for layer after layer, computed as asked for."""
+    def hidden_states(
+        self, packed: Packed, noise: Noise | None = None, places: Tensor | None = None
+    ) -> Iterator[Tensor]:
+        """Yield [T, D] for the embeddings, then for layer after layer, computed as asked for.
+
+        ``places``, int64 [M]: what is asked of the last layer, whose output is then [M, D].
+        """
         x = self.embeddings(packed, noise)
         causal = self.config.attention == "causal"
         where = layout(packed, self.kernel, causal=causal, dtype=x.dtype)
         yield x
-        yield from self.encoder.each(x, where, noise)
+        yield from self.encoder.each(x, where, noise, places)
 
-    def forward(self, packed: Packed, noise: Noise | None = None) -> Tensor:
-        """Return the last layer's hidden states [T, D]."""
-        states = self.hidden_states(packed, noise)
+    def forward(
+        self, packed: Packed, noise: Noise | None = None, places: Tensor | None = None
+    ) -> Tensor:
+        """Return the last layer's hidden states [T, D], or those [M, D] at ``places``."""
+        states = self.hidden_states(packed, noise, places)
         hidden = next(states)
         for hidden in states:  # noqa: B007 - one at a time, so that no earlier one is kept
             pass

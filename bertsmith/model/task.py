@@ -38,12 +38,18 @@ class SequenceModel(nn.Module):
         self, packed: Packed, places: Tensor | None = None, noise: Noise | None = None
     ) -> Tensor:
         """Return [B, C] from packed ids; ``places``, int64 [B], stand in for the first tokens."""
-        hidden = self.bert(packed, noise)
         if places is None:
             # Under a causal mask [CLS] sees itself only, and the last token sees all.
             causal = self.config.attention == "causal"
             places = packed.boundaries[1:].long() - 1 if causal else packed.starts
-        pooled = self.pooler(hidden.index_select(0, places))
+        # Without dropout the last layer's feed-forward is left out where nobody asks. With it, a
+        # layer that draws for fewer tokens would draw others, and runs would not repeat.
+        asked = (
+            self.bert(packed, None, places)
+            if noise is None
+            else self.bert(packed, noise).index_select(0, places)
+        )
+        pooled = self.pooler(asked)
         outputs: Tensor = self.output(self.dropout(pooled, noise))
         return outputs
 

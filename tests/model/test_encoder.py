@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from bertsmith.model.bert import BertModel, PreTrainingModel
-from tests.model.examples import example, primes, shaken
+from bertsmith.model.dropout import Noise
+from bertsmith.model.task import SequenceModel
+from tests.model.examples import RAGGED, example, primes, shaken
 
 
 def peer_of(model: BertModel) -> nn.TransformerEncoder:
@@ -64,3 +66,38 @@ def test_pre_norm_leaves_the_embeddings_as_they_are() -> None:
     expected = table.words.weight[packed.ids] + table.positions.weight[packed.positions]
     first = next(model.hidden_states(packed))
     torch.testing.assert_close(first, expected + table.segments.weight[packed.segments])
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
+def test_the_last_feed_forward_sees_only_what_is_asked(norm: str, attention: str) -> None:
+    """One row a sequence instead of T, and the same answer as from all hidden states."""
+    config = primes(norm=norm, attention=attention, layers=3)
+    torch.manual_seed(0)
+    model = SequenceModel(config, 5).eval()
+    batch = example(config, RAGGED)
+    rows = []
+    layers: Any = model.bert.encoder.layers
+    for layer in layers:
+        layer.up.register_forward_hook(lambda _, given, __: rows.append(len(given[0])))
+    with torch.no_grad():
+        found = model(batch.packed)
+        tokens = sum(RAGGED)
+        assert rows == [tokens, tokens, len(RAGGED)]
+        hidden = model.bert(batch.packed)
+    causal = attention == "causal"
+    places = batch.packed.boundaries[1:].long() - 1 if causal else batch.packed.starts
+    wanted = model.output(model.pooler(hidden[places]))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
+
+
+def test_dropout_decides_as_if_all_were_asked() -> None:
+    """While training every hidden state is computed, so that runs repeat those of before."""
+    config = primes(layers=2)
+    torch.manual_seed(0)
+    model = SequenceModel(config, 5).train()
+    packed, noise = example(config, RAGGED).packed, Noise(torch.tensor(3))
+    with torch.no_grad():
+        hidden = model.bert(packed, noise)
+        wanted = model.output(model.dropout(model.pooler(hidden[packed.starts]), noise))
+        assert torch.equal(model(packed, noise=noise), wanted)
