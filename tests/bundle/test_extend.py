@@ -93,7 +93,7 @@ def test_transformers_loads_it(tmp_path: Path) -> None:
     )
     assert not told["missing_keys"]
     assert not told["unexpected_keys"]
-    text = "The ferryman crosses 한국어 . zz"
+    text = "The ferryman crosses 한국어 . zz river"
     given = AutoTokenizer.from_pretrained(tmp_path / "new")(text, return_tensors="pt")
     packed = packed_of(new.tokenizer, text)
     assert torch.equal(given["input_ids"][0], packed.ids)

@@ -94,6 +94,8 @@ def test_what_the_segmenter_parts_is_refused() -> None:
     found = wished(Tokenizer(recipe, Halves()), ["학교에서", "학교", "##학교에서"])
     assert found.refused == {"학교에서": "halves parts it: 학교 | 에서"}
     assert found.words == ["학교", "##학교에서"]
+    counted = WordCounts.of(Tokenizer(recipe, Halves()), ["학교에서"])
+    assert counted.counts == {"학교": 1, "에서": 1}
 
 
 def test_old_ids_stay_and_new_ones_follow() -> None:
