@@ -4,6 +4,8 @@ It never knows how a model was trained, nor the forms of other makers' directori
 """
 
 from bertsmith.bundle.config import CONFIG, config_json, read_config
+from bertsmith.bundle.either import load_either, save_either
+from bertsmith.bundle.extend import extend
 from bertsmith.bundle.names import names, to_disk
 from bertsmith.bundle.pretrained import (
     INFO,
@@ -25,13 +27,16 @@ __all__ = [
     "Kind",
     "TaskBundle",
     "config_json",
+    "extend",
     "load",
+    "load_either",
     "load_task",
     "locate",
     "names",
     "read_config",
     "read_weights",
     "save",
+    "save_either",
     "save_task",
     "start_task",
     "to_disk",

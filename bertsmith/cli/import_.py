@@ -4,15 +4,12 @@ It never knows a foreign name, only who reads what.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from bertsmith.cli.app import app
 from bertsmith.cli.console import put_json, say
-
-if TYPE_CHECKING:
-    from bertsmith.bundle import Bundle, TaskBundle
 
 
 @app.command("import")
@@ -46,6 +43,7 @@ def import_(
     Needs no TensorFlow. Fine-tuned checkpoints of the original's classifier and of its SQuAD model
     come with their output layer.
     """
+    from bertsmith.bundle import save_either
     from bertsmith.errors import ModelError
     from bertsmith.interop.tensorflow import read_tensorflow
 
@@ -54,21 +52,12 @@ def import_(
     # Another form is another reader, chosen by what stands at SOURCE.
     bundle = read_tensorflow(source, lowercase=uncased, files=files_from)
     report = bundle.info["imported"]
-    _save(bundle, out)
+    save_either(out, bundle)
     if as_json:
         put_json(report | {"out": str(out)})
     _tell(report)
     say(f"wrote {out}")
     say(f"next: bertsmith inspect {out}")
-
-
-def _save(bundle: "Bundle | TaskBundle", out: Path) -> None:
-    from bertsmith.bundle import TaskBundle, save, save_task
-
-    if isinstance(bundle, TaskBundle):
-        save_task(out, bundle.model, bundle.tokenizer, bundle.head, bundle.info)
-    else:
-        save(out, bundle.model, bundle.tokenizer, bundle.info)
 
 
 def _tell(report: dict[str, Any]) -> None:
