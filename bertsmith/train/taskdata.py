@@ -89,10 +89,19 @@ def _refuse_no_tables(said: Mapping[str, Any]) -> None:
 
 
 def _without_epochs(said: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what was said; where it names steps, the default number of epochs goes."""
-    if "steps" in said.get("schedule", {}) and "epochs" not in said["schedule"]:
-        return merged(said, {"schedule": {"epochs": None}})
-    return said
+    """Return what was said; where it names steps, the default number of epochs goes.
+
+    Raises SettingsError where it names both.
+    """
+    timing = said.get("schedule", {})
+    steps, epochs = timing.get("steps"), timing.get("epochs")
+    if steps is None:
+        return said
+    if epochs is not None:
+        raise SettingsError(
+            f"schedule.steps is {steps} and schedule.epochs is {epochs}; give only one of them"
+        )
+    return merged(said, {"schedule": {"epochs": None}})
 
 
 def with_task(settings: FinetuneSettings, changes: dict[str, Any]) -> FinetuneSettings:
