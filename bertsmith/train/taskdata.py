@@ -15,7 +15,7 @@ from bertsmith.bundle import Head, TaskBundle
 from bertsmith.errors import RunError, SettingsError, TaskError
 from bertsmith.files import sha256_of_file
 from bertsmith.settings import merged
-from bertsmith.tasks.families import FACTS, FAMILIES, KINDS, family_of, with_metrics
+from bertsmith.tasks.families import FACTS, FAMILIES, KINDS, family_of, refuse_unread, with_metrics
 from bertsmith.tasks.inputs import Counts
 from bertsmith.tasks.public import TASKS
 from bertsmith.tasks.settings import TaskSettings
@@ -68,6 +68,8 @@ def resolve_task(
     if not settings.task.train:
         raise SettingsError("no training file: give --data FILE, or --set task.train=FILE")
     _check_kind(task, settings.task)
+    tables = [Path(file) for file in (settings.task.train, *settings.task.heldout.values())]
+    refuse_unread(settings.task.kind, said.get("task", {}), tables)
     return with_task(settings, {"metrics": with_metrics(settings.task)})
 
 

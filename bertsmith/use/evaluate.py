@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.bundle import TaskBundle, load_task
-from bertsmith.tasks.families import family_of, task_of
+from bertsmith.tasks.families import family_of, refuse_unread, task_of
 from bertsmith.tasks.outputs import outputs
 
 
@@ -24,6 +24,7 @@ def evaluate(
     ``TaskSettings`` that are others here, such as ``text``, a column. Raises BertsmithError.
     """
     bundle = model if isinstance(model, TaskBundle) else load_task(model)
+    refuse_unread(bundle.head.kind, changes or {}, [Path(data)])
     task, family = task_of(bundle, changes), family_of(bundle.head.kind)
     examples, counts = family.read(Path(data), task, labels=bundle.head.labels or None)
     inputs = family.encode(examples, bundle.tokenizer, bundle.head, task, counts)

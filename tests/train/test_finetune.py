@@ -394,6 +394,27 @@ def test_what_cannot_be_is_refused(start: Path, tmp_path: Path) -> None:
         tune(start, tmp_path / "run", data, "single", schedule={"steps": 1}, task={"batch": 4})
 
 
+@pytest.mark.parametrize(
+    ("task", "said", "message"),
+    [
+        ("answer", {"endings": ["x", "y"]}, "endings: answer does not read it, only choose"),
+        ("tag", {"pair": "other"}, "pair: tag does not read it, only classify, answer, choose"),
+        ("classify", {"context": "document"}, "context: classify does not read it, only tag"),
+        (
+            "answer",
+            {"text": "nosuch"},
+            r"text: the fields of SQuAD's form, as in .*own\.json, have",
+        ),
+    ],
+)
+def test_what_nothing_reads_is_refused(
+    start: Path, tmp_path: Path, task: str, said: dict[str, Any], message: str
+) -> None:
+    """A column or a setting of another family is an error before any file is read."""
+    with pytest.raises(SettingsError, match=rf"task\.{message}"):
+        finetune(task, start, tmp_path / "run", data=tmp_path / "own.json", values={"task": said})
+
+
 def test_part_of_the_training_file(start: Path, tmp_path: Path) -> None:
     """The first examples are trained on, and the rest is counted; each fold is held out once."""
     data = table(tmp_path / "train.jsonl", "single", 40)
