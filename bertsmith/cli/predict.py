@@ -3,16 +3,20 @@
 It never knows how an answer is found.
 """
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.asking import Device, Json, Model, lines_of, resolved_device
-from bertsmith.cli.console import put, put_json
+from bertsmith.cli.asking import STDIN, STDIN_NAME, Device, Json, Model, lines_of, resolved_device
+from bertsmith.cli.console import put, put_json, say
 from bertsmith.errors import QuestionError
+
+if TYPE_CHECKING:
+    from bertsmith.bundle import TaskBundle
 
 
 @app.command()
@@ -28,8 +32,16 @@ def predict(
         ),
     ] = None,
     read: Annotated[
-        str | None, typer.Option("--input", help="A file of texts, one a line; - is stdin.")
+        str | None,
+        typer.Option(
+            "--input",
+            help="A file of texts, one a line; - is stdin. A terminal gets each answer at once; "
+            "from a file or a pipe up to 1,024 lines are read and answered together.",
+        ),
     ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave bad lines out, counted, instead of stopping.")
+    ] = False,
     glue: Annotated[
         Path | None,
         typer.Option(help="A GLUE task's test.tsv: put what its server takes on stdout."),
@@ -46,13 +58,14 @@ def predict(
     The model is one that `bertsmith finetune` made. With --json each answer is a line of JSON.
     """
     from bertsmith.bundle import load_task
-    from bertsmith.use.asked import told
     from bertsmith.use.submission import squad_predictions, submission
 
     if sum((read is not None, bool(texts), glue is not None, squad is not None)) != 1:
         raise QuestionError(
             "give texts, or --input FILE (- for standard input), or --glue FILE, or --squad FILE"
         )
+    if skip_bad and (glue or squad):
+        raise QuestionError("--skip-bad: each row of a benchmark's file must have its answer")
     bundle = load_task(model, device=resolved_device(device))
     if squad is not None:
         put_json(squad_predictions(bundle, squad))
@@ -61,12 +74,27 @@ def predict(
         for line in submission(bundle, glue):
             put(line)
         return
-    lines: Iterator[str] = lines_of(read) if read is not None else iter(texts or [])
-    for value, line in told(bundle, lines):
+    _answer_lines(bundle, read, texts or [], skip_bad=skip_bad, as_json=as_json)
+
+
+def _answer_lines(
+    bundle: "TaskBundle", read: str | None, texts: list[str], *, skip_bad: bool, as_json: bool
+) -> None:
+    from bertsmith.use.asked import Skipped, told
+
+    lines: Iterator[str] = lines_of(read) if read is not None else iter(texts)
+    where = "text" if read is None else f"{STDIN_NAME if read == STDIN else read}, line"
+    at_once = read == STDIN and sys.stdin.isatty()
+    skipped = Skipped() if skip_bad else None
+    for value, line in told(bundle, lines, where=where, skipped=skipped, at_once=at_once):
         if as_json:
             put_json(value)
         else:
             put(line)
+        if at_once:
+            sys.stdout.flush()
+    if skipped is not None and skipped.count:
+        say(f"left out {skipped.count:,} lines; the first: {skipped.first}")
 
 
 @app.command()
