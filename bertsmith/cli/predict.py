@@ -13,7 +13,8 @@ import typer
 from bertsmith.cli.app import app
 from bertsmith.cli.asking import STDIN, STDIN_NAME, Device, Json, Model, lines_of, resolved_device
 from bertsmith.cli.console import put, put_json, say
-from bertsmith.errors import QuestionError
+from bertsmith.errors import QuestionError, SettingsError
+from bertsmith.settings import wished
 
 if TYPE_CHECKING:
     from bertsmith.bundle import TaskBundle
@@ -101,18 +102,33 @@ def _answer_lines(
 def evaluate(
     model: Model,
     data: Annotated[Path, typer.Option(help="A labelled table.")],
+    text: Annotated[str | None, typer.Option(help="The column of the text.")] = None,
+    pair: Annotated[str | None, typer.Option(help="The column of a second text.")] = None,
+    label: Annotated[str | None, typer.Option(help="The column of the label.")] = None,
+    assign: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Another setting of the task, such as task.header=false."),
+    ] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave bad rows out, counted, instead of stopping.")
     ] = False,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Score a fine-tuned model on a labelled table, by the metrics of its task."""
+    """Score a fine-tuned model on a labelled table, by the metrics of its task.
+
+    Columns are those of the table that it was fine-tuned on, unless they are named here.
+    """
     from bertsmith.bundle import load_task
     from bertsmith.use.evaluate import evaluate as scored
 
+    named = {"text": text, "pair": pair, "label": label, "skip_bad": skip_bad}
+    said = {name: value for name, value in named.items() if value is not None}
+    changes = wished(None, {"task": said}, assign or [])
+    if len(changes) > 1 or not isinstance(changes["task"], dict):
+        raise SettingsError("--set: evaluate takes settings of the task, such as task.header=false")
     bundle = load_task(model, device=resolved_device(device))
-    figures = scored(bundle, data, changes={"skip_bad": skip_bad})
+    figures = scored(bundle, data, changes=changes["task"])
     if as_json:
         put_json(figures)
         return

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from bertsmith.bundle import INFO, Head, save_task
 from bertsmith.cli.console import put_json
+from bertsmith.model.config import ModelConfig
+from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.finetune import finetune
 
 Run = Callable[..., Any]
@@ -134,6 +137,28 @@ def test_evaluate_knows_the_columns(run: Run, tuned: Path, table: Path) -> None:
     told = json.loads(run("evaluate", tuned, "--data", table, "--json").out)
     assert 0 <= told["accuracy"] <= 1
     assert told["counts"] == {"read": 24, "used": 24, "cut_off": 0, "skipped": {}}
+
+
+def test_a_classifier_of_others_is_evaluated(run: Run, words: Tokenizer, tmp_path: Path) -> None:
+    """It says nothing of columns: they are named, and so is that there is no header."""
+    config = ModelConfig(vocab_size=words.vocab_size, layers=1, width=22, heads=2, feed_forward=31,
+                         max_positions=43)  # fmt: skip
+    head = Head("single", ("loud", "still"))
+    save_task(tmp_path / "m", head.model(config), words, head, {})
+    (tmp_path / "m" / INFO).unlink()
+    (tmp_path / "t.csv").write_text("id,line,other,mood\n1,the anvil,rings,loud\n")
+    given = ("evaluate", tmp_path / "m", "--data", tmp_path / "t.csv", "--json")
+    done = run(*given, "--text", "line", "--pair", "other", "--label", "mood")
+    assert done.status == 0, done.err
+    assert json.loads(done.out)["counts"]["used"] == 1
+    assert "no column 'text'" in run(*given).err
+    (tmp_path / "t.csv").write_text("the anvil,loud\n")
+    done = run(*given, "--text", "0", "--label", "1", "--set", "task.header=false")
+    assert json.loads(done.out)["counts"]["used"] == 1
+    done = run(*given, "--set", "optim.lr=1.0")
+    assert (done.status, "takes settings of the task" in done.err) == (2, True)
+    done = run(*given, "--set", "task.batch=3")
+    assert (done.status, "task.batch: evaluating does not read it" in done.err) == (2, True)
 
 
 def test_json_on_stdout_knows_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
