@@ -4,6 +4,7 @@ It never knows how a model was trained, nor the forms of other makers' directori
 """
 
 from bertsmith.bundle.config import CONFIG, config_json, read_config
+from bertsmith.bundle.encoder import EncoderBundle, load_encoder
 from bertsmith.bundle.names import names, to_disk
 from bertsmith.bundle.pretrained import (
     INFO,
@@ -21,11 +22,13 @@ __all__ = [
     "INFO",
     "WEIGHTS",
     "Bundle",
+    "EncoderBundle",
     "Head",
     "Kind",
     "TaskBundle",
     "config_json",
     "load",
+    "load_encoder",
     "load_task",
     "locate",
     "names",

@@ -77,8 +77,11 @@ def read_parts(directory: Path) -> tuple[dict[str, Any], ModelConfig, Tokenizer]
 
 
 def locate(path: Path) -> Path:
-    """Return the model directory at ``path``: itself, or ``path/model`` of a RUN."""
-    for directory in (path, path / "model"):
+    """Return the model directory at ``path``: itself, or ``path/model`` of a RUN.
+
+    Or, in a directory of sentence-transformers, the folder of its Transformer.
+    """
+    for directory in (path, path / "model", path / "0_Transformer"):
         if (directory / CONFIG).is_file() and (directory / WEIGHTS).is_file():
             return directory
     if not path.exists():
