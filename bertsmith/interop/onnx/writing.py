@@ -29,8 +29,8 @@ def write_onnx(model: Path | str, out: Path | str, *, int8: bool = False) -> lis
     """Write a model directory or RUN as ONNX; return what a user should know.
 
     ``out`` must not be there, or be empty. Inputs are input_ids, attention_mask and
-    token_type_ids, int64 [B, S] (of a choice [B, endings, S]), of any B and S. ``int8``: weights of
-    the linear layers in 8 bits, activations quantized as they come (onnxruntime's dynamic form).
+    token_type_ids, int64 [B, S] (of a choice [B, endings, S]), of any B and S. ``int8``: weights in
+    8 bits, activations quantized as they come (onnxruntime's dynamic form).
     Raises ModelError for a model that it cannot be, MissingExtraError without the packages.
     """
     directory, out = locate(Path(model)), Path(out)
@@ -138,7 +138,7 @@ def _size(proto: Any) -> int:
 
 
 def _quantized(proto: Any, folder: Path) -> Any:
-    """Return a model whose linear layers are int8, by files in ``folder``, which is removed."""
+    """Return a model in 8 bits, by files in ``folder``, which is removed."""
     try:
         from onnxruntime.quantization import QuantType, quantize_dynamic
     except ImportError:
@@ -152,9 +152,12 @@ def _quantized(proto: Any, folder: Path) -> Any:
     quantize_dynamic(
         folder / MODEL,
         folder / QUANTIZED,
-        op_types_to_quantize=["MatMul"],
+        op_types_to_quantize=["MatMul", "Gather"],
+        nodes_to_quantize=[node.name for node in proto.graph.node if _in_8_bits(node.name)],
+        # A scale for each output. Unsigned: on processors without instructions for 8 bits (VNNI)
+        # products of signed weights overflow.
         per_channel=True,
-        weight_type=QuantType.QInt8,
+        weight_type=QuantType.QUInt8,
         use_external_data_format=_size(proto) > _LARGEST,
     )
     result = onnx.load(folder / QUANTIZED)
@@ -162,3 +165,12 @@ def _quantized(proto: Any, folder: Path) -> Any:
     onnx.helper.set_model_props(result, told)
     result.producer_name, result.producer_version = proto.producer_name, proto.producer_version
     return result
+
+
+def _in_8_bits(node: str) -> bool:
+    """Tell whether a node is to have its weights in 8 bits: a Linear, or the table of words.
+
+    What the feed-forward network's activation gives has a few large values, which one scale for
+    all cannot hold, so the Linear that takes it stays float32.
+    """
+    return node == "words" or (node.endswith(".product") and ".down." not in node)

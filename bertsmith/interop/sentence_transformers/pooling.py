@@ -61,9 +61,20 @@ class Pooling:
     prompt: str = ""
 
     def width(self, hidden: int) -> int:
-        """Return the width of the vectors of an encoder of width ``hidden``."""
-        dense = [own.weight.shape[0] for own in self.after if isinstance(own, Dense)]
-        return dense[-1] if dense else hidden * len(self.modes)
+        """Return the width of the vectors of an encoder of width ``hidden``.
+
+        Raises ModelError where one step does not fit the one before.
+        """
+        width = hidden * len(self.modes)
+        for own in self.after:
+            if isinstance(own, Dense):
+                if own.weight.shape[1] != width:
+                    raise ModelError(
+                        f"Dense takes vectors of width {own.weight.shape[1]}, but pooling "
+                        f"({', '.join(self.modes)}) and what follows give {width}"
+                    )
+                width = own.weight.shape[0]
+        return width
 
 
 def read_pooling(directory: Path) -> Pooling | None:
