@@ -134,7 +134,9 @@ def run(name: str, row: Row, start: Path, options: argparse.Namespace, seeds: in
     for seed in range(seeds):
         own = [sys.executable, "-m", "bertsmith", *words, "--out", f"{out}/seed-{seed}"]
         own += ["--seed", str(seed)]
-        done = subprocess.run(own, stderr=subprocess.DEVNULL, check=False)
+        done = subprocess.run(
+            own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+        )
         if done.returncode:
             raise SystemExit(f"{shlex.join(own)} ended with {done.returncode}")
     runs = [json.loads((out / f"seed-{seed}" / "result.json").read_text())

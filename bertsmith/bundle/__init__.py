@@ -4,7 +4,9 @@ It never knows how a model was trained, nor the forms of other makers' directori
 """
 
 from bertsmith.bundle.config import CONFIG, config_json, read_config
+from bertsmith.bundle.either import load_either, save_either
 from bertsmith.bundle.encoder import EncoderBundle, load_encoder
+from bertsmith.bundle.extend import extend
 from bertsmith.bundle.names import names, to_disk
 from bertsmith.bundle.pretrained import (
     INFO,
@@ -27,7 +29,9 @@ __all__ = [
     "Kind",
     "TaskBundle",
     "config_json",
+    "extend",
     "load",
+    "load_either",
     "load_encoder",
     "load_task",
     "locate",
@@ -35,6 +39,7 @@ __all__ = [
     "read_config",
     "read_weights",
     "save",
+    "save_either",
     "save_task",
     "start_task",
     "to_disk",

@@ -3,7 +3,7 @@
 It never knows how a task's texts are read, nor how they are scored.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -152,14 +152,28 @@ def start_task(
     return TaskBundle(model, tokenizer, config, head, directory, {**info, "new": new})
 
 
-def _head(directory: Path, info: Mapping[str, Any]) -> Head:
-    raw = read_json(directory / CONFIG)
-    classes = [str(name) for name in raw.get("architectures") or []]
+def is_fine_tuned(directory: Path) -> bool:
+    """Tell whether the config of a model directory names a class with a task's output layer."""
+    return _kind(_classes(read_json(directory / CONFIG))) is not None
+
+
+def _classes(raw: Mapping[str, Any]) -> list[str]:
+    return [str(name) for name in raw.get("architectures") or []]
+
+
+def _kind(classes: Sequence[str]) -> Kind | None:
+    """Return the kind of task that the classes of a config are for, the first of equals."""
     known = {name: kind for kind, (name, _) in reversed(_CLASSES.items())}
-    kind: Kind | None = next(
+    return next(
         (own for name, own in known.items() if any(one.endswith(f"For{name}") for one in classes)),
         None,
     )
+
+
+def _head(directory: Path, info: Mapping[str, Any]) -> Head:
+    raw = read_json(directory / CONFIG)
+    classes = _classes(raw)
+    kind = _kind(classes)
     if kind is None:
         raise ModelError(
             f"{directory}: this is a {', '.join(classes) or 'bare encoder'}, not "

@@ -18,7 +18,7 @@ from bertsmith.errors import RunError, SettingsError
 from bertsmith.files import figures_of, write_json, write_whole
 from bertsmith.model.features import FeatureModel
 from bertsmith.progress import Progress, Silent
-from bertsmith.settings import from_assignments, merged, read_toml
+from bertsmith.settings import wished
 from bertsmith.tasks.families import family_of
 from bertsmith.tasks.inputs import Inputs
 from bertsmith.tasks.settings import TaskSettings
@@ -84,8 +84,7 @@ def finetune(
     """
     run, progress = Path(out), progress or Silent()
     check_place(run)
-    file = read_toml(config) if config else {}
-    said = merged(merged(file, values or {}), from_assignments(assignments))
+    said = wished(config, values, assignments)
     settings = resolve_task(task, Path(model), Path(data) if data else None, said)
     examples = read_data(settings.task)
     head = head_of(settings.task, examples)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +83,11 @@ def same(ours: NDArray[np.float32], peer: NDArray[np.float32]) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_what_is_written_gives_the_same_vectors(tmp_path: Path, plain: Path, mode: Mode) -> None:
     """In every mode, with lengths 2 to too long, SentenceTransformer(ours) equals ours to 1e-5."""
-    normalize = mode != "mean_sqrt_len_tokens"
-    assert (
-        write_sentence_transformers(plain, tmp_path / "o", pooling=mode, normalize=normalize) == []
-    )
+    unit = mode != "mean_sqrt_len_tokens"
+    assert not write_sentence_transformers(plain, tmp_path / "o", pooling=mode, normalize=unit)
     told = read_pooling(tmp_path / "o")
-    assert told == Pooling(modes=(mode,), after=("normalize",) * normalize, longest=61)
+    wanted = Pooling(modes=(mode,), longest=61)
+    assert told == (replace(wanted, after=("normalize",)) if unit else wanted)
     same(embed(tmp_path / "o", TEXTS), theirs(tmp_path / "o"))
     # Asked for by hand, of the model as it was, the vectors are the same.
     same(embed(plain, TEXTS, told), embed(tmp_path / "o", TEXTS))

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import bertsmith
-from bertsmith.bundle import CONFIG, TaskBundle, load, load_encoder, load_task, locate
-from bertsmith.bundle.config import read_json
+from bertsmith.bundle import CONFIG, Bundle, TaskBundle, load_either, load_encoder, locate
+from bertsmith.bundle.either import is_bare
 from bertsmith.errors import MissingExtraError, ModelError
 from bertsmith.files import whole_directory
 from bertsmith.interop.onnx.graph import Graph, Port
@@ -36,7 +36,7 @@ def write_onnx(model: Path | str, out: Path | str, *, int8: bool = False) -> lis
     directory, out = locate(Path(model)), Path(out)
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ModelError(f"{out}: something is there already; choose a new folder")
-    bundle = _read(directory)
+    bundle = load_encoder(directory) if is_bare(directory) else load_either(directory)
     proto = _proto(graph_of(bundle, tied=not int8), _metadata(bundle))
     with whole_directory(out) as new:
         if int8:
@@ -48,16 +48,6 @@ def write_onnx(model: Path | str, out: Path | str, *, int8: bool = False) -> lis
     return _notes(bundle)
 
 
-def _read(directory: Path) -> AnyBundle:
-    """Read what the directory's class says that it is."""
-    classes = [str(name) for name in read_json(directory / CONFIG).get("architectures") or []]
-    if any(name.endswith(("ForPreTraining", "ForMaskedLM")) for name in classes):
-        return load(directory)
-    return (
-        load_task(directory) if any("For" in name for name in classes) else load_encoder(directory)
-    )
-
-
 def _metadata(bundle: AnyBundle) -> dict[str, str]:
     """Return what one must know beside the graph to ask the model, as text."""
     config, tokenizer = bundle.config, bundle.tokenizer
@@ -66,7 +56,7 @@ def _metadata(bundle: AnyBundle) -> dict[str, str]:
     if isinstance(bundle, TaskBundle):
         kind = bundle.head.kind
         told["labels"] = list(bundle.head.labels)
-    elif hasattr(bundle.model, "mlm"):
+    elif isinstance(bundle, Bundle):
         kind = "pretrained"
     return {"kind": kind, **{name: json.dumps(value) for name, value in told.items()}}
 
