@@ -74,8 +74,10 @@ class Session:
         if self.settings.run.first_weights == "matching":
             match_words(self.model)
         if self.settings.run.start_from:
-            source = bundle.load(self.settings.run.start_from).model
-            self.model.load_state_dict(source.state_dict(), strict=False)
+            source = bundle.load(self.settings.run.start_from)
+            known = {name: value for name, value in source.model.state_dict().items()
+                     if name not in source.new}  # fmt: skip
+            self.model.load_state_dict(known, strict=False)
         self.optimizer = optimizer.build(self.model, self.settings.optim)
 
     def work(self, phases: list[Phase]) -> Pretraining:
