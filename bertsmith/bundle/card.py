@@ -90,10 +90,10 @@ def _shape(config: ModelConfig, tokenizer: Tokenizer, info: Mapping[str, Any]) -
     base = _base(info)
     case = "lower case" if tokenizer.lowercase else "case kept"
     lines = [
-        f"- {config.layers} layers, width {config.width}, {config.heads} attention heads, "
-        f"feed-forward width {config.feed_forward}, {config.activation}",
-        f"- up to {config.max_positions:,} tokens; WordPiece of {tokenizer.vocab_size:,} words, "
-        f"{case}",
+        f"- {config.layers} layers, width {config.width}, {config.heads} attention heads",
+        f"- feed-forward width {config.feed_forward}, {config.activation}",
+        f"- up to {config.max_positions:,} tokens",
+        f"- WordPiece of {tokenizer.vocab_size:,} words, {case}",
     ]
     return [*lines, f"- started from `{base}`"] if base else lines
 
@@ -105,11 +105,9 @@ def _data(info: Mapping[str, Any]) -> list[str]:
     if not isinstance(sources, list):
         sources = [_at(task, "train")]
     names = [Path(name).name for name in sources if isinstance(name, str) and name]
+    counts = {unit: _at(made, unit) for unit in ("documents", "tokens")}
     lines = [f"- `{_text(name)}`" for name in names]
-    for unit in ("documents", "tokens"):
-        if isinstance(count := _at(made, unit), int):
-            lines.append(f"- {count:,} {unit}")
-    return lines
+    return lines + [f"- {own:,} {unit}" for unit, own in counts.items() if isinstance(own, int)]
 
 
 def _training(info: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""From what a user names to a model directory on this machine: a directory, a RUN, a file, a hub id.
+"""From what a user names to a model directory on this machine: a path, a RUN or a hub id.
 
 It never opens a weight, and asks a hub only about a name that cannot be meant for this machine.
 """
@@ -108,7 +108,7 @@ def fetch(name: str, *, endpoint: str | None = None, cache: Path | None = None) 
             )
             if form_of(directory) is not None:
                 break
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - said below
         # Its HTTP library, its own errors and the disk's have no base in common.
         raise ModelError(f"{name}: no such file or directory here, and {_why(error)}") from None
     if not (directory / CONFIG).is_file() or form_of(directory) is None:
@@ -121,11 +121,13 @@ def fetch(name: str, *, endpoint: str | None = None, cache: Path | None = None) 
 def _why(error: Exception) -> str:
     """Say in one line why a hub gave nothing."""
     kind = type(error).__name__
-    if kind in ("RepositoryNotFoundError", "RevisionNotFoundError", "GatedRepoError"):
-        what = {"RepositoryNotFoundError": "the hub has no such model, or it is private",
-                "RevisionNotFoundError": "the hub's model has no such revision",
-                "GatedRepoError": "the hub's model is given only to those who asked"}[kind]  # fmt: skip
-        return f"{what}; check the name, or log in with: hf auth login"
+    known = {
+        "RepositoryNotFoundError": "the hub has no such model, or it is private",
+        "RevisionNotFoundError": "the hub's model has no such revision",
+        "GatedRepoError": "the hub's model is given only to those who asked",
+    }
+    if kind in known:
+        return f"{known[kind]}; check the name, or log in with: hf auth login"
     first = str(error).strip().splitlines()[0] if str(error).strip() else kind
     return (
         f"the hub could not be asked, nor is all of it in the local cache ({kind}: {first}); "

@@ -16,11 +16,14 @@ from bertsmith.errors import ModelError
 #: The instructions of a state dict. Names come by GLOBAL alone: those built on the stack cannot be
 #: checked without running them.
 _INSTRUCTIONS: Final = frozenset(
-    "PROTO STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE "
-    "SHORT_BINSTRING BINSTRING EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST APPEND APPENDS "
-    "EMPTY_DICT SETITEM SETITEMS BINPUT LONG_BINPUT BINGET LONG_BINGET GLOBAL REDUCE BUILD "
-    "BINPERSID".split()
-)
+    {
+        "PROTO", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2",
+        "LONG1", "BINFLOAT", "BINUNICODE", "SHORT_BINSTRING", "BINSTRING", "EMPTY_TUPLE", "TUPLE",
+        "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "APPEND", "APPENDS", "EMPTY_DICT", "SETITEM",
+        "SETITEMS", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "GLOBAL", "REDUCE", "BUILD",
+        "BINPERSID",
+    }
+)  # fmt: skip
 _INTEGERS: Final = frozenset({"BININT", "BININT1", "BININT2", "LONG1"})
 _PUTS: Final = frozenset({"BINPUT", "LONG_BINPUT"})
 #: What a state dict is made of.

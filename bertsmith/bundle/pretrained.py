@@ -54,7 +54,7 @@ class Bundle:
             )
 
     def notes(self) -> list[str]:
-        """Return what a user should know of the files: what is new, what was left out, what fits."""
+        """Return what a user should know of the files: what is new, left out or unused."""
         notes = said(self.path, "drawn anew, since it is not there", self.new)
         notes += said(self.path, "left out, since the model has no place for it", self.left_out)
         return notes + spare_rows(self.path, self.config, self.tokenizer)
@@ -124,5 +124,5 @@ def spare_rows(directory: Path, config: ModelConfig, tokenizer: Tokenizer) -> li
     spare = config.vocab_size - tokenizer.vocab_size
     if not spare:
         return []
-    return [f"{directory}: the tokenizer has {tokenizer.vocab_size:,} words, the model "
-            f"{config.vocab_size:,} rows for them; the last {spare:,} stand unused"]  # fmt: skip
+    words, rows = tokenizer.vocab_size, config.vocab_size
+    return [f"{directory}: {words:,} words, {rows:,} word embeddings; {spare:,} stand unused"]

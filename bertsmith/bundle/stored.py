@@ -82,7 +82,7 @@ def _mapped(path: Path) -> dict[str, Stored]:
     The library compares the header with the file's own size before it allocates anything.
     """
     try:
-        file = safe_open(path, framework="pt")
+        file: Any = safe_open(path, framework="pt")
         result = {}
         for name in file.keys():  # noqa: SIM118 - the handle is no dictionary
             part = file.get_slice(name)
@@ -107,7 +107,7 @@ def _pickled(path: Path) -> dict[str, Stored]:
     mapped = pickles.check(path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - said below
         # Whatever a broken file makes of the reader: RuntimeError, KeyError, UnpicklingError …
         first = str(error).strip().partition("\n")[0]
         raise ModelError(f"{path}: not a readable checkpoint: {first}") from None
@@ -117,7 +117,9 @@ def _pickled(path: Path) -> dict[str, Stored]:
              if isinstance(name, str) and isinstance(own, Tensor)}  # fmt: skip
     _check_backed(path, found)
     return {
-        name: Stored(path, tuple(own.shape), str(own.dtype).removeprefix("torch."), partial(_same, own))
+        name: Stored(
+            path, tuple(own.shape), str(own.dtype).removeprefix("torch."), partial(_same, own)
+        )
         for name, own in found.items()
     }
 

@@ -100,7 +100,7 @@ def built(make: Callable[[], Model], weights: Weights) -> tuple[Model, tuple[str
 
 
 def tie(model: nn.Module) -> None:
-    """Let the masked-LM head have the word embeddings for its weights: moving a model parts them."""
+    """Let the masked-LM head have the word embeddings for its weights; a move parts the two."""
     head = getattr(model, "mlm", None)
     if head is not None:
         words = model.get_submodule("bert.embeddings.words")
@@ -131,9 +131,7 @@ def matched(
 
 
 @torch.no_grad()
-def fill(
-    model: nn.Module, plan: Mapping[str, list[Stored]], weights: Weights
-) -> tuple[str, ...]:
+def fill(model: nn.Module, plan: Mapping[str, list[Stored]], weights: Weights) -> tuple[str, ...]:
     """Copy stored tensors into a model's own, one at a time; return the names that were not used.
 
     16-bit floats are widened on the way.
@@ -171,7 +169,9 @@ def _tensor(weights: Weights, name: str, shape: tuple[int, ...]) -> Stored:
         hint = ""
         if name == _WORDS and own.shape[1:] == shape[1:]:
             hint = f"; if the vocabulary was resized, vocab_size should be {own.shape[0]:,} there"
-        raise ModelError(f"{own.file}: {name} has shape {own.shape}; {CONFIG} asks for {shape}{hint}")
+        raise ModelError(
+            f"{own.file}: {name} has shape {own.shape}; {CONFIG} asks for {shape}{hint}"
+        )
     if own.dtype not in FLOATS:
         raise ModelError(
             f"{own.file}: {name} is in {own.dtype}; expected {', '.join(sorted(FLOATS))}; "

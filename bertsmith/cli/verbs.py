@@ -15,3 +15,4 @@ from bertsmith.cli import score as score
 from bertsmith.cli import finetune as finetune
 from bertsmith.cli import predict as predict
 from bertsmith.cli import inspect as inspect
+from bertsmith.cli import push as push
