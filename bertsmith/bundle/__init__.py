@@ -4,7 +4,7 @@ It never knows how a model was trained, nor the forms of other makers' directori
 """
 
 from bertsmith.bundle.config import CONFIG, config_json, read_config
-from bertsmith.bundle.locate import WEIGHTS, locate, pinned
+from bertsmith.bundle.directory import WEIGHTS, locate, pinned
 from bertsmith.bundle.names import names, to_disk
 from bertsmith.bundle.pretrained import INFO, Bundle, load, save
 from bertsmith.bundle.stored import Stored, read_file, stored_in

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from bertsmith.bundle.card import CARD, card
 from bertsmith.bundle.config import CONFIG, config_json, read_config, read_json
-from bertsmith.bundle.locate import WEIGHTS, locate
+from bertsmith.bundle.directory import WEIGHTS, locate
 from bertsmith.bundle.names import to_disk
 from bertsmith.bundle.weights import Weights, built, fill, matched, open_weights, said
 from bertsmith.errors import ModelError

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bertsmith.bundle import pickles
 from bertsmith.bundle.config import read_json
-from bertsmith.bundle.locate import FORMS, INDEX, OLD_INDEX, form_of
+from bertsmith.bundle.directory import FORMS, INDEX, OLD_INDEX, form_of
 from bertsmith.errors import ModelError
 
 #: Kinds of numbers that become float32 with nothing lost.

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from bertsmith.bundle.card import CARD, card
 from bertsmith.bundle.config import CONFIG, classes_of, config_json, read_json
-from bertsmith.bundle.locate import WEIGHTS, locate
+from bertsmith.bundle.directory import WEIGHTS, locate
 from bertsmith.bundle.names import to_disk
 from bertsmith.bundle.pretrained import INFO, read_parts, spare_rows
 from bertsmith.bundle.weights import built, fill, matched, open_weights, said
