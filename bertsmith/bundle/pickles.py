@@ -7,6 +7,7 @@ file's own size.
 import io
 import pickletools
 import re
+import struct
 import zipfile
 from pathlib import Path
 from typing import Final
@@ -34,6 +35,11 @@ _NAMES: Final = re.compile(
 )
 #: Bytes of the instructions: about 150 a tensor, so a model of a thousand layers has as many.
 _MOST: Final = 4 * 2**20
+#: What reading a damaged zip file may raise.
+_DAMAGE: Final = (
+    OSError, EOFError, ValueError, OverflowError, RuntimeError, NotImplementedError, struct.error,
+    zipfile.BadZipFile,
+)  # fmt: skip
 #: How a checkpoint from before PyTorch 1.6 begins: a pickled number, then four pickles more.
 _OLD_MAGIC: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 
@@ -54,7 +60,7 @@ def check(path: Path) -> bool:
             if start == _OLD_MAGIC:
                 _check_pickles(path, file.read(_MOST), 4, size)
                 return False
-    except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+    except _DAMAGE as error:
         raise ModelError(f"{path}: not a readable checkpoint: {error}") from None
     raise ModelError(f"{path}: not a checkpoint of PyTorch's; expected a zip file or its old form")
 
