@@ -116,7 +116,7 @@ def _old_bin(model: Any, directory: Path) -> None:
 def _sharded_bin(model: Any, directory: Path) -> None:
     state = model.state_dict()
     names = list(state)
-    places = {}
+    places: dict[str, str] = {}
     for part, chosen in enumerate((names[::2], names[1::2]), 1):
         file = f"pytorch_model-{part:05}-of-00002.bin"
         torch.save({name: state[name] for name in chosen}, directory / file)

@@ -342,7 +342,7 @@ def test_there_and_back_is_bit_for_bit(name: str, tmp_path: Path) -> None:
     kind.from_pretrained(tmp_path / "ours").save_pretrained(tmp_path / "theirs")
     tokenizer_of(101).save(tmp_path / "theirs")
     read = bundle.load_task if name in HEADS else bundle.load
-    back = read(tmp_path / "theirs").model.state_dict()  # type: ignore[operator]
+    back = read(tmp_path / "theirs").model.state_dict()
     assert back.keys() == model.state_dict().keys()
     for key, value in model.state_dict().items():
         assert torch.equal(back[key], value), key
