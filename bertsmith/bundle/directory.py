@@ -17,7 +17,7 @@ FORMS: Final = (WEIGHTS, INDEX, OLD_WEIGHTS, OLD_INDEX)
 #: OWNER/NAME, and after an @ a branch, a tag or a commit.
 _HUB_ID: Final = re.compile(r"(?P<id>\w[\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 #: What a model needs beside its weights. Pictures, other frameworks' weights and so on stay there.
-_SMALL: Final = ("*.json", "vocab.txt", "README.md", "*/config.json")
+_SMALL: Final = ("*.json", "vocab.txt", "README.md", "*_Dense/model.safetensors")
 _LARGE: Final = ("model*.safetensors", "pytorch_model*.bin")
 
 

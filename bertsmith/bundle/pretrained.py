@@ -16,16 +16,22 @@ from bertsmith.bundle.card import CARD, card
 from bertsmith.bundle.config import CONFIG, config_json, read_config, read_json
 from bertsmith.bundle.directory import WEIGHTS, locate
 from bertsmith.bundle.names import to_disk
-from bertsmith.bundle.weights import Weights, built, fill, matched, open_weights, said
+from bertsmith.bundle.weights import built, open_weights, said
 from bertsmith.errors import ModelError
 from bertsmith.files import whole_directory, write_json, write_whole
-from bertsmith.model.bert import PreTrainingModel
+from bertsmith.model.bert import PreTrainingModel, draw_weights
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
 
 INFO = "bertsmith.json"
 #: What each of our heads is called in a message, by how its weights' names begin.
 _HEADS = {"mlm.": "masked-LM head", "nsp.": "next-sentence head", "pooler.": "pooler"}
+
+#: Our names of what a masked-LM head has for itself.
+_MASKED_LM = (
+    "mlm.transform.weight", "mlm.transform.bias", "mlm.norm.weight", "mlm.norm.bias",
+    "mlm.decoder.bias",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -86,24 +92,23 @@ def load(path: Path | str, *, device: torch.device | str = "cpu") -> Bundle:
     # The weights say which heads there are: a config often speaks of the class it was saved for.
     pairs = weights.next_sentence and (config.nsp or weights.pooler)
     config = config.model_copy(update={"nsp": pairs})
+    make = partial(PreTrainingModel, config)
     if weights.masked_lm:
-        model, left_out = built(partial(PreTrainingModel, config), weights)
+        model, left_out = built(make, weights)
         new: tuple[str, ...] = ()
     else:
-        model = PreTrainingModel(config)
-        new, left_out = _without_masked_lm(model, weights)
+        model, left_out = built(make, weights, optional=_MASKED_LM)
+        _draw_masked_lm(model)
+        new = _MASKED_LM
     return Bundle(model.to(device).eval(), tokenizer, config, directory, info, new, left_out)
 
 
-def _without_masked_lm(
-    model: PreTrainingModel, weights: Weights
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Read all but the masked-LM head; return our names of what is new, and what was left out."""
-    head = [name for name in model.state_dict() if name.startswith("mlm.")]
-    plan = matched(model, weights, optional=head)
-    left_out = fill(model, plan, weights)
-    # The decoder's weight is the word embeddings.
-    return tuple(name for name in head if name != "mlm.decoder.weight"), left_out
+@torch.no_grad()
+def _draw_masked_lm(model: PreTrainingModel) -> None:
+    """Draw a masked-LM head anew; the decoder's weight is the word embeddings and stays."""
+    for part in (model.mlm.transform, model.mlm.norm):
+        draw_weights(part, model.config.init_range)
+    model.mlm.decoder.bias.zero_()
 
 
 def read_parts(directory: Path) -> tuple[dict[str, Any], ModelConfig, Tokenizer]:

@@ -82,17 +82,20 @@ def open_weights(directory: Path, config: ModelConfig) -> Weights:
     return weights
 
 
-def built(make: Callable[[], Model], weights: Weights) -> tuple[Model, tuple[str, ...]]:
+def built(
+    make: Callable[[], Model], weights: Weights, optional: Collection[str] = ()
+) -> tuple[Model, tuple[str, ...]]:
     """Return a model with every weight read, in memory once; and the names that had no place in it.
 
-    ``make`` builds the model; none of its first weights is drawn.
+    ``make`` builds the model; none of its first weights is drawn. Of ``optional`` names, those that
+    are missing are left to the caller: they hold whatever the memory held.
     """
     try:
         with torch.device("meta"):
             empty = make()
     except RuntimeError as error:
         raise ModelError(f"{weights.directory}: sizes that no model can have: {error}") from None
-    plan = matched(empty, weights)
+    plan = matched(empty, weights, optional)
     model = empty.to_empty(device="cpu")
     tie(model)
     left_out = fill(model, plan, weights)

@@ -184,6 +184,18 @@ def test_the_command_line_takes_an_id(hub: Hub, tmp_path: Path) -> None:
     assert len(hub.log) == count
 
 
+def test_the_client_is_loaded_for_a_hub_id_only(tmp_path: Path) -> None:
+    """A model of this machine is loaded without huggingface_hub."""
+    model_files(tmp_path / "m")
+    code = (
+        "import sys; from bertsmith import bundle; bundle.load(sys.argv[1])\n"
+        "assert 'huggingface_hub' not in sys.modules"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "m")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 def test_an_id_is_pinned_to_its_commit(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
