@@ -48,7 +48,7 @@ _OTHERS = {
     "megatron-bert": "Megatron-BERT", "squeezebert": "SqueezeBERT", "convbert": "ConvBERT",
 }  # fmt: skip
 #: Bytes of a config.json or an index: each of some hundred thousand labels or tensors has a line.
-_MOST = 64 * 2**20
+_MOST = 16 * 2**20
 
 
 def config_json(config: ModelConfig) -> dict[str, Any]:

@@ -86,14 +86,18 @@ def _instructions_in_zip(path: Path, size: int) -> bytes:
 def _check_pickles(path: Path, data: bytes, count: int, size: int) -> None:
     """Check ``count`` pickles, one after another.
 
-    All numbers in them together are at most the file's size, since every element of a storage has
-    at least a byte there. A number that is put aside could be taken out again, uncounted.
+    All numbers in them together are at most twice the file's size: an element of a storage has at
+    least a byte there, and shapes and offsets come on top. A number that is put aside could be
+    taken out again, uncounted.
     """
     stream, total, before = io.BytesIO(data), 0, ""
     try:
         for _ in range(count):
             for instruction, argument, _ in pickletools.genops(stream):
                 name = instruction.name
+                if name == "PROTO" and argument != 2:
+                    raise ModelError(f"{path}: its pickle has protocol {argument}; PyTorch writes "
+                                     "2, so this one is refused unread")  # fmt: skip
                 if name not in _INSTRUCTIONS or (name in _PUTS and before in _INTEGERS):
                     raise ModelError(f"{path}: its pickle has {name}, which no weights need; "
                                      "refused, nothing in it was run")  # fmt: skip
@@ -106,7 +110,7 @@ def _check_pickles(path: Path, data: bytes, count: int, size: int) -> None:
                 before = name
     except (ValueError, UnicodeDecodeError, OverflowError, MemoryError) as error:
         raise ModelError(f"{path}: not a readable pickle: {error}") from None
-    if total > size:
+    if total > 2 * size:
         raise ModelError(
             f"{path}: its tensors would need more than the file's {size:,} bytes; refused"
         )

@@ -20,6 +20,8 @@ from bertsmith.errors import ModelError
 
 #: Kinds of numbers that become float32 with nothing lost.
 FLOATS: Final = frozenset({"float32", "float16", "bfloat16"})
+#: Bytes of a header: about 100 a tensor, so a model of some thousand layers has as many.
+_HEADER: Final = 8 * 2**20
 _DTYPES: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -79,9 +81,11 @@ def _sharded(index: Path) -> dict[str, Stored]:
 def _mapped(path: Path) -> dict[str, Stored]:
     """Return the tensors of a safetensors file.
 
-    The library compares the header with the file's own size before it allocates anything.
+    The library compares the header with the file's own size before it allocates anything; its own
+    bound of 100 MB for the header would take seconds.
     """
     try:
+        _check_header(path)
         file: Any = safe_open(path, framework="pt")
         result = {}
         for name in file.keys():  # noqa: SIM118 - the handle is no dictionary
@@ -92,6 +96,15 @@ def _mapped(path: Path) -> dict[str, Stored]:
     except (SafetensorError, OSError, ValueError, OverflowError) as error:
         raise ModelError(f"{path}: not a readable safetensors file: {error}") from None
     return result
+
+
+def _check_header(path: Path) -> None:
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+    if size > _HEADER:
+        raise ModelError(
+            f"{path}: not a readable safetensors file: it promises a header of {size:,} bytes"
+        )
 
 
 def _read(file: Any, name: str, path: Path) -> Tensor:

@@ -96,7 +96,10 @@ def built(
     except RuntimeError as error:
         raise ModelError(f"{weights.directory}: sizes that no model can have: {error}") from None
     plan = matched(empty, weights, optional)
-    model = empty.to_empty(device="cpu")
+    try:
+        model = empty.to_empty(device="cpu")
+    except RuntimeError as error:
+        raise ModelError(f"{weights.directory}: not enough memory for it: {error}") from None
     tie(model)
     left_out = fill(model, plan, weights)
     return model, left_out

@@ -101,6 +101,7 @@ def overlap(table: dict[str, Any]) -> None:
     "lie",
     [
         lie_about_length,
+        lambda d: header(d, lambda table: table.update(x="y" * 9 * 2**20)),
         lambda d: header(d, lie_about_shape),
         lambda d: header(d, reach_beyond),
         lambda d: header(d, overlap),
@@ -109,7 +110,7 @@ def overlap(table: dict[str, Any]) -> None:
         lambda d: weights(d).write_bytes(b""),
         lambda d: weights(d).write_bytes(b"\xff" * 1000),
     ],
-    ids=["length", "shape", "beyond", "overlap", "short", "header cut", "empty", "noise"],
+    ids=["length", "long", "shape", "beyond", "overlap", "short", "header cut", "empty", "noise"],
 )
 def test_a_lying_header_is_refused(lie: Callable[[Path], object], model: Path) -> None:
     """The header of safetensors is compared with the file before anything is allocated."""
@@ -214,7 +215,7 @@ def test_a_pickle_with_code_is_refused_unread(zipped: bool, model: Path, tmp_pat
     refused(model, r"asks for posix\.system, which no weights need; refused, nothing in it was")
     assert not mark.exists()
     torch.save({"a": Evil(mark)}, path, pickle_protocol=4, _use_new_zipfile_serialization=zipped)
-    refused(model, r"its pickle has \w+, which no weights need|expected a zip file or its old")
+    refused(model, r"its pickle has protocol 4|expected a zip file or its old")
     assert not mark.exists()
     path.write_bytes(pickle.dumps(Evil(mark)))
     refused(model, "not a checkpoint of PyTorch's")

@@ -1,5 +1,6 @@
 """A model by its hub id: downloaded, resumed, offline; and sent. The real client, a local hub."""
 
+import json
 import os
 import subprocess
 import sys
@@ -182,6 +183,12 @@ def test_the_command_line_takes_an_id(hub: Hub, tmp_path: Path) -> None:
     assert offline.returncode == 0, offline.stderr
     assert offline.stdout == first.stdout
     assert len(hub.log) == count
+    command[3:] = ["push", str(tmp_path / "m"), "acme/again", "--private", "--json"]
+    sent = run()
+    assert sent.returncode == 0, sent.stderr
+    assert json.loads(sent.stdout)["commit"] == commit_of(hub.repos["acme/again"]["main"])
+    assert "next: bertsmith fill acme/again" in sent.stderr
+    assert hub.private == {NAME, "acme/again"}
 
 
 def test_the_client_is_loaded_for_a_hub_id_only(tmp_path: Path) -> None:
