@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from bertsmith.bundle.pretrained import WEIGHTS, locate, read_parts, read_tensors
+from bertsmith.bundle.directory import locate
+from bertsmith.bundle.pretrained import read_parts
+from bertsmith.bundle.weights import built, open_weights
 from bertsmith.model.bert import BertModel
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
@@ -27,19 +30,17 @@ class EncoderBundle:
 
 
 def load_encoder(path: Path | str, *, device: torch.device | str = "cpu") -> EncoderBundle:
-    """Read the encoder of a model directory, or of the one inside a RUN, in eval mode.
+    """Read an encoder in eval mode: of a directory, a RUN, a file of it or a hub id.
 
     Any BERT's directory does: pre-trained, fine-tuned or bare. Raises ModelError if something is
     missing, broken or does not fit.
     """
-    directory = locate(Path(path))
+    directory = locate(path)
     info, config, tokenizer = read_parts(directory)
-    with torch.device("meta"):
-        shapes = {
-            f"bert.{name}": tuple(value.shape)
-            for name, value in BertModel(config).state_dict().items()
-        }
-    state = read_tensors(directory / WEIGHTS, shapes)
-    model = BertModel(config)
-    model.load_state_dict({name.removeprefix("bert."): value for name, value in state.items()})
+    # Under the name that a model with heads has for it.
+    whole, _ = built(
+        lambda: nn.ModuleDict({"bert": BertModel(config)}), open_weights(directory, config)
+    )
+    model = whole["bert"]
+    assert isinstance(model, BertModel)
     return EncoderBundle(model.to(device).eval(), tokenizer, config, directory, info)

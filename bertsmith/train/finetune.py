@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bertsmith.bundle import Head, TaskBundle, save_task, start_task
+from bertsmith.bundle import Head, TaskBundle, pinned, save_task, start_task
 from bertsmith.errors import RunError, SettingsError
 from bertsmith.files import figures_of, write_json, write_whole
 from bertsmith.model.features import FeatureModel
@@ -82,10 +82,10 @@ def finetune(
     Called again with the same arguments it goes on where the last call stopped.
     Raises BertsmithError.
     """
-    run, progress = Path(out), progress or Silent()
+    run, progress, model = Path(out), progress or Silent(), pinned(model)
     check_place(run)
     said = wished(config, values, assignments)
-    settings = resolve_task(task, Path(model), Path(data) if data else None, said)
+    settings = resolve_task(task, model, Path(data) if data else None, said)
     examples = read_data(settings.task)
     head = head_of(settings.task, examples)
     examples.counts["train"].unseen = unseen_labels(settings.task, head, examples)
@@ -260,6 +260,8 @@ def _tell(
     )
     if start.info["new"]:
         progress.note(f"drawn anew: {', '.join(start.info['new'])}")
+    for note in start.notes():
+        progress.note(note)
     for name, counts in data.counts.items():
         said = [f"{number:,} skipped: {why}" for why, number in counts.skipped.items()]
         said += [f"{counts.cut_off:,} cut off at the end"] if counts.cut_off else []

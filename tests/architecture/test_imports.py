@@ -27,7 +27,7 @@ HIDDEN = {("data", "model")}
 WITHOUT_TORCH = frozenset({*LAYERS[0], "text", "data"})
 #: Optional packages, and those that only one function of a room needs and that cost seconds.
 EXTRAS = frozenset({
-    "kiwipiepy", "matplotlib", "onnx", "onnxruntime", "pyarrow", "tensorboard",
+    "huggingface_hub", "kiwipiepy", "matplotlib", "onnx", "onnxruntime", "pyarrow", "tensorboard",
     "torch.utils.tensorboard",
 })  # fmt: skip
 

@@ -33,7 +33,7 @@ def write_onnx(model: Path | str, out: Path | str, *, int8: bool = False) -> lis
     8 bits, activations quantized as they come (onnxruntime's dynamic form).
     Raises ModelError for a model that it cannot be, MissingExtraError without the packages.
     """
-    directory, out = locate(Path(model)), Path(out)
+    directory, out = locate(model), Path(out)
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ModelError(f"{out}: something is there already; choose a new folder")
     bundle = load_encoder(directory) if is_bare(directory) else load_either(directory)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from bertsmith.bundle import (
     CONFIG,
@@ -20,7 +20,7 @@ from bertsmith.bundle import (
     load_encoder,
     to_disk,
 )
-from bertsmith.bundle.pretrained import read_tensors
+from bertsmith.bundle.weights import built, open_weights
 from bertsmith.errors import ModelError
 from bertsmith.files import whole_directory, write_json
 from bertsmith.interop.sentence_transformers.pooling import (
@@ -34,6 +34,7 @@ from bertsmith.interop.sentence_transformers.pooling import (
     Pooling,
     read_pooling,
 )
+from bertsmith.model.heads import Pooler
 
 #: The names of the modules that every release of theirs knows.
 _TYPE = "sentence_transformers.models."
@@ -102,9 +103,11 @@ def _asked(directory: Path, pooling: Mode | None, normalize: bool | None) -> Poo
 
 def _pooler(bundle: EncoderBundle) -> dict[str, Tensor]:
     """Return the pooler's weights, which their BERT has though nothing reads them; {} if none."""
-    width = bundle.config.width
-    shapes = {"pooler.dense.weight": (width, width), "pooler.dense.bias": (width,)}
-    return read_tensors(bundle.path / WEIGHTS, shapes, optional=shapes)
+    weights = open_weights(bundle.path, bundle.config)
+    if not weights.pooler:
+        return {}
+    model, _ = built(lambda: nn.ModuleDict({"pooler": Pooler(bundle.config)}), weights)
+    return model.state_dict()
 
 
 def _write_modules(folder: Path, told: Pooling, bundle: EncoderBundle, *, pooled: bool) -> None:
