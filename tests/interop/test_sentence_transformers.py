@@ -235,6 +235,16 @@ def test_what_they_cannot_say_is_refused(tmp_path: Path, tokenizer: Tokenizer, p
         write_sentence_transformers(plain, tmp_path / "o", pooling="sum")  # type: ignore[arg-type]
 
 
+def test_a_dense_in_the_old_form(tmp_path: Path, dense: Path) -> None:
+    """Its weights in pytorch_model.bin, as older releases wrote them, give the same vectors."""
+    folder = shutil.copytree(dense, tmp_path / "o")
+    weights = folder / "2_Dense" / "model.safetensors"
+    torch.save(load_file(weights), weights.with_name("pytorch_model.bin"))
+    weights.unlink()
+    same(embed(folder, TEXTS), embed(dense, TEXTS))
+    same(theirs(folder), embed(dense, TEXTS))
+
+
 #: A file of a directory, what replaces a part of it, and what is then said.
 FAULTS = [
     ("modules.json", '"1_Pooling"', '"../../1_Pooling"', "the folder of Pooling is outside"),
@@ -252,7 +262,12 @@ FAULTS = [
     ("2_Dense/config.json", "{", '{"use_residual": true,', "use_residual is True"),
     ("2_Dense/config.json", '"out_features": 11', '"out_features": 10', "its config says"),
     ("1_Pooling/config.json", "{", '{"pooling_mode": ["max", "cls"],', "takes vectors of width 26"),
-    ("2_Dense/model.safetensors", "linear.bias", "linear.bios", "linear.bias cannot be read"),
+    (
+        "2_Dense/model.safetensors",
+        "linear.bias",
+        "linear.bios",
+        "the tensor 'linear.bias' is missing",
+    ),
 ]
 
 

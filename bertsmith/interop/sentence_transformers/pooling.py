@@ -4,15 +4,16 @@ It never runs any of it, and executes nothing that a file names.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bertsmith.bundle import WEIGHTS
+from bertsmith.bundle import Stored, stored_in
 from bertsmith.bundle.config import read_json
+from bertsmith.bundle.stored import FLOATS
 from bertsmith.errors import ModelError
 from bertsmith.text.tokenizer_files import CONFIG as TOKENIZER_CONFIG
 
@@ -194,18 +195,21 @@ def _dense(folder: Path) -> Dense:
         known = ", ".join(get_args(Activation))
         raise ModelError(f"{folder / MODULE_CONFIG}: activation {activation!r}; known: {known}")
     shape = (raw.get("out_features"), raw.get("in_features"))
-    weight = _tensor(folder / WEIGHTS, "linear.weight", shape)
-    bias = _tensor(folder / WEIGHTS, "linear.bias", shape[:1]) if raw.get("bias", True) else None
+    stored = stored_in(folder)
+    weight = _tensor(stored, folder, "linear.weight", shape)
+    bias = _tensor(stored, folder, "linear.bias", shape[:1]) if raw.get("bias", True) else None
     return Dense(weight, bias, activation)
 
 
-def _tensor(path: Path, name: str, shape: tuple[Any, ...]) -> Tensor:
-    try:
-        with safe_open(path, framework="pt") as file:
-            found = tuple(file.get_slice(name).get_shape())
-            if found != shape:
-                raise ModelError(f"{path}: {name} has shape {found}; its config says {shape}")
-            tensor: Tensor = file.get_tensor(name)
-            return tensor.float()
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path}: {name} cannot be read: {error}") from None
+def _tensor(
+    stored: Mapping[str, Stored], folder: Path, name: str, shape: tuple[Any, ...]
+) -> Tensor:
+    own = stored.get(name)
+    if own is None:
+        raise ModelError(f"{folder}: the tensor {name!r} is missing")
+    if own.shape != shape or own.dtype not in FLOATS:
+        raise ModelError(
+            f"{own.file}: {name} is {own.dtype} of shape {own.shape}; expected floats, and its "
+            f"config says {shape}"
+        )
+    return own.read().float()
