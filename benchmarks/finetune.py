@@ -1,15 +1,17 @@
-"""Fine-tune on a task beside transformers' Trainer: the same weights, settings and seeds.
+"""Fine-tune on a task beside transformers' Trainer: the same weights, inputs, settings and seeds.
 
 For each seed it runs, in turn: Bertsmith; the Trainer with its defaults; the Trainer with batches
-of like lengths. Each reads the tables, trains, and scores the held-out file after every epoch. The
-clock of Bertsmith runs from the call to the written model, that of the Trainer over ``train()``
-alone. A line is appended to --out after every run, and what stands there is not run again.
+of like lengths. Each scores the held-out file after every epoch. The clock of Bertsmith runs from
+the call to the written model, reading and tokenizing included; that of the Trainer over ``train()``
+alone, and its inputs are those that Bertsmith made. A line is appended to --out after every run,
+and what stands there is not run again.
 
     python benchmarks/finetune.py --task rte --data FOLDER --model DIR --seeds 5 --out RESULTS
 """
 
 import argparse
 import json
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -21,32 +23,88 @@ import torch
 import transformers
 from reporting import machine
 
-from bertsmith.bundle import Head
-from bertsmith.tasks.classify import Example, read, score, targets_of
+from bertsmith.bundle import Kind
+from bertsmith.tasks.families import family_of
 from bertsmith.tasks.inputs import Inputs
 from bertsmith.tasks.public import TASKS
 from bertsmith.tasks.settings import TaskSettings
+from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.train import schedule
 from bertsmith.train.finetune import finetune
+from bertsmith.train.taskdata import head_of, read_data, resolve_task
 
 PEERS = {"transformers": "random", "transformers, like lengths": "group_by_length"}
 
 
-class Table(torch.utils.data.Dataset[dict[str, Any]]):
-    """Examples as the Trainer takes them."""
+#: The class, and what pads a batch, for each kind of task.
+CLASSES = {
+    "span": (transformers.AutoModelForQuestionAnswering, transformers.DataCollatorWithPadding),
+    "entities": (
+        transformers.AutoModelForTokenClassification,
+        transformers.DataCollatorForTokenClassification,
+    ),
+}
+SEQUENCES = (
+    transformers.AutoModelForSequenceClassification,
+    transformers.DataCollatorWithPadding,
+)
 
-    def __init__(self, examples: list[Example], head: Head, tokenizer: Any, length: int) -> None:
-        """Tokenize all, as the published example scripts do, without padding."""
-        texts = list(zip(*(example.texts for example in examples), strict=True))
-        self._rows = tokenizer(*map(list, texts), truncation=True, max_length=length)
-        self._targets = targets_of(examples, head)
+
+class Trainer(transformers.Trainer):
+    """The Trainer, with the learning rates that Bertsmith takes: its own warm-up ends higher."""
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> Any:
+        """Return linear warm-up and decay as the original's code has them."""
+        timing = schedule.ScheduleSettings(steps=num_training_steps)
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer or self.optimizer, lambda step: schedule.lr_factor(step, timing)
+        )
+        return self.lr_scheduler
+
+
+class Table(torch.utils.data.Dataset[dict[str, Any]]):
+    """Units of a task as the Trainer takes them, unpadded."""
+
+    def __init__(self, inputs: Inputs, kind: Kind) -> None:
+        """Keep the inputs."""
+        self._inputs, self._kind = inputs, kind
 
     def __len__(self) -> int:
-        return len(self._rows["input_ids"])
+        return len(self._inputs)
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        assert self._targets is not None
-        row = {key: values[number] for key, values in self._rows.items()}
-        return row | {"labels": self._targets[number].item()}
+        """Return ids, segments and what is right, under the names that the classes ask for."""
+        assert self._inputs.targets is not None
+        [(ids, segments)] = self._inputs.sequences[number]
+        row: dict[str, Any] = {"input_ids": ids, "token_type_ids": segments}
+        target = self._inputs.targets[number]
+        if self._kind == "span":
+            first, last = target[0].tolist()
+            return row | {"start_positions": first, "end_positions": last}
+        if self._kind == "entities":
+            assert self._inputs.places is not None
+            labels = [-100] * len(ids)
+            for place, label in zip(self._inputs.places[number], target.tolist(), strict=True):
+                labels[place] = label
+            return row | {"labels": labels}
+        return row | {"labels": target[0].item()}
+
+
+def rows_of(found: Any, inputs: Inputs, kind: Kind) -> list[np.ndarray[Any, Any]]:
+    """Return the Trainer's outputs, float32 [m, C] for each unit, as our scores take them."""
+    if kind == "span":
+        logits = np.stack(found.predictions[:2], -1)
+    else:
+        logits = np.asarray(found.predictions, np.float32)
+    if logits.ndim < 3:
+        return list(logits.reshape(len(inputs), 1, -1))
+    rows = []
+    for number, own in enumerate(logits):
+        places = inputs.places[number] if inputs.places is not None else range(inputs.size(number))
+        rows.append(own[list(places)].astype(np.float32))
+    return rows
 
 
 def ours(options: argparse.Namespace, seed: int) -> dict[str, Any]:
@@ -56,7 +114,7 @@ def ours(options: argparse.Namespace, seed: int) -> dict[str, Any]:
         result = finetune(
             options.task, options.model, Path(folder) / "run", data=options.data,
             values={
-                "task": {"batch": options.batch, "length": options.length},
+                "task": changes(options),
                 "optim": {"lr": options.lr},
                 "schedule": {"epochs": options.epochs},
                 "run": {"seed": seed, "precision": "fp32"},
@@ -68,37 +126,37 @@ def ours(options: argparse.Namespace, seed: int) -> dict[str, Any]:
 
 
 def theirs(options: argparse.Namespace, seed: int, sampling: str) -> dict[str, Any]:
-    """Run the Trainer over transformers' own class and tokenizer."""
-    facts = TASKS[options.task].settings(Path(options.data))
-    task = TaskSettings.parse({"name": options.task, **facts}, "the task")
-    train, _ = read(Path(task.train), task, labels=task.labels or None)
-    dev, _ = read(Path(next(iter(task.heldout.values()))), task, labels=task.labels or None)
-    head = Head(task.kind, tuple(task.labels))
+    """Run the Trainer over transformers' own class."""
+    settings = with_model_length(options)
+    task, family = settings, family_of(settings.kind)
+    data = read_data(task)
+    head = head_of(task, data)
+    words = Tokenizer.load(options.model)
+    name, examples = next(iter(data.heldout.items()))
+    train = family.encode(data.train, words, head, task, data.counts["train"])
+    dev = family.encode(examples, words, head, task, data.counts[name])
     # Bertsmith has PyTorch compute the same bytes every time; its peer need not.
     torch.use_deterministic_algorithms(False)
     transformers.set_seed(seed)
+    form, collator = CLASSES.get(head.kind, SEQUENCES)
+    size = {} if head.kind == "span" else {"num_labels": head.outputs}
+    model = form.from_pretrained(options.model, **size)
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(
-        options.model, num_labels=head.outputs
-    )
-    tables = [Table(examples, head, tokenizer, options.length) for examples in (train, dev)]
 
     def metrics(found: Any) -> dict[str, float]:
-        logits = np.asarray(found.predictions, np.float32).reshape(len(dev), 1, head.outputs)
-        right = np.asarray(found.label_ids).reshape(len(dev), 1)
-        inputs = Inputs([], [], [], list(right))
-        return score(list(logits), inputs, dev, head, task)
+        return family.score(rows_of(found, dev, head.kind), dev, examples, head, task)
 
     with tempfile.TemporaryDirectory() as out:
         arguments = transformers.TrainingArguments(
             output_dir=out, use_cpu=True, seed=seed, save_strategy="no", eval_strategy="epoch",
             report_to=[], disable_tqdm=True, train_sampling_strategy=sampling,
             per_device_train_batch_size=options.batch, per_device_eval_batch_size=options.batch,
-            learning_rate=options.lr, num_train_epochs=options.epochs, warmup_steps=0.1,
+            learning_rate=options.lr, num_train_epochs=options.epochs,
             weight_decay=0.01, adam_epsilon=1e-6, max_grad_norm=1.0,
         )  # fmt: skip
-        trainer = transformers.Trainer(
-            model, arguments, train_dataset=tables[0], eval_dataset=tables[1],
+        trainer = Trainer(
+            model, arguments, train_dataset=Table(train, head.kind),
+            eval_dataset=Table(dev, head.kind), data_collator=collator(tokenizer),
             processing_class=tokenizer, compute_metrics=metrics,
         )  # fmt: skip
         began = time.perf_counter()
@@ -106,6 +164,22 @@ def theirs(options: argparse.Namespace, seed: int, sampling: str) -> dict[str, A
         seconds = time.perf_counter() - began
     last = [line for line in trainer.state.log_history if "eval_loss" in line][-1]
     return {"seconds": seconds, **{name: last[f"eval_{name}"] for name in task.metrics}}
+
+
+def changes(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of the task that were asked for."""
+    said = {"batch": options.batch, "length": options.length, "examples": options.examples}
+    if options.train:
+        said["train"] = str(options.train.resolve())
+    return {key: value for key, value in said.items() if value is not None}
+
+
+def with_model_length(options: argparse.Namespace) -> TaskSettings:
+    """Return the task as Bertsmith resolves it."""
+    said = {"task": changes(options)}
+    task = resolve_task(options.task, options.model, options.data, said).task
+    length = task.length or family_of(task.kind).LENGTH
+    return task.model_copy(update={"length": length})
 
 
 def main() -> None:
@@ -119,25 +193,12 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, default=3.0)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--lr", type=float, default=3e-5)
-    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--length", type=int)
+    parser.add_argument("--train", type=Path, help="another training file")
     parser.add_argument("--examples", type=int, help="only the first so many for training")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        if options.examples:
-            shorten(options, Path(folder))
-        compare(options)
-
-
-def shorten(options: argparse.Namespace, folder: Path) -> None:
-    """Make a copy of the task's folder whose training file is shorter, and name it instead."""
-    task = TASKS[options.task]
-    for name in task.dev.values():
-        (folder / name).write_bytes((options.data / name).read_bytes())
-    lines = (options.data / task.train).read_text(encoding="utf-8").splitlines(keepends=True)
-    header = bool(task.facts.get("header", True))
-    (folder / task.train).write_text("".join(lines[: options.examples + header]), encoding="utf-8")
-    options.data = folder
+    compare(options)
 
 
 def compare(options: argparse.Namespace) -> None:
@@ -152,7 +213,8 @@ def compare(options: argparse.Namespace) -> None:
                 continue
             found = ours(options, seed) if name == "bertsmith" else (
                 theirs(options, seed, PEERS[name]))  # fmt: skip
-            line = {"name": name, "seed": seed, **settings, **found, "machine": machine()}
+            line = {"name": name, "seed": seed, **settings, **found, "load": os.getloadavg()[0],
+                    "machine": machine()}  # fmt: skip
             with options.out.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             print(name, seed, {k: round(v, 4) for k, v in found.items()}, flush=True)

@@ -143,6 +143,7 @@ def compare(
     tokens, predictions = len(piece.packed.ids), len(piece.masked_labels)
     products = 3 * (
         tokens * config.products_per_token(piece.packed.longest)
+        - (tokens - predictions - piece.sequences) * config.products_unasked()
         + predictions * config.products_per_prediction()
     )
     middle = {name: statistics.median(values) for name, values in times.items()}

@@ -63,7 +63,7 @@ ROWS: dict[str, Row] = {
         "--dev {work}/squad2-dev.json --epochs 2", 1,
     ),
     **{
-        f"codah-{fold}": Row(f"codah --data {{data}}/codah --set task.heldout_fold={fold}", 1)
+        f"codah-fold-{fold}": Row(f"codah --data {{data}}/codah --set task.heldout_fold={fold}", 1)
         for fold in range(5)
     },
     "comve-b": Row("comve-b --data {data}/comve-b", 1),
@@ -134,7 +134,9 @@ def run(name: str, row: Row, start: Path, options: argparse.Namespace, seeds: in
     for seed in range(seeds):
         own = [sys.executable, "-m", "bertsmith", *words, "--out", f"{out}/seed-{seed}"]
         own += ["--seed", str(seed)]
-        done = subprocess.run(own, stderr=subprocess.DEVNULL, check=False)
+        done = subprocess.run(
+            own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+        )
         if done.returncode:
             raise SystemExit(f"{shlex.join(own)} ended with {done.returncode}")
     runs = [json.loads((out / f"seed-{seed}" / "result.json").read_text())

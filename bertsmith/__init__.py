@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from bertsmith.train.pretrain import pretrain
     from bertsmith.use.answer import answer
     from bertsmith.use.choose import choose
+    from bertsmith.use.compare import compare
     from bertsmith.use.evaluate import evaluate
     from bertsmith.use.fill import fill
     from bertsmith.use.pair import pair
@@ -40,6 +41,7 @@ _PUBLIC = {
     "Tokenizer": "bertsmith.text.wordpiece",
     "answer": "bertsmith.use.answer",
     "choose": "bertsmith.use.choose",
+    "compare": "bertsmith.use.compare",
     "evaluate": "bertsmith.use.evaluate",
     "fill": "bertsmith.use.fill",
     "finetune": "bertsmith.train.finetune",
@@ -58,6 +60,7 @@ __all__ = [
     "__version__",
     "answer",
     "choose",
+    "compare",
     "evaluate",
     "fill",
     "finetune",

@@ -60,6 +60,19 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+def wished(
+    config: Path | None,
+    values: Mapping[str, Any] | None = None,
+    assignments: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return all that a user said: the file's settings, ``values`` over them, assignments on top.
+
+    Raises SettingsError for a file that cannot be read, or an assignment that is none.
+    """
+    said = merged(read_toml(config) if config else {}, values or {})
+    return merged(said, from_assignments(assignments))
+
+
 def from_assignments(assignments: Sequence[str]) -> dict[str, Any]:
     """Turn ``["optim.lr=2e-4", ...]`` into nested dictionaries; a value is TOML or plain text."""
     result: dict[str, Any] = {}

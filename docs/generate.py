@@ -1,4 +1,4 @@
-"""Write what the documents take from the code: help pages, the README's names and its file tree.
+"""Write what documents take from code and figures: help, names, the file tree, results.
 
 It never writes prose. ``--check`` writes nothing, and fails if something would change.
 """
@@ -6,12 +6,14 @@ It never writes prose. ``--check`` writes nothing, and fails if something would 
 import argparse
 import ast
 import io
+import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from typer.main import get_command
@@ -25,6 +27,7 @@ WIDTH = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
 #: Folders beside the package, told in the README's tree.
 BESIDE = {
     "benchmarks": "speed and quality beside the peer, in ratios",
+    "examples": "notebooks with their outputs; the tests run them anew",
     "docs": "the paper's map, deviations, glossary, help pages",
     "tests": "mirrors the package; architecture/ and walk/ hold the whole together",
 }
@@ -95,11 +98,42 @@ def public_names() -> str:
     return "\n".join(rows)
 
 
+def results() -> str:
+    """Return the table of docs/results.md from the rows' files, in the order of their command."""
+    rows = ["| row | command | runs | held out |", "| --- | --- | --- | --- |"]
+    known: dict[str, dict[str, Any]] = {}
+    for file in sorted((ROOT / "benchmarks" / "results" / "tasks").glob("*.json")):
+        row = json.loads(file.read_text(encoding="utf-8"))
+        # The folds of a task are one row.
+        whole, _, fold = row["name"].rpartition("-fold-")
+        if whole in known:
+            known[whole]["runs"] += row["runs"]
+        else:
+            command = row["command"].replace(f"heldout_fold={fold}", "heldout_fold=0 (to 4)")
+            known[whole or row["name"]] = {**row, "command": command if whole else row["command"]}
+    for name, row in known.items():
+        figures = row["runs"][0]["figures"]
+        # Further held-out files have their name before the metric's.
+        shown = [one for metric in row["metrics"] for one in figures
+                 if one == metric or one.endswith(f"_{metric}")]  # fmt: skip
+        told = "; ".join(_spread(one, row["runs"]) for one in shown)
+        made = f"`{row['command']}` ({row['date']})"
+        rows.append(f"| {name} | {made} | {len(row['runs'])} | {told} |")
+    return "\n".join(rows)
+
+
+def _spread(metric: str, runs: list[dict[str, Any]]) -> str:
+    """Return a metric's median over the runs, and its spread where there are several."""
+    found = [run["figures"][metric] for run in runs]
+    told = f"{metric} {median(found):.4f}"
+    return told if len(found) == 1 else f"{told} ({min(found):.4f} to {max(found):.4f})"
+
+
 def filled(text: str, name: str, content: str) -> str:
     """Return ``text`` with ``content`` between the two comments that carry ``name``."""
     begin, end = f"<!-- generated: {name} -->", f"<!-- end: {name} -->"
     if text.count(begin) != 1 or text.count(end) != 1:
-        raise ValueError(f"README.md: expected one {begin} and one {end}")
+        raise ValueError(f"expected one {begin} and one {end}")
     before, _, rest = text.partition(begin)
     return f"{before}{begin}\n{content}\n{end}{rest.partition(end)[2]}"
 
@@ -108,7 +142,12 @@ def wanted() -> dict[Path, str]:
     """Return every generated file with the content it should have."""
     readme = ROOT / "README.md"
     text = filled(readme.read_text(encoding="utf-8"), "tree", tree())
-    return {**help_pages(), readme: filled(text, "public names", public_names())}
+    table = ROOT / "docs" / "results.md"
+    return {
+        **help_pages(),
+        readme: filled(text, "public names", public_names()),
+        table: filled(table.read_text(encoding="utf-8"), "results", results()),
+    }
 
 
 def main() -> int:

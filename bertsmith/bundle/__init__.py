@@ -5,6 +5,8 @@ It never knows how a model was trained, nor the forms of other makers' directori
 
 from bertsmith.bundle.config import CONFIG, config_json, read_config
 from bertsmith.bundle.directory import WEIGHTS, locate, pinned
+from bertsmith.bundle.either import load_either, save_either
+from bertsmith.bundle.extend import extend
 from bertsmith.bundle.names import names, to_disk
 from bertsmith.bundle.pretrained import INFO, Bundle, load, save
 from bertsmith.bundle.stored import Stored, read_file, stored_in
@@ -21,7 +23,9 @@ __all__ = [
     "Stored",
     "TaskBundle",
     "config_json",
+    "extend",
     "load",
+    "load_either",
     "load_task",
     "locate",
     "names",
@@ -30,6 +34,7 @@ __all__ = [
     "read_config",
     "read_file",
     "save",
+    "save_either",
     "save_task",
     "start_task",
     "stored_in",

@@ -3,7 +3,7 @@
 It never knows how a task's texts are read, nor how they are scored.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -167,14 +167,24 @@ def start_task(
     return TaskBundle(model, tokenizer, config, head, directory, info, left_out)
 
 
-def _head(directory: Path, info: Mapping[str, Any]) -> Head:
-    raw = read_json(directory / CONFIG)
-    classes = classes_of(raw)
+def is_fine_tuned(directory: Path) -> bool:
+    """Tell whether the config of a model directory names a class with a task's output layer."""
+    return _kind(classes_of(read_json(directory / CONFIG))) is not None
+
+
+def _kind(classes: Sequence[str]) -> Kind | None:
+    """Return the kind of task that the classes of a config are for, the first of equals."""
     known = {name: kind for kind, (name, _) in reversed(_CLASSES.items())}
-    kind: Kind | None = next(
+    return next(
         (own for name, own in known.items() if any(one.endswith(f"For{name}") for one in classes)),
         None,
     )
+
+
+def _head(directory: Path, info: Mapping[str, Any]) -> Head:
+    raw = read_json(directory / CONFIG)
+    classes = classes_of(raw)
+    kind = _kind(classes)
     if kind is None:
         raise ModelError(
             f"{directory}: this is a {', '.join(classes) or 'bare encoder'}, not "
@@ -198,7 +208,11 @@ def _head(directory: Path, info: Mapping[str, Any]) -> Head:
 def _labels(raw: Mapping[str, Any], path: Path) -> tuple[str, ...]:
     """Return the labels in the order of the outputs; two without a table, as `transformers` has."""
     table = raw.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
-    wanted = {str(number) for number in range(len(table))} if isinstance(table, dict) else None
-    if wanted != set(table) or not all(isinstance(name, str) for name in table.values()):
+    known = (
+        isinstance(table, dict)
+        and set(table) == {str(number) for number in range(len(table))}
+        and all(isinstance(name, str) for name in table.values())
+    )
+    if not known:
         raise ModelError(f'{path}: id2label is no table of names for "0", "1", "2" and so on')
     return tuple(table[str(number)] for number in range(len(table)))

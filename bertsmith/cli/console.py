@@ -5,8 +5,10 @@ It never knows what is computed.
 
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -18,6 +20,8 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
+from rich.text import Text
 
 from bertsmith.files import json_of
 
@@ -40,6 +44,26 @@ def put(text: str) -> None:
 def put_json(value: Any) -> None:
     """Put ``value`` on stdout as one line of JSON."""
     put(json_of(value))
+
+
+def put_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Put rows on stdout: a table on a terminal, elsewhere a line each, its cells parted by tabs.
+
+    Nothing where there is no row.
+    """
+    found = list(rows)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        for row in found:
+            put("  " + "\t".join(row).rstrip())
+    elif found:
+        table = Table(box=SIMPLE_HEAD)
+        for name in columns:
+            # A name is never cut off, rather folded.
+            table.add_column(name, overflow="fold")
+        for row in found:
+            table.add_row(*map(Text, row))
+        console.print(table)
 
 
 class Bars:

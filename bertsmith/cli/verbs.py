@@ -7,6 +7,7 @@ It never knows what a verb does.
 from bertsmith.cli import demo as demo
 from bertsmith.cli import corpus as corpus
 from bertsmith.cli import vocab as vocab
+from bertsmith.cli import extend as extend
 from bertsmith.cli import prepare as prepare
 from bertsmith.cli import pretrain as pretrain
 from bertsmith.cli import fill as fill
@@ -14,5 +15,8 @@ from bertsmith.cli import pair as pair
 from bertsmith.cli import score as score
 from bertsmith.cli import finetune as finetune
 from bertsmith.cli import predict as predict
+from bertsmith.cli import import_ as import_
+from bertsmith.cli import export as export
+from bertsmith.cli import compare as compare
 from bertsmith.cli import inspect as inspect
 from bertsmith.cli import push as push

@@ -1,13 +1,14 @@
-"""``bertsmith vocab``: learn a WordPiece vocabulary from text.
+"""``bertsmith vocab``: learn a WordPiece vocabulary from text, and the group of what else is done.
 
 It never knows how one is learnt.
 """
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from bertsmith.cli import corpus_options as shared
 from bertsmith.cli.app import app
@@ -15,9 +16,33 @@ from bertsmith.cli.app import app
 if TYPE_CHECKING:
     from bertsmith.text.learning import Learnt
 
+#: The command that is meant where none is named.
+_LEARN = "learn"
 
-@app.command()
-def vocab(
+
+class _LearnUnlessNamed(TyperGroup):
+    """``vocab CORPUS...`` is ``vocab learn CORPUS...``; a file named so is ``./extend``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the command's name before arguments that begin with none."""
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = [_LEARN, *args]
+        return super().parse_args(ctx, args)
+
+
+group = typer.Typer(
+    name="vocab",
+    cls=_LearnUnlessNamed,
+    help="Learn a WordPiece vocabulary from text, or add words to a model's.\n\n"
+    "bertsmith vocab CORPUS... --out TOKENIZER is short for bertsmith vocab learn.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(group)
+
+
+@group.command(_LEARN)
+def learn(
     corpus: shared.Corpus,
     out: Annotated[Path, typer.Option("--out", help="The folder to write the tokenizer to.")],
     size: Annotated[int, typer.Option(help="How many words.")] = 30522,
@@ -53,7 +78,8 @@ def vocab(
     """
     from bertsmith.cli.console import put_json
     from bertsmith.files import whole_directory
-    from bertsmith.text.learning import VocabularyOptions, learn
+    from bertsmith.text import learning
+    from bertsmith.text.learning import VocabularyOptions
 
     _refuse_existing(out, force)
     options = VocabularyOptions(
@@ -68,7 +94,7 @@ def vocab(
     )
     reading = shared.corpus_options(form, field, on_error, deduplicate)
     with shared.bars() as bars:
-        learnt = learn(shared.found(corpus), reading, options, bars)
+        learnt = learning.learn(shared.found(corpus), reading, options, bars)
     with whole_directory(out) as folder:
         learnt.tokenizer.save(folder)
     if as_json:

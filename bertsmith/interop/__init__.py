@@ -1,4 +1,4 @@
-"""The models of other makers, in and out: their names, their files and their hubs.
+"""The weights of others: their names, their files and their folders, in and out.
 
-Its files never train and never ask a model.
+These files alone know foreign names; they never train and never ask a model.
 """

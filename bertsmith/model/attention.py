@@ -135,8 +135,10 @@ class SelfAttention(nn.Module):
         self.output = nn.Linear(config.width, config.width)
         self.dropout = Dropout(config.attention_dropout, site)
 
-    def forward(self, hidden: Tensor, where: Layout, noise: Noise | None) -> Tensor:
-        """[T, D] -> [T, D]."""
+    def forward(
+        self, hidden: Tensor, where: Layout, noise: Noise | None, places: Tensor | None = None
+    ) -> Tensor:
+        """[T, D] -> [T, D], or [M, D] for ``places``, int64 [M] of the T tokens."""
         qkv = self.query_key_value(hidden).view(-1, 3, self.heads, self.head_width)
         active = self.dropout.active(noise)
         if where.kernel == "varlen":
@@ -153,7 +155,8 @@ class SelfAttention(nn.Module):
             drop = self._drop(noise) if active else None
             query, key, value = qkv.unbind(1)
             mixed, _ = reference_attention(query, key, value, where, drop)
-        projected: Tensor = self.output(mixed.flatten(1))
+        mixed = mixed.flatten(1)
+        projected: Tensor = self.output(mixed if places is None else mixed.index_select(0, places))
         return projected
 
     def _drop(self, noise: Noise | None) -> Drop:

@@ -31,17 +31,24 @@ class BertModel(nn.Module):
         self.embeddings = Embeddings(config, site=0)
         self.encoder = Encoder(config, first_site=1)
 
-    def hidden_states(self, packed: Packed, noise: Noise | None = None) -> Iterator[Tensor]:
-        """Yield [T, D] for the embeddings, then for layer after layer, computed as asked for."""
+    def hidden_states(
+        self, packed: Packed, noise: Noise | None = None, places: Tensor | None = None
+    ) -> Iterator[Tensor]:
+        """Yield [T, D] for the embeddings, then for layer after layer, computed as asked for.
+
+        ``places``, int64 [M]: what is asked of the last layer, whose output is then [M, D].
+        """
         x = self.embeddings(packed, noise)
         causal = self.config.attention == "causal"
         where = layout(packed, self.kernel, causal=causal, dtype=x.dtype)
         yield x
-        yield from self.encoder.each(x, where, noise)
+        yield from self.encoder.each(x, where, noise, places)
 
-    def forward(self, packed: Packed, noise: Noise | None = None) -> Tensor:
-        """Return the last layer's hidden states [T, D]."""
-        states = self.hidden_states(packed, noise)
+    def forward(
+        self, packed: Packed, noise: Noise | None = None, places: Tensor | None = None
+    ) -> Tensor:
+        """Return the last layer's hidden states [T, D], or those [M, D] at ``places``."""
+        states = self.hidden_states(packed, noise, places)
         hidden = next(states)
         for hidden in states:  # noqa: B007 - one at a time, so that no earlier one is kept
             pass
@@ -86,10 +93,7 @@ class PreTrainingModel(nn.Module):
 
     def next_sentence_logits(self, hidden: Tensor, packed: Packed) -> Tensor:
         """Return [B, 2] from hidden states [T, D]; ValueError if the model has no such head."""
-        if self.pooler is None or self.nsp is None:
-            raise ValueError("this model has no next-sentence head (its config says nsp = false)")
-        logits: Tensor = self.nsp(self.pooler(hidden.index_select(0, packed.starts)))
-        return logits
+        return self._pair_logits(hidden.index_select(0, packed.starts))
 
     def forward(
         self,
@@ -104,14 +108,39 @@ class PreTrainingModel(nn.Module):
         masked_positions, masked_labels: int64 [P], where words are predicted and which.
         not_next: int64 [B], 0 where B follows A; None leaves the next sentence out.
         """
-        hidden = self.bert(packed, noise)
-        features = self.mlm.features(hidden.index_select(0, masked_positions))
+        words, first = self._asked(packed, masked_positions, not_next, noise)
         decoder = self.mlm.decoder
-        masked = linear_cross_entropy(features, decoder.weight, decoder.bias, masked_labels)
+        masked = linear_cross_entropy(
+            self.mlm.features(words), decoder.weight, decoder.bias, masked_labels
+        )
         if not_next is None:
             return Losses(masked, None)
-        logits = self.next_sentence_logits(hidden, packed).float()
+        logits = self._pair_logits(first).float()
         return Losses(masked, F.cross_entropy(logits, not_next, reduction="sum"))
+
+    def _asked(
+        self,
+        packed: Packed,
+        masked_positions: Tensor,
+        not_next: Tensor | None,
+        noise: Noise | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the hidden states that a loss is asked of: [P, D] masked, and [B, D] first ones.
+
+        The last layer is computed for no other token. Without pairs there are no first ones.
+        """
+        predictions = masked_positions.shape[0]
+        places = masked_positions
+        if not_next is not None:
+            places = torch.cat([masked_positions, packed.starts])
+        hidden = self.bert(packed, noise, places)
+        return hidden[:predictions], hidden[predictions:]
+
+    def _pair_logits(self, first: Tensor) -> Tensor:
+        if self.pooler is None or self.nsp is None:
+            raise ValueError("this model has no next-sentence head (its config says nsp = false)")
+        logits: Tensor = self.nsp(self.pooler(first))
+        return logits
 
     @torch.no_grad()
     def evaluate(
@@ -122,13 +151,13 @@ class PreTrainingModel(nn.Module):
         not_next: Tensor | None,
     ) -> Losses:
         """Return the losses and the hits of a batch; arguments as for ``forward``."""
-        hidden = self.bert(packed)
-        logits = self.mlm(hidden.index_select(0, masked_positions)).float()
+        words, first = self._asked(packed, masked_positions, not_next)
+        logits = self.mlm(words).float()
         masked = F.cross_entropy(logits, masked_labels, reduction="sum")
         hits = (logits.argmax(-1) == masked_labels).sum()
         if not_next is None:
             return Losses(masked, None, hits, None)
-        scores = self.next_sentence_logits(hidden, packed).float()
+        scores = self._pair_logits(first).float()
         loss = F.cross_entropy(scores, not_next, reduction="sum")
         return Losses(masked, loss, hits, (scores.argmax(-1) == not_next).sum())
 

@@ -68,6 +68,13 @@ class ModelConfig(Settings):
         linear = 4 * self.width * self.width + 2 * self.width * self.feed_forward
         return int(self.layers * (linear + 2 * length * self.width))
 
+    def products_unasked(self) -> int:
+        """Return the multiply-adds of the last layer that a token is spared if nobody asks for it.
+
+        What follows attention: its output and the feed-forward network (D² + 2 D F).
+        """
+        return self.width * self.width + 2 * self.width * self.feed_forward
+
     def products_per_prediction(self) -> int:
         """Return the multiply-adds of the masked-LM head for one predicted token (D² + D V)."""
         return self.width * self.width + self.width * self.vocab_size

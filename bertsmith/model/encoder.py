@@ -35,18 +35,21 @@ class Layer(nn.Module):
         self.feed_forward_dropout = Dropout(config.dropout, first_site + 2)
         self.feed_forward_norm = nn.LayerNorm(config.width, config.norm_eps)
 
-    def forward(self, x: Tensor, where: Layout, noise: Noise | None) -> Tensor:
-        """[T, D] -> [T, D]."""
-        if self.post:
-            x = self.attention_norm(x + self._attend(x, where, noise))
-            normed: Tensor = self.feed_forward_norm(x + self._feed_forward(x, noise))
-            return normed
-        x = x + self._attend(self.attention_norm(x), where, noise)
-        return x + self._feed_forward(self.feed_forward_norm(x), noise)
+    def forward(
+        self, x: Tensor, where: Layout, noise: Noise | None, places: Tensor | None = None
+    ) -> Tensor:
+        """[T, D] -> [T, D], or [M, D] for ``places``, int64 [M] of the T tokens.
 
-    def _attend(self, x: Tensor, where: Layout, noise: Noise | None) -> Tensor:
-        dropped: Tensor = self.attention_dropout(self.attention(x, where, noise), noise)
-        return dropped
+        After attention no token sees another: what nobody asks about is not computed.
+        """
+        normed = x if self.post else self.attention_norm(x)
+        attended = self.attention_dropout(self.attention(normed, where, noise, places), noise)
+        x = (x if places is None else x.index_select(0, places)) + attended
+        if self.post:
+            x = self.attention_norm(x)
+            result: Tensor = self.feed_forward_norm(x + self._feed_forward(x, noise))
+            return result
+        return x + self._feed_forward(self.feed_forward_norm(x), noise)
 
     def _feed_forward(self, x: Tensor, noise: Noise | None) -> Tensor:
         down = self.down(self.activation(self.up(x)))
@@ -66,8 +69,14 @@ class Encoder(nn.Module):
         pre = config.norm == "pre"
         self.norm = nn.LayerNorm(config.width, config.norm_eps) if pre else nn.Identity()
 
-    def each(self, x: Tensor, where: Layout, noise: Noise | None) -> Iterator[Tensor]:
-        """Yield the output [T, D] of layer after layer; a caller that stops saves the rest."""
+    def each(
+        self, x: Tensor, where: Layout, noise: Noise | None, places: Tensor | None = None
+    ) -> Iterator[Tensor]:
+        """Yield the output [T, D] of layer after layer; a caller that stops saves the rest.
+
+        ``places``, int64 [M]: what is asked of the last layer, whose output is then [M, D].
+        """
+        last = self.layers[-1]
         for layer in self.layers:
-            x = layer(x, where, noise)
-            yield self.norm(x) if layer is self.layers[-1] else x
+            x = layer(x, where, noise, places if layer is last else None)
+            yield self.norm(x) if layer is last else x

@@ -38,12 +38,11 @@ class SequenceModel(nn.Module):
         self, packed: Packed, places: Tensor | None = None, noise: Noise | None = None
     ) -> Tensor:
         """Return [B, C] from packed ids; ``places``, int64 [B], stand in for the first tokens."""
-        hidden = self.bert(packed, noise)
         if places is None:
             # Under a causal mask [CLS] sees itself only, and the last token sees all.
             causal = self.config.attention == "causal"
             places = packed.boundaries[1:].long() - 1 if causal else packed.starts
-        pooled = self.pooler(hidden.index_select(0, places))
+        pooled = self.pooler(self.bert(packed, noise, places))
         outputs: Tensor = self.output(self.dropout(pooled, noise))
         return outputs
 
@@ -63,9 +62,8 @@ class TokenModel(nn.Module):
     def forward(
         self, packed: Packed, places: Tensor | None = None, noise: Noise | None = None
     ) -> Tensor:
-        """Return [M, C] for ``places``, int64 [M] of the T tokens; without them for all T."""
-        hidden = self.bert(packed, noise)
-        asked = hidden if places is None else hidden.index_select(0, places)
+        """Return [M, C] for ``places``, int64 [M] of the T tokens; else for all T."""
+        asked = self.bert(packed, noise, places)
         outputs: Tensor = self.output(self.dropout(asked, noise))
         return outputs
 
@@ -87,9 +85,8 @@ class SpanModel(nn.Module):
     def forward(
         self, packed: Packed, places: Tensor | None = None, noise: Noise | None = None
     ) -> Tensor:
-        """Return [M, 2] for ``places``, int64 [M] of the T tokens; without them for all T."""
-        hidden = self.bert(packed, noise)
-        outputs: Tensor = self.spans(hidden if places is None else hidden.index_select(0, places))
+        """Return [M, 2] for ``places``, int64 [M] of the T tokens; else for all T."""
+        outputs: Tensor = self.spans(self.bert(packed, noise, places))
         return outputs
 
 

@@ -7,6 +7,7 @@ Hugging Face's data sets: id, question, context, answers {text: [...], answer_st
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from bertsmith.tasks.tables import Row, rows
 FLAT = (".jsonl", ".parquet")
 #: Characters of a context that a message shows.
 _SHOWN = 40
+#: JSON can hold half of a character beyond 16 bits; tokenizers cannot.
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,9 @@ def _asked(path: Path) -> Iterator[Row]:
         where = f"{path}, article {number:,}" + (f" ({title})" if title else "")
         for count, paragraph in enumerate(_list(article, "paragraphs", where), 1):
             place = f"{where}, paragraph {count:,}"
-            shared = {key: value for key, value in paragraph.items() if key == "context"}
             for index, asked in enumerate(_list(paragraph, "qas", place), 1):
                 if isinstance(asked, dict):
+                    shared = {key: paragraph[key] for key in ("context",) if key in paragraph}
                     name = asked.get("id", f"number {index:,}")
                     yield Row(f"{place}, question {name}", asked | shared)
                 else:
@@ -124,6 +127,8 @@ def _text(row: Row, name: str) -> str:
         raise BadExampleError(f"a {name} that is no text", f": {value!r}")
     if not value.strip():
         raise BadExampleError(f"an empty {name}")
+    if _HALF.search(value):
+        raise BadExampleError(f"a {name} with half a character (a lone surrogate)")
     return value
 
 

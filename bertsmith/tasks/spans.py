@@ -3,7 +3,8 @@
 It never knows a tokenizer, nor what is right.
 """
 
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -135,15 +136,26 @@ def _scores(rows: Floats, owned: NDArray[np.bool_], longest: int) -> Floats:
 
 def _distinct(scores: Floats, places: NDArray[np.int64], context: str, count: int) -> list[Span]:
     """Return the best spans; of those with one text the best alone."""
-    if not len(scores):
-        return []
-    order = [int(scores.argmax())] if count == 1 else np.argsort(-scores, kind="stable").tolist()
     found: dict[str, Span] = {}
-    for place in order:
+    for place in _in_order(scores, 8 * count):
         start, end = places[place].tolist()
+        # A tokenizer that strips accents leaves those out that stand alone after a letter.
+        while end < len(context) and unicodedata.combining(context[end]):
+            end += 1
         text = context[start:end]
         if text not in found:
             found[text] = Span(text, start, end, float(scores[place]))
             if len(found) == count:
                 break
     return list(found.values())
+
+
+def _in_order(scores: Floats, few: int) -> Iterator[int]:
+    """Yield the places of scores, the best first; after the best few the whole order anew.
+
+    Few of thousands are wanted, and to sort them all takes much longer.
+    """
+    if few < len(scores):
+        best = np.sort(np.argpartition(-scores, few)[:few])
+        yield from best[np.argsort(-scores[best], kind="stable")].tolist()
+    yield from np.argsort(-scores, kind="stable").tolist()

@@ -9,11 +9,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tokenizers import pre_tokenizers
-
-from bertsmith.text.recipe import CONTINUES, SPECIAL, Recipe, normalizer
-from bertsmith.text.segment import segmented
+from bertsmith.text.recipe import CONTINUES, SPECIAL
 from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.words import WordCounts, cut
 
 #: Words named in a report.
 NAMED = 10
@@ -79,46 +77,30 @@ class VocabularyReport:
 
 
 def quality(tokenizer: Tokenizer, texts: Iterable[str]) -> VocabularyReport:
-    """Measure how ``tokenizer`` cuts ``texts``; memory grows with their distinct words."""
-    counts, characters = _counted(tokenizer, texts)
-    # A segmenter must not part the words once more.
-    plain = Tokenizer(Recipe(**(vars(tokenizer.recipe) | {"segmenter": None})))
-    cut = dict(zip(counts, plain.encode_batch(list(counts)), strict=True))
-    unknown = tokenizer.unk_id
-    known = {word: ids for word, ids in cut.items() if unknown not in ids}
-    whole = [word for word, ids in known.items() if len(ids) == 1]
-    lost = Counter({word: counts[word] for word in cut if word not in known})
+    """Measure how ``tokenizer`` cuts ``texts``."""
+    return quality_of(tokenizer, WordCounts.of(tokenizer, texts))
+
+
+def quality_of(tokenizer: Tokenizer, counted: WordCounts) -> VocabularyReport:
+    """Measure how ``tokenizer`` cuts the words that were counted."""
+    counts, unknown = counted.counts, tokenizer.unk_id
+    pieces = Counter({word: len(ids) for word, ids in cut(tokenizer, counts) if unknown not in ids})
+    whole = [word for word, size in pieces.items() if size == 1]
+    lost = Counter({word: times for word, times in counts.items() if word not in pieces})
     long = sorted(whole, key=lambda word: (-len(word), word))
-    broken = sorted(known, key=lambda word: (-len(known[word]), word))
+    broken = sorted(pieces, key=lambda word: (-pieces[word], word))[:NAMED]
+    # A word that is unknown is one piece, [UNK].
     return VocabularyReport(
-        characters=characters,
-        words=counts.total(),
-        pieces=sum(counts[word] * len(ids) for word, ids in cut.items()),
-        unknown=lost.total(),
+        characters=counted.characters,
+        words=counts.total() + counted.too_long,
+        pieces=sum(times * (pieces[word] or 1) for word, times in counts.items())
+        + counted.too_long,
+        unknown=lost.total() + counted.too_long,
         whole=sum(counts[word] for word in whole),
         longest=long[:NAMED],
-        most_pieces=[_shown(tokenizer, known[word]) for word in broken[:NAMED]],
+        most_pieces=[" ".join(tokenizer.tokens(ids)) for _, ids in cut(tokenizer, broken)],
         unknown_words=[word for word, _ in lost.most_common(NAMED)],
     )
-
-
-def _counted(tokenizer: Tokenizer, texts: Iterable[str]) -> tuple[Counter[str], int]:
-    """Count the words of ``texts`` as WordPiece meets them, and the characters."""
-    clean = normalizer(tokenizer.recipe).normalize_str
-    words = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
-    counts: Counter[str] = Counter()
-    characters = 0
-    for text in texts:
-        characters += len(text)
-        parted = text
-        if tokenizer.segmenter is not None:
-            parted = next(segmented(tokenizer.segmenter, [text]))
-        counts.update(word for word, _ in words(clean(parted)))
-    return counts, characters
-
-
-def _shown(tokenizer: Tokenizer, ids: list[int]) -> str:
-    return " ".join(tokenizer.tokens(ids))
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,10 @@ class Pretraining:
         for piece in whole:
             tokens = len(piece.packed.ids)
             total += tokens * config.products_per_token(tokens / piece.sequences)
-            total += len(piece.masked_labels) * config.products_per_prediction()
+            asked = len(piece.masked_labels)
+            total += asked * config.products_per_prediction()
+            asked += 0 if piece.not_next is None else piece.sequences
+            total -= (tokens - asked) * config.products_unasked()
         return 3 * total
 
     def evaluate(self) -> dict[str, float]:

@@ -11,6 +11,7 @@ from pydantic import Field
 from bertsmith.data.settings import DataSettings
 from bertsmith.model.config import ModelConfig
 from bertsmith.settings import Settings, merged
+from bertsmith.train import computing
 from bertsmith.train.checkpoint import CheckpointSettings
 from bertsmith.train.optimizer import OptimSettings
 from bertsmith.train.schedule import ScheduleSettings
@@ -30,16 +31,15 @@ class RunSettings(Settings):
     #: the first step (how often each word occurs, which positions are neighbours); or "matching",
     #: the same with a head that compares words, for models of two layers.
     first_weights: Literal["random", "informed", "matching"] = "random"
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    seed: computing.Seed = 0
     device: str = "auto"
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    kernel: Literal["auto", "reference", "padded", "varlen"] = "auto"
+    precision: computing.Precision = "auto"
+    kernel: computing.Kernel = "auto"
     compile: bool = False
-    threads: Annotated[int, Field(ge=1)] | None = None
-    #: The most tokens computed at once; a larger batch is accumulated piece by piece.
-    micro_tokens: Annotated[int, Field(ge=64)] = 16384
-    #: Steps between two lines of the journal, and between two evaluations (None: a twentieth).
-    log_every: Annotated[int, Field(ge=1)] = 10
+    threads: computing.Threads = None
+    micro_tokens: computing.MicroTokens = computing.MICRO_TOKENS
+    log_every: computing.LogEvery = computing.LOG_EVERY
+    #: Steps between two evaluations; None: a twentieth of the run.
     eval_every: Annotated[int, Field(ge=1)] | None = None
     #: Held-out sequences an evaluation reads, always the same ones with the same masks.
     eval_sequences: Annotated[int, Field(ge=1)] = 512

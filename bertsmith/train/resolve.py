@@ -13,7 +13,7 @@ from bertsmith.data.store import MANIFEST, Store
 from bertsmith.errors import SettingsError
 from bertsmith.files import sha256_of_file
 from bertsmith.model.config import SIZES, sizes_of
-from bertsmith.settings import from_assignments, merged, read_toml
+from bertsmith.settings import merged, wished
 from bertsmith.train import recipe
 from bertsmith.train.recipe import PretrainSettings, Recipe
 
@@ -45,9 +45,7 @@ def resolve(wishes: Wishes, store: Store) -> PretrainSettings:
 
     Raises SettingsError for anything unknown or contradictory.
     """
-    file = read_toml(wishes.config) if wishes.config else {}
-    said = merged(file, wishes.values or {})
-    said = merged(said, from_assignments(wishes.assignments))
+    said = wished(wishes.config, wishes.values, wishes.assignments)
     if wishes.start_from and wishes.size:
         raise SettingsError("--size and --from exclude each other: the model's own size counts")
     if wishes.start_from:
@@ -69,7 +67,7 @@ def resolve(wishes: Wishes, store: Store) -> PretrainSettings:
     data = merged(base, said).get("data")
     base["model"]["nsp"] = data.get("nsp", True) if isinstance(data, Mapping) else True
     source = str(wishes.config) if wishes.config else "the settings"
-    settings = _parse(base, file, said, source)
+    settings = _parse(base, wished(wishes.config), said, source)
     if wishes.start_from:
         _check_shape(settings, model, wishes.start_from)
     _check(settings, store, source)

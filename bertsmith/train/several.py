@@ -15,7 +15,7 @@ from typing import Any
 from bertsmith.errors import RunError, SettingsError
 from bertsmith.files import whole_directory, write_json
 from bertsmith.progress import Progress, Silent
-from bertsmith.settings import from_assignments, merged, read_toml
+from bertsmith.settings import from_assignments, merged, wished
 from bertsmith.train.checkpoint import FOLDER
 from bertsmith.train.finetune import MODEL, Tuned, finetune
 from bertsmith.train.place import FILE
@@ -79,8 +79,7 @@ def finetune_several(
     taken = (folder / FILE).exists() or (folder / MODEL).exists()
     if taken and not any(folder.glob(f"*seed-*/{FILE}")):
         raise RunError(f"{folder}: a model or a single run stands here; give --out a new directory")
-    said = merged(read_toml(config) if config else {}, values or {})
-    said = merged(said, from_assignments(assignments))
+    said = wished(config, values, assignments)
     run_table = said.get("run", {})
     first = run_table.get("seed", 0) if isinstance(run_table, Mapping) else 0
     if type(first) is not int:

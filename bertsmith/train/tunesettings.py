@@ -10,6 +10,7 @@ from pydantic import Field
 from bertsmith.model.config import FeatureSettings, ModelConfig
 from bertsmith.settings import Settings
 from bertsmith.tasks.settings import TaskSettings
+from bertsmith.train import computing
 from bertsmith.train.checkpoint import CheckpointSettings
 from bertsmith.train.optimizer import OptimSettings
 from bertsmith.train.schedule import ScheduleSettings
@@ -19,13 +20,13 @@ class TuneRunSettings(Settings):
     """Where fine-tuning begins, and how its steps are computed."""
 
     start_from: str = ""
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    seed: computing.Seed = 0
     device: str = "auto"
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    kernel: Literal["auto", "reference", "padded", "varlen"] = "auto"
-    threads: Annotated[int, Field(ge=1)] | None = None
-    micro_tokens: Annotated[int, Field(ge=64)] = 16384
-    log_every: Annotated[int, Field(ge=1)] = 10
+    precision: computing.Precision = "auto"
+    kernel: computing.Kernel = "auto"
+    threads: computing.Threads = None
+    micro_tokens: computing.MicroTokens = computing.MICRO_TOKENS
+    log_every: computing.LogEvery = computing.LOG_EVERY
     #: The weights that become the model: those of the last step, or of the best evaluation.
     choose: Literal["last", "best"] = "last"
     #: Evaluations without a better one after which a run ends early, with the best one's weights.

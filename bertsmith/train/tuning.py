@@ -127,7 +127,9 @@ class Tuning:
                 used = model.states[-1] / model.config.layers
                 total += tokens * (used * encoder + 3 * lstm)
             else:
-                total += 3 * tokens * encoder
+                asked = count if piece.places is None else len(piece.places)
+                unasked = (tokens - asked) * model.config.products_unasked()
+                total += 3 * (tokens * encoder - unasked)
         return total
 
     def evaluate(self) -> dict[str, float]:

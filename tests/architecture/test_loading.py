@@ -40,7 +40,16 @@ def loaded(arguments: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["--help"], ["vocab", "--help"], ["prepare", "--help"], ["corpus", "--help"]]
+    "arguments",
+    [
+        [],
+        ["--help"],
+        ["vocab", "--help"],
+        ["vocab", "extend", "--help"],
+        ["prepare", "--help"],
+        ["corpus", "--help"],
+        ["compare", "--help"],
+    ],
 )
 def test_torch_is_not_loaded(arguments: list[str]) -> None:
     """``import bertsmith``, its help and the verbs on text load neither torch nor an extra."""

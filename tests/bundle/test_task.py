@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForMultipleChoice,
+    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     BertConfig,
@@ -28,11 +29,13 @@ HEADS = [
     Head("entities", ("O", "B-X", "I-X")),
     Head("tags", ("NN", "VB")),
     Head("choice"),
+    Head("span"),
 ]
 #: The class that transformers has for a kind of model, where it is not that for sequences.
 CLASSES: dict[str, Any] = {
     "choice": AutoModelForMultipleChoice,
     "entities": AutoModelForTokenClassification,
+    "span": AutoModelForQuestionAnswering,
     "tags": AutoModelForTokenClassification,
 }
 ROWS = [([2, 17, 5, 3, 9, 3], [0, 0, 0, 0, 1, 1]), ([2, 8, 3], [0, 0, 0])]
@@ -64,8 +67,12 @@ def test_transformers_loads_the_same_numbers(tmp_path: Path, head: Head) -> None
             # [1, S], and for a choice [1, 1, S]: one prompt with one ending.
             one = [torch.tensor(each)[None] for each in (ids, segments)]
             one = [each[None] for each in one] if head.kind == "choice" else one
-            wanted = peer.eval()(input_ids=one[0], token_type_ids=one[1])
-            torch.testing.assert_close(row[None], wanted.logits, rtol=0, atol=1e-5)
+            said = peer.eval()(input_ids=one[0], token_type_ids=one[1])
+            if head.kind == "span":
+                wanted = torch.stack([said.start_logits, said.end_logits], -1)
+            else:
+                wanted = said.logits
+            torch.testing.assert_close(row[None], wanted, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: head.kind)

@@ -71,7 +71,13 @@ class Masks:
         if full.shape == shape:
             return full
         lengths = self.example.lengths
-        return torch.cat([full[row, :length] for row, length in enumerate(lengths)]).view(shape)
+        rows = torch.cat([full[row, :length] for row, length in enumerate(lengths)])
+        # The last layer is computed where a loss is asked for: at the masks, then at [CLS].
+        asked = torch.cat([self.example.masked_positions, self.example.packed.starts])
+        assert len(asked) != len(rows), "an example in which the two could be taken for each other"
+        if len(rows) != shape[0]:
+            rows = rows[asked]
+        return rows.view(shape)
 
 
 def key_ours(model: PreTrainingModel, masks: Masks, monkeypatch: pytest.MonkeyPatch) -> None:

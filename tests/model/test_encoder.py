@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from bertsmith.model.bert import BertModel, PreTrainingModel
-from tests.model.examples import example, primes, shaken
+from bertsmith.model.task import SequenceModel
+from tests.model.examples import RAGGED, example, primes, shaken
 
 
 def peer_of(model: BertModel) -> nn.TransformerEncoder:
@@ -64,3 +65,53 @@ def test_pre_norm_leaves_the_embeddings_as_they_are() -> None:
     expected = table.words.weight[packed.ids] + table.positions.weight[packed.positions]
     first = next(model.hidden_states(packed))
     torch.testing.assert_close(first, expected + table.segments.weight[packed.segments])
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
+def test_the_last_feed_forward_sees_only_what_is_asked(norm: str, attention: str) -> None:
+    """One row a sequence instead of T, and the same answer as from all hidden states."""
+    config = primes(norm=norm, attention=attention, layers=3)
+    torch.manual_seed(0)
+    model = SequenceModel(config, 5).eval()
+    batch = example(config, RAGGED)
+    rows = []
+    layers: Any = model.bert.encoder.layers
+    for layer in layers:
+        layer.up.register_forward_hook(lambda _, given, __: rows.append(len(given[0])))
+    with torch.no_grad():
+        found = model(batch.packed)
+        tokens = sum(RAGGED)
+        assert rows == [tokens, tokens, len(RAGGED)]
+        hidden = model.bert(batch.packed)
+    causal = attention == "causal"
+    places = batch.packed.boundaries[1:].long() - 1 if causal else batch.packed.starts
+    wanted = model.output(model.pooler(hidden[places]))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
+
+
+def test_pre_training_computes_the_last_layer_where_a_loss_is_asked_for() -> None:
+    """At the masks and [CLS] alone, with the losses and gradients of all hidden states."""
+    torch.manual_seed(0)
+    model = PreTrainingModel(primes(layers=2)).eval()
+    batch = example(model.config, RAGGED)
+    rows = []
+    layers: Any = model.bert.encoder.layers
+    layers[-1].down.register_forward_hook(lambda _, given, __: rows.append(len(given[0])))
+    losses = model(*batch.arguments)
+    assert losses.next_sentence is not None
+    torch.autograd.backward(losses.masked + losses.next_sentence)
+    found = {name: weight.grad.clone() for name, weight in model.named_parameters()
+             if weight.grad is not None}  # fmt: skip
+    assert rows == [len(batch.masked_labels) + len(RAGGED)]
+    model.zero_grad()
+    hidden = model.bert(batch.packed)
+    words = model.mlm(hidden[batch.masked_positions])
+    pairs = model.next_sentence_logits(hidden, batch.packed)
+    f = torch.nn.functional
+    masked = f.cross_entropy(words, batch.masked_labels, reduction="sum")
+    torch.autograd.backward(masked + f.cross_entropy(pairs, batch.not_next, reduction="sum"))
+    torch.testing.assert_close(losses.masked, masked)
+    for name, weight in model.named_parameters():
+        assert weight.grad is not None
+        torch.testing.assert_close(found[name], weight.grad, rtol=1e-4, atol=1e-6)

@@ -171,6 +171,22 @@ def test_a_repeated_line_moves_no_id(tmp_path: Path) -> None:
     assert Tokenizer.load(tmp_path).encode("a b c") == [7, 6, 9]
 
 
+def test_a_repeated_line_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
+    """The bare vocab.txt and the saved files give the same ids there, behind the line as well."""
+    transformers = pytest.importorskip("transformers")
+    words = [*SPECIAL, "a", "b", "a", "한", "c", "b", "##c"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
+    tokenizer = Tokenizer.load(tmp_path)
+    expected = [7, 10, 8, 9, 11]
+    assert tokenizer.encode("a b 한 cc") == expected
+    tokenizer.save(tmp_path / "saved")
+    for peer in (
+        transformers.BertTokenizer(str(tmp_path / "vocab.txt"), strip_accents=False),
+        transformers.AutoTokenizer.from_pretrained(tmp_path / "saved"),
+    ):
+        assert peer("a b 한 cc", add_special_tokens=False)["input_ids"] == expected
+
+
 def test_the_case_of_a_bare_vocabulary_is_told_by_its_words(tmp_path: Path) -> None:
     """A capital letter in a word means that case is kept; what is asked for goes before."""
     path = tmp_path / "vocab.txt"

@@ -26,6 +26,7 @@ SMALLER = {
 }
 VERBS = ["corpus", "vocab", "prepare", "pretrain", "fill"]
 TUNING = ["finetune", "evaluate", "predict"]
+FAMILIES = ["finetune", "predict", "finetune", "finetune", "predict", "finetune"]
 #: Characters of text to learn from: enough for pairs and a held-out split.
 CHARACTERS = 400_000
 
@@ -76,6 +77,29 @@ def write_reviews(folder: Path) -> None:
         (folder / name).write_text("\n".join(["review,mood", *rows]) + "\n", encoding="utf-8")
 
 
+def write_families(folder: Path) -> None:
+    """Write SQuAD's, CoNLL's and a multiple choice's files, and questions, all of them small."""
+    context = "The smith lifted the white iron, and a boy carried water to him."
+    answers = [("Who lifted the iron?", "The smith"), ("What did the boy carry?", "water")]
+    asked = [
+        {"id": f"{text}{number}", "question": question,
+         "answers": [{"text": text, "answer_start": context.index(text)}]}
+        for number in range(4) for question, text in answers
+    ]  # fmt: skip
+    (folder / "SQUAD").mkdir()
+    for name in ("train-v1.1.json", "dev-v1.1.json"):
+        articles = [{"title": "a smith", "paragraphs": [{"context": context, "qas": asked}]}]
+        (folder / "SQUAD" / name).write_text(json.dumps({"version": "1.1", "data": articles}))
+    lines = [f"{question}\t{context}\n" for question, _ in answers]
+    (folder / "questions.txt").write_text("".join(lines))
+    rows = [f"take a file {number},read it,eat it,{number % 2}\n" for number in range(20)]
+    (folder / "plans.csv").write_text("plan,a,b,right\n" + "".join(rows))
+    (folder / "CONLL").mkdir()
+    sentence = "Peter NNP B-NP B-PER\nflew VBD B-VP O\nto TO B-PP O\nOslo NNP B-NP B-LOC\n\n"
+    for name in ("train.txt", "valid.txt", "test.txt"):
+        (folder / "CONLL" / name).write_text("-DOCSTART- -X- -X- O\n\n" + sentence * 20)
+
+
 def run(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the program in ``folder`` and fail with its own words where it fails."""
     command = [str(Path(sys.executable).with_name("bertsmith")), *arguments]
@@ -113,9 +137,9 @@ def run_python(code: str, folder: Path) -> None:
 def test_own_text_in_five_commands(root: Path, tmp_path: Path) -> None:
     """Each command works on what the one before wrote, and so do the lines of Python."""
     every = readme_commands(root)
-    verbs = [["bertsmith", verb] for verb in (*VERBS, *TUNING)]
+    verbs = [["bertsmith", verb] for verb in (*VERBS, *TUNING, *FAMILIES)]
     assert [command.split()[:2] for command in every] == verbs
-    commands, tuning = every[: len(VERBS)], every[len(VERBS) :]
+    commands, tuning = every[: len(VERBS)], every[len(VERBS) : len(VERBS) + len(TUNING)]
     write_corpus(tmp_path / "my-text")
     done = None
     for command in commands:
@@ -130,6 +154,10 @@ def test_own_text_in_five_commands(root: Path, tmp_path: Path) -> None:
     label, share, text = done.stdout.rstrip("\n").split("\t")
     assert (label in {"good", "bad"}, text) == (True, "a fine piece of work")
     assert 0.5 <= float(share) <= 1
+    write_families(tmp_path)
+    told = [run(shlex.split(command)[1:], tmp_path) for command in every[-len(FAMILIES) :]]
+    assert len(told[1].stdout.splitlines()) == 2
+    assert json.loads(told[4].stdout)["text"].startswith("Peter Blackburn")
     blocks = python_blocks(root)
     assert len(blocks) == 3
     for block in blocks:

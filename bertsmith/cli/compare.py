@@ -1,0 +1,133 @@
+"""``bertsmith compare``: where two models differ, tensor by tensor and output by output.
+
+It never knows how a difference is found.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bertsmith.cli.app import app
+from bertsmith.cli.asking import Device, lines_of, resolved_device
+from bertsmith.cli.console import put, put_json, put_table
+
+if TYPE_CHECKING:
+    from bertsmith.use.compare import Comparison, Measure, Vocabularies
+
+#: The exit status where the models differ.
+DIFFERENT = 1
+#: Tensors shown, the farthest apart first; --json has all.
+_SHOWN = 20
+_COLUMNS = ("", "A", "B")
+
+
+@app.command()
+def compare(
+    a: Annotated[
+        Path, typer.Argument(metavar="A", help="A model directory or a RUN.", show_default=False)
+    ],
+    b: Annotated[
+        Path, typer.Argument(metavar="B", help="The one to compare it with.", show_default=False)
+    ],
+    text: Annotated[
+        str | None,
+        typer.Option(
+            "--text",
+            help="Ask both about each line of this file (- for standard input) instead of a few "
+            "sentences in English and Korean; a tab parts the two texts of a pair.",
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(help="The largest absolute difference that counts as none.", min=0)
+    ] = 1e-5,
+    device: Device = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="Result as JSON on stdout.")] = False,
+) -> None:
+    """Show where two models differ: config, vocabulary, weights, and outputs on the same texts.
+
+    Exits with 0 if they are equal within the tolerance, with 1 if anything differs, with 2 after
+    an error.
+    """
+    from bertsmith.use import compare as comparing
+
+    lines = list(lines_of(text)) if text is not None else None
+    found = comparing.compare(a, b, lines, tolerance=tolerance, device=resolved_device(device))
+    if as_json:
+        put_json(found.to_json())
+    else:
+        _show(found)
+    if not found.equal:
+        raise typer.Exit(DIFFERENT)
+
+
+def _show(found: "Comparison") -> None:
+    for name, path in zip("AB", found.paths, strict=True):
+        put(f"{name}  {path}")
+    put("")
+    put(f"config: {len(found.config):,} fields differ" if found.config else "config: equal")
+    put_table(_COLUMNS, ((name, *map(str, both)) for name, both in found.config.items()))
+    _show_vocabulary(found.vocabulary)
+    _show_tensors(found)
+    _show_outputs(found)
+    put("")
+    verdict = "equal" if found.equal else "different"
+    put(f"{verdict} (tolerance {found.tolerance:g})")
+
+
+def _show_vocabulary(found: "Vocabularies") -> None:
+    sizes = " and ".join(f"{size:,}" for size in dict.fromkeys(found.sizes))
+    state = f"{found.differing:,} ids differ" if found.differing else "equal"
+    put(f"vocabulary: {state} ({sizes} words)")
+    put_table(
+        ("id", "A", "B"),
+        ((f"{number}", *("-" if word is None else word for word in words))
+         for number, *words in found.first),
+    )  # fmt: skip
+    put_table(_COLUMNS, ((name, *map(str, both)) for name, both in found.choices.items()))
+
+
+def _show_tensors(found: "Comparison") -> None:
+    exact = sum(one.largest == 0 for one in found.tensors.values())
+    put(f"tensors: {exact:,} of {len(found.tensors):,} equal bit for bit")
+    apart = {name: one for name, one in found.tensors.items() if one.largest != 0}
+    # A shape or a tensor that one side lacks comes before any number.
+    order = sorted(apart, key=lambda name: (apart[name].largest is not None,
+                                            -(apart[name].largest or 0)))  # fmt: skip
+    _show_measures((name, apart[name]) for name in order[:_SHOWN])
+    if len(order) > _SHOWN:
+        put(f"  and {len(order) - _SHOWN:,} more (--json has all)")
+
+
+def _show_outputs(found: "Comparison") -> None:
+    put(f"outputs on {found.texts:,} texts, {found.tokens:,} tokens:")
+    _show_measures(found.outputs.items())
+    if found.cut_off:
+        put(f"  {found.cut_off:,} texts cut off at the length that both models take")
+    if found.without_pairs:
+        put(f"  {found.without_pairs:,} pairs left out: a model knows one segment only")
+    if found.otherwise:
+        put(f"  {len(found.otherwise):,} texts left out, which the tokenizers cut otherwise:")
+        text, *both = found.otherwise[0]
+        put(f"  {text}")
+        for name, tokens in zip("AB", both, strict=True):
+            put(f"    {name}  {' '.join(tokens)}")
+
+
+def _show_measures(measures: "Iterable[tuple[str, Measure]]") -> None:
+    put_table(
+        ("", "largest difference", "relative", ""),
+        ((name, _number(one.largest), _number(one.relative), _note(one)) for name, one in measures),
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _note(found: "Measure") -> str:
+    a, b = found.shapes
+    if a is None or b is None:
+        return "only in B" if a is None else "only in A"
+    return "" if found.largest is not None else f"shapes {a} and {b}"

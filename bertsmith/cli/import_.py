@@ -1,0 +1,71 @@
+"""``bertsmith import``: a model in another maker's form, written as a model directory.
+
+It never knows a foreign name, only who reads what.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bertsmith.cli.app import app
+from bertsmith.cli.console import put_json, say
+
+
+@app.command("import")
+def import_(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SOURCE",
+            help="An original BERT release (TensorFlow): its folder, or one of its checkpoints.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The model directory to write.")],
+    uncased: Annotated[
+        bool | None,
+        typer.Option(
+            "--uncased/--cased",
+            help="Whether its text was lowered; else tokenizer files, the folder's name or the "
+            "vocabulary tell.",
+            show_default=False,
+        ),
+    ] = None,
+    files_from: Annotated[
+        Path | None,
+        typer.Option(help="The folder of bert_config.json and vocab.txt, if they are elsewhere."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Result as JSON on stdout.")] = False,
+) -> None:
+    """Make a model directory of a model in another form, and tell what was found in it.
+
+    Needs no TensorFlow. Fine-tuned checkpoints of the original's classifier and of its SQuAD model
+    come with their output layer.
+    """
+    from bertsmith.bundle import save_either
+    from bertsmith.errors import ModelError
+    from bertsmith.interop.tensorflow import read_tensorflow
+
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ModelError(f"{out}: something is there already; choose a new folder")
+    # Another form is another reader, chosen by what stands at SOURCE.
+    bundle = read_tensorflow(source, lowercase=uncased, files=files_from)
+    report = bundle.info["imported"]
+    save_either(out, bundle)
+    if as_json:
+        put_json(report | {"out": str(out)})
+    _tell(report)
+    say(f"wrote {out}")
+    say(f"next: bertsmith inspect {out}")
+
+
+def _tell(report: dict[str, Any]) -> None:
+    say(f"read {report['from']}")
+    say(report["case"])
+    if report["new"]:
+        say(f"new, drawn at random: {', '.join(report['new'])}")
+    if report["left"]:
+        say(f"left, known to no part of the model: {', '.join(report['left'])}")
+    if report["left_of_training"]:
+        say(f"left, of the optimizer and the training: {report['left_of_training']} tensors")

@@ -1,0 +1,167 @@
+"""Makes checkpoints of a very small BERT with real TensorFlow, and reads ours with it.
+
+It never imports Bertsmith. ``make FOLDER`` writes a folder a form, as those beside this file are;
+``read PREFIX`` puts every tensor of a checkpoint into PREFIX.npz.
+"""
+
+import os
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+LAYERS, WIDTH, HEADS, INNER, WORDS, PLACES, SEGMENTS = 2, 6, 2, 7, 11, 5, 3
+FORMS = ("v2", "parts", "types", "v1", "object", "official")
+
+
+def shapes() -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the original's variables by their names."""
+    result: dict[str, tuple[int, ...]] = {
+        "bert/embeddings/word_embeddings": (WORDS, WIDTH),
+        "bert/embeddings/position_embeddings": (PLACES, WIDTH),
+        "bert/embeddings/token_type_embeddings": (SEGMENTS, WIDTH),
+        "cls/predictions/output_bias": (WORDS,),
+        "cls/seq_relationship/output_weights": (2, WIDTH),
+        "cls/seq_relationship/output_bias": (2,),
+    }
+    linears = {
+        "bert/pooler/dense": (WIDTH, WIDTH),
+        "cls/predictions/transform/dense": (WIDTH, WIDTH),
+    }
+    norms = ["bert/embeddings/LayerNorm", "cls/predictions/transform/LayerNorm"]
+    for layer in (f"bert/encoder/layer_{index}" for index in range(LAYERS)):
+        for part in ("self/query", "self/key", "self/value", "output/dense"):
+            linears[f"{layer}/attention/{part}"] = (WIDTH, WIDTH)
+        linears[f"{layer}/intermediate/dense"] = (WIDTH, INNER)
+        linears[f"{layer}/output/dense"] = (INNER, WIDTH)
+        norms += [f"{layer}/attention/output/LayerNorm", f"{layer}/output/LayerNorm"]
+    for name, shape in linears.items():
+        result |= {f"{name}/kernel": shape, f"{name}/bias": shape[1:]}
+    for name in norms:
+        result |= {f"{name}/gamma": (WIDTH,), f"{name}/beta": (WIDTH,)}
+    return result
+
+
+def value(name: str, shape: tuple[int, ...]) -> Any:
+    """Return float32 values that only the name decides."""
+    chance = np.random.default_rng(zlib.crc32(name.encode()))
+    return chance.normal(size=shape).astype(np.float32)
+
+
+def variables() -> dict[str, Any]:
+    """Return the values of the original's variables by their names."""
+    return {name: value(name, shape) for name, shape in shapes().items()}
+
+
+def official(name: str) -> tuple[str, tuple[int, ...] | None]:
+    """Return what the official TF2 encoder calls a variable, and its shape if that differs."""
+    name = name.removeprefix("bert/")
+    whole = {
+        "embeddings/word_embeddings": "word_embeddings/embeddings",
+        "embeddings/position_embeddings": "position_embedding/embeddings",
+        "embeddings/token_type_embeddings": "type_embeddings/embeddings",
+        "embeddings/LayerNorm/gamma": "embeddings/layer_norm/gamma",
+        "embeddings/LayerNorm/beta": "embeddings/layer_norm/beta",
+        "pooler/dense/kernel": "pooler_transform/kernel",
+        "pooler/dense/bias": "pooler_transform/bias",
+    }
+    if name in whole:
+        return whole[name], None
+    _, layer, rest = name.split("/", 2)
+    part, _, kind = rest.rpartition("/")
+    inner = {
+        "attention/self/query": "self_attention/query",
+        "attention/self/key": "self_attention/key",
+        "attention/self/value": "self_attention/value",
+        "attention/output/dense": "self_attention/attention_output",
+        "attention/output/LayerNorm": "self_attention_layer_norm",
+        "intermediate/dense": "intermediate",
+        "output/dense": "output",
+        "output/LayerNorm": "output_layer_norm",
+    }[part]
+    shape: tuple[int, ...] | None = None
+    if part.startswith("attention/self/"):
+        shape = (WIDTH, HEADS, WIDTH // HEADS)[kind == "bias" :]
+    if inner.endswith("attention_output") and kind == "kernel":
+        shape = (HEADS, WIDTH // HEADS, WIDTH)
+    return f"transformer/{layer}/{inner}/{kind}", shape
+
+
+def make(folder: Path) -> None:
+    """Write a checkpoint of each form to ``folder/FORM/bert_model.ckpt``."""
+    tf = _tensorflow()
+    for form in FORMS:
+        (folder / form).mkdir(parents=True)
+    prefixes = {form: str(folder / form / "bert_model.ckpt") for form in FORMS}
+    values = variables()
+    more = {"global_step": np.array(1000, dtype=np.int64)}
+    for name, array in values.items():
+        more |= {f"{name}/adam_m": array / 10, f"{name}/adam_v": array**2 / 10}
+    all_of_it = values | more
+    names, arrays = list(all_of_it), list(all_of_it.values())
+    tf.raw_ops.SaveV2(
+        prefix=prefixes["v2"],
+        tensor_names=names,
+        shape_and_slices=[""] * len(names),
+        tensors=arrays,
+    )
+    tf.raw_ops.SaveSlices(
+        filename=prefixes["v1"], tensor_names=names, shapes_and_slices=[""] * len(names),
+        data=arrays,
+    )  # fmt: skip
+    _parts(tf, prefixes["parts"], values)
+    kinds = (tf.float16, tf.bfloat16, tf.float64, tf.float32)
+    tf.raw_ops.SaveV2(
+        prefix=prefixes["types"], tensor_names=list(values), shape_and_slices=[""] * len(values),
+        tensors=[tf.cast(array, kinds[i % 4]) for i, array in enumerate(values.values())],
+    )  # fmt: skip
+    named = {f"thing{index}": tf.Variable(array, name=name)
+             for index, (name, array) in enumerate(values.items())}  # fmt: skip
+    tf.train.Checkpoint(model=tf.train.Checkpoint(**named)).save(prefixes["object"])
+    encoder = {}
+    for index, (name, array) in enumerate(values.items()):
+        if name.startswith("bert/"):
+            other, shape = official(name)
+            encoder[f"thing{index}"] = tf.Variable(array.reshape(shape or array.shape), name=other)
+    tf.train.Checkpoint(model=tf.train.Checkpoint(**encoder)).write(prefixes["official"])
+
+
+def _parts(tf: Any, prefix: str, values: dict[str, Any]) -> None:
+    """Write two shards, with the word embeddings in three parts, of which two are in the second."""
+    words = "bert/embeddings/word_embeddings"
+    cuts = [(0, 4), (4, 5), (9, 2)]
+    pieces = [(words, f"{WORDS} {WIDTH} {start},{size}:-", values[words][start : start + size])
+              for start, size in cuts]  # fmt: skip
+    pieces += [(name, "", array) for name, array in values.items() if name != words]
+    shards = [pieces[0:1] + pieces[3:20], pieces[1:3] + pieces[20:]]
+    temporary = [f"{prefix}_{number}" for number in range(len(shards))]
+    for own, shard in zip(temporary, shards, strict=True):
+        names, slices, arrays = zip(*shard, strict=True)
+        tf.raw_ops.SaveV2(
+            prefix=own, tensor_names=names, shape_and_slices=slices, tensors=list(arrays)
+        )
+    tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=temporary, destination_prefix=prefix)
+
+
+def read(prefix: str) -> None:
+    """Put every tensor that TensorFlow finds into ``PREFIX.npz``."""
+    reader = _tensorflow().train.load_checkpoint(prefix)
+    np.savez(
+        prefix, **{name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+    )
+
+
+def _tensorflow() -> Any:
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    import tensorflow as tf
+
+    return tf
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "make":
+        make(Path(sys.argv[2]))
+    else:
+        read(sys.argv[2])

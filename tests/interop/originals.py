@@ -1,0 +1,74 @@
+"""What a checkpoint of the original should become here, written out name by name.
+
+It never uses the package's own table of names.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def expected_state(values: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the state of our pre-training model from the original's variables."""
+    result = {
+        "bert.embeddings.words.weight": values["bert/embeddings/word_embeddings"],
+        "bert.embeddings.positions.weight": values["bert/embeddings/position_embeddings"],
+        "bert.embeddings.segments.weight": values["bert/embeddings/token_type_embeddings"],
+        "mlm.decoder.weight": values["bert/embeddings/word_embeddings"],
+        "mlm.decoder.bias": values["cls/predictions/output_bias"],
+        "nsp.classifier.weight": values["cls/seq_relationship/output_weights"],
+        "nsp.classifier.bias": values["cls/seq_relationship/output_bias"],
+    }
+    linears = {
+        "pooler.dense": "bert/pooler/dense",
+        "mlm.transform": "cls/predictions/transform/dense",
+    }
+    norms = {
+        "bert.embeddings.norm": "bert/embeddings/LayerNorm",
+        "mlm.norm": "cls/predictions/transform/LayerNorm",
+    }
+    layer = 0
+    while f"bert/encoder/layer_{layer}/output/dense/bias" in values:
+        ours, theirs = f"bert.encoder.layers.{layer}", f"bert/encoder/layer_{layer}"
+        three = [f"{theirs}/attention/self/{name}" for name in ("query", "key", "value")]
+        joint = f"{ours}.attention.query_key_value"
+        result[f"{joint}.weight"] = np.concatenate([values[f"{one}/kernel"].T for one in three])
+        result[f"{joint}.bias"] = np.concatenate([values[f"{one}/bias"] for one in three])
+        linears[f"{ours}.attention.output"] = f"{theirs}/attention/output/dense"
+        linears[f"{ours}.up"] = f"{theirs}/intermediate/dense"
+        linears[f"{ours}.down"] = f"{theirs}/output/dense"
+        norms[f"{ours}.attention_norm"] = f"{theirs}/attention/output/LayerNorm"
+        norms[f"{ours}.feed_forward_norm"] = f"{theirs}/output/LayerNorm"
+        layer += 1
+    for ours, theirs in linears.items():
+        result[f"{ours}.weight"] = values[f"{theirs}/kernel"].T
+        result[f"{ours}.bias"] = values[f"{theirs}/bias"]
+    for ours, theirs in norms.items():
+        result[f"{ours}.weight"] = values[f"{theirs}/gamma"]
+        result[f"{ours}.bias"] = values[f"{theirs}/beta"]
+    return {name: torch.tensor(value) for name, value in result.items()}
+
+
+def from_transformers(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the original's variables from the state of `transformers`' BertForPreTraining."""
+    result = {}
+    for name, weight in state.items():
+        if name.startswith("cls.predictions.decoder") or name.endswith("position_ids"):
+            continue  # Tied to what is there under another name.
+        stem, _, kind = name.rpartition(".")
+        path = stem.replace("layer.", "layer_").replace(".", "/")
+        array = weight.numpy()
+        if path == "cls/seq_relationship":
+            result[f"{path}/output_{'weights' if kind == 'weight' else 'bias'}"] = array
+        elif path == "cls/predictions":
+            result[f"{path}/output_bias"] = array
+        elif path.endswith("LayerNorm"):
+            result[f"{path}/{'gamma' if kind == 'weight' else 'beta'}"] = array
+        elif path.endswith("embeddings"):
+            result[path] = array
+        else:
+            result[f"{path}/{'kernel' if kind == 'weight' else 'bias'}"] = array.T
+    return result
