@@ -25,10 +25,15 @@ def load_either(path: Path | str, *, device: torch.device | str = "cpu") -> Bund
 
 
 def save_either(directory: Path, bundle: Bundle | TaskBundle) -> None:
-    """Write a model directory, whole or not at all; an older one is replaced at the end."""
+    """Write a model directory, whole or not at all; an older one is replaced at the end.
+
+    Raises ModelError for a pre-trained model without a masked-LM head of its own.
+    """
     if isinstance(bundle, TaskBundle):
         save_task(directory, bundle.model, bundle.tokenizer, bundle.head, bundle.info)
     else:
+        # A head drawn anew must not pass for one that was trained.
+        bundle.require("mlm.")
         save(directory, bundle.model, bundle.tokenizer, bundle.info)
 
 

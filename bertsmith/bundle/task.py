@@ -208,7 +208,11 @@ def _head(directory: Path, info: Mapping[str, Any]) -> Head:
 def _labels(raw: Mapping[str, Any], path: Path) -> tuple[str, ...]:
     """Return the labels in the order of the outputs; two without a table, as `transformers` has."""
     table = raw.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
-    wanted = {str(number) for number in range(len(table))} if isinstance(table, dict) else None
-    if wanted != set(table) or not all(isinstance(name, str) for name in table.values()):
+    known = (
+        isinstance(table, dict)
+        and set(table) == {str(number) for number in range(len(table))}
+        and all(isinstance(name, str) for name in table.values())
+    )
+    if not known:
         raise ModelError(f'{path}: id2label is no table of names for "0", "1", "2" and so on')
     return tuple(table[str(number)] for number in range(len(table)))

@@ -1,5 +1,6 @@
 """Mutated files: a good load or an error that a user can mend, never another exception."""
 
+import contextlib
 import json
 import shutil
 import struct
@@ -157,6 +158,19 @@ def test_changed_json(
 ) -> None:
     """config.json, bertsmith.json, an index and tokenizer.json with places changed."""
     tried(draw, changed(valid / directory, tmp_path / "m", name, in_json(draw)))
+
+
+@pytest.mark.parametrize("name", ["id2label", "architectures", "hidden_act", "hidden_size"])
+@EXAMPLES
+@given(value=STRANGE)
+def test_a_strange_value(name: str, valid: Path, tmp_path: Path, value: Any) -> None:
+    """A key of config.json that the readers take apart, with a value of any kind."""
+
+    def change(content: bytes) -> bytes:
+        return json.dumps(json.loads(content) | {name: value}).encode()
+
+    with contextlib.suppress(BertsmithError):
+        bundle.load_task(changed(valid / "task", tmp_path / "m", "config.json", change))
 
 
 @EXAMPLES

@@ -9,13 +9,16 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import ModelCard, constants
 
 from bertsmith import bundle
 from bertsmith.bundle.directory import fetch, hub_id_of, is_hub_id, locate, pinned
-from bertsmith.errors import ModelError
+from bertsmith.errors import ModelError, QuestionError
 from bertsmith.interop.huggingface import push
 from bertsmith.model.bert import PreTrainingModel
+from bertsmith.settings import read_toml
+from bertsmith.train.finetune import finetune
+from bertsmith.use.artefacts import recognize
 from tests.interop.hub import Files, Hub, commit_of, running
 from tests.interop.peers import peer, write
 from tests.model.examples import primes, shaken, tokenizer_of
@@ -123,6 +126,9 @@ def test_a_slip_in_a_path_asks_no_hub(
     assert hub.log == []
     assert is_hub_id(Path("google-bert/bert-base-uncased"))
     assert is_hub_id(Path("google-bert/bert-base-uncased@refs/pr/5"))
+    assert recognize(Path(NAME)) == ("model", Path(NAME))
+    with pytest.raises(QuestionError, match="no such file or directory"):
+        recognize(Path("runs/one"))
 
 
 def test_a_push_sends_what_a_model_needs(hub: Hub, tmp_path: Path) -> None:
@@ -210,7 +216,18 @@ def test_an_id_is_pinned_to_its_commit(
     hub.repos[NAME] = {"main": model_files(tmp_path / "m")}
     here = partial(fetch, endpoint=hub.url, cache=tmp_path / "cache")
     monkeypatch.setattr("bertsmith.bundle.directory.fetch", here)
+    rows = [f"word{number} word{number + 1},{'ab'[number % 2]}" for number in range(12)]
+    (tmp_path / "rows.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    done = finetune(
+        "classify", NAME, tmp_path / "run", data=tmp_path / "rows.csv",
+        values={"task": {"text": "text", "label": "label", "batch": 4, "length": 16},
+                "schedule": {"steps": 1}, "run": {"threads": 1}},
+    )  # fmt: skip
+    assert done.model is not None
+    # The card names the model of the hub, and no folder.
+    assert ModelCard.load(done.model / "README.md").data.base_model == NAME
     found = pinned(NAME)
+    assert str(found) == read_toml(tmp_path / "run" / "settings.toml")["run"]["start_from"]
     assert found.is_absolute()
     assert found.name == commit_of(hub.repos[NAME]["main"])
     assert pinned(tmp_path / "m") == (tmp_path / "m").resolve()

@@ -20,6 +20,8 @@ from bertsmith.cli.app import app
 from bertsmith.errors import ModelError
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.packed import pack
+from bertsmith.use.artefacts import recognize
+from bertsmith.use.describe import describe_model
 from bertsmith.use.fill import fill
 from bertsmith.use.pair import pair
 from bertsmith.use.score import score
@@ -246,6 +248,18 @@ def test_a_config_from_before_model_types_is_read(tmp_path: Path) -> None:
     kept = {k: v for k, v in raw.items() if k not in ("model_type", "architectures")}
     (tmp_path / "config.json").write_text(json.dumps(kept))
     assert not bundle.load(tmp_path).new
+
+
+@pytest.mark.parametrize("form", ["sharded", "old bin"])
+def test_inspect_shows_every_form(form: str, tmp_path: Path) -> None:
+    """``bertsmith inspect`` lists the tensors of shards and of an old checkpoint."""
+    write(peer("BertForMaskedLM"), tmp_path, form)
+    kind, path = recognize(tmp_path)
+    found = describe_model(path)
+    assert kind == "model"
+    shown = {one["name"]: one["shape"] for one in found.facts["tensors"]}
+    assert shown["bert.embeddings.word_embeddings.weight"] == [101, 21]
+    assert len(shown) > 40
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])

@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, BertConfig, BertModel
 
 import bertsmith
@@ -149,6 +150,20 @@ def test_a_bare_encoder_gives_hidden_states(tmp_path: Path) -> None:
     found = ran(tmp_path / "o" / "model.onnx", feed)
     assert list(found) == ["last_hidden_state"]
     close(found["last_hidden_state"], load_encoder(tmp_path / "m").model(packed), feed)
+
+
+def test_a_head_that_is_not_in_the_files_is_not_written(tmp_path: Path) -> None:
+    """Without a masked-LM head only the next sentence is told; with neither it is refused."""
+    pretrained(tmp_path / "m", primes())
+    weights = tmp_path / "m" / "model.safetensors"
+    kept = {k: v for k, v in load_file(weights).items() if not k.startswith("cls.predictions")}
+    save_file(kept, weights)
+    write_onnx(tmp_path / "m", tmp_path / "o")
+    found = ran(tmp_path / "o" / "model.onnx", fed(example(primes()).packed))
+    assert list(found) == ["seq_relationship_logits"]
+    save_file({k: v for k, v in kept.items() if not k.startswith("cls.")}, weights)
+    with pytest.raises(ModelError, match="has no masked-LM head"):
+        write_onnx(tmp_path / "m", tmp_path / "p")
 
 
 def test_inputs_outputs_and_opset(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from bertsmith.bundle import Bundle, EncoderBundle, TaskBundle
 from bertsmith.errors import ModelError
 from bertsmith.interop.onnx.bert import BATCH, CHOICES, LENGTH, Bert
 from bertsmith.interop.onnx.graph import Graph, Port
-from bertsmith.model.config import ModelConfig
 from bertsmith.model.features import FeatureModel
 
 AnyBundle = Bundle | TaskBundle | EncoderBundle
@@ -28,7 +27,7 @@ def graph_of(bundle: AnyBundle, *, tied: bool = True) -> Graph:
         hidden = Bert(graph, bundle.config).hidden_states()
         _output(graph, "last_hidden_state", hidden, BATCH, LENGTH, bundle.config.width)
     elif isinstance(bundle, Bundle):
-        _pretrained(graph, bundle.config, tied=tied)
+        _pretrained(graph, bundle, tied=tied)
     else:
         _task(graph, bundle)
     return graph
@@ -40,10 +39,16 @@ def _output(graph: Graph, name: str, value: str, *shape: str | int) -> None:
     graph.outputs.append(Port(name, "float32", shape))
 
 
-def _pretrained(graph: Graph, config: ModelConfig, *, tied: bool) -> None:
+def _pretrained(graph: Graph, bundle: Bundle, *, tied: bool) -> None:
+    """Add the heads that the files have; one that was drawn anew knows nothing."""
+    config = bundle.config
+    if not config.nsp:
+        bundle.require("mlm.")
     bert = Bert(graph, config)
     hidden = bert.hidden_states()
-    _output(graph, "logits", bert.words(hidden, tied=tied), BATCH, LENGTH, config.vocab_size)
+    if not any(name.startswith("mlm.") for name in bundle.new):
+        logits = bert.words(hidden, tied=tied)
+        _output(graph, "logits", logits, BATCH, LENGTH, config.vocab_size)
     if config.nsp:
         pairs = bert.linear("nsp.classifier", bert.pooled(bert.first(hidden)))
         _output(graph, "seq_relationship_logits", pairs, BATCH, 2)
