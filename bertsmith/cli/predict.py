@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.asking import STDIN, STDIN_NAME, Device, Json, Model, lines_of, resolved_device
+from bertsmith.cli.asking import (
+    STDIN,
+    STDIN_NAME,
+    Device,
+    Json,
+    Model,
+    lines_of,
+    resolved_device,
+    tell_notes,
+)
 from bertsmith.cli.console import put, put_json, say
 from bertsmith.errors import QuestionError, SettingsError
 from bertsmith.settings import wished
@@ -68,6 +77,7 @@ def predict(
     if skip_bad and (glue or squad):
         raise QuestionError("--skip-bad: each row of a benchmark's file must have its answer")
     bundle = load_task(model, device=resolved_device(device))
+    tell_notes(bundle)
     if squad is not None:
         put_json(squad_predictions(bundle, squad))
         return
@@ -128,6 +138,7 @@ def evaluate(
     if len(changes) > 1 or not isinstance(changes["task"], dict):
         raise SettingsError("--set: evaluate takes settings of the task, such as task.header=false")
     bundle = load_task(model, device=resolved_device(device))
+    tell_notes(bundle)
     figures = scored(bundle, data, changes=changes["task"])
     if as_json:
         put_json(figures)

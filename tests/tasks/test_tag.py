@@ -1,6 +1,7 @@
 """Tagged sentences: reading, the pieces that are asked about, windows, and tags back again."""
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from bertsmith.tasks.conll import Sentence
 from bertsmith.tasks.inputs import Counts, Inputs
 from bertsmith.tasks.public import TASKS
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.tasks.tag import encode, labels_of, read, score
+from bertsmith.tasks.tag import encode, labels_of, read, score, tags_of
 from bertsmith.text.recipe import Recipe
 from bertsmith.text.wordpiece import SPECIAL, Tokenizer
 
@@ -194,6 +195,25 @@ def test_a_window_has_its_document_around_it(words: Tokenizer) -> None:
     # In the middle of a document what is asked stands in the middle of its input.
     assert found.places[2] == [3, 4, 5, 6, 7]
     assert sum(map(len, found.places)) == 33
+
+
+def test_a_long_document_takes_time_in_proportion(words: Tokenizer) -> None:
+    """Sixteen times the words take less than sixty times as long, not two hundred and fifty."""
+    task = ENTITIES.model_copy(update={"context": "document", "length": 16})
+
+    def seconds(count: int) -> float:
+        long = sentence(" ".join(["peter"] * count), " ".join(["O"] * count))
+        cut = ENTITIES.model_copy(update={"length": 16})
+        best = float("inf")
+        for _ in range(3):
+            began = time.perf_counter()
+            encode([long], words, HEAD, task, Counts())
+            found = encode([long], words, HEAD, cut, Counts())
+            list(tags_of([long], found.memo, ["O"] * len(found.memo[0].asked)))
+            best = min(best, time.perf_counter() - began)
+        return best
+
+    assert seconds(16_000) < 60 * seconds(1000)
 
 
 def test_characters_of_one_piece_share_an_entity(words: Tokenizer) -> None:
