@@ -206,6 +206,7 @@ def compare(options: argparse.Namespace) -> None:
     settings = {name: getattr(options, name) for name in ("task", "epochs", "batch", "lr")}
     settings["examples"] = options.examples
     settings |= {"length": options.length, "weights": options.weights}
+    settings["train"] = options.train.name if options.train else None
     for seed in range(options.seeds):
         for name in ("bertsmith", *PEERS):
             done = [(one["name"], one["seed"]) for one in lines(options.out, settings)]
@@ -226,7 +227,7 @@ def lines(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     found = [json.loads(line) for line in path.read_text().splitlines()]
-    return [one for one in found if all(one[key] == value for key, value in settings.items())]
+    return [one for one in found if all(one.get(key) == value for key, value in settings.items())]
 
 
 def tell(found: list[dict[str, Any]], metrics: list[str]) -> None:

@@ -126,7 +126,11 @@ def main() -> None:
 def run(name: str, row: Row, start: Path, options: argparse.Namespace, seeds: int) -> str:
     """Run a row with so many seeds, write its figures, and return them as words."""
     file = RESULTS / f"{name}.json"
-    if file.exists() and len(json.loads(file.read_text())["runs"]) >= seeds:
+    shown = row.words.replace("{data}", "DATA").replace("{work}", "WORK")
+    command = f"bertsmith finetune {shown} --model {row.model.upper()} --out RUN"
+    before = json.loads(file.read_text()) if file.exists() else {}
+    # A row whose words have changed is another one.
+    if before.get("command") == command and len(before["runs"]) >= seeds:
         return "done before"
     filled = row.words.format(data=options.data, work=options.work)
     out = options.work / name
@@ -135,16 +139,15 @@ def run(name: str, row: Row, start: Path, options: argparse.Namespace, seeds: in
         own = [sys.executable, "-m", "bertsmith", *words, "--out", f"{out}/seed-{seed}"]
         own += ["--seed", str(seed)]
         done = subprocess.run(
-            own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+            own, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False, text=True
         )
         if done.returncode:
-            raise SystemExit(f"{shlex.join(own)} ended with {done.returncode}")
+            raise SystemExit(f"{done.stderr}\n{shlex.join(own)} ended with {done.returncode}")
     runs = [json.loads((out / f"seed-{seed}" / "result.json").read_text())
             for seed in range(seeds)]  # fmt: skip
-    shown = row.words.replace("{data}", "DATA").replace("{work}", "WORK")
     content: dict[str, Any] = {
         "name": name,
-        "command": f"bertsmith finetune {shown} --model {row.model.upper()} --out RUN",
+        "command": command,
         "metrics": runs[0]["metrics"],
         "date": datetime.now(UTC).date().isoformat(),
         "runs": [{"figures": one["figures"], "seconds": one["seconds"]} for one in runs],

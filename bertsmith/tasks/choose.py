@@ -65,11 +65,16 @@ def read(
     for row in rows(path, header=task.header):
         with counts.one(row.where, skip_bad=task.skip_bad):
             value = None
+            name = _id(row, seen, needed=answers is not None)
             if answers is not None:
-                value = _answer(row, answers, seen)
+                value = _answer(name, answers)
             elif labelled:
                 value = cell(row, task.label)
             examples.append(_question(row, task, value, labelled=labelled))
+    orphans = len((answers or {}).keys() - seen)
+    if orphans:
+        counts.read += orphans
+        counts.skipped["an answer whose id no row has"] += orphans
     return counts.checked(examples, path), counts
 
 
@@ -111,12 +116,19 @@ def _answers(path: Path) -> dict[str, Any]:
     return found
 
 
-def _answer(row: Row, answers: Mapping[str, Any], seen: set[str]) -> Any:
-    """Return the label of a row, by its id. ``seen``: the ids of the rows before."""
+def _id(row: Row, seen: set[str], *, needed: bool) -> str:
+    """Return the id of a row, "" where it has and needs none. ``seen``: those before it."""
+    if not needed and not row.fault and row.cells.get(ID) in (None, ""):
+        return ""
     name = str(cell(row, ID)).strip()
     if name in seen:
         raise BadExampleError("an id that stood before", f": {name!r}")
     seen.add(name)
+    return name
+
+
+def _answer(name: str, answers: Mapping[str, Any]) -> Any:
+    """Return the label of a row, by its id."""
     if name not in answers:
         raise BadExampleError("an id without an answer", f": {name!r}")
     return answers[name]

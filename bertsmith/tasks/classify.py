@@ -217,7 +217,10 @@ def score(
 def metrics_of(task: TaskSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the usual metrics and the known ones; see ``Family``."""
     if task.kind == "single":
-        return ("accuracy", "macro_f1"), tuple(metrics.OF_CLASSES)
+        # F1 is that of class 1: of several classes nobody means it.
+        several = len(task.labels) > 2
+        known = tuple(name for name in metrics.OF_CLASSES if not (several and name == "f1"))
+        return ("accuracy", "macro_f1"), known
     if task.kind == "multi":
         return ("f1", "accuracy"), ("f1", "accuracy")
     return ("spearman", "pearson"), tuple(metrics.OF_NUMBERS)

@@ -77,8 +77,9 @@ def with_metrics(task: TaskSettings) -> list[str]:
     for name in task.metrics:
         if name not in known:
             raise SettingsError(
-                f"task.metrics: {name!r} is no metric of the kind {task.kind!r}; "
-                f"known are {', '.join(known)}"
+                f"task.metrics: {name!r} is no metric of the kind {task.kind!r}"
+                + (f" with {len(task.labels)} labels" if task.labels else "")
+                + f"; known are {', '.join(known)}"
             )
     return task.metrics or list(usual)
 
@@ -93,6 +94,6 @@ def task_of(bundle: TaskBundle, changes: Mapping[str, Any] | None = None) -> Tas
     tuned = {name: value for name, value in bundle.info.get("heldout", {}).items()
              if name == "null_threshold"}  # fmt: skip
     usual = {**FACTS.get(name_of(bundle.head.kind), {}), "length": bundle.config.max_positions}
-    base = {**usual, **said, **tuned, "skip_bad": False}
+    base = {**usual, **said, **tuned, "labels": list(bundle.head.labels), "skip_bad": False}
     task = TaskSettings.parse({**base, "kind": bundle.head.kind, **(changes or {})}, "the model")
     return task.model_copy(update={"metrics": with_metrics(task)})

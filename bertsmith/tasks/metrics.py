@@ -18,7 +18,7 @@ def accuracy(predicted: Ints, right: Ints) -> float:
 
 
 def f1(predicted: Ints, right: Ints) -> float:
-    """Return the F1 of class 1 over two int64 arrays of one shape; 0 where nothing is found.
+    """Return the F1 of class 1 of two, int64 arrays of one shape; 0 where nothing is found.
 
     Over 0/1 matrices [n, C] it is the micro-averaged F1 of a multi-label task.
     """

@@ -19,7 +19,7 @@ from bertsmith.files import figures_of, write_json, write_whole
 from bertsmith.model.features import FeatureModel
 from bertsmith.progress import Progress, Silent
 from bertsmith.settings import wished
-from bertsmith.tasks.families import family_of
+from bertsmith.tasks.families import family_of, with_metrics
 from bertsmith.tasks.inputs import Inputs
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train import checkpoint, device, journal, loop, optimizer, schedule
@@ -31,6 +31,7 @@ from bertsmith.train.taskdata import (
     head_of,
     model_changes,
     read_data,
+    refuse_changed_files,
     resolve_task,
     unseen_labels,
     with_model,
@@ -91,11 +92,14 @@ def finetune(
     examples.counts["train"].unseen = unseen_labels(settings.task, head, examples)
     facts = {"labels": list(head.labels), "fingerprint": fingerprint(settings.task)}
     settings = with_task(settings, facts)
+    # Some metrics are for some numbers of labels only, and these are known now.
+    with_metrics(settings.task)
     torch.manual_seed(settings.run.seed)
     start = start_task(model, head, model_changes(said), settings.features)
     settings = with_model(settings, start)
     run.mkdir(parents=True, exist_ok=True)
     with alone(run):
+        refuse_changed_files(run, settings.task)
         stored = take_up(run, settings)
         if stored is not None and (run / RESULT).exists():
             progress.note(f"{run}: this run is finished")
@@ -125,6 +129,12 @@ def _train(
         settings = _settled(settings, machine, work.steps_per_epoch)
         write_whole(run / FILE, settings.to_toml())
     _tell(progress, run, start, data, machine)
+    for name, file in task.heldout.items():
+        if Path(file).samefile(task.train):
+            progress.note(
+                f"{name}: this is the training file itself ({file}), so its scores do not tell how "
+                "the model does on texts that it has not seen"
+            )
     adam = optimizer.build(model, settings.optim)
     plan = _plan(settings, machine, work.steps_per_epoch)
     outcome = loop.train(work, model, adam, machine, plan, run, progress)

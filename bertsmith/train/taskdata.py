@@ -14,11 +14,12 @@ import numpy as np
 from bertsmith.bundle import Head, TaskBundle
 from bertsmith.errors import RunError, SettingsError, TaskError
 from bertsmith.files import sha256_of_file
-from bertsmith.settings import merged
+from bertsmith.settings import merged, read_toml
 from bertsmith.tasks.families import FACTS, FAMILIES, KINDS, family_of, refuse_unread, with_metrics
 from bertsmith.tasks.inputs import Counts
 from bertsmith.tasks.public import TASKS
 from bertsmith.tasks.settings import TaskSettings
+from bertsmith.train.place import FILE
 from bertsmith.train.tunesettings import FinetuneSettings
 
 #: Rate and epochs, in the middle of the choices of appendix A.3.
@@ -147,6 +148,19 @@ def fingerprint(task: TaskSettings) -> str:
         except OSError as error:
             raise TaskError(f"{file}: cannot be read: {error.strerror}") from None
     return whole.hexdigest()[:16]
+
+
+def refuse_changed_files(run: Path, task: TaskSettings) -> None:
+    """Raise RunError if the run was begun with these files, and something else in them."""
+    if not (run / FILE).exists():
+        return
+    stored = FinetuneSettings.parse(read_toml(run / FILE), str(run / FILE)).task
+    if stored.files() == task.files() and stored.fingerprint != task.fingerprint:
+        raise RunError(
+            f"{run}: the data files have changed since this run was begun "
+            f"({', '.join(map(str, task.files()))}); put the old ones back to go on with it, or "
+            "give --out another directory for a new run"
+        )
 
 
 def read_data(task: TaskSettings) -> TaskData:

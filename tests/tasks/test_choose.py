@@ -175,6 +175,24 @@ def test_ids_that_do_not_fit_are_bad_rows(
     assert (counts.used, sum(counts.skipped.values())) == (len(ids) - 1, 1)
 
 
+def test_ids_are_of_one_row_each_also_without_a_file_of_answers(tmp_path: Path) -> None:
+    """A table with a column of ids says which rows are the same; without one nothing is asked."""
+    rows = ("7,red,green,blue,white,0", "7,red,green,blue,white,0")
+    file = table(tmp_path / "t.csv", *rows, header="id,text,a,b,c,label")
+    with pytest.raises(TaskError, match=r"line 3: an id that stood before: '7'"):
+        read(file, task_of())
+    file = table(tmp_path / "t.csv", *rows, header="number,text,a,b,c,label")
+    assert read(file, task_of())[1].used == 2
+
+
+def test_answers_of_no_row_are_counted(tmp_path: Path) -> None:
+    """They are no row's fault, so that the others are read; they stand among what is skipped."""
+    file = comve(tmp_path, "7,A\n8,B\n9,C\n", 7)
+    _, counts = read(file, task_of(answers="-answers"))
+    assert (counts.read, counts.used) == (3, 1)
+    assert counts.skipped == {"an answer whose id no row has": 2}
+
+
 @pytest.mark.parametrize(
     ("answers", "message"),
     [

@@ -88,7 +88,7 @@ def test_answers_of_another_file_are_part_of_a_run(start: Path, tmp_path: Path) 
     assert stored["provenance"]["task"]["answers"] == "-right"
     answers = (tmp_path / "d-right.csv").read_text()
     (tmp_path / "d-right.csv").write_text(answers.replace("A", "B"))
-    with pytest.raises(RunError, match=r"task\.fingerprint"):
+    with pytest.raises(RunError, match=r"the data files have changed .*d-right\.csv"):
         tune(start, tmp_path / "run", data, **task)
 
 

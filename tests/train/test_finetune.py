@@ -19,6 +19,7 @@ from bertsmith.progress import Silent
 from bertsmith.settings import read_toml
 from bertsmith.tasks.classify import losses
 from bertsmith.tasks.inputs import Part
+from bertsmith.tasks.questions import FIELDS
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train import several
 from bertsmith.train.finetune import Tuned, finetune
@@ -130,7 +131,7 @@ def test_a_finished_run_is_not_repeated(start: Path, tmp_path: Path) -> None:
     assert tune(start, tmp_path / "run", data, "single", schedule={"steps": 3}) == once
     assert (tmp_path / "run" / "metrics.jsonl").stat().st_mtime_ns == written
     table(tmp_path / "train.jsonl", "single", 40, seed=5)
-    with pytest.raises(RunError, match=r"task\.fingerprint"):
+    with pytest.raises(RunError, match=r"the data files have changed .*train\.jsonl"):
         tune(start, tmp_path / "run", data, "single", schedule={"steps": 3})
 
 
@@ -317,6 +318,25 @@ def test_a_label_that_is_never_trained_on_is_told(start: Path, tmp_path: Path) -
     assert again.counts == result.counts
 
 
+def test_a_held_out_file_that_is_trained_on_is_told(start: Path, tmp_path: Path) -> None:
+    """It is taken, since somebody may want it, but not without a word."""
+    data, told = table(tmp_path / "train.jsonl", "single", 20), Notes()
+    (tmp_path / "link.jsonl").symlink_to(data)
+    task = {**QUICK["task"], "heldout": {"dev": str(tmp_path / "link.jsonl")}}
+    values = {**QUICK, "task": task, "schedule": {"steps": 1}}
+    finetune("classify", start, tmp_path / "run", data=data, values=values, progress=told)
+    assert any(line.startswith("dev: this is the training file itself") for line in told.notes)
+
+
+def test_f1_is_for_two_labels(start: Path, tmp_path: Path) -> None:
+    """Of three it would be that of the second one, and nobody asked for it."""
+    lines = [{"text": f"w {n}", "label": f"l{n % 3}"} for n in range(20)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(SettingsError, match=r"'f1' is no metric .* with 3 labels; .* macro_f1"):
+        tune(start, tmp_path / "run", tmp_path / "t.jsonl", "single", task={"metrics": ["f1"]})
+    assert not (tmp_path / "run").exists()
+
+
 def test_training_examples_of_one_class_are_refused(start: Path, tmp_path: Path) -> None:
     """Also where the held-out examples have the other class, and where the labels are known."""
     one = "".join(json.dumps({"text": f"w {n}", "label": "no"}) + "\n" for n in range(19))
@@ -441,7 +461,8 @@ def test_what_belongs_together_is_held_out_together(tmp_path: Path) -> None:
     lines = [("-DOCSTART- O\n\n" if n % 5 == 0 else "") + f"w{n} {'O' if n % 2 else 'B-X'}\n\n"
              for n in range(40)]  # fmt: skip
     (tmp_path / "b.txt").write_text("".join(lines))
-    span = TaskSettings(kind="span", train=str(tmp_path / "a.jsonl"), heldout_share=0.2)
+    own = {"kind": "span", **FIELDS, "train": str(tmp_path / "a.jsonl"), "heldout_share": 0.2}
+    span = TaskSettings.parse(own, "the test")
     found = read_data(span)
     contexts = {one.context for one in found.heldout["heldout"]}
     assert len(contexts) == 2
