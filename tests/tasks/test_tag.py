@@ -174,6 +174,18 @@ def test_a_window_has_its_document_around_it(words: Tokenizer) -> None:
     assert sum(map(len, found.places)) == 33
 
 
+@pytest.mark.parametrize("context", ["sentence", "document"])
+def test_a_document_without_pieces_is_outside(words: Tokenizer, context: str) -> None:
+    """It has an input of nothing, where nothing is asked, and its tags count in the score."""
+    task = ENTITIES.model_copy(update={"context": context})
+    examples = [sentence("\u200b \u200b", "O B-PER", 1)]
+    found = encode(examples, words, HEAD, task, Counts())
+    assert [words.tokens(ids) for [(ids, _)] in found.sequences] == [["[CLS]", "[SEP]"]]
+    assert found.places == [[]]
+    rows = [np.empty((0, HEAD.outputs), np.float32)]
+    assert score(rows, found, examples, HEAD, task) == {"f1": 0.0, "accuracy": 0.5}
+
+
 def test_characters_of_one_piece_share_an_entity(words: Tokenizer) -> None:
     """The first character's tag is asked for; the others, and blanks inside, go on with it."""
     text = "서울에서 살."

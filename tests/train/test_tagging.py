@@ -97,7 +97,7 @@ def test_long_texts_are_tagged_to_their_end(start: Path, tmp_path: Path) -> None
 
 
 def test_a_tagger_is_no_classifier_and_the_other_way_round(start: Path, tmp_path: Path) -> None:
-    """Each is refused by the other's function; an unknown tag in dev is refused before a run."""
+    """Each is refused by the other's function; so are a strange tag in dev and a strange label."""
     data = conll(tmp_path / "train.txt", 20, 0)
     (tmp_path / "dev.txt").write_text("ba N B-ORG\n")
     values = {**QUICK, "schedule": {"steps": 1}, "task": {**QUICK["task"], "label": "2"}}
@@ -107,6 +107,9 @@ def test_a_tagger_is_no_classifier_and_the_other_way_round(start: Path, tmp_path
         predict(result.model, ["ba"])
     values["task"]["heldout"] = {"dev": str(tmp_path / "dev.txt")}
     with pytest.raises(TaskError, match=r"dev\.txt, line 1: an unknown label: 'B-ORG'"):
+        finetune("tag", start, tmp_path / "other", data=data, values=values)
+    values["task"] |= {"labels": ["X", "O", "B-PER", "I-PER", "B-LOC", "I-LOC"]}
+    with pytest.raises(SettingsError, match=r"task\.labels: 'X' is no entity's tag"):
         finetune("tag", start, tmp_path / "other", data=data, values=values)
     assert not (tmp_path / "other").exists()
 
