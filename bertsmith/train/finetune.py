@@ -176,6 +176,7 @@ def _work(
         return family.encode(examples, start.tokenizer, head, task, counts)
 
     train = encoded("train", data.train)
+    data.counts["train"].untaught = len(train) - len(train.taught())
     heldout = {name: Scored(own, encoded(name, own)) for name, own in data.heldout.items()}
     return Tuning(
         start.model, head, task, train, heldout, machine,
@@ -263,6 +264,8 @@ def _tell(
     for name, counts in data.counts.items():
         said = [f"{number:,} skipped: {why}" for why, number in counts.skipped.items()]
         said += [f"{counts.cut_off:,} cut off at the end"] if counts.cut_off else []
+        if counts.untaught:
+            said += [f"{counts.untaught:,} inputs without a target, left out of training"]
         if said:
             progress.note(f"{name}: of {counts.read:,} rows {'; '.join(said)}")
         if counts.unseen:

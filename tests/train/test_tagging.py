@@ -1,5 +1,6 @@
 """Fine-tuning learns to tag, entities and plain, and what it learnt is found again in raw text."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,28 @@ def test_tags_are_learnt(start: Path, tmp_path: Path, kind: str, context: str, l
     assert f"[PER {NAMES[0]} {NAMES[3]}]" in line
     with pytest.raises(QuestionError, match="text 2 is empty"):
         tag(found, [text, " "])
+
+
+@pytest.mark.parametrize("context", ["sentence", "document"])
+def test_sentences_of_no_token_are_left_out_of_training(
+    start: Path, tmp_path: Path, context: str
+) -> None:
+    """Each stands in a document of its own; in a batch alone it would have no mean loss."""
+    data = conll(tmp_path / "train.txt", 8, 0)
+    gone = "\n-DOCSTART-\n\u200b N O\n" * 8
+    data.write_text(data.read_text() + gone)
+    task = {"batch": 1, "label": "2", "context": context, "heldout": {"dev": str(data)}}
+    values = {**QUICK, "task": task, "schedule": {"epochs": 2.0}}
+    result = finetune("tag", start, tmp_path / "run", data=data, values=values)
+    assert result.counts["train"]["untaught"] == 8
+    assert result.steps == 2 * (
+        8 if context == "sentence" else 4
+    )  # In two documents of two windows.
+    assert result.figures["examples"] == 16
+    assert math.isfinite(result.figures["loss"])
+    data.write_text(gone + "\n\u200b N B-X\n")
+    with pytest.raises(TaskError, match=r"train\.txt: the tokenizer leaves nothing that could"):
+        finetune("tag", start, tmp_path / "other", data=data, values=values)
 
 
 def test_long_texts_are_tagged_to_their_end(start: Path, tmp_path: Path) -> None:
