@@ -29,6 +29,7 @@ from bertsmith.tasks.inputs import Inputs
 from bertsmith.tasks.public import TASKS
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.train import schedule
 from bertsmith.train.finetune import finetune
 from bertsmith.train.taskdata import head_of, read_data, resolve_task
 
@@ -47,6 +48,20 @@ SEQUENCES = (
     transformers.AutoModelForSequenceClassification,
     transformers.DataCollatorWithPadding,
 )
+
+
+class Trainer(transformers.Trainer):
+    """The Trainer, with the learning rates that Bertsmith takes: its own warm-up ends higher."""
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> Any:
+        """Return linear warm-up and decay as the original's code has them."""
+        timing = schedule.ScheduleSettings(steps=num_training_steps)
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer or self.optimizer, lambda step: schedule.lr_factor(step, timing)
+        )
+        return self.lr_scheduler
 
 
 class Table(torch.utils.data.Dataset[dict[str, Any]]):
@@ -136,10 +151,10 @@ def theirs(options: argparse.Namespace, seed: int, sampling: str) -> dict[str, A
             output_dir=out, use_cpu=True, seed=seed, save_strategy="no", eval_strategy="epoch",
             report_to=[], disable_tqdm=True, train_sampling_strategy=sampling,
             per_device_train_batch_size=options.batch, per_device_eval_batch_size=options.batch,
-            learning_rate=options.lr, num_train_epochs=options.epochs, warmup_steps=0.1,
+            learning_rate=options.lr, num_train_epochs=options.epochs,
             weight_decay=0.01, adam_epsilon=1e-6, max_grad_norm=1.0,
         )  # fmt: skip
-        trainer = transformers.Trainer(
+        trainer = Trainer(
             model, arguments, train_dataset=Table(train, head.kind),
             eval_dataset=Table(dev, head.kind), data_collator=collator(tokenizer),
             processing_class=tokenizer, compute_metrics=metrics,

@@ -63,7 +63,7 @@ ROWS: dict[str, Row] = {
         "--dev {work}/squad2-dev.json --epochs 2", 1,
     ),
     **{
-        f"codah-{fold}": Row(f"codah --data {{data}}/codah --set task.heldout_fold={fold}", 1)
+        f"codah-fold-{fold}": Row(f"codah --data {{data}}/codah --set task.heldout_fold={fold}", 1)
         for fold in range(5)
     },
     "comve-b": Row("comve-b --data {data}/comve-b", 1),

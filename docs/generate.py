@@ -100,13 +100,25 @@ def public_names() -> str:
 
 def results() -> str:
     """Return the table of docs/results.md from the rows' files, in the order of their command."""
-    rows = ["| row | command | seeds | held out |", "| --- | --- | --- | --- |"]
+    rows = ["| row | command | runs | held out |", "| --- | --- | --- | --- |"]
+    known: dict[str, dict[str, Any]] = {}
     for file in sorted((ROOT / "benchmarks" / "results" / "tasks").glob("*.json")):
         row = json.loads(file.read_text(encoding="utf-8"))
-        shown = "; ".join(_spread(name, row["runs"]) for name in row["metrics"])
-        rows.append(
-            f"| {row['name']} | `{row['command']}` ({row['date']}) | {len(row['runs'])} | {shown} |"
-        )
+        # The folds of a task are one row.
+        whole, _, fold = row["name"].rpartition("-fold-")
+        if whole in known:
+            known[whole]["runs"] += row["runs"]
+        else:
+            command = row["command"].replace(f"heldout_fold={fold}", "heldout_fold=0 (to 4)")
+            known[whole or row["name"]] = {**row, "command": command if whole else row["command"]}
+    for name, row in known.items():
+        figures = row["runs"][0]["figures"]
+        # Further held-out files have their name before the metric's.
+        shown = [one for metric in row["metrics"] for one in figures
+                 if one == metric or one.endswith(f"_{metric}")]  # fmt: skip
+        told = "; ".join(_spread(one, row["runs"]) for one in shown)
+        made = f"`{row['command']}` ({row['date']})"
+        rows.append(f"| {name} | {made} | {len(row['runs'])} | {told} |")
     return "\n".join(rows)
 
 

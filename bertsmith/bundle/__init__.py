@@ -4,40 +4,42 @@ It never knows how a model was trained, nor the forms of other makers' directori
 """
 
 from bertsmith.bundle.config import CONFIG, config_json, read_config
+from bertsmith.bundle.directory import WEIGHTS, locate, pinned
 from bertsmith.bundle.either import load_either, save_either
+from bertsmith.bundle.encoder import EncoderBundle, load_encoder
 from bertsmith.bundle.extend import extend
 from bertsmith.bundle.names import names, to_disk
-from bertsmith.bundle.pretrained import (
-    INFO,
-    WEIGHTS,
-    Bundle,
-    load,
-    locate,
-    read_weights,
-    save,
-)
+from bertsmith.bundle.pretrained import INFO, Bundle, load, save
+from bertsmith.bundle.stored import Stored, read_file, stored_in
 from bertsmith.bundle.task import Head, Kind, TaskBundle, load_task, save_task, start_task
+from bertsmith.bundle.weights import open_weights
 
 __all__ = [
     "CONFIG",
     "INFO",
     "WEIGHTS",
     "Bundle",
+    "EncoderBundle",
     "Head",
     "Kind",
+    "Stored",
     "TaskBundle",
     "config_json",
     "extend",
     "load",
     "load_either",
+    "load_encoder",
     "load_task",
     "locate",
     "names",
+    "open_weights",
+    "pinned",
     "read_config",
-    "read_weights",
+    "read_file",
     "save",
     "save_either",
     "save_task",
     "start_task",
+    "stored_in",
     "to_disk",
 ]

@@ -39,6 +39,16 @@ _ALWAYS: dict[str, Any] = {
     "tie_word_embeddings": True,
     "position_embedding_type": "absolute",
 }
+#: Relatives that are refused, by their model_type; their classes begin with the same letters.
+_OTHERS = {
+    "roberta": "RoBERTa", "xlmroberta": "XLM-RoBERTa", "xlm-roberta": "XLM-RoBERTa",
+    "camembert": "CamemBERT", "distilbert": "DistilBERT", "albert": "ALBERT",
+    "electra": "ELECTRA", "deberta": "DeBERTa", "deberta-v2": "DeBERTa",
+    "mobilebert": "MobileBERT", "modernbert": "ModernBERT", "nomic_bert": "NomicBERT",
+    "megatron-bert": "Megatron-BERT", "squeezebert": "SqueezeBERT", "convbert": "ConvBERT",
+}  # fmt: skip
+#: Bytes of a config.json or an index: each of some hundred thousand labels or tensors has a line.
+_MOST = 16 * 2**20
 
 
 def config_json(config: ModelConfig) -> dict[str, Any]:
@@ -60,9 +70,7 @@ def read_config(directory: Path, info: Mapping[str, Any]) -> ModelConfig:
     """Read config.json, and from ``info`` what it cannot say."""
     path = directory / CONFIG
     raw = read_json(path)
-    kind = raw.get("model_type")
-    if kind not in ("bert", "bertsmith"):
-        raise ModelError(f"{path}: model_type is {kind!r}; expected 'bert' (or 'bertsmith')")
+    _check_kind(raw, path)
     missing = [name for name in ("vocab_size", "hidden_size") if name not in raw]
     if missing:
         raise ModelError(f"{path}: {', '.join(missing)} is missing")
@@ -71,24 +79,47 @@ def read_config(directory: Path, info: Mapping[str, Any]) -> ModelConfig:
         raise ModelError(f"{path}: {key} is {found!r}; only {_ALWAYS[key]!r} is known here")
     values = {ours: raw[theirs] for ours, theirs in _CONFIG_NAMES.items() if theirs in raw}
     activation = raw.get("hidden_act", "gelu")
-    if activation not in _ACTIVATIONS_READ:
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS_READ:
         known = ", ".join(_ACTIVATIONS_READ)
         raise ModelError(f"{path}: hidden_act is {activation!r}; known here: {known}")
     values["activation"] = _ACTIVATIONS_READ[activation]
     values["positions"] = info.get("positions", "learned")
-    classes = raw.get("architectures") or []
-    values["nsp"] = "BertForPreTraining" in classes or info.get("nsp", False)
+    pairs = {"BertForPreTraining", "BertForNextSentencePrediction"}
+    values["nsp"] = bool(pairs & set(classes_of(raw))) or info.get("nsp", False)
+    beyond = raw.get("bertsmith", {})
+    if not isinstance(beyond, dict):
+        raise ModelError(f"{path}: bertsmith is {beyond!r}; expected an object")
     try:
-        return ModelConfig.parse(values | raw.get("bertsmith", {}), str(path))
+        return ModelConfig.parse(values | beyond, str(path))
     except SettingsError as error:
         raise ModelError(str(error)) from None
+
+
+def classes_of(raw: Mapping[str, Any]) -> list[str]:
+    """Return the classes that a config.json speaks of, none for what is no list of names."""
+    found = raw.get("architectures")
+    return [str(name) for name in found] if isinstance(found, list) else []
+
+
+def _check_kind(raw: Mapping[str, Any], path: Path) -> None:
+    """Refuse what is not a BERT, by name. A config.json from before 2020 has no model_type."""
+    kind = raw.get("model_type", "bert")
+    name = _OTHERS.get(kind) if isinstance(kind, str) else None
+    if kind not in ("bert", "bertsmith"):
+        found = f" ({name}, another model)" if name else ""
+        raise ModelError(f"{path}: model_type is {kind!r}; expected 'bert' (or 'bertsmith'){found}")
+    for own in classes_of(raw):
+        if own.lower().startswith(tuple(_OTHERS)) and not own.startswith("Bert"):
+            raise ModelError(f"{path}: architectures names {own}, which is not a BERT")
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; ModelError if there is none."""
     try:
+        if path.stat().st_size > _MOST:
+            raise ModelError(f"{path}: {path.stat().st_size:,} bytes; too many for such a file")
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: not readable as JSON: {error}") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path}: expected a JSON object, found a {type(value).__name__}")

@@ -3,7 +3,9 @@
 It never knows files.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
 from torch import Tensor
 
@@ -30,6 +32,22 @@ _LAYER_PARTS = {
 }
 #: What no class of Hugging Face's has.
 _OURS = ("layer_weights", "layer_scale", "lstm.")
+#: Where the encoder's names begin in a bare one, a BertModel saved by itself.
+_BARE: Final = ("embeddings.", "encoder.", "pooler.")
+#: Counters that old releases stored among the weights.
+_BUFFERS: Final = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
+#: The decoder, stored again: its weight is the word embeddings', its bias stands beside it.
+DECODER, DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
+BIAS: Final = "cls.predictions.bias"
+#: How names of other makers' models begin, and of older and newer relatives by the same makers.
+_FOREIGN: Final = {
+    "roberta.": "RoBERTa", "distilbert.": "DistilBERT", "albert.": "ALBERT",
+    "electra.": "ELECTRA", "generator_predictions.": "ELECTRA",
+    "discriminator_predictions.": "ELECTRA", "embeddings_project.": "ELECTRA",
+    "transformer.layer.": "DistilBERT", "encoder.albert_layer_groups.": "ALBERT",
+    "encoder.embedding_hidden_mapping_in.": "ALBERT", "deberta.": "DeBERTa",
+    "mobilebert.": "MobileBERT", "lm_head.": "RoBERTa",
+}  # fmt: skip
 _QKV = tuple(f"attention.self.{name}" for name in ("query", "key", "value"))
 
 
@@ -65,3 +83,37 @@ def to_disk(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             {name: piece.contiguous() for name, piece in zip(theirs, pieces, strict=True)}
         )
     return result
+
+
+def canonical(stored: Iterable[str]) -> dict[str, str]:
+    """Map today's names of tensors to those that a file has: an old or a bare one's differ.
+
+    ``gamma`` and ``beta`` are LayerNorm's weight and bias; "bert." may be missing, doubled, or
+    stand behind the "module." of a parallel wrapper. Buffers are left out. Where two names mean
+    the same tensor, the one that is today's counts.
+    """
+    result: dict[str, str] = {}
+    for name in stored:
+        today = re.sub(r"^module\.", "", name)
+        today = re.sub(r"^(bert\.)+", "bert.", today)
+        if today.startswith(_BARE):
+            today = f"bert.{today}"
+        today = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", today))
+        if today not in _BUFFERS and (today not in result or today == name):
+            result[today] = name
+    if BIAS not in result and DECODER_BIAS in result:
+        result[BIAS] = result.pop(DECODER_BIAS)
+    result.pop(DECODER_BIAS, None)
+    return result
+
+
+def foreign(stored: Iterable[str]) -> str | None:
+    """Return whose weights these names are, if they are not a BERT's."""
+    plain = [re.sub(r"^module\.", "", name) for name in stored]
+    found = (own for start, own in _FOREIGN.items() if any(n.startswith(start) for n in plain))
+    return next(found, None)
+
+
+def is_buffer(name: str) -> bool:
+    """Tell whether a tensor is one that nobody needs to read: a counter, or a bias stored again."""
+    return name.endswith(("embeddings.position_ids", "embeddings.token_type_ids", DECODER_BIAS))

@@ -3,25 +3,35 @@
 It never knows how a model was trained, nor the forms of other makers' directories.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
+from bertsmith.bundle.card import CARD, card
 from bertsmith.bundle.config import CONFIG, config_json, read_config, read_json
-from bertsmith.bundle.names import names, to_disk
+from bertsmith.bundle.directory import WEIGHTS, locate
+from bertsmith.bundle.names import to_disk
+from bertsmith.bundle.weights import built, open_weights, said
 from bertsmith.errors import ModelError
-from bertsmith.files import whole_directory, write_json
-from bertsmith.model.bert import PreTrainingModel
+from bertsmith.files import whole_directory, write_json, write_whole
+from bertsmith.model.bert import PreTrainingModel, draw_weights
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
 
-WEIGHTS, INFO = "model.safetensors", "bertsmith.json"
+INFO = "bertsmith.json"
+#: What each of our heads is called in a message, by how its weights' names begin.
+_HEADS = {"mlm.": "masked-LM head", "nsp.": "next-sentence head", "pooler.": "pooler"}
+
+#: Our names of what a masked-LM head has for itself.
+_MASKED_LM = (
+    "mlm.transform.weight", "mlm.transform.bias", "mlm.norm.weight", "mlm.norm.bias",
+    "mlm.decoder.bias",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -29,6 +39,8 @@ class Bundle:
     """A model directory in memory.
 
     info: what ``bertsmith.json`` says: recipe, provenance, and what config.json cannot hold.
+    new: our names of the weights that the files lack; they are drawn anew, and know nothing.
+    left_out: names in the files that this model has no place for.
     """
 
     model: PreTrainingModel
@@ -36,6 +48,22 @@ class Bundle:
     config: ModelConfig
     path: Path
     info: dict[str, Any] = field(default_factory=dict)
+    new: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    def require(self, head: str) -> None:
+        """Raise ModelError if the weights of a head ("mlm.", "nsp.") are not those of the files."""
+        if any(name.startswith(head) for name in self.new):
+            raise ModelError(
+                f"{self.path}: this model has no {_HEADS[head]}, so it cannot be asked for that; "
+                "`bertsmith pretrain --from` trains one, or take a model that has it"
+            )
+
+    def notes(self) -> list[str]:
+        """Return what a user should know of the files: what is new, left out or unused."""
+        notes = said(self.path, "drawn anew, since it is not there", self.new)
+        notes += said(self.path, "left out, since the model has no place for it", self.left_out)
+        return notes + spare_rows(self.path, self.config, self.tokenizer)
 
 
 def save(
@@ -48,19 +76,39 @@ def save(
         write_json(new / CONFIG, config_json(config) | {"pad_token_id": tokenizer.pad_id})
         write_json(new / INFO, {**info, "positions": config.positions, "nsp": config.nsp})
         tokenizer.save(new, config.max_positions)
+        write_whole(new / CARD, card(config, tokenizer, info))
 
 
 def load(path: Path | str, *, device: torch.device | str = "cpu") -> Bundle:
-    """Read a model directory, or the one inside a RUN, ready for use (eval mode).
+    """Read a model ready for use (eval mode): a directory, a RUN, a file of it or a hub id.
 
-    Raises ModelError if something is missing, broken or does not fit.
+    A BERT of any class does. A masked-LM head that is not there is drawn anew, and named in
+    ``new``; without a next-sentence head the model has none. Raises ModelError if something is
+    missing, broken or does not fit.
     """
-    directory = locate(Path(path))
+    directory = locate(path)
     info, config, tokenizer = read_parts(directory)
-    state = read_weights(directory / WEIGHTS, config)
-    model = PreTrainingModel(config)
-    model.load_state_dict(state)
-    return Bundle(model.to(device).eval(), tokenizer, config, directory, info)
+    weights = open_weights(directory, config)
+    # The weights say which heads there are: a config often speaks of the class it was saved for.
+    pairs = weights.next_sentence and (config.nsp or weights.pooler)
+    config = config.model_copy(update={"nsp": pairs})
+    make = partial(PreTrainingModel, config)
+    if weights.masked_lm:
+        model, left_out = built(make, weights)
+        new: tuple[str, ...] = ()
+    else:
+        model, left_out = built(make, weights, optional=_MASKED_LM)
+        _draw_masked_lm(model)
+        new = _MASKED_LM
+    return Bundle(model.to(device).eval(), tokenizer, config, directory, info, new, left_out)
+
+
+@torch.no_grad()
+def _draw_masked_lm(model: PreTrainingModel) -> None:
+    """Draw a masked-LM head anew; the decoder's weight is the word embeddings and stays."""
+    for part in (model.mlm.transform, model.mlm.norm):
+        draw_weights(part, model.config.init_range)
+    model.mlm.decoder.bias.zero_()
 
 
 def read_parts(directory: Path) -> tuple[dict[str, Any], ModelConfig, Tokenizer]:
@@ -76,61 +124,10 @@ def read_parts(directory: Path) -> tuple[dict[str, Any], ModelConfig, Tokenizer]
     return info, config, tokenizer
 
 
-def locate(path: Path) -> Path:
-    """Return the model directory at ``path``: itself, or ``path/model`` of a RUN."""
-    for directory in (path, path / "model"):
-        if (directory / CONFIG).is_file() and (directory / WEIGHTS).is_file():
-            return directory
-    if not path.exists():
-        raise ModelError(f"{path}: no such file or directory; expected a model directory or a RUN")
-    if (path / "checkpoints").is_dir():
-        raise ModelError(
-            f"{path}: this run has not written its model yet; run the same `bertsmith pretrain` "
-            "command again to finish it"
-        )
-    raise ModelError(
-        f"{path}: not a model directory (no {CONFIG} with {WEIGHTS} in it) and not a RUN"
-    )
-
-
-def read_weights(path: Path, config: ModelConfig) -> dict[str, Tensor]:
-    """Read a pre-trained model's weights, after checking names and shapes against ``config``."""
-    with torch.device("meta"):
-        shapes = {k: tuple(v.shape) for k, v in PreTrainingModel(config).state_dict().items()}
-    state = read_tensors(path, shapes)
-    state["mlm.decoder.weight"] = state["bert.embeddings.words.weight"]
-    return state
-
-
-def read_tensors(
-    path: Path, shapes: Mapping[str, tuple[int, ...]], optional: Collection[str] = ()
-) -> dict[str, Tensor]:
-    """Read weights under our names, float32, after checking every name and shape.
-
-    ``shapes``: those of our names. A bare encoder's names begin without "bert.". Of ``optional``
-    names, those that are not in the file are left out. Raises ModelError.
-    """
-    state: dict[str, Tensor] = {}
-    try:
-        with safe_open(path, framework="pt") as file:
-            stored = set(file.keys())
-            bare = not any(name.startswith("bert.") for name in stored)
-            for ours, wanted in names(list(shapes)).items():
-                theirs = [name.removeprefix("bert.") if bare else name for name in wanted]
-                absent = [name for name in theirs if name not in stored]
-                if absent and ours in optional:
-                    continue
-                if absent:
-                    raise ModelError(f"{path}: the tensor {absent[0]!r} is missing")
-                first, *rest = shapes[ours]
-                expected = (first // len(theirs), *rest)
-                for name in theirs:
-                    found = tuple(file.get_slice(name).get_shape())
-                    if found != expected:
-                        raise ModelError(
-                            f"{path}: {name} has shape {found}; {CONFIG} asks for {expected}"
-                        )
-                state[ours] = torch.cat([file.get_tensor(name) for name in theirs]).float()
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path}: not a readable safetensors file: {error}") from None
-    return state
+def spare_rows(directory: Path, config: ModelConfig, tokenizer: Tokenizer) -> list[str]:
+    """Return a note on word embeddings that no word has, none where every row has one."""
+    spare = config.vocab_size - tokenizer.vocab_size
+    if not spare:
+        return []
+    words, rows = tokenizer.vocab_size, config.vocab_size
+    return [f"{directory}: {words:,} words, {rows:,} word embeddings; {spare:,} stand unused"]

@@ -11,11 +11,14 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import save_file
 
-from bertsmith.bundle.config import CONFIG, config_json, read_json
+from bertsmith.bundle.card import CARD, card
+from bertsmith.bundle.config import CONFIG, classes_of, config_json, read_json
+from bertsmith.bundle.directory import WEIGHTS, locate
 from bertsmith.bundle.names import to_disk
-from bertsmith.bundle.pretrained import INFO, WEIGHTS, locate, read_parts, read_tensors
+from bertsmith.bundle.pretrained import INFO, read_parts, spare_rows
+from bertsmith.bundle.weights import built, fill, matched, open_weights, said
 from bertsmith.errors import ModelError
-from bertsmith.files import whole_directory, write_json
+from bertsmith.files import whole_directory, write_json, write_whole
 from bertsmith.model.config import FeatureSettings, ModelConfig
 from bertsmith.model.features import FeatureModel
 from bertsmith.model.task import SequenceModel, SpanModel, TaskModel, TokenModel
@@ -70,7 +73,10 @@ class Head:
 
 @dataclass(frozen=True)
 class TaskBundle:
-    """A fine-tuned model directory in memory. ``info`` is what ``bertsmith.json`` says."""
+    """A fine-tuned model directory in memory. ``info`` is what ``bertsmith.json`` says.
+
+    left_out: names in the files that this model has no place for.
+    """
 
     model: TaskModel
     tokenizer: Tokenizer
@@ -78,6 +84,12 @@ class TaskBundle:
     head: Head
     path: Path
     info: dict[str, Any] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+
+    def notes(self) -> list[str]:
+        """Return what a user should know of the files: what was left out, what fits."""
+        notes = said(self.path, "left out, since the model has no place for it", self.left_out)
+        return notes + spare_rows(self.path, self.config, self.tokenizer)
 
 
 def save_task(
@@ -108,21 +120,22 @@ def save_task(
         own = {"kind": head.kind, "positions": model.config.positions}
         write_json(new / INFO, {**info, **own})
         tokenizer.save(new, model.config.max_positions)
+        write_whole(new / CARD, card(model.config, tokenizer, info, head.kind, head.labels))
 
 
 def load_task(path: Path | str, *, device: torch.device | str = "cpu") -> TaskBundle:
-    """Read a fine-tuned model directory, or the one inside a RUN, ready for use (eval mode).
+    """Read a fine-tuned model ready for use (eval mode): a directory, a RUN, a file or a hub id.
 
     Raises ModelError if something is missing or broken, or the model is not fine-tuned.
     """
-    directory = locate(Path(path))
+    directory = locate(path)
     info, config, tokenizer = read_parts(directory)
     head = _head(directory, info)
+    weights = open_weights(directory, config)
     told = info.get("features")
-    model = head.model(config, FeatureSettings.parse(told, f"{directory / INFO}") if told else None)
-    shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    model.load_state_dict(read_tensors(directory / WEIGHTS, shapes))
-    return TaskBundle(model.to(device).eval(), tokenizer, config, head, directory, info)
+    features = FeatureSettings.parse(told, f"{directory / INFO}") if told else None
+    model, left_out = built(lambda: head.model(config, features), weights)
+    return TaskBundle(model.to(device).eval(), tokenizer, config, head, directory, info, left_out)
 
 
 def start_task(
@@ -138,27 +151,25 @@ def start_task(
     Any BERT's directory does, with or without heads; a pooler that is not there is new, too.
     ``info["new"]`` names the weights that are.
     """
-    directory = locate(Path(path))
+    directory = locate(path)
     info, config, tokenizer = read_parts(directory)
+    weights = open_weights(directory, config)
     config = ModelConfig.parse(config.model_dump() | dict(changes or {}), "the settings")
     model = head.model(config, features)
     # What belongs to another task is no start for this one.
-    shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()
-              if name.startswith(("bert.", "pooler."))}  # fmt: skip
-    pooler = {name for name in shapes if name.startswith("pooler.")}
-    state = read_tensors(directory / WEIGHTS, shapes, optional=pooler)
-    model.load_state_dict(state, strict=False)
-    new = sorted(set(model.state_dict()) - set(state))
-    return TaskBundle(model, tokenizer, config, head, directory, {**info, "new": new})
+    own = set(model.state_dict())
+    other = {name for name in own if not name.startswith(("bert.", "pooler."))}
+    optional = {name for name in own if name.startswith("pooler.")}
+    plan = matched(model, weights, optional, never=other)
+    left_out = fill(model, plan, weights)
+    new = sorted(own - set(plan))
+    info = {**info, "new": new}
+    return TaskBundle(model, tokenizer, config, head, directory, info, left_out)
 
 
 def is_fine_tuned(directory: Path) -> bool:
     """Tell whether the config of a model directory names a class with a task's output layer."""
-    return _kind(_classes(read_json(directory / CONFIG))) is not None
-
-
-def _classes(raw: Mapping[str, Any]) -> list[str]:
-    return [str(name) for name in raw.get("architectures") or []]
+    return _kind(classes_of(read_json(directory / CONFIG))) is not None
 
 
 def _kind(classes: Sequence[str]) -> Kind | None:
@@ -172,7 +183,7 @@ def _kind(classes: Sequence[str]) -> Kind | None:
 
 def _head(directory: Path, info: Mapping[str, Any]) -> Head:
     raw = read_json(directory / CONFIG)
-    classes = _classes(raw)
+    classes = classes_of(raw)
     kind = _kind(classes)
     if kind is None:
         raise ModelError(
@@ -181,8 +192,7 @@ def _head(directory: Path, info: Mapping[str, Any]) -> Head:
         )
     if kind in ("choice", "span"):
         return Head(kind)
-    table = raw.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
-    labels = tuple(table[key] for key in sorted(table, key=int))
+    labels = _labels(raw, directory / CONFIG)
     if kind == "single":
         problem = raw.get("problem_type")
         kind = next(
@@ -193,3 +203,16 @@ def _head(directory: Path, info: Mapping[str, Any]) -> Head:
         kind = "tags"
     assert kind is not None
     return Head(kind, () if kind == "regression" and len(labels) == 1 else labels)
+
+
+def _labels(raw: Mapping[str, Any], path: Path) -> tuple[str, ...]:
+    """Return the labels in the order of the outputs; two without a table, as `transformers` has."""
+    table = raw.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    known = (
+        isinstance(table, dict)
+        and set(table) == {str(number) for number in range(len(table))}
+        and all(isinstance(name, str) for name in table.values())
+    )
+    if not known:
+        raise ModelError(f'{path}: id2label is no table of names for "0", "1", "2" and so on')
+    return tuple(table[str(number)] for number in range(len(table)))

@@ -14,13 +14,18 @@ from bertsmith.cli.console import say
 from bertsmith.errors import ModelError, QuestionError
 
 if TYPE_CHECKING:
-    from bertsmith.bundle import Bundle
+    from bertsmith.bundle import Bundle, TaskBundle
 
 #: What stands for standard input.
 STDIN = "-"
 
 Model = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="A model directory or a RUN.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="MODEL",
+        help="A model directory, a RUN, or a model of the hub (OWNER/NAME or OWNER/NAME@REVISION).",
+        show_default=False,
+    ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Json = Annotated[bool, typer.Option("--json", help="Results as lines of JSON on stdout.")]
@@ -30,7 +35,15 @@ def load_model(path: Path, device: str) -> "Bundle":
     """Load a model onto a device; ``auto`` takes CUDA where there is one."""
     from bertsmith.bundle import load
 
-    return load(path, device=resolved_device(device))
+    bundle = load(path, device=resolved_device(device))
+    tell_notes(bundle)
+    return bundle
+
+
+def tell_notes(bundle: "Bundle | TaskBundle") -> None:
+    """Say what a user should know of a model's files."""
+    for note in bundle.notes():
+        say(note)
 
 
 def resolved_device(device: str) -> str:

@@ -50,7 +50,7 @@ def finetune(
             show_default=False,
         ),
     ],
-    model: Annotated[Path, typer.Option(help="The model directory or RUN to start from.")],
+    model: Annotated[Path, typer.Option(help="The model directory, RUN or hub id to start from.")],
     data: Annotated[Path, typer.Option(help="The folder of a public task; or the training table.")],
     out: Annotated[Path, typer.Option(help="The run's directory.")],
     dev: Annotated[

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.asking import Device, Json, Model, lines_of, resolved_device
+from bertsmith.cli.asking import Device, Json, Model, lines_of, resolved_device, tell_notes
 from bertsmith.cli.console import put, put_json
 from bertsmith.errors import QuestionError
 
@@ -54,6 +54,7 @@ def predict(
             "give texts, or --input FILE (- for standard input), or --glue FILE, or --squad FILE"
         )
     bundle = load_task(model, device=resolved_device(device))
+    tell_notes(bundle)
     if squad is not None:
         put_json(squad_predictions(bundle, squad))
         return
@@ -84,6 +85,7 @@ def evaluate(
     from bertsmith.use.evaluate import evaluate as scored
 
     bundle = load_task(model, device=resolved_device(device))
+    tell_notes(bundle)
     figures = scored(bundle, data, changes={"skip_bad": skip_bad})
     if as_json:
         put_json(figures)

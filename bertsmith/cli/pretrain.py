@@ -39,7 +39,7 @@ def pretrain(
         float | None, typer.Option(help="Time; a probe turns it into steps.", min=0)
     ] = None,
     start_from: Annotated[
-        str | None, typer.Option("--from", help="Go on from a model directory or run.")
+        str | None, typer.Option("--from", help="Go on from a model directory, a RUN or a hub id.")
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
     assign: Annotated[

@@ -19,3 +19,4 @@ from bertsmith.cli import import_ as import_
 from bertsmith.cli import export as export
 from bertsmith.cli import compare as compare
 from bertsmith.cli import inspect as inspect
+from bertsmith.cli import push as push

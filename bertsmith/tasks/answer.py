@@ -61,7 +61,12 @@ def encode(
         lost = len(asked) > longest
         counts.cut_off += lost
         begin = [tokenizer.cls_id, *asked[:longest], tokenizer.sep_id]
-        parts = stretches(len(ids), task.length - len(begin) - 1, task.stride)
+        room = task.length - len(begin) - 1
+        # Neighbours share half of what they hold at least.
+        parts = stretches(len(ids), room, min(task.stride, max(room // 2, 1)))
+        counts.unreached += right is not None and not any(
+            start <= right[0] and right[1] < stop for start, stop in parts
+        )
         for (start, stop), owned in zip(parts, owners(parts), strict=True):
             end = [*ids[start:stop], tokenizer.sep_id]
             window = Window(number, len(begin), offsets[start:stop], owned)

@@ -37,6 +37,8 @@ class Counts:
     read: int = 0
     used: int = 0
     cut_off: int = 0
+    #: Answers that stand whole in no window, and are trained as if there were none.
+    unreached: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     unseen: list[str] | None = None
     untaught: int = 0
@@ -68,9 +70,9 @@ class Counts:
         """Return the counts for JSON."""
         counts = {"read": self.read, "used": self.used, "cut_off": self.cut_off,
                   "skipped": dict(self.skipped)}  # fmt: skip
-        if self.unseen is None:
-            return counts
-        return {**counts, "unseen": self.unseen, "untaught": self.untaught}
+        more = {"unseen": self.unseen, "unreached": self.unreached or None,
+                "untaught": self.untaught or None}  # fmt: skip
+        return counts | {name: value for name, value in more.items() if value is not None}
 
 
 class BadExampleError(Exception):

@@ -132,7 +132,12 @@ def no_utf8(path: Path) -> TaskError:
 def _cells(file: TextIO, path: Path, header: bool) -> Iterator[Row]:
     csv.field_size_limit(_LONGEST_CELL)
     plain = path.suffix.lower() != ".csv"
-    reader = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if plain else csv.reader(file)
+    reader = (
+        csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        if plain
+        # Strict: else a quotation mark that is never closed would swallow the rest of the file.
+        else csv.reader(file, strict=True)
+    )
     names: list[str] | None = None
     try:
         for cells in reader:

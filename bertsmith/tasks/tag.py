@@ -3,6 +3,7 @@
 It never trains, and it never prints.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,17 +187,18 @@ def _document(
     begin = done = 0
     while begin < len(ids):
         # Whole sentences as far as they fit, else as much of one as does.
-        fits = [place for place in starts if begin < place <= begin + half]
-        end = fits[-1] if fits else min(begin + half, len(ids))
+        end = starts[bisect_right(starts, begin + half) - 1]
+        if end <= begin:
+            end = min(begin + half, len(ids))
         left = max(min((room - end + begin) // 2, begin), room - (len(ids) - begin), 0)
         left = min(left, begin)
         low = begin - left
-        count = sum(begin <= place < end for place in asked[done:])
+        count = bisect_left(asked, end) - done
         yield Window(
             ids[low : low + room],
             [place - low for place in asked[done : done + count]],
             right[done : done + count],
-            examples[max(sum(start <= begin for start in starts[:-1]) - 1, 0)].where,
+            examples[min(bisect_right(starts, begin), len(examples)) - 1].where,
         )
         begin, done = end, done + count
 
@@ -217,6 +219,7 @@ def tags_of(
     first = 0
     for example, own in zip(examples, mapped, strict=True):
         tags: list[str] = []
+        following = _following(own.slots)
         for place in range(len(example.units)):
             slot = own.slots[place]
             if slot >= 0 and own.own[place]:
@@ -225,13 +228,21 @@ def tags_of(
             before = tags[-1] if tags else OUTSIDE
             inside = f"I-{before[2:]}" if before[:2] in ("B-", "I-") else before
             if slot < 0:
-                after = next((one for one in range(place + 1, len(own.slots))
-                              if own.slots[one] >= 0), None)  # fmt: skip
-                follows = None if after is None else chosen[first + own.slots[after]]
+                after = following[place]
+                follows = None if after < 0 else chosen[first + after]
                 inside = inside if follows == inside else OUTSIDE
             tags.append(inside)
         first += len(own.asked)
         yield tags
+
+
+def _following(slots: Sequence[int]) -> list[int]:
+    """Return for each unit the slot of the next unit that has one, or -1."""
+    result, after = [-1] * len(slots), -1
+    for place in range(len(slots) - 1, -1, -1):
+        result[place] = after
+        after = slots[place] if slots[place] >= 0 else after
+    return result
 
 
 def score(

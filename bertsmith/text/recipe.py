@@ -42,6 +42,11 @@ class Recipe:
     segmenter: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
+        try:
+            "".join(self.vocab).encode()
+        except UnicodeEncodeError as error:
+            # JSON may hold half a character.
+            raise TokenizerError(f"a word is no text that UTF-8 can hold: {error.reason}") from None
         known = set(self.vocab)
         missing = [token for token in SPECIAL if token not in known]
         if missing:

@@ -23,6 +23,8 @@ FOREIGN: Final = {
     "sentencepiece.bpe.model": "SentencePiece (sentencepiece.bpe.model)",
     "tokenizer.model": "SentencePiece (tokenizer.model)",
 }
+#: Ids without a word that are no matter, beside as many as there are words.
+_HOLES: Final = 1000
 
 
 def read_recipe(
@@ -45,7 +47,8 @@ def read_recipe(
             recipe = _from_vocab(file, directory / CONFIG, lowercase, strip_accents)
     except TokenizerError as error:
         # A recipe that cannot be does not know its file.
-        raise error if str(file) in str(error) else TokenizerError(f"{file}: {error}") from None
+        known = any(str(one) in str(error) for one in (file, directory / CONFIG))
+        raise error if known else TokenizerError(f"{file}: {error}") from None
     segmenter = _segmenter(directory / OWN)
     return _with(recipe, segmenter=segmenter) if segmenter else recipe
 
@@ -118,7 +121,7 @@ def _tokenizer_file(path: Path) -> Path:
 def _json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise TokenizerError(f"{path}: not a readable JSON file: {error}") from None
     if not isinstance(value, dict):
         raise TokenizerError(f"{path}: found a JSON {type(value).__name__}, expected an object")
@@ -139,7 +142,7 @@ def _from_vocab(
     vocab = _words(path)
     said = _json(config) if config.is_file() else {}
     if lowercase is None:
-        lowercase = said.get("do_lower_case")
+        lowercase = _flag(said, "do_lower_case", config)
     if lowercase is None:
         lowercase = all(word == word.lower() for word in vocab if word not in SPECIAL)
     whole = True
@@ -147,15 +150,24 @@ def _from_vocab(
         strip_accents, whole = True, False
     if strip_accents is None and said:
         # The file says it in the terms of the original, where accents follow the case.
-        strip_accents = said.get("strip_accents")
+        strip_accents = _flag(said, "strip_accents", config)
         strip_accents, whole = lowercase if strip_accents is None else strip_accents, False
+    split_chinese = _flag(said, "tokenize_chinese_chars", config)
     return Recipe(
         vocab=vocab,
         lowercase=lowercase,
         strip_accents=bool(strip_accents),
         whole_hangul=whole or not strip_accents,
-        split_chinese=said.get("tokenize_chinese_chars", True),
+        split_chinese=True if split_chinese is None else split_chinese,
     )
+
+
+def _flag(values: Mapping[str, Any], key: str, path: Path) -> bool | None:
+    """Return a switch, None where it is not there or left open."""
+    value = values.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise TokenizerError(f"{path}: {key} is {value!r}; expected true, false or null")
+    return value
 
 
 def _in_jamo(vocab: tuple[str, ...]) -> bool:
@@ -189,7 +201,9 @@ def _from_json(path: Path) -> Recipe:
     vocab = _in_order(_table(model, "vocab", path), path)
     _check_added(file.get("added_tokens") or [], vocab, path)
     choices = _choices(_table(file, "normalizer", path), path)
-    longest = int(model.get("max_input_chars_per_word", 100))
+    longest = model.get("max_input_chars_per_word", 100)
+    if type(longest) is not int or not 0 < longest < 2**31:
+        raise TokenizerError(f"{path}: max_input_chars_per_word is {longest!r}; expected a number")
     return Recipe(vocab=vocab, longest_word=longest, **choices)
 
 
@@ -198,23 +212,39 @@ def _expect(path: Path, what: str, found: object, expected: str) -> None:
         raise TokenizerError(f"{path}: found {what} {found!r}; expected {expected!r}, as BERT has")
 
 
-def _in_order(ids: Mapping[str, int], path: Path) -> tuple[str, ...]:
+def _in_order(ids: Mapping[str, Any], path: Path) -> tuple[str, ...]:
     """Return the words in the order of their ids; ids that no word has come from vocab.txt."""
     if not ids:
         raise TokenizerError(f"{path}: the vocabulary is empty")
-    words: list[str | None] = [None] * (max(ids.values()) + 1)
+    strange = next((own for own in ids.items() if type(own[1]) is not int or own[1] < 0), None)
+    if strange is not None:
+        raise TokenizerError(f"{path}: the word {strange[0]!r} has the id {strange[1]!r}")
+    if len(set(ids.values())) != len(ids):
+        raise TokenizerError(f"{path}: two words have the same id; expected one each")
+    beside, last = path.with_name(VOCAB), max(ids.values())
+    lines = _words(beside) if beside.is_file() else ()
+    # A repeated word leaves a hole at its first id. A single id must not ask for any memory.
+    if last >= max(2 * len(ids), len(lines)) + _HOLES:
+        raise TokenizerError(
+            f"{path}: an id is {last:,}, but there are only {len(ids):,} words; expected ids "
+            "without large gaps"
+        )
+    words: list[str | None] = [None] * (last + 1)
     for word, index in ids.items():
         words[index] = word
     if None in words:
-        beside = path.with_name(VOCAB)
-        lines = _words(beside) if beside.is_file() else ()
         lines += tuple(f"[no word {index}]" for index in range(len(lines), len(words)))
         words = [lines[i] if word is None else word for i, word in enumerate(words)]
     return tuple(word for word in words if word is not None)
 
 
-def _check_added(added: list[dict[str, Any]], vocab: tuple[str, ...], path: Path) -> None:
+def _check_added(added: Any, vocab: tuple[str, ...], path: Path) -> None:
     known = set(vocab)
+    named = isinstance(added, list) and all(
+        isinstance(token, dict) and isinstance(token.get("content"), str) for token in added
+    )
+    if not named:
+        raise TokenizerError(f"{path}: added_tokens is no list of tokens with their content")
     strange = [token["content"] for token in added if token["content"] not in known]
     # A special token that is missing is told with the vocabulary.
     strange = [content for content in strange if content not in SPECIAL]
@@ -228,6 +258,8 @@ def _check_added(added: list[dict[str, Any]], vocab: tuple[str, ...], path: Path
 def _choices(found: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Read the choices out of a normalizer, this package's or Hugging Face's."""
     parts = found.get("normalizers", []) if found.get("type") == "Sequence" else [found]
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        raise TokenizerError(f"{path}: the normalizer is {parts!r}; expected a list of objects")
     kinds = [part.get("type") for part in parts]
     whole = kinds == ["BertNormalizer", "NFD", "StripAccents", "NFC"]
     if not whole and kinds != ["BertNormalizer"]:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bertsmith.bundle import Head, TaskBundle, save_task, start_task
-from bertsmith.errors import RunError, SettingsError
+from bertsmith.bundle import Head, TaskBundle, pinned, save_task, start_task
+from bertsmith.errors import SettingsError
 from bertsmith.files import figures_of, write_json, write_whole
 from bertsmith.model.features import FeatureModel
 from bertsmith.progress import Progress, Silent
@@ -82,10 +82,10 @@ def finetune(
     Called again with the same arguments it goes on where the last call stopped.
     Raises BertsmithError.
     """
-    run, progress = Path(out), progress or Silent()
+    run, progress, model = Path(out), progress or Silent(), pinned(model)
     check_place(run)
     said = wished(config, values, assignments)
-    settings = resolve_task(task, Path(model), Path(data) if data else None, said)
+    settings = resolve_task(task, model, Path(data) if data else None, said)
     examples = read_data(settings.task)
     head = head_of(settings.task, examples)
     examples.counts["train"].unseen = unseen_labels(settings.task, head, examples)
@@ -97,11 +97,6 @@ def finetune(
     run.mkdir(parents=True, exist_ok=True)
     with alone(run):
         stored = take_up(run, settings)
-        if stored is not None and stored.task.pair != settings.task.pair:
-            raise RunError(
-                f"{run}: this run was begun with the pair column {stored.task.pair!r}, and now it "
-                "is missing; give the same command, or --out another directory"
-            )
         if stored is not None and (run / RESULT).exists():
             progress.note(f"{run}: this run is finished")
             return _finished(run)
@@ -261,13 +256,17 @@ def _tell(
     )
     if start.info["new"]:
         progress.note(f"drawn anew: {', '.join(start.info['new'])}")
+    for note in start.notes():
+        progress.note(note)
     for name, counts in data.counts.items():
         said = [f"{number:,} skipped: {why}" for why, number in counts.skipped.items()]
         said += [f"{counts.cut_off:,} cut off at the end"] if counts.cut_off else []
+        if counts.unreached:
+            said.append(f"{counts.unreached:,} answers that stand whole in no window")
         if counts.untaught:
-            said += [f"{counts.untaught:,} inputs without a target, left out of training"]
+            said.append(f"{counts.untaught:,} inputs without a target, left out of training")
         if said:
-            progress.note(f"{name}: of {counts.read:,} rows {'; '.join(said)}")
+            progress.note(f"{name}: of {counts.read:,} examples {'; '.join(said)}")
         if counts.unseen:
             progress.note(
                 f"{name}: no example has the label {', '.join(map(repr, counts.unseen))}, so the "

@@ -27,8 +27,9 @@ class OptimSettings(Settings):
 
 
 def decays(name: str) -> bool:
-    """Tell whether weight decay holds for a parameter: not for biases and LayerNorm."""
-    return not name.endswith(".bias") and "norm." not in name
+    """Tell whether weight decay holds for a parameter: not for biases, LayerNorm and mixtures."""
+    last = name.rpartition(".")[2]
+    return not last.startswith(("bias", "layer_")) and "norm." not in name
 
 
 def build(model: nn.Module, settings: OptimSettings) -> torch.optim.AdamW:

@@ -17,6 +17,8 @@ FILE, LOCK = "settings.toml", ".lock"
 #: A store may have moved: ``run.store`` tells whether it is the same one.
 _FREE = ("checkpoint.keep", "run.tensorboard", "run.data")
 
+#: Settings that stand in the file only if they were asked for.
+_SAID = ("task.", "features", "run.freeze", "run.patience")
 Chosen = TypeVar("Chosen", bound=Settings)
 
 
@@ -62,6 +64,9 @@ def _differences(
         was, name = stored.get(key), prefix + key
         if isinstance(now, dict):
             result += _differences(was or {}, now, f"{name}.")
+        elif now is None and was is not None and name.startswith(_SAID):
+            # The run does not fill these in by itself: somebody said so, and now does not.
+            result.append((name, was, now))
         elif now not in (None, "auto", was) and name not in _FREE:
             result.append((name, was, now))
     return result

@@ -67,6 +67,8 @@ def pretrain(
         stored = take_up(run, wished)
         session = Session(stored or wished, store)
         progress.note(f"{run}: {describe(session)}")
+        for note in session.notes:
+            progress.note(note)
         if stored is None:
             session.settings = settle(session, progress, began)
             write_whole(run / FILE, session.settings.to_toml())

@@ -58,7 +58,7 @@ def resolve(wishes: Wishes, store: Store) -> PretrainSettings:
         base = merged(base, {"data": {"batch": 256}})
     facts = {"data": str(wishes.data.resolve()), "store": identity(store)}
     if wishes.start_from:
-        facts["start_from"] = str(Path(wishes.start_from).resolve())
+        facts["start_from"] = str(bundle.pinned(wishes.start_from))
         # The model's own shape counts, not the recipe's choices for a new one.
         base = merged(base, {"model": model})
     else:

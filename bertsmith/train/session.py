@@ -39,6 +39,8 @@ class Session:
             attention_dropout=settings.model.attention_dropout, threads=run.threads,
         )  # fmt: skip
         self.settings, self.store = settings, store
+        #: What people should know of the model that the run goes on from.
+        self.notes: list[str] = []
         self.tokenizer = store.tokenizer()
         self.facts = TokenFacts.of(self.tokenizer)
         self.train, self.heldout = store.split("train"), store.split("heldout")
@@ -74,8 +76,11 @@ class Session:
         if self.settings.run.first_weights == "matching":
             match_words(self.model)
         if self.settings.run.start_from:
-            source = bundle.load(self.settings.run.start_from).model
-            self.model.load_state_dict(source.state_dict(), strict=False)
+            source = bundle.load(self.settings.run.start_from)
+            self.notes = source.notes()
+            known = {name: value for name, value in source.model.state_dict().items()
+                     if name not in source.new}  # fmt: skip
+            self.model.load_state_dict(known, strict=False)
         self.optimizer = optimizer.build(self.model, self.settings.optim)
 
     def work(self, phases: list[Phase]) -> Pretraining:

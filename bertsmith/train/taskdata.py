@@ -172,22 +172,40 @@ def _first(examples: list[Any], task: TaskSettings, counts: Counts) -> list[Any]
 
 def _parted(examples: list[Any], task: TaskSettings) -> tuple[list[Any], list[Any]]:
     """Return the examples less the share that is held out, and that share."""
-    # The same rows for every seed of a run, so that runs can be compared.
-    order = np.random.default_rng(0).permutation(len(examples))
-    size = max(1, round(len(examples) * task.heldout_share))
-    first = task.heldout_fold * size
-    chosen = set(order[first : first + size].tolist())
-    if not chosen:
+    groups = _groups(examples, task)
+    # The same ones for every seed of a run, so that runs can be compared.
+    order = np.random.default_rng(0).permutation(len(groups))
+    share, fold = task.heldout_share, task.heldout_fold
+    first, last = (min(round(place * share * len(groups)), len(groups))
+                   for place in (fold, fold + 1))  # fmt: skip
+    if fold and first == len(groups):
         raise SettingsError(
-            f"task.heldout_fold is {task.heldout_fold}, but {len(examples)} examples have only "
-            f"{-(-len(examples) // size)} shares of {size}"
+            f"task.heldout_fold is {fold}, but shares of {share} end before; the first is 0"
         )
+    chosen = {one for group in order[first : max(last, first + 1)] for one in groups[group]}
     if len(chosen) == len(examples):
         raise RunError(f"{task.train}: {len(examples)} examples are too few to hold some out")
     return (
         [one for number, one in enumerate(examples) if number not in chosen],
         [one for number, one in enumerate(examples) if number in chosen],
     )
+
+
+def _groups(examples: list[Any], task: TaskSettings) -> list[list[int]]:
+    """Return the numbers of the examples that stay together when a share is held out.
+
+    Questions about one context, and the sentences of a document where that is their context.
+    """
+    if task.kind == "span":
+        keys: list[Any] = [example.context for example in examples]
+    elif task.context == "document":
+        keys = [example.document for example in examples]
+    else:
+        return [[number] for number in range(len(examples))]
+    found: dict[Any, list[int]] = {}
+    for number, key in enumerate(keys):
+        found.setdefault(key, []).append(number)
+    return list(found.values())
 
 
 def head_of(task: TaskSettings, data: TaskData) -> Head:

@@ -12,6 +12,13 @@ from bertsmith.text.tokenizer_files import TOKENIZER, VOCAB
 
 Kind = Literal["tokenizer", "store", "model", "run", "checkpoint", "tensors", "settings"]
 
+#: The forms of a model's weights.
+_WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 #: What each directory is known by, most telling first: a RUN holds a model, a model a tokenizer.
 #: Any one group of names is enough; of a group all must be there.
 _DIRECTORIES: dict[Kind, tuple[tuple[str, ...], ...]] = {
@@ -19,7 +26,7 @@ _DIRECTORIES: dict[Kind, tuple[tuple[str, ...], ...]] = {
     # A store that is being made has only its parts; opening it says so.
     "store": ((MANIFEST,), ("parts",)),
     "checkpoint": (("weights.safetensors", "state.json"),),
-    "model": (("config.json", "model.safetensors"),),
+    "model": tuple(("config.json", form) for form in _WEIGHTS),
     "tokenizer": ((TOKENIZER,), (VOCAB,)),
 }
 #: Files that speak for the directory they stand in.
@@ -28,7 +35,7 @@ _SPOKESMEN = (MANIFEST, "config.json", "bertsmith.json", "state.json", "metrics.
 KNOWN = (
     f"a tokenizer directory or its {VOCAB}",
     f"a store (with {MANIFEST})",
-    "a model directory (with config.json and model.safetensors)",
+    "a model directory (with config.json and model.safetensors) or a model of the hub (OWNER/NAME)",
     "a RUN (with settings.toml)",
     "a checkpoint (RUN/checkpoints/step-N)",
     "a .safetensors file",
@@ -47,6 +54,9 @@ def recognize(path: Path) -> tuple[Kind, Path]:
         if path.name in _SPOKESMEN and (kind := _directory(path.parent)):
             return kind, path.parent
         found = _file(path)
+    elif len(path.parts) == 2 and not path.parent.exists():
+        # Nothing of it is here, so it can only be a model of the hub.
+        return "model", path
     else:
         raise QuestionError(f"{path}: no such file or directory; expected one of: {_known()}")
     if found is None:

@@ -92,8 +92,9 @@ def ask(
 
     lengths: the tokens of each question. question: gives one by its number, when its batch comes,
     so that thousands of masked copies of a line never stand in memory together. Only the places
-    asked about go through the masked-LM head.
+    asked about go through the masked-LM head. Raises ModelError for a model without one.
     """
+    bundle.require("mlm.")
     step = max(CHUNK_FLOATS // bundle.config.vocab_size, 1)
     for group in groups(lengths):
         batch = [question(number) for number in group]

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from bertsmith import bundle
-from bertsmith.errors import ModelError, RunError
+from bertsmith.errors import RunError
 from bertsmith.model.bert import PreTrainingModel, parameter_count
 from bertsmith.settings import read_toml
 from bertsmith.text.quality import describe as describe_words
@@ -52,11 +51,11 @@ def tensors(path: Path) -> list[TensorFacts]:
 
     Raises ModelError if it cannot be read.
     """
-    try:
-        with safe_open(path, framework="pt") as file:
-            return [_facts_of(name, file.get_tensor(name)) for name in file.keys()]  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path}: not a readable safetensors file: {error}") from None
+    return _facts_of_all(bundle.read_file(path))
+
+
+def _facts_of_all(stored: Mapping[str, bundle.Stored]) -> list[TensorFacts]:
+    return [_facts_of(name, one.read()) for name, one in stored.items()]
 
 
 def _facts_of(name: str, tensor: torch.Tensor) -> TensorFacts:
@@ -84,7 +83,8 @@ def describe_model(path: Path) -> Description:
     source = directory / bundle.INFO
     info: dict[str, Any] = _read(source) if source.exists() else {}
     config = bundle.read_config(directory, info)
-    found = tensors(directory / bundle.WEIGHTS)
+    bundle.open_weights(directory, config)
+    found = _facts_of_all(bundle.stored_in(directory))
     with torch.device("meta"):
         parameters = parameter_count(PreTrainingModel(config))
     words = describe_words(Tokenizer.load(directory))

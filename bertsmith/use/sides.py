@@ -58,17 +58,17 @@ def opened(path: Path | str, device: str) -> Side:
     Raises ModelError.
     """
     directory = locate(Path(path))
-    if bare := is_bare(directory):
-        found: Any = start_task(directory, Head("single"))
-    else:
-        found = load_either(directory)
+    bare = is_bare(directory)
+    found: Any = start_task(directory, Head("single")) if bare else load_either(directory)
+    new = frozenset(found.info["new"] if bare else getattr(found, "new", ()))
+    # A head that was drawn anew says nothing.
+    bare = bool(new)
     facts = found.config.model_dump()
     facts |= {"head": _BARE if bare else _PRE_TRAINED, "labels": ()}
     if isinstance(found, TaskBundle) and not bare:
         facts |= {"head": found.head.kind, "labels": found.head.labels}
         if isinstance(found.model, FeatureModel):
             facts["features"] = found.model.features.model_dump()
-    new = frozenset(found.info["new"] if bare else ())
     model = found.model.to(device).eval()
     return Side(directory, model, found.tokenizer, found.config, not bare, facts, new)
 

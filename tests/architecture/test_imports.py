@@ -26,7 +26,10 @@ HIDDEN = {("data", "model")}
 #: Rooms whose modules never name torch, so that preparing text never pays for loading it.
 WITHOUT_TORCH = frozenset({*LAYERS[0], "text", "data"})
 #: Optional packages, and those that only one function of a room needs and that cost seconds.
-EXTRAS = frozenset({"kiwipiepy", "matplotlib", "pyarrow", "tensorboard", "torch.utils.tensorboard"})
+EXTRAS = frozenset({
+    "huggingface_hub", "kiwipiepy", "matplotlib", "onnx", "onnxruntime", "pyarrow", "tensorboard",
+    "torch.utils.tensorboard",
+})  # fmt: skip
 
 
 def _owner(imported: str, modules: dict[str, Any]) -> str | None:

@@ -23,7 +23,10 @@ try:
         dir(bertsmith)
 except SystemExit as error:
     assert not error.code, error.code
-heavy = {"torch", "transformers", "matplotlib", "pyarrow", "kiwipiepy", "tensorboard"}
+heavy = {
+    "torch", "transformers", "matplotlib", "pyarrow", "kiwipiepy", "tensorboard", "huggingface_hub",
+    "onnx",
+}
 print("\\nLOADED " + json.dumps(sorted(heavy & set(sys.modules))))
 """
 

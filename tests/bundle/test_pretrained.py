@@ -82,6 +82,7 @@ def test_the_files_of_a_model_directory(tmp_path: Path) -> None:
         "tokenizer_config.json",
         "vocab.txt",
         "bertsmith.json",
+        "README.md",
     }
     assert [file.name for file in tmp_path.iterdir()] == ["model"]
 

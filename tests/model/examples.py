@@ -6,7 +6,7 @@ It never knows the models that these are compared with.
 import math
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.packed import Packed, pack
+from bertsmith.model.task import TaskModel
 from bertsmith.text.recipe import SPECIAL, Recipe
 from bertsmith.text.wordpiece import Tokenizer
 
@@ -30,6 +31,7 @@ PRIMES: dict[str, Any] = {
     "dropout": 0.17,
     "attention_dropout": 0.29,
 }
+Model = TypeVar("Model", bound=PreTrainingModel | TaskModel)
 #: Lengths of the sequences of a batch.
 RAGGED, EQUAL = (23, 5, 41, 1, 13), (19, 19, 19)
 
@@ -80,7 +82,7 @@ def example(config: ModelConfig, lengths: tuple[int, ...] = RAGGED, seed: int = 
     return Example(pack(sequences), positions, labels, not_next)
 
 
-def shaken(model: PreTrainingModel, seed: int = 0) -> PreTrainingModel:
+def shaken(model: Model, seed: int = 0) -> Model:
     """Draw every weight, biases and LayerNorm too: zeros and ones would hide a mistaken name."""
     # Scores of attention and logits come out about one in size, whatever the width.
     spread = 1.4 / math.sqrt(model.config.width)

@@ -82,3 +82,10 @@ def test_a_broken_row_is_one_row(
     first, second = rows(tmp_path / name)
     assert not first.fault
     assert (second.where, second.fault) == (f"{tmp_path / name}, line {place}", fault)
+
+
+def test_a_quotation_mark_that_is_never_closed_is_told(tmp_path: Path) -> None:
+    """It would swallow the rest of the file, and nobody would know."""
+    (tmp_path / "a.csv").write_text('label,text\na,"one\nb,two\nc,three\n')
+    with pytest.raises(TaskError, match=r"a\.csv, line 4: unexpected end of data"):
+        list(rows(tmp_path / "a.csv"))

@@ -1,5 +1,6 @@
 """Tagged sentences: reading, the pieces that are asked about, windows, and tags back again."""
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from bertsmith.tasks.conll import Sentence
 from bertsmith.tasks.inputs import Counts, Inputs
 from bertsmith.tasks.public import TASKS
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.tasks.tag import encode, labels_of, read, score
+from bertsmith.tasks.tag import encode, labels_of, read, score, tags_of
 from bertsmith.text.recipe import Recipe
 from bertsmith.text.wordpiece import SPECIAL, Tokenizer
 
@@ -205,6 +206,25 @@ def test_a_document_without_pieces_is_outside(words: Tokenizer, context: str) ->
     assert found.places == [[]]
     rows = [np.empty((0, HEAD.outputs), np.float32)]
     assert score(rows, found, examples, HEAD, task) == {"f1": 0.0, "accuracy": 0.5}
+
+
+def test_a_long_document_takes_time_in_proportion(words: Tokenizer) -> None:
+    """Sixteen times the words take less than sixty times as long, not two hundred and fifty."""
+    task = ENTITIES.model_copy(update={"context": "document", "length": 16})
+
+    def seconds(count: int) -> float:
+        long = sentence(" ".join(["peter"] * count), " ".join(["O"] * count))
+        cut = ENTITIES.model_copy(update={"length": 16})
+        best = float("inf")
+        for _ in range(3):
+            began = time.perf_counter()
+            encode([long], words, HEAD, task, Counts())
+            found = encode([long], words, HEAD, cut, Counts())
+            list(tags_of([long], found.memo, ["O"] * len(found.memo[0].asked)))
+            best = min(best, time.perf_counter() - began)
+        return best
+
+    assert seconds(16_000) < 60 * seconds(1000)
 
 
 def test_characters_of_one_piece_share_an_entity(words: Tokenizer) -> None:

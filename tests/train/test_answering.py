@@ -110,7 +110,7 @@ def test_an_answer_of_no_token_is_left_out_of_training(start: Path, tmp_path: Pa
                 "task": {"length": 40, "batch": 2, "heldout": {"dev": str(dev)}}},
     )  # fmt: skip
     assert result.counts["train"]["untaught"] == 20
-    assert "train: of 40 rows 20 inputs without a target, left out of training" in notes.notes
+    assert "train: of 40 examples 20 inputs without a target, left out of training" in notes.notes
     assert result.figures["examples"] == 20
     assert math.isnan(result.figures["loss"])
     seen = [line["loss"] for line in journal.read(tmp_path / "run") if line["kind"] == "train"]

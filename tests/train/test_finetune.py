@@ -190,7 +190,7 @@ def test_a_resume_needs_the_same_columns(start: Path, tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     run = {"schedule": {"steps": 1}}
     tune(start, tmp_path / "run", tmp_path / "t.jsonl", "single", task={"pair": "b"}, **run)
-    with pytest.raises(RunError, match="begun with the pair column 'b'"):
+    with pytest.raises(RunError, match=r"task\.pair: 'b' there, None now"):
         tune(start, tmp_path / "run", tmp_path / "t.jsonl", "single", **run)
 
 
@@ -379,10 +379,49 @@ def test_part_of_the_training_file(start: Path, tmp_path: Path) -> None:
     assert result.counts["train"]["used"] == 30
     assert result.counts["train"]["skipped"] == {"beyond task.examples = 30": 10}
     assert result.figures["examples"] == 6
-    task = TaskSettings(train=str(data), heldout_share=0.3)
-    held = [read_data(task.model_copy(update={"heldout_fold": fold})) for fold in range(4)]
+    table(data, "single", 41)
+    task = TaskSettings(train=str(data), heldout_share=0.2)
+    held = [read_data(task.model_copy(update={"heldout_fold": fold})) for fold in range(5)]
     texts = [one.where for own in held for one in own.heldout["heldout"]]
-    assert len(texts) == len(set(texts)) == 40
-    assert [len(own.train) for own in held] == [28, 28, 28, 36]
-    with pytest.raises(SettingsError, match=r"heldout_fold is 4, but 40 examples have only 4"):
-        read_data(task.model_copy(update={"heldout_fold": 4}))
+    assert len(texts) == len(set(texts)) == 41
+    with pytest.raises(SettingsError, match=r"heldout_fold is 5, but shares of 0.2 end before"):
+        read_data(task.model_copy(update={"heldout_fold": 5}))
+
+
+def test_what_belongs_together_is_held_out_together(tmp_path: Path) -> None:
+    """Questions of one context, and the sentences of one document where that is their context."""
+    answers = {"text": ["c"], "answer_start": [0]}
+    asked = [{"id": str(n), "question": f"q {n}", "context": f"c {n // 4}", "answers": answers}
+             for n in range(40)]  # fmt: skip
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
+    lines = [("-DOCSTART- O\n\n" if n % 5 == 0 else "") + f"w{n} {'O' if n % 2 else 'B-X'}\n\n"
+             for n in range(40)]  # fmt: skip
+    (tmp_path / "b.txt").write_text("".join(lines))
+    span = TaskSettings(kind="span", train=str(tmp_path / "a.jsonl"), heldout_share=0.2)
+    found = read_data(span)
+    contexts = {one.context for one in found.heldout["heldout"]}
+    assert len(contexts) == 2
+    assert not contexts & {one.context for one in found.train}
+    tags = TaskSettings(kind="entities", train=str(tmp_path / "b.txt"), text="0", label="1",
+                        context="document", heldout_share=0.25)  # fmt: skip
+    found = read_data(tags)
+    documents = {one.document for one in found.heldout["heldout"]}
+    assert len(documents) == 2
+    assert not documents & {one.document for one in found.train}
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [({"task": {"examples": 30}}, r"task\.examples: 30 there, None now"),
+     ({"features": {"layers": "last", "width": 8}}, "features: "),
+     ({"run": {"freeze": 1}}, r"run\.freeze: 1 there, None now")],
+)  # fmt: skip
+def test_a_setting_that_is_left_out_is_another_run(
+    start: Path, tmp_path: Path, said: dict[str, Any], told: str
+) -> None:
+    """Going on without it would train on other data, or another model, than the file says."""
+    data = table(tmp_path / "train.jsonl", "single", 40)
+    first = {**said, "run": {"threads": 1, **said.get("run", {})}}
+    tune(start, tmp_path / "run", data, "single", schedule={"steps": 1}, **first)
+    with pytest.raises(RunError, match=told):
+        tune(start, tmp_path / "run", data, "single", schedule={"steps": 1})

@@ -10,11 +10,13 @@ from torch import Tensor, nn
 
 from bertsmith.errors import RunError
 from bertsmith.model.bert import PreTrainingModel
-from bertsmith.model.config import ModelConfig
+from bertsmith.model.config import FeatureSettings, ModelConfig
 from bertsmith.model.dropout import Noise
+from bertsmith.model.features import FeatureModel
 from bertsmith.train.device import Machine
 from bertsmith.train.loop import step_seed, take_step
 from bertsmith.train.optimizer import OptimSettings, build, decays
+from tests.model.examples import primes
 
 CPU = Machine(torch.device("cpu"), "fp32", "padded")
 
@@ -158,3 +160,16 @@ def test_no_two_steps_or_pieces_share_their_noise() -> None:
     assert len(set(seeds)) == len(seeds)
     assert step_seed(3, 4, 5) == step_seed(3, 4, 5)
     assert all(0 <= seed < 2**62 for seed in (*seeds, step_seed(2**31 - 1, 10**7, 10**4)))
+
+
+def test_nothing_decays_that_only_shifts_or_mixes() -> None:
+    """Of the feature-based model the biases of the LSTM, and the weights of the layers, do not."""
+    model = FeatureModel(primes(), 3, FeatureSettings(layers="weighted-sum-all", width=5),
+                         whole=True)  # fmt: skip
+    found = {name for name, weight in model.named_parameters()
+             if weight.requires_grad and decays(name)}  # fmt: skip
+    assert found == {
+        *(f"lstm.weight_{kind}_l{layer}{way}" for kind in ("ih", "hh") for layer in (0, 1)
+          for way in ("", "_reverse")),
+        "output.weight",
+    }  # fmt: skip

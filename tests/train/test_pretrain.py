@@ -220,6 +220,28 @@ def test_going_on_from_a_model(train: Train, finished: Path, store: Path, tmp_pa
         torch.testing.assert_close(weight, source[name], rtol=0, atol=1e-10)
 
 
+def test_going_on_from_an_encoder_without_heads(
+    finished: Path, store: Path, tmp_path: Path
+) -> None:
+    """A head that the model lacks starts as that of a new model does, and is named."""
+    start = tmp_path / "start"
+    shutil.copytree(bundle.locate(finished), start)
+    state = load_file(start / "model.safetensors")
+    kept = {name: own for name, own in state.items() if not name.startswith("cls.")}
+    save_file(kept, start / "model.safetensors")
+    wishes: dict[str, Any] = {"data": store, "assignments": ["data.length=32"]}
+    opened = Store.open(store)
+    plain = resolve(Wishes(**wishes, start_from=str(finished)), opened).model_dump()
+    plain["run"]["start_from"] = None
+    new = Session(PretrainSettings.parse(plain, "here"), opened).model.state_dict()
+    session = Session(resolve(Wishes(**wishes, start_from=str(start)), opened), opened)
+    source = bundle.load(start).model.state_dict()
+    for name, weight in session.model.state_dict().items():
+        head = name.startswith(("mlm.", "nsp.", "pooler.")) and name != "mlm.decoder.weight"
+        assert torch.equal(weight, (new if head else source)[name]), name
+    assert any("drawn anew" in note and "mlm.transform.weight" in note for note in session.notes)
+
+
 def test_what_does_not_fit_the_model_is_refused(
     train: Train, finished: Path, store: Path, tmp_path: Path
 ) -> None:

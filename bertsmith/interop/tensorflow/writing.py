@@ -47,6 +47,8 @@ def write_tensorflow(model: Path | str, out: Path | str) -> list[str]:
                 f"answers in a text, not for {bundle.head.kind!r}; export it in another form"
             )
         info["labels"] = list(bundle.head.labels)
+    else:
+        bundle.require("mlm.")
     notes = _doubts(bundle.tokenizer)
     raw = write_config(bundle.config)
     with whole_directory(out) as new:

@@ -1,0 +1,46 @@
+"""The encoder of any model directory, without its heads.
+
+It never knows what the hidden states are used for.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from bertsmith.bundle.directory import locate
+from bertsmith.bundle.pretrained import read_parts
+from bertsmith.bundle.weights import built, open_weights
+from bertsmith.model.bert import BertModel
+from bertsmith.model.config import ModelConfig
+from bertsmith.text.wordpiece import Tokenizer
+
+
+@dataclass(frozen=True)
+class EncoderBundle:
+    """An encoder in memory. ``info`` is what ``bertsmith.json`` says."""
+
+    model: BertModel
+    tokenizer: Tokenizer
+    config: ModelConfig
+    path: Path
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+def load_encoder(path: Path | str, *, device: torch.device | str = "cpu") -> EncoderBundle:
+    """Read an encoder in eval mode: of a directory, a RUN, a file of it or a hub id.
+
+    Any BERT's directory does: pre-trained, fine-tuned or bare. Raises ModelError if something is
+    missing, broken or does not fit.
+    """
+    directory = locate(path)
+    info, config, tokenizer = read_parts(directory)
+    # Under the name that a model with heads has for it.
+    whole, _ = built(
+        lambda: nn.ModuleDict({"bert": BertModel(config)}), open_weights(directory, config)
+    )
+    model = whole["bert"]
+    assert isinstance(model, BertModel)
+    return EncoderBundle(model.to(device).eval(), tokenizer, config, directory, info)

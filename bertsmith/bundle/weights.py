@@ -1,0 +1,200 @@
+"""From the tensors of a directory to the weights of a model: every name, shape and kind checked.
+
+It never knows which files the tensors are in, and holds no second copy of them.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from bertsmith.bundle.config import CONFIG
+from bertsmith.bundle.names import DECODER, canonical, foreign, is_buffer, names
+from bertsmith.bundle.stored import FLOATS, Stored, stored_in
+from bertsmith.errors import ModelError
+from bertsmith.model.config import ModelConfig
+
+Model = TypeVar("Model", bound=nn.Module)
+
+_WORDS = "bert.embeddings.word_embeddings.weight"
+_POOLED = tuple(f"bert.pooler.dense.{kind}" for kind in ("weight", "bias"))
+_NEXT = tuple(f"cls.seq_relationship.{kind}" for kind in ("weight", "bias"))
+#: Names that a note shows before it only counts.
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The tensors of a model directory under today's names.
+
+    stored: each tensor by that name; files: by the name in the files.
+    """
+
+    directory: Path
+    stored: dict[str, Stored]
+    files: dict[str, Stored]
+
+    @property
+    def next_sentence(self) -> bool:
+        """Whether anything of a next-sentence head is there."""
+        return any(name in self.stored for name in _NEXT)
+
+    @property
+    def masked_lm(self) -> bool:
+        """Whether anything of a masked-LM head is there."""
+        return any(name.startswith("cls.predictions.") for name in self.stored)
+
+    @property
+    def pooler(self) -> bool:
+        """Whether anything of a pooler is there."""
+        return any(name in self.stored for name in _POOLED)
+
+
+def open_weights(directory: Path, config: ModelConfig) -> Weights:
+    """Tell what tensors a directory has, and check that the config's sizes are theirs.
+
+    Only then may a model be built of the config: its sizes are bounded by the file's real ones.
+    Raises ModelError.
+    """
+    files = stored_in(directory)
+    other = foreign(files)
+    if other is not None:
+        raise ModelError(f"{directory}: these are the weights of {_a(other)}, not of a BERT")
+    weights = Weights(
+        directory, {today: files[name] for today, name in canonical(files).items()}, files
+    )
+    embeddings = "bert.embeddings"
+    expected = {
+        _WORDS: (config.vocab_size, config.width),
+        f"{embeddings}.position_embeddings.weight": (config.max_positions, config.width),
+        f"{embeddings}.token_type_embeddings.weight": (config.segments, config.width),
+        "bert.encoder.layer.0.intermediate.dense.weight": (config.feed_forward, config.width),
+    }
+    for name, shape in expected.items():
+        _tensor(weights, name, shape)
+    # Stops at the first that is missing, whatever number the config promises.
+    for number in range(config.layers):
+        _tensor(weights, f"bert.encoder.layer.{number}.attention.self.query.weight",
+                (config.width, config.width))  # fmt: skip
+    return weights
+
+
+def built(
+    make: Callable[[], Model], weights: Weights, optional: Collection[str] = ()
+) -> tuple[Model, tuple[str, ...]]:
+    """Return a model with every weight read, in memory once; and the names that had no place in it.
+
+    ``make`` builds the model; none of its first weights is drawn. Of ``optional`` names, those that
+    are missing are left to the caller: they hold whatever the memory held.
+    """
+    try:
+        with torch.device("meta"):
+            empty = make()
+    except RuntimeError as error:
+        raise ModelError(f"{weights.directory}: sizes that no model can have: {error}") from None
+    plan = matched(empty, weights, optional)
+    try:
+        model = empty.to_empty(device="cpu")
+    except RuntimeError as error:
+        raise ModelError(f"{weights.directory}: not enough memory for it: {error}") from None
+    tie(model)
+    left_out = fill(model, plan, weights)
+    return model, left_out
+
+
+def tie(model: nn.Module) -> None:
+    """Let the masked-LM head have the word embeddings for its weights; a move parts the two."""
+    head = getattr(model, "mlm", None)
+    if head is not None:
+        words = model.get_submodule("bert.embeddings.words")
+        head.decoder.weight = words.weight
+
+
+def matched(
+    model: nn.Module,
+    weights: Weights,
+    optional: Collection[str] = (),
+    never: Collection[str] = (),
+) -> dict[str, list[Stored]]:
+    """Return the stored tensors of each of our names, three for queries, keys and values.
+
+    Of ``optional`` names, those that are missing are left out; those of ``never`` are in any case.
+    Raises ModelError for what is missing, or has another shape or kind.
+    """
+    state = model.state_dict()
+    plan = {}
+    for ours, theirs in names(list(state)).items():
+        missing = not any(name in weights.stored for name in theirs)
+        if ours in never or (ours in optional and missing):
+            continue
+        first, *rest = state[ours].shape
+        shape = (first // len(theirs), *rest)
+        plan[ours] = [_tensor(weights, name, shape) for name in theirs]
+    return plan
+
+
+@torch.no_grad()
+def fill(model: nn.Module, plan: Mapping[str, list[Stored]], weights: Weights) -> tuple[str, ...]:
+    """Copy stored tensors into a model's own, one at a time; return the names that were not used.
+
+    16-bit floats are widened on the way.
+    """
+    state = model.state_dict()
+    used = {id(one) for stored in plan.values() for one in stored}
+    for ours, stored in plan.items():
+        for piece, one in zip(state[ours].chunk(len(stored)), stored, strict=True):
+            piece.copy_(one.read())
+    decoder = weights.stored.get(DECODER)
+    if decoder is not None and "mlm.decoder.bias" in plan:
+        _check_tied(weights, decoder, state["bert.embeddings.words.weight"])
+        used.add(id(decoder))
+    return tuple(name for name, one in weights.files.items()
+                 if id(one) not in used and not is_buffer(name))  # fmt: skip
+
+
+def _check_tied(weights: Weights, decoder: Stored, words: Tensor) -> None:
+    """Check that a decoder that is stored by itself is the word embeddings all the same."""
+    own = decoder.read()
+    if own.shape != words.shape or not torch.equal(own, words.to(own.dtype)):
+        raise ModelError(
+            f"{decoder.file}: {DECODER} differs from {_WORDS}; only models that share the two are "
+            f"known here ({weights.directory / CONFIG} should say tie_word_embeddings)"
+        )
+
+
+def _tensor(weights: Weights, name: str, shape: tuple[int, ...]) -> Stored:
+    """Return a tensor, checked."""
+    own = weights.stored.get(name)
+    if own is None:
+        where = next(iter(weights.files.values())).file if weights.files else weights.directory
+        raise ModelError(f"{where}: the tensor {name!r} is missing")
+    if own.shape != shape:
+        hint = ""
+        if name == _WORDS and own.shape[1:] == shape[1:]:
+            hint = f"; if the vocabulary was resized, vocab_size should be {own.shape[0]:,} there"
+        raise ModelError(
+            f"{own.file}: {name} has shape {own.shape}; {CONFIG} asks for {shape}{hint}"
+        )
+    if own.dtype not in FLOATS:
+        raise ModelError(
+            f"{own.file}: {name} is in {own.dtype}; expected {', '.join(sorted(FLOATS))}; "
+            "convert it first"
+        )
+    return own
+
+
+def said(directory: Path, what: str, found: Iterable[str]) -> list[str]:
+    """Return a note on some names, none for no names."""
+    every = list(found)
+    if not every:
+        return []
+    shown = ", ".join(every[:_SHOWN])
+    more = f" and {len(every) - _SHOWN:,} more" if len(every) > _SHOWN else ""
+    return [f"{directory}: {what}: {shown}{more}"]
+
+
+def _a(name: str) -> str:
+    return f"{'an' if name[0] in 'AE' else 'a'} {name}"

@@ -1,0 +1,220 @@
+"""Mutated files: a good load or an error that a user can mend, never another exception."""
+
+import contextlib
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bertsmith import bundle
+from bertsmith.bundle import Head
+from bertsmith.errors import BertsmithError
+from bertsmith.model.bert import PreTrainingModel
+from bertsmith.text.wordpiece import Tokenizer
+from tests.interop.peers import peer, write
+from tests.model.examples import primes, shaken, tokenizer_of
+
+#: Values that a JSON file may hold where something else is expected.
+STRANGE: st.SearchStrategy[Any] = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 200),
+    st.sampled_from([10**12, -(10**12), 2**63, 2**64, 10**40]),
+    st.floats(),
+    st.text(max_size=5),
+    st.sampled_from(["\ud800", "gelu", "BertForMaskedLM", "../../x", "WordPiece", "BPE"]),
+    st.just([]),
+    st.just({}),
+    st.lists(st.one_of(st.integers(), st.text(max_size=3), st.none()), max_size=3),
+    st.dictionaries(st.text(max_size=3), st.one_of(st.integers(), st.text(max_size=3)), max_size=3),
+)
+EXAMPLES = settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return every place of nested JSON; of a long table the first and the last few."""
+    found = [path]
+    keys: list[Any] = []
+    if isinstance(value, dict):
+        keys = list(value)
+    elif isinstance(value, list):
+        keys = list(range(len(value)))
+    for key in keys[:12] + keys[-3:]:
+        found += places(value[key], (*path, key))
+    return found
+
+
+def mutated(draw: st.DataObject, value: Any) -> Any:
+    """Return JSON with one to three places changed, taken out or given another name."""
+    value = json.loads(json.dumps(value))
+    for _ in range(draw.draw(st.integers(1, 3))):
+        path = draw.draw(st.sampled_from(places(value)))
+        if not path:
+            continue
+        parent = value
+        for key in path[:-1]:
+            parent = parent[key]
+        how = draw.draw(st.sampled_from(["change", "change", "remove", "rename"]))
+        if how == "change":
+            parent[path[-1]] = draw.draw(STRANGE)
+        elif how == "remove":
+            del parent[path[-1]]
+        elif isinstance(parent, dict):
+            parent[draw.draw(st.text(max_size=6))] = parent.pop(path[-1])
+    return value
+
+
+def noisy(draw: st.DataObject, content: bytes) -> bytes:
+    """Return bytes with a few of them changed, or cut off."""
+    result = bytearray(content)
+    for _ in range(draw.draw(st.integers(1, 4))):
+        result[draw.draw(st.integers(0, len(result) - 1))] = draw.draw(st.integers(0, 255))
+    return bytes(result[: draw.draw(st.sampled_from([len(result), len(result) // 2, 3]))])
+
+
+#: The ways in which a directory is read.
+READERS: dict[str, Callable[[Path], Any]] = {
+    "load": bundle.load,
+    "load_task": bundle.load_task,
+    "start_task": lambda path: bundle.start_task(path, Head("regression")),
+}
+
+
+def tried(draw: st.DataObject, directory: Path) -> None:
+    """Read a directory in one of the ways; what is refused is refused as a user's mistake."""
+    try:
+        READERS[draw.draw(st.sampled_from(sorted(READERS)))](directory)
+    except BertsmithError as error:
+        assert str(error).strip()  # noqa: PT017 - an error is one of two good ends
+
+
+@pytest.fixture(scope="module")
+def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make the directories that are changed: ours, a task's, a sharded one, an old checkpoint."""
+    root = tmp_path_factory.mktemp("valid")
+    bundle.save(root / "plain", shaken(PreTrainingModel(primes())), tokenizer_of(101), {})
+    head = Head("single", ("a", "b"))
+    bundle.save_task(root / "task", head.model(primes()), tokenizer_of(101), head, {})
+    write(peer("BertForMaskedLM"), root / "sharded", "sharded")
+    write(peer("BertForMaskedLM"), root / "bin", "bin")
+    write(peer("BertForMaskedLM"), root / "old", "old bin")
+    return root
+
+
+def changed(source: Path, target: Path, name: str, how: Callable[[bytes], bytes]) -> Path:
+    """Return a copy of a directory in which one file is changed; the others are links."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    for file in source.iterdir():
+        if file.name != name:
+            (target / file.name).symlink_to(file)
+    (target / name).write_bytes(how((source / name).read_bytes()))
+    return target
+
+
+def in_json(draw: st.DataObject) -> Callable[[bytes], bytes]:
+    """Return what changes a JSON file."""
+    return lambda content: json.dumps(mutated(draw, json.loads(content))).encode()
+
+
+def in_header(draw: st.DataObject) -> Callable[[bytes], bytes]:
+    """Return what changes the header of a safetensors file."""
+
+    def change(content: bytes) -> bytes:
+        size = struct.unpack("<Q", content[:8])[0]
+        new = json.dumps(mutated(draw, json.loads(content[8 : 8 + size]))).encode()
+        return struct.pack("<Q", len(new)) + new + content[8 + size :]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("directory", "name"),
+    [
+        ("plain", "config.json"),
+        ("plain", "bertsmith.json"),
+        ("task", "config.json"),
+        ("task", "bertsmith.json"),
+        ("sharded", "model.safetensors.index.json"),
+        ("plain", "tokenizer.json"),
+    ],
+)
+@EXAMPLES
+@given(draw=st.data())
+def test_changed_json(
+    directory: str, name: str, valid: Path, tmp_path: Path, draw: st.DataObject
+) -> None:
+    """config.json, bertsmith.json, an index and tokenizer.json with places changed."""
+    tried(draw, changed(valid / directory, tmp_path / "m", name, in_json(draw)))
+
+
+@pytest.mark.parametrize("name", ["id2label", "architectures", "hidden_act", "hidden_size"])
+@EXAMPLES
+@given(value=STRANGE)
+def test_a_strange_value(name: str, valid: Path, tmp_path: Path, value: Any) -> None:
+    """A key of config.json that the readers take apart, with a value of any kind."""
+
+    def change(content: bytes) -> bytes:
+        return json.dumps(json.loads(content) | {name: value}).encode()
+
+    with contextlib.suppress(BertsmithError):
+        bundle.load_task(changed(valid / "task", tmp_path / "m", "config.json", change))
+
+
+@EXAMPLES
+@given(draw=st.data())
+def test_a_changed_header(valid: Path, tmp_path: Path, draw: st.DataObject) -> None:
+    """The header of safetensors with places changed."""
+    tried(draw, changed(valid / "plain", tmp_path / "m", "model.safetensors", in_header(draw)))
+
+
+@pytest.mark.parametrize(
+    ("directory", "name"),
+    [
+        ("plain", "config.json"),
+        ("plain", "model.safetensors"),
+        ("plain", "tokenizer.json"),
+        ("sharded", "vocab.txt"),
+        ("bin", "pytorch_model.bin"),
+        ("old", "pytorch_model.bin"),
+    ],
+)
+@EXAMPLES
+@given(draw=st.data())
+def test_changed_bytes(
+    directory: str, name: str, valid: Path, tmp_path: Path, draw: st.DataObject
+) -> None:
+    """Any of the files with bytes changed, or cut off."""
+    how = lambda content: noisy(draw, content)  # noqa: E731 - one line says it
+    tried(draw, changed(valid / directory, tmp_path / "m", name, how))
+
+
+@EXAMPLES
+@given(draw=st.data())
+def test_a_changed_vocabulary(tmp_path: Path, draw: st.DataObject) -> None:
+    """vocab.txt with lines repeated, emptied, or of any characters, beside any choices."""
+    lines = list(tokenizer_of(40).vocab)
+    for _ in range(draw.draw(st.integers(1, 4))):
+        line = draw.draw(st.one_of(st.sampled_from(lines), st.text(max_size=4)))
+        lines[draw.draw(st.integers(0, 39))] = line
+    text = "\n".join(lines).encode("utf-8", "surrogatepass")
+    (tmp_path / "vocab.txt").write_bytes(text)
+    config = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(mutated(draw, config)))
+    try:
+        tokenizer = Tokenizer.load(tmp_path)
+        assert tokenizer.encode("word3 [MASK]", special=True)
+    except BertsmithError as error:
+        assert str(error).strip()  # noqa: PT017 - an error is one of two good ends

@@ -1,0 +1,233 @@
+"""A model by its hub id: downloaded, resumed, offline; and sent. The real client, a local hub."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard, constants
+
+from bertsmith import bundle
+from bertsmith.bundle.directory import fetch, hub_id_of, is_hub_id, locate, pinned
+from bertsmith.errors import ModelError, QuestionError
+from bertsmith.interop.huggingface import push
+from bertsmith.model.bert import PreTrainingModel
+from bertsmith.settings import read_toml
+from bertsmith.train.finetune import finetune
+from bertsmith.use.artefacts import recognize
+from tests.interop.hub import Files, Hub, commit_of, running
+from tests.interop.peers import peer, write
+from tests.model.examples import primes, shaken, tokenizer_of
+
+NAME = "acme/tiny-bert"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """Start a hub; the client of this process may go online, which tests otherwise forbid."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with running() as hub:
+        yield hub
+
+
+def files_of(directory: Path) -> Files:
+    """Return the files of a directory."""
+    return {file.name: file.read_bytes() for file in directory.iterdir()}
+
+
+def model_files(directory: Path, seed: int = 0) -> Files:
+    """Return the files of a random model directory of ours."""
+    model = shaken(PreTrainingModel(primes()), seed)
+    bundle.save(directory, model, tokenizer_of(101), {})
+    return files_of(directory)
+
+
+def test_a_model_is_downloaded_by_its_id(hub: Hub, tmp_path: Path) -> None:
+    """Branch, commit and default; what a model needs comes, other frameworks' weights stay."""
+    first = model_files(tmp_path / "m")
+    other = model_files(tmp_path / "n", seed=1)
+    extra = {"tf_model.h5": b"0" * 100, "pytorch_model.bin": b"1" * 100, "picture.png": b"2"}
+    hub.repos[NAME] = {"main": first | extra, "next/one": other}
+    found = fetch(NAME, endpoint=hub.url, cache=tmp_path / "cache")
+    assert files_of(found) == first
+    assert found.name == commit_of(first | extra)
+    assert hub_id_of(found) == NAME
+    assert not bundle.load(found).new
+    by_branch = fetch(f"{NAME}@next/one", endpoint=hub.url, cache=tmp_path / "cache")
+    assert files_of(by_branch) == other
+    by_commit = fetch(f"{NAME}@{found.name}", endpoint=hub.url, cache=tmp_path / "cache")
+    assert by_commit == found
+
+
+def test_old_weights_are_fetched_where_there_are_no_others(hub: Hub, tmp_path: Path) -> None:
+    """A model with pytorch_model.bin alone is fetched with it, and loads."""
+    hub.repos[NAME] = {"main": files_of(write(peer("BertForMaskedLM"), tmp_path / "m", "old bin"))}
+    found = fetch(NAME, endpoint=hub.url, cache=tmp_path / "cache")
+    assert (found / "pytorch_model.bin").is_file()
+    assert not bundle.load(found).new
+
+
+def test_a_broken_download_goes_on_where_it_ended(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a connection that ended in the middle, the rest alone is asked for."""
+    # The client keeps whole pieces; its own are of 10 MB, and the model is smaller.
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 4096)
+    files = model_files(tmp_path / "m")
+    hub.repos[NAME] = {"main": files}
+    hub.broken = {"model.safetensors": 10_000}
+    found = fetch(NAME, endpoint=hub.url, cache=tmp_path / "cache")
+    assert files_of(found) == files
+    assert hub.asked("GET", "model.safetensors") == [None, "bytes=8192-"]
+
+
+def test_offline_works_from_the_cache(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With HF_HUB_OFFLINE, or with no hub to be reached, what was fetched before is found."""
+    hub.repos[NAME] = {"main": model_files(tmp_path / "m")}
+    found = fetch(NAME, endpoint=hub.url, cache=tmp_path / "cache")
+    count = len(hub.log)
+    assert fetch(NAME, endpoint="http://127.0.0.1:9", cache=tmp_path / "cache") == found
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert fetch(NAME, endpoint=hub.url, cache=tmp_path / "cache") == found
+    assert len(hub.log) == count
+    with pytest.raises(ModelError, match=r"acme/other: no such file.*nor is all of it in the loc"):
+        fetch("acme/other", endpoint=hub.url, cache=tmp_path / "cache")
+
+
+def test_what_a_hub_has_not_is_said(hub: Hub, tmp_path: Path) -> None:
+    """An unknown model, an unknown revision, and a repository without weights."""
+    hub.repos[NAME] = {"main": {"config.json": b"{}"}}
+    for name, message in (
+        ("acme/nothing", "the hub has no such model, or it is private"),
+        (f"{NAME}@nowhere", "the hub's model has no such revision"),
+        (NAME, r"the hub has this, but no config\.json with model\.safetensors"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            fetch(name, endpoint=hub.url, cache=tmp_path / "cache")
+
+
+def test_a_slip_in_a_path_asks_no_hub(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name whose folder is here, or that has no owner, can only be meant for this machine."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    (tmp_path / "runs").mkdir()
+    for name in ("runs/one", "bert-base-uncased", "a/b/c", "/acme/tiny", "acme/tiny@"):
+        assert not is_hub_id(Path(name)), name
+        with pytest.raises(ModelError, match=r"no such file or directory; expected a model dir"):
+            locate(name)
+    assert hub.log == []
+    assert is_hub_id(Path("google-bert/bert-base-uncased"))
+    assert is_hub_id(Path("google-bert/bert-base-uncased@refs/pr/5"))
+    assert recognize(Path(NAME)) == ("model", Path(NAME))
+    with pytest.raises(QuestionError, match="no such file or directory"):
+        recognize(Path("runs/one"))
+
+
+def test_a_push_sends_what_a_model_needs(hub: Hub, tmp_path: Path) -> None:
+    """One commit with the model's files; it comes back the same; a branch and privacy are said."""
+    files = model_files(tmp_path / "m")
+    (tmp_path / "m" / "notes.txt").write_text("mine")
+    done = push(tmp_path / "m", NAME, private=True, endpoint=hub.url, token="secret")
+    assert hub.repos[NAME]["main"] == files
+    assert done.commit == commit_of(files)
+    assert set(done.files) == set(files)
+    assert hub.private == {NAME}
+    assert {token for *_, token in hub.log} == {"Bearer secret"}
+    again = model_files(tmp_path / "n", seed=1)
+    push(tmp_path / "n", NAME, revision="next", endpoint=hub.url, token="secret")
+    assert hub.repos[NAME]["main"] == files
+    assert hub.repos[NAME]["next"] == again
+    hub.private.clear()
+    found = fetch(f"{NAME}@next", endpoint=hub.url, cache=tmp_path / "cache")
+    assert files_of(found) == again
+
+
+def test_a_push_of_what_is_no_model_sends_nothing(hub: Hub, tmp_path: Path) -> None:
+    """A directory whose weights do not fit its config, and one of old weights, stay here."""
+    files = model_files(tmp_path / "m")
+    config = files["config.json"].replace(b'"vocab_size": 101', b'"vocab_size": 103')
+    (tmp_path / "m" / "config.json").write_bytes(config)
+    with pytest.raises(ModelError, match="vocab_size should be 101"):
+        push(tmp_path / "m", NAME, endpoint=hub.url, token="secret")
+    write(peer("BertForMaskedLM"), tmp_path / "old", "bin")
+    with pytest.raises(ModelError, match="only weights in safetensors are sent"):
+        push(tmp_path / "old", NAME, endpoint=hub.url, token="secret")
+    assert hub.log == []
+
+
+def test_the_command_line_takes_an_id(hub: Hub, tmp_path: Path) -> None:
+    """``bertsmith fill OWNER/NAME`` with HF_ENDPOINT, HF_HOME and HF_TOKEN; then offline."""
+    hub.repos[NAME] = {"main": model_files(tmp_path / "m")}
+    hub.private.add(NAME)
+    environment = os.environ | {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_HUB_OFFLINE": "0",
+        "HF_TOKEN": "secret",
+    }
+    command = [sys.executable, "-m", "bertsmith", "fill", NAME, "word3 [MASK]"]
+
+    def run(**changes: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path,
+            env=environment | changes,
+        )  # fmt: skip
+
+    first = run()
+    assert first.returncode == 0, first.stderr
+    count = len(hub.log)
+    assert count > 0
+    offline = run(HF_HUB_OFFLINE="1")
+    assert offline.returncode == 0, offline.stderr
+    assert offline.stdout == first.stdout
+    assert len(hub.log) == count
+    command[3:] = ["push", str(tmp_path / "m"), "acme/again", "--private", "--json"]
+    sent = run()
+    assert sent.returncode == 0, sent.stderr
+    assert json.loads(sent.stdout)["commit"] == commit_of(hub.repos["acme/again"]["main"])
+    assert "next: bertsmith fill acme/again" in sent.stderr
+    assert hub.private == {NAME, "acme/again"}
+
+
+def test_the_client_is_loaded_for_a_hub_id_only(tmp_path: Path) -> None:
+    """A model of this machine is loaded without huggingface_hub."""
+    model_files(tmp_path / "m")
+    code = (
+        "import sys; from bertsmith import bundle; bundle.load(sys.argv[1])\n"
+        "assert 'huggingface_hub' not in sys.modules"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "m")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_id_is_pinned_to_its_commit(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a run goes on from is the directory of the commit, so a resume meets the same model."""
+    hub.repos[NAME] = {"main": model_files(tmp_path / "m")}
+    here = partial(fetch, endpoint=hub.url, cache=tmp_path / "cache")
+    monkeypatch.setattr("bertsmith.bundle.directory.fetch", here)
+    rows = [f"word{number} word{number + 1},{'ab'[number % 2]}" for number in range(12)]
+    (tmp_path / "rows.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    done = finetune(
+        "classify", NAME, tmp_path / "run", data=tmp_path / "rows.csv",
+        values={"task": {"text": "text", "label": "label", "batch": 4, "length": 16},
+                "schedule": {"steps": 1}, "run": {"threads": 1}},
+    )  # fmt: skip
+    assert done.model is not None
+    # The card names the model of the hub, and no folder.
+    assert ModelCard.load(done.model / "README.md").data.base_model == NAME
+    found = pinned(NAME)
+    assert str(found) == read_toml(tmp_path / "run" / "settings.toml")["run"]["start_from"]
+    assert found.is_absolute()
+    assert found.name == commit_of(hub.repos[NAME]["main"])
+    assert pinned(tmp_path / "m") == (tmp_path / "m").resolve()
