@@ -4,7 +4,7 @@ It never knows what is asked.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
@@ -16,8 +16,8 @@ from bertsmith.errors import ModelError, QuestionError
 if TYPE_CHECKING:
     from bertsmith.bundle import Bundle, TaskBundle
 
-#: What stands for standard input.
-STDIN = "-"
+#: What stands for standard input, and what it is called.
+STDIN, STDIN_NAME = "-", "standard input"
 
 Model = Annotated[
     Path,
@@ -72,7 +72,10 @@ def lines_of(name: str) -> Iterator[str]:
     if name == STDIN:
         if sys.stdin.isatty():
             say("reading lines from the terminal; Ctrl-D ends them")
-        yield from _lines(sys.stdin.buffer, "standard input")
+            # A line at a time: to look for a packing would wait for more of them.
+            yield from _decoded(sys.stdin.buffer, STDIN_NAME)
+        else:
+            yield from _lines(sys.stdin.buffer, STDIN_NAME)
         return
     try:
         with Path(name).open("rb") as file:
@@ -86,17 +89,21 @@ def _lines(stream: IO[bytes], name: str) -> Iterator[str]:
 
     try:
         _, unpacked = unpack(stream)
-        for number, line in enumerate(unpacked, 1):
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise QuestionError(
-                    f"{name}, line {number:,}: not UTF-8 (byte 0x{line[error.start]:02x}); "
-                    "expected UTF-8 text, a line a question"
-                ) from None
-            yield text.rstrip("\r\n")
+        yield from _decoded(unpacked, name)
     except DAMAGE as error:
         raise QuestionError(f"{name}: a damaged or cut-off archive: {error}") from None
+
+
+def _decoded(lines: Iterable[bytes], name: str) -> Iterator[str]:
+    for number, line in enumerate(lines, 1):
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise QuestionError(
+                f"{name}, line {number:,}: not UTF-8 (byte 0x{line[error.start]:02x}); "
+                "expected UTF-8 text, a line a question"
+            ) from None
+        yield text.rstrip("\r\n")
 
 
 def texts_of(arguments: list[str]) -> Iterator[str]:

@@ -118,8 +118,6 @@ def finetune(
         "progress": Bars(),
     }  # fmt: skip
     if seeds > 1 or grid:
-        if grid and (batch or lr or epochs):
-            raise typer.BadParameter("--grid sets batch, learning rate and epochs itself")
         _several(task, model, out, seeds=seeds, grid=grid, as_json=as_json, given=given)
     else:
         _once(task, model, out, as_json=as_json, given=given)

@@ -3,16 +3,30 @@
 It never knows how an answer is found.
 """
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.asking import Device, Json, Model, lines_of, resolved_device, tell_notes
-from bertsmith.cli.console import put, put_json
-from bertsmith.errors import QuestionError
+from bertsmith.cli.asking import (
+    STDIN,
+    STDIN_NAME,
+    Device,
+    Json,
+    Model,
+    lines_of,
+    resolved_device,
+    tell_notes,
+)
+from bertsmith.cli.console import put, put_json, say
+from bertsmith.errors import QuestionError, SettingsError
+from bertsmith.settings import wished
+
+if TYPE_CHECKING:
+    from bertsmith.bundle import TaskBundle
 
 
 @app.command()
@@ -28,8 +42,16 @@ def predict(
         ),
     ] = None,
     read: Annotated[
-        str | None, typer.Option("--input", help="A file of texts, one a line; - is stdin.")
+        str | None,
+        typer.Option(
+            "--input",
+            help="A file of texts, one a line; - is stdin. A terminal gets each answer at once; "
+            "from a file or a pipe up to 1,024 lines are read and answered together.",
+        ),
     ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave bad lines out, counted, instead of stopping.")
+    ] = False,
     glue: Annotated[
         Path | None,
         typer.Option(help="A GLUE task's test.tsv: put what its server takes on stdout."),
@@ -46,13 +68,14 @@ def predict(
     The model is one that `bertsmith finetune` made. With --json each answer is a line of JSON.
     """
     from bertsmith.bundle import load_task
-    from bertsmith.use.asked import told
     from bertsmith.use.submission import squad_predictions, submission
 
     if sum((read is not None, bool(texts), glue is not None, squad is not None)) != 1:
         raise QuestionError(
             "give texts, or --input FILE (- for standard input), or --glue FILE, or --squad FILE"
         )
+    if skip_bad and (glue or squad):
+        raise QuestionError("--skip-bad: each row of a benchmark's file must have its answer")
     bundle = load_task(model, device=resolved_device(device))
     tell_notes(bundle)
     if squad is not None:
@@ -62,31 +85,61 @@ def predict(
         for line in submission(bundle, glue):
             put(line)
         return
-    lines: Iterator[str] = lines_of(read) if read is not None else iter(texts or [])
-    for value, line in told(bundle, lines):
+    _answer_lines(bundle, read, texts or [], skip_bad=skip_bad, as_json=as_json)
+
+
+def _answer_lines(
+    bundle: "TaskBundle", read: str | None, texts: list[str], *, skip_bad: bool, as_json: bool
+) -> None:
+    from bertsmith.use.asked import Skipped, told
+
+    lines: Iterator[str] = lines_of(read) if read is not None else iter(texts)
+    where = "text" if read is None else f"{STDIN_NAME if read == STDIN else read}, line"
+    at_once = read == STDIN and sys.stdin.isatty()
+    skipped = Skipped() if skip_bad else None
+    for value, line in told(bundle, lines, where=where, skipped=skipped, at_once=at_once):
         if as_json:
             put_json(value)
         else:
             put(line)
+        if at_once:
+            sys.stdout.flush()
+    if skipped is not None and skipped.count:
+        say(f"left out {skipped.count:,} lines; the first: {skipped.first}")
 
 
 @app.command()
 def evaluate(
     model: Model,
     data: Annotated[Path, typer.Option(help="A labelled table.")],
+    text: Annotated[str | None, typer.Option(help="The column of the text.")] = None,
+    pair: Annotated[str | None, typer.Option(help="The column of a second text.")] = None,
+    label: Annotated[str | None, typer.Option(help="The column of the label.")] = None,
+    assign: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Another setting of the task, such as task.header=false."),
+    ] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave bad rows out, counted, instead of stopping.")
     ] = False,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Score a fine-tuned model on a labelled table, by the metrics of its task."""
+    """Score a fine-tuned model on a labelled table, by the metrics of its task.
+
+    Columns are those of the table that it was fine-tuned on, unless they are named here.
+    """
     from bertsmith.bundle import load_task
     from bertsmith.use.evaluate import evaluate as scored
 
+    named = {"text": text, "pair": pair, "label": label, "skip_bad": skip_bad}
+    said = {name: value for name, value in named.items() if value is not None}
+    changes = wished(None, {"task": said}, assign or [])
+    if len(changes) > 1 or not isinstance(changes["task"], dict):
+        raise SettingsError("--set: evaluate takes settings of the task, such as task.header=false")
     bundle = load_task(model, device=resolved_device(device))
     tell_notes(bundle)
-    figures = scored(bundle, data, changes={"skip_bad": skip_bad})
+    figures = scored(bundle, data, changes=changes["task"])
     if as_json:
         put_json(figures)
         return

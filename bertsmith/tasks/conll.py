@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bertsmith.errors import SettingsError
 from bertsmith.tasks.entities import bio2
 from bertsmith.tasks.inputs import BadExampleError, Counts
 from bertsmith.tasks.settings import TaskSettings
@@ -14,8 +15,8 @@ from bertsmith.tasks.tables import Row, cell, opened, refuse_half, rows
 
 #: What parts documents in CoNLL's files.
 DOCUMENT = "-DOCSTART-"
-#: JSON lines: the keys where the columns of CoNLL's form are meant.
-_KEYS = ("tokens", "tags")
+#: JSON lines: the keys where the columns of CoNLL's form are meant, and that of the document.
+_KEYS, _DOCUMENT = ("tokens", "tags"), "document"
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ def _sentence(
 
 def _blocks(path: Path, task: TaskSettings, labelled: bool) -> Iterator[_Raw]:
     """Yield the sentences of CoNLL's form: a unit a line; a blank line or a document ends one."""
-    word, tag = _number(task.text, 0), _number(task.label, -1)
+    word = _number(task.text, "text", path)
+    tag = _number(task.label, "label", path) if labelled else word
     units: list[str] = []
     tags: list[str] = []
     first, document, fault = 0, 0, None
@@ -114,7 +116,11 @@ def _rows(path: Path, task: TaskSettings, labelled: bool) -> Iterator[_Raw]:
     """Yield the sentences of JSON lines or Parquet: a list of words and a list of tags a row."""
     names = [key if _is_number(name) else name
              for name, key in zip((task.text, task.label), _KEYS, strict=True)]  # fmt: skip
-    for number, row in enumerate(rows(path)):
+    number, last = -1, None
+    for row in rows(path):
+        # Without a document each row is its own.
+        here = row.cells.get(_DOCUMENT)
+        number, last = number + (here is None or here != last), here
         try:
             units = _listed(row, names[0])
             # Hugging Face's data sets have numbers for tags.
@@ -127,6 +133,11 @@ def _rows(path: Path, task: TaskSettings, labelled: bool) -> Iterator[_Raw]:
             fault = BadExampleError(f"{len(units)} words but {len(tags)} tags")
         elif not units:
             fault = BadExampleError("a sentence without words")
+        elif task.context == "document" and here is None:
+            fault = BadExampleError(
+                f"no column {_DOCUMENT!r} to tell which rows task.context 'document' may put "
+                "together"
+            )
         yield _Raw(units, tags, number, row.where, fault)
 
 
@@ -146,6 +157,11 @@ def _is_number(name: str) -> bool:
     return name.removeprefix("-").isdecimal()
 
 
-def _number(name: str, usual: int) -> int:
-    """Return the number of a column; names belong to tables."""
-    return int(name) if _is_number(name) else usual
+def _number(name: str, field: str, path: Path) -> int:
+    """Return the number of a column; SettingsError for a name, which only tables have."""
+    if not _is_number(name):
+        raise SettingsError(
+            f"{path}: the {field} is said to be in the column {name!r}, but columns of CoNLL's "
+            f"form have no names; give task.{field} a number, from 0, or from the end -1"
+        )
+    return int(name)

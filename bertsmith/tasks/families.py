@@ -3,7 +3,8 @@
 It never knows how any of them works.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from bertsmith.bundle import Kind, TaskBundle
@@ -11,6 +12,8 @@ from bertsmith.errors import ModelError, SettingsError
 from bertsmith.tasks import answer, choose, classify, tag
 from bertsmith.tasks.entities import strange
 from bertsmith.tasks.inputs import Family
+from bertsmith.tasks.questions import FIELDS as SPAN_FIELDS
+from bertsmith.tasks.questions import FLAT
 from bertsmith.tasks.settings import TaskSettings
 
 FAMILIES: dict[str, Family] = {
@@ -23,13 +26,50 @@ KINDS: dict[str, tuple[Kind, ...]] = {
     "choose": ("choice",),
     "tag": ("entities", "tags"),
 }
-#: Fields of ``TaskSettings`` that stand differently in a family: the columns of CoNLL's form.
-FACTS: dict[str, dict[str, Any]] = {"tag": {"text": "0", "label": "-1"}}
+#: Fields of ``TaskSettings`` that stand differently in a family: the fields of flat questions, the
+#: columns of CoNLL's form.
+FACTS: dict[str, dict[str, Any]] = {"answer": SPAN_FIELDS, "tag": {"text": "0", "label": "-1"}}
+#: Fields of ``TaskSettings`` that not every family reads, and those that do.
+_READ_BY: dict[str, tuple[str, ...]] = {
+    "pair": ("classify", "answer", "choose"),
+    "header": ("classify", "choose"),
+    **dict.fromkeys(("endings", "answers"), ("choose",)),
+    **dict.fromkeys(("unit", "context"), ("tag",)),
+    **dict.fromkeys(("stride", "longest_question", "longest_answer", "null_threshold"),
+                    ("answer",)),
+}  # fmt: skip
+
+
+def name_of(kind: Kind) -> str:
+    """Return the name of the family of a kind of task."""
+    return next(name for name, kinds in KINDS.items() if kind in kinds)
 
 
 def family_of(kind: Kind) -> Family:
     """Return the family of a kind of task."""
-    return FAMILIES[next(name for name, kinds in KINDS.items() if kind in kinds)]
+    return FAMILIES[name_of(kind)]
+
+
+def refuse_unread(kind: Kind, said: Mapping[str, Any], files: Iterable[Path]) -> None:
+    """Raise SettingsError for a field of a task that was said and that nothing would read.
+
+    files: the task's tables.
+    """
+    family = name_of(kind)
+    for name, value in said.items():
+        readers = _READ_BY.get(name, (family,))
+        if family not in readers and value != TaskSettings.model_fields[name].default:
+            raise SettingsError(
+                f"task.{name}: {family} does not read it, only {', '.join(readers)}; leave it out"
+            )
+    for file in files:
+        named = sorted(said.keys() & SPAN_FIELDS.keys())
+        if family == "answer" and named and file.suffix.lower() not in FLAT:
+            raise SettingsError(
+                f"task.{named[0]}: the fields of SQuAD's form, as in {file}, have names of their "
+                f"own; leave it out, or give questions in a file whose name ends in "
+                f"{' or '.join(FLAT)}"
+            )
 
 
 def with_metrics(task: TaskSettings) -> list[str]:
@@ -60,6 +100,7 @@ def task_of(bundle: TaskBundle, changes: Mapping[str, Any] | None = None) -> Tas
     # What the held-out file has tuned is a figure of the run.
     tuned = {name: value for name, value in bundle.info.get("heldout", {}).items()
              if name == "null_threshold"}  # fmt: skip
-    base = {"length": bundle.config.max_positions, **said, **tuned, "skip_bad": False}
+    usual = {**FACTS.get(name_of(bundle.head.kind), {}), "length": bundle.config.max_positions}
+    base = {**usual, **said, **tuned, "skip_bad": False}
     task = TaskSettings.parse({**base, "kind": bundle.head.kind, **(changes or {})}, "the model")
     return task.model_copy(update={"metrics": with_metrics(task)})

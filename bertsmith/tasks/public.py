@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bertsmith.tasks.questions import FIELDS as SPAN_FIELDS
 from bertsmith.tasks.settings import TaskSettings
 
 
@@ -59,7 +60,7 @@ def _texts(
 
 _SCORES = {"kind": "regression", "text": "sentence1", "pair": "sentence2", "label": "score",
            "metrics": ["spearman", "pearson"]}  # fmt: skip
-_SPANS = {"kind": "span", "metrics": ["f1", "exact"]}
+_SPANS = {"kind": "span", **SPAN_FIELDS, "metrics": ["f1", "exact"]}
 
 _ENTITIES = {"kind": "entities", "text": "0", "metrics": ["f1", "precision", "recall"]}
 _CONLL_FILES: dict[str, Any] = {

@@ -20,6 +20,9 @@ from bertsmith.tasks.tables import Row, no_utf8, rows
 
 #: Files that hold a question a row; any other is read as SQuAD's JSON.
 FLAT = (".jsonl", ".parquet")
+#: What its fields are called in SQuAD's form, and in a flat file where nobody says: the question,
+#: its context and its answers, as ``TaskSettings`` names columns.
+FIELDS = {"text": "question", "pair": "context", "label": "answers"}
 #: Characters of a context that a message shows.
 _SHOWN = 40
 #: JSON can hold half of a character beyond 16 bits; tokenizers cannot.
@@ -52,9 +55,11 @@ def read(
     examples: list[Example] = []
     counts, seen = Counts(), set[str]()
     flat = path.suffix.lower() in FLAT
+    named = {name: getattr(task, name) or usual for name, usual in FIELDS.items()}
+    fields = named if flat else FIELDS
     for row in rows(path) if flat else _asked(path):
         with counts.one(row.where, skip_bad=task.skip_bad):
-            example = _example(row, labelled=labelled)
+            example = _example(row, fields, labelled=labelled)
             if example.id in seen:
                 raise BadExampleError("an id that stood there before", f": {example.id!r}")
             seen.add(example.id)
@@ -103,12 +108,12 @@ def _list(value: Any, key: str, where: str) -> list[Any]:
     return found
 
 
-def _example(row: Row, *, labelled: bool) -> Example:
-    question, context = (_text(row, name) for name in ("question", "context"))
+def _example(row: Row, fields: Mapping[str, str], *, labelled: bool) -> Example:
+    question, context = (_text(row, fields[key], FIELDS[key]) for key in ("text", "pair"))
     key = _field(row, "id")
     if not isinstance(key, str | int) or isinstance(key, bool) or key == "":
         raise BadExampleError("an id that is no name", f": {key!r}")
-    answers = _answers(row, context) if labelled else None
+    answers = _answers(row, fields["label"], context) if labelled else None
     return Example(question, context, answers, str(key), row.where)
 
 
@@ -121,19 +126,19 @@ def _field(row: Row, name: str) -> Any:
     return row.cells[name]
 
 
-def _text(row: Row, name: str) -> str:
+def _text(row: Row, name: str, what: str) -> str:
     value = _field(row, name)
     if not isinstance(value, str):
-        raise BadExampleError(f"a {name} that is no text", f": {value!r}")
+        raise BadExampleError(f"a {what} that is no text", f": {value!r}")
     if not value.strip():
-        raise BadExampleError(f"an empty {name}")
+        raise BadExampleError(f"an empty {what}")
     if _HALF.search(value):
-        raise BadExampleError(f"a {name} with half a character (a lone surrogate)")
+        raise BadExampleError(f"a {what} with half a character (a lone surrogate)")
     return value
 
 
-def _answers(row: Row, context: str) -> tuple[tuple[str, int], ...]:
-    pairs = _pairs(_field(row, "answers"))
+def _answers(row: Row, name: str, context: str) -> tuple[tuple[str, int], ...]:
+    pairs = _pairs(_field(row, name))
     for text, start in pairs:
         if not isinstance(text, str) or type(start) is not int:
             raise BadExampleError("an answer without text and start", f": {text!r} at {start!r}")

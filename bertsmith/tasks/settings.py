@@ -31,8 +31,9 @@ class TaskSettings(Settings):
     #: one of the 1/share that there are (for cross-validation).
     heldout_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     heldout_fold: Annotated[int, Field(ge=0)] = 0
-    #: Columns: the text (a question, a prompt), a second text (choose: what each ending begins
-    #: with), the label (the right ending).
+    #: Columns: the text (a question, a prompt), a second text (answer: the context; choose: what
+    #: each ending begins with), the label (the answers, the right ending). Of CoNLL's form they are
+    #: numbers.
     text: str = "text"
     pair: str | None = None
     label: str = "label"
@@ -44,7 +45,8 @@ class TaskSettings(Settings):
     answers: str = ""
     #: tag: what a tag belongs to, a word of a line or a single character.
     unit: Literal["word", "character"] = "word"
-    #: tag: whether an input is a sentence alone or has its neighbours in the document around it.
+    #: tag: whether an input is a sentence alone or has its neighbours in the document around it;
+    #: of tables, those rows that have the same value in a column "document".
     context: Literal["sentence", "document"] = "sentence"
     metrics: list[str] = Field(default_factory=list)
     #: Tokens of an input, [CLS] and [SEP] counted; what is longer is cut at its end (answer: comes

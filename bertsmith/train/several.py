@@ -80,6 +80,8 @@ def finetune_several(
     if taken and not any(folder.glob(f"*seed-*/{FILE}")):
         raise RunError(f"{folder}: a model or a single run stands here; give --out a new directory")
     said = wished(config, values, assignments)
+    if grid:
+        _refuse_said_twice(said)
     run_table = said.get("run", {})
     first = run_table.get("seed", 0) if isinstance(run_table, Mapping) else 0
     if type(first) is not int:
@@ -104,6 +106,18 @@ def finetune_several(
         if stopped:
             break
     return _told(folder, [one for one in found if one.runs], stopped)
+
+
+def _refuse_said_twice(said: Mapping[str, Any]) -> None:
+    """Refuse what the grid says itself, and steps, beside which its epochs would be idle."""
+    for key in (*GRID, "schedule.steps"):
+        table, _, name = key.partition(".")
+        own = said.get(table)
+        if isinstance(own, Mapping) and own.get(name) is not None:
+            raise SettingsError(
+                f"{key} is {own[name]}, but the grid sets batch, learning rate and epochs itself; "
+                f"leave {key} out, or the grid"
+            )
 
 
 def _name(chosen: Mapping[str, Any], seed: int) -> str:

@@ -16,7 +16,7 @@ from bertsmith.errors import RunError, SettingsError, TaskError
 from bertsmith.files import sha256_of_file
 from bertsmith.settings import merged
 from bertsmith.tasks.entities import strange
-from bertsmith.tasks.families import FACTS, FAMILIES, KINDS, family_of, with_metrics
+from bertsmith.tasks.families import FACTS, FAMILIES, KINDS, family_of, refuse_unread, with_metrics
 from bertsmith.tasks.inputs import Counts
 from bertsmith.tasks.public import TASKS
 from bertsmith.tasks.settings import TaskSettings
@@ -69,6 +69,8 @@ def resolve_task(
     if not settings.task.train:
         raise SettingsError("no training file: give --data FILE, or --set task.train=FILE")
     _check_kind(task, settings.task)
+    tables = [Path(file) for file in (settings.task.train, *settings.task.heldout.values())]
+    refuse_unread(settings.task.kind, said.get("task", {}), tables)
     return with_task(settings, {"metrics": with_metrics(settings.task)})
 
 
@@ -96,10 +98,19 @@ def _refuse_no_tables(said: Mapping[str, Any]) -> None:
 
 
 def _without_epochs(said: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what was said; where it names steps, the default number of epochs goes."""
-    if "steps" in said.get("schedule", {}) and "epochs" not in said["schedule"]:
-        return merged(said, {"schedule": {"epochs": None}})
-    return said
+    """Return what was said; where it names steps, the default number of epochs goes.
+
+    Raises SettingsError where it names both.
+    """
+    timing = said.get("schedule", {})
+    steps, epochs = timing.get("steps"), timing.get("epochs")
+    if steps is None:
+        return said
+    if epochs is not None:
+        raise SettingsError(
+            f"schedule.steps is {steps} and schedule.epochs is {epochs}; give only one of them"
+        )
+    return merged(said, {"schedule": {"epochs": None}})
 
 
 def with_task(settings: FinetuneSettings, changes: dict[str, Any]) -> FinetuneSettings:

@@ -89,18 +89,20 @@ def answer_each(
 ) -> Iterator[Answer]:
     """Yield what ``answer`` does, for input without end. An error names a question's number."""
     bundle = opened_task(model, "span")
-    number = 0
-    for window in windows(questions, _AT_ONCE):
-        examples = []
-        for question, context in window:
-            number += 1
-            for name, text in (("question", question), ("context", context)):
-                if not text.strip():
-                    raise QuestionError(
-                        f"question {number:,}: the {name} is empty; expected at least one word"
-                    )
-            examples.append(Example(question, context, None, "", f"question {number:,}"))
-        yield from _answers(bundle, examples)
+    examples = (
+        question_example(given, f"question {number:,}") for number, given in enumerate(questions, 1)
+    )
+    for window in windows(examples, _AT_ONCE):
+        yield from _answers(bundle, window)
+
+
+def question_example(given: tuple[str, str], where: str) -> Example:
+    """Return a question and its context as an example; QuestionError, which names ``where``."""
+    question, context = given
+    for name, text in (("question", question), ("context", context)):
+        if not text.strip():
+            raise QuestionError(f"{where}: the {name} is empty; expected at least one word")
+    return Example(question, context, None, "", where)
 
 
 def _answers(bundle: TaskBundle, examples: list[Example]) -> Iterator[Answer]:

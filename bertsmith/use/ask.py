@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.bundle import Bundle, Kind, TaskBundle, load, load_task
-from bertsmith.errors import ModelError
+from bertsmith.errors import BertsmithError, ModelError
 from bertsmith.model.packed import Packed, groups, pack
 
 #: A model as callers give it: loaded, or the path of a model directory or a RUN.
@@ -74,10 +74,25 @@ def longest(bundle: Bundle) -> int:
 
 
 def windows(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Yield lists of up to ``size`` items, so that endless input is worked on piece by piece."""
+    """Yield lists of up to ``size`` items, so that endless input is worked on piece by piece.
+
+    A BertsmithError of the items themselves comes after the window of what stood before it.
+    """
     rest = iter(items)
-    while window := list(islice(rest, size)):
-        yield window
+    fault: BertsmithError | None = None
+    while fault is None:
+        window: list[Item] = []
+        try:
+            # One by one: what was taken before an error is kept.
+            for item in islice(rest, size):
+                window.append(item)  # noqa: PERF402
+        except BertsmithError as error:
+            fault = error
+        if window:
+            yield window
+        if len(window) < size and fault is None:
+            return
+    raise fault
 
 
 def on_device(bundle: Bundle, sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Packed:

@@ -50,23 +50,23 @@ def choose_each(
 ) -> Iterator[Choice]:
     """Yield what ``choose`` returns, for input without end. An error names the prompt's number."""
     bundle = opened_task(model, "choice")
-    number = 0
-    for window in windows(questions, _WINDOW):
-        examples = []
-        for prompt, endings in window:
-            number += 1
-            _refuse_unusable(prompt, endings, number)
-            examples.append(Question(prompt, tuple(endings), None, f"prompt {number:,}"))
-        yield from _answers(bundle, examples)
+    examples = (
+        prompt_example(given, f"prompt {number:,}") for number, given in enumerate(questions, 1)
+    )
+    for window in windows(examples, _WINDOW):
+        yield from _answers(bundle, window)
 
 
-def _refuse_unusable(prompt: str, endings: Sequence[str], number: int) -> None:
+def prompt_example(given: tuple[str, Sequence[str]], where: str) -> Question:
+    """Return a prompt and its endings as an example; QuestionError, which names ``where``."""
+    prompt, endings = given
     if isinstance(endings, str) or len(endings) < 2:
-        raise QuestionError(f"prompt {number:,} has fewer than two endings to choose from")
+        raise QuestionError(f"{where} has fewer than two endings to choose from")
     for which, text in enumerate((prompt, *endings)):
         if not text.strip():
-            what = f"ending {which - 1} of prompt {number:,}" if which else f"prompt {number:,}"
+            what = f"ending {which - 1} of {where}" if which else where
             raise QuestionError(f"{what} is empty; expected at least one word")
+    return Question(prompt, tuple(endings), None, where)
 
 
 def _answers(bundle: TaskBundle, examples: list[Question]) -> Iterator[Choice]:

@@ -8,8 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.bundle import TaskBundle, load_task
-from bertsmith.tasks.families import family_of, task_of
+from bertsmith.errors import SettingsError
+from bertsmith.tasks.families import family_of, refuse_unread, task_of
 from bertsmith.tasks.outputs import outputs
+
+#: Fields of ``TaskSettings`` that say how a file is read and scored; the others are training's.
+_FIELDS = (
+    "text", "pair", "label", "header", "endings", "answers", "unit", "context", "length", "stride",
+    "longest_question", "longest_answer", "null_threshold", "metrics", "skip_bad",
+)  # fmt: skip
 
 
 def evaluate(
@@ -23,7 +30,13 @@ def evaluate(
     The file is read as that which the model was fine-tuned on; ``changes`` are fields of
     ``TaskSettings`` that are others here, such as ``text``, a column. Raises BertsmithError.
     """
+    strange = [name for name in changes or {} if name not in _FIELDS]
+    if strange:
+        raise SettingsError(
+            f"task.{strange[0]}: evaluating does not read it; known here are {', '.join(_FIELDS)}"
+        )
     bundle = model if isinstance(model, TaskBundle) else load_task(model)
+    refuse_unread(bundle.head.kind, changes or {}, [Path(data)])
     task, family = task_of(bundle, changes), family_of(bundle.head.kind)
     examples, counts = family.read(Path(data), task, labels=bundle.head.labels or None)
     inputs = family.encode(examples, bundle.tokenizer, bundle.head, task, counts)

@@ -50,16 +50,17 @@ def predict_each(
 ) -> Iterator[Prediction]:
     """Yield what ``predict`` returns, for input without end. An error names the text's number."""
     bundle = opened_task(model, "single", "multi", "regression")
-    number = 0
-    for window in windows(texts, _WINDOW):
-        examples = []
-        for given in window:
-            number += 1
-            parts = (given,) if isinstance(given, str) else tuple(given)
-            if not all(part.strip() for part in parts):
-                raise QuestionError(f"text {number:,} is empty; expected at least one word")
-            examples.append(Example(parts, None, f"text {number:,}"))
-        yield from _answers(bundle, examples)
+    examples = (text_example(given, f"text {number:,}") for number, given in enumerate(texts, 1))
+    for window in windows(examples, _WINDOW):
+        yield from _answers(bundle, window)
+
+
+def text_example(given: str | tuple[str, str], where: str) -> Example:
+    """Return a text or pair as an example; QuestionError, which names ``where``, for no words."""
+    parts = (given,) if isinstance(given, str) else tuple(given)
+    if not all(part.strip() for part in parts):
+        raise QuestionError(f"{where} is empty; expected at least one word")
+    return Example(parts, None, where)
 
 
 def _answers(bundle: TaskBundle, examples: list[Example]) -> Iterator[Prediction]:

@@ -63,15 +63,21 @@ def tag_each(model: TaskBundle | Path | str, texts: Iterable[str]) -> Iterator[T
     bundle = opened_task(model, "entities", "tags")
     # Long texts come in windows, so that no word goes without a tag.
     task = task_of(bundle, {"context": "document"})
-    number = 0
-    for window in windows(texts, _WINDOW):
-        examples = []
-        for text in window:
-            number += 1
-            if not text.strip():
-                raise QuestionError(f"text {number:,} is empty; expected at least one word")
-            examples.append(Sentence(text, _units(text, task), None, number, f"text {number:,}"))
-        yield from _tagged(bundle, task, examples)
+    for window in windows(_sentences(texts, task), _WINDOW):
+        yield from _tagged(bundle, task, window)
+
+
+def _sentences(texts: Iterable[str], task: TaskSettings) -> Iterator[Sentence]:
+    for number, text in enumerate(texts, 1):
+        where = f"text {number:,}"
+        yield Sentence(with_words(text, where), _units(text, task), None, number, where)
+
+
+def with_words(text: str, where: str) -> str:
+    """Return the text itself; QuestionError, which names ``where``, if it has no words."""
+    if not text.strip():
+        raise QuestionError(f"{where} is empty; expected at least one word")
+    return text
 
 
 def _units(text: str, task: TaskSettings) -> tuple[tuple[int, int], ...]:

@@ -1,14 +1,19 @@
 """The verbs of fine-tuning on the command line."""
 
+import io
 import json
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bertsmith.bundle import INFO, Head, save_task
 from bertsmith.cli.console import put_json
+from bertsmith.model.config import ModelConfig
+from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.finetune import finetune
 
 Run = Callable[..., Any]
@@ -65,7 +70,7 @@ def test_endings_are_columns(run: Run, model: Path, tmp_path: Path) -> None:
 
 
 def test_predict_tells_labels(run: Run, tuned: Path) -> None:
-    """A line a text: label, probability, text; as JSON all labels."""
+    """A line a text: label, probability, text; as JSON all labels. A tab is part of the text."""
     done = run("predict", tuned, "the anvil rings", "the river\tsleeps")
     label, share, text = done.out.splitlines()[0].split("\t")
     assert label in {"loud", "still"}
@@ -73,18 +78,58 @@ def test_predict_tells_labels(run: Run, tuned: Path) -> None:
     assert text == "the anvil rings"
     lines = run("predict", tuned, "--json", "a\tb").out.splitlines()
     told = json.loads(lines[0])
-    assert (told["text"], told["pair"]) == ("a", "b")
+    assert (told["text"], told.get("pair")) == ("a\tb", None)
     assert sum(told["labels"].values()) == pytest.approx(1)
 
 
 def test_predict_reads_a_file(run: Run, tuned: Path, tmp_path: Path) -> None:
-    """A text a line; an empty line is an error that names its number."""
-    (tmp_path / "texts").write_text("the anvil\nthe river\n")
-    assert len(run("predict", tuned, "--input", tmp_path / "texts").out.splitlines()) == 2
-    (tmp_path / "texts").write_text("the anvil\n\n")
-    done = run("predict", tuned, "--input", tmp_path / "texts")
+    """A text a line; an empty one is an error after the answers before it, or a counted skip."""
+    texts = tmp_path / "texts"
+    texts.write_text("the anvil\nthe river\n")
+    whole = run("predict", tuned, "--input", texts).out.splitlines()
+    assert len(whole) == 2
+    texts.write_text("the anvil\n\nthe river\n \n")
+    done = run("predict", tuned, "--input", texts)
+    assert (done.status, done.out.splitlines()) == (2, whole[:1])
+    assert f"{texts}, line 2 is empty" in done.err
+    assert "--skip-bad" in done.err
+    done = run("predict", tuned, "--input", texts, "--skip-bad")
+    assert (done.status, done.out.splitlines()) == (0, whole)
+    assert f"left out 2 lines; the first: {texts}, line 2 is empty" in done.err
+
+
+def test_a_terminal_is_answered_at_once(
+    run: Run, tuned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first line's answer is there before the second line is read."""
+    done: list[str] = []
+    written = io.StringIO()
+
+    def typed(_: str) -> Iterator[str]:
+        yield "the anvil"
+        done.append(written.getvalue())
+        yield "the river"
+
+    monkeypatch.setattr("bertsmith.cli.predict.lines_of", typed)
+    monkeypatch.setattr(sys, "stdout", written)
+    assert run("predict", tuned, "--input", "-", terminal=True).status == 0
+    assert done[0].endswith("\tthe anvil\n")
+
+
+def test_a_model_for_pairs_refuses_a_line_without_a_tab(
+    run: Run, model: Path, tmp_path: Path
+) -> None:
+    """One text of a pair is no question to it; two are."""
+    rows = [f"the anvil {n},rings,{n % 2}" for n in range(20)]
+    (tmp_path / "t.csv").write_text("\n".join(["a,b,label", *rows]) + "\n")
+    task = {"text": "a", "pair": "b", "batch": 8}
+    values = {"task": task, "schedule": {"steps": 1}, "run": {"threads": 1}}
+    finetune("classify", model, tmp_path / "run", data=tmp_path / "t.csv", values=values)
+    done = run("predict", tmp_path / "run", "the anvil\trings", "the anvil", "--json")
     assert done.status == 2
-    assert "text 2 is empty" in done.err
+    assert "text 2: there is no tab" in done.err
+    told = json.loads(done.out)
+    assert (told["text"], told["pair"]) == ("the anvil", "rings")
 
 
 def test_evaluate_knows_the_columns(run: Run, tuned: Path, table: Path) -> None:
@@ -92,6 +137,28 @@ def test_evaluate_knows_the_columns(run: Run, tuned: Path, table: Path) -> None:
     told = json.loads(run("evaluate", tuned, "--data", table, "--json").out)
     assert 0 <= told["accuracy"] <= 1
     assert told["counts"] == {"read": 24, "used": 24, "cut_off": 0, "skipped": {}}
+
+
+def test_a_classifier_of_others_is_evaluated(run: Run, words: Tokenizer, tmp_path: Path) -> None:
+    """It says nothing of columns: they are named, and so is that there is no header."""
+    config = ModelConfig(vocab_size=words.vocab_size, layers=1, width=22, heads=2, feed_forward=31,
+                         max_positions=43)  # fmt: skip
+    head = Head("single", ("loud", "still"))
+    save_task(tmp_path / "m", head.model(config), words, head, {})
+    (tmp_path / "m" / INFO).unlink()
+    (tmp_path / "t.csv").write_text("id,line,other,mood\n1,the anvil,rings,loud\n")
+    given = ("evaluate", tmp_path / "m", "--data", tmp_path / "t.csv", "--json")
+    done = run(*given, "--text", "line", "--pair", "other", "--label", "mood")
+    assert done.status == 0, done.err
+    assert json.loads(done.out)["counts"]["used"] == 1
+    assert "no column 'text'" in run(*given).err
+    (tmp_path / "t.csv").write_text("the anvil,loud\n")
+    done = run(*given, "--text", "0", "--label", "1", "--set", "task.header=false")
+    assert json.loads(done.out)["counts"]["used"] == 1
+    done = run(*given, "--set", "optim.lr=1.0")
+    assert (done.status, "takes settings of the task" in done.err) == (2, True)
+    done = run(*given, "--set", "task.batch=3")
+    assert (done.status, "task.batch: evaluating does not read it" in done.err) == (2, True)
 
 
 def test_json_on_stdout_knows_no_nan(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from bertsmith.errors import TaskError
 from bertsmith.tasks import spans, squad
 from bertsmith.tasks.answer import Example, encode, labels_of, losses, read, score
 from bertsmith.tasks.inputs import Counts, Inputs
+from bertsmith.tasks.questions import FIELDS
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.text.recipe import Recipe
 from bertsmith.text.wordpiece import SPECIAL, Tokenizer
@@ -32,7 +33,7 @@ def words() -> Tokenizer:
 
 def task(**changes: Any) -> TaskSettings:
     """Return settings of the kind span."""
-    return TaskSettings.parse({"kind": "span", "length": 64, **changes}, "the test")
+    return TaskSettings.parse({"kind": "span", **FIELDS, "length": 64, **changes}, "the test")
 
 
 def squad_file(path: Path, *questions: Any, context: Any = CONTEXT) -> Path:
@@ -74,6 +75,16 @@ def test_both_forms_are_read_alike(tmp_path: Path) -> None:
     assert (counts.read, counts.used) == (2, 2)
     unknown, _ = read(tmp_path / "a.jsonl", task(), labelled=False)
     assert [one.answers for one in unknown] == [None, None]
+
+
+def test_flat_fields_may_have_other_names(tmp_path: Path) -> None:
+    """Question, context and answers stand where the task says, and only there."""
+    line = {"id": 1, "q": "who?", "passage": CONTEXT, "right": qa()["answers"]}
+    (tmp_path / "a.jsonl").write_text(json.dumps(line) + "\n")
+    [one], _ = read(tmp_path / "a.jsonl", task(text="q", pair="passage", label="right"))
+    assert (one.question, one.context, one.answers) == ("who?", CONTEXT, (("BLUE", 15),))
+    with pytest.raises(TaskError, match="there is no field 'nope'; the fields are 'id', 'q'"):
+        read(tmp_path / "a.jsonl", task(text="q", pair="nope", label="right"))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Tagged sentences: reading, the pieces that are asked about, windows, and tags back again."""
 
+import json
 import time
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from bertsmith.bundle import Head
-from bertsmith.errors import TaskError
+from bertsmith.errors import SettingsError, TaskError
 from bertsmith.tasks.conll import Sentence
 from bertsmith.tasks.inputs import Counts, Inputs
 from bertsmith.tasks.public import TASKS
@@ -125,6 +126,27 @@ def test_bad_sentences_are_told_or_counted(
     assert found[-1].tags == ("O",)
     assert sum(counts.skipped.values()) == 1
     assert counts.read == counts.used + 1
+
+
+def test_columns_of_conll_have_no_names(tmp_path: Path) -> None:
+    """A name is an error, and no silent guess at the first and last column."""
+    (tmp_path / "a.txt").write_text("a O x\n")
+    for name in ("text", "label"):
+        task = ENTITIES.model_copy(update={name: "word"})
+        with pytest.raises(SettingsError, match=rf"a\.txt: the {name} is said .* 'word'"):
+            read(tmp_path / "a.txt", task)
+
+
+def test_rows_of_a_document_belong_together(tmp_path: Path) -> None:
+    """JSON lines say it in a field; with document context a row without it is a bad one."""
+    rows = [{"tokens": ["a"], "tags": ["O"], **({"document": name} if name else {})}
+            for name in ("x", "x", "y", "", "")]  # fmt: skip
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    alone, _ = read(tmp_path / "a.jsonl", ENTITIES)
+    assert [one.document for one in alone] == [0, 0, 1, 2, 3]
+    task = ENTITIES.model_copy(update={"context": "document"})
+    with pytest.raises(TaskError, match="line 4: no column 'document' to tell which rows"):
+        read(tmp_path / "a.jsonl", task)
 
 
 def sentence(text: str, tags: str, document: int = 0) -> Sentence:

@@ -200,7 +200,7 @@ def test_the_grid_has_eighteen_places(
     """Batch, rate and epochs of appendix A.3 reach the runs."""
     data = table(tmp_path / "train.jsonl", "single", 20)
     monkeypatch.setattr(several, "GRID", {"task.batch": (4, 8), "optim.lr": (1e-3, 2e-3)})
-    values = {**QUICK, "schedule": {"steps": 2}}
+    values = {"run": QUICK["run"], "schedule": {"epochs": 0.5}}
     found = finetune_several(
         "classify", start, tmp_path / "all", grid=True, data=data, values=values
     )
@@ -211,6 +211,29 @@ def test_the_grid_has_eighteen_places(
     assert (stored["task"]["batch"], stored["optim"]["lr"]) == (4, 2e-3)
     monkeypatch.undo()
     assert np.prod([len(values) for values in several.GRID.values()]) == 18
+
+
+@pytest.mark.parametrize(
+    "said", ["task.batch=4", "optim.lr=0.5", "schedule.epochs=1.0", "schedule.steps=2"]
+)
+def test_the_grid_refuses_what_it_would_override(start: Path, tmp_path: Path, said: str) -> None:
+    """Batch, rate, epochs and steps that were said beside it are an error, and nothing is made."""
+    data = table(tmp_path / "train.jsonl", "single", 20)
+    with pytest.raises(SettingsError, match=rf"{said.partition('=')[0]} is .*, but the grid sets"):
+        finetune_several(
+            "classify", start, tmp_path / "all", grid=True, data=data, assignments=[said]
+        )
+    assert not (tmp_path / "all").exists()
+
+
+def test_steps_and_epochs_exclude_each_other(start: Path, tmp_path: Path) -> None:
+    """One of them would be stored and not obeyed; also where a file says the one."""
+    data = table(tmp_path / "train.jsonl", "single", 20)
+    (tmp_path / "s.toml").write_text("[schedule]\nepochs = 5.0\n")
+    with pytest.raises(SettingsError, match=r"schedule\.steps is 2 and schedule\.epochs is 5\.0"):
+        finetune("classify", start, tmp_path / "run", data=data, config=tmp_path / "s.toml",
+                 assignments=["schedule.steps=2"])  # fmt: skip
+    assert not (tmp_path / "run").exists()
 
 
 def test_micro_batches_and_weights_equal_the_whole(start: Path, tmp_path: Path) -> None:
@@ -369,6 +392,27 @@ def test_what_cannot_be_is_refused(start: Path, tmp_path: Path) -> None:
     tune(start, tmp_path / "run", data, "single", schedule={"steps": 1})
     with pytest.raises(RunError, match=r"task\.batch: 8 there, 4 now"):
         tune(start, tmp_path / "run", data, "single", schedule={"steps": 1}, task={"batch": 4})
+
+
+@pytest.mark.parametrize(
+    ("task", "said", "message"),
+    [
+        ("answer", {"endings": ["x", "y"]}, "endings: answer does not read it, only choose"),
+        ("tag", {"pair": "other"}, "pair: tag does not read it, only classify, answer, choose"),
+        ("classify", {"context": "document"}, "context: classify does not read it, only tag"),
+        (
+            "answer",
+            {"text": "nosuch"},
+            r"text: the fields of SQuAD's form, as in .*own\.json, have",
+        ),
+    ],
+)
+def test_what_nothing_reads_is_refused(
+    start: Path, tmp_path: Path, task: str, said: dict[str, Any], message: str
+) -> None:
+    """A column or a setting of another family is an error before any file is read."""
+    with pytest.raises(SettingsError, match=rf"task\.{message}"):
+        finetune(task, start, tmp_path / "run", data=tmp_path / "own.json", values={"task": said})
 
 
 def test_part_of_the_training_file(start: Path, tmp_path: Path) -> None:

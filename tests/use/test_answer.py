@@ -161,7 +161,7 @@ def test_lines_are_told(tmp_path: Path, tokenizer: Tokenizer) -> None:
     assert (value["start"], value["end"], value["cut_off"]) == (None, None, False)
     assert sum(one["probability"] for one in value["candidates"]) == pytest.approx(1)
     assert line == f"\t{value['probability']:.4f}\tWho?"
-    with pytest.raises(QuestionError, match="question 2: there is no tab"):
+    with pytest.raises(QuestionError, match="line 2: there is no tab"):
         list(told(bundle, ["Who?\tiron", "iron"]))
 
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bertsmith.errors import QuestionError
 from bertsmith.model.packed import groups
 from bertsmith.use.ask import windows
 
@@ -43,3 +45,16 @@ def test_windows_read_no_further_than_asked() -> None:
     assert next(stream) == [3, 4, 5]
     assert list(windows(iter("abcd"), 3)) == [["a", "b", "c"], ["d"]]
     assert list(windows([], 3)) == []
+
+
+def test_what_stands_before_an_error_is_a_window() -> None:
+    """An error of the items is raised after the window of those before it, not instead of it."""
+
+    def items() -> Iterator[int]:
+        yield from range(5)
+        raise QuestionError("the sixth")
+
+    stream = windows(items(), 3)
+    assert [next(stream), next(stream)] == [[0, 1, 2], [3, 4]]
+    with pytest.raises(QuestionError, match="the sixth"):
+        next(stream)

@@ -89,5 +89,5 @@ def test_lines_are_prompts_with_their_endings(tmp_path: Path, tokenizer: Tokeniz
     }  # fmt: skip
     best = f"{answer.probabilities[answer.best]:.4f}"
     assert line == f"{answer.best}\t{best}\tiron\thammer\tthe boy"
-    with pytest.raises(QuestionError, match="prompt 1 has fewer than two endings"):
+    with pytest.raises(QuestionError, match="line 1 has fewer than two endings"):
         list(told(bundle, ["iron"]))
