@@ -46,7 +46,7 @@ def export(
 ) -> None:
     """Write a model in another form, with the same numbers; refuse what that form cannot say.
 
-    hf: Hugging Face's layout, which every model directory has anyway: a copy with whole safetensors.
+    hf: Hugging Face's layout, as every model directory has it, in one safetensors file.
     sentence-transformers: modules.json with pooling. tensorflow: the original release. onnx: for
     onnxruntime, any batch and length.
     """
