@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from bertsmith.use.answer import answer
     from bertsmith.use.choose import choose
     from bertsmith.use.compare import compare
+    from bertsmith.use.embed import embed
     from bertsmith.use.evaluate import evaluate
     from bertsmith.use.fill import fill
     from bertsmith.use.pair import pair
@@ -42,6 +43,7 @@ _PUBLIC = {
     "answer": "bertsmith.use.answer",
     "choose": "bertsmith.use.choose",
     "compare": "bertsmith.use.compare",
+    "embed": "bertsmith.use.embed",
     "evaluate": "bertsmith.use.evaluate",
     "fill": "bertsmith.use.fill",
     "finetune": "bertsmith.train.finetune",
@@ -61,6 +63,7 @@ __all__ = [
     "answer",
     "choose",
     "compare",
+    "embed",
     "evaluate",
     "fill",
     "finetune",

@@ -13,9 +13,16 @@ from bertsmith.cli.app import app
 from bertsmith.cli.asking import Model
 from bertsmith.cli.console import put_json, say
 
-#: Each form, and what writes it: a function of the model and the folder that returns notes.
+#: Each form: what writes it, a function of the model and the folder that returns notes; and the
+#: options that it takes.
 _WRITERS = {
-    "tensorflow": "bertsmith.interop.tensorflow.write_tensorflow",
+    "hf": ("bertsmith.interop.huggingface.write_huggingface", ()),
+    "sentence-transformers": (
+        "bertsmith.interop.sentence_transformers.write_sentence_transformers",
+        ("pooling", "normalize"),
+    ),
+    "tensorflow": ("bertsmith.interop.tensorflow.write_tensorflow", ()),
+    "onnx": ("bertsmith.interop.onnx.write_onnx", ("int8",)),
 }
 
 
@@ -24,21 +31,38 @@ def export(
     model: Model,
     to: Annotated[str, typer.Option("--to", help=f"The form: {', '.join(_WRITERS)}.")],
     out: Annotated[Path, typer.Option(help="The folder to write.")],
+    int8: Annotated[
+        bool, typer.Option("--int8", help="onnx: weights in 8 bits, a third of the size.")
+    ] = False,
+    pooling: Annotated[
+        str | None,
+        typer.Option(help="sentence-transformers: mean, cls, max …; else as the model says, mean."),
+    ] = None,
+    normalize: Annotated[
+        bool | None,
+        typer.Option("--normalize/--no-normalize", help="sentence-transformers: length 1."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Result as JSON on stdout.")] = False,
 ) -> None:
     """Write a model in another form, with the same numbers; refuse what that form cannot say.
 
-    tensorflow: the original release: bert_config.json, vocab.txt, bert_model.ckpt.*.
+    hf: Hugging Face's layout, as every model directory has it, in one safetensors file.
+    sentence-transformers: modules.json with pooling. tensorflow: the original release. onnx: for
+    onnxruntime, any batch and length.
     """
     from bertsmith.errors import SettingsError
 
     if to not in _WRITERS:
         raise SettingsError(f"--to {to}: expected one of {', '.join(_WRITERS)}")
-    module, _, name = _WRITERS[to].rpartition(".")
-    notes: list[str] = getattr(import_module(module), name)(model, out)
+    writer, options = _WRITERS[to]
+    given = {"int8": int8 or None, "pooling": pooling, "normalize": normalize}
+    said = {name: value for name, value in given.items() if value is not None}
+    for name in sorted(set(said) - set(options)):
+        raise SettingsError(f"--{name}: the form {to} has no such option")
+    module, _, name = writer.rpartition(".")
+    notes: list[str] = getattr(import_module(module), name)(model, out, **said)
     if as_json:
         put_json({"model": str(model), "to": to, "out": str(out), "notes": notes})
     for note in notes:
         say(f"note: {note}")
     say(f"wrote {out}")
-    say(f"next: bertsmith import {out} --out DIR reads it back")

@@ -15,10 +15,11 @@ from bertsmith.cli.console import put_json, say
 @app.command("import")
 def import_(
     source: Annotated[
-        Path,
+        str,
         typer.Argument(
             metavar="SOURCE",
-            help="An original BERT release (TensorFlow): its folder, or one of its checkpoints.",
+            help="An original BERT release (TensorFlow): its folder, or one of its checkpoints; or "
+            "a Hugging Face model of any age: a folder, or OWNER/NAME on the hub.",
             show_default=False,
         ),
     ],
@@ -44,13 +45,23 @@ def import_(
     come with their output layer.
     """
     from bertsmith.bundle import save_either
-    from bertsmith.errors import ModelError
+    from bertsmith.errors import ModelError, SettingsError
+    from bertsmith.interop.huggingface import is_model_directory, write_huggingface
     from bertsmith.interop.tensorflow import read_tensorflow
 
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ModelError(f"{out}: something is there already; choose a new folder")
-    # Another form is another reader, chosen by what stands at SOURCE.
-    bundle = read_tensorflow(source, lowercase=uncased, files=files_from)
+    if is_model_directory(source):
+        if uncased is not None or files_from is not None:
+            raise SettingsError("--uncased and --files-from are for TensorFlow checkpoints")
+        for note in write_huggingface(source, out):
+            say(f"note: {note}")
+        if as_json:
+            put_json({"from": source, "out": str(out)})
+        say(f"wrote {out}")
+        say(f"next: bertsmith inspect {out}")
+        return
+    bundle = read_tensorflow(Path(source), lowercase=uncased, files=files_from)
     report = bundle.info["imported"]
     save_either(out, bundle)
     if as_json:

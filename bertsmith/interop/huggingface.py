@@ -1,4 +1,4 @@
-"""Sends a model directory to a hub, by the hub's own client.
+"""Model directories for others: a copy in the plainest form, and sent to a hub by its own client.
 
 It never sends what does not fit together, and keeps no token: the client has its own place for it.
 """
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bertsmith.bundle import locate, open_weights
+from bertsmith.bundle import CONFIG, load_either, locate, open_weights, save_either
 from bertsmith.bundle.pretrained import read_parts
 from bertsmith.errors import ModelError
 
@@ -27,6 +27,29 @@ class Pushed:
     url: str
     commit: str
     files: tuple[str, ...]
+
+
+def is_model_directory(source: str) -> bool:
+    """Tell whether a name is a model directory's, or a hub id; a TensorFlow release is neither."""
+    path = Path(source)
+    if not path.exists():
+        return "/" in source and not path.parent.exists()
+    return path.is_dir() and (path / CONFIG).is_file()
+
+
+def write_huggingface(model: Path | str, out: Path | str) -> list[str]:
+    """Write a model, of whatever files and names, as a model directory with one safetensors file.
+
+    ``out`` must not be there, or be empty. Returns what a user should know. Raises ModelError.
+    """
+    out = Path(out)
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ModelError(f"{out}: something is there already; choose a new folder")
+    bundle = load_either(model)
+    save_either(out, bundle)
+    if bundle.config.norm == "pre" or bundle.config.attention == "causal":
+        return ["transformers has no such BERT: it refuses the directory (model_type bertsmith)"]
+    return []
 
 
 def push(

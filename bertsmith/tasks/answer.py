@@ -45,7 +45,8 @@ def encode(
 ) -> Inputs:
     """Return [CLS] question [SEP] context [SEP], in several windows where it is long.
 
-    A question longer than ``task.longest_question``, or than half an input, is cut at its end.
+    A question longer than ``task.longest_question``, or than half an input, is cut at its end. One
+    with answers of which the tokenizer leaves nothing has no target.
     ``memo`` is a ``Window`` for each input. See ``Family``.
     """
     assert task.length is not None
@@ -56,6 +57,7 @@ def encode(
     for number, (example, asked) in enumerate(zip(examples, questions, strict=True)):
         ids, offsets = contexts[example.context]
         right = _right(example, offsets)
+        known = right is not None or not example.answers
         lost = len(asked) > longest
         counts.cut_off += lost
         begin = [tokenizer.cls_id, *asked[:longest], tokenizer.sep_id]
@@ -69,7 +71,8 @@ def encode(
             end = [*ids[start:stop], tokenizer.sep_id]
             window = Window(number, len(begin), offsets[start:stop], owned)
             _append(found, (begin + end, [0] * len(begin) + [1] * len(end)), example, window,
-                    cut_off=lost, target=_target(right, start, stop, len(begin)))  # fmt: skip
+                    cut_off=lost,
+                    target=_target(right, start, stop, len(begin)) if known else None)  # fmt: skip
     if any(example.answers is None for example in examples):
         found.targets = None
     return found
@@ -82,14 +85,14 @@ def _append(
     window: Window,
     *,
     cut_off: bool,
-    target: tuple[int, int],
+    target: tuple[int, int] | None,
 ) -> None:
     assert inputs.targets is not None
     assert inputs.places is not None
     inputs.sequences.append([sequence])
     inputs.where.append(example.where)
     inputs.cut_off.append(cut_off)
-    inputs.targets.append(np.array([target], np.int64))
+    inputs.targets.append(np.array([] if target is None else [target], np.int64).reshape(-1, 2))
     # The scores of all tokens compete, those of the question too, as in the original.
     inputs.places.append(list(range(len(sequence[0]))))
     inputs.memo.append(window)
@@ -106,17 +109,9 @@ def _tokenized(contexts: Sequence[str], tokenizer: Tokenizer) -> dict[str, _Toke
 
 
 def _right(example: Example, offsets: NDArray[np.int64]) -> tuple[int, int] | None:
-    """Return the first and last token of the first answer in the context; None for no answer."""
-    if not example.answers:
-        return None
-    text, start = example.answers[0]
-    found = covering(offsets, start, start + len(text))
-    if found is None:
-        raise TaskError(
-            f"{example.where}: the tokenizer leaves nothing of the answer {text!r}; leave the "
-            "question out"
-        )
-    return found
+    """Return the first and last token of the first answer that has tokens; None if none has."""
+    each = (covering(offsets, start, start + len(text)) for text, start in example.answers or ())
+    return next((found for found in each if found is not None), None)
 
 
 def _target(right: tuple[int, int] | None, start: int, stop: int, first: int) -> tuple[int, int]:

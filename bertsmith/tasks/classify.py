@@ -94,11 +94,16 @@ def _label(value: Any, kind: Kind) -> str | float | frozenset[str]:
 
 
 def _name(value: Any) -> str:
-    """Return the name of a label; JSON's true and 1 are labels named as they are written."""
+    """Return the name of a label; JSON's true and 1 are named as they are written, 1.0 as 1."""
     if isinstance(value, bool):
         return json.dumps(value)
     if not isinstance(value, str | int | float):
         raise BadExampleError("a label that is no name", f": {value!r}")
+    if isinstance(value, float):
+        # A column of whole numbers with gaps comes as 1.0 and, at a gap, as no number at all.
+        if not math.isfinite(value):
+            raise BadExampleError("a label that is not finite", f": {value!r}")
+        value = int(value) if value.is_integer() else value
     return str(value).strip()
 
 

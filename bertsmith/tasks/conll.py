@@ -11,7 +11,7 @@ from bertsmith.errors import SettingsError
 from bertsmith.tasks.entities import bio2
 from bertsmith.tasks.inputs import BadExampleError, Counts
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.tasks.tables import Row, cell, opened, rows
+from bertsmith.tasks.tables import Row, cell, opened, refuse_half, rows
 
 #: What parts documents in CoNLL's files.
 DOCUMENT = "-DOCSTART-"
@@ -42,7 +42,7 @@ class _Raw:
     tags: list[str]
     document: int
     where: str
-    fault: str = ""
+    fault: BadExampleError | None = None
 
 
 def sentences(
@@ -61,7 +61,7 @@ def _sentence(
     raw: _Raw, task: TaskSettings, labels: Sequence[str] | None, *, labelled: bool
 ) -> Sentence:
     if raw.fault:
-        raise BadExampleError(raw.fault)
+        raise raw.fault
     if task.unit == "word" and not all(unit.strip() for unit in raw.units):
         raise BadExampleError("an empty word")
     between = "" if task.unit == "character" else " "
@@ -80,31 +80,32 @@ def _sentence(
 
 
 def _blocks(path: Path, task: TaskSettings, labelled: bool) -> Iterator[_Raw]:
-    """Yield the sentences of CoNLL's form: a unit a line, its columns; a blank line ends one."""
+    """Yield the sentences of CoNLL's form: a unit a line; a blank line or a document ends one."""
     word = _number(task.text, "text", path)
     tag = _number(task.label, "label", path) if labelled else word
     units: list[str] = []
     tags: list[str] = []
-    first, document, fault = 0, 0, ""
+    first, document, fault = 0, 0, None
     with opened(path) as file:
         for number, line in enumerate(file, 1):
             bare = line.rstrip("\r\n")
             columns = bare.split("\t") if "\t" in bare else bare.split()
             if task.unit == "character" and bare.startswith("##"):
                 continue  # A comment of KLUE's files.
-            if not columns or not bare.strip():
+            begins = columns[:1] == [DOCUMENT]
+            if begins or not bare.strip():
                 if units:
                     yield _Raw(units, tags, document, f"{path}, line {first:,}", fault)
-                units, tags, fault = [], [], ""
-                continue
-            if columns[0] == DOCUMENT:
-                document += 1
+                units, tags, fault = [], [], None
+                document += begins
                 continue
             first = first if units else number
             missing = [one for one in ((word, tag) if labelled else (word,))
                        if not -len(columns) <= one < len(columns)]  # fmt: skip
             if missing and not fault:
-                fault = f"a line of {len(columns)} columns where column {missing[0]} is expected"
+                fault = BadExampleError(
+                    f"a line of {len(columns)} columns where column {missing[0]} is expected"
+                )
             units.append("" if missing else columns[word])
             tags.append("" if missing or not labelled else columns[tag])
     if units:
@@ -122,26 +123,34 @@ def _rows(path: Path, task: TaskSettings, labelled: bool) -> Iterator[_Raw]:
         number, last = number + (here is None or here != last), here
         try:
             units = _listed(row, names[0])
-            tags = _listed(row, names[1]) if labelled else []
+            # Hugging Face's data sets have numbers for tags.
+            tags = _listed(row, names[1], numbers=True) if labelled else []
         except BadExampleError as error:
-            yield _Raw([], [], number, row.where, str(error))
+            yield _Raw([], [], number, row.where, error)
             continue
-        fault = ""
+        fault = None
         if labelled and len(units) != len(tags):
-            fault = f"{len(units)} words but {len(tags)} tags"
+            fault = BadExampleError(f"{len(units)} words but {len(tags)} tags")
         elif not units:
-            fault = "a sentence without words"
+            fault = BadExampleError("a sentence without words")
         elif task.context == "document" and here is None:
-            fault = (f"no column {_DOCUMENT!r} to tell which rows task.context 'document' may "
-                     "put together")  # fmt: skip
+            fault = BadExampleError(
+                f"no column {_DOCUMENT!r} to tell which rows task.context 'document' may put "
+                "together"
+            )
         yield _Raw(units, tags, number, row.where, fault)
 
 
-def _listed(row: Row, name: str) -> list[str]:
+def _listed(row: Row, name: str, *, numbers: bool = False) -> list[str]:
     value = cell(row, name)
     if not isinstance(value, list):
         raise BadExampleError("no list where words or tags are expected", f" in {name!r}")
-    return [str(one) for one in value]
+    for one in value:
+        if type(one) is not str and not (numbers and type(one) is int):
+            raise BadExampleError("a word or tag that is no text", f" in {name!r}: {one!r}")
+    found = [str(one) for one in value]
+    refuse_half("".join(found), name)
+    return found
 
 
 def _is_number(name: str) -> bool:

@@ -34,6 +34,17 @@ def _parts(tag: str) -> tuple[str, str]:
     return _PREFIXES[prefix], name
 
 
+def strange(labels: Sequence[str]) -> list[str]:
+    """Return those labels that are no entity's tags."""
+    found = []
+    for label in labels:
+        try:
+            _parts(label)
+        except BadExampleError:
+            found.append(label)
+    return found
+
+
 def entities(tags: Sequence[str]) -> Iterator[Entity]:
     """Yield the entities of a sentence's tags, in any of the schemes IOB1, BIO2, IOBES, BILOU.
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.bundle import Kind, TaskBundle
-from bertsmith.errors import SettingsError
+from bertsmith.errors import ModelError, SettingsError
 from bertsmith.tasks import answer, choose, classify, tag
+from bertsmith.tasks.entities import strange
 from bertsmith.tasks.inputs import Family
 from bertsmith.tasks.questions import FIELDS as SPAN_FIELDS
 from bertsmith.tasks.questions import FLAT
@@ -87,8 +88,15 @@ def with_metrics(task: TaskSettings) -> list[str]:
 def task_of(bundle: TaskBundle, changes: Mapping[str, Any] | None = None) -> TaskSettings:
     """Return how the files were read that a model was fine-tuned on, as far as it is known.
 
-    ``changes``: fields of ``TaskSettings`` that are to be others. Raises SettingsError.
+    ``changes``: fields of ``TaskSettings`` that are to be others. Raises SettingsError,
+    and ModelError where a model of entities has labels that are none of theirs.
     """
+    wrong = strange(bundle.head.labels) if bundle.head.kind == "entities" else []
+    if wrong:
+        raise ModelError(
+            f"{bundle.path}: the label {wrong[0]!r} is no entity's tag; expected O, B-…, I-…; if "
+            "it marks nothing, name it O in id2label of config.json"
+        )
     said = bundle.info.get("provenance", {}).get("task", {})
     # What the held-out file has tuned is a figure of the run.
     tuned = {name: value for name, value in bundle.info.get("heldout", {}).items()

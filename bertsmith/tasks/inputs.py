@@ -31,6 +31,7 @@ class Counts:
     """What became of the examples of a file: nothing is dropped in silence.
 
     unseen: of a training file, the labels that are known and that none of its examples has.
+    untaught: of a training file, the inputs that have no target and so teach nothing.
     """
 
     read: int = 0
@@ -40,6 +41,7 @@ class Counts:
     unreached: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     unseen: list[str] | None = None
+    untaught: int = 0
 
     @contextmanager
     def one(self, where: str, *, skip_bad: bool) -> Iterator[None]:
@@ -68,7 +70,8 @@ class Counts:
         """Return the counts for JSON."""
         counts = {"read": self.read, "used": self.used, "cut_off": self.cut_off,
                   "skipped": dict(self.skipped)}  # fmt: skip
-        more = {"unseen": self.unseen, "unreached": self.unreached or None}
+        more = {"unseen": self.unseen, "unreached": self.unreached or None,
+                "untaught": self.untaught or None}  # fmt: skip
         return counts | {name: value for name, value in more.items() if value is not None}
 
 
@@ -86,8 +89,9 @@ class Inputs:
 
     sequences: one for each unit, several for a choice. places: the tokens of a unit's sequence that
     are asked about, or None where the model asks by itself. targets: what is right, an array for
-    each unit, stacked along the first axis in a batch; None where it is not known. where: file and
-    line. cut_off: whether something of the text is left out. memo: what the family itself keeps.
+    each unit, stacked along the first axis in a batch, empty where the unit's tokens do not hold
+    it; None where it is not known. where: file and line. cut_off: whether something of the text is
+    left out. memo: what the family itself keeps.
     """
 
     sequences: list[list[Sequence_]]
@@ -104,6 +108,11 @@ class Inputs:
     def size(self, number: int) -> int:
         """Return the tokens of a unit."""
         return sum(len(ids) for ids, _ in self.sequences[number])
+
+    def taught(self) -> list[int]:
+        """Return the numbers of the units that have a target; what is right must be known."""
+        assert self.targets is not None
+        return [number for number, own in enumerate(self.targets) if len(own)]
 
     def part(self, numbers: Sequence[int], weights: NDArray[np.float32] | None = None) -> "Part":
         """Return some units as a part of a batch. ``weights``: by class, float32 [C]."""

@@ -16,7 +16,7 @@ from typing import Any
 from bertsmith.errors import TaskError
 from bertsmith.tasks.inputs import BadExampleError, Counts
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.tasks.tables import Row, rows
+from bertsmith.tasks.tables import Row, no_utf8, rows
 
 #: Files that hold a question a row; any other is read as SQuAD's JSON.
 FLAT = (".jsonl", ".parquet")
@@ -88,11 +88,11 @@ def _json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise TaskError(f"{path}: no such file") from None
-    except UnicodeDecodeError as error:
-        raise TaskError(f"{path}: not UTF-8 at byte {error.start:,}; expected UTF-8") from None
+    except UnicodeDecodeError:
+        raise no_utf8(path) from None
     except OSError as error:
         raise TaskError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TaskError(
             f"{path}: not JSON: {error}; expected a file of SQuAD's, or questions a line in a file "
             f"whose name ends in {' or '.join(FLAT)}"

@@ -23,21 +23,28 @@ SUFFIXES = (".csv", ".tsv", ".txt", ".jsonl", ".parquet")
 class Row:
     """One row. ``where``: file and line for people. ``cells``: by column name, or by number.
 
-    ``fault``: why the row cannot be read, if it cannot; then it has no cells.
+    ``fault``: why the row cannot be read, if it cannot; then it has no cells. ``own``: whether its
+    columns may be others than those of the first row.
     """
 
     where: str
     cells: Mapping[str, Any]
     fault: str = ""
+    own: bool = False
 
 
 def cell(row: Row, name: str) -> Any:
-    """Return the value of a column; TaskError where there is none, BadExampleError for nothing."""
+    """Return the value of a column; BadExampleError for nothing.
+
+    Where there is no such column: BadExampleError if this row alone lacks it, else TaskError.
+    """
     if row.fault:
         raise BadExampleError(row.fault)
     if name not in row.cells:
-        known = ", ".join(map(repr, row.cells))
-        raise TaskError(f"{row.where}: there is no column {name!r}; the columns are {known}")
+        fault, known = f"there is no column {name!r}", ", ".join(map(repr, row.cells))
+        if row.own:
+            raise BadExampleError(fault, f"; the columns are {known}")
+        raise TaskError(f"{row.where}: {fault}; the columns are {known}")
     value = row.cells[name]
     if value is None:
         raise BadExampleError("nothing where a value is expected", f" in column {name!r}")
@@ -56,12 +63,19 @@ def checked_text(value: Any, name: str) -> str:
         raise BadExampleError("no text", f" in column {name!r}, but {_kind_of(value)}: {value!r}")
     if not value.strip():
         raise BadExampleError("an empty text", f" in column {name!r}")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        # JSON can write half of a character, which no encoding of a text has.
-        raise BadExampleError("half a character", f" (a surrogate) in column {name!r}") from None
+    refuse_half(value, name)
     return value
+
+
+def refuse_half(text: str, name: str) -> None:
+    """Raise BadExampleError where a text of the column ``name`` has half of a character.
+
+    JSON can write it, and no encoding of a text has it.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadExampleError("half a character", f" (a surrogate) in column {name!r}") from None
 
 
 def _kind_of(value: Any) -> str:
@@ -94,10 +108,25 @@ def opened(path: Path) -> Iterator[TextIO]:
             yield file
     except FileNotFoundError:
         raise TaskError(f"{path}: no such file") from None
-    except UnicodeDecodeError as error:
-        raise TaskError(f"{path}: not UTF-8 at byte {error.start:,}; expected UTF-8") from None
+    except UnicodeDecodeError:
+        raise no_utf8(path) from None
     except OSError as error:
         raise TaskError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def no_utf8(path: Path) -> TaskError:
+    """Return the error for a file that is not UTF-8, with the first line that is not."""
+    # The decoder's own error counts from the start of a chunk. Here each byte that it cannot take
+    # stands as half a character, which cannot be encoded.
+    with path.open(encoding="utf-8-sig", newline="", errors="surrogateescape") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.encode()
+            except UnicodeEncodeError as error:
+                byte = ord(line[error.start]) & 0xFF
+                return TaskError(f"{path}, line {number:,}: not UTF-8, but the byte 0x{byte:02x}; "
+                                 "expected UTF-8")  # fmt: skip
+    return TaskError(f"{path}: not UTF-8; expected UTF-8")
 
 
 def _cells(file: TextIO, path: Path, header: bool) -> Iterator[Row]:
@@ -135,17 +164,19 @@ def _refuse_twins(names: list[str], where: str) -> None:
 
 
 def _json_lines(file: TextIO, path: Path) -> Iterator[Row]:
+    later = False
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue
         where = f"{path}, line {number:,}"
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             yield Row(where, {}, "a line that is not JSON")
             continue
         if isinstance(value, dict):
-            yield Row(where, value)
+            yield Row(where, value, own=later)
+            later = True
         else:
             yield Row(where, {}, "a line that is no JSON object")
 

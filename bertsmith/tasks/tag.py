@@ -173,7 +173,10 @@ def _document(
     targets: Sequence[list[int]],
     room: int,
 ) -> Iterator[Window]:
-    """Yield the windows of a document."""
+    """Yield the windows of a document; one that asks nothing where it has no piece."""
+    if not any(own.ids for own in mapped):
+        yield Window([], [], [], examples[0].where)
+        return
     ids = [one for own in mapped for one in own.ids]
     starts = np.cumsum([0, *(len(own.ids) for own in mapped)]).tolist()
     asked = [

@@ -181,6 +181,7 @@ def _work(
         return family.encode(examples, start.tokenizer, head, task, counts)
 
     train = encoded("train", data.train)
+    data.counts["train"].untaught = len(train) - len(train.taught())
     heldout = {name: Scored(own, encoded(name, own)) for name, own in data.heldout.items()}
     return Tuning(
         start.model, head, task, train, heldout, machine,
@@ -272,6 +273,8 @@ def _tell(
         said += [f"{counts.cut_off:,} cut off at the end"] if counts.cut_off else []
         if counts.unreached:
             said.append(f"{counts.unreached:,} answers that stand whole in no window")
+        if counts.untaught:
+            said.append(f"{counts.untaught:,} inputs without a target, left out of training")
         if said:
             progress.note(f"{name}: of {counts.read:,} examples {'; '.join(said)}")
         if counts.unseen:

@@ -15,6 +15,7 @@ from bertsmith.bundle import Head, TaskBundle
 from bertsmith.errors import RunError, SettingsError, TaskError
 from bertsmith.files import sha256_of_file
 from bertsmith.settings import merged, read_toml
+from bertsmith.tasks.entities import strange
 from bertsmith.tasks.families import FACTS, FAMILIES, KINDS, family_of, refuse_unread, with_metrics
 from bertsmith.tasks.inputs import Counts
 from bertsmith.tasks.public import TASKS
@@ -75,13 +76,19 @@ def resolve_task(
 
 
 def _check_kind(task: str, settings: TaskSettings) -> None:
-    """Refuse a kind that the task has not."""
+    """Refuse a kind that the task has not, and labels that the kind has not."""
     kinds = (TASKS[task].facts["kind"],) if task in TASKS else KINDS[task]
     if settings.kind not in kinds:
         family = next(name for name, own in KINDS.items() if settings.kind in own)
         raise SettingsError(
             f"{task} is of the kind {' or '.join(map(repr, kinds))}; for {settings.kind!r} give "
             f"the task {family!r} and its columns"
+        )
+    wrong = strange(settings.labels) if settings.kind == "entities" else []
+    if wrong:
+        raise SettingsError(
+            f"task.labels: {wrong[0]!r} is no entity's tag; expected O, B-…, I-…; for tags that "
+            "are no entities give task.kind=tags"
         )
 
 

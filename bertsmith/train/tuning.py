@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertsmith.bundle import Head
+from bertsmith.errors import TaskError
 from bertsmith.model.dropout import Noise
 from bertsmith.model.features import FeatureModel
 from bertsmith.model.task import TaskModel
@@ -55,12 +56,19 @@ class Tuning:
         self.model, self._head, self._machine = model, head, machine
         self._family, self._task = family_of(head.kind), task
         self._train, self._heldout, self._weights = train, heldout, class_weights
+        # A batch in which nothing is asked about would have no mean loss.
+        self._taught = train.taught()
+        if not self._taught:
+            raise TaskError(
+                f"{task.train}: the tokenizer leaves nothing that could be learnt; expected one "
+                "example at least with a token that is asked about"
+            )
         self._batch, self._micro_tokens, self._seed = task.batch, micro_tokens, seed
 
     @property
     def steps_per_epoch(self) -> int:
-        """The steps that see every example once; the last one may be short."""
-        return math.ceil(len(self._train) / self._batch)
+        """The steps that see every example with a target once; the last one may be short."""
+        return math.ceil(len(self._taught) / self._batch)
 
     def pieces(self, first_step: int) -> Iterator[list[Part]]:
         """Yield the pieces of each step's batch, without end, each epoch in an order of its own."""
@@ -73,10 +81,8 @@ class Tuning:
             epoch, within = epoch + 1, 0
 
     def _order(self, epoch: int) -> list[int]:
-        order: list[int] = (
-            np.random.default_rng((self._seed, epoch)).permutation(len(self._train)).tolist()
-        )
-        return order
+        chance = np.random.default_rng((self._seed, epoch))
+        return [self._taught[place] for place in chance.permutation(len(self._taught)).tolist()]
 
     def _cut(self, chosen: list[int]) -> Iterator[list[int]]:
         """Part a batch where the tokens of a piece would be too many."""
@@ -144,10 +150,13 @@ class Tuning:
         """Return mean loss, metrics and the number of examples of a held-out file."""
         found = outputs(self.model, own.inputs, self._machine.autocast())
         total = count = 0.0
-        for first in range(0, len(found), _AT_ONCE):
-            part = own.inputs.part(range(first, min(first + _AT_ONCE, len(found))))
-            rows = torch.from_numpy(np.concatenate(found[first : first + _AT_ONCE]))
+        taught = own.inputs.taught()
+        for first in range(0, len(taught), _AT_ONCE):
+            numbers = taught[first : first + _AT_ONCE]
+            part = own.inputs.part(numbers)
+            rows = torch.from_numpy(np.concatenate([found[number] for number in numbers]))
             each = self._family.losses(rows, part, self._head)
             total, count = total + float(each.sum()), count + len(each)
         figures = self._family.score(found, own.inputs, own.examples, self._head, self._task)
-        return {"loss": total / count, **figures, "examples": float(len(own.examples))}
+        loss = total / count if count else math.nan
+        return {"loss": loss, **figures, "examples": float(len(own.examples))}

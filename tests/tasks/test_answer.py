@@ -142,6 +142,7 @@ def test_an_empty_context_is_each_questions_fault(tmp_path: Path) -> None:
         ('{"data": [{"title": "T"}]}', r"article 1 \(T\): there is no list 'paragraphs'"),
         ('{"data": [{"paragraphs": [3]}]}', "article 1, paragraph 1: there is no list 'qas'"),
         ('{"id": 1}\n{"id": 2}\n', r"not JSON: .*whose name ends in \.jsonl or \.parquet"),
+        ("[" * 10**5, "a.json: not JSON: "),
     ],
 )
 def test_a_file_of_another_form_is_told(tmp_path: Path, content: str, message: str) -> None:
@@ -150,6 +151,9 @@ def test_a_file_of_another_form_is_told(tmp_path: Path, content: str, message: s
     with pytest.raises(TaskError, match=message):
         read(tmp_path / "a.json", task(skip_bad=True))
     with pytest.raises(TaskError, match="no such file"):
+        read(tmp_path / "b.json", task())
+    (tmp_path / "b.json").write_bytes(b'{"data":\n"caf\xe9"}')
+    with pytest.raises(TaskError, match=r"b\.json, line 2: not UTF-8, but the byte 0xe9"):
         read(tmp_path / "b.json", task())
 
 
@@ -320,11 +324,19 @@ def test_an_answer_comes_back_as_it_stands(strip_accents: bool, text: str, answe
     assert (found.spans[0].text, found.spans[0].start) == (answer, start)
 
 
-def test_an_answer_of_no_token_is_told(words: Tokenizer) -> None:
-    """What the tokenizer takes away cannot be learnt."""
-    example = Example("who", "red \ufffd blue", (("\ufffd", 4),), "1", "f, question 1")
-    with pytest.raises(TaskError, match="f, question 1: the tokenizer leaves nothing"):
-        encode([example], words, HEAD, task(), Counts())
+def test_an_answer_of_no_token_is_no_target(words: Tokenizer) -> None:
+    """What the tokenizer takes away teaches nothing, no answer neither; another answer does."""
+    context, gone = "red \ufffd blue", ("\ufffd", 4)
+    answers = [(gone,), (gone, ("blue", 6)), ()]
+    examples = [
+        Example("who", context, own, str(number), "f") for number, own in enumerate(answers)
+    ]
+    inputs = encode(examples, words, HEAD, task(), Counts())
+    assert inputs.targets is not None
+    assert [own.tolist() for own in inputs.targets] == [[], [[4, 4]], [[0, 0]]]
+    assert inputs.taught() == [1, 2]
+    rows = [np.zeros((len(ids), 2), np.float32) for [(ids, _)] in inputs.sequences]
+    assert 0 <= score(rows, inputs, examples, HEAD, task())["f1"] <= 1
 
 
 def test_a_context_of_no_token_is_no_answer(words: Tokenizer) -> None:

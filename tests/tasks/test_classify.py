@@ -62,6 +62,8 @@ def test_a_bad_row_is_told_or_counted(tmp_path: Path, kind: Kind, row: str, mess
         ("single", "red \ud83d", "1", "line 1: half a character"),
         ("single", "red", {"a": 1}, "line 1: a label that is no name"),
         ("single", "red", ["0", "1"], "line 1: several labels where one is expected"),
+        ("single", "red", float("nan"), "line 1: a label that is not finite: nan"),
+        ("multi", "red", [float("inf")], "line 1: a label that is not finite: inf"),
         ("multi", "red", {"a": 1}, "line 1: a label that is no name"),
         ("multi", "red", ["0", ["1"]], r"line 1: a label that is no name: \['1'\]"),
         ("regression", "red", True, "line 1: a score that is no number: True"),
@@ -83,11 +85,34 @@ def test_json_of_another_type_is_a_bad_row(
     assert sum(counts.skipped.values()) == 1
 
 
+def test_a_number_is_one_label_however_it_is_written(tmp_path: Path) -> None:
+    """1, 1.0 and "1" are the same label: a column of whole numbers with gaps comes as floats."""
+    file = tmp_path / "a.jsonl"
+    values = (1, 1.0, "1", -0.0, 0.5)
+    file.write_text("".join(json.dumps({"text": "red", "label": one}) + "\n" for one in values))
+    found, _ = read(file, TaskSettings())
+    assert [example.label for example in found] == ["1", "1", "1", "0", "0.5"]
+
+
 def test_a_missing_column_is_an_error_even_when_bad_rows_are_skipped(tmp_path: Path) -> None:
     """It is a fault of the command, not of a row; the message names the columns there are."""
     (tmp_path / "a.csv").write_text("words,label\nred,1\n")
     with pytest.raises(TaskError, match=r"no column 'text'; the columns are 'words', 'label'"):
         read(tmp_path / "a.csv", TaskSettings(skip_bad=True))
+
+
+def test_a_line_of_json_that_lacks_a_key_is_a_bad_row(tmp_path: Path) -> None:
+    """Not so the first line: then it is the command that names a column that is not there."""
+    good, bad = '{"text": "red", "label": 1}\n', '{"text": "red"}\n'
+    (tmp_path / "a.jsonl").write_text("oops\n" + good + bad + good)
+    (tmp_path / "b.jsonl").write_text("oops\n" + bad + good)
+    examples, counts = read(tmp_path / "a.jsonl", TaskSettings(skip_bad=True))
+    assert (len(examples), counts.skipped["there is no column 'label'"]) == (2, 1)
+    with pytest.raises(TaskError, match=r"b\.jsonl, line 2: there is no column 'label'"):
+        read(tmp_path / "b.jsonl", TaskSettings(skip_bad=True))
+    (tmp_path / "a.jsonl").write_text(good + bad)
+    with pytest.raises(TaskError, match=r"line 2: there is no column 'label'; the .*--skip-bad"):
+        read(tmp_path / "a.jsonl", TaskSettings())
 
 
 def test_a_file_of_nothing_is_an_error(tmp_path: Path) -> None:

@@ -44,7 +44,13 @@ def test_without_header_columns_are_numbers(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("a.csv", b"x,x\n1,2\n", r"line 1: the column 'x' stands there twice"),
-        ("a.csv", b"x\n\xff\n", r"a\.csv: not UTF-8"),
+        ("a.csv", b"x\n\xff\n", r"a\.csv, line 2: not UTF-8, but the byte 0xff; expected UTF-8"),
+        # Beyond the first chunk that is read, after characters of several bytes.
+        (
+            "a.jsonl",
+            '{"x": "ä"}\n'.encode() * 5000 + b'{"x": "caf\xe9"}\n{}\n',
+            r"a\.jsonl, line 5,001: not UTF-8, but the byte 0xe9",
+        ),
         ("a.xml", b"<x/>", r"unknown kind of table"),
         ("missing.csv", None, r"missing\.csv: no such file"),
     ],
@@ -65,6 +71,7 @@ def test_broken_tables_say_where(
         ("a.tsv", "x\ty\n1\t2\n3\n", 3, "1 columns where 2 are expected"),
         ("a.jsonl", '{"x": 1}\n{oops\n', 2, "a line that is not JSON"),
         ("a.jsonl", '{"x": 1}\n[1]\n', 2, "a line that is no JSON object"),
+        ("a.jsonl", '{"x": 1}\n' + "[" * 10**5 + "\n", 2, "a line that is not JSON"),
     ],
 )
 def test_a_broken_row_is_one_row(

@@ -68,6 +68,21 @@ def test_conll_is_read(tmp_path: Path) -> None:
     assert labels_of(found, "f") == ("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG", "B-PER", "I-PER")
 
 
+def test_a_new_document_ends_the_sentence_before_it(tmp_path: Path) -> None:
+    """Also where no blank line stands before its mark: no sentence reaches over documents."""
+    (tmp_path / "a.txt").write_text("-DOCSTART- O\na O\nb O\n-DOCSTART- O\nc O\n\nd O\n")
+    found, _ = read(tmp_path / "a.txt", ENTITIES.model_copy(update={"label": "1"}))
+    assert [(one.text, one.document) for one in found] == [("a b", 1), ("c", 2), ("d", 2)]
+    assert [one.where.rsplit(" ", 1)[1] for one in found] == ["2", "5", "7"]
+
+
+def test_tags_may_be_numbers(tmp_path: Path) -> None:
+    """As in Hugging Face's data sets; each is named as it is written."""
+    (tmp_path / "a.jsonl").write_text('{"tokens": ["a", "b"], "tags": [0, 12]}\n')
+    [found], _ = read(tmp_path / "a.jsonl", TaskSettings(kind="tags", text="0", label="-1"))
+    assert found.tags == ("0", "12")
+
+
 def test_characters_are_read(tmp_path: Path) -> None:
     """KLUE's form: comments, a tab between columns, blanks that are characters."""
     (tmp_path / "k.tsv").write_text("## c\n## x\t<서울:LC>\n서\tB-LC\n울\tI-LC\n \tO\n살\tO\n\n")
@@ -85,6 +100,12 @@ def test_characters_are_read(tmp_path: Path) -> None:
         ("a.jsonl", '{"tokens": ["a", " "], "tags": ["O", "O"]}', r"line 1: an empty word"),
         ("a.jsonl", '{"tokens": [], "tags": []}', r"line 1: a sentence without words"),
         ("a.jsonl", '{"tokens": "a", "tags": ["O"]}', r"no list where words or tags are"),
+        ("a.jsonl", '{"tokens": ["a", null], "tags": ["O", "O"]}', r"no text in 'tokens': None"),
+        ("a.jsonl", '{"tokens": [{"x": 1}], "tags": ["O"]}', r"no text in 'tokens': {'x': 1}"),
+        ("a.jsonl", '{"tokens": [7], "tags": ["O"]}', r"no text in 'tokens': 7"),
+        ("a.jsonl", '{"tokens": ["a"], "tags": [null]}', r"line 1: .* no text in 'tags': None"),
+        ("a.jsonl", '{"tokens": ["a"], "tags": [true]}', r"no text in 'tags': True"),
+        ("a.jsonl", '{"tokens": ["\\ud83d"], "tags": ["O"]}', r"line 1: half a character"),
         ("a.jsonl", '{"words": ["a"]}', r"no column 'tokens'; the columns are 'words'"),
     ],
 )
@@ -195,6 +216,18 @@ def test_a_window_has_its_document_around_it(words: Tokenizer) -> None:
     # In the middle of a document what is asked stands in the middle of its input.
     assert found.places[2] == [3, 4, 5, 6, 7]
     assert sum(map(len, found.places)) == 33
+
+
+@pytest.mark.parametrize("context", ["sentence", "document"])
+def test_a_document_without_pieces_is_outside(words: Tokenizer, context: str) -> None:
+    """It has an input of nothing, where nothing is asked, and its tags count in the score."""
+    task = ENTITIES.model_copy(update={"context": context})
+    examples = [sentence("\u200b \u200b", "O B-PER", 1)]
+    found = encode(examples, words, HEAD, task, Counts())
+    assert [words.tokens(ids) for [(ids, _)] in found.sequences] == [["[CLS]", "[SEP]"]]
+    assert found.places == [[]]
+    rows = [np.empty((0, HEAD.outputs), np.float32)]
+    assert score(rows, found, examples, HEAD, task) == {"f1": 0.0, "accuracy": 0.5}
 
 
 def test_a_long_document_takes_time_in_proportion(words: Tokenizer) -> None:

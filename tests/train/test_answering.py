@@ -1,6 +1,7 @@
 """Questions are learnt: the span is found, and no answer is given where there is none."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,13 @@ from bertsmith import bundle
 from bertsmith.bundle import load_task
 from bertsmith.errors import SettingsError, TaskError
 from bertsmith.model.bert import PreTrainingModel
+from bertsmith.train import journal
 from bertsmith.train.finetune import finetune
 from bertsmith.use.answer import answer
 from bertsmith.use.evaluate import evaluate
 from tests.model.examples import primes
 from tests.train.conftest import WORDS, tokenizer_of
+from tests.train.test_finetune import Notes
 
 #: The answer is the word after the first one; without the first one there is no answer.
 MARK = WORDS[0]
@@ -89,6 +92,29 @@ def test_the_threshold_can_be_said(start: Path, tmp_path: Path) -> None:
     assert result.model is not None
     assert result.figures["null_threshold"] == -99.0
     assert {one.text for one in answer(load_task(result.model), [("la", "le li lo")])} == {""}
+
+
+def test_an_answer_of_no_token_is_left_out_of_training(start: Path, tmp_path: Path) -> None:
+    """It is counted and told; in the held-out file such a question is scored like any other."""
+    data = questions(tmp_path / "train.jsonl", 20, 0.0)
+    gone = {"question": WORDS[0], "context": f"{WORDS[1]} \u200b",
+            "answers": {"text": ["\u200b"], "answer_start": [3]}}  # fmt: skip
+    lines = "".join(json.dumps({"id": f"gone {number}", **gone}) + "\n" for number in range(20))
+    data.write_text(data.read_text() + lines)
+    dev = tmp_path / "dev.jsonl"
+    dev.write_text(lines)
+    notes = Notes()
+    result = finetune(
+        "answer", start, tmp_path / "run", data=data, progress=notes,
+        values={"schedule": {"steps": 12}, "run": {"threads": 1},
+                "task": {"length": 40, "batch": 2, "heldout": {"dev": str(dev)}}},
+    )  # fmt: skip
+    assert result.counts["train"]["untaught"] == 20
+    assert "train: of 40 examples 20 inputs without a target, left out of training" in notes.notes
+    assert result.figures["examples"] == 20
+    assert math.isnan(result.figures["loss"])
+    seen = [line["loss"] for line in journal.read(tmp_path / "run") if line["kind"] == "train"]
+    assert all(math.isfinite(loss) for loss in seen)
 
 
 def test_what_cannot_be_learnt_is_refused(start: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Fine-tuning learns to tag, entities and plain, and what it learnt is found again in raw text."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,28 @@ def test_tags_are_learnt(start: Path, tmp_path: Path, kind: str, context: str, l
         tag(found, [text, " "])
 
 
+@pytest.mark.parametrize("context", ["sentence", "document"])
+def test_sentences_of_no_token_are_left_out_of_training(
+    start: Path, tmp_path: Path, context: str
+) -> None:
+    """Each stands in a document of its own; in a batch alone it would have no mean loss."""
+    data = conll(tmp_path / "train.txt", 8, 0)
+    gone = "\n-DOCSTART-\n\u200b N O\n" * 8
+    data.write_text(data.read_text() + gone)
+    task = {"batch": 1, "label": "2", "context": context, "heldout": {"dev": str(data)}}
+    values = {**QUICK, "task": task, "schedule": {"epochs": 2.0}}
+    result = finetune("tag", start, tmp_path / "run", data=data, values=values)
+    assert result.counts["train"]["untaught"] == 8
+    assert result.steps == 2 * (
+        8 if context == "sentence" else 4
+    )  # In two documents of two windows.
+    assert result.figures["examples"] == 16
+    assert math.isfinite(result.figures["loss"])
+    data.write_text(gone + "\n\u200b N B-X\n")
+    with pytest.raises(TaskError, match=r"train\.txt: the tokenizer leaves nothing that could"):
+        finetune("tag", start, tmp_path / "other", data=data, values=values)
+
+
 def test_long_texts_are_tagged_to_their_end(start: Path, tmp_path: Path) -> None:
     """A text of ten times the model's length has its entities everywhere, the last word's too."""
     data = conll(tmp_path / "train.txt", 150, 0)
@@ -97,7 +120,7 @@ def test_long_texts_are_tagged_to_their_end(start: Path, tmp_path: Path) -> None
 
 
 def test_a_tagger_is_no_classifier_and_the_other_way_round(start: Path, tmp_path: Path) -> None:
-    """Each is refused by the other's function; an unknown tag in dev is refused before a run."""
+    """Each is refused by the other's function; so are a strange tag in dev and a strange label."""
     data = conll(tmp_path / "train.txt", 20, 0)
     (tmp_path / "dev.txt").write_text("ba N B-ORG\n")
     values = {**QUICK, "schedule": {"steps": 1}, "task": {**QUICK["task"], "label": "2"}}
@@ -107,6 +130,9 @@ def test_a_tagger_is_no_classifier_and_the_other_way_round(start: Path, tmp_path
         predict(result.model, ["ba"])
     values["task"]["heldout"] = {"dev": str(tmp_path / "dev.txt")}
     with pytest.raises(TaskError, match=r"dev\.txt, line 1: an unknown label: 'B-ORG'"):
+        finetune("tag", start, tmp_path / "other", data=data, values=values)
+    values["task"] |= {"labels": ["X", "O", "B-PER", "I-PER", "B-LOC", "I-LOC"]}
+    with pytest.raises(SettingsError, match=r"task\.labels: 'X' is no entity's tag"):
         finetune("tag", start, tmp_path / "other", data=data, values=values)
     assert not (tmp_path / "other").exists()
 

@@ -10,8 +10,10 @@ from bertsmith.bundle import Head, Kind, load_task, save_task
 from bertsmith.errors import ModelError, QuestionError
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.use.evaluate import evaluate
 from bertsmith.use.predict import predict
 from bertsmith.use.submission import submission
+from bertsmith.use.tag import tag
 from tests.use.conftest import TEXT
 
 
@@ -52,6 +54,27 @@ def test_the_same_as_the_peer(tmp_path: Path, tokenizer: Tokenizer, kind: Kind) 
         )
         whole = words(*parts)["input_ids"]
         assert answer.cut_off == (len(whole) > 41)
+
+
+@pytest.mark.parametrize("kind", ["entities", "tags"])
+def test_a_text_of_no_token_has_no_entity(tmp_path: Path, tokenizer: Tokenizer, kind: Kind) -> None:
+    """The tokenizer leaves nothing of a zero-width space: alone or beside others it is outside."""
+    directory = made(tmp_path / "m", tokenizer, Head(kind, ("O", "B-X", "I-X")))
+    (alone,) = tag(directory, ["\u200b"])
+    beside, other = tag(directory, ["\u200b", TEXT[0]])
+    assert alone == beside
+    assert [one.label for one in alone.spans] == ([] if kind == "entities" else ["O"])
+    assert (other,) == tuple(tag(directory, [TEXT[0]]))
+
+
+def test_a_label_that_is_no_entitys_is_told(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Another maker's label for padding: the model is refused at once, whatever it says."""
+    directory = made(tmp_path / "m", tokenizer, Head("entities", ("O", "B-X", "I-X", "PAD")))
+    with pytest.raises(ModelError, match=r"m: the label 'PAD' is no entity's tag; .*id2label"):
+        tag(directory, ["red"])
+    (tmp_path / "a.txt").write_text("red B-X\n")
+    with pytest.raises(ModelError, match="the label 'PAD' is no entity's tag"):
+        evaluate(directory, tmp_path / "a.txt", changes={"text": "0", "label": "1"})
 
 
 def test_an_empty_text_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
