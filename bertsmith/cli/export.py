@@ -24,6 +24,13 @@ _WRITERS = {
     "tensorflow": ("bertsmith.interop.tensorflow.write_tensorflow", ()),
     "onnx": ("bertsmith.interop.onnx.write_onnx", ("int8",)),
 }
+#: What to do with each.
+_NEXT = {
+    "hf": "bertsmith compare {model} {out}",
+    "sentence-transformers": 'in Python, SentenceTransformer("{out}").encode(["…"])',
+    "tensorflow": "bertsmith import {out} --out DIR reads it back",
+    "onnx": 'in Python, onnxruntime.InferenceSession on the .onnx file there',
+}
 
 
 @app.command()
@@ -66,3 +73,4 @@ def export(
     for note in notes:
         say(f"note: {note}")
     say(f"wrote {out}")
+    say(f"next: {_NEXT[to].format(model=model, out=out)}")

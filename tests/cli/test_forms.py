@@ -78,4 +78,27 @@ def test_an_unknown_form_is_refused(run: Run, model: Path, tmp_path: Path) -> No
     """--to with another word names the forms that there are."""
     done = run("export", model, "--to", "caffe", "--out", tmp_path / "out")
     assert done.status == 2
-    assert "--to caffe: expected one of tensorflow" in done.err
+    assert "--to caffe: expected one of hf, sentence-transformers, tensorflow, onnx" in done.err
+
+
+def test_every_form_is_written_with_its_own_options(run: Run, model: Path, tmp_path: Path) -> None:
+    """Each names what it wrote and what comes next; an option of another form is refused."""
+    wrote = {
+        "hf": ([], "model.safetensors"),
+        "sentence-transformers": (["--pooling", "cls", "--no-normalize"], "modules.json"),
+        "onnx": (["--int8"], "model_quantized.onnx"),
+    }
+    for form, (options, file) in wrote.items():
+        done = run("export", model, "--to", form, "--out", tmp_path / form, *options)
+        assert done.status == 0, done.err
+        assert "next: " in done.err
+        assert (tmp_path / form / file).is_file(), list((tmp_path / form).iterdir())
+    pooling = json.loads((tmp_path / "sentence-transformers/1_Pooling/config.json").read_text())
+    assert pooling["pooling_mode_cls_token"] is True
+    assert run("compare", model, tmp_path / "hf").status == 0
+    done = run("import", tmp_path / "hf", "--out", tmp_path / "again")
+    assert done.status == 0, done.err
+    assert run("compare", model, tmp_path / "again").status == 0
+    done = run("export", model, "--to", "hf", "--int8", "--out", tmp_path / "x")
+    assert done.status == 2
+    assert "--int8: the form hf has no such option" in done.err
