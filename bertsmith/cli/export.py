@@ -29,7 +29,7 @@ _NEXT = {
     "hf": "bertsmith compare {model} {out}",
     "sentence-transformers": 'in Python, SentenceTransformer("{out}").encode(["…"])',
     "tensorflow": "bertsmith import {out} --out DIR reads it back",
-    "onnx": 'in Python, onnxruntime.InferenceSession on the .onnx file there',
+    "onnx": "in Python, onnxruntime.InferenceSession on the .onnx file there",
 }
 
 
