@@ -13,6 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bertsmith.errors import ModelError
+
+
+def check_new(folder: Path) -> None:
+    """Raise ModelError unless ``folder`` is not there yet, or is empty: nothing is written over."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ModelError(f"{folder}: something is there already; choose a new folder")
+
 
 def sync(path: Path) -> None:
     """Flush a file or directory to the disk (fsync), so that a power cut cannot undo a rename."""

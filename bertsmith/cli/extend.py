@@ -53,13 +53,13 @@ def extend(
     for the new model: a store that was made before is refused.
     """
     from bertsmith import bundle
-    from bertsmith.errors import ModelError, SettingsError
+    from bertsmith.errors import SettingsError
+    from bertsmith.files import check_new
     from bertsmith.text import extension
 
     if (words is None) == (not corpus):
         raise SettingsError("give the words to add: either --words FILE or --from-corpus PATH")
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ModelError(f"{out}: something is there already; choose a new folder")
+    check_new(out)
     old = bundle.load_either(model)
     report: dict[str, Any] = {"model": str(old.path), "out": str(out)}
     gain = None

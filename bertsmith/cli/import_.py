@@ -45,12 +45,12 @@ def import_(
     come with their output layer.
     """
     from bertsmith.bundle import save_either
-    from bertsmith.errors import ModelError, SettingsError
+    from bertsmith.errors import SettingsError
+    from bertsmith.files import check_new
     from bertsmith.interop.huggingface import is_model_directory, write_huggingface
     from bertsmith.interop.tensorflow import read_tensorflow
 
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ModelError(f"{out}: something is there already; choose a new folder")
+    check_new(out)
     if is_model_directory(source):
         if uncased is not None or files_from is not None:
             raise SettingsError("--uncased and --files-from are for TensorFlow checkpoints")

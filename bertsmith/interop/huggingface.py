@@ -10,6 +10,7 @@ from typing import Final
 from bertsmith.bundle import CONFIG, load_either, locate, open_weights, save_either
 from bertsmith.bundle.pretrained import read_parts
 from bertsmith.errors import ModelError
+from bertsmith.files import check_new
 
 #: What of a model directory goes to the hub: files of other purposes may lie beside them.
 _SENT: Final = (
@@ -43,8 +44,7 @@ def write_huggingface(model: Path | str, out: Path | str) -> list[str]:
     ``out`` must not be there, or be empty. Returns what a user should know. Raises ModelError.
     """
     out = Path(out)
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ModelError(f"{out}: something is there already; choose a new folder")
+    check_new(out)
     bundle = load_either(model)
     save_either(out, bundle)
     if bundle.config.norm == "pre" or bundle.config.attention == "causal":

@@ -83,6 +83,15 @@ class BadExampleError(Exception):
         self.reason = reason
 
 
+def places_in(packed: Packed, asked: Sequence[Sequence[int]]) -> Tensor:
+    """Return int64 [M], the places in the packed row of those asked about in each sequence."""
+    starts = packed.boundaries.tolist()
+    return torch.tensor(
+        [start + place for start, own in zip(starts, asked, strict=False) for place in own],
+        dtype=torch.int64,
+    )
+
+
 @dataclass
 class Inputs:
     """Units of training as the model takes them: texts, windows of a text, choices.
@@ -120,12 +129,7 @@ class Inputs:
         packed = pack(rows)
         places = None
         if self.places is not None:
-            starts = packed.boundaries.tolist()
-            places = torch.tensor(
-                [start + place for start, number in zip(starts, numbers, strict=False)
-                 for place in self.places[number]],
-                dtype=torch.int64,
-            )  # fmt: skip
+            places = places_in(packed, [self.places[number] for number in numbers])
         assert self.targets is not None
         targets = torch.from_numpy(np.concatenate([self.targets[number] for number in numbers]))
         counted = torch.ones(len(targets))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bertsmith.model.packed import BATCH_TOKENS, groups, pack
 from bertsmith.model.task import TaskModel
-from bertsmith.tasks.inputs import Inputs
+from bertsmith.tasks.inputs import Inputs, places_in
 
 #: Numbers of the widest activations of a batch that stay in the cache of a CPU (16 MB); on a GPU
 #: larger batches are faster.
@@ -40,11 +40,7 @@ def outputs(
         if inputs.places is not None:
             asked = [inputs.places[flat[number][0]] for number in group]
             sizes = list(map(len, asked))
-            starts = packed.boundaries.tolist()
-            places = torch.tensor(
-                [start + place for start, own in zip(starts, asked, strict=False) for place in own],
-                dtype=torch.int64,
-            ).to(device)
+            places = places_in(packed, asked).to(device)
         with autocast or nullcontext():
             said = model(packed.to(device), places).float().cpu().numpy()
         for number, rows in zip(group, np.split(said, np.cumsum(sizes)[:-1]), strict=True):

@@ -11,8 +11,8 @@ from typing import Any
 import bertsmith
 from bertsmith.bundle import CONFIG, Bundle, TaskBundle, load_either, load_encoder, locate
 from bertsmith.bundle.either import is_bare
-from bertsmith.errors import MissingExtraError, ModelError
-from bertsmith.files import whole_directory
+from bertsmith.errors import MissingExtraError
+from bertsmith.files import check_new, whole_directory
 from bertsmith.interop.onnx.graph import Graph, Port
 from bertsmith.interop.onnx.heads import AnyBundle, graph_of
 
@@ -34,8 +34,7 @@ def write_onnx(model: Path | str, out: Path | str, *, int8: bool = False) -> lis
     Raises ModelError for a model that it cannot be, MissingExtraError without the packages.
     """
     directory, out = locate(model), Path(out)
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ModelError(f"{out}: something is there already; choose a new folder")
+    check_new(out)
     bundle = load_encoder(directory) if is_bare(directory) else load_either(directory)
     proto = _proto(graph_of(bundle, tied=not int8), _metadata(bundle))
     with whole_directory(out) as new:

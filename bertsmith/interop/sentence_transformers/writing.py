@@ -22,7 +22,7 @@ from bertsmith.bundle import (
 )
 from bertsmith.bundle.weights import built, open_weights
 from bertsmith.errors import ModelError
-from bertsmith.files import whole_directory, write_json
+from bertsmith.files import check_new, whole_directory, write_json
 from bertsmith.interop.sentence_transformers.pooling import (
     KEYS,
     MODULE_CONFIG,
@@ -54,8 +54,7 @@ def write_sentence_transformers(
     Raises ModelError for a model that transformers' BERT cannot be.
     """
     bundle, out = load_encoder(model), Path(out)
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ModelError(f"{out}: something is there already; choose a new folder")
+    check_new(out)
     raw = config_json(bundle.config) | {"architectures": ["BertModel"]}
     if raw["model_type"] != "bert":
         raise ModelError(

@@ -12,7 +12,7 @@ from bertsmith.bundle import INFO, Bundle, TaskBundle, load, load_task, locate, 
 from bertsmith.bundle.config import CONFIG as DIRECTORY_CONFIG
 from bertsmith.bundle.config import read_json
 from bertsmith.errors import ModelError
-from bertsmith.files import whole_directory, write_json
+from bertsmith.files import check_new, whole_directory, write_json
 from bertsmith.interop.tensorflow import names as there
 from bertsmith.interop.tensorflow.arrays import FLOAT, Array
 from bertsmith.interop.tensorflow.bundle import INDEX
@@ -34,8 +34,7 @@ def write_tensorflow(model: Path | str, out: Path | str) -> list[str]:
     it cannot be: pre-norm, causal, another activation, another task than labels or spans.
     """
     directory, out = locate(Path(model)), Path(out)
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ModelError(f"{out}: something is there already; choose a new folder")
+    check_new(out)
     classes = read_json(directory / DIRECTORY_CONFIG).get("architectures") or []
     plain = any(str(name).endswith(("ForPreTraining", "ForMaskedLM")) for name in classes)
     bundle = load(directory) if plain else load_task(directory)
