@@ -1,10 +1,11 @@
 """Fine-tune on a task beside transformers' Trainer: the same weights, inputs, settings and seeds.
 
-For each seed it runs, in turn: Bertsmith; the Trainer with its defaults; the Trainer with batches
-of like lengths. Each scores the held-out file after every epoch. The clock of Bertsmith runs from
-the call to the written model, reading and tokenizing included; that of the Trainer over ``train()``
-alone, and its inputs are those that Bertsmith made. A line is appended to --out after every run,
-and what stands there is not run again.
+For each seed it runs, in turn: Bertsmith; the Trainer with its defaults (its order of examples is
+random, so that its batches are padded most); the Trainer with batches of like lengths. Each scores
+the held-out file after every epoch. The clock of Bertsmith runs from the call to the written model,
+reading and tokenizing included; that of the Trainer over ``train()`` alone, and its inputs are
+those that Bertsmith made. A line is appended to --out after every run, and what stands there is not
+run again.
 
     python benchmarks/finetune.py --task rte --data FOLDER --model DIR --seeds 5 --out RESULTS
 """
@@ -118,6 +119,8 @@ def ours(options: argparse.Namespace, seed: int) -> dict[str, Any]:
                 "optim": {"lr": options.lr},
                 "schedule": {"epochs": options.epochs},
                 "run": {"seed": seed, "precision": "fp32"},
+                # As the peer: none on the way.
+                "checkpoint": {"every": 10**9},
             },
         )  # fmt: skip
         seconds = time.perf_counter() - began
@@ -171,6 +174,8 @@ def changes(options: argparse.Namespace) -> dict[str, Any]:
     said = {"batch": options.batch, "length": options.length, "examples": options.examples}
     if options.train:
         said["train"] = str(options.train.resolve())
+    if options.dev:
+        said["heldout"] = {"dev": str(options.dev.resolve())}
     return {key: value for key, value in said.items() if value is not None}
 
 
@@ -195,6 +200,10 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=3e-5)
     parser.add_argument("--length", type=int)
     parser.add_argument("--train", type=Path, help="another training file")
+    parser.add_argument("--dev", type=Path, help="another held-out file")
+    parser.add_argument(
+        "--random-seeds", type=int, help="run the Trainer's slow defaults for so many seeds only"
+    )
     parser.add_argument("--examples", type=int, help="only the first so many for training")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -207,8 +216,11 @@ def compare(options: argparse.Namespace) -> None:
     settings["examples"] = options.examples
     settings |= {"length": options.length, "weights": options.weights}
     settings["train"] = options.train.name if options.train else None
+    settings["dev"] = options.dev.name if options.dev else None
     for seed in range(options.seeds):
         for name in ("bertsmith", *PEERS):
+            if name == "transformers" and seed >= (options.random_seeds or options.seeds):
+                continue
             done = [(one["name"], one["seed"]) for one in lines(options.out, settings)]
             if (name, seed) in done:
                 continue

@@ -43,6 +43,8 @@ class Memo:
         self._segmenter = tokenizer.segmenter
         # Texts are segmented whole, before they are cut at spaces.
         self._tokenizer = Tokenizer(replace(tokenizer.recipe, segmenter=None))
+        # A token added beside the vocabulary may hold spaces, or anything.
+        self._whole = tokenizer if tokenizer.recipe.added else None
         self._remembered = remembered
         self._numbers = _Numbers()
         self._sizes: Ints = np.zeros(0, np.int64)
@@ -54,13 +56,18 @@ class Memo:
 
         No sentence may hold a line end.
         """
-        found = [
+        if self._whole is not None:
+            found = self._whole.encode_batch(sentences)
+            lengths = np.fromiter(map(len, found), np.int64, len(found))
+            row = np.fromiter(chain.from_iterable(found), np.int64, int(lengths.sum()))
+            return row, lengths
+        parts = [
             self._some(sentences[first : first + _TOGETHER])
             for first in range(0, len(sentences), _TOGETHER)
         ]
-        if not found:
+        if not parts:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        ids, sizes = zip(*found, strict=True)
+        ids, sizes = zip(*parts, strict=True)
         return np.concatenate(ids), np.concatenate(sizes)
 
     def _some(self, sentences: Sequence[str]) -> tuple[Ints, Ints]:

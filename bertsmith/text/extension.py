@@ -144,13 +144,19 @@ def frequent(tokenizer: Tokenizer, counted: WordCounts, count: int) -> list[str]
 def extended(tokenizer: Tokenizer, words: Sequence[str]) -> Extension:
     """Return the vocabulary with ``words``, as ``wished`` or ``frequent`` gave them, behind it.
 
-    Raises TokenizerError if there is none.
+    Raises TokenizerError if there is none, or if tokens stand behind the vocabulary already.
     """
     if not words:
         raise TokenizerError(
             "there is no word to add: none was found that the vocabulary can take and has not yet"
         )
     old = tokenizer.recipe
+    behind = old.words[len(old.vocab) :]
+    if behind:
+        raise TokenizerError(
+            f"tokens were added behind this vocabulary ({', '.join(behind[:5])}); their ids are "
+            "where new words would go, so it cannot be extended"
+        )
     recipe = Recipe(**(vars(old) | {"vocab": (*old.vocab, *words)}))
     pieces = tuple(_pieces(tokenizer, word) for word in words)
     return Extension(

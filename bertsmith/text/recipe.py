@@ -6,7 +6,7 @@ It never knows where these came from, nor the texts that the engine will read.
 import hashlib
 import json
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Final, NamedTuple
 
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Engine
@@ -20,18 +20,35 @@ SPECIAL: Final = (PAD, UNK, CLS, SEP, MASK)
 CONTINUES: Final = "##"
 
 
+class Added(NamedTuple):
+    """A token beside WordPiece, found in a text before it is cut into words.
+
+    special: for a decoder, which leaves it out. single_word: only where it stands by itself.
+    lstrip, rstrip: with the spaces before or after it. normalized: looked for in the cleaned text.
+    """
+
+    content: str
+    special: bool = False
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = True
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """All that decides which ids a text becomes.
 
     ``vocab``: the words in the order of their ids; where one is repeated, the last id holds, as in
-    the original. ``strip_accents`` takes accents off; then ``whole_hangul`` puts Hangul together
-    again, while the original leaves it in jamo. ``split_chinese`` makes each Chinese character a
-    word. Words of more than ``longest_word`` characters are [UNK]. ``segmenter``: name and version
-    of what parts the words of a text beforehand, None for nothing.
+    the original. ``added``: tokens beside them; those that are no words of ``vocab`` have the ids
+    behind it, in their order. ``strip_accents`` takes accents off; then ``whole_hangul`` puts
+    Hangul together again, while the original leaves it in jamo. ``split_chinese`` makes each
+    Chinese character a word. Words of more than ``longest_word`` characters are [UNK].
+    ``segmenter``: name and version of what parts the words of a text beforehand, None for nothing.
     """
 
     vocab: tuple[str, ...]
+    added: tuple[Added, ...] = ()
     lowercase: bool = True
     strip_accents: bool = False
     whole_hangul: bool = True
@@ -43,7 +60,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         try:
-            "".join(self.vocab).encode()
+            "".join(self.words).encode()
         except UnicodeEncodeError as error:
             # JSON may hold half a character.
             raise TokenizerError(f"a word is no text that UTF-8 can hold: {error.reason}") from None
@@ -56,13 +73,23 @@ class Recipe:
             )
 
     @property
+    def words(self) -> tuple[str, ...]:
+        """All that has an id, in the order of the ids: the vocabulary, and what was added to it."""
+        known = set(self.vocab)
+        return self.vocab + tuple(own.content for own in self.added if own.content not in known)
+
+    @property
     def said_by_bert(self) -> bool:
         """Whether a plain BERT tokenizer of other libraries can do the same."""
-        return not (self.strip_accents and self.whole_hangul) and self.segmenter is None
+        plain = self.segmenter is None and not self.added
+        return plain and not (self.strip_accents and self.whole_hangul)
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over the words in the order of their ids and over every choice."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
+        if not self.added:
+            # As it was before there was such a thing.
+            del values["added"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
@@ -73,7 +100,7 @@ def ids_of(vocab: tuple[str, ...]) -> dict[str, int]:
 
 def normalizer(recipe: Recipe) -> normalizers.Normalizer:
     """Return what cleans a text before it is cut into words."""
-    plain = recipe.said_by_bert or not recipe.strip_accents
+    plain = not (recipe.strip_accents and recipe.whole_hangul)
     bert = normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=recipe.split_chinese,
@@ -87,8 +114,12 @@ def normalizer(recipe: Recipe) -> normalizers.Normalizer:
     return normalizers.Sequence(parts)
 
 
-def engine(recipe: Recipe) -> Engine:
-    """Build the ``tokenizers`` engine; [CLS] and [SEP] are put around when it is asked to."""
+def engine(recipe: Recipe, *, all_plain: bool = False) -> Engine:
+    """Build the ``tokenizers`` engine; [CLS] and [SEP] are put around when it is asked to.
+
+    all_plain: no added token is special, so that an engine that reads special tokens as plain text
+    still finds them.
+    """
     ids = ids_of(recipe.vocab)
     built = Engine(
         models.WordPiece(vocab=ids, unk_token=UNK, max_input_chars_per_word=recipe.longest_word)
@@ -102,4 +133,7 @@ def engine(recipe: Recipe) -> Engine:
         special_tokens=[(CLS, ids[CLS]), (SEP, ids[SEP])],
     )
     built.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    for own in recipe.added:
+        flags = own._asdict() | ({"special": False} if all_plain else {})
+        built.add_tokens([AddedToken(**flags)])
     return built

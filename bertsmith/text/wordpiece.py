@@ -36,6 +36,8 @@ _MARKS: Final = re.compile("|".join(re.escape(token) for token in SPECIAL))
 class Tokenizer:
     """A WordPiece tokenizer; equal recipes give equal ids. It can be pickled.
 
+    ``vocab``: all that has an id, in the order of the ids.
+
     Text that only looks like a special token, such as "[SEP]" in a corpus, is read as plain text,
     unless ``special`` is asked for.
     """
@@ -46,8 +48,9 @@ class Tokenizer:
         if segmenter is None and recipe.segmenter is not None:
             segmenter = segmenter_named(*recipe.segmenter)
         self.segmenter = segmenter
-        self._ids = ids_of(recipe.vocab)
-        self._plain = engine(recipe)
+        self.vocab = recipe.words
+        self._ids = ids_of(self.vocab)
+        self._plain = engine(recipe, all_plain=True)
         self._plain.encode_special_tokens = True
 
     @classmethod
@@ -68,14 +71,9 @@ class Tokenizer:
         return type(self), (self.recipe, self.segmenter)
 
     @property
-    def vocab(self) -> tuple[str, ...]:
-        """The words in the order of their ids."""
-        return self.recipe.vocab
-
-    @property
     def vocab_size(self) -> int:
         """How many ids there are (V)."""
-        return len(self.recipe.vocab)
+        return len(self.vocab)
 
     @property
     def lowercase(self) -> bool:

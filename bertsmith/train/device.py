@@ -3,6 +3,7 @@
 It never knows what is trained; it alone asks the hardware and sets PyTorch's process-wide switches.
 """
 
+import ctypes
 import os
 import re
 import resource
@@ -20,7 +21,9 @@ from bertsmith.model.attention import Kernel
 Precision = Literal["fp32", "bf16"]
 
 #: Edge of the square product that measures the ceiling: large enough that memory does not matter.
-_CEILING_EDGE = {"cpu": 2048, "cuda": 8192}
+_CEILING_EDGE = {"cpu": 1024, "cuda": 8192}
+#: Names of glibc's malloc.h.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ def find(
     # in another order.
     torch.set_num_threads(threads or torch.get_num_threads())
     make_deterministic(cuda=cuda)
+    if not cuda:
+        keep_freed_memory()
     return Machine(torch.device(device), precision, kernel)  # type: ignore[arg-type]
 
 
@@ -88,7 +93,20 @@ def make_deterministic(*, cuda: bool) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def matrix_ceiling(machine: Machine, seconds: float = 0.4) -> float:
+def keep_freed_memory() -> None:
+    """Have glibc keep what is freed: training asks for the same large blocks at every step.
+
+    Left to itself it gives blocks beyond 32 MB, such as the gradient of the word embeddings, back
+    to the system, and the next step faults them in again page by page (mallopt(3)). Elsewhere than
+    on glibc nothing happens.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, 2**30)
+        mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def matrix_ceiling(machine: Machine, seconds: float = 0.1) -> float:
     """Measure the best square matrix product of the machine, in multiply-adds a second."""
     edge = _CEILING_EDGE[machine.device.type]
     a = torch.randn(edge, edge, device=machine.device, dtype=machine.dtype)
