@@ -15,6 +15,7 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -52,7 +53,17 @@ SEQUENCES = (
 
 
 class Trainer(transformers.Trainer):
-    """The Trainer, with the learning rates that Bertsmith takes: its own warm-up ends higher."""
+    """The Trainer, with the learning rates that Bertsmith takes: its own warm-up ends higher.
+
+    Grouped by length, it shuffles the held-out examples as well: ``order`` tells which is which.
+    """
+
+    order: Sequence[int] = ()
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> Any:
+        sampler = super()._get_eval_sampler(eval_dataset)
+        self.order = list(range(len(eval_dataset)) if sampler is None else sampler)
+        return self.order
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
@@ -93,12 +104,18 @@ class Table(torch.utils.data.Dataset[dict[str, Any]]):
         return row | {"labels": target[0].item()}
 
 
-def rows_of(found: Any, inputs: Inputs, kind: Kind) -> list[np.ndarray[Any, Any]]:
-    """Return the Trainer's outputs, float32 [m, C] for each unit, as our scores take them."""
+def rows_of(
+    found: Any, inputs: Inputs, kind: Kind, order: Sequence[int]
+) -> list[np.ndarray[Any, Any]]:
+    """Return the Trainer's outputs, float32 [m, C] for each unit, as our scores take them.
+
+    order: the number of the unit of each of the outputs.
+    """
     if kind == "span":
         logits = np.stack(found.predictions[:2], -1)
     else:
         logits = np.asarray(found.predictions, np.float32)
+    logits = logits[np.argsort(order)]
     if logits.ndim < 3:
         return list(logits.reshape(len(inputs), 1, -1))
     rows = []
@@ -147,7 +164,9 @@ def theirs(options: argparse.Namespace, seed: int, sampling: str) -> dict[str, A
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
 
     def metrics(found: Any) -> dict[str, float]:
-        return family.score(rows_of(found, dev, head.kind), dev, examples, head, task)
+        return family.score(
+            rows_of(found, dev, head.kind, trainer.order), dev, examples, head, task
+        )
 
     with tempfile.TemporaryDirectory() as out:
         arguments = transformers.TrainingArguments(
@@ -217,6 +236,7 @@ def compare(options: argparse.Namespace) -> None:
     settings |= {"length": options.length, "weights": options.weights}
     settings["train"] = options.train.name if options.train else None
     settings["dev"] = options.dev.name if options.dev else None
+    settings["threads"] = torch.get_num_threads()
     for seed in range(options.seeds):
         for name in ("bertsmith", *PEERS):
             if name == "transformers" and seed >= (options.random_seeds or options.seeds):

@@ -13,8 +13,10 @@ from torch import nn
 from bertsmith.bundle.directory import locate
 from bertsmith.bundle.pretrained import read_parts
 from bertsmith.bundle.weights import built, open_weights
+from bertsmith.errors import ModelError
 from bertsmith.model.bert import BertModel
 from bertsmith.model.config import ModelConfig
+from bertsmith.model.heads import Pooler
 from bertsmith.text.wordpiece import Tokenizer
 
 
@@ -44,3 +46,14 @@ def load_encoder(path: Path | str, *, device: torch.device | str = "cpu") -> Enc
     model = whole["bert"]
     assert isinstance(model, BertModel)
     return EncoderBundle(model.to(device).eval(), tokenizer, config, directory, info)
+
+
+def load_pooler(directory: Path, config: ModelConfig) -> Pooler:
+    """Read the pooler of a model directory, on the CPU. Raises ModelError where there is none."""
+    weights = open_weights(directory, config)
+    if not weights.pooler:
+        raise ModelError(f"{directory}: this model has no pooler (the tanh over its first token)")
+    whole, _ = built(lambda: nn.ModuleDict({"pooler": Pooler(config)}), weights)
+    pooler = whole["pooler"]
+    assert isinstance(pooler, Pooler)
+    return pooler

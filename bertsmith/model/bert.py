@@ -32,17 +32,22 @@ class BertModel(nn.Module):
         self.encoder = Encoder(config, first_site=1)
 
     def hidden_states(
-        self, packed: Packed, noise: Noise | None = None, places: Tensor | None = None
+        self,
+        packed: Packed,
+        noise: Noise | None = None,
+        places: Tensor | None = None,
+        depth: int | None = None,
     ) -> Iterator[Tensor]:
         """Yield [T, D] for the embeddings, then for layer after layer, computed as asked for.
 
-        ``places``, int64 [M]: what is asked of the last layer, whose output is then [M, D].
+        ``depth``: how many layers there are to be, None for all. ``places``, int64 [M]: what is
+        asked of the last of those, whose output is then [M, D].
         """
         x = self.embeddings(packed, noise)
         causal = self.config.attention == "causal"
         where = layout(packed, self.kernel, causal=causal, dtype=x.dtype)
         yield x
-        yield from self.encoder.each(x, where, noise, places)
+        yield from self.encoder.each(x, where, noise, places, depth)
 
     def forward(
         self, packed: Packed, noise: Noise | None = None, places: Tensor | None = None

@@ -70,13 +70,19 @@ class Encoder(nn.Module):
         self.norm = nn.LayerNorm(config.width, config.norm_eps) if pre else nn.Identity()
 
     def each(
-        self, x: Tensor, where: Layout, noise: Noise | None, places: Tensor | None = None
+        self,
+        x: Tensor,
+        where: Layout,
+        noise: Noise | None,
+        places: Tensor | None = None,
+        depth: int | None = None,
     ) -> Iterator[Tensor]:
         """Yield the output [T, D] of layer after layer; a caller that stops saves the rest.
 
-        ``places``, int64 [M]: what is asked of the last layer, whose output is then [M, D].
+        ``depth``: how many layers there are to be, None for all. ``places``, int64 [M]: what is
+        asked of the last of those, whose output is then [M, D].
         """
-        last = self.layers[-1]
-        for layer in self.layers:
-            x = layer(x, where, noise, places if layer is last else None)
+        last, asked = self.layers[-1], list(self.layers)[:depth]
+        for number, layer in enumerate(asked, 1):
+            x = layer(x, where, noise, places if number == len(asked) else None)
             yield self.norm(x) if layer is last else x

@@ -3,6 +3,7 @@
 It never knows texts or labels.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -13,6 +14,9 @@ from bertsmith.model.packed import BATCH_TOKENS, groups, pack
 from bertsmith.model.task import TaskModel
 from bertsmith.tasks.inputs import Inputs, places_in
 
+#: What computes the outputs of a model: ``outputs`` below, or a server that packs the inputs of all
+#: its clients together.
+Compute = Callable[[TaskModel, Inputs], list[NDArray[np.float32]]]
 #: Numbers of the widest activations of a batch that stay in the cache of a CPU (16 MB); on a GPU
 #: larger batches are faster.
 _CPU_NUMBERS = 2**22

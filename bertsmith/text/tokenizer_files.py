@@ -4,6 +4,7 @@ It never knows a text.
 """
 
 import unicodedata
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,9 +22,11 @@ from bertsmith.text.recipe import (
     engine,
     ids_of,
 )
-from bertsmith.text.tokenizer_json import flag, json_object, recipe_of_json, table
+from bertsmith.text.tokenizer_json import added_tokens, flag, json_object, recipe_of_json, table
 
 TOKENIZER, VOCAB, CONFIG = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
+#: Where releases before tokenizer.json kept the ids of added tokens.
+_ADDED: Final = "added_tokens.json"
 #: Where this package writes what the files above cannot say.
 OWN: Final = "bertsmith.json"
 #: Files by which tokenizers of other kinds are known, to name them when they are refused.
@@ -153,11 +156,25 @@ def _from_vocab(
     split_chinese = flag(said, "tokenize_chinese_chars", config)
     return Recipe(
         vocab=vocab,
+        added=_added_beside(config, said, vocab),
         lowercase=lowercase,
         strip_accents=bool(strip_accents),
         whole_hangul=whole or not strip_accents,
         split_chinese=True if split_chinese is None else split_chinese,
     )
+
+
+def _added_beside(
+    config: Path, said: Mapping[str, Any], vocab: tuple[str, ...]
+) -> tuple[Added, ...]:
+    """Return the tokens that were added to a vocab.txt, in the order of their ids."""
+    told, older = table(said, "added_tokens_decoder", config), config.with_name(_ADDED)
+    if not told and older.is_file():
+        ids = json_object(older)
+        return added_tokens([{"content": one, "id": ids[one]} for one in ids], vocab, older)
+    listed = [{**own, "id": int(key) if key.isdecimal() else key}
+              for key, own in told.items() if isinstance(own, dict)]  # fmt: skip
+    return added_tokens(listed if len(listed) == len(told) else None, vocab, config)
 
 
 def _in_jamo(vocab: tuple[str, ...]) -> bool:

@@ -58,7 +58,7 @@ def recipe_of_json(path: Path, lines: tuple[str, ...]) -> Recipe:
     splitter = table(file, "pre_tokenizer", path).get("type")
     _expect(path, "pre-tokenizer", splitter, "BertPreTokenizer")
     vocab = _in_order(table(model, "vocab", path), lines, path)
-    added = _added(file.get("added_tokens") or [], vocab, path)
+    added = added_tokens(file.get("added_tokens") or [], vocab, path)
     choices = _choices(table(file, "normalizer", path), path)
     longest = model.get("max_input_chars_per_word", 100)
     if type(longest) is not int or not 0 < longest < 2**31:
@@ -96,20 +96,24 @@ def _in_order(ids: Mapping[str, Any], lines: tuple[str, ...], path: Path) -> tup
     return tuple(word for word in words if word is not None)
 
 
-def _added(listed: Any, vocab: tuple[str, ...], path: Path) -> tuple[Added, ...]:
-    """Read the tokens that stand beside the vocabulary, all but the special ones of BERT itself."""
+def added_tokens(listed: Any, vocab: tuple[str, ...], path: Path) -> tuple[Added, ...]:
+    """Read the tokens that stand beside a vocabulary, all but the special ones of BERT itself.
+
+    listed: objects with a content, and perhaps an id and switches. Raises TokenizerError, with
+    ``path`` in it, for anything else, and for ids that do not follow those of the vocabulary.
+    """
     named = isinstance(listed, list) and all(
         isinstance(token, dict) and isinstance(token.get("content"), str) for token in listed
     )
     if not named:
-        raise TokenizerError(f"{path}: added_tokens is no list of tokens with their content")
-    known, found = ids_of(vocab), []
-    free = len(vocab)
-    for token in listed:
+        raise TokenizerError(f"{path}: the added tokens are no list of tokens with their content")
+    # A special token that is missing is told with the vocabulary.
+    others = [token for token in listed if token["content"] not in SPECIAL]
+    if all(type(token.get("id")) is int for token in others):
+        others.sort(key=lambda token: int(token["id"]))
+    known, found, free = ids_of(vocab), [], len(vocab)
+    for token in others:
         content = token["content"]
-        # A special token that is missing is told with the vocabulary.
-        if content in SPECIAL:
-            continue
         wanted = known.get(content, free)
         if token.get("id", wanted) != wanted or not content:
             raise TokenizerError(
@@ -117,8 +121,8 @@ def _added(listed: Any, vocab: tuple[str, ...], path: Path) -> tuple[Added, ...]
                 f"{wanted:,}: the vocabulary's own, or the next after it"
             )
         free += wanted == free
-        flags = {name: flag(token, name, path) for name in Added._fields[1:]}
-        said = {name: value for name, value in flags.items() if value is not None}
+        switches = {name: flag(token, name, path) for name in Added._fields[1:]}
+        said = {name: value for name, value in switches.items() if value is not None}
         found.append(Added(content, **said))
     return tuple(found)
 

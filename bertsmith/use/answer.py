@@ -14,7 +14,7 @@ from bertsmith.errors import QuestionError
 from bertsmith.tasks.answer import Example, encode
 from bertsmith.tasks.families import task_of
 from bertsmith.tasks.inputs import Counts
-from bertsmith.tasks.outputs import outputs
+from bertsmith.tasks.outputs import Compute, outputs
 from bertsmith.tasks.spans import Found, best_spans
 from bertsmith.use.ask import opened_task, windows
 
@@ -85,7 +85,9 @@ def answer(model: TaskBundle | Path | str, questions: Sequence[tuple[str, str]])
 
 
 def answer_each(
-    model: TaskBundle | Path | str, questions: Iterable[tuple[str, str]]
+    model: TaskBundle | Path | str,
+    questions: Iterable[tuple[str, str]],
+    compute: Compute = outputs,
 ) -> Iterator[Answer]:
     """Yield what ``answer`` does, for input without end. An error names a question's number."""
     bundle = opened_task(model, "span")
@@ -93,7 +95,7 @@ def answer_each(
         question_example(given, f"question {number:,}") for number, given in enumerate(questions, 1)
     )
     for window in windows(examples, _AT_ONCE):
-        yield from _answers(bundle, window)
+        yield from _answers(bundle, window, compute)
 
 
 def question_example(given: tuple[str, str], where: str) -> Example:
@@ -105,11 +107,11 @@ def question_example(given: tuple[str, str], where: str) -> Example:
     return Example(question, context, None, "", where)
 
 
-def _answers(bundle: TaskBundle, examples: list[Example]) -> Iterator[Answer]:
+def _answers(bundle: TaskBundle, examples: list[Example], compute: Compute) -> Iterator[Answer]:
     task = task_of(bundle)
     inputs = encode(examples, bundle.tokenizer, bundle.head, task, Counts())
     found = best_spans(
-        outputs(bundle.model, inputs), inputs.memo, [example.context for example in examples],
+        compute(bundle.model, inputs), inputs.memo, [example.context for example in examples],
         longest=task.longest_answer, count=BEST,
     )  # fmt: skip
     cut = {window.example: lost for window, lost in zip(inputs.memo, inputs.cut_off, strict=True)}

@@ -49,6 +49,10 @@ class Answers:
     log_probabilities: Tensor
 
 
+#: What answers questions: ``ask`` below, or a server that packs those of all its clients together.
+Asking = Callable[[Bundle, Sequence[int], Callable[[int], Question]], Iterator[Answers]]
+
+
 def opened(model: Model) -> Bundle:
     """Return ``model`` itself if it is loaded, else load it, on the CPU."""
     return model if isinstance(model, Bundle) else load(model)

@@ -14,7 +14,7 @@ from bertsmith.errors import QuestionError
 from bertsmith.tasks.choose import Question, encode
 from bertsmith.tasks.families import task_of
 from bertsmith.tasks.inputs import Counts
-from bertsmith.tasks.outputs import outputs
+from bertsmith.tasks.outputs import Compute, outputs
 from bertsmith.use.ask import opened_task, windows
 
 #: Prompts worked on at once: enough that like lengths meet.
@@ -46,7 +46,9 @@ def choose(
 
 
 def choose_each(
-    model: TaskBundle | Path | str, questions: Iterable[tuple[str, Sequence[str]]]
+    model: TaskBundle | Path | str,
+    questions: Iterable[tuple[str, Sequence[str]]],
+    compute: Compute = outputs,
 ) -> Iterator[Choice]:
     """Yield what ``choose`` returns, for input without end. An error names the prompt's number."""
     bundle = opened_task(model, "choice")
@@ -54,7 +56,7 @@ def choose_each(
         prompt_example(given, f"prompt {number:,}") for number, given in enumerate(questions, 1)
     )
     for window in windows(examples, _WINDOW):
-        yield from _answers(bundle, window)
+        yield from _answers(bundle, window, compute)
 
 
 def prompt_example(given: tuple[str, Sequence[str]], where: str) -> Question:
@@ -69,9 +71,9 @@ def prompt_example(given: tuple[str, Sequence[str]], where: str) -> Question:
     return Question(prompt, tuple(endings), None, where)
 
 
-def _answers(bundle: TaskBundle, examples: list[Question]) -> Iterator[Choice]:
+def _answers(bundle: TaskBundle, examples: list[Question], compute: Compute) -> Iterator[Choice]:
     inputs = encode(examples, bundle.tokenizer, bundle.head, task_of(bundle), Counts())
-    for rows, cut in zip(outputs(bundle.model, inputs), inputs.cut_off, strict=True):
+    for rows, cut in zip(compute(bundle.model, inputs), inputs.cut_off, strict=True):
         scores = rows[:, 0].astype(np.float64)
         shares = np.exp(scores - scores.max())
         shares /= shares.sum()

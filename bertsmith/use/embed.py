@@ -1,95 +1,234 @@
-"""Embed texts: a vector for each, from the last layer of an encoder.
+"""Embed texts: a vector for each text, for each of its tokens, or for a word in it.
 
-It never knows what the vectors are compared with.
+It never knows what the vectors are compared with, nor where they go.
 """
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional as F
 
 from bertsmith.bundle import Bundle, EncoderBundle, TaskBundle, load_encoder
-from bertsmith.interop.sentence_transformers import Mode, Pooling, read_pooling
-from bertsmith.model.packed import groups, pack
+from bertsmith.bundle.encoder import load_pooler
+from bertsmith.errors import QuestionError
+from bertsmith.interop.sentence_transformers import Pooling, read_pooling
+from bertsmith.model.heads import Pooler
+from bertsmith.model.packed import BATCH_TOKENS, groups, pack
+from bertsmith.use.quick import quickened
+from bertsmith.use.vectors import Recipe, VectorSettings, recipe_of, settings_of, vectors
+
+Floats = NDArray[np.float32]
+#: Numbers of the widest activations of a batch that stay in the cache of a CPU (16 MB).
+_CPU_NUMBERS = 2**22
 
 
-def _weighted(own: Tensor) -> Tensor:
-    """[S, D] -> [D]: the mean in which the n-th token counts n times."""
-    weights = torch.arange(1, len(own) + 1, device=own.device, dtype=own.dtype)
-    return (weights / weights.sum()) @ own
+@dataclass(frozen=True)
+class Encoded:
+    """[CLS] text [SEP] of each text, as ids, and how many texts were cut to the model's length."""
+
+    sequences: list[list[int]]
+    cut_off: int
 
 
-#: What each mode makes of the hidden states of one text: [S, D] -> [D].
-_POOLED: dict[Mode, Callable[[Tensor], Tensor]] = {
-    "cls": lambda own: own[0],
-    "max": lambda own: own.amax(0),
-    "mean": lambda own: own.mean(0),
-    "mean_sqrt_len_tokens": lambda own: own.sum(0) / len(own) ** 0.5,
-    "weightedmean": _weighted,
-    "lasttoken": lambda own: own[-1],
-}
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "Identity": lambda x: x,
-    "Tanh": torch.tanh,
-    "ReLU": F.relu,
-    "GELU": F.gelu,
-    "Sigmoid": torch.sigmoid,
-}
+@dataclass(frozen=True)
+class TokenVectors:
+    """The tokens of a text: words, ids, characters [start, end), and vectors, float32 [S, W].
+
+    [CLS] and [SEP], where they are told, stand for no character. cut_off: whether the text was
+    longer than the model takes.
+    """
+
+    tokens: list[str]
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+    vectors: Floats
+    cut_off: bool
 
 
-@torch.inference_mode()
+@dataclass(frozen=True)
+class WordVector:
+    """A word where it stands: number of the text (from 0), characters [start, end), vector [W]."""
+
+    text: int
+    start: int
+    end: int
+    vector: Floats
+
+
+class Embedder:
+    """A model that makes vectors of texts; any BERT's directory does."""
+
+    def __init__(self, bundle: Bundle | TaskBundle | EncoderBundle, *, fast: bool = False) -> None:
+        """``fast``: in the quickest numbers of this machine, of 8 or 16 bits, nearly the same."""
+        self.path, self.config, self.tokenizer = bundle.path, bundle.config, bundle.tokenizer
+        encoder = bundle.model if isinstance(bundle, EncoderBundle) else bundle.model.bert
+        self.encoder, self.fast = quickened(encoder) if fast else encoder, fast
+        self.device = next(encoder.parameters()).device
+        self.told = read_pooling(bundle.path)
+        self._limits = self.told or Pooling()
+
+    @classmethod
+    def load(
+        cls, path: Path | str, *, device: torch.device | str = "cpu", fast: bool = False
+    ) -> Self:
+        """Read a model directory, a RUN or a hub id. Raises ModelError."""
+        return cls(load_encoder(path, device=device), fast=fast)
+
+    @property
+    def longest(self) -> int:
+        """The longest text in tokens, [CLS] and [SEP] counted; what is beyond is cut off."""
+        own = self.config.max_positions
+        return min(self._limits.longest or own, own)
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        *,
+        layer: int | Sequence[int] | None = None,
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        special: bool = True,
+        combine: str = "concat",
+        weights: Sequence[float] = (),
+        batch_tokens: int | None = None,
+    ) -> Floats:
+        """Return float32 [n, W], a vector for each of n texts, in their order.
+
+        layer: by number, -1 the last; several are joined, or make a mean, or a sum by ``weights``
+        (``combine`` "concat", "mean", "weighted"). pooling: mean, max, mean-max, first, last or
+        pooled; with normalize as the model's directory says if it is one of sentence-transformers,
+        else the plain mean. special: whether [CLS] and [SEP] are pooled with the text.
+        batch_tokens: computed at once. A text longer than the model takes is cut off.
+        Raises SettingsError.
+        """
+        recipe = self.recipe(
+            settings_of(layer, pooling=pooling, normalize=normalize, special=special,
+                        combine=combine, weights=weights)
+        )  # fmt: skip
+        if recipe.pooling == "none":
+            raise QuestionError('pooling "none" gives a vector a token: ask for tokens() instead')
+        found = np.empty((len(texts), recipe.width), np.float32)
+        for numbers, own in self.batches(self.ids(texts).sequences, recipe, batch_tokens):
+            found[numbers] = own
+        return found
+
+    def tokens(
+        self, texts: Sequence[str], *, layer: int | Sequence[int] | None = None, **more: Any
+    ) -> list[TokenVectors]:
+        """Return the vectors of each text's tokens; arguments as for ``encode``."""
+        settings = settings_of(layer, pooling="none", **more)
+        return self.token_vectors(texts, self.recipe(settings))
+
+    def token_vectors(self, texts: Sequence[str], recipe: Recipe) -> list[TokenVectors]:
+        """Return the vectors of each text's tokens by a recipe whose pooling is "none"."""
+        tokenizer, shift = self.tokenizer, len(self._limits.prompt)
+        room = self.longest - 2
+        encoded = tokenizer.encode_batch_with_offsets(self._prepared(texts))
+        sequences = [[tokenizer.cls_id, *ids[:room], tokenizer.sep_id] for ids, _ in encoded]
+        found: list[Any] = [None] * len(texts)
+        for numbers, own in self.batches(sequences, recipe, None):
+            for number, rows in zip(numbers, own, strict=True):
+                ids = sequences[number]
+                # What a prompt before the text stands for is no part of the text.
+                places = [(max(start - shift, 0), max(end - shift, 0))
+                          for start, end in encoded[number][1][:room]]  # fmt: skip
+                end = len(texts[number])
+                offsets = [(0, 0), *places, (end, end)]
+                if len(rows) < len(ids):
+                    ids, offsets = ids[1:-1], offsets[1:-1]
+                cut = len(encoded[number][0]) > room
+                found[number] = TokenVectors(tokenizer.tokens(ids), ids, offsets, rows, cut)
+        return found
+
+    def word(
+        self, texts: Sequence[str], word: str, *, layer: int | Sequence[int] | None = None,
+        **more: Any,
+    ) -> list[WordVector]:  # fmt: skip
+        """Return one word's vector wherever it stands in the texts: the mean of its pieces'.
+
+        Where no whole word of a text is this one, words that begin with it count: a Korean noun
+        carries its particle. Raises QuestionError for a text without it.
+        """
+        found = []
+        for number, own in enumerate(self.tokens(texts, layer=layer, **more)):
+            for start, end in self._spans(texts[number], word, number):
+                pieces = [
+                    place for place, (a, b) in enumerate(own.offsets) if a < end and b > start
+                ]
+                if not pieces:
+                    raise QuestionError(
+                        f"text {number + 1}: the word {word!r} stands beyond the "
+                        f"{self.longest} tokens that this model takes; shorten the text"
+                    )
+                found.append(WordVector(number, start, end, own.vectors[pieces].mean(0)))
+        return found
+
+    def recipe(self, settings: VectorSettings) -> Recipe:
+        """Return settings, worked out for this model. Raises SettingsError."""
+        return recipe_of(settings, self.told, self.config)
+
+    def ids(self, texts: Sequence[str]) -> Encoded:
+        """Return each text as ids, cut to what the model takes."""
+        tokenizer, room = self.tokenizer, self.longest - 2
+        found = tokenizer.encode_batch(self._prepared(texts))
+        sequences = [[tokenizer.cls_id, *ids[:room], tokenizer.sep_id] for ids in found]
+        return Encoded(sequences, sum(len(ids) > room for ids in found))
+
+    @torch.inference_mode()
+    def batches(
+        self, sequences: Sequence[list[int]], recipe: Recipe, batch_tokens: int | None
+    ) -> Iterator[tuple[list[int], Any]]:
+        """Yield the numbers of each batch's texts, and their vectors as ``vectors`` has them."""
+        budget = batch_tokens or BATCH_TOKENS
+        if batch_tokens is None and self.device.type == "cpu":
+            budget = min(budget, _CPU_NUMBERS // self.config.feed_forward)
+        pooler = self._pooler if recipe.pooling == "pooled" else None
+        for group in groups([len(ids) for ids in sequences], budget):
+            packed = pack([(sequences[number], [0] * len(sequences[number])) for number in group])
+            found = vectors(self.encoder, packed.to(self.device), recipe, pooler)
+            if isinstance(found, list):
+                yield group, [own.cpu().numpy() for own in found]
+            else:
+                yield group, found.cpu().numpy()
+
+    @cached_property
+    def _pooler(self) -> Pooler:
+        return load_pooler(self.path, self.config).to(self.device)
+
+    def _prepared(self, texts: Sequence[str]) -> list[str]:
+        """Return the texts as the tokenizer is to see them."""
+        texts = [self._limits.prompt + text for text in texts]
+        if self._limits.lowercase and not self.tokenizer.lowercase:
+            # Character by character, as their tokenizers do it.
+            texts = ["".join(character.lower() for character in text) for text in texts]
+        return texts
+
+    def _spans(self, text: str, word: str, number: int) -> list[tuple[int, int]]:
+        """Return where a word stands in a text."""
+        flags = re.IGNORECASE if self.tokenizer.lowercase else 0
+        begins = rf"(?<!\w){re.escape(word.strip())}"
+        for pattern in (rf"{begins}(?!\w)", begins):
+            found = [match.span() for match in re.finditer(pattern, text, flags)]
+            if found and word.strip():
+                return found
+        raise QuestionError(
+            f"text {number + 1}: the word {word!r} is not in {text[:60]!r}; expected it in each"
+        )
+
+
 def embed(
-    model: Bundle | TaskBundle | EncoderBundle | Path | str,
-    texts: Sequence[str],
-    pooling: Pooling | None = None,
-) -> NDArray[np.float32]:
-    """Return float32 [n, D], a vector for each of n texts, in their order.
+    model: Bundle | TaskBundle | EncoderBundle | Path | str, texts: Sequence[str], **settings: Any
+) -> Floats:
+    """Return float32 [n, W], a vector for each of n texts, in their order.
 
-    ``model`` is loaded, or any model directory or RUN. ``pooling``: unless it is given, what the
-    model's directory says if it is one of sentence-transformers, else the mean of all tokens, as
-    they make of a plain BERT. A text longer than the model takes is cut off.
+    ``model`` is loaded, or any model directory, RUN or hub id. ``settings``: see
+    ``Embedder.encode``. To embed more than once, keep an ``Embedder``.
     """
     bundle = load_encoder(model) if isinstance(model, Path | str) else model
-    pooling = pooling or read_pooling(bundle.path) or Pooling()
-    encoder = bundle.model if isinstance(bundle, EncoderBundle) else bundle.model.bert
-    device = next(encoder.parameters()).device
-    sequences = _sequences(bundle, texts, pooling)
-    vectors = torch.empty(len(texts), pooling.width(bundle.config.width))
-    for group in groups([len(ids) for ids in sequences]):
-        packed = pack([(sequences[number], [0] * len(sequences[number])) for number in group])
-        hidden = encoder(packed.to(device)).float()
-        parts = hidden.split(packed.boundaries.diff().tolist())
-        vectors[group] = _vectors(parts, pooling).cpu()
-    return vectors.numpy()
-
-
-def _sequences(
-    bundle: Bundle | TaskBundle | EncoderBundle, texts: Sequence[str], pooling: Pooling
-) -> list[list[int]]:
-    """Return [CLS] text [SEP] for each text, as ids."""
-    tokenizer = bundle.tokenizer
-    longest = min(pooling.longest or bundle.config.max_positions, bundle.config.max_positions)
-    texts = [pooling.prompt + text for text in texts]
-    if pooling.lowercase and not tokenizer.lowercase:
-        # Character by character, as their tokenizers do it.
-        texts = ["".join(character.lower() for character in text) for text in texts]
-    return [
-        [tokenizer.cls_id, *ids[: longest - 2], tokenizer.sep_id]
-        for ids in tokenizer.encode_batch(texts)
-    ]
-
-
-def _vectors(parts: Sequence[Tensor], pooling: Pooling) -> Tensor:
-    """Return [B, D] from the hidden states of each text, [S, D]."""
-    x = torch.stack([torch.cat([_POOLED[mode](own) for mode in pooling.modes]) for own in parts])
-    for after in pooling.after:
-        if after == "normalize":
-            x = F.normalize(x, dim=-1)
-        else:
-            bias = None if after.bias is None else after.bias.to(x)
-            x = _ACTIVATIONS[after.activation](F.linear(x, after.weight.to(x), bias))
-    return x
+    return Embedder(bundle).encode(texts, **settings)

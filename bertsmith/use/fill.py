@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from bertsmith.bundle import Bundle
 from bertsmith.errors import QuestionError
-from bertsmith.use.ask import Model, Question, ask, longest, opened, windows
+from bertsmith.use.ask import Asking, Model, Question, ask, longest, opened, windows
 
 MASK = "[MASK]"
 #: Texts worked on at once.
@@ -38,10 +38,12 @@ def fill(model: Model, text: str, top: int = 5) -> list[Filling]:
     return next(fill_each(model, [text], top))
 
 
-def fill_each(model: Model, texts: Iterable[str], top: int = 5) -> Iterator[list[Filling]]:
+def fill_each(
+    model: Model, texts: Iterable[str], top: int = 5, asking: Asking = ask
+) -> Iterator[list[Filling]]:
     """Yield what ``fill`` returns for each text, in their order, many texts a batch.
 
-    An error names the text by its number, from 1.
+    ``asking``: what computes the answers. An error names the text by its number, from 1.
     """
     if top < 1:
         raise QuestionError(f"top is {top}: ask for at least one word a mask")
@@ -53,7 +55,7 @@ def fill_each(model: Model, texts: Iterable[str], top: int = 5) -> Iterator[list
         for text, ids in zip(window, encoded, strict=True):
             number += 1
             questions.append(_question(bundle, text, ids, number))
-        yield from _filled(bundle, window, questions, top)
+        yield from _filled(bundle, window, questions, top, asking)
 
 
 def _question(bundle: Bundle, text: str, ids: list[int], number: int) -> Question:
@@ -87,12 +89,12 @@ def _segments(bundle: Bundle, ids: list[int]) -> list[int]:
 
 
 def _filled(
-    bundle: Bundle, texts: list[str], questions: list[Question], top: int
+    bundle: Bundle, texts: list[str], questions: list[Question], top: int, asking: Asking
 ) -> Iterator[list[Filling]]:
     found: dict[tuple[int, int], list[tuple[str, float]]] = {}
     top = min(top, bundle.tokenizer.vocab_size)
     lengths = [len(question.ids) for question in questions]
-    for answers in ask(bundle, lengths, questions.__getitem__):
+    for answers in asking(bundle, lengths, questions.__getitem__):
         best = answers.log_probabilities.topk(top)
         shares, words = best.values.exp().tolist(), best.indices.tolist()
         for row, own, ids in zip(answers.rows, shares, words, strict=True):

@@ -3,7 +3,7 @@
 It never knows where the texts come from.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,10 @@ from bertsmith.errors import ModelError, QuestionError
 from bertsmith.model.packed import groups
 from bertsmith.use.ask import Model, on_device, opened, windows
 
+#: Word ids and segment ids of a sequence [CLS] A [SEP] B [SEP].
+Pair = tuple[list[int], list[int]]
+#: What computes the answers: ``follows`` below, or a server that packs those of all its clients.
+Compute = Callable[[Bundle, Sequence[Pair]], list[float]]
 #: Pairs worked on at once.
 _WINDOW = 256
 
@@ -37,10 +41,13 @@ def pair(model: Model, a: str, b: str) -> float:
     return next(pair_each(model, [(a, b)])).follows
 
 
-def pair_each(model: Model, pairs: Iterable[tuple[str, str]]) -> Iterator[Pairing]:
+def pair_each(
+    model: Model, pairs: Iterable[tuple[str, str]], compute: Compute | None = None
+) -> Iterator[Pairing]:
     """Yield the answer for each pair (A, B), in their order, many pairs a batch.
 
-    An error names the pair by its number, from 1.
+    ``compute``: what computes the shares of sequences, ``follows`` unless it is given. An error
+    names the pair by its number, from 1.
     """
     bundle = opened(model)
     if not bundle.config.nsp:
@@ -56,7 +63,7 @@ def pair_each(model: Model, pairs: Iterable[tuple[str, str]]) -> Iterator[Pairin
         for ids in encoded:
             number += 1
             _refuse_empty(ids, number)
-        yield from _answered(bundle, encoded)
+        yield from _answered(bundle, encoded, compute or follows)
 
 
 def truncated(a: Sequence[int], b: Sequence[int], room: int) -> tuple[list[int], list[int]]:
@@ -81,7 +88,9 @@ def _refuse_empty(ids: tuple[Sequence[int], Sequence[int]], number: int) -> None
             )
 
 
-def _answered(bundle: Bundle, encoded: list[tuple[list[int], list[int]]]) -> Iterator[Pairing]:
+def _answered(
+    bundle: Bundle, encoded: list[tuple[list[int], list[int]]], compute: Compute
+) -> Iterator[Pairing]:
     tokenizer = bundle.tokenizer
     sequences, left_out = [], []
     for a, b in encoded:
@@ -90,17 +99,22 @@ def _answered(bundle: Bundle, encoded: list[tuple[list[int], list[int]]]) -> Ite
         ids = [tokenizer.cls_id, *kept_a, tokenizer.sep_id, *kept_b, tokenizer.sep_id]
         sequences.append((ids, [0] * (len(kept_a) + 2) + [1] * (len(kept_b) + 1)))
         left_out.append(len(a) + len(b) - len(kept_a) - len(kept_b))
-    follows = [0.0] * len(sequences)
-    for group in groups([len(ids) for ids, _ in sequences]):
-        shares = _shares(bundle, [sequences[number] for number in group]).tolist()
-        for number, share in zip(group, shares, strict=True):
-            follows[number] = share
-    for share, lost in zip(follows, left_out, strict=True):
+    for share, lost in zip(compute(bundle, sequences), left_out, strict=True):
         yield Pairing(share, lost)
 
 
+def follows(bundle: Bundle, sequences: Sequence[Pair]) -> list[float]:
+    """Return the probability of label 0 for each sequence, in their order."""
+    found = [0.0] * len(sequences)
+    for group in groups([len(ids) for ids, _ in sequences]):
+        shares = _shares(bundle, [sequences[number] for number in group]).tolist()
+        for number, share in zip(group, shares, strict=True):
+            found[number] = share
+    return found
+
+
 @torch.inference_mode()
-def _shares(bundle: Bundle, sequences: list[tuple[list[int], list[int]]]) -> Tensor:
+def _shares(bundle: Bundle, sequences: list[Pair]) -> Tensor:
     """Return the probability of label 0 for each sequence, float32 [B]."""
     packed = on_device(bundle, sequences)
     logits = bundle.model.next_sentence_logits(bundle.model.bert(packed), packed)

@@ -14,7 +14,7 @@ from bertsmith.errors import QuestionError
 from bertsmith.tasks.classify import Example, encode
 from bertsmith.tasks.families import task_of
 from bertsmith.tasks.inputs import Counts
-from bertsmith.tasks.outputs import outputs
+from bertsmith.tasks.outputs import Compute, outputs
 from bertsmith.use.ask import opened_task, windows
 
 #: Texts worked on at once: enough that like lengths meet.
@@ -46,13 +46,15 @@ def predict(
 
 
 def predict_each(
-    model: TaskBundle | Path | str, texts: Iterable[str | tuple[str, str]]
+    model: TaskBundle | Path | str,
+    texts: Iterable[str | tuple[str, str]],
+    compute: Compute = outputs,
 ) -> Iterator[Prediction]:
     """Yield what ``predict`` returns, for input without end. An error names the text's number."""
     bundle = opened_task(model, "single", "multi", "regression")
     examples = (text_example(given, f"text {number:,}") for number, given in enumerate(texts, 1))
     for window in windows(examples, _WINDOW):
-        yield from _answers(bundle, window)
+        yield from _answers(bundle, window, compute)
 
 
 def text_example(given: str | tuple[str, str], where: str) -> Example:
@@ -63,11 +65,11 @@ def text_example(given: str | tuple[str, str], where: str) -> Example:
     return Example(parts, None, where)
 
 
-def _answers(bundle: TaskBundle, examples: list[Example]) -> Iterator[Prediction]:
+def _answers(bundle: TaskBundle, examples: list[Example], compute: Compute) -> Iterator[Prediction]:
     head = bundle.head
     inputs = encode(examples, bundle.tokenizer, head, task_of(bundle), Counts())
     cut = inputs.cut_off
-    logits = np.concatenate(outputs(bundle.model, inputs)).astype(np.float64)
+    logits = np.concatenate(compute(bundle.model, inputs)).astype(np.float64)
     if head.kind == "regression":
         yield from (Prediction((), float(row[0]), lost)
                     for row, lost in zip(logits, cut, strict=True))  # fmt: skip

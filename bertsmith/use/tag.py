@@ -17,7 +17,7 @@ from bertsmith.tasks.conll import Sentence
 from bertsmith.tasks.entities import entities
 from bertsmith.tasks.families import task_of
 from bertsmith.tasks.inputs import Counts
-from bertsmith.tasks.outputs import outputs
+from bertsmith.tasks.outputs import Compute, outputs
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.tag import Mapped, encode, tags_of
 from bertsmith.use.ask import opened_task, windows
@@ -58,13 +58,15 @@ def tag(model: TaskBundle | Path | str, texts: Sequence[str]) -> list[Tagged]:
     return list(tag_each(model, texts))
 
 
-def tag_each(model: TaskBundle | Path | str, texts: Iterable[str]) -> Iterator[Tagged]:
+def tag_each(
+    model: TaskBundle | Path | str, texts: Iterable[str], compute: Compute = outputs
+) -> Iterator[Tagged]:
     """Yield what ``tag`` returns, for input without end. An error names the text's number."""
     bundle = opened_task(model, "entities", "tags")
     # Long texts come in windows, so that no word goes without a tag.
     task = task_of(bundle, {"context": "document"})
     for window in windows(_sentences(texts, task), _WINDOW):
-        yield from _tagged(bundle, task, window)
+        yield from _tagged(bundle, task, window, compute)
 
 
 def _sentences(texts: Iterable[str], task: TaskSettings) -> Iterator[Sentence]:
@@ -86,9 +88,11 @@ def _units(text: str, task: TaskSettings) -> tuple[tuple[int, int], ...]:
     return tuple(found.span() for found in _WORDS.finditer(text))
 
 
-def _tagged(bundle: TaskBundle, task: TaskSettings, examples: list[Sentence]) -> Iterator[Tagged]:
+def _tagged(
+    bundle: TaskBundle, task: TaskSettings, examples: list[Sentence], compute: Compute
+) -> Iterator[Tagged]:
     inputs = encode(examples, bundle.tokenizer, bundle.head, task, Counts())
-    logits = np.concatenate(outputs(bundle.model, inputs)).astype(np.float64)
+    logits = np.concatenate(compute(bundle.model, inputs)).astype(np.float64)
     shares = np.exp(logits - logits.max(-1, keepdims=True))
     shares /= shares.sum(-1, keepdims=True)
     labels = bundle.head.labels

@@ -18,6 +18,7 @@ from sentence_transformers import SentenceTransformer
 from bertsmith.interop.onnx import write_onnx
 from bertsmith.interop.sentence_transformers import write_sentence_transformers
 from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.use.compare import compare
 from bertsmith.use.embed import embed
 
 pytestmark = pytest.mark.data
@@ -66,6 +67,13 @@ def test_onnx_in_32_and_in_8_bits(tmp_path: Path, minilm: Path, sentences: list[
     write_onnx(minilm, tmp_path / "q", int8=True)
     found = _vectors(tmp_path / "q" / "model_quantized.onnx", some)
     assert (found * wanted).sum(-1).min() >= 0.99
+
+
+def test_compare_finds_no_difference(tmp_path: Path, minilm: Path) -> None:
+    """Their directory and our copy of it: the same tensors, bit for bit, and the same outputs."""
+    write_sentence_transformers(minilm, tmp_path / "ours")
+    found = compare(minilm, tmp_path / "ours", ["a real sentence", "and a second one, longer"])
+    assert found.equal
 
 
 def _vectors(file: Path, texts: list[str]) -> NDArray[np.float32]:

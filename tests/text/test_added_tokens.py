@@ -3,6 +3,8 @@
 These tests never learn a vocabulary.
 """
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,30 @@ def test_texts_become_the_ids_that_transformers_gives_them(theirs: Path) -> None
     assert back.decode(wanted[4], skip_special_tokens=True) == peer.decode(
         wanted[4], skip_special_tokens=True
     )
+
+
+def test_directories_without_a_tokenizer_json_say_it_too(theirs: Path) -> None:
+    """The ids stand in tokenizer_config.json, or in added_tokens.json, as older releases wrote."""
+    wanted = Tokenizer.load(theirs)
+    shutil.copy(theirs.parent / "vocab.txt", theirs)
+    (theirs / "tokenizer.json").unlink()
+    config = json.loads((theirs / "tokenizer_config.json").read_text())
+    first = len(WORDS)
+    listed = {own.content: wanted.id(own.content) for own in wanted.recipe.added}
+    told = {str(wanted.id(own.content)): own._asdict() for own in wanted.recipe.added}
+    config |= {"strip_accents": False, "added_tokens_decoder": told}
+    (theirs / "tokenizer_config.json").write_text(json.dumps(config))
+    assert set(Tokenizer.load(theirs).recipe.added) == set(wanted.recipe.added)
+    assert Tokenizer.load(theirs).encode_batch(TEXTS) == wanted.encode_batch(TEXTS)
+    del config["added_tokens_decoder"]
+    (theirs / "tokenizer_config.json").write_text(json.dumps(config))
+    (theirs / "added_tokens.json").write_text(json.dumps(listed))
+    older = Tokenizer.load(theirs)
+    assert older.vocab == wanted.vocab
+    assert older.id("covid19") == first + 1
+    (theirs / "added_tokens.json").write_text(json.dumps({"new york": "x"}))
+    with pytest.raises(TokenizerError, match=f"'new york' has the id 'x'; expected {first}"):
+        Tokenizer.load(theirs)
 
 
 def test_text_is_text_but_for_what_was_added(theirs: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from bertsmith.bundle import (
     CONFIG,
@@ -20,7 +20,8 @@ from bertsmith.bundle import (
     load_encoder,
     to_disk,
 )
-from bertsmith.bundle.weights import built, open_weights
+from bertsmith.bundle.encoder import load_pooler
+from bertsmith.bundle.weights import open_weights
 from bertsmith.errors import ModelError
 from bertsmith.files import check_new, whole_directory, write_json
 from bertsmith.interop.sentence_transformers.pooling import (
@@ -34,7 +35,6 @@ from bertsmith.interop.sentence_transformers.pooling import (
     Pooling,
     read_pooling,
 )
-from bertsmith.model.heads import Pooler
 
 #: The names of the modules that every release of theirs knows.
 _TYPE = "sentence_transformers.models."
@@ -102,11 +102,10 @@ def _asked(directory: Path, pooling: Mode | None, normalize: bool | None) -> Poo
 
 def _pooler(bundle: EncoderBundle) -> dict[str, Tensor]:
     """Return the pooler's weights, which their BERT has though nothing reads them; {} if none."""
-    weights = open_weights(bundle.path, bundle.config)
-    if not weights.pooler:
+    if not open_weights(bundle.path, bundle.config).pooler:
         return {}
-    model, _ = built(lambda: nn.ModuleDict({"pooler": Pooler(bundle.config)}), weights)
-    return model.state_dict()
+    own = load_pooler(bundle.path, bundle.config).state_dict()
+    return {f"pooler.{name}": value for name, value in own.items()}
 
 
 def _write_modules(folder: Path, told: Pooling, bundle: EncoderBundle, *, pooled: bool) -> None:

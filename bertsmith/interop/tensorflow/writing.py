@@ -63,7 +63,8 @@ def _doubts(tokenizer: Tokenizer) -> list[str]:
     if not tokenizer.recipe.said_by_bert or not tokenizer.split_chinese:
         raise ModelError(
             "the original's tokenizer cannot do what this model's does before WordPiece (a "
-            "segmenter, Hangul kept whole without accents, or Chinese left together)"
+            "segmenter, Hangul kept whole without accents, or Chinese left together), or has no "
+            "place for tokens beside the vocabulary"
         )
     if tokenizer.lowercase == tokenizer.strip_accents:
         return []

@@ -1,0 +1,219 @@
+"""How hidden states become vectors: which layers, joined how, pooled how, and what follows.
+
+It never knows a text, nor where the vectors go.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+from torch.nn import functional as F
+
+from bertsmith.errors import SettingsError
+from bertsmith.interop.sentence_transformers import Dense, Mode, Pooling
+from bertsmith.model.bert import BertModel
+from bertsmith.model.config import ModelConfig
+from bertsmith.model.packed import Packed
+from bertsmith.settings import Settings
+
+PoolingName = Literal[
+    "mean", "max", "mean-max", "first", "last", "pooled", "none", "mean_sqrt_len_tokens",
+    "weightedmean",
+]  # fmt: skip
+#: The words of this package -> sentence-transformers' own.
+_MODES: Final[dict[PoolingName, tuple[Mode, ...]]] = {
+    "mean": ("mean",), "max": ("max",), "mean-max": ("mean", "max"),
+    "first": ("cls",), "last": ("lasttoken",), "pooled": (), "none": (),
+    "mean_sqrt_len_tokens": ("mean_sqrt_len_tokens",), "weightedmean": ("weightedmean",),
+}  # fmt: skip
+#: Pooling that looks at one token of a text only, so that the last layer is computed for no other.
+_ONE_TOKEN: Final = ({"cls"}, {"lasttoken"})
+
+
+class VectorSettings(Settings):
+    """What a vector is made of; what nobody says is as the model's directory has it, or usual."""
+
+    #: Layers by number: 1 is the one next to the input, -1 the last, 0 the embeddings; as the
+    #: places in Hugging Face's hidden_states, and from the end as in bert-as-service.
+    layers: Annotated[tuple[int, ...], Field(min_length=1)] = (-1,)
+    combine: Literal["concat", "mean", "weighted"] = "concat"
+    #: Of each layer, for "weighted".
+    weights: tuple[float, ...] = ()
+    pooling: PoolingName | None = None
+    #: Whether vectors are made to have length 1.
+    normalize: bool | None = None
+    #: Whether [CLS] and [SEP] are pooled, or told, with the text's own tokens.
+    special: bool = True
+
+    @model_validator(mode="after")
+    def _weights_fit(self) -> Self:
+        if (self.combine == "weighted") != bool(self.weights):
+            raise ValueError('weights belong to combine "weighted", and it to them')
+        if self.weights and len(self.weights) != len(self.layers):
+            raise ValueError(f"{len(self.weights)} weights for {len(self.layers)} layers")
+        return self
+
+
+def settings_of(layer: int | Sequence[int] | None = None, **said: Any) -> VectorSettings:
+    """Return settings from what is said; one layer, or several; None says nothing.
+
+    Raises SettingsError.
+    """
+    values = {name: value for name, value in said.items() if value is not None}
+    if layer is not None:
+        values["layers"] = (layer,) if isinstance(layer, int) else tuple(layer)
+    if "weights" in values:
+        values["weights"] = tuple(map(float, values["weights"]))
+    return VectorSettings.parse(values, "the settings of vectors")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The settings, worked out for one model.
+
+    states: which hidden states, 0 the embeddings, L the last layer. shares: of each in a sum, None
+    where they are joined. modes: those of pooling; none: the pooler's tanh, or a vector a token.
+    """
+
+    states: tuple[int, ...]
+    shares: tuple[float, ...] | None
+    pooling: Literal["modes", "pooled", "none"]
+    modes: tuple[Mode, ...]
+    after: tuple[Dense | Literal["normalize"], ...]
+    special: bool
+    width: int
+
+    @property
+    def depth(self) -> int:
+        """How many layers are computed."""
+        return max(self.states)
+
+    @property
+    def one_token(self) -> bool:
+        """Whether only one token of each text is looked at."""
+        return self.pooling == "pooled" or set(self.modes) in _ONE_TOKEN
+
+
+def recipe_of(settings: VectorSettings, told: Pooling | None, config: ModelConfig) -> Recipe:
+    """Work the settings out for a model; ``told``: what its directory says of pooling, if it does.
+
+    Raises SettingsError for layers that the model has not, and ModelError where a Dense that
+    follows does not fit.
+    """
+    states = tuple(_state(layer, config.layers) for layer in settings.layers)
+    shares = settings.weights or None
+    if settings.combine == "mean":
+        shares = (1 / len(states),) * len(states)
+    plain = Pooling()
+    kept = told if told is not None and settings.pooling is None else plain
+    modes = kept.modes if settings.pooling is None else _MODES[settings.pooling]
+    after = kept.after
+    if settings.normalize is not None:
+        after = tuple(own for own in after if own != "normalize")
+        after = (*after, "normalize") if settings.normalize else after
+    pooling: Any = settings.pooling if settings.pooling in ("pooled", "none") else "modes"
+    if pooling == "pooled" and states != (config.layers,):
+        raise SettingsError(
+            "layers: the pooler was trained on the last layer; leave them out with pooling "
+            '"pooled", or take pooling "first"'
+        )
+    width = config.width * (len(states) if shares is None else 1)
+    whole = Pooling(modes=modes or ("mean",), after=after).width(width)
+    return Recipe(states, shares, pooling, modes, after, settings.special, whole)
+
+
+def _state(layer: int, layers: int) -> int:
+    if not -layers - 1 <= layer <= layers:
+        raise SettingsError(
+            f"layers: there is no layer {layer} in a model of {layers}; expected -{layers} (next "
+            "to the input) to -1 (the last), or 0 for the embeddings"
+        )
+    return layer if layer >= 0 else layers + 1 + layer
+
+
+def vectors(
+    encoder: BertModel,
+    packed: Packed,
+    recipe: Recipe,
+    pooler: Callable[[Tensor], Tensor] | None = None,
+) -> list[Tensor] | Tensor:
+    """Return float32 [B, W], a vector a text; without pooling one float32 [S_b, W] for each.
+
+    No layer above the highest that is asked for is computed. ``pooler``: for "pooled".
+    """
+    places = None
+    if recipe.one_token and len(recipe.states) == 1:
+        first = recipe.pooling == "pooled" or "cls" in recipe.modes
+        places = packed.starts if first else packed.boundaries[1:].long() - 1
+    mixed = _mixed(encoder, packed, recipe, places)
+    if recipe.pooling == "pooled":
+        assert pooler is not None
+        mixed = pooler(mixed)
+    if places is not None:
+        return _finished(mixed, recipe)
+    parts: Sequence[Tensor] = mixed.split(packed.boundaries.diff().tolist())  # type: ignore[no-untyped-call]
+    if not recipe.special:
+        # A text without a word keeps its [CLS] and [SEP]: a mean of nothing is none.
+        parts = tuple(own[1:-1] if len(own) > 2 else own for own in parts)
+    if recipe.pooling == "none":
+        return [_finished(own, recipe) for own in parts]
+    joined = [torch.cat([_POOLED[mode](own) for mode in recipe.modes]) for own in parts]
+    return _finished(torch.stack(joined), recipe)
+
+
+def _mixed(encoder: BertModel, packed: Packed, recipe: Recipe, places: Tensor | None) -> Tensor:
+    """Return what is pooled, float32 [T, W], or [M, W] at ``places``."""
+    found: dict[int, Tensor] = {}
+    states = encoder.hidden_states(packed, None, places, recipe.depth)
+    for number, state in enumerate(states):
+        if number in recipe.states:
+            if number == 0 and places is not None:
+                # The embeddings are computed for all tokens.
+                state = state.index_select(0, places)  # noqa: PLW2901
+            found[number] = state.float()
+        if number == recipe.depth:
+            break
+    chosen = [found[number] for number in recipe.states]
+    if recipe.shares is None:
+        return torch.cat(chosen, -1) if len(chosen) > 1 else chosen[0]
+    return torch.stack([share * own for share, own in zip(recipe.shares, chosen, strict=True)]).sum(
+        0
+    )
+
+
+def _finished(x: Tensor, recipe: Recipe) -> Tensor:
+    """Apply what follows pooling: [..., D'] -> [..., W]."""
+    for after in recipe.after:
+        if after == "normalize":
+            x = F.normalize(x, dim=-1)
+        else:
+            bias = None if after.bias is None else after.bias.to(x)
+            x = _ACTIVATIONS[after.activation](F.linear(x, after.weight.to(x), bias))
+    return x
+
+
+def _weighted(own: Tensor) -> Tensor:
+    """[S, D] -> [D]: the mean in which the n-th token counts n times."""
+    weights = torch.arange(1, len(own) + 1, device=own.device, dtype=own.dtype)
+    return (weights / weights.sum()) @ own
+
+
+#: What each mode makes of the hidden states of one text: [S, D] -> [D].
+_POOLED: Final[dict[Mode, Callable[[Tensor], Tensor]]] = {
+    "cls": lambda own: own[0],
+    "max": lambda own: own.amax(0),
+    "mean": lambda own: own.mean(0),
+    "mean_sqrt_len_tokens": lambda own: own.sum(0) / len(own) ** 0.5,
+    "weightedmean": _weighted,
+    "lasttoken": lambda own: own[-1],
+}
+_ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+    "Identity": lambda x: x,
+    "Tanh": torch.tanh,
+    "ReLU": F.relu,
+    "GELU": F.gelu,
+    "Sigmoid": torch.sigmoid,
+}
