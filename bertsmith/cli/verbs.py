@@ -20,3 +20,4 @@ from bertsmith.cli import export as export
 from bertsmith.cli import compare as compare
 from bertsmith.cli import inspect as inspect
 from bertsmith.cli import push as push
+from bertsmith.cli import serve as serve

@@ -1,66 +1,67 @@
 """What a server can be asked, whoever asks: every model by its name, and what it can do.
 
-It never knows HTTP. Every method waits for its answer and may be called from any thread.
+It never knows HTTP. Every method waits for its answer and may be called from any thread; what many
+threads ask is computed together.
 """
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from typing import Any
 
-from bertsmith.bundle import Bundle, EncoderBundle, TaskBundle, load_either, load_encoder, locate
-from bertsmith.bundle.either import is_bare
-from bertsmith.errors import ModelError
+import numpy as np
+
+from bertsmith.bundle import Bundle, TaskBundle
+from bertsmith.errors import ModelError, SettingsError
+from bertsmith.model.task import TaskModel
+from bertsmith.serve.batching import Batcher, LargeError, Patience, waited
+from bertsmith.serve.models import Served, attentions_of, masks_of, outputs_of, vectors_of
+from bertsmith.serve.settings import ServeSettings
+from bertsmith.tasks.inputs import Inputs
+from bertsmith.tasks.outputs import Compute
 from bertsmith.use.answer import Answer, answer_each
+from bertsmith.use.ask import Answers, Asking, Question
 from bertsmith.use.choose import Choice, choose_each
-from bertsmith.use.embed import Embedder, Floats, TokenVectors
-from bertsmith.use.fill import Filling, fill_each
-from bertsmith.use.pair import Pairing, pair_each
+from bertsmith.use.embed import Batches, Floats, TokenVectors
+from bertsmith.use.explain import Attention
+from bertsmith.use.fill import MASK, Filling, fill_each
+from bertsmith.use.pair import Pair, Pairing, follows, pair_each
 from bertsmith.use.predict import Prediction, predict_each
 from bertsmith.use.tag import Tagged, tag_each
-from bertsmith.use.vectors import VectorSettings
-
-#: What each kind of fine-tuned model can do.
-_BY_KIND = {
-    "single": "classify", "multi": "classify", "regression": "classify", "entities": "tag",
-    "tags": "tag", "span": "answer", "choice": "choose",
-}  # fmt: skip
+from bertsmith.use.vectors import Recipe, VectorSettings
 
 
 @dataclass(frozen=True)
-class Served:
-    """A loaded model. abilities: of "embed", "fill", "pair", "classify", "tag", "answer", "choose".
+class Embedding:
+    """What was asked of a model: a future of float32 [W] for each text, and the tokens of all."""
 
-    Every model has a tokenizer and can embed.
-    """
-
-    name: str
-    bundle: Bundle | TaskBundle | EncoderBundle
-    embedder: Embedder
-    abilities: frozenset[str]
-
-
-def served(name: str, path: Path | str, *, device: str = "cpu", fast: bool = False) -> Served:
-    """Load a model directory, RUN or hub id, with whatever heads it has. Raises ModelError."""
-    directory = locate(path)
-    bundle: Bundle | TaskBundle | EncoderBundle
-    if is_bare(directory):
-        bundle = load_encoder(directory, device=device)
-    else:
-        bundle = load_either(directory, device=device)
-    can = {"embed"}
-    if isinstance(bundle, TaskBundle):
-        can.add(_BY_KIND[bundle.head.kind])
-    elif isinstance(bundle, Bundle):
-        can |= set() if any(own.startswith("mlm.") for own in bundle.new) else {"fill"}
-        can |= {"pair"} if bundle.config.nsp else set()
-    return Served(name, bundle, Embedder(bundle, fast=fast), frozenset(can))
+    model: str
+    vectors: Future[list[Any]]
+    width: int
+    tokens: int
 
 
 class Service:
     """The loaded models, by name, in the order in which they were given."""
 
-    def __init__(self, models: Iterable[Served]) -> None:
+    def __init__(
+        self,
+        models: Iterable[Served],
+        settings: ServeSettings | None = None,
+        told: Callable[[int, int, float], None] | None = None,
+    ) -> None:
+        """``told``: is told of each batch: units, tokens, seconds."""
         self.models = {own.name: own for own in models}
+        self.settings = settings or ServeSettings()
+        self.batcher = Batcher(
+            batch_tokens=self.settings.batch_tokens,
+            queue_tokens=self.settings.queue_tokens,
+            call_tokens=self.settings.tokens,
+            wait=self.settings.wait_ms / 1000,
+            told=told,
+        )
 
     def able(self, ability: str) -> list[str]:
         """Return the names of the models that can do something."""
@@ -79,49 +80,185 @@ class Service:
             raise ModelError(f"{who} {ability}{others}")
         return self.models[name or able[0]]
 
-    def fill(self, name: str | None, texts: Sequence[str], top: int) -> list[list[Filling]]:
+    def fill(
+        self, name: str | None, texts: Sequence[str], top: int, patience: Patience | None = None
+    ) -> list[list[Filling]]:
         """Return the likeliest words at each [MASK] of each text."""
-        bundle = self.find(name, "fill").bundle
-        assert isinstance(bundle, Bundle)
-        return list(fill_each(bundle, texts, top))
+        own = self.checked(name, "fill", texts)
+        assert isinstance(own.bundle, Bundle)
+        for number, text in enumerate(texts, 1):
+            if (masks := text.count(MASK)) > self.settings.masks:
+                raise LargeError(
+                    f"text {number} has {masks:,} masks; this server takes {self.settings.masks} "
+                    "in one text"
+                )
+        return list(fill_each(own.bundle, texts, top, self._asking(own, self._until(patience))))
 
-    def pair(self, name: str | None, pairs: Sequence[tuple[str, str]]) -> list[Pairing]:
+    def pair(
+        self,
+        name: str | None,
+        pairs: Sequence[tuple[str, str]],
+        patience: Patience | None = None,
+    ) -> list[Pairing]:
         """Return how probable it is that B follows A, for each pair."""
-        bundle = self.find(name, "pair").bundle
-        assert isinstance(bundle, Bundle)
-        return list(pair_each(bundle, pairs))
+        own, until = self.checked(name, "pair", pairs), self._until(patience)
+        assert isinstance(own.bundle, Bundle)
+
+        def compute(bundle: Bundle, sequences: Sequence[Pair]) -> list[float]:
+            units = [(len(ids), (ids, segments)) for ids, segments in sequences]
+            return self.batcher.run((own.name, "pair"), partial(follows, bundle), units, until)
+
+        return list(pair_each(own.bundle, pairs, compute))
 
     def classify(
-        self, name: str | None, texts: Sequence[str | tuple[str, str]]
+        self,
+        name: str | None,
+        texts: Sequence[str | tuple[str, str]],
+        patience: Patience | None = None,
     ) -> list[Prediction]:
         """Return the labels, or the number, of each text or pair."""
-        return list(predict_each(self._task(name, "classify"), texts))
+        own = self.checked(name, "classify", texts)
+        return list(predict_each(_task(own), texts, self._outputs(own, self._until(patience))))
 
-    def tag(self, name: str | None, texts: Sequence[str]) -> list[Tagged]:
+    def tag(
+        self, name: str | None, texts: Sequence[str], patience: Patience | None = None
+    ) -> list[Tagged]:
         """Return the entities, or the tags, of each text."""
-        return list(tag_each(self._task(name, "tag"), texts))
+        own = self.checked(name, "tag", texts)
+        return list(tag_each(_task(own), texts, self._outputs(own, self._until(patience))))
 
-    def answer(self, name: str | None, questions: Sequence[tuple[str, str]]) -> list[Answer]:
+    def answer(
+        self,
+        name: str | None,
+        questions: Sequence[tuple[str, str]],
+        patience: Patience | None = None,
+    ) -> list[Answer]:
         """Return the answer to each (question, context)."""
-        return list(answer_each(self._task(name, "answer"), questions))
+        own = self.checked(name, "answer", questions)
+        return list(answer_each(_task(own), questions, self._outputs(own, self._until(patience))))
 
     def choose(
-        self, name: str | None, questions: Sequence[tuple[str, Sequence[str]]]
+        self,
+        name: str | None,
+        questions: Sequence[tuple[str, Sequence[str]]],
+        patience: Patience | None = None,
     ) -> list[Choice]:
         """Return which ending fits, for each (prompt, endings)."""
-        return list(choose_each(self._task(name, "choose"), questions))
+        own = self.checked(name, "choose", questions)
+        return list(choose_each(_task(own), questions, self._outputs(own, self._until(patience))))
 
-    def embed(self, name: str | None, texts: Sequence[str], settings: VectorSettings) -> Floats:
+    def embed(
+        self,
+        name: str | None,
+        texts: Sequence[str],
+        settings: VectorSettings,
+        patience: Patience | None = None,
+    ) -> Floats:
         """Return a vector for each text, float32 [n, W]."""
-        raise NotImplementedError
+        until = self._until(patience)
+        asked = self.embedding(name, texts, settings, until)
+        found = waited(asked.vectors, until)
+        return np.stack(found) if found else np.empty((0, asked.width), np.float32)
+
+    def embedding(
+        self,
+        name: str | None,
+        texts: Sequence[str],
+        settings: VectorSettings,
+        patience: Patience,
+        *,
+        truncate: bool = True,
+    ) -> "Embedding":
+        """Return what ``embed`` waits for. Without ``truncate`` a text too long is an error."""
+        own = self.checked(name, "embed", texts)
+        recipe = own.embedder.recipe(settings)
+        if recipe.pooling == "none":
+            raise SettingsError('pooling "none" gives a vector a token: ask /embed_all')
+        encoded = own.embedder.ids(texts)
+        if encoded.cut_off and not truncate:
+            raise LargeError(
+                f"{encoded.cut_off:,} of the texts are longer than the {own.embedder.longest} "
+                "tokens that this model takes; shorten them, or send truncate: true"
+            )
+        units = [(len(ids), ids) for ids in encoded.sequences]
+        compute = partial(vectors_of, own.embedder, recipe)
+        key = (own.name, "embed", settings)
+        future = self.batcher.submit(key, compute, units, patience)
+        return Embedding(own.name, future, recipe.width, sum(size for size, _ in units))
 
     def tokens(
-        self, name: str | None, texts: Sequence[str], settings: VectorSettings
+        self,
+        name: str | None,
+        texts: Sequence[str],
+        settings: VectorSettings,
+        patience: Patience | None = None,
     ) -> list[TokenVectors]:
-        """Return the vectors of each text's tokens."""
-        raise NotImplementedError
+        """Return the vectors of each text's tokens; the pooling of ``settings`` is not read."""
+        own, until = self.checked(name, "embed", texts), self._until(patience)
+        settings = settings.model_copy(update={"pooling": "none"})
+        key = (own.name, "embed", settings)
 
-    def _task(self, name: str | None, ability: str) -> TaskBundle:
-        bundle = self.find(name, ability).bundle
-        assert isinstance(bundle, TaskBundle)
-        return bundle
+        def compute(sequences: Sequence[list[int]], recipe: Recipe) -> Batches:
+            units = [(len(ids), ids) for ids in sequences]
+            batch = partial(vectors_of, own.embedder, recipe)
+            yield list(range(len(units))), self.batcher.run(key, batch, units, until)
+
+        return own.embedder.token_vectors(texts, own.embedder.recipe(settings), compute)
+
+    def attention(
+        self, name: str | None, text: str, pair: str | None = None, patience: Patience | None = None
+    ) -> Attention:
+        """Return what each head of each layer looks at."""
+        own = self.checked(name, "embed", [text])
+        units = [(own.embedder.longest, (text, pair))]
+        compute = partial(attentions_of, own)
+        [found] = self.batcher.run((own.name, "attention"), compute, units, self._until(patience))
+        result: Attention = found
+        return result
+
+    def close(self) -> None:
+        """Finish what is under way and end."""
+        self.batcher.close(self.settings.stop_seconds)
+
+    def _until(self, patience: Patience | None) -> Patience:
+        return patience or Patience(self.settings.seconds)
+
+    def checked(self, name: str | None, ability: str, texts: Sequence[Any]) -> Served:
+        """Return the model that is asked; LargeError for too many texts."""
+        if len(texts) > self.settings.texts:
+            raise LargeError(
+                f"the request has {len(texts):,} texts; this server takes {self.settings.texts:,} "
+                "of one request: part it"
+            )
+        return self.find(name, ability)
+
+    def _outputs(self, own: Served, patience: Patience) -> Compute:
+        """Return what computes a fine-tuned model's outputs together with those of others."""
+
+        def compute(model: TaskModel, inputs: Inputs) -> list[Floats]:
+            places: Any = inputs.places or itertools.repeat(None)
+            payloads = zip(inputs.sequences, places, strict=False)
+            units = [(inputs.size(number), own) for number, own in enumerate(payloads)]
+            batch = partial(outputs_of, model)
+            return self.batcher.run((own.name, "outputs"), batch, units, patience)
+
+        return compute
+
+    def _asking(self, own: Served, patience: Patience) -> Asking:
+        """Return what answers questions about masks together with those of others."""
+
+        def asking(
+            bundle: Bundle, lengths: Sequence[int], question: Callable[[int], Question]
+        ) -> Iterator[Answers]:
+            units = [(length, question(number)) for number, length in enumerate(lengths)]
+            batch = partial(masks_of, bundle)
+            found = self.batcher.run((own.name, "fill"), batch, units, patience)
+            for number, shares in enumerate(found):
+                yield Answers([(number, which) for which in range(len(shares))], shares)
+
+        return asking
+
+
+def _task(own: Served) -> TaskBundle:
+    assert isinstance(own.bundle, TaskBundle)
+    return own.bundle

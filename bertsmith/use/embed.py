@@ -4,7 +4,8 @@ It never knows what the vectors are compared with, nor where they go.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from bertsmith.bundle import Bundle, EncoderBundle, TaskBundle, load_encoder
 from bertsmith.bundle.encoder import load_pooler
-from bertsmith.errors import QuestionError
+from bertsmith.errors import ModelError, QuestionError
 from bertsmith.interop.sentence_transformers import Pooling, read_pooling
 from bertsmith.model.heads import Pooler
 from bertsmith.model.packed import BATCH_TOKENS, groups, pack
@@ -24,6 +25,8 @@ from bertsmith.use.quick import quickened
 from bertsmith.use.vectors import Recipe, VectorSettings, recipe_of, settings_of, vectors
 
 Floats = NDArray[np.float32]
+#: The numbers of the texts of each batch, and their vectors: float32 [n, W], or a list of [S, W].
+Batches = Iterator[tuple[list[int], Any]]
 #: Numbers of the widest activations of a batch that stay in the cache of a CPU (16 MB).
 _CPU_NUMBERS = 2**22
 
@@ -125,14 +128,22 @@ class Embedder:
         settings = settings_of(layer, pooling="none", **more)
         return self.token_vectors(texts, self.recipe(settings))
 
-    def token_vectors(self, texts: Sequence[str], recipe: Recipe) -> list[TokenVectors]:
-        """Return the vectors of each text's tokens by a recipe whose pooling is "none"."""
+    def token_vectors(
+        self,
+        texts: Sequence[str],
+        recipe: Recipe,
+        compute: Callable[[Sequence[list[int]], Recipe], Batches] | None = None,
+    ) -> list[TokenVectors]:
+        """Return the vectors of each text's tokens by a recipe whose pooling is "none".
+
+        ``compute``: stands in for ``batches``.
+        """
         tokenizer, shift = self.tokenizer, len(self._limits.prompt)
         room = self.longest - 2
         encoded = tokenizer.encode_batch_with_offsets(self._prepared(texts))
         sequences = [[tokenizer.cls_id, *ids[:room], tokenizer.sep_id] for ids, _ in encoded]
         found: list[Any] = [None] * len(texts)
-        for numbers, own in self.batches(sequences, recipe, None):
+        for numbers, own in (compute or self.batches)(sequences, recipe):
             for number, rows in zip(numbers, own, strict=True):
                 ids = sequences[number]
                 # What a prompt before the text stands for is no part of the text.
@@ -182,8 +193,8 @@ class Embedder:
 
     @torch.inference_mode()
     def batches(
-        self, sequences: Sequence[list[int]], recipe: Recipe, batch_tokens: int | None
-    ) -> Iterator[tuple[list[int], Any]]:
+        self, sequences: Sequence[list[int]], recipe: Recipe, batch_tokens: int | None = None
+    ) -> Batches:
         """Yield the numbers of each batch's texts, and their vectors as ``vectors`` has them."""
         budget = batch_tokens or BATCH_TOKENS
         if batch_tokens is None and self.device.type == "cpu":
@@ -196,6 +207,11 @@ class Embedder:
                 yield group, [own.cpu().numpy() for own in found]
             else:
                 yield group, found.cpu().numpy()
+
+    def load_pooler_if_any(self) -> None:
+        """Read the pooler now, not when it is first asked for; nothing where there is none."""
+        with suppress(ModelError):
+            _ = self._pooler
 
     @cached_property
     def _pooler(self) -> Pooler:

@@ -1,0 +1,116 @@
+"""``bertsmith serve``: models behind HTTP, and a page for people.
+
+It never knows an endpoint.
+"""
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bertsmith.cli.app import app
+from bertsmith.cli.asking import Device, resolved_device
+from bertsmith.cli.console import say
+from bertsmith.errors import MissingExtraError, SettingsError
+from bertsmith.settings import wished
+
+#: Where the key may stand, so that it is in no list of processes.
+KEY = "BERTSMITH_API_KEY"
+
+
+@app.command()
+def serve(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL…",
+            help="Model directories, RUNs or models of the hub, each with a name if need be: "
+            "NAME=MODEL.",
+            show_default=False,
+        ),
+    ],
+    host: Annotated[
+        str, typer.Option(help="The address to listen at; 0.0.0.0 lets other machines in.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port.", min=0, max=65535)] = 8080,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            help=f"What clients must send as Authorization: Bearer KEY; else ${KEY}. With a key "
+            "there is no page.",
+            show_default=False,
+        ),
+    ] = None,
+    cors: Annotated[
+        list[str] | None,
+        typer.Option(help="A page of this origin may ask from a browser; * for any."),
+    ] = None,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Vectors in 8 or 16 bits: quicker, nearly the same.")
+    ] = False,
+    page: Annotated[bool, typer.Option(help="A page for people at /.")] = True,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads that compute; else all.", min=1)
+    ] = None,
+    device: Device = "auto",
+    assign: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A limit, such as serve.body_bytes=1000000."),
+    ] = None,
+) -> None:
+    """Serve models over HTTP: vectors, masks, labels, entities, answers; and a page at /.
+
+    OpenAI's clients ask /v1/embeddings; /docs lists all endpoints, and /metrics is for Prometheus.
+    Ctrl-C or SIGTERM finishes what is under way.
+    """
+    try:
+        from bertsmith.serve.app import create_app
+        from bertsmith.serve.models import served
+        from bertsmith.serve.running import listen
+        from bertsmith.serve.settings import ServeSettings
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(str(error.name), "serve", "serving") from None
+    import torch
+
+    said = wished(None, {}, assign or [])
+    if set(said) - {"serve"}:
+        raise SettingsError(f"--set {next(iter(said))}: expected serve.… , such as serve.seconds=5")
+    settings = ServeSettings.parse(said.get("serve", {}), "--set serve")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    found = resolved_device(device)
+    loaded = []
+    for name, path in _named(models):
+        loaded.append(served(name, path, device=found, fast=fast))
+        say(f"{name}: {path} can {', '.join(sorted(loaded[-1].abilities))}")
+    key = api_key or os.environ.get(KEY) or None
+    logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING)
+    guarded = create_app(loaded, settings, key=key, origins=cors or (), page=page and key is None)
+    say(f"serving at http://{host}:{port} (endpoints: /docs); Ctrl-C ends it")
+    listen(guarded, settings, host, port)
+
+
+def _named(models: list[str]) -> list[tuple[str, str]]:
+    """Return the name and the path of each model. Raises SettingsError for a name given twice."""
+    found: dict[str, str] = {}
+    for given in models:
+        name, equals, path = given.partition("=")
+        if not equals or "/" in name:
+            name, path = _usual(given), given
+        if not name or name in found:
+            raise SettingsError(
+                f"{given}: the name {name!r} is taken; give each model its own: NAME=MODEL"
+            )
+        found[name] = path
+    return list(found.items())
+
+
+def _usual(path: str) -> str:
+    """Return what a model is called that nobody named: its folder; a RUN's, not its model/."""
+    whole = Path(path)
+    here = whole.resolve() if whole.exists() else whole
+    here = here.parent if here.is_file() else here
+    return here.parent.name if here.name == "model" else here.name

@@ -1,0 +1,101 @@
+"""The app of a server: endpoints, errors, guard and page, around one service.
+
+It never listens: see ``running``.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+
+import bertsmith
+from bertsmith.serve.asking import Asking, said
+from bertsmith.serve.document import document
+from bertsmith.serve.embeddings import embedding_routes
+from bertsmith.serve.faults import add_faults, fault
+from bertsmith.serve.guard import Guard
+from bertsmith.serve.metrics import Metrics
+from bertsmith.serve.models import Served
+from bertsmith.serve.routes import routes
+from bertsmith.serve.service import Service
+from bertsmith.serve.settings import ServeSettings
+
+
+def create_app(
+    models: Sequence[Served],
+    settings: ServeSettings | None = None,
+    *,
+    key: str | None = None,
+    origins: Sequence[str] = (),
+    page: bool = True,
+) -> Guard:
+    """Return the ASGI app of some models.
+
+    key: what clients must send; None lets everybody in. origins: pages of other hosts that may ask
+    from a browser (CORS). page: whether / is the page for people.
+    """
+    settings, metrics = settings or ServeSettings(), Metrics()
+    service = Service(models, settings, metrics.batch)
+    metrics.watch(lambda: float(service.batcher.waiting))
+    asking = Asking(service)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.close()
+        asking.close()
+
+    app = FastAPI(
+        title="Bertsmith", version=bertsmith.__version__, lifespan=lifespan, docs_url=None,
+        redoc_url=None,
+    )  # fmt: skip
+    add_faults(app)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"]
+        )
+    _plain(app, service, metrics)
+    app.include_router(embedding_routes(asking))
+    app.include_router(routes(asking))
+    if page:
+        app = _with_page(app, service)
+    return Guard(app, settings=settings, metrics=metrics, key=key)
+
+
+def _plain(app: FastAPI, service: Service, metrics: Metrics) -> None:
+    """Add what tells of the server itself."""
+
+    @app.get("/health")
+    async def health() -> Response:
+        """Tell that the server lives."""
+        return said({"status": "ok"})
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        """Tell whether the server takes work."""
+        if service.batcher.alive:
+            return said({"status": "ready"})
+        return fault(503, "the server is being stopped, or its model thread has ended")
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics_page() -> Response:
+        """Tell Prometheus what was done."""
+        return Response(metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/docs", response_class=HTMLResponse)
+    async def docs() -> Response:
+        """Tell people the endpoints."""
+        return HTMLResponse(document(app.openapi()))
+
+
+def _with_page(app: FastAPI, service: Service) -> FastAPI:
+    import gradio
+
+    from bertsmith.serve.page import page
+
+    mounted: Any = gradio.mount_gradio_app(app, page(service), path="")
+    result: FastAPI = mounted
+    return result

@@ -1,0 +1,66 @@
+"""The page /docs: every endpoint with its body, from the app's own description, as plain HTML.
+
+It never asks another host for anything, as the usual pages of this kind do.
+"""
+
+import json
+from html import escape
+from typing import Any
+
+_STYLE = """
+body{font:16px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem}
+h2{margin-top:2rem;font-size:1.1rem}code,pre{font-family:ui-monospace,monospace;font-size:.9rem}
+pre{background:#8881;padding:.7rem;overflow-x:auto;border-radius:.4rem}
+td,th{text-align:left;vertical-align:top;padding:.15rem 1rem .15rem 0}
+:root{color-scheme:light dark}
+"""
+#: A body for each endpoint, to begin with.
+EXAMPLES: dict[str, Any] = {
+    "/v1/embeddings": {"model": "NAME", "input": ["a sentence", "another one"]},
+    "/embed": {"inputs": ["a sentence", "another one"], "layer": -2, "pooling": "mean"},
+    "/embed_all": {"inputs": "a sentence"},
+    "/similarity": {"inputs": {"source_sentence": "a cat sleeps", "sentences": ["a dog sleeps"]}},
+    "/tokenize": {"inputs": "a sentence"},
+    "/fill": {"inputs": "my dog is [MASK]", "top": 3},
+    "/pair": {"inputs": ["Open the file.", "Then read its first line."]},
+    "/classify": {"inputs": "a fine piece of work"},
+    "/tag": {"inputs": "Peter Blackburn flew from Oslo to Brussels."},
+    "/answer": {"inputs": {"question": "Who flew?", "context": "Peter flew from Oslo."}},
+    "/choose": {"inputs": {"prompt": "The oven is hot.", "endings": ["It cools.", "It bakes."]}},
+}
+
+
+def document(schema: dict[str, Any]) -> str:
+    """Return the page of an OpenAPI description."""
+    parts = [
+        "<!doctype html><html lang=en><meta charset=utf-8><title>Bertsmith: endpoints</title>",
+        "<meta name=viewport content='width=device-width'>",
+        f"<style>{_STYLE}</style><h1>Endpoints</h1><p>Errors are JSON: ",
+        '<code>{"error": {"message", "type", "code"}}</code>. ',
+        "<a href=/openapi.json>/openapi.json</a> describes all of this for programs.</p>",
+    ]
+    for path, methods in schema["paths"].items():
+        for method, told in methods.items():
+            parts.append(f"<h2><code>{method.upper()} {escape(path)}</code></h2>")
+            parts.append(f"<p>{escape(told.get('description', ''))}</p>")
+            if path in EXAMPLES:
+                body = json.dumps(EXAMPLES[path], ensure_ascii=False)
+                command = f"curl -s localhost:8080{path} -H 'Content-Type: application/json' \\\n"
+                parts.append(f"<pre>{escape(command)}  -d '{escape(body)}'</pre>")
+            parts.append(_fields(told, schema))
+    return "".join(parts)
+
+
+def _fields(told: dict[str, Any], schema: dict[str, Any]) -> str:
+    """Return a table of the fields of a body, "" where there is none."""
+    content = told.get("requestBody", {}).get("content", {}).get("application/json", {})
+    name = content.get("schema", {}).get("$ref", "").rpartition("/")[2]
+    body = schema.get("components", {}).get("schemas", {}).get(name)
+    if body is None:
+        return ""
+    rows = []
+    for field, own in body["properties"].items():
+        needed = "needed" if field in body.get("required", ()) else json.dumps(own.get("default"))
+        about = escape(own.get("description", ""))
+        rows.append(f"<tr><td><code>{escape(field)}</code><td>{escape(needed)}<td>{about}")
+    return f"<table><tr><th>field<th>usually<th>{''.join(rows)}</table>"

@@ -1,0 +1,103 @@
+"""The endpoints of vectors, as OpenAI's clients and text-embeddings-inference have them.
+
+It never computes: the service does.
+"""
+
+import base64
+import time
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from bertsmith.errors import QuestionError
+from bertsmith.serve.asking import Asking, said
+from bertsmith.serve.batching import LargeError, Patience
+from bertsmith.serve.bodies import EmbedBody, OpenAiBody, SimilarityBody, Vectors
+from bertsmith.serve.routes import several
+from bertsmith.serve.service import Embedding
+from bertsmith.use.vectors import VectorSettings
+
+
+def embedding_routes(asking: Asking) -> APIRouter:
+    """Return the endpoints."""
+    router, service = APIRouter(), asking.service
+    began = int(time.time())
+
+    async def vectors(
+        request: Request, model: str | None, texts: list[str], settings: VectorSettings,
+        *, truncate: bool = True,
+    ) -> tuple[Embedding, list[Any]]:  # fmt: skip
+        told: list[Embedding] = []
+
+        def submit(patience: Patience) -> Any:
+            told.append(service.embedding(model, texts, settings, patience, truncate=truncate))
+            return told[0].vectors
+
+        found = await asking.future(request, submit)
+        return told[0], found
+
+    @router.post("/v1/embeddings")
+    async def openai(request: Request, body: OpenAiBody) -> Response:
+        """Embed texts for OpenAI's clients: floats, or their bytes in base64."""
+        if body.dimensions is not None:
+            raise QuestionError(
+                "dimensions: this model's vectors cannot be shortened; leave dimensions out"
+            )
+        texts = [body.input] if isinstance(body.input, str) else body.input
+        if not texts or not all(isinstance(text, str) for text in texts):
+            raise QuestionError(
+                "input: expected a text or a list of texts, at least one; ids of another "
+                "tokenizer mean nothing to this model (LangChain: check_embedding_ctx_length=False)"
+            )
+        own, found = await vectors(request, body.model, texts, VectorSettings())  # type: ignore[arg-type]
+        data = [
+            {"object": "embedding", "index": number, "embedding": _form(one, body.encoding_format)}
+            for number, one in enumerate(found)
+        ]
+        usage = {"prompt_tokens": own.tokens, "total_tokens": own.tokens}
+        return said({"object": "list", "data": data, "model": own.model, "usage": usage})
+
+    @router.get("/v1/models")
+    async def models() -> Response:
+        """Tell the models for OpenAI's clients."""
+        told = [{"id": name, "object": "model", "created": began, "owned_by": "bertsmith"}
+                for name in service.models]  # fmt: skip
+        return said({"object": "list", "data": told})
+
+    @router.post("/embed")
+    async def embed(request: Request, body: EmbedBody) -> Response:
+        """Embed texts: a list of vectors."""
+        settings = body.settings(pooling=body.pooling, normalize=body.normalize)
+        texts = several(body.inputs)
+        _, found = await vectors(request, body.model, texts, settings, truncate=body.truncate)
+        return said(found)
+
+    @router.post("/embed_all")
+    async def embed_all(request: Request, body: Vectors) -> Response:
+        """Embed texts: for each a list of its tokens' vectors."""
+        texts, settings = several(body.inputs), body.settings()
+        found = await asking.thread(
+            request, lambda until: service.tokens(body.model, texts, settings, until)
+        )
+        if not body.truncate and any(own.cut_off for own in found):
+            raise LargeError("a text is too long; shorten it, or send truncate: true")
+        return said([own.vectors for own in found])
+
+    @router.post("/similarity")
+    async def similarity(request: Request, body: SimilarityBody) -> Response:
+        """Tell the cosine of one sentence and each of several others."""
+        asked = body.inputs
+        texts = [asked.source_sentence, *asked.sentences]
+        _, found = await vectors(request, body.model, texts, VectorSettings(normalize=True))
+        return said(np.stack(found[1:]) @ found[0])
+
+    return router
+
+
+def _form(vector: Any, form: str) -> Any:
+    """Return a vector as a client asked for it."""
+    if form == "float":
+        return vector
+    return base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()

@@ -1,0 +1,79 @@
+"""Every error of the server in one form, with a status and a message that says what to do.
+
+It never knows which endpoint failed.
+"""
+
+import logging
+from typing import Any, Final
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from bertsmith.errors import BertsmithError, ModelError
+from bertsmith.serve.batching import BusyError, GoneError, LargeError, LateError, StoppingError
+
+#: What nobody reads any more: the client closed its end (nginx's own status for it).
+_GONE: Final = 499
+_STATUS: Final[dict[type[BertsmithError], int]] = {
+    BusyError: 429, LateError: 504, StoppingError: 503, LargeError: 422, GoneError: _GONE,
+    ModelError: 404,
+}  # fmt: skip
+_TYPES: Final = {
+    400: "bad_request", 401: "unauthorized", 404: "not_found", 405: "method_not_allowed",
+    408: "timeout", 413: "too_large", 422: "invalid_request", 429: "busy", 499: "client_gone",
+    500: "internal", 503: "stopping", 504: "timeout",
+}  # fmt: skip
+
+
+def fault(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+    """Return an error as OpenAI's clients read it: {"error": {"message", "type", "code", "param"}}.
+
+    ``type`` says in a word what the status says; ``code`` is the status.
+    """
+    told = {"message": message, "type": _TYPES.get(status, "error"), "code": status, "param": None}
+    body = orjson.dumps({"error": told})
+    return Response(body, status, headers, media_type="application/json")
+
+
+def add_faults(app: FastAPI) -> None:
+    """Have an app tell every error in this form."""
+    app.add_exception_handler(BertsmithError, _ours)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(Exception, _unknown)
+
+
+async def _ours(_: Request, error: Exception) -> Response:
+    status = next((own for kind, own in _STATUS.items() if isinstance(error, kind)), 422)
+    headers = None
+    if isinstance(error, BusyError):
+        headers = {"Retry-After": str(max(1, round(error.seconds)))}
+    return fault(status, str(error), headers)
+
+
+async def _invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    told = []
+    for one in error.errors()[:5]:
+        place = ".".join(str(part) for part in one["loc"] if part != "body") or "the body"
+        told.append(f"{place}: {one['msg']}")
+    more = len(error.errors()) - len(told)
+    return fault(422, "; ".join(told) + (f"; and {more} more" if more > 0 else ""))
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message: Any = error.detail
+    if error.status_code == 404:
+        message = f"there is no {request.url.path} here; /docs lists what there is"
+    elif error.status_code == 405:
+        message = f"{request.method} is not what {request.url.path} takes; /docs tells"
+    return fault(error.status_code, str(message), dict(error.headers or {}))
+
+
+async def _unknown(_: Request, error: Exception) -> Response:
+    logging.getLogger("bertsmith.serve").error("an endpoint failed", exc_info=error)
+    return fault(500, "the server failed at this; its log says how")

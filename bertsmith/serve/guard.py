@@ -1,0 +1,188 @@
+"""What stands before every endpoint: key, size, time, how many at once; ids, log and metrics.
+
+It never reads what a body says, and no text is logged.
+"""
+
+import asyncio
+import hmac
+import json
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.responses import Response
+
+from bertsmith.serve.faults import fault
+from bertsmith.serve.metrics import Metrics
+from bertsmith.serve.settings import ServeSettings
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+#: What tells that the server lives is told without a key.
+_OPEN = ("/health", "/ready")
+_LOG = logging.getLogger("bertsmith.serve")
+
+
+class Guard:
+    """ASGI middleware around the whole app."""
+
+    def __init__(
+        self, app: App, *, settings: ServeSettings, metrics: Metrics, key: str | None = None
+    ) -> None:
+        """``key``: what clients must send as "Authorization: Bearer KEY"; None for no key."""
+        self._app, self._settings, self._metrics = app, settings, metrics
+        self._key = None if key is None else key.encode()
+        self._active = 0
+        #: Set when the server stops: streams to open pages would hold it up.
+        self.stopping = asyncio.Event()
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Let a request through, or answer it here."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        request = _Request(scope, send, _id_of(headers), self._metrics)
+        self._active += 1
+        try:
+            await self._through(scope, headers, receive, request)
+        finally:
+            self._active -= 1
+            request.told()
+
+    async def _through(
+        self,
+        scope: MutableMapping[str, Any],
+        headers: dict[bytes, bytes],
+        receive: Receive,
+        request: "_Request",
+    ) -> None:
+        refused = self._refused(scope, headers)
+        if refused is None and scope["method"] in ("POST", "PUT", "PATCH", "DELETE"):
+            refused, receive = await self._read(receive, request)
+        if refused is not None:
+            # What of the body was not read stays in the connection.
+            refused.headers["Connection"] = "close"
+            await refused(scope, receive, request.send)
+            return
+        working = asyncio.ensure_future(self._app(scope, receive, request.send))
+        stopping = asyncio.ensure_future(self.stopping.wait())
+        try:
+            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done() and request.streams:
+                working.cancel()
+            await working
+        except asyncio.CancelledError:
+            if not self.stopping.is_set():
+                raise
+        finally:
+            stopping.cancel()
+            working.cancel()
+
+    def _refused(
+        self, scope: MutableMapping[str, Any], headers: dict[bytes, bytes]
+    ) -> Response | None:
+        """Return the answer to what is not let in by its header."""
+        settings = self._settings
+        if self._key is not None and scope["path"] not in _OPEN:
+            given = headers.get(b"authorization", b"")
+            if not hmac.compare_digest(given, b"Bearer " + self._key):
+                return fault(
+                    401, "send the header Authorization: Bearer KEY with this server's key",
+                    {"WWW-Authenticate": "Bearer"},
+                )  # fmt: skip
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit():
+            return fault(400, "the header Content-Length is no number")
+        if int(length) > settings.body_bytes:
+            return self._too_large()
+        if self._active > settings.requests:
+            return fault(
+                429, f"{settings.requests:,} requests are being answered; ask again in a second",
+                {"Retry-After": "1"},
+            )  # fmt: skip
+        return None
+
+    def _too_large(self) -> Response:
+        most = self._settings.body_bytes
+        return fault(413, f"the body is larger than {most:,} bytes; send fewer texts at once")
+
+    async def _read(self, receive: Receive, request: "_Request") -> tuple[Response | None, Receive]:
+        """Read the body within size and time; return what gives it to the app."""
+        chunks: list[bytes] = []
+        try:
+            async with asyncio.timeout(self._settings.body_seconds):
+                while True:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        # Gone before the body was whole: there is nobody to answer.
+                        return fault(400, "the body ended early"), receive
+                    chunks.append(message.get("body", b""))
+                    request.size += len(chunks[-1])
+                    if request.size > self._settings.body_bytes:
+                        return self._too_large(), receive
+                    if not message.get("more_body"):
+                        break
+        except TimeoutError:
+            seconds = self._settings.body_seconds
+            return fault(408, f"the body was not there within {seconds:g} seconds"), receive
+        whole: list[Message] = [{"type": "http.request", "body": b"".join(chunks)}]
+
+        async def again() -> Message:
+            return whole.pop() if whole else await receive()
+
+        return None, again
+
+
+class _Request:
+    """One request on its way: its id, what was sent back, and the line that tells of it."""
+
+    def __init__(
+        self, scope: MutableMapping[str, Any], send: Send, name: str, metrics: Metrics
+    ) -> None:
+        self._scope, self._send, self._name, self._metrics = scope, send, name, metrics
+        self._began = time.perf_counter()
+        self._status = 0
+        self.size = 0
+        #: Whether what is sent back has no end of its own.
+        self.streams = False
+
+    async def send(self, message: Message) -> None:
+        """Send on, with the request's id."""
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            headers = list(message.get("headers", ()))
+            self.streams = any(b"text/event-stream" in value for _, value in headers)
+            headers.append((b"x-request-id", self._name.encode()))
+            message = {**message, "headers": headers}
+        await self._send(message)
+
+    def told(self) -> None:
+        """Write the line of the log, and count."""
+        seconds = time.perf_counter() - self._began
+        route = getattr(self._scope.get("route"), "path", "")
+        self._metrics.request(route, self._status, seconds)
+        line = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "id": self._name,
+            "method": self._scope["method"],
+            "path": self._scope["path"][:200],
+            "status": self._status,
+            "seconds": round(seconds, 4),
+            "bytes": self.size,
+        }
+        _LOG.info(json.dumps(line))
+
+
+def _id_of(headers: dict[bytes, bytes]) -> str:
+    """Return the id that the client gave, if it is a plain one, else a new one."""
+    given = headers.get(b"x-request-id", b"").decode("latin-1")
+    if 0 < len(given) <= 128 and given.isascii() and given.isprintable():
+        return given
+    return uuid.uuid4().hex

@@ -1,0 +1,92 @@
+"""One loaded model of a server: what it can do, and what it computes for many clients at once.
+
+It never knows a request: what comes here is packed already, and runs on the model thread.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bertsmith.bundle import Bundle, EncoderBundle, TaskBundle, load_either, load_encoder, locate
+from bertsmith.bundle.either import is_bare
+from bertsmith.model.task import TaskModel
+from bertsmith.tasks.inputs import Inputs
+from bertsmith.tasks.outputs import outputs
+from bertsmith.use.ask import Question, ask
+from bertsmith.use.embed import Embedder, Floats
+from bertsmith.use.explain import Attention, attention
+from bertsmith.use.vectors import Recipe
+
+#: What each kind of fine-tuned model can do.
+_BY_KIND = {
+    "single": "classify", "multi": "classify", "regression": "classify", "entities": "tag",
+    "tags": "tag", "span": "answer", "choice": "choose",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Served:
+    """A loaded model. abilities: of "embed", "fill", "pair", "classify", "tag", "answer", "choose".
+
+    Every model has a tokenizer and can embed.
+    """
+
+    name: str
+    bundle: Bundle | TaskBundle | EncoderBundle
+    embedder: Embedder
+    abilities: frozenset[str]
+
+
+def served(name: str, path: Path | str, *, device: str = "cpu", fast: bool = False) -> Served:
+    """Load a model directory, RUN or hub id, with whatever heads it has. Raises ModelError."""
+    directory = locate(path)
+    bundle: Bundle | TaskBundle | EncoderBundle
+    if is_bare(directory):
+        bundle = load_encoder(directory, device=device)
+    else:
+        bundle = load_either(directory, device=device)
+    can = {"embed"}
+    if isinstance(bundle, TaskBundle):
+        can.add(_BY_KIND[bundle.head.kind])
+    elif isinstance(bundle, Bundle):
+        can |= set() if any(own.startswith("mlm.") for own in bundle.new) else {"fill"}
+        can |= {"pair"} if bundle.config.nsp else set()
+    embedder = Embedder(bundle, fast=fast)
+    # Now, since the files may be gone when somebody asks.
+    embedder.load_pooler_if_any()
+    return Served(name, bundle, embedder, frozenset(can))
+
+
+def vectors_of(embedder: Embedder, recipe: Recipe, sequences: list[list[int]]) -> list[Floats]:
+    """Return the vector, or the vectors, of each sequence."""
+    found: list[Any] = [None] * len(sequences)
+    for numbers, vectors in embedder.batches(sequences, recipe, None):
+        for number, own in zip(numbers, vectors, strict=True):
+            found[number] = own
+    return found
+
+
+def outputs_of(model: TaskModel, payloads: list[tuple[Any, Any]]) -> list[Floats]:
+    """Return the outputs of the units of several requests."""
+    count = len(payloads)
+    places = None if payloads[0][1] is None else [places for _, places in payloads]
+    sequences = [sequences for sequences, _ in payloads]
+    return outputs(model, Inputs(sequences, [""] * count, [False] * count, places=places))
+
+
+def masks_of(bundle: Bundle, questions: list[Question]) -> list[Tensor]:
+    """Return float32 [places, V] for each question: log-probabilities."""
+    found = [torch.empty(len(own.places), bundle.tokenizer.vocab_size) for own in questions]
+    lengths = [len(own.ids) for own in questions]
+    for answers in ask(bundle, lengths, questions.__getitem__):
+        for (number, which), shares in zip(answers.rows, answers.log_probabilities, strict=True):
+            found[number][which] = shares
+    return found
+
+
+def attentions_of(own: Served, texts: list[tuple[str, str | None]]) -> list[Attention]:
+    """Return what the heads look at in each text or pair."""
+    return [attention(own.bundle, text, pair) for text, pair in texts]

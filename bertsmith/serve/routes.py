@@ -1,0 +1,137 @@
+"""The endpoints of what this package's models can do, one a task.
+
+It never computes: the service does.
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from bertsmith.bundle import TaskBundle
+from bertsmith.serve.asking import Asking, said
+from bertsmith.serve.bodies import (
+    AnswerBody,
+    ChooseBody,
+    ClassifyBody,
+    FillBody,
+    PairBody,
+    TagBody,
+    TokenizeBody,
+)
+from bertsmith.serve.models import Served
+from bertsmith.use.predict import Prediction
+
+
+def routes(asking: Asking) -> APIRouter:
+    """Return the endpoints."""
+    router, service = APIRouter(), asking.service
+
+    @router.get("/models")
+    async def models() -> Response:
+        """Tell the models, and what each can do."""
+        return said([_told(own) for own in service.models.values()])
+
+    @router.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> Response:
+        """Cut texts into tokens: ids, words and characters [start, stop)."""
+        own = service.checked(body.model, "embed", several(body.inputs))
+        return said([_tokens(own, text, special=body.add_special_tokens)
+                     for text in several(body.inputs)])  # fmt: skip
+
+    @router.post("/fill")
+    async def fill(request: Request, body: FillBody) -> Response:
+        """Fill in the masks of a text: the likeliest words with their probabilities."""
+        texts = several(body.inputs)
+        found = await asking.thread(
+            request, lambda until: service.fill(body.model, texts, body.top, until)
+        )
+        told = [
+            {"masks": [{"place": mask.place, "words": mask.words} for mask in own]} for own in found
+        ]
+        return said(told[0] if isinstance(body.inputs, str) else told)
+
+    @router.post("/pair")
+    async def pair(request: Request, body: PairBody) -> Response:
+        """Tell how probable it is that B follows A."""
+        pairs = body.inputs if isinstance(body.inputs, list) else [body.inputs]
+        found = await asking.thread(request, lambda until: service.pair(body.model, pairs, until))
+        told = [asdict(own) for own in found]
+        return said(told if isinstance(body.inputs, list) else told[0])
+
+    @router.post("/classify")
+    async def classify(request: Request, body: ClassifyBody) -> Response:
+        """Tell the labels of a text or a pair with their probabilities, or its number."""
+        texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
+        found = await asking.thread(
+            request, lambda until: service.classify(body.model, texts, until)
+        )
+        told = [_prediction(own) for own in found]
+        return said(told if isinstance(body.inputs, list) else told[0])
+
+    @router.post("/tag")
+    async def tag(request: Request, body: TagBody) -> Response:
+        """Find the entities of a text, or the tag of each of its words, with their characters."""
+        texts = several(body.inputs)
+        found = await asking.thread(request, lambda until: service.tag(body.model, texts, until))
+        told = [[asdict(span) for span in own.spans] for own in found]
+        return said(told[0] if isinstance(body.inputs, str) else told)
+
+    @router.post("/answer")
+    async def answer(request: Request, body: AnswerBody) -> Response:
+        """Answer a question from its context, with the characters of the answer."""
+        asked = body.inputs if isinstance(body.inputs, list) else [body.inputs]
+        given = [(own.question, own.context) for own in asked]
+        found = await asking.thread(request, lambda until: service.answer(body.model, given, until))
+        told = [{**asdict(own.best), "null_score": own.null_score, "cut_off": own.cut_off,
+                 "candidates": [asdict(one) for one in own.candidates[:5]]}
+                for own in found]  # fmt: skip
+        return said(told if isinstance(body.inputs, list) else told[0])
+
+    @router.post("/choose")
+    async def choose(request: Request, body: ChooseBody) -> Response:
+        """Tell which ending fits a prompt, with the probability of each."""
+        asked = body.inputs if isinstance(body.inputs, list) else [body.inputs]
+        given = [(own.prompt, own.endings) for own in asked]
+        found = await asking.thread(request, lambda until: service.choose(body.model, given, until))
+        told = [asdict(own) for own in found]
+        return said(told if isinstance(body.inputs, list) else told[0])
+
+    return router
+
+
+def several(inputs: str | list[str]) -> list[str]:
+    """Return a list of one text, or the list itself."""
+    return [inputs] if isinstance(inputs, str) else inputs
+
+
+def _told(own: Served) -> dict[str, Any]:
+    config = own.bundle.config
+    told = {"name": own.name, "abilities": sorted(own.abilities), "layers": config.layers,
+            "width": config.width, "words": own.bundle.tokenizer.vocab_size,
+            "longest": own.embedder.longest}  # fmt: skip
+    if isinstance(own.bundle, TaskBundle):
+        told |= {"kind": own.bundle.head.kind, "labels": list(own.bundle.head.labels)}
+    return told
+
+
+def _tokens(own: Served, text: str, *, special: bool) -> list[dict[str, Any]]:
+    tokenizer = own.bundle.tokenizer
+    ids, places = tokenizer.encode_with_offsets(text)
+    each = zip(ids, tokenizer.tokens(ids), places, strict=True)
+    told = [{"id": number, "text": word, "special": False, "start": start, "stop": stop}
+            for number, word, (start, stop) in each]  # fmt: skip
+    if not special:
+        return told
+    first, last = ({"id": number, "text": tokenizer.tokens([number])[0], "special": True,
+                    "start": None, "stop": None}
+                   for number in (tokenizer.cls_id, tokenizer.sep_id))  # fmt: skip
+    return [first, *told, last]
+
+
+def _prediction(own: Prediction) -> dict[str, Any]:
+    if own.score is not None:
+        return {"score": own.score, "cut_off": own.cut_off}
+    return {"labels": [{"label": label, "score": share} for label, share in own.labels],
+            "cut_off": own.cut_off}  # fmt: skip

@@ -1,0 +1,40 @@
+"""The limits of a server: what one request, one client and all of them together may ask.
+
+It never knows how a limit is kept.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from bertsmith.settings import Settings
+
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0.0)]
+
+
+class ServeSettings(Settings):
+    """``--set serve.…``: each limit, and in brackets the status that tells of it."""
+
+    #: Of a request's body (413).
+    body_bytes: Count = 4 * 2**20
+    #: Of one request (422).
+    texts: Count = 1024
+    #: Of one request, all its texts together (422).
+    tokens: Count = 131_072
+    #: [MASK]s in one text: each is answered by a probability for every word (422).
+    masks: Count = 32
+    #: Until a request's header and its body must be there (408; a slow header just ends).
+    body_seconds: Seconds = 10.0
+    #: Until a request is answered (504).
+    seconds: Seconds = 30.0
+    #: Waiting in the queue, of all clients together (429).
+    queue_tokens: Count = 262_144
+    #: Being answered at once (429).
+    requests: Count = 1024
+    #: Computed at once; a long text holds up short ones no longer than this takes.
+    batch_tokens: Count = 2048
+    #: For how long a lone request waits for others to be computed with.
+    wait_ms: Annotated[float, Field(ge=0.0)] = 2.0
+    #: From SIGTERM on, for what is under way.
+    stop_seconds: Seconds = 20.0

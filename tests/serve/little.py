@@ -1,0 +1,81 @@
+"""Little random models of every kind, and a server of them on a port of its own.
+
+It never tests.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import uvicorn
+
+from bertsmith.bundle import Kind
+from bertsmith.model.config import ModelConfig
+from bertsmith.serve.app import create_app
+from bertsmith.serve.models import Served
+from bertsmith.serve.running import config, server
+from bertsmith.serve.settings import ServeSettings
+from bertsmith.text.wordpiece import Tokenizer
+
+TEXT = [
+    "The forge stood where the two roads met, and the smith worked there until dark.",
+    "Every hammer on the wall had its own name, its own weight, and its own sound.",
+    "When the iron was white he lifted it, turned it once, and struck.",
+    "A boy from the village carried water to the smith and asked many questions.",
+    "Some questions had answers; others were answered by the hammer alone.",
+]
+#: Each kind of head, with its labels.
+HEADS: dict[str, tuple[Kind, tuple[str, ...]]] = {
+    "mood": ("single", ("bad", "good")),
+    "topics": ("multi", ("iron", "water", "words")),
+    "grade": ("regression", ()),
+    "names": ("entities", ("O", "B-PER", "I-PER", "B-LOC")),
+    "speech": ("tags", ("NOUN", "VERB", "OTHER")),
+    "answers": ("span", ()),
+    "endings": ("choice", ()),
+}
+
+
+def shape(words: Tokenizer) -> ModelConfig:
+    """Two layers of an odd width."""
+    return ModelConfig(
+        vocab_size=words.vocab_size, layers=2, width=26, heads=2, feed_forward=37,
+        max_positions=61, init_range=0.3,
+    )  # fmt: skip
+
+
+class Running:
+    """A server in a thread of the test, and where it listens."""
+
+    def __init__(self, own: uvicorn.Server, url: str) -> None:
+        self.server, self.url = own, url
+        self.port = int(url.rpartition(":")[2])
+
+    def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
+        """Ask an endpoint."""
+        return httpx.post(self.url + path, json=body, timeout=60, **more)
+
+
+@contextmanager
+def listening(
+    models: list[Served], settings: ServeSettings | None = None, **more: Any
+) -> Iterator[Running]:
+    """Serve models on a free port of the loopback, until the block ends."""
+    settings = settings or ServeSettings()
+    app = create_app(models, settings, **{"page": False, **more})
+    own = server(app, config(settings, "127.0.0.1", 0))
+    thread = threading.Thread(target=own.run, daemon=True)
+    thread.start()
+    until = time.monotonic() + 30
+    while not own.started and time.monotonic() < until:
+        time.sleep(0.01)
+    [socket] = [one for listener in own.servers for one in listener.sockets]
+    try:
+        yield Running(own, f"http://127.0.0.1:{socket.getsockname()[1]}")
+    finally:
+        own.should_exit = True
+        thread.join(30)
+    assert not thread.is_alive()
