@@ -52,6 +52,7 @@ def create_app(
         title="Bertsmith", version=bertsmith.__version__, lifespan=lifespan, docs_url=None,
         redoc_url=None,
     )  # fmt: skip
+    app.state.service = service
     add_faults(app)
     if origins:
         app.add_middleware(

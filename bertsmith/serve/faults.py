@@ -54,8 +54,11 @@ async def _ours(_: Request, error: Exception) -> Response:
     return fault(status, str(error), headers)
 
 
-async def _invalid(_: Request, error: Exception) -> Response:
+async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
+    kind = request.headers.get("content-type", "")
+    if "json" not in kind:
+        return fault(422, f"the header Content-Type is {kind!r}; expected application/json")
     told = []
     for one in error.errors()[:5]:
         place = ".".join(str(part) for part in one["loc"] if part != "body") or "the body"

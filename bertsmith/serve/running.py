@@ -50,6 +50,8 @@ class _Server(uvicorn.Server):
         """Stop listening, finish, end."""
         self._app.stopping.set()
         await super().shutdown(sockets)
+        # It would raise the signal again; but all is done that it asked for.
+        self._captured_signals.clear()
 
 
 class _Patient(HttpToolsProtocol):

@@ -53,10 +53,16 @@ class Running:
     def __init__(self, own: uvicorn.Server, url: str) -> None:
         self.server, self.url = own, url
         self.port = int(url.rpartition(":")[2])
+        # Kept: to make one costs more than a request.
+        self._client = httpx.Client(timeout=60, limits=httpx.Limits(max_connections=None))
 
     def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
         """Ask an endpoint."""
-        return httpx.post(self.url + path, json=body, timeout=60, **more)
+        return self._client.post(self.url + path, json=body, **more)
+
+    def close(self) -> None:
+        """Close the connections that are kept."""
+        self._client.close()
 
 
 @contextmanager
@@ -74,7 +80,9 @@ def listening(
         time.sleep(0.01)
     [socket] = [one for listener in own.servers for one in listener.sockets]
     try:
-        yield Running(own, f"http://127.0.0.1:{socket.getsockname()[1]}")
+        found = Running(own, f"http://127.0.0.1:{socket.getsockname()[1]}")
+        yield found
+        found.close()
     finally:
         own.should_exit = True
         thread.join(30)

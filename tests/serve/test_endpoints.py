@@ -221,6 +221,10 @@ def test_garbage(running: Running) -> None:
     found = httpx.post(f"{running.url}/embed", content=b"\xff\x00{", timeout=60)
     assert found.status_code == 422
     assert "error" in found.json()
+    assert "the header Content-Type is ''; expected application/json" in found.text
+    sent = {"Content-Type": "application/json"}
+    found = httpx.post(f"{running.url}/embed", content=b"{", headers=sent, timeout=60)
+    assert (found.status_code, "JSON decode error" in found.text) == (422, True)
     found = httpx.get(f"{running.url}/embed", timeout=60)
     assert (found.status_code, found.json()["error"]["type"]) == (405, "method_not_allowed")
 
