@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?=
 DEMO_EXTRAS := plot
-DEV_EXTRAS := plot,parquet,korean,tensorboard,onnx,dev
+DEV_EXTRAS := plot,parquet,korean,tensorboard,onnx,search,serve,dev
 
 # A virtual environment knows its own place: one that was copied or moved is made anew.
 ifneq "$(shell cat $(VENV)/place 2>/dev/null)" "$(CURDIR)"

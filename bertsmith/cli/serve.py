@@ -69,7 +69,7 @@ def serve(
     try:
         from bertsmith.serve.app import create_app
         from bertsmith.serve.models import served
-        from bertsmith.serve.running import listen
+        from bertsmith.serve.running import bound, listen
         from bertsmith.serve.settings import ServeSettings
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "serve", "serving") from None
@@ -82,6 +82,7 @@ def serve(
     if threads is not None:
         torch.set_num_threads(threads)
     found = resolved_device(device)
+    own = bound(host, port)
     loaded = []
     for name, path in _named(models):
         loaded.append(served(name, path, device=found, fast=fast))
@@ -89,8 +90,9 @@ def serve(
     key = api_key or os.environ.get(KEY) or None
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING)
     guarded = create_app(loaded, settings, key=key, origins=cors or (), page=page and key is None)
-    say(f"serving at http://{host}:{port} (endpoints: /docs); Ctrl-C ends it")
-    listen(guarded, settings, host, port)
+    shown = f"[{host}]" if ":" in host else host
+    say(f"serving at http://{shown}:{own.getsockname()[1]} (endpoints: /docs); Ctrl-C ends it")
+    listen(guarded, settings, own)
 
 
 def _named(models: list[str]) -> list[tuple[str, str]]:

@@ -5,18 +5,37 @@ It never knows an endpoint.
 
 import asyncio
 import logging
+import socket
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from bertsmith.errors import SettingsError
 from bertsmith.serve.guard import Guard
 from bertsmith.serve.settings import ServeSettings
 
 
-def listen(app: Guard, settings: ServeSettings, host: str, port: int) -> None:
-    """Serve until SIGTERM or Ctrl-C. Raises SystemExit where the port is taken."""
-    server(app, config(settings, host, port)).run()
+def bound(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to an address; SettingsError where that cannot be."""
+    kind = socket.AF_INET6 if ":" in host else socket.AF_INET
+    own = socket.socket(kind)
+    # A server that was stopped a moment ago still has connections that end.
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        own.bind((host, port))
+    except OSError as error:
+        own.close()
+        raise SettingsError(
+            f"cannot listen at {host}, port {port}: {error.strerror or error}; give another --port "
+            "or --host, or stop what listens there"
+        ) from None
+    return own
+
+
+def listen(app: Guard, settings: ServeSettings, own: socket.socket) -> None:
+    """Serve at a bound socket until SIGTERM or Ctrl-C."""
+    server(app, config(settings)).run([own])
 
 
 def server(app: Guard, own: uvicorn.Config) -> uvicorn.Server:
@@ -25,7 +44,7 @@ def server(app: Guard, own: uvicorn.Config) -> uvicorn.Server:
     return _Server(app, own)
 
 
-def config(settings: ServeSettings, host: str, port: int) -> uvicorn.Config:
+def config(settings: ServeSettings) -> uvicorn.Config:
     """Return how uvicorn is to serve."""
     logging.getLogger("bertsmith.serve").setLevel(logging.INFO)
 
@@ -33,7 +52,7 @@ def config(settings: ServeSettings, host: str, port: int) -> uvicorn.Config:
         seconds = settings.body_seconds
 
     return uvicorn.Config(
-        "", host=host, port=port, http=Patient, ws="none", log_level="warning", access_log=False,
+        "", http=Patient, ws="none", log_level="warning", access_log=False,
         timeout_keep_alive=75, timeout_graceful_shutdown=int(settings.stop_seconds) or 1,
         server_header=False, lifespan="on",
     )  # fmt: skip

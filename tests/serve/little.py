@@ -16,7 +16,7 @@ from bertsmith.bundle import Kind
 from bertsmith.model.config import ModelConfig
 from bertsmith.serve.app import create_app
 from bertsmith.serve.models import Served
-from bertsmith.serve.running import config, server
+from bertsmith.serve.running import bound, config, server
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.wordpiece import Tokenizer
 
@@ -72,15 +72,14 @@ def listening(
     """Serve models on a free port of the loopback, until the block ends."""
     settings = settings or ServeSettings()
     app = create_app(models, settings, **{"page": False, **more})
-    own = server(app, config(settings, "127.0.0.1", 0))
-    thread = threading.Thread(target=own.run, daemon=True)
+    own, at = server(app, config(settings)), bound("127.0.0.1", 0)
+    thread = threading.Thread(target=own.run, args=([at],), daemon=True)
     thread.start()
     until = time.monotonic() + 30
     while not own.started and time.monotonic() < until:
         time.sleep(0.01)
-    [socket] = [one for listener in own.servers for one in listener.sockets]
     try:
-        found = Running(own, f"http://127.0.0.1:{socket.getsockname()[1]}")
+        found = Running(own, f"http://127.0.0.1:{at.getsockname()[1]}")
         yield found
         found.close()
     finally:

@@ -1,0 +1,128 @@
+"""The server under load beside the library: 64 clients of one sentence each, on the loopback.
+
+First ``Embedder.encode`` embeds the texts offline, then a server in a process of its own is asked
+by clients of a third process for so many seconds, and then the library again: the throughput of
+both, each request's time, and whether vectors agree.
+
+    python benchmarks/serve.py --model DIR --texts FILE --clients 64 --seconds 60 --json OUT
+"""
+
+import argparse
+import asyncio
+import base64
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from reporting import report
+
+from bertsmith.use.embed import Embedder
+
+
+async def one(
+    client: httpx.AsyncClient, texts: list[str], number: int, until: float, found: list[Any]
+) -> None:
+    """Ask for one text after another, from ``number`` on, until the time is over."""
+    while time.perf_counter() < until:
+        text = number * 7919 % len(texts)
+        began = time.perf_counter()
+        answer = await client.post("/v1/embeddings", json={
+            "input": texts[text], "model": "m", "encoding_format": "base64"})  # fmt: skip
+        found.append((text, time.perf_counter() - began, answer.status_code, answer.content))
+        number += 1
+
+
+async def load(url: str, texts: list[str], clients: int, seconds: float) -> list[Any]:
+    """Return (text, seconds, status, content) of each request."""
+    found: list[Any] = []
+    limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
+    async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as client:
+        until = time.perf_counter() + seconds
+        await asyncio.gather(
+            *(one(client, texts, own * 31, until, found) for own in range(clients))
+        )
+    return found
+
+
+def offline(embedder: Embedder, texts: list[str], seconds: float) -> float:
+    """Return texts a second."""
+    began, count = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        embedder.encode(texts)
+        count += len(texts)
+    return count / (time.perf_counter() - began)
+
+
+def main() -> None:
+    """Measure, and tell."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--texts", type=Path, required=True, help="a text a line")
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    texts = options.texts.read_text(encoding="utf-8").splitlines()
+    embedder = Embedder.load(options.model)
+    before = offline(embedder, texts, options.seconds / 3)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    own = subprocess.Popen(
+        [sys.executable, "-m", "bertsmith", "serve", f"m={options.model}", "--port", str(port),
+         "--no-page"], stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+    try:
+        while True:
+            try:
+                httpx.get(f"{url}/ready")
+                break
+            except httpx.HTTPError:
+                time.sleep(0.2)
+        asyncio.run(load(url, texts, options.clients, 3))
+        began = time.perf_counter()
+        found = asyncio.run(load(url, texts, options.clients, options.seconds))
+        online = len(found) / (time.perf_counter() - began)
+    finally:
+        own.terminate()
+        ended = own.wait(30)
+    after = offline(embedder, texts, options.seconds / 3)
+    told(options, embedder, texts, found, online, (before, after), ended)
+
+
+def told(
+    options: argparse.Namespace, embedder: Embedder, texts: list[str], found: list[Any],
+    online: float, library: tuple[float, float], ended: int,
+) -> None:  # fmt: skip
+    """Tell what was measured."""
+    wanted = embedder.encode(texts)
+    furthest = 0.0
+    for text, _, status, content in found:
+        if status == 200:
+            raw = base64.b64decode(json.loads(content)["data"][0]["embedding"])
+            furthest = max(furthest, float(abs(np.frombuffer(raw, "<f4") - wanted[text]).max()))
+    times = np.array([seconds for _, seconds, _, _ in found])
+    middle, late = float(np.median(times)), float(np.quantile(times, 0.99))
+    offline_rate = float(np.mean(library))
+    ratios = {"server / library": online / offline_rate, "p99 / median": late / middle}
+    figures = {
+        "clients": options.clients, "seconds": options.seconds, "requests": len(found),
+        "errors": sum(status != 200 for *_, status, _ in found), "requests a second": online,
+        "texts a second offline, before": library[0],
+        "texts a second offline, after": library[1], "median seconds": middle,
+        "p99 seconds": late, "largest difference": furthest, "exit status": ended,
+        "load": os.getloadavg()[0],
+    }  # fmt: skip
+    report("serve", ratios, figures, options.json)
+
+
+if __name__ == "__main__":
+    main()
