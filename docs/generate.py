@@ -122,6 +122,50 @@ def results() -> str:
     return "\n".join(rows)
 
 
+def trainer() -> str:
+    """Return the table of fine-tuning beside transformers' Trainer, a row for each task."""
+    names = ("Bertsmith", "Trainer, its defaults", "Trainer, like lengths", "time by defaults",
+             "time by like lengths")  # fmt: skip
+    rows = [f"| task | settings | {' | '.join(names)} |", "| --- " * (2 + len(names)) + "|"]
+    for file in sorted((ROOT / "benchmarks" / "results" / "finetune").glob("*.jsonl")):
+        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        runs = [
+            [one for one in lines if one["name"] == name]
+            for name in ("bertsmith", "transformers", "transformers, like lengths")
+        ]
+        if not all(runs):
+            continue
+        metric = next(key for key in runs[0][0] if key in _METRICS)
+        told = [_metric(metric, own) for own in runs]
+        ours, *theirs = (median(one["seconds"] for one in own) for own in runs)
+        ratios = " | ".join(f"{ours / own:.2f}" for own in theirs)
+        rows.append(
+            f"| {runs[0][0]['task']} | {_settings(runs[0][0])} | {' | '.join(told)} | {ratios} |"
+        )
+    return "\n".join(rows)
+
+
+def _metric(metric: str, runs: list[dict[str, Any]]) -> str:
+    """Return the metric and the seconds of some runs of a trainer."""
+    known = [{"figures": one} for one in runs if metric in one]
+    figure = _spread(metric, known) if known else "not scored"
+    seeds = f", {len(runs)} seeds" if len(runs) > 1 else ""
+    return f"{figure}; {median(one['seconds'] for one in runs):.0f} s{seeds}"
+
+
+def _settings(run: dict[str, Any]) -> str:
+    """Return the options of benchmarks/finetune.py that a run was made with."""
+    told = [f"--epochs {run['epochs']:g}", f"--lr {run['lr']:g}"]
+    told += [
+        f"--{name} {run[name]}" for name in ("examples", "length", "train", "dev") if run[name]
+    ]
+    return f"`{' '.join(told)}`, {run['threads']} threads"
+
+
+#: The first metric of each task.
+_METRICS = ("matthews", "spearman", "f1", "accuracy")
+
+
 def _spread(metric: str, runs: list[dict[str, Any]]) -> str:
     """Return a metric's median over the runs, and its spread where there are several."""
     found = [run["figures"][metric] for run in runs]
@@ -146,7 +190,9 @@ def wanted() -> dict[Path, str]:
     return {
         **help_pages(),
         readme: filled(text, "public names", public_names()),
-        table: filled(table.read_text(encoding="utf-8"), "results", results()),
+        table: filled(
+            filled(table.read_text(encoding="utf-8"), "results", results()), "trainer", trainer()
+        ),
     }
 
 
