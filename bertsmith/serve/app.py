@@ -3,9 +3,8 @@
 It never listens: see ``running``.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
@@ -14,12 +13,12 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 import bertsmith
 from bertsmith.serve.asking import Asking, said
 from bertsmith.serve.document import document
-from bertsmith.serve.embeddings import embedding_routes
+from bertsmith.serve.embeddings import EmbeddingRoutes
 from bertsmith.serve.faults import add_faults, fault
 from bertsmith.serve.guard import Guard
 from bertsmith.serve.metrics import Metrics
 from bertsmith.serve.models import Served
-from bertsmith.serve.routes import routes
+from bertsmith.serve.routes import Routes
 from bertsmith.serve.service import Service
 from bertsmith.serve.settings import ServeSettings
 
@@ -30,12 +29,12 @@ def create_app(
     *,
     key: str | None = None,
     origins: Sequence[str] = (),
-    page: bool = True,
+    page: Callable[[FastAPI, Service], FastAPI] | None = None,
 ) -> Guard:
     """Return the ASGI app of some models.
 
     key: what clients must send; None lets everybody in. origins: pages of other hosts that may ask
-    from a browser (CORS). page: whether / is the page for people.
+    from a browser (CORS). page: what puts a page for people at /.
     """
     settings, metrics = settings or ServeSettings(), Metrics()
     service = Service(models, settings, metrics.batch)
@@ -59,10 +58,11 @@ def create_app(
             CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"]
         )
     _plain(app, service, metrics)
-    app.include_router(embedding_routes(asking))
-    app.include_router(routes(asking))
-    if page:
-        app = _with_page(app, service)
+    app.include_router(EmbeddingRoutes(asking).router)
+    app.include_router(Routes(asking).router)
+    if page is not None:
+        # Last, since it answers every path that is left.
+        app = page(app, service)
     return Guard(app, settings=settings, metrics=metrics, key=key)
 
 
@@ -90,13 +90,3 @@ def _plain(app: FastAPI, service: Service, metrics: Metrics) -> None:
     async def docs() -> Response:
         """Tell people the endpoints."""
         return HTMLResponse(document(app.openapi()))
-
-
-def _with_page(app: FastAPI, service: Service) -> FastAPI:
-    import gradio
-
-    from bertsmith.serve.page import page
-
-    mounted: Any = gradio.mount_gradio_app(app, page(service), path="")
-    result: FastAPI = mounted
-    return result

@@ -20,26 +20,34 @@ from bertsmith.serve.service import Embedding
 from bertsmith.use.vectors import VectorSettings
 
 
-def embedding_routes(asking: Asking) -> APIRouter:
-    """Return the endpoints."""
-    router, service = APIRouter(), asking.service
-    began = int(time.time())
+class EmbeddingRoutes:
+    """The endpoints, each a method; ``router`` has them all."""
 
-    async def vectors(
-        request: Request, model: str | None, texts: list[str], settings: VectorSettings,
+    def __init__(self, asking: Asking) -> None:
+        self._asking, self._service = asking, asking.service
+        self._began = int(time.time())
+        self.router = APIRouter()
+        self.router.post("/v1/embeddings")(self.openai)
+        self.router.get("/v1/models")(self.models)
+        for path in ("embed", "embed_all", "similarity"):
+            self.router.post(f"/{path}")(getattr(self, path))
+
+    async def _vectors(
+        self, request: Request, model: str | None, texts: list[str], settings: VectorSettings,
         *, truncate: bool = True,
     ) -> tuple[Embedding, list[Any]]:  # fmt: skip
         told: list[Embedding] = []
 
         def submit(patience: Patience) -> Any:
-            told.append(service.embedding(model, texts, settings, patience, truncate=truncate))
+            told.append(
+                self._service.embedding(model, texts, settings, patience, truncate=truncate)
+            )
             return told[0].vectors
 
-        found = await asking.future(request, submit)
+        found = await self._asking.future(request, submit)
         return told[0], found
 
-    @router.post("/v1/embeddings")
-    async def openai(request: Request, body: OpenAiBody) -> Response:
+    async def openai(self, request: Request, body: OpenAiBody) -> Response:
         """Embed texts for OpenAI's clients: floats, or their bytes in base64."""
         if body.dimensions is not None:
             raise QuestionError(
@@ -51,7 +59,7 @@ def embedding_routes(asking: Asking) -> APIRouter:
                 "input: expected a text or a list of texts, at least one; ids of another "
                 "tokenizer mean nothing to this model (LangChain: check_embedding_ctx_length=False)"
             )
-        own, found = await vectors(request, body.model, texts, VectorSettings())  # type: ignore[arg-type]
+        own, found = await self._vectors(request, body.model, texts, VectorSettings())  # type: ignore[arg-type]
         data = [
             {"object": "embedding", "index": number, "embedding": _form(one, body.encoding_format)}
             for number, one in enumerate(found)
@@ -59,41 +67,35 @@ def embedding_routes(asking: Asking) -> APIRouter:
         usage = {"prompt_tokens": own.tokens, "total_tokens": own.tokens}
         return said({"object": "list", "data": data, "model": own.model, "usage": usage})
 
-    @router.get("/v1/models")
-    async def models() -> Response:
+    async def models(self) -> Response:
         """Tell the models for OpenAI's clients."""
-        told = [{"id": name, "object": "model", "created": began, "owned_by": "bertsmith"}
-                for name in service.models]  # fmt: skip
+        told = [{"id": name, "object": "model", "created": self._began, "owned_by": "bertsmith"}
+                for name in self._service.models]  # fmt: skip
         return said({"object": "list", "data": told})
 
-    @router.post("/embed")
-    async def embed(request: Request, body: EmbedBody) -> Response:
+    async def embed(self, request: Request, body: EmbedBody) -> Response:
         """Embed texts: a list of vectors."""
         settings = body.settings(pooling=body.pooling, normalize=body.normalize)
         texts = several(body.inputs)
-        _, found = await vectors(request, body.model, texts, settings, truncate=body.truncate)
+        _, found = await self._vectors(request, body.model, texts, settings, truncate=body.truncate)
         return said(found)
 
-    @router.post("/embed_all")
-    async def embed_all(request: Request, body: Vectors) -> Response:
+    async def embed_all(self, request: Request, body: Vectors) -> Response:
         """Embed texts: for each a list of its tokens' vectors."""
         texts, settings = several(body.inputs), body.settings()
-        found = await asking.thread(
-            request, lambda until: service.tokens(body.model, texts, settings, until)
+        found = await self._asking.thread(
+            request, lambda until: self._service.tokens(body.model, texts, settings, until)
         )
         if not body.truncate and any(own.cut_off for own in found):
             raise LargeError("a text is too long; shorten it, or send truncate: true")
         return said([own.vectors for own in found])
 
-    @router.post("/similarity")
-    async def similarity(request: Request, body: SimilarityBody) -> Response:
+    async def similarity(self, request: Request, body: SimilarityBody) -> Response:
         """Tell the cosine of one sentence and each of several others."""
         asked = body.inputs
         texts = [asked.source_sentence, *asked.sentences]
-        _, found = await vectors(request, body.model, texts, VectorSettings(normalize=True))
+        _, found = await self._vectors(request, body.model, texts, VectorSettings(normalize=True))
         return said(np.stack(found[1:]) @ found[0])
-
-    return router
 
 
 def _form(vector: Any, form: str) -> Any:

@@ -24,81 +24,85 @@ from bertsmith.serve.models import Served
 from bertsmith.use.predict import Prediction
 
 
-def routes(asking: Asking) -> APIRouter:
-    """Return the endpoints."""
-    router, service = APIRouter(), asking.service
+class Routes:
+    """The endpoints, each a method; ``router`` has them all."""
 
-    @router.get("/models")
-    async def models() -> Response:
+    def __init__(self, asking: Asking) -> None:
+        self._asking, self._service = asking, asking.service
+        self.router = APIRouter()
+        self.router.get("/models")(self.models)
+        for path in ("tokenize", "fill", "pair", "classify", "tag", "answer", "choose"):
+            self.router.post(f"/{path}")(getattr(self, path))
+
+    async def models(self) -> Response:
         """Tell the models, and what each can do."""
-        return said([_told(own) for own in service.models.values()])
+        return said([_told(own) for own in self._service.models.values()])
 
-    @router.post("/tokenize")
-    async def tokenize(body: TokenizeBody) -> Response:
+    async def tokenize(self, body: TokenizeBody) -> Response:
         """Cut texts into tokens: ids, words and characters [start, stop)."""
-        own = service.checked(body.model, "embed", several(body.inputs))
+        own = self._service.checked(body.model, "embed", several(body.inputs))
         return said([_tokens(own, text, special=body.add_special_tokens)
                      for text in several(body.inputs)])  # fmt: skip
 
-    @router.post("/fill")
-    async def fill(request: Request, body: FillBody) -> Response:
+    async def fill(self, request: Request, body: FillBody) -> Response:
         """Fill in the masks of a text: the likeliest words with their probabilities."""
         texts = several(body.inputs)
-        found = await asking.thread(
-            request, lambda until: service.fill(body.model, texts, body.top, until)
+        found = await self._asking.thread(
+            request, lambda until: self._service.fill(body.model, texts, body.top, until)
         )
         told = [
             {"masks": [{"place": mask.place, "words": mask.words} for mask in own]} for own in found
         ]
         return said(told[0] if isinstance(body.inputs, str) else told)
 
-    @router.post("/pair")
-    async def pair(request: Request, body: PairBody) -> Response:
+    async def pair(self, request: Request, body: PairBody) -> Response:
         """Tell how probable it is that B follows A."""
         pairs = body.inputs if isinstance(body.inputs, list) else [body.inputs]
-        found = await asking.thread(request, lambda until: service.pair(body.model, pairs, until))
+        found = await self._asking.thread(
+            request, lambda until: self._service.pair(body.model, pairs, until)
+        )
         told = [asdict(own) for own in found]
         return said(told if isinstance(body.inputs, list) else told[0])
 
-    @router.post("/classify")
-    async def classify(request: Request, body: ClassifyBody) -> Response:
+    async def classify(self, request: Request, body: ClassifyBody) -> Response:
         """Tell the labels of a text or a pair with their probabilities, or its number."""
         texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
-        found = await asking.thread(
-            request, lambda until: service.classify(body.model, texts, until)
+        found = await self._asking.thread(
+            request, lambda until: self._service.classify(body.model, texts, until)
         )
         told = [_prediction(own) for own in found]
         return said(told if isinstance(body.inputs, list) else told[0])
 
-    @router.post("/tag")
-    async def tag(request: Request, body: TagBody) -> Response:
+    async def tag(self, request: Request, body: TagBody) -> Response:
         """Find the entities of a text, or the tag of each of its words, with their characters."""
         texts = several(body.inputs)
-        found = await asking.thread(request, lambda until: service.tag(body.model, texts, until))
+        found = await self._asking.thread(
+            request, lambda until: self._service.tag(body.model, texts, until)
+        )
         told = [[asdict(span) for span in own.spans] for own in found]
         return said(told[0] if isinstance(body.inputs, str) else told)
 
-    @router.post("/answer")
-    async def answer(request: Request, body: AnswerBody) -> Response:
+    async def answer(self, request: Request, body: AnswerBody) -> Response:
         """Answer a question from its context, with the characters of the answer."""
         asked = body.inputs if isinstance(body.inputs, list) else [body.inputs]
         given = [(own.question, own.context) for own in asked]
-        found = await asking.thread(request, lambda until: service.answer(body.model, given, until))
+        found = await self._asking.thread(
+            request, lambda until: self._service.answer(body.model, given, until)
+        )
         told = [{**asdict(own.best), "null_score": own.null_score, "cut_off": own.cut_off,
                  "candidates": [asdict(one) for one in own.candidates[:5]]}
                 for own in found]  # fmt: skip
         return said(told if isinstance(body.inputs, list) else told[0])
 
-    @router.post("/choose")
-    async def choose(request: Request, body: ChooseBody) -> Response:
+    async def choose(self, request: Request, body: ChooseBody) -> Response:
         """Tell which ending fits a prompt, with the probability of each."""
         asked = body.inputs if isinstance(body.inputs, list) else [body.inputs]
         given = [(own.prompt, own.endings) for own in asked]
-        found = await asking.thread(request, lambda until: service.choose(body.model, given, until))
+        found = await self._asking.thread(
+            request, lambda until: self._service.choose(body.model, given, until)
+        )
         told = [asdict(own) for own in found]
         return said(told if isinstance(body.inputs, list) else told[0])
-
-    return router
 
 
 def several(inputs: str | list[str]) -> list[str]:

@@ -71,7 +71,7 @@ def listening(
 ) -> Iterator[Running]:
     """Serve models on a free port of the loopback, until the block ends."""
     settings = settings or ServeSettings()
-    app = create_app(models, settings, **{"page": False, **more})
+    app = create_app(models, settings, **more)
     own, at = server(app, config(settings)), bound("127.0.0.1", 0)
     thread = threading.Thread(target=own.run, args=([at],), daemon=True)
     thread.start()

@@ -144,7 +144,7 @@ def test_pair(running: Running, folders: dict[str, Path]) -> None:
 @pytest.mark.parametrize("name", ["mood", "topics", "grade"])
 def test_classify(running: Running, folders: dict[str, Path], name: str) -> None:
     """One label, many labels, a number; of a text or a pair."""
-    texts = [*TEXT, (TEXT[0], TEXT[1])]
+    texts: list[str | tuple[str, str]] = [*TEXT, (TEXT[0], TEXT[1])]
     found = running.post("/classify", {"model": name, "inputs": texts}).json()
     for own, wanted in zip(found, predict(folders[name], texts), strict=True):
         if wanted.score is not None:
