@@ -12,6 +12,7 @@ import torch
 from bertsmith.bundle import Bundle, EncoderBundle, TaskBundle, load_encoder
 from bertsmith.errors import QuestionError
 from bertsmith.model.attention import layout
+from bertsmith.model.encoder import Layer
 from bertsmith.model.packed import pack
 from bertsmith.use.embed import Floats
 from bertsmith.use.pair import truncated
@@ -53,6 +54,7 @@ def attention(
     found = []
     # Layers first: no state is computed that no layer is given.
     for layer, x in zip(encoder.encoder.layers, encoder.hidden_states(packed), strict=False):
+        assert isinstance(layer, Layer)
         where = layout(packed, "reference", causal=causal, dtype=x.dtype)
         found.append(layer.probabilities(x, where)[0].float().cpu().numpy())
     return Attention(bundle.tokenizer.tokens(ids), segments, np.stack(found), left_out)
