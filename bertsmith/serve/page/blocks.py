@@ -11,7 +11,7 @@ from bertsmith.serve.page.endpoints import endpoints
 from bertsmith.serve.page.forms import FORMS
 from bertsmith.serve.page.library import gr
 from bertsmith.serve.page.looking import Looking
-from bertsmith.serve.page.markup import notice
+from bertsmith.serve.page.markup import notice, safe
 from bertsmith.serve.page.tabs import attention_tab, form_tab, word_tab
 from bertsmith.serve.service import Service
 
@@ -30,7 +30,8 @@ def page(service: Service) -> Any:
     """Return a ``gradio.Blocks`` with a tab for each thing that the loaded models can do."""
     looking = Looking(service)
     with gr.Blocks(analytics_enabled=False, title="Bertsmith") as blocks:
-        gr.HTML('<h1>Bertsmith</h1><p class="bs-says">Ask the loaded models.</p>')
+        names = safe(", ".join(service.models) or "none")
+        gr.HTML(f'<h1>Bertsmith</h1><p class="bs-says">Loaded: {names}</p>')
         if not service.models:
             gr.HTML(notice("No model is loaded; give `bertsmith serve` one."))
         with gr.Tabs():
