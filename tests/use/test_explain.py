@@ -13,6 +13,7 @@ from bertsmith import bundle
 from bertsmith.errors import QuestionError
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.config import ModelConfig
+from bertsmith.model.encoder import Layer
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use.explain import Attention, attention
 from tests.use.conftest import TEXT
@@ -66,13 +67,13 @@ def test_pre_norm_looks_at_what_was_normed(tmp_path: Path, tokenizer: Tokenizer)
     np.testing.assert_allclose(found.sum(-1), 1, atol=1e-5)
     # By hand: the last layer is given what the two below it made, and norms it before it looks.
     states: list[Any] = []
-    norm = model.bert.encoder.layers[2].attention_norm
-    norm.register_forward_hook(lambda *told: states.append(told[2].clone()))
+    last = model.bert.encoder.layers[2]
+    assert isinstance(last, Layer)
+    last.attention_norm.register_forward_hook(lambda *told: states.append(told[2].clone()))
     attention(bundle.Bundle(model, tokenizer, config, tmp_path), TEXT[0])
-    layer = model.bert.encoder.layers[2].attention
     # A clone made in inference mode is no tensor for autograd.
     with torch.no_grad():
-        query, key, _ = layer.query_key_value(states[0]).view(-1, 3, 2, 13).unbind(1)
+        query, key, _ = last.attention.query_key_value(states[0]).view(-1, 3, 2, 13).unbind(1)
     scores = torch.einsum("qnh,knh->nqk", query, key) / 13**0.5
     future = torch.ones_like(scores, dtype=torch.bool).triu(1)
     wanted = scores.masked_fill(future, -torch.inf).softmax(-1).detach().numpy()
