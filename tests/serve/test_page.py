@@ -465,7 +465,8 @@ def test_words_can_be_read(browser: Any, address: str, scheme: str) -> None:
     """In the light and in the dark, all kinds of text have a contrast of 4.5 at least."""
     page = opened(browser, address, color_scheme=scheme)
     ask(go(page, "Fill in"), "Fill in", {"Text with [MASK]": "the [MASK]"})
-    kinds = {".bs-word": 1, ".bs-share": 1, ".bs-result h3": 1, ".bs-says": 1, "h1": 1}
+    kinds = (".bs-word", ".bs-share", ".bs-result h3", ".bs-says", "h1", "button.primary",
+             "[role=tab][aria-selected=true]", "label span", ".bs-examples button")  # fmt: skip
     dark = page.locator("body").evaluate("own => getComputedStyle(own).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", dark)[:3])) < 200) == (scheme == "dark")
     for kind in kinds:

@@ -66,9 +66,15 @@ def mount(app: FastAPI, service: Service) -> FastAPI:
 def _theme() -> Any:
     """Return the usual look with the visitor's own fonts, and small print that can be read."""
     theme = gr.themes.Default(
-        font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
+        primary_hue="blue",
+        font=["system-ui", "sans-serif"],
+        font_mono=["ui-monospace", "monospace"],
     )
     return theme.set(
+        button_primary_background_fill="*primary_600",
+        button_primary_background_fill_dark="*primary_600",
+        button_primary_background_fill_hover="*primary_700",
+        button_primary_background_fill_hover_dark="*primary_700",
         body_text_color_subdued="*neutral_600", body_text_color_subdued_dark="*neutral_300",
         block_info_text_color="*neutral_600", block_info_text_color_dark="*neutral_300",
     )  # fmt: skip
