@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from bertsmith.use.compare import compare
     from bertsmith.use.embed import embed
     from bertsmith.use.evaluate import evaluate
+    from bertsmith.use.explain import attention
     from bertsmith.use.fill import fill
     from bertsmith.use.pair import pair
     from bertsmith.use.predict import predict
@@ -41,6 +42,7 @@ _PUBLIC = {
     "Store": "bertsmith.data.store",
     "Tokenizer": "bertsmith.text.wordpiece",
     "answer": "bertsmith.use.answer",
+    "attention": "bertsmith.use.explain",
     "choose": "bertsmith.use.choose",
     "compare": "bertsmith.use.compare",
     "embed": "bertsmith.use.embed",
@@ -61,6 +63,7 @@ __all__ = [
     "Tokenizer",
     "__version__",
     "answer",
+    "attention",
     "choose",
     "compare",
     "embed",

@@ -159,5 +159,11 @@ class SelfAttention(nn.Module):
         projected: Tensor = self.output(mixed if places is None else mixed.index_select(0, places))
         return projected
 
+    def probabilities(self, hidden: Tensor, where: Layout) -> list[Tensor]:
+        """Return how much each token looks at each, [N, S_b, S_b] of each sequence."""
+        qkv = self.query_key_value(hidden).view(-1, 3, self.heads, self.head_width)
+        query, key, value = qkv.unbind(1)
+        return reference_attention(query, key, value, where)[1]
+
     def _drop(self, noise: Noise | None) -> Drop:
         return lambda probabilities: self.dropout(probabilities, noise)

@@ -51,6 +51,12 @@ class Layer(nn.Module):
             return result
         return x + self._feed_forward(self.feed_forward_norm(x), noise)
 
+    def probabilities(self, x: Tensor, where: Layout) -> list[Tensor]:
+        """[T, D], what the layer is given -> its heads' probabilities of each sequence."""
+        normed = x if self.post else self.attention_norm(x)
+        found: list[Tensor] = self.attention.probabilities(normed, where)
+        return found
+
     def _feed_forward(self, x: Tensor, noise: Noise | None) -> Tensor:
         down = self.down(self.activation(self.up(x)))
         dropped: Tensor = self.feed_forward_dropout(down, noise)

@@ -166,8 +166,14 @@ class Embedder:
         Where no whole word of a text is this one, words that begin with it count: a Korean noun
         carries its particle. Raises QuestionError for a text without it.
         """
+        return self.places(texts, word, self.tokens(texts, layer=layer, **more))
+
+    def places(
+        self, texts: Sequence[str], word: str, vectors: Sequence[TokenVectors]
+    ) -> list[WordVector]:
+        """Return what ``word`` does, from the vectors of the texts' tokens."""
         found = []
-        for number, own in enumerate(self.tokens(texts, layer=layer, **more)):
+        for number, own in enumerate(vectors):
             for start, end in self._spans(texts[number], word, number):
                 pieces = [
                     place for place, (a, b) in enumerate(own.offsets) if a < end and b > start

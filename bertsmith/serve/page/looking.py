@@ -1,0 +1,75 @@
+"""What looks inside a model, kept for the next step of a slider. It never makes HTML."""
+
+from functools import lru_cache
+
+from bertsmith.errors import QuestionError
+from bertsmith.serve.page.wordmap import WordMaps, word_maps
+from bertsmith.serve.service import Service
+from bertsmith.use.explain import Attention, attention
+from bertsmith.use.vectors import settings_of
+
+#: Tokens of a text whose attention is shown; more is neither seen nor quick.
+LONGEST = 256
+#: Sentences with a word that are compared at once.
+SENTENCES = 50
+#: Answers kept: some 40 MB each at the most for a base-sized model's attention.
+_KEPT = 4
+
+
+class Looking:
+    """Attention and word maps of the loaded models.
+
+    The last few are kept for all visitors, so that a step of a slider computes nothing anew.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        # On the object, so that the models may go when the page does.
+        self._attention = lru_cache(_KEPT)(self._attend)
+        self._words = lru_cache(_KEPT)(self._map)
+
+    def attention(self, model: str | None, text: str, pair: str) -> Attention:
+        """Return the attention of all heads over a text, or over two; the text is cut to fit."""
+        return self._attention(self._service.find(model, "embed").name, text, pair)
+
+    def word(self, model: str | None, word: str, texts: tuple[str, ...]) -> WordMaps:
+        """Return distances and maps of a word in all layers. Raises QuestionError."""
+        if len(texts) > SENTENCES:
+            raise QuestionError(f"{len(texts)} sentences; expected {SENTENCES} at most")
+        return self._words(self._service.find(model, "embed").name, word.strip(), texts)
+
+    def sizes(self, model: str | None) -> tuple[int, int]:
+        """Return how many layers a model has, and heads a layer."""
+        config = self._service.find(model, "embed").bundle.config
+        return config.layers, config.heads
+
+    def state(self, model: str | None, layer: int) -> int:
+        """Return the number of a hidden state, 0 the embeddings; negative ones from the end."""
+        layers, _ = self.sizes(model)
+        state = layer if layer >= 0 else layers + 1 + layer
+        if not 0 <= state <= layers:
+            raise QuestionError(f"layer is {layer}; expected 0 (the embeddings) to {layers}")
+        return state
+
+    @staticmethod
+    def check(found: Attention, layer: int, head: int) -> None:
+        """Raise QuestionError for a layer or a head that is not there."""
+        layers, heads = found.probabilities.shape[:2]
+        if not (1 <= layer <= layers and 1 <= head <= heads):
+            raise QuestionError(
+                f"there is no layer {layer}, head {head}; expected layers 1 to {layers} and heads "
+                f"1 to {heads}"
+            )
+
+    def _attend(self, model: str, text: str, pair: str) -> Attention:
+        bundle = self._service.models[model].bundle
+        return attention(bundle, text, pair if pair.strip() else None, longest=LONGEST)
+
+    def _map(self, model: str, word: str, texts: tuple[str, ...]) -> WordMaps:
+        if not texts:
+            raise QuestionError("there is no sentence; give two or more, one a line")
+        embedder = self._service.models[model].embedder
+        states = embedder.config.layers + 1
+        settings = settings_of(range(states), pooling="none")
+        vectors = self._service.tokens(model, texts, settings)
+        return word_maps(word, texts, embedder.places(texts, word, vectors), states)
