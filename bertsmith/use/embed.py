@@ -119,20 +119,23 @@ class Embedder:
         return found
 
     def tokens(
-        self, texts: Sequence[str], *, layer: int | Sequence[int] | None = None, **more: Any
-    ) -> list[TokenVectors]:
+        self, texts: Sequence[str], *, layer: int | Sequence[int] | None = None,
+        batch_tokens: int | None = None, **more: Any,
+    ) -> list[TokenVectors]:  # fmt: skip
         """Return the vectors of each text's tokens; arguments as for ``encode``."""
         settings = settings_of(layer, pooling="none", **more)
-        return self.token_vectors(texts, self.recipe(settings))
+        return self.token_vectors(texts, self.recipe(settings), batch_tokens)
 
-    def token_vectors(self, texts: Sequence[str], recipe: Recipe) -> list[TokenVectors]:
+    def token_vectors(
+        self, texts: Sequence[str], recipe: Recipe, batch_tokens: int | None = None
+    ) -> list[TokenVectors]:
         """Return the vectors of each text's tokens by a recipe whose pooling is "none"."""
         tokenizer, shift = self.tokenizer, len(self._limits.prompt)
         room = self.longest - 2
         encoded = tokenizer.encode_batch_with_offsets(self._prepared(texts))
         sequences = [[tokenizer.cls_id, *ids[:room], tokenizer.sep_id] for ids, _ in encoded]
         found: list[Any] = [None] * len(texts)
-        for numbers, own in self.batches(sequences, recipe, None):
+        for numbers, own in self.batches(sequences, recipe, batch_tokens):
             for number, rows in zip(numbers, own, strict=True):
                 ids = sequences[number]
                 # What a prompt before the text stands for is no part of the text.
@@ -148,25 +151,37 @@ class Embedder:
 
     def word(
         self, texts: Sequence[str], word: str, *, layer: int | Sequence[int] | None = None,
-        **more: Any,
+        skip: bool = False, **more: Any,
     ) -> list[WordVector]:  # fmt: skip
         """Return one word's vector wherever it stands in the texts: the mean of its pieces'.
 
         Where no whole word of a text is this one, words that begin with it count: a Korean noun
-        carries its particle. Raises QuestionError for a text without it.
+        carries its particle. ``skip``: texts without it are left out, instead of a QuestionError.
         """
+        spans = {
+            number: own for number, text in enumerate(texts) if (own := self._spans(text, word))
+        }
+        if not skip:
+            for number in sorted(set(range(len(texts))) - set(spans)):
+                raise QuestionError(
+                    f"text {number + 1}: the word {word!r} is not in {texts[number][:60]!r}; "
+                    "expected it in each"
+                )
         found = []
-        for number, own in enumerate(self.tokens(texts, layer=layer, **more)):
-            for start, end in self._spans(texts[number], word, number):
+        told = self.tokens([texts[number] for number in spans], layer=layer, **more)
+        for (number, places), own in zip(spans.items(), told, strict=True):
+            for start, end in places:
                 pieces = [
                     place for place, (a, b) in enumerate(own.offsets) if a < end and b > start
                 ]
-                if not pieces:
+                if pieces:
+                    vector = own.vectors[pieces].mean(0)
+                    found.append(WordVector(number, start, end, vector))
+                elif not skip:
                     raise QuestionError(
                         f"text {number + 1}: the word {word!r} stands beyond the "
                         f"{self.longest} tokens that this model takes; shorten the text"
                     )
-                found.append(WordVector(number, start, end, own.vectors[pieces].mean(0)))
         return found
 
     def recipe(self, settings: VectorSettings) -> Recipe:
@@ -209,7 +224,7 @@ class Embedder:
             texts = ["".join(character.lower() for character in text) for text in texts]
         return texts
 
-    def _spans(self, text: str, word: str, number: int) -> list[tuple[int, int]]:
+    def _spans(self, text: str, word: str) -> list[tuple[int, int]]:
         """Return where a word stands in a text."""
         flags = re.IGNORECASE if self.tokenizer.lowercase else 0
         begins = rf"(?<!\w){re.escape(word.strip())}"
@@ -217,9 +232,7 @@ class Embedder:
             found = [match.span() for match in re.finditer(pattern, text, flags)]
             if found and word.strip():
                 return found
-        raise QuestionError(
-            f"text {number + 1}: the word {word!r} is not in {text[:60]!r}; expected it in each"
-        )
+        return []
 
 
 def embed(
