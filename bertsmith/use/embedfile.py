@@ -227,7 +227,7 @@ def _tidy(partial: Path) -> None:
 
 
 def _read(partial: Path) -> _State | None:
-    """Return where a run stands that was stopped; None where there is none. Raises QuestionError"""
+    """Return where a stopped run stands; None where there is none. Raises QuestionError."""
     try:
         return _State(**json.loads((partial / STATE).read_text(encoding="utf-8")))
     except FileNotFoundError:

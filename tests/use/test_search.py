@@ -57,9 +57,9 @@ def test_questions_get_the_vectors_of_the_lines(index: Path, model: Path) -> Non
     one, lines = (encode(texts, layer=1, pooling="mean-max", normalize=True)
                   for texts in ([question], LINES))  # fmt: skip
     wanted = (lines @ one[0]).tolist()
-    order = sorted(range(len(LINES)), key=lambda row: -wanted[row])[:7]
+    order = sorted(range(len(LINES)), key=lambda row: -wanted[row])[:5]
     for exact in (False, True):
-        [found] = search(index, [question], 7, exact=exact)
+        [found] = search(index, [question], 5, exact=exact)
         assert [hit.line - 1 for hit in found] == order
         assert [hit.cosine for hit in found] == pytest.approx([wanted[row] for row in order])
 
