@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 Layer = Annotated[
     str | None,
     typer.Option(
-        help="A layer's number: -1 the last, -2 the one before, 0 the embeddings; or several, "
-        "parted by commas, such as -4,-3,-2,-1.",
-        show_default="-1",
+        help="A layer's number: -1 the last, as usual, -2 the one before, 0 the embeddings; or "
+        "several, parted by commas, such as -4,-3,-2,-1.",
+        show_default=False,
     ),
 ]
 File = Annotated[

@@ -29,7 +29,7 @@ def similar(
     ] = ...,
     layer: Layer = None,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave lines without the word out, uncounted.")
+        bool, typer.Option("--skip-bad", help="Leave lines without the word out, counted.")
     ] = False,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the distances into this file, such as bank.png.")
@@ -47,9 +47,10 @@ def similar(
 
     settings = vector_settings(layer)
     embedder = Embedder.load(model, device=resolved_device(device))
-    found = comparing.similar(
-        embedder, list(lines_of(file or STDIN)), word, layer=settings.layers, skip=skip_bad
-    )
+    lines = list(lines_of(file or STDIN))
+    found = comparing.similar(embedder, lines, word, layer=settings.layers, skip=skip_bad)
+    if left := len(lines) - len({place.text for place in found.places}):
+        say(f"left out {left:,} lines without the word {word!r}")
     if as_json:
         put_json(found.to_json())
     else:

@@ -37,12 +37,17 @@ class Similarities:
         return {"word": self.word, "places": places, "distances": self.distances.tolist()}
 
 
-def similar(embedder: Embedder, texts: Sequence[str], word: str, **settings: Any) -> Similarities:
-    """Compare a word's vectors wherever it stands; ``settings`` as of ``Embedder.word``.
+def similar(
+    model: Embedder | Path | str, texts: Sequence[str], word: str, **settings: Any
+) -> Similarities:
+    """Compare one word's vectors wherever it stands in texts.
 
+    ``model`` is an Embedder, or any model directory, RUN or hub id; ``settings`` as of
+    ``Embedder.word``.
     Raises QuestionError for a text without it, unless ``skip`` leaves those out, and where it
     stands nowhere, or in too many places.
     """
+    embedder = model if isinstance(model, Embedder) else Embedder.load(model)
     places = embedder.word(texts, word, **settings)
     if not places:
         raise QuestionError(f"the word {word!r} is in none of the {len(texts):,} texts")
