@@ -135,7 +135,7 @@ def vector_settings(layer: str | None, **said: Any) -> "VectorSettings":
     layers = numbers_of("layer", layer)
     if layers is not None and any(one % 1 for one in layers):
         raise SettingsError(f"--layer {layer}: expected whole numbers, such as -2 or -4,-3,-2,-1")
-    return settings_of(layers and [int(one) for one in layers], **said)
+    return settings_of(None if layers is None else [int(one) for one in layers], **said)
 
 
 def _print(

@@ -23,10 +23,10 @@ _COLUMNS = 12
 @app.command()
 def similar(
     model: Model,
-    file: File = None,
     word: Annotated[
         str, typer.Option(help="The word; where it stands twice in a line, both are compared.")
-    ] = ...,
+    ],
+    file: File = None,
     layer: Layer = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave lines without the word out, counted.")

@@ -169,13 +169,13 @@ class Embedder:
                 )
         found = []
         told = self.tokens([texts[number] for number in spans], layer=layer, **more)
-        for (number, places), own in zip(spans.items(), told, strict=True):
+        for (number, places), one in zip(spans.items(), told, strict=True):
             for start, end in places:
                 pieces = [
-                    place for place, (a, b) in enumerate(own.offsets) if a < end and b > start
+                    place for place, (a, b) in enumerate(one.offsets) if a < end and b > start
                 ]
                 if pieces:
-                    vector = own.vectors[pieces].mean(0)
+                    vector = one.vectors[pieces].mean(0)
                     found.append(WordVector(number, start, end, vector))
                 elif not skip:
                     raise QuestionError(

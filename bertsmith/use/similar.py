@@ -102,7 +102,7 @@ def draw(found: Similarities, path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     image = axes.imshow(found.distances, cmap="viridis_r", vmin=0)
-    plain = {"family": fonts, "parse_math": False}
+    plain: dict[str, Any] = {"family": fonts, "parse_math": False}
     size = 10 if count <= _WRITTEN else 7
     axes.set_xticks(range(count), [str(number + 1) for number in range(count)], fontsize=size)
     axes.set_yticks(range(count), names, fontsize=size, **plain)

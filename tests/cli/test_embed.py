@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -65,7 +66,7 @@ def test_embed_writes_every_form(run: Run, model: Path, lines: Path, form: str) 
     assert f"wrote {out}: 5 lines, a vector a line, of 22 numbers" in done.err
     assert "next: " in done.err
     wanted = Embedder.load(model).encode(lines.read_text().split("\n"), normalize=True)
-    read = {
+    read: dict[str, Callable[[], Any]] = {
         "npy": lambda: np.load(out),
         "jsonl": lambda: [json.loads(line)["vector"] for line in out.read_text().splitlines()],
         "parquet": lambda: [own.as_py() for own in pq.read_table(out)["vector"]],
@@ -96,7 +97,7 @@ def test_embed_takes_all_its_options(run: Run, model: Path, lines: Path) -> None
     assert np.shape(first["vectors"]) == (len(first["ids"]), 22)
     fast = run("embed", model, lines, "--fast")
     exact = run("embed", model, lines)
-    one, other = (np.float32([json.loads(line)["vector"] for line in done.out.splitlines()])
+    one, other = (np.array([json.loads(line)["vector"] for line in done.out.splitlines()])
                   for done in (fast, exact))  # fmt: skip
     cosines = (one * other).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
     assert cosines.min() > 0.995
@@ -108,7 +109,16 @@ def test_ctrl_c_says_how_to_go_on(model: Path, tmp_path: Path) -> None:
     """Interrupted, the program leaves in peace; the same command with --resume ends the file."""
     out, pipe = tmp_path / "v.npy", tmp_path / "pipe"
     os.mkfifo(pipe)
-    command = [sys.executable, "-m", "bertsmith", "embed", model, pipe, "--out", out]
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "bertsmith",
+        "embed",
+        model,
+        pipe,
+        "--out",
+        out,
+    ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         lines = pipe.open("w")
         # Then nothing more comes: it is waiting when it is interrupted.
@@ -127,7 +137,16 @@ def test_ctrl_c_says_how_to_go_on(model: Path, tmp_path: Path) -> None:
     assert "Traceback" not in told
     whole = tmp_path / "lines.txt"
     whole.write_text("the ferry\n" * 30_000)
-    again = [sys.executable, "-m", "bertsmith", "embed", model, whole, "--out", out]
+    again: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "bertsmith",
+        "embed",
+        model,
+        whole,
+        "--out",
+        out,
+    ]
     refused = subprocess.run(again, capture_output=True, text=True, check=False, timeout=120)
     assert (refused.returncode, "--resume goes on with it" in refused.stderr) == (2, True)
     done = subprocess.run([*again, "--resume"], capture_output=True, text=True, timeout=120)  # noqa: PLW1510
@@ -158,7 +177,7 @@ def test_similar_prints_distances(run: Run, model: Path, tmp_path: Path) -> None
     rows = [row.strip().split("\t") for row in done.out.splitlines()]
     assert [row[:2] for row in rows] == [
         ["1", "The [ferry] crossed the river twice…"],
-        ["2", "… in which the ice had held the [ferry] fast."],
+        ["2", "…ch the ice had held the [ferry] fast."],
         ["3", "강의 [ferry] $5 $6"],
     ]
     found = json.loads(
@@ -174,7 +193,9 @@ def test_similar_prints_distances(run: Run, model: Path, tmp_path: Path) -> None
     done = run("similar", model, "--word", "ferry", "--skip-bad", stdin=b"ferry\nriver\nferry\n")
     assert "left out 1 lines without the word 'ferry'" in done.err
     many = run("similar", model, "--word", "ferry", stdin=b"the ferry\na ferry\n" * 10)
-    assert many.out.splitlines()[0].split("\t")[2:] == ["0.0000 to 3", many.out.split("\t")[3][:11]]
+    assert re.fullmatch(
+        r"  1\tthe \[ferry\]\t0\.0000 to 3\t0\.\d{4} to (2|4|20)", many.out.splitlines()[0]
+    )
     assert "20 places; --json has the distances of all" in many.err
 
 

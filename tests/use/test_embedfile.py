@@ -68,7 +68,7 @@ def test_lines_of_json_hold_the_exact_numbers(embedder: Embedder, tmp_path: Path
     path = embed_lines(embedder, LINES, tmp_path / "v.jsonl", PLAIN).path
     read = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
     assert [own["text"] for own in read] == LINES
-    assert np.array_equal(np.float32([own["vector"] for own in read]), np.load(array))
+    assert np.array_equal(np.array([own["vector"] for own in read], np.float32), np.load(array))
     path = embed_lines(embedder, LINES, tmp_path / "t.jsonl", TOKENS).path
     read = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
     for own, wanted in zip(read, embedder.tokens(LINES), strict=True):
@@ -80,7 +80,7 @@ def test_lines_of_json_hold_the_exact_numbers(embedder: Embedder, tmp_path: Path
 def test_a_number_that_is_none_is_null(tmp_path: Path) -> None:
     """NaN is no JSON: it becomes null, beside numbers that stay."""
     sink = JsonSink(tmp_path / "v.jsonl", 0)
-    sink.append(["a"], np.float32([[np.nan, 0.1]]))
+    sink.append(["a"], np.array([[np.nan, 0.1]], np.float32))
     sink.commit()
     sink.close()
     vector = json.loads((tmp_path / "v.jsonl").read_text())["vector"]
