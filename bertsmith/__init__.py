@@ -26,18 +26,21 @@ if TYPE_CHECKING:
     from bertsmith.use.answer import answer
     from bertsmith.use.choose import choose
     from bertsmith.use.compare import compare
-    from bertsmith.use.embed import embed
+    from bertsmith.use.embed import Embedder, embed
     from bertsmith.use.evaluate import evaluate
     from bertsmith.use.explain import attention
     from bertsmith.use.fill import fill
     from bertsmith.use.pair import pair
     from bertsmith.use.predict import predict
     from bertsmith.use.score import score
+    from bertsmith.use.search import search
+    from bertsmith.use.similar import similar
 
 __version__ = "0.1.0"
 
 #: Public name -> the module that holds it. The imports above tell type checkers the same.
 _PUBLIC = {
+    "Embedder": "bertsmith.use.embed",
     "ModelConfig": "bertsmith.model.config",
     "Store": "bertsmith.data.store",
     "Tokenizer": "bertsmith.text.wordpiece",
@@ -55,9 +58,12 @@ _PUBLIC = {
     "prepare": "bertsmith.data.prepare",
     "pretrain": "bertsmith.train.pretrain",
     "score": "bertsmith.use.score",
+    "search": "bertsmith.use.search",
+    "similar": "bertsmith.use.similar",
 }
 
 __all__ = [
+    "Embedder",
     "ModelConfig",
     "Store",
     "Tokenizer",
@@ -76,6 +82,8 @@ __all__ = [
     "prepare",
     "pretrain",
     "score",
+    "search",
+    "similar",
 ]
 
 

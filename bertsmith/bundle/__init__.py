@@ -8,6 +8,7 @@ from bertsmith.bundle.directory import WEIGHTS, locate, pinned
 from bertsmith.bundle.either import load_either, save_either
 from bertsmith.bundle.encoder import EncoderBundle, load_encoder
 from bertsmith.bundle.extend import extend
+from bertsmith.bundle.identity import fingerprint
 from bertsmith.bundle.names import names, to_disk
 from bertsmith.bundle.pretrained import INFO, Bundle, load, save
 from bertsmith.bundle.stored import Stored, read_file, stored_in
@@ -26,6 +27,7 @@ __all__ = [
     "TaskBundle",
     "config_json",
     "extend",
+    "fingerprint",
     "load",
     "load_either",
     "load_encoder",

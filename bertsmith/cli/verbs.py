@@ -13,6 +13,9 @@ from bertsmith.cli import pretrain as pretrain
 from bertsmith.cli import fill as fill
 from bertsmith.cli import pair as pair
 from bertsmith.cli import score as score
+from bertsmith.cli import embed as embed
+from bertsmith.cli import similar as similar
+from bertsmith.cli import search as search
 from bertsmith.cli import finetune as finetune
 from bertsmith.cli import predict as predict
 from bertsmith.cli import import_ as import_

@@ -198,12 +198,12 @@ class Service:
         settings = settings.model_copy(update={"pooling": "none"})
         key = (own.name, "embed", settings)
 
-        def compute(sequences: Sequence[list[int]], recipe: Recipe) -> Batches:
+        def compute(sequences: Sequence[list[int]], recipe: Recipe, _: int | None) -> Batches:
             units = [(len(ids), ids) for ids in sequences]
             batch = partial(vectors_of, own.embedder, recipe)
             yield list(range(len(units))), self.batcher.run(key, batch, units, until)
 
-        return own.embedder.token_vectors(texts, own.embedder.recipe(settings), compute)
+        return own.embedder.token_vectors(texts, own.embedder.recipe(settings), None, compute)
 
     def attention(
         self, name: str | None, text: str, pair: str | None = None, patience: Patience | None = None

@@ -4,7 +4,7 @@ It never knows what the vectors are compared with, nor where they go.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -122,17 +122,19 @@ class Embedder:
         return found
 
     def tokens(
-        self, texts: Sequence[str], *, layer: int | Sequence[int] | None = None, **more: Any
-    ) -> list[TokenVectors]:
+        self, texts: Sequence[str], *, layer: int | Sequence[int] | None = None,
+        batch_tokens: int | None = None, **more: Any,
+    ) -> list[TokenVectors]:  # fmt: skip
         """Return the vectors of each text's tokens; arguments as for ``encode``."""
         settings = settings_of(layer, pooling="none", **more)
-        return self.token_vectors(texts, self.recipe(settings))
+        return self.token_vectors(texts, self.recipe(settings), batch_tokens)
 
     def token_vectors(
         self,
         texts: Sequence[str],
         recipe: Recipe,
-        compute: Callable[[Sequence[list[int]], Recipe], Batches] | None = None,
+        batch_tokens: int | None = None,
+        compute: Callable[[Sequence[list[int]], Recipe, int | None], Batches] | None = None,
     ) -> list[TokenVectors]:
         """Return the vectors of each text's tokens by a recipe whose pooling is "none".
 
@@ -143,7 +145,7 @@ class Embedder:
         encoded = tokenizer.encode_batch_with_offsets(self._prepared(texts))
         sequences = [[tokenizer.cls_id, *ids[:room], tokenizer.sep_id] for ids, _ in encoded]
         found: list[Any] = [None] * len(texts)
-        for numbers, own in (compute or self.batches)(sequences, recipe):
+        for numbers, own in (compute or self.batches)(sequences, recipe, batch_tokens):
             for number, rows in zip(numbers, own, strict=True):
                 ids = sequences[number]
                 # What a prompt before the text stands for is no part of the text.
@@ -159,31 +161,54 @@ class Embedder:
 
     def word(
         self, texts: Sequence[str], word: str, *, layer: int | Sequence[int] | None = None,
-        **more: Any,
+        skip: bool = False, **more: Any,
     ) -> list[WordVector]:  # fmt: skip
         """Return one word's vector wherever it stands in the texts: the mean of its pieces'.
 
         Where no whole word of a text is this one, words that begin with it count: a Korean noun
-        carries its particle. Raises QuestionError for a text without it.
+        carries its particle. ``skip``: texts without it are left out, instead of a QuestionError.
         """
-        return self.places(texts, word, self.tokens(texts, layer=layer, **more))
+        spans = {number: self._spans(text, word) for number, text in enumerate(texts)}
+        if skip:
+            spans = {number: own for number, own in spans.items() if own}
+        vectors = self.tokens([texts[number] for number in spans], layer=layer, **more)
+        return self._words(texts, word, spans, vectors, skip=skip)
 
     def places(
         self, texts: Sequence[str], word: str, vectors: Sequence[TokenVectors]
     ) -> list[WordVector]:
         """Return what ``word`` does, from the vectors of the texts' tokens."""
+        spans = {number: self._spans(text, word) for number, text in enumerate(texts)}
+        return self._words(texts, word, spans, vectors, skip=False)
+
+    def _words(
+        self,
+        texts: Sequence[str],
+        word: str,
+        spans: Mapping[int, list[tuple[int, int]]],
+        vectors: Sequence[TokenVectors],
+        *,
+        skip: bool,
+    ) -> list[WordVector]:
         found = []
-        for number, own in enumerate(vectors):
-            for start, end in self._spans(texts[number], word, number):
+        for (number, places), one in zip(spans.items(), vectors, strict=True):
+            if not places:
+                raise QuestionError(
+                    f"text {number + 1}: the word {word!r} is not in {texts[number][:60]!r}; "
+                    "expected it in each"
+                )
+            for start, end in places:
                 pieces = [
-                    place for place, (a, b) in enumerate(own.offsets) if a < end and b > start
+                    place for place, (a, b) in enumerate(one.offsets) if a < end and b > start
                 ]
-                if not pieces:
+                if pieces:
+                    vector = one.vectors[pieces].mean(0)
+                    found.append(WordVector(number, start, end, vector))
+                elif not skip:
                     raise QuestionError(
                         f"text {number + 1}: the word {word!r} stands beyond the "
                         f"{self.longest} tokens that this model takes; shorten the text"
                     )
-                found.append(WordVector(number, start, end, own.vectors[pieces].mean(0)))
         return found
 
     def recipe(self, settings: VectorSettings) -> Recipe:
@@ -231,7 +256,7 @@ class Embedder:
             texts = ["".join(character.lower() for character in text) for text in texts]
         return texts
 
-    def _spans(self, text: str, word: str, number: int) -> list[tuple[int, int]]:
+    def _spans(self, text: str, word: str) -> list[tuple[int, int]]:
         """Return where a word stands in a text."""
         flags = re.IGNORECASE if self.tokenizer.lowercase else 0
         begins = rf"(?<!\w){re.escape(word.strip())}"
@@ -239,9 +264,7 @@ class Embedder:
             found = [match.span() for match in re.finditer(pattern, text, flags)]
             if found and word.strip():
                 return found
-        raise QuestionError(
-            f"text {number + 1}: the word {word!r} is not in {text[:60]!r}; expected it in each"
-        )
+        return []
 
 
 def embed(

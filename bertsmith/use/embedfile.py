@@ -1,32 +1,47 @@
-"""Embed endless lines into a file, with flat memory, stopping safely at any moment.
+"""Embed endless lines, into a file or one window after another, with flat memory.
 
-It never knows how a vector is made.
+It never knows how a vector is made. A run may be stopped at any moment, and gone on with.
 """
 
+import fcntl
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bertsmith.bundle import fingerprint
 from bertsmith.errors import QuestionError
 from bertsmith.files import sync, write_json
 from bertsmith.progress import Progress, Silent
-from bertsmith.use.embed import Embedder, TokenVectors
-from bertsmith.use.sinks import IndexSink, JsonSink, NpySink, ParquetSink, Sink
+from bertsmith.use.embed import Embedder
+from bertsmith.use.neighbours import graph_library
+from bertsmith.use.sinks import Found, IndexSink, JsonSink, NpySink, ParquetSink, Sink, arrow
 from bertsmith.use.vectors import Recipe, VectorSettings
 
 STATE, DATA = "state.json", "data"
-_NONE = np.empty((0, 0), np.float32)
-#: Lines between two commits.
-_WINDOW = 2048
+#: Lines of a window: between two commits.
+_LINES = 2048
 #: Characters after which a window ends before it is full, so that long lines fill no memory.
 _CHARACTERS = 2**22
+#: Likewise where each token has its vector: characters times the vectors' width.
+_NUMBERS = 2**26
+
+
+@dataclass(frozen=True)
+class Window:
+    """Some texts, what was made of them, and how many of them were cut off."""
+
+    texts: list[str]
+    found: Found
+    cut_off: int
 
 
 @dataclass(frozen=True)
@@ -50,10 +65,49 @@ class _State:
     cut_off: int = 0
 
 
+def embed_windows(
+    embedder: Embedder,
+    lines: Iterable[str],
+    recipe: Recipe,
+    *,
+    batch_tokens: int | None = None,
+    at_once: bool = False,
+    progress: Progress | None = None,
+) -> Iterator[Window]:
+    """Yield lines with their vectors, some at a time. ``at_once``: each before the next is read."""
+    progress = progress or Silent()
+    for texts in _windows(iter(lines), recipe, 1 if at_once else _LINES):
+        if recipe.pooling == "none":
+            told = embedder.token_vectors(texts, recipe, batch_tokens)
+            progress.advance(len(texts))
+            yield Window(texts, told, sum(own.cut_off for own in told))
+            continue
+        encoded = embedder.ids(texts)
+        vectors = np.empty((len(texts), recipe.width), np.float32)
+        for numbers, own in embedder.batches(encoded.sequences, recipe, batch_tokens):
+            vectors[numbers] = own
+            progress.advance(len(numbers))
+        yield Window(texts, vectors, encoded.cut_off)
+
+
+def _windows(lines: Iterator[str], recipe: Recipe, most: int) -> Iterator[list[str]]:
+    room = _NUMBERS // recipe.width if recipe.pooling == "none" else _CHARACTERS
+    window: list[str] = []
+    characters = 0
+    for line in lines:
+        window.append(line)
+        characters += len(line)
+        if len(window) == most or characters > room:
+            yield window
+            window, characters = [], 0
+    if window:
+        yield window
+
+
 def embed_lines(
     embedder: Embedder,
     lines: Iterable[str],
-    out: Path,
+    out: Path | str,
     settings: VectorSettings,
     *,
     resume: bool = False,
@@ -63,37 +117,53 @@ def embed_lines(
 ) -> Embedded:
     """Write the vectors of lines to ``out``: .npy, .jsonl, .parquet, or .index to be searched.
 
-    What is being made stands in ``out`` + ".partial"; ``resume`` goes on with it, after checking
-    that the lines that are done are the same. Raises QuestionError where something is in the way.
+    What is being made stands in ``out`` + ".partial"; ``resume`` goes on with it, if it is there,
+    after checking that the lines that are done are the same. total: of the lines, if it is known.
+    Raises QuestionError where something is in the way, or nothing can be written.
     """
     out, progress = Path(out), progress or Silent()
-    partial = out.with_name(f"{out.name}.partial")
     recipe, about = embedder.recipe(settings), _settings(embedder, settings)
     make = _sink(out, recipe, about)
-    state = _taken_up(out, partial, about, resume=resume)
-    rest, read = iter(lines), hashlib.sha256()
-    _skip(rest, read, state, partial)
-    sink = make(partial / DATA, state.place)
-    progress.start("embedding", total, "lines")
-    progress.advance(state.lines)
-    try:
-        for window in _windows(rest):
-            cut = _append(embedder, window, recipe, sink, batch_tokens)
-            _note(read, window)
-            state = _State(state.settings, state.lines + len(window), read.hexdigest(),
-                           sink.commit(), state.cut_off + cut)  # fmt: skip
-            write_json(partial / STATE, asdict(state))
-            progress.advance(len(window))
-    finally:
-        progress.finish()
-    if not state.lines:
+    with _begun(out) as partial:
+        state = _taken_up(partial, about, resume=resume)
+        rest, read = iter(lines), hashlib.sha256()
+        _skip(rest, read, state, partial)
+        progress.start("embedding", total, "lines")
+        progress.advance(state.lines)
+        windows = embed_windows(
+            embedder, rest, recipe, batch_tokens=batch_tokens, progress=progress
+        )
+        with _writing(partial):
+            with closing(make(partial / DATA, state.place)) as sink:
+                try:
+                    state = _written(windows, sink, read, state, partial)
+                finally:
+                    progress.finish()
+                if not state.lines:
+                    raise QuestionError("there is no line to embed")
+                sink.finish(progress)
+            (partial / DATA).replace(out)
+            sync(out.parent)
         shutil.rmtree(partial)
-        raise QuestionError("there is no line to embed")
-    sink.finish()
-    (partial / DATA).replace(out)
-    sync(out.parent)
-    shutil.rmtree(partial)
     return Embedded(out, state.lines, recipe.width, state.cut_off)
+
+
+def _written(
+    windows: Iterator[Window], sink: Sink, read: "hashlib._Hash", state: _State, partial: Path
+) -> _State:
+    """Write windows to a sink, each of them safe before the next; return where the run stands."""
+    for window in windows:
+        sink.append(window.texts, window.found)
+        _note(read, window.texts)
+        state = replace(
+            state,
+            lines=state.lines + len(window.texts),
+            read=read.hexdigest(),
+            place=sink.commit(),
+            cut_off=state.cut_off + window.cut_off,
+        )
+        write_json(partial / STATE, asdict(state))
+    return state
 
 
 def _sink(out: Path, recipe: Recipe, about: dict[str, Any]) -> Callable[[Path, int], Sink]:
@@ -108,36 +178,100 @@ def _sink(out: Path, recipe: Recipe, about: dict[str, Any]) -> Callable[[Path, i
         raise QuestionError(f"{out}: expected a name that ends in {', '.join(forms)}")
     if recipe.pooling == "none" and out.suffix in (".npy", ".index"):
         raise QuestionError(f"{out}: a vector a token fits .jsonl and .parquet only")
+    # What is not installed is missed now, not after hours.
+    if out.suffix == ".parquet":
+        arrow()
+    if out.suffix == ".index":
+        graph_library()
     return forms[out.suffix]
 
 
 def _settings(embedder: Embedder, settings: VectorSettings) -> dict[str, Any]:
-    """Return what must be the same when a run goes on, as plain values."""
-    made = {"model": str(embedder.path.resolve()), "fast": embedder.fast}
-    return made | settings.model_dump(mode="json")
+    """Return what must be the same when a run goes on, and where the model stands now."""
+    made = {"path": str(embedder.path.resolve()), "model": fingerprint(embedder.path)}
+    return made | {"fast": embedder.fast} | settings.model_dump(mode="json")
 
 
-def _taken_up(out: Path, partial: Path, settings: dict[str, Any], *, resume: bool) -> _State:
-    """Return where the run stands; a new one's folder is made. Nothing is written over."""
-    if out.exists():
+@contextmanager
+def _begun(out: Path) -> Iterator[Path]:
+    """Yield the folder of what is being made, alone; it goes away again if it holds no line."""
+    if out.exists() or out.is_symlink():
         raise QuestionError(f"{out}: it is there already; choose another name, or remove it")
-    if not (partial / STATE).exists():
-        shutil.rmtree(partial, ignore_errors=True)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        partial.mkdir()
+    partial = out.with_name(f"{out.name}.partial")
+    with _writing(partial):
+        partial.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise QuestionError(f"{partial}: another process is writing it now") from None
+        try:
+            yield partial
+        except BaseException:
+            _tidy(partial)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _tidy(partial: Path) -> None:
+    """Take the folder of a run away that did nothing yet, so that it is in nobody's way."""
+    with suppress(QuestionError, OSError):
+        state = _read(partial)
+        if state is None:
+            # It goes only if it is empty.
+            partial.rmdir()
+        elif not state.lines:
+            shutil.rmtree(partial)
+
+
+def _read(partial: Path) -> _State | None:
+    """Return where a stopped run stands; None where there is none. Raises QuestionError."""
+    try:
+        return _State(**json.loads((partial / STATE).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError):
+        raise QuestionError(f"{partial / STATE}: it cannot be read; remove {partial}") from None
+
+
+def _taken_up(partial: Path, settings: dict[str, Any], *, resume: bool) -> _State:
+    """Return where the run stands. Nothing of anybody else is written over."""
+    state = _read(partial)
+    if state is None:
+        if any(not own.name.startswith(f".{STATE}") for own in partial.iterdir()):
+            raise QuestionError(f"{partial}: this folder holds something else; remove it")
+        with _writing(partial):
+            write_json(partial / STATE, asdict(_State(settings)))
+        return _State(settings)
+    if not state.lines:
         return _State(settings)
     if not resume:
         raise QuestionError(
             f"{partial}: a run that was stopped left this; --resume goes on with it, or remove it"
         )
-    state = _State(**json.loads((partial / STATE).read_text(encoding="utf-8")))
-    if state.settings != settings:
-        changed = [name for name, own in settings.items() if state.settings.get(name) != own]
+    changed = [
+        name for name, own in settings.items() if name != "path" and state.settings.get(name) != own
+    ]
+    if changed:
         raise QuestionError(
             f"{partial}: it was begun with another {', '.join(changed)}; give the same again, or "
             "remove it"
         )
-    return state
+    return replace(state, settings=settings)
+
+
+@contextmanager
+def _writing(partial: Path) -> Iterator[None]:
+    """Say what a full disk or a folder that may not be written comes to."""
+    try:
+        yield
+    except OSError as error:
+        raise QuestionError(
+            f"{error.filename or partial}: cannot be written: {error.strerror or error}; what is "
+            "done is safe, and --resume goes on from there"
+        ) from error
 
 
 def _note(read: "hashlib._Hash", lines: Iterable[str]) -> int:
@@ -156,37 +290,3 @@ def _skip(rest: Iterator[str], read: "hashlib._Hash", state: _State, partial: Pa
             f"{partial}: the first {state.lines:,} lines are not those that were embedded; give "
             "the same file, or remove what was begun"
         )
-
-
-def _windows(lines: Iterator[str]) -> Iterator[list[str]]:
-    window: list[str] = []
-    characters = 0
-    for line in lines:
-        window.append(line)
-        characters += len(line)
-        if len(window) == _WINDOW or characters > _CHARACTERS:
-            yield window
-            window, characters = [], 0
-    if window:
-        yield window
-
-
-def _append(
-    embedder: Embedder, texts: list[str], recipe: Recipe, sink: Sink, batch_tokens: int | None
-) -> int:
-    """Embed some texts into the sink; return how many were cut off."""
-    if recipe.pooling == "none":
-        found = embedder.token_vectors(texts, recipe)
-        sink.append(texts, _NONE, [_told(own) for own in found])
-        return sum(own.cut_off for own in found)
-    encoded = embedder.ids(texts)
-    vectors = np.empty((len(texts), recipe.width), np.float32)
-    for numbers, own in embedder.batches(encoded.sequences, recipe, batch_tokens):
-        vectors[numbers] = own
-    sink.append(texts, vectors, ())
-    return encoded.cut_off
-
-
-def _told(own: TokenVectors) -> dict[str, Any]:
-    return {"tokens": own.tokens, "ids": own.ids, "offsets": own.offsets,
-            "vectors": own.vectors.tolist()}  # fmt: skip

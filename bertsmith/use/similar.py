@@ -10,11 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith.errors import MissingExtraError
+from bertsmith.errors import MissingExtraError, QuestionError
 from bertsmith.use.embed import Embedder, Floats, WordVector
+from bertsmith.use.fonts import with_fonts
 
 #: Characters around the word that a table or a picture shows.
 _AROUND = 24
+#: Places that are compared with each other, at most; that have a row in a picture; and of which
+#: each distance is written there.
+_MOST, _DRAWN, _WRITTEN = 1000, 60, 24
 
 
 @dataclass(frozen=True)
@@ -33,12 +37,25 @@ class Similarities:
         return {"word": self.word, "places": places, "distances": self.distances.tolist()}
 
 
-def similar(embedder: Embedder, texts: Sequence[str], word: str, **settings: Any) -> Similarities:
-    """Compare a word's vectors wherever it stands; ``settings`` as of ``Embedder.word``.
+def similar(
+    model: Embedder | Path | str, texts: Sequence[str], word: str, **settings: Any
+) -> Similarities:
+    """Compare one word's vectors wherever it stands in texts.
 
-    Raises QuestionError for a text without it.
+    ``model`` is an Embedder, or any model directory, RUN or hub id; ``settings`` as of
+    ``Embedder.word``.
+    Raises QuestionError for a text without it, unless ``skip`` leaves those out, and where it
+    stands nowhere, or in too many places.
     """
+    embedder = model if isinstance(model, Embedder) else Embedder.load(model)
     places = embedder.word(texts, word, **settings)
+    if not places:
+        raise QuestionError(f"the word {word!r} is in none of the {len(texts):,} texts")
+    if len(places) > _MOST:
+        raise QuestionError(
+            f"the word {word!r} stands in {len(places):,} places; give fewer texts: {_MOST:,} "
+            "places can be compared with each other"
+        )
     distances = cosine_distances(np.stack([own.vector for own in places]))
     contexts = [_around(texts[own.text], own.start, own.end) for own in places]
     return Similarities(word, places, contexts, distances)
@@ -56,31 +73,51 @@ def _around(text: str, start: int, end: int) -> str:
     before, after = text[max(start - _AROUND, 0) : start], text[end : end + _AROUND]
     left = "…" if start > _AROUND else ""
     right = "…" if end + _AROUND < len(text) else ""
-    return f"{left}{before}[{text[start:end]}]{after}{right}"
+    # A tab or an end of line would break the table.
+    return " ".join(f"{left}{before}[{text[start:end]}]{after}{right}".split())
 
 
 def draw(found: Similarities, path: Path) -> None:
-    """Draw the distances as a picture; MissingExtraError without matplotlib."""
+    """Draw the distances as a picture, in the form that the name ends with, such as .png.
+
+    Raises MissingExtraError without matplotlib, QuestionError for too many places, or a name or a
+    folder that cannot be written.
+    """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingExtraError("matplotlib", "plot", "drawing distances") from None
     count = len(found.places)
-    side = 2.5 + 0.45 * count
+    if count > _DRAWN:
+        raise QuestionError(
+            f"{path}: a picture of {count:,} places cannot be read; give texts with at most "
+            f"{_DRAWN} of them"
+        )
+    names = [f"{number}  {context}" for number, context in enumerate(found.contexts, 1)]
+    title = f"cosine distances of \u201c{found.word}\u201d"
+    fonts, (title, *names) = with_fonts([title, *names])
+    side = 2.5 + 0.45 * min(count, _WRITTEN) + 0.2 * max(count - _WRITTEN, 0)
     figure = Figure(figsize=(side + 4.5, side), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     image = axes.imshow(found.distances, cmap="viridis_r", vmin=0)
-    axes.set_xticks(range(count), [str(number + 1) for number in range(count)])
-    names = [f"{number + 1}  {context}" for number, context in enumerate(found.contexts)]
-    axes.set_yticks(range(count), names)
-    middle = found.distances.max() / 2
-    for row in range(count):
-        for column in range(count):
-            value = found.distances[row, column]
-            color = "white" if value > middle else "black"
-            axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=color, size=8)
-    axes.set_title(f"cosine distances of {found.word!r}", loc="left", fontsize=11)
+    plain: dict[str, Any] = {"family": fonts, "parse_math": False}
+    size = 10 if count <= _WRITTEN else 7
+    axes.set_xticks(range(count), [str(number + 1) for number in range(count)], fontsize=size)
+    axes.set_yticks(range(count), names, fontsize=size, **plain)
+    if count <= _WRITTEN:
+        _write_numbers(axes, found.distances)
+    axes.set_title(title, loc="left", fontsize=11, **plain)
     figure.colorbar(image, shrink=0.8)
-    figure.savefig(path)
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise QuestionError(f"{path}: the picture cannot be written: {error}") from None
+
+
+def _write_numbers(axes: Any, distances: Floats) -> None:
+    middle = distances.max() / 2
+    for (row, column), value in np.ndenumerate(distances):
+        color = "white" if value > middle else "black"
+        axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=color, size=8)

@@ -1,37 +1,60 @@
 """Files that vectors are written to, piece by piece, so that a killed run can go on.
 
-It never knows a model. Each sink has ``append``, ``commit``, which makes all of it safe and tells
-where it is, and ``finish``; opened at such a place, it goes on from there.
+It never knows a model. A sink that is opened at a place which ``commit`` told goes on from there.
 """
 
-import json
+import io
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bertsmith.errors import MissingExtraError
-from bertsmith.files import sync, write_json
+from bertsmith.errors import MissingExtraError, QuestionError
+from bertsmith.files import json_of, sync, write_json
+from bertsmith.progress import Progress
+from bertsmith.use.embed import Floats, TokenVectors
+from bertsmith.use.neighbours import GRAPH, VECTORS, build
 
-Floats = NDArray[np.float32]
-#: Names of the parts of an index.
-VECTORS, LINES, PLACES, ABOUT = "vectors.npy", "lines.txt", "places.npy", "index.json"
+#: What is made of some texts: float32 [n, W], or vectors of the tokens of each.
+Found = Floats | Sequence[TokenVectors]
+#: Names of the parts of an index, beside those of its vectors.
+LINES, PLACES, ABOUT = "lines.txt", "places.npy", "index.json"
 
 
 class Sink(Protocol):
-    """What takes texts and their vectors: float32 [n, W], or rows for JSON where there is none."""
+    """What takes texts and their vectors."""
 
-    def append(self, texts: Sequence[str], vectors: Floats, told: Sequence[dict[str, Any]]) -> None:
-        """Take some; ``told``: what else there is to say of each, such as its tokens."""
+    def append(self, texts: Sequence[str], found: Found) -> None:
+        """Take some texts, one or more."""
 
     def commit(self) -> int:
         """Put what was taken on the disk; return the place to go on from."""
 
-    def finish(self) -> None:
-        """Make the file whole."""
+    def finish(self, progress: Progress) -> None:
+        """Make the file whole; may be done again from the last place, if it was cut short."""
+
+    def close(self) -> None:
+        """Let go of the file, whatever state it is in."""
+
+
+def _opened(path: Path, place: int) -> IO[bytes]:
+    """Open a file of which ``place`` bytes are good, and go on behind them."""
+    if place and (not path.is_file() or path.stat().st_size < place):
+        raise QuestionError(
+            f"{path}: it is shorter than its run left it; remove {path.parent} and begin anew"
+        )
+    file = path.open("r+b" if place else "w+b")
+    file.truncate(place)
+    file.seek(place)
+    return file
+
+
+def _flushed(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 class NpySink:
@@ -40,35 +63,39 @@ class NpySink:
     def __init__(self, path: Path, width: int, place: int) -> None:
         """``place``: rows that are there."""
         self._width, self.rows = width, place
-        self._file = path.open("r+b" if place else "w+b")
-        self._header()
-        self._file.truncate(self._start + place * width * 4)
-        self._file.seek(0, os.SEEK_END)
+        header = self._header()
+        self._file = _opened(path, len(header) + place * width * 4 if place else 0)
+        if not place:
+            self._file.write(header)
 
-    def _header(self) -> None:
+    def _header(self) -> bytes:
         # numpy leaves room for the number of rows to grow, so that it can be written anew.
-        self._file.seek(0)
-        shape = (self.rows, self._width)
-        told = {"descr": "<f4", "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(self._file, told)
-        self._start = self._file.tell()
+        told = {"descr": "<f4", "fortran_order": False, "shape": (self.rows, self._width)}
+        written = io.BytesIO()
+        np.lib.format.write_array_header_1_0(written, told)
+        return written.getvalue()
 
-    def append(self, texts: Sequence[str], vectors: Floats, told: Sequence[dict[str, Any]]) -> None:
+    def append(self, texts: Sequence[str], found: Found) -> None:
         """Write the vectors; the texts stay where they are."""
-        self._file.write(np.ascontiguousarray(vectors, "<f4").tobytes())
-        self.rows += len(vectors)
+        assert isinstance(found, np.ndarray)
+        self._file.write(np.ascontiguousarray(found, "<f4").tobytes())
+        self.rows += len(found)
 
     def commit(self) -> int:
         """Return the number of rows."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        _flushed(self._file)
         return self.rows
 
-    def finish(self) -> None:
+    def finish(self, progress: Progress) -> None:
         """Write the number of rows into the header."""
-        self._header()
-        self.commit()
-        self._file.close()
+        self._file.seek(0)
+        self._file.write(self._header())
+        _flushed(self._file)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with suppress(OSError):
+            self._file.close()
 
 
 class JsonSink:
@@ -76,95 +103,115 @@ class JsonSink:
 
     def __init__(self, path: Path, place: int) -> None:
         """``place``: bytes that are there."""
-        self._file = path.open("r+b" if place else "wb")
-        self._file.truncate(place)
-        self._file.seek(place)
+        self._file = _opened(path, place)
 
-    def append(self, texts: Sequence[str], vectors: Floats, told: Sequence[dict[str, Any]]) -> None:
+    def append(self, texts: Sequence[str], found: Found) -> None:
         """Write a line for each text."""
-        for text, own in zip(texts, told or map(_vector, vectors), strict=True):
-            line = json.dumps({"text": text, **own}, ensure_ascii=False)
-            self._file.write(line.encode() + b"\n")
+        for text, own in zip(texts, found, strict=True):
+            self._file.write(json_line(text, own).encode() + b"\n")
 
     def commit(self) -> int:
         """Return the number of bytes."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        _flushed(self._file)
         return self._file.tell()
 
-    def finish(self) -> None:
-        """Close the file."""
-        self.commit()
-        self._file.close()
+    def finish(self, progress: Progress) -> None:
+        """Do nothing: it is whole after each commit."""
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with suppress(OSError):
+            self._file.close()
 
 
-def _vector(own: Floats) -> dict[str, Any]:
-    return {"vector": own.tolist()}
+def json_line(text: str, own: Floats | TokenVectors) -> str:
+    """Return a text and its vector, or its tokens with theirs, as one line of JSON."""
+    if isinstance(own, TokenVectors):
+        told = {"text": text, "tokens": own.tokens, "ids": own.ids, "offsets": own.offsets}
+        return f'{json_of(told)[:-1]}, "vectors": [{", ".join(map(_numbers, own.vectors))}]}}'
+    return f'{json_of({"text": text})[:-1]}, "vector": {_numbers(own)}}}'
+
+
+def _numbers(own: Floats) -> str:
+    """Return a vector as JSON; nine digits tell any float32 exactly."""
+    if not np.isfinite(own).all():
+        return json_of(own.tolist())
+    return f"[{', '.join(['%.9g'] * len(own)) % tuple(own.tolist())}]"
+
+
+def arrow() -> Any:
+    """Return the module pyarrow. Raises MissingExtraError."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet
+    except ImportError:
+        raise MissingExtraError("pyarrow", "parquet", "writing Parquet") from None
+    return pa
 
 
 class ParquetSink:
     """A table with the columns text and vector, or text, tokens, ids, offsets and vectors.
 
-    A Parquet file cannot be gone on with, so each commit is a file of its own until the end.
+    A Parquet file cannot be gone on with, so each piece is a file of its own until the end.
     """
 
     def __init__(self, path: Path, place: int) -> None:
         """``place``: files that are there."""
-        self._path, self._parts = path, place
-        self._tables: list[Any] = []
+        self._path, self._parts, self._arrow = path, place, arrow()
         self._folder = path.with_name(f"{path.name}.parts")
         self._folder.mkdir(exist_ok=True)
-        try:
-            import pyarrow as pa
-            import pyarrow.parquet as pq
-        except ImportError:
-            raise MissingExtraError("pyarrow", "parquet", "writing Parquet") from None
-        self._arrow, self._parquet = pa, pq
 
-    def append(self, texts: Sequence[str], vectors: Floats, told: Sequence[dict[str, Any]]) -> None:
-        """Keep a table until the next commit."""
-        arrow = self._arrow
-        columns: dict[str, Any] = {"text": arrow.array(list(texts), arrow.string())}
-        if told:
-            lists = arrow.list_
-            kinds = {
-                "tokens": lists(arrow.string()),
-                "ids": lists(arrow.int64()),
-                "offsets": lists(lists(arrow.int64())),
-                "vectors": lists(lists(arrow.float32())),
-            }
-            for name, kind in kinds.items():
-                columns[name] = arrow.array([own[name] for own in told], kind)
+    def _part(self, number: int) -> Path:
+        return self._folder / f"{number:06}.parquet"
+
+    def append(self, texts: Sequence[str], found: Found) -> None:
+        """Write a file."""
+        pa = self._arrow
+        columns = {"text": pa.array(list(texts), pa.string())}
+        if isinstance(found, np.ndarray):
+            columns["vector"] = self._rows(found)
         else:
-            flat = arrow.array(vectors.reshape(-1), arrow.float32())
-            columns["vector"] = arrow.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
-        self._tables.append(arrow.table(columns))
+            columns |= self._columns(found)
+        part = self._part(self._parts)
+        pa.parquet.write_table(pa.table(columns), part)
+        sync(part)
+        self._parts += 1
+
+    def _rows(self, vectors: Floats) -> Any:
+        pa = self._arrow
+        flat = pa.array(vectors.reshape(-1), pa.float32())
+        return pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
+
+    def _columns(self, found: Sequence[TokenVectors]) -> dict[str, Any]:
+        pa = self._arrow
+        ends = np.cumsum([0, *(len(own.ids) for own in found)], dtype=np.int32)
+        rows = self._rows(np.concatenate([own.vectors for own in found]))
+        return {
+            "tokens": pa.array([own.tokens for own in found], pa.list_(pa.string())),
+            "ids": pa.array([own.ids for own in found], pa.list_(pa.int64())),
+            "offsets": pa.array([own.offsets for own in found], pa.list_(pa.list_(pa.int64(), 2))),
+            "vectors": pa.ListArray.from_arrays(ends, rows),
+        }
 
     def commit(self) -> int:
         """Return the number of files."""
-        if self._tables:
-            part = self._folder / f"{self._parts:06}.parquet"
-            self._parquet.write_table(self._arrow.concat_tables(self._tables), part)
-            sync(part)
-            self._parts, self._tables = self._parts + 1, []
+        sync(self._folder)
         return self._parts
 
-    def finish(self) -> None:
+    def finish(self, progress: Progress) -> None:
         """Join the files, a row group each."""
-        self.commit()
-        parts = [self._folder / f"{number:06}.parquet" for number in range(self._parts)]
-        parquet = self._parquet
-        with parquet.ParquetWriter(self._path, parquet.read_schema(parts[0])) as whole:
-            for part in parts:
-                whole.write_table(parquet.read_table(part))
+        parquet = self._arrow.parquet
+        with parquet.ParquetWriter(self._path, parquet.read_schema(self._part(0))) as whole:
+            for number in range(self._parts):
+                whole.write_table(parquet.read_table(self._part(number)))
         sync(self._path)
-        for part in self._folder.iterdir():
-            part.unlink()
-        self._folder.rmdir()
+
+    def close(self) -> None:
+        """Do nothing: no file stays open."""
 
 
 class IndexSink:
-    """A folder to be searched: the vectors, the lines, and where each line begins."""
+    """A folder to be searched: the vectors, a graph of them, the lines, where each begins."""
 
     def __init__(self, path: Path, width: int, place: int, about: dict[str, Any]) -> None:
         """``place``: rows that are there. ``about``: which model makes vectors of questions."""
@@ -176,24 +223,30 @@ class IndexSink:
             self._lines.readline()
         self._lines.truncate(self._lines.tell())
 
-    def append(self, texts: Sequence[str], vectors: Floats, told: Sequence[dict[str, Any]]) -> None:
+    def append(self, texts: Sequence[str], found: Found) -> None:
         """Write vectors and lines."""
-        self._vectors.append(texts, vectors, told)
-        # A line that holds another end of line than "\n" is still one line here.
+        self._vectors.append(texts, found)
+        # A line that was given with an end of line inside is one line here all the same.
         self._lines.writelines(text.replace("\n", " ").encode() + b"\n" for text in texts)
 
     def commit(self) -> int:
         """Return the number of rows."""
-        self._lines.flush()
-        os.fsync(self._lines.fileno())
+        _flushed(self._lines)
         return self._vectors.commit()
 
-    def finish(self) -> None:
-        """Write where each line begins, and what the folder is."""
-        self.commit()
-        self._vectors.finish()
+    def finish(self, progress: Progress) -> None:
+        """Write where each line begins, the graph, and what the folder is."""
+        self._vectors.finish(progress)
         self._lines.seek(0)
         sizes = np.fromiter(map(len, self._lines), np.int64, self._vectors.rows)
-        self._lines.close()
         np.save(self._path / PLACES, np.append(0, np.cumsum(sizes)))
+        build(self._path, progress)
         write_json(self._path / ABOUT, self._about)
+        for name in (PLACES, GRAPH):
+            sync(self._path / name)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._vectors.close()
+        with suppress(OSError):
+            self._lines.close()

@@ -28,7 +28,7 @@ WITHOUT_TORCH = frozenset({*LAYERS[0], "text", "data"})
 #: Optional packages, and those that only one function of a room needs and that cost seconds.
 EXTRAS = frozenset({
     "huggingface_hub", "kiwipiepy", "matplotlib", "onnx", "onnxruntime", "pyarrow", "tensorboard",
-    "torch.utils.tensorboard",
+    "torch.utils.tensorboard", "usearch",
 })  # fmt: skip
 
 

@@ -25,7 +25,7 @@ except SystemExit as error:
     assert not error.code, error.code
 heavy = {
     "torch", "transformers", "matplotlib", "pyarrow", "kiwipiepy", "tensorboard", "huggingface_hub",
-    "onnx",
+    "onnx", "usearch",
 }
 print("\\nLOADED " + json.dumps(sorted(heavy & set(sys.modules))))
 """
@@ -50,6 +50,8 @@ def loaded(arguments: list[str]) -> list[str]:
         ["prepare", "--help"],
         ["corpus", "--help"],
         ["compare", "--help"],
+        ["embed", "--help"],
+        ["search", "--help"],
     ],
 )
 def test_torch_is_not_loaded(arguments: list[str]) -> None:

@@ -1,0 +1,78 @@
+"""``bertsmith similar``: one word in several sentences, and how far its vectors are apart.
+
+It never knows how a vector is made.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bertsmith.cli.app import app
+from bertsmith.cli.asking import STDIN, Device, Model, lines_of, resolved_device
+from bertsmith.cli.console import put_json, put_table, say
+from bertsmith.cli.embed import File, Layer, vector_settings
+
+if TYPE_CHECKING:
+    from bertsmith.use.similar import Similarities
+
+#: Places up to which a table has all distances.
+_COLUMNS = 12
+
+
+@app.command()
+def similar(
+    model: Model,
+    word: Annotated[
+        str, typer.Option(help="The word; where it stands twice in a line, both are compared.")
+    ],
+    file: File = None,
+    layer: Layer = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave lines without the word out, counted.")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the distances into this file, such as bank.png.")
+    ] = None,
+    device: Device = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Result as JSON on stdout.")] = False,
+) -> None:
+    """Compare one word's vectors in several sentences: 0 is the same, 1 unlike (cosine distance).
+
+    A word of several pieces has their mean. Where a line has no such word, words that begin with it
+    count: a Korean noun carries its particle.
+    """
+    from bertsmith.use import similar as comparing
+    from bertsmith.use.embed import Embedder
+
+    settings = vector_settings(layer)
+    embedder = Embedder.load(model, device=resolved_device(device))
+    lines = list(lines_of(file or STDIN))
+    found = comparing.similar(embedder, lines, word, layer=settings.layers, skip=skip_bad)
+    if left := len(lines) - len({place.text for place in found.places}):
+        say(f"left out {left:,} lines without the word {word!r}")
+    if as_json:
+        put_json(found.to_json())
+    else:
+        _show(found)
+    if plot is not None:
+        comparing.draw(found, plot)
+        say(f"wrote {plot}")
+
+
+def _show(found: "Similarities") -> None:
+    """Put a row for each place: all distances, or the nearest and the farthest place."""
+    count = len(found.places)
+    rows = []
+    for number, (context, own) in enumerate(zip(found.contexts, found.distances, strict=True)):
+        if count <= _COLUMNS:
+            rows.append((str(number + 1), context, *(f"{value:.4f}" for value in own)))
+            continue
+        order = [place for place in own.argsort(kind="stable") if place != number]
+        told = (f"{own[place]:.4f} to {place + 1}" for place in (order[0], order[-1]))
+        rows.append((str(number + 1), context, *told))
+    if count <= _COLUMNS:
+        put_table(("", "", *map(str, range(1, count + 1))), rows)
+    else:
+        put_table(("", "", "nearest", "farthest"), rows)
+        say(f"{count:,} places; --json has the distances of all")

@@ -1,0 +1,120 @@
+"""Search embedded lines: which are nearest to a question, by the model that embedded them.
+
+It never knows how neighbours are found.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bertsmith.bundle import fingerprint
+from bertsmith.errors import ModelError, QuestionError
+from bertsmith.use.embed import Embedder
+from bertsmith.use.neighbours import GRAPH, VECTORS, Neighbours
+from bertsmith.use.sinks import ABOUT, LINES, PLACES
+from bertsmith.use.vectors import VectorSettings, settings_of
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A line of what was embedded: its number, from 1, its text, and its cosine to the question."""
+
+    line: int
+    text: str
+    cosine: float
+
+
+class Searcher:
+    """An index that ``bertsmith embed`` made, with its model, ready to be asked."""
+
+    def __init__(
+        self, index: Path | str, *, model: Path | str | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:  # fmt: skip
+        """``model``: where the model is now, if it was moved. Raises QuestionError, ModelError."""
+        self.path = Path(index)
+        about = _about(self.path)
+        self._embedder = _model(self.path, about, model, device)
+        made = {name: about[name] for name in VectorSettings.model_fields}
+        self._settings = settings_of(made.pop("layers"), **made)
+        self._neighbours = Neighbours(self.path)
+        self._places = np.load(self.path / PLACES, mmap_mode="r")
+
+    def __len__(self) -> int:
+        return len(self._places) - 1
+
+    def find(self, queries: Sequence[str], top: int = 5, *, exact: bool = False) -> list[list[Hit]]:
+        """Return the lines nearest to each question, the nearest first.
+
+        ``exact``: every line is looked at, instead of those that the graph leads to.
+        """
+        if top < 1:
+            raise QuestionError(f"top is {top}; expected 1 or more")
+        embedder, settings = self._embedder, self._settings
+        recipe = embedder.recipe(settings)
+        asked = np.empty((len(queries), recipe.width), np.float32)
+        for numbers, own in embedder.batches(embedder.ids(queries).sequences, recipe, None):
+            asked[numbers] = own
+        found = [self._neighbours.find(own, top, exact=exact) for own in asked]
+        return [[Hit(row + 1, self._line(row), cosine) for row, cosine in own] for own in found]
+
+    def _line(self, row: int) -> str:
+        start, end = (int(place) for place in self._places[row : row + 2])
+        with (self.path / LINES).open("rb") as lines:
+            lines.seek(start)
+            return lines.read(end - start - 1).decode()
+
+
+def search(
+    index: Path | str, queries: Sequence[str], top: int = 5, *, exact: bool = False,
+    model: Path | str | None = None, device: torch.device | str = "cpu",
+) -> list[list[Hit]]:  # fmt: skip
+    """Return the lines of an index that are nearest to each question, the nearest first.
+
+    Line numbers count from 1. ``exact``: every line is looked at. ``model``: where the model is
+    now, if it was moved. To ask more than once, keep a ``Searcher``.
+    Raises QuestionError, and ModelError where the model is gone or has changed.
+    """
+    return Searcher(index, model=model, device=device).find(queries, top, exact=exact)
+
+
+def _about(index: Path) -> dict[str, Any]:
+    """Return what the index says of itself."""
+    names = {ABOUT, VECTORS, GRAPH, LINES, PLACES}
+    missing = sorted(name for name in names if not (index / name).is_file())
+    if missing:
+        raise QuestionError(
+            f"{index}: not an index (no {missing[0]} in it); make one with: bertsmith embed MODEL "
+            "FILE --out NAME.index"
+        )
+    try:
+        about = dict(json.loads((index / ABOUT).read_text(encoding="utf-8")))
+    except (ValueError, TypeError):
+        about = {}
+    if not {"path", "model", "fast", *VectorSettings.model_fields} <= set(about):
+        raise QuestionError(f"{index / ABOUT}: it is broken; make the index anew")
+    return about
+
+
+def _model(
+    index: Path, about: dict[str, Any], model: Path | str | None, device: torch.device | str
+) -> Embedder:
+    """Return the model that made the vectors, if it is still the same."""
+    path = Path(str(model or about["path"]))
+    if model is None and not path.is_dir():
+        raise ModelError(
+            f"{index}: it was made by the model {path}, which is not there any more; put it back, "
+            "or say where it is now with --model (in Python, model=)"
+        )
+    embedder = Embedder.load(path, device=device, fast=bool(about["fast"]))
+    if fingerprint(embedder.path) != about["model"]:
+        raise ModelError(
+            f"{index}: the model at {path} is not the one that made this index: its files have "
+            "changed; embed the lines anew, or say where the same model is with --model"
+        )
+    return embedder
