@@ -13,7 +13,6 @@ size shows what the lowest layer costs beside the last. Usage:
 """
 
 import argparse
-import os
 import tempfile
 import time
 import warnings
@@ -171,7 +170,7 @@ def fused_in_8_bits(model: Path, folder: Path, embedder: Embedder) -> dict[str, 
     ]  # fmt: skip
     assert len(down) == config.layers
     written = {}
-    for name, kept in (("fused, all in 8 bits", []), ("fused, ours kept in float32", down)):
+    for name, kept in (("fused, all in 8 bits", []), ("fused, part in float32", down)):
         written[name] = folder / f"{len(kept)}.onnx"
         # The types as onnxruntime's own tool for such graphs has them, which cannot tell those of
         # fused outputs; a scale an output and 7 bits, else processors without VNNI overflow.
@@ -292,7 +291,6 @@ def main() -> None:
     parser.add_argument("--layers-count", type=int, default=200)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     with tempfile.TemporaryDirectory() as folder:
         ratios, figures = compared(options, Path(folder))
     report("embed", ratios, figures, options.json)
