@@ -274,6 +274,23 @@ def test_choose(desk: Any, service: Direct) -> None:
     assert result.locator(".bs-best .bs-word").inner_text() == TEXT[1 + wanted.best]
 
 
+#: Where the dots of a map stand.
+PLACES = (
+    "own => [...own.querySelectorAll('circle')]"
+    ".map(one => [one.cx.baseVal.value, one.cy.baseVal.value])"
+)
+
+
+def word_maps_of(embedder: Any, texts: list[str], layer: int) -> Any:
+    """Return how far the principal components lie apart, worked out another way."""
+    vectors = np.stack([own.vector for own in embedder.word(texts, "smith", layer=layer)])
+    units = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+    centred = units - units.mean(0)
+    sizes, own = np.linalg.eigh(centred @ centred.T)
+    points = own[:, -2:] * np.sqrt(sizes[-2:].clip(0))
+    return np.linalg.norm(points[:, None] - points, axis=-1)
+
+
 @needs_browser
 def test_one_word_layer_by_layer(desk: Any, service: Direct) -> None:
     """The distances of each layer are those of ``similar``, and computed once for all layers."""
@@ -294,6 +311,10 @@ def test_one_word_layer_by_layer(desk: Any, service: Direct) -> None:
         cells = [float(cell) for cell in result.locator("tbody td").all_inner_texts()]
         np.testing.assert_allclose(cells, wanted.ravel(), atol=0.0051)
         assert result.locator(".bs-map circle").count() == 4
+        drawn = result.locator(".bs-map").evaluate(PLACES)
+        apart = np.linalg.norm(np.array(drawn)[:, None] - np.array(drawn), axis=-1)
+        maps = word_maps_of(embedder, texts, layer)
+        np.testing.assert_allclose(apart / apart.max(), maps / maps.max(), atol=0.01)
     assert service.embedded == before + 1
 
 
@@ -415,6 +436,12 @@ def test_a_phone_needs_no_scrolling_to_the_side(browser: Any, address: str) -> N
             ".map(own => own.outerHTML.slice(0, 120))"
         )
         assert not wide, tab
+        framed = phone.evaluate(
+            "[...document.querySelectorAll('.bs-scroll')].filter(own => own.scrollWidth > "
+            "own.clientWidth).map(own => getComputedStyle(own).overflowX)"
+        )
+        assert set(framed) <= {"auto"}, tab
+    assert framed, "no frame of attention was wider than the phone"
     phone.context.close()
 
 

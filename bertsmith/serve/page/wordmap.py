@@ -84,10 +84,11 @@ def show(maps: WordMaps, layer: int) -> str:
 
 def _picture(maps: WordMaps, layer: int) -> str:
     points = maps.points[layer]
-    spread = float(np.abs(points).max()) or 1.0
-    scale = np.array([_WIDTH / 2 - _MARGIN, -(_HEIGHT / 2 - _MARGIN)]) / spread
+    middle = np.array([_WIDTH / 2, _HEIGHT / 2])
+    # One scale for both directions: distances on paper are those of the points.
+    spread = float((np.abs(points) / (middle - _MARGIN)).max()) or 1.0
     dots = []
-    for number, (x, y) in enumerate(points * scale + np.array([_WIDTH / 2, _HEIGHT / 2]), 1):
+    for number, (x, y) in enumerate(points / spread * (1, -1) + middle, 1):
         own = maps.places[number - 1]
         said = safe(f"{number}: {maps.texts[own.text]}")
         dots.append(
