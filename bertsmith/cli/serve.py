@@ -89,11 +89,13 @@ def serve(
         say(f"{name}: {path} can {', '.join(sorted(loaded[-1].abilities))}")
     key = api_key or os.environ.get(KEY) or None
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING)
-    mount = None
+    made = None
     if page and key is None:
         # Gradio costs seconds.
         from bertsmith.serve.page import mount
-    guarded = create_app(loaded, settings, key=key, origins=cors or (), page=mount)
+
+        made = mount
+    guarded = create_app(loaded, settings, key=key, origins=cors or (), page=made)
     shown = f"[{host}]" if ":" in host else host
     say(f"serving at http://{shown}:{own.getsockname()[1]} (endpoints: /docs); Ctrl-C ends it")
     listen(guarded, settings, own)

@@ -87,6 +87,6 @@ def masks_of(bundle: Bundle, questions: list[Question]) -> list[Tensor]:
     return found
 
 
-def attentions_of(own: Served, texts: list[tuple[str, str | None]]) -> list[Attention]:
-    """Return what the heads look at in each text or pair."""
-    return [attention(own.bundle, text, pair) for text, pair in texts]
+def attentions_of(own: Served, asked: list[tuple[str, str | None, int | None]]) -> list[Attention]:
+    """Return what the heads look at in each text or pair, cut to so many tokens."""
+    return [attention(own.bundle, text, pair, longest=longest) for text, pair, longest in asked]

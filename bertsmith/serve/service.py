@@ -206,11 +206,17 @@ class Service:
         return own.embedder.token_vectors(texts, own.embedder.recipe(settings), None, compute)
 
     def attention(
-        self, name: str | None, text: str, pair: str | None = None, patience: Patience | None = None
+        self,
+        name: str | None,
+        text: str,
+        pair: str | None = None,
+        *,
+        longest: int | None = None,
+        patience: Patience | None = None,
     ) -> Attention:
-        """Return what each head of each layer looks at."""
+        """Return what each head of each layer looks at, in so many tokens at most."""
         own = self.checked(name, "embed", [text])
-        units = [(own.embedder.longest, (text, pair))]
+        units = [(longest or own.embedder.longest, (text, pair, longest))]
         compute = partial(attentions_of, own)
         [found] = self.batcher.run((own.name, "attention"), compute, units, self._until(patience))
         result: Attention = found

@@ -20,10 +20,12 @@ from bertsmith import bundle
 from bertsmith.bundle import Head, save_task
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.config import ModelConfig
-from bertsmith.serve.service import Served, Service, served
+from bertsmith.serve.batching import Patience
+from bertsmith.serve.models import Served, served
+from bertsmith.serve.service import Service
 from bertsmith.text.training import train
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.use.embed import Floats, TokenVectors
+from bertsmith.use.embed import TokenVectors
 from bertsmith.use.explain import attention
 from bertsmith.use.similar import similar
 from bertsmith.use.vectors import VectorSettings
@@ -38,6 +40,7 @@ from gradio_client import Client  # noqa: E402
 from gradio_client.exceptions import AppError  # noqa: E402
 
 from bertsmith.serve.page import mount  # noqa: E402
+from tests.serve.little import listening  # noqa: E402
 
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome")
@@ -52,24 +55,23 @@ HOSTILE = (
 QUESTION = "where did the smith work?"
 
 
-class Direct(Service):
-    """Asks the models at once; counts how often vectors of tokens are made."""
+class Counting(Service):
+    """Counts how often vectors of tokens are made."""
 
     def __init__(self, models: Sequence[Served]) -> None:
         super().__init__(models)
         self.embedded = 0
 
     def tokens(
-        self, name: str | None, texts: Sequence[str], settings: VectorSettings
+        self,
+        name: str | None,
+        texts: Sequence[str],
+        settings: VectorSettings,
+        patience: Patience | None = None,
     ) -> list[TokenVectors]:
         """Return the vectors of tokens."""
         self.embedded += 1
-        embedder = self.find(name, "embed").embedder
-        return embedder.token_vectors(texts, embedder.recipe(settings))
-
-    def embed(self, name: str | None, texts: Sequence[str], settings: VectorSettings) -> Floats:
-        """No tab asks for it."""
-        raise AssertionError(name)
+        return super().tokens(name, texts, settings, patience)
 
 
 def _config(words: Tokenizer, **more: Any) -> ModelConfig:
@@ -89,7 +91,7 @@ HEADS: dict[str, tuple[Head, list[float] | None]] = {
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Direct:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Counting:
     """A random model of each kind, all with one vocabulary."""
     root = tmp_path_factory.mktemp("served")
     words = train(iter(TEXT * 3), 173)
@@ -104,7 +106,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Direct:
         info = {"heldout": {"null_threshold": -1e9}} if name == "silent" else {}
         save_task(root / name, model, words, head, info)
         models.append(served(name, root / name))
-    return Direct(models)
+    return Counting(models)
 
 
 @contextmanager
@@ -128,7 +130,7 @@ def running(service: Service) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def address(service: Direct) -> Iterator[str]:
+def address(service: Counting) -> Iterator[str]:
     """Where the page of all models is."""
     with running(service) as own:
         yield own
@@ -198,7 +200,7 @@ def shares(given: Sequence[tuple[str, float]]) -> list[tuple[str, str]]:
 
 
 @needs_browser
-def test_a_mask_is_filled_in(desk: Any, service: Direct) -> None:
+def test_a_mask_is_filled_in(desk: Any, service: Counting) -> None:
     """For each of two masks the likeliest words stand as bars, the text with the best above."""
     text = "the [MASK] was [MASK] the iron"
     result = ask(go(desk, "Fill in"), "Fill in", {"Text with [MASK]": text})
@@ -211,7 +213,7 @@ def test_a_mask_is_filled_in(desk: Any, service: Direct) -> None:
 
 
 @needs_browser
-def test_next_sentence(desk: Any, service: Direct) -> None:
+def test_next_sentence(desk: Any, service: Counting) -> None:
     """The share that B follows A, in words and as bars."""
     panel = go(desk, "Next sentence")
     result = ask(panel, "Does B follow A?", {"Text A": TEXT[0], "Text B": TEXT[1]})
@@ -223,7 +225,7 @@ def test_next_sentence(desk: Any, service: Direct) -> None:
 
 
 @needs_browser
-def test_classify(desk: Any, service: Direct) -> None:
+def test_classify(desk: Any, service: Counting) -> None:
     """Labels with their shares; of the model that is chosen instead, a number; and of pairs."""
     panel = go(desk, "Classify")
     result = ask(panel, "Classify", {"Text": TEXT[2]})
@@ -238,7 +240,7 @@ def test_classify(desk: Any, service: Direct) -> None:
 
 
 @needs_browser
-def test_entities_are_highlighted(desk: Any, service: Direct) -> None:
+def test_entities_are_highlighted(desk: Any, service: Counting) -> None:
     """Each entity is marked where it stands, with its label."""
     result = ask(go(desk, "Entities"), "Find them", {"Text": TEXT[3]})
     (wanted,) = service.tag("names", [TEXT[3]])
@@ -248,7 +250,7 @@ def test_entities_are_highlighted(desk: Any, service: Direct) -> None:
 
 
 @needs_browser
-def test_an_answer_is_highlighted_in_its_context(desk: Any, service: Direct) -> None:
+def test_an_answer_is_highlighted_in_its_context(desk: Any, service: Counting) -> None:
     """The span is marked with its share; a model that gives no answer says so and marks none."""
     panel = go(desk, "Answer")
     given = {"Question": QUESTION, "Context": TEXT[0]}
@@ -264,7 +266,7 @@ def test_an_answer_is_highlighted_in_its_context(desk: Any, service: Direct) -> 
 
 
 @needs_browser
-def test_choose(desk: Any, service: Direct) -> None:
+def test_choose(desk: Any, service: Counting) -> None:
     """Each ending has its share, in the order given; the best is told above."""
     given = {"Beginning": TEXT[0], "Endings": "\n".join(TEXT[1:4])}
     result = ask(go(desk, "Choose"), "Choose", given)
@@ -292,7 +294,7 @@ def word_maps_of(embedder: Any, texts: list[str], layer: int) -> Any:
 
 
 @needs_browser
-def test_one_word_layer_by_layer(desk: Any, service: Direct) -> None:
+def test_one_word_layer_by_layer(desk: Any, service: Counting) -> None:
     """The distances of each layer are those of ``similar``, and computed once for all layers."""
     texts = [TEXT[0], TEXT[3], "the smith and the smith"]
     before = service.embedded
@@ -319,7 +321,7 @@ def test_one_word_layer_by_layer(desk: Any, service: Direct) -> None:
 
 
 @needs_browser
-def test_attention_lines_heat_and_grid(desk: Any, service: Direct) -> None:
+def test_attention_lines_heat_and_grid(desk: Any, service: Counting) -> None:
     """Lines and heat of a head; a button of the grid, by mouse or arrow keys, shows its own."""
     panel = go(desk, "Attention")
     given = {"Text": TEXT[3], "Second text": TEXT[4]}
@@ -354,7 +356,7 @@ def test_attention_lines_heat_and_grid(desk: Any, service: Direct) -> None:
 
 
 @needs_browser
-def test_attention_of_128_tokens_is_quick(desk: Any, service: Direct) -> None:
+def test_attention_of_128_tokens_is_quick(desk: Any, service: Counting) -> None:
     """The lines of 128 tokens are few, come in seconds, and the page still answers at once."""
     found = attention(service.models["plain"].bundle, LONG, longest=128)
     assert len(found.tokens) == 128
@@ -446,7 +448,7 @@ def test_a_phone_needs_no_scrolling_to_the_side(browser: Any, address: str) -> N
 
 
 @needs_browser
-def test_by_keyboard_alone(browser: Any, address: str, service: Direct) -> None:
+def test_by_keyboard_alone(browser: Any, address: str, service: Counting) -> None:
     """The Tab key reaches tabs, field and button; Enter asks; what has focus can be seen."""
     page = opened(browser, address)
     focus = "document.activeElement"
@@ -534,15 +536,15 @@ def test_no_other_host_is_asked(browser: Any, address: str) -> None:
 
 
 @needs_browser
-def test_only_what_the_models_can_do(browser: Any, service: Direct) -> None:
+def test_only_what_the_models_can_do(browser: Any, service: Counting) -> None:
     """A model that tags is offered for that, for words and attention, and for nothing else."""
-    with running(Direct([service.models["names"]])) as own:
+    with running(Counting([service.models["names"]])) as own:
         page = opened(browser, own)
         assert page.get_by_role("tab").all_inner_texts() == ["Entities", "One word", "Attention"]
         page.context.close()
 
 
-def test_programs_ask_by_name(address: str, service: Direct) -> None:
+def test_programs_ask_by_name(address: str, service: Counting) -> None:
     """Each endpoint gives the Gradio client the values that the service gives."""
     client = Client(address, verbose=False, analytics_enabled=False)
     ask = client.predict
@@ -611,3 +613,14 @@ def test_without_gradio() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pip install 'bertsmith[serve]'" in done.stdout
+
+
+def test_the_page_stands_beside_the_endpoints(models: list[Served]) -> None:
+    """In the server itself: / is the page, every endpoint answers, what is nowhere is 404."""
+    with listening(models[:1], page=mount) as own:
+        found = httpx.get(own.url)
+        assert (found.status_code, found.headers["content-type"][:9]) == (200, "text/html")
+        assert own.post("/embed", {"inputs": "a"}).status_code == 200
+        assert httpx.get(f"{own.url}/health").json() == {"status": "ok"}
+        assert "bertsmith_requests_total" in httpx.get(f"{own.url}/metrics").text
+        assert httpx.get(f"{own.url}/nowhere").status_code == 404

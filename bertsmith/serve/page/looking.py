@@ -5,7 +5,7 @@ from functools import lru_cache
 from bertsmith.errors import QuestionError
 from bertsmith.serve.page.wordmap import WordMaps, word_maps
 from bertsmith.serve.service import Service
-from bertsmith.use.explain import Attention, attention
+from bertsmith.use.explain import Attention
 from bertsmith.use.vectors import settings_of
 
 #: Tokens of a text whose attention is shown; more is neither seen nor quick.
@@ -62,8 +62,8 @@ class Looking:
             )
 
     def _attend(self, model: str, text: str, pair: str) -> Attention:
-        bundle = self._service.models[model].bundle
-        return attention(bundle, text, pair if pair.strip() else None, longest=LONGEST)
+        second = pair if pair.strip() else None
+        return self._service.attention(model, text, second, longest=LONGEST)
 
     def _map(self, model: str, word: str, texts: tuple[str, ...]) -> WordMaps:
         if not texts:
