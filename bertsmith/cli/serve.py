@@ -91,7 +91,8 @@ def serve(
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING)
     made = None
     if page and key is None:
-        # Gradio costs seconds.
+        # Gradio costs seconds, and would ask its makers whether it is the newest.
+        os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
         from bertsmith.serve.page import mount
 
         made = mount
