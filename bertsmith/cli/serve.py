@@ -66,6 +66,9 @@ def serve(
     OpenAI's clients ask /v1/embeddings; /docs lists all endpoints, and /metrics is for Prometheus.
     Ctrl-C or SIGTERM finishes what is under way.
     """
+    # Threads of a product that wait for each other else spin, and take the cores from those that
+    # read requests. Read when PyTorch is loaded, which is now.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         from bertsmith.serve.app import create_app
         from bertsmith.serve.models import served

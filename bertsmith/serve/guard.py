@@ -71,6 +71,15 @@ class Guard:
             refused.headers["Connection"] = "close"
             await refused(scope, receive, request.send)
             return
+        if scope["method"] != "GET":
+            await self._app(scope, receive, request.send)
+            return
+        await self._streaming(scope, receive, request)
+
+    async def _streaming(
+        self, scope: MutableMapping[str, Any], receive: Receive, request: "_Request"
+    ) -> None:
+        """Let a request through whose answer may have no end of its own: the server's end is it."""
         working = asyncio.ensure_future(self._app(scope, receive, request.send))
         stopping = asyncio.ensure_future(self.stopping.wait())
         try:

@@ -6,6 +6,7 @@ These tests never overload the server.
 import base64
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -262,3 +263,15 @@ def test_a_request_has_an_id(running: Running) -> None:
     assert given.headers["x-request-id"] == "mine-7"
     made = running.post("/embed", {"inputs": "a"}, headers={"X-Request-Id": "x" * 300})
     assert len(made.headers["x-request-id"]) == 32
+
+
+def test_a_server_loads_no_optimizer() -> None:
+    """Nothing of training is in its process but what asks the machine what it can."""
+    program = (
+        "import sys, bertsmith.serve.app, bertsmith.serve.running, bertsmith.serve.page\n"
+        "print([one for one in sys.modules if one.startswith('bertsmith.train.')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "['bertsmith.train.device']"

@@ -14,6 +14,7 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 STEPS = 10
@@ -26,6 +27,7 @@ SMALLER = {
 }
 VERBS = ["corpus", "vocab", "prepare", "pretrain", "fill"]
 TUNING = ["finetune", "evaluate", "predict"]
+VECTORS = ["embed", "similar", "embed", "search"]
 FAMILIES = ["finetune", "predict", "finetune", "finetune", "predict", "finetune"]
 #: Characters of text to learn from: enough for pairs and a held-out split.
 CHARACTERS = 400_000
@@ -137,7 +139,7 @@ def run_python(code: str, folder: Path) -> None:
 def test_own_text_in_five_commands(root: Path, tmp_path: Path) -> None:
     """Each command works on what the one before wrote, and so do the lines of Python."""
     every = readme_commands(root)
-    verbs = [["bertsmith", verb] for verb in (*VERBS, *TUNING, *FAMILIES)]
+    verbs = [["bertsmith", verb] for verb in (*VERBS, *TUNING, *FAMILIES, *VECTORS)]
     assert [command.split()[:2] for command in every] == verbs
     commands, tuning = every[: len(VERBS)], every[len(VERBS) : len(VERBS) + len(TUNING)]
     write_corpus(tmp_path / "my-text")
@@ -155,11 +157,17 @@ def test_own_text_in_five_commands(root: Path, tmp_path: Path) -> None:
     assert (label in {"good", "bad"}, text) == (True, "a fine piece of work")
     assert 0.5 <= float(share) <= 1
     write_families(tmp_path)
-    told = [run(shlex.split(command)[1:], tmp_path) for command in every[-len(FAMILIES) :]]
+    families, vectors = every[-len(FAMILIES + VECTORS) :], every[-len(VECTORS) :]
+    told = [run(shlex.split(one)[1:], tmp_path) for one in families[: len(FAMILIES)]]
     assert len(told[1].stdout.splitlines()) == 2
     assert json.loads(told[4].stdout)["text"].startswith("Peter Blackburn")
+    (tmp_path / "lines.txt").write_text("open the file\nthe name of a file\na long list\n")
+    (tmp_path / "sentences.txt").write_text("open the file\na file of names\n")
+    told = [run(shlex.split(command)[1:], tmp_path) for command in vectors]
+    assert len(np.load(tmp_path / "vectors.npy")) == 3
+    assert "the name of a file" in told[3].stdout.splitlines()[0]
     blocks = python_blocks(root)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         run_python(smaller(block), tmp_path)
 
