@@ -24,6 +24,7 @@ from reporting import report
 
 from bertsmith.bundle import Head, TaskBundle, load_task, save_task, start_task
 from bertsmith.errors import ModelError
+from bertsmith.tasks.families import task_of
 from bertsmith.text.docstrings import documentation
 from bertsmith.train import device
 from bertsmith.use.predict import predict
@@ -127,7 +128,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         bundle = classifier(options.model, Path(folder))
         peer = pipeline(bundle)
-        length = bundle.config.max_positions
+        # As our own task cuts off a text that is too long.
+        length = task_of(bundle).length or bundle.config.max_positions
         texts = texts_of(options.texts)
         size, tried = best_size(peer, texts[: options.sample], length)
         seconds, differ, gap = compared(bundle, peer, texts, size, length)
