@@ -15,6 +15,7 @@ from bertsmith.errors import MissingExtraError
 from bertsmith.files import check_new, whole_directory
 from bertsmith.interop.onnx.graph import Graph, Port
 from bertsmith.interop.onnx.heads import AnyBundle, graph_of
+from bertsmith.interop.onnx.smoothing import smooth
 
 #: The names that Optimum looks for.
 MODEL, QUANTIZED = "model.onnx", "model_quantized.onnx"
@@ -36,7 +37,10 @@ def write_onnx(model: Path | str, out: Path | str, *, int8: bool = False) -> lis
     directory, out = locate(model), Path(out)
     check_new(out)
     bundle = load_encoder(directory) if is_bare(directory) else load_either(directory)
-    proto = _proto(graph_of(bundle, tied=not int8), _metadata(bundle))
+    graph = graph_of(bundle, tied=not int8)
+    if int8:
+        smooth(graph)
+    proto = _proto(graph, _metadata(bundle))
     with whole_directory(out) as new:
         if int8:
             _save(_quantized(proto, new / "work"), new / QUANTIZED)
