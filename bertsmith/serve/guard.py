@@ -52,6 +52,11 @@ class Guard:
         self._active += 1
         try:
             await self._through(scope, headers, receive, request)
+        except Exception:
+            # It is logged and told by now, and comes up again; here it would cost the connection,
+            # with the client's next request on it.
+            if not request.status:
+                raise
         finally:
             self._active -= 1
             request.told()
@@ -157,7 +162,7 @@ class _Request:
     ) -> None:
         self._scope, self._send, self._name, self._metrics = scope, send, name, metrics
         self._began = time.perf_counter()
-        self._status = 0
+        self.status = 0
         self.size = 0
         #: Whether what is sent back has no end of its own.
         self.streams = False
@@ -165,7 +170,7 @@ class _Request:
     async def send(self, message: Message) -> None:
         """Send on, with the request's id."""
         if message["type"] == "http.response.start":
-            self._status = message["status"]
+            self.status = message["status"]
             headers = list(message.get("headers", ()))
             self.streams = any(b"text/event-stream" in value for _, value in headers)
             headers.append((b"x-request-id", self._name.encode()))
@@ -176,13 +181,13 @@ class _Request:
         """Write the line of the log, and count."""
         seconds = time.perf_counter() - self._began
         route = getattr(self._scope.get("route"), "path", "")
-        self._metrics.request(route, self._status, seconds)
+        self._metrics.request(route, self.status, seconds)
         line = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "id": self._name,
             "method": self._scope["method"],
             "path": self._scope["path"][:200],
-            "status": self._status,
+            "status": self.status,
             "seconds": round(seconds, 4),
             "bytes": self.size,
         }
