@@ -4,7 +4,7 @@ It never computes: the service does.
 """
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -22,6 +22,8 @@ from bertsmith.serve.bodies import (
 )
 from bertsmith.serve.models import Served
 from bertsmith.use.predict import Prediction
+
+One = TypeVar("One")
 
 
 class Routes:
@@ -53,25 +55,25 @@ class Routes:
         told = [
             {"masks": [{"place": mask.place, "words": mask.words} for mask in own]} for own in found
         ]
-        return said(told[0] if isinstance(body.inputs, str) else told)
+        return as_asked(body.inputs, told)
 
     async def pair(self, request: Request, body: PairBody) -> Response:
         """Tell how probable it is that B follows A."""
-        pairs = body.inputs if isinstance(body.inputs, list) else [body.inputs]
+        pairs = several(body.inputs)
         found = await self._asking.thread(
             request, lambda until: self._service.pair(body.model, pairs, until)
         )
         told = [asdict(own) for own in found]
-        return said(told if isinstance(body.inputs, list) else told[0])
+        return as_asked(body.inputs, told)
 
     async def classify(self, request: Request, body: ClassifyBody) -> Response:
         """Tell the labels of a text or a pair with their probabilities, or its number."""
-        texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
+        texts: list[str | tuple[str, str]] = several(body.inputs)
         found = await self._asking.thread(
             request, lambda until: self._service.classify(body.model, texts, until)
         )
         told = [_prediction(own) for own in found]
-        return said(told if isinstance(body.inputs, list) else told[0])
+        return as_asked(body.inputs, told)
 
     async def tag(self, request: Request, body: TagBody) -> Response:
         """Find the entities of a text, or the tag of each of its words, with their characters."""
@@ -80,11 +82,11 @@ class Routes:
             request, lambda until: self._service.tag(body.model, texts, until)
         )
         told = [[asdict(span) for span in own.spans] for own in found]
-        return said(told[0] if isinstance(body.inputs, str) else told)
+        return as_asked(body.inputs, told)
 
     async def answer(self, request: Request, body: AnswerBody) -> Response:
         """Answer a question from its context, with the characters of the answer."""
-        asked = body.inputs if isinstance(body.inputs, list) else [body.inputs]
+        asked = several(body.inputs)
         given = [(own.question, own.context) for own in asked]
         found = await self._asking.thread(
             request, lambda until: self._service.answer(body.model, given, until)
@@ -92,22 +94,27 @@ class Routes:
         told = [{**asdict(own.best), "null_score": own.null_score, "cut_off": own.cut_off,
                  "candidates": [asdict(one) for one in own.candidates[:5]]}
                 for own in found]  # fmt: skip
-        return said(told if isinstance(body.inputs, list) else told[0])
+        return as_asked(body.inputs, told)
 
     async def choose(self, request: Request, body: ChooseBody) -> Response:
         """Tell which ending fits a prompt, with the probability of each."""
-        asked = body.inputs if isinstance(body.inputs, list) else [body.inputs]
+        asked = several(body.inputs)
         given = [(own.prompt, own.endings) for own in asked]
         found = await self._asking.thread(
             request, lambda until: self._service.choose(body.model, given, until)
         )
         told = [asdict(own) for own in found]
-        return said(told if isinstance(body.inputs, list) else told[0])
+        return as_asked(body.inputs, told)
 
 
-def several(inputs: str | list[str]) -> list[str]:
-    """Return a list of one text, or the list itself."""
-    return [inputs] if isinstance(inputs, str) else inputs
+def several(inputs: One | list[One]) -> list[One]:
+    """Return a list of one thing that was asked, or the list itself."""
+    return inputs if isinstance(inputs, list) else [inputs]
+
+
+def as_asked(inputs: object, told: list[Any]) -> Response:
+    """Return the answers to a list that was asked, or the one answer to one thing."""
+    return said(told if isinstance(inputs, list) else told[0])
 
 
 def _told(own: Served) -> dict[str, Any]:

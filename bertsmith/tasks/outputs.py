@@ -10,16 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bertsmith.model.packed import BATCH_TOKENS, groups, pack
+from bertsmith.model.packed import groups, pack, usual_tokens
 from bertsmith.model.task import TaskModel
 from bertsmith.tasks.inputs import Inputs, places_in
 
 #: What computes the outputs of a model: ``outputs`` below, or a server that packs the inputs of all
 #: its clients together.
 Compute = Callable[[TaskModel, Inputs], list[NDArray[np.float32]]]
-#: Numbers of the widest activations of a batch that stay in the cache of a CPU (16 MB); on a GPU
-#: larger batches are faster.
-_CPU_NUMBERS = 2**22
 
 
 @torch.no_grad()
@@ -33,9 +30,7 @@ def outputs(
     ``model`` is in eval mode.
     """
     device = next(model.parameters()).device
-    budget = BATCH_TOKENS
-    if device.type == "cpu":
-        budget = min(budget, _CPU_NUMBERS // model.config.feed_forward)
+    budget = usual_tokens(device, model.config.feed_forward)
     flat = [(unit, one) for unit, own in enumerate(inputs.sequences) for one in own]
     found: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(flat)
     for group in groups([len(ids) for _, (ids, _) in flat], budget):

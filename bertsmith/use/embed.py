@@ -20,15 +20,13 @@ from bertsmith.bundle.encoder import load_pooler
 from bertsmith.errors import ModelError, QuestionError
 from bertsmith.interop.sentence_transformers import Pooling, read_pooling
 from bertsmith.model.heads import Pooler
-from bertsmith.model.packed import BATCH_TOKENS, groups, pack
+from bertsmith.model.packed import groups, pack, usual_tokens
 from bertsmith.use.quick import quickened
 from bertsmith.use.vectors import Recipe, VectorSettings, recipe_of, settings_of, vectors
 
 Floats = NDArray[np.float32]
 #: The numbers of the texts of each batch, and their vectors: float32 [n, W], or a list of [S, W].
 Batches = Iterator[tuple[list[int], Any]]
-#: Numbers of the widest activations of a batch that stay in the cache of a CPU (16 MB).
-_CPU_NUMBERS = 2**22
 
 
 @dataclass(frozen=True)
@@ -116,6 +114,10 @@ class Embedder:
         )  # fmt: skip
         if recipe.pooling == "none":
             raise QuestionError('pooling "none" gives a vector a token: ask for tokens() instead')
+        return self.rows(texts, recipe, batch_tokens)
+
+    def rows(self, texts: Sequence[str], recipe: Recipe, batch_tokens: int | None = None) -> Floats:
+        """Return float32 [n, W], a vector for each text, by a recipe that pools."""
         found = np.empty((len(texts), recipe.width), np.float32)
         for numbers, own in self.batches(self.ids(texts).sequences, recipe, batch_tokens):
             found[numbers] = own
@@ -227,9 +229,7 @@ class Embedder:
         self, sequences: Sequence[list[int]], recipe: Recipe, batch_tokens: int | None = None
     ) -> Batches:
         """Yield the numbers of each batch's texts, and their vectors as ``vectors`` has them."""
-        budget = batch_tokens or BATCH_TOKENS
-        if batch_tokens is None and self.device.type == "cpu":
-            budget = min(budget, _CPU_NUMBERS // self.config.feed_forward)
+        budget = batch_tokens or usual_tokens(self.device, self.config.feed_forward)
         pooler = self._pooler if recipe.pooling == "pooled" else None
         for group in groups([len(ids) for ids in sequences], budget):
             packed = pack([(sequences[number], [0] * len(sequences[number])) for number in group])

@@ -56,10 +56,7 @@ class Searcher:
         if top < 1:
             raise QuestionError(f"top is {top}; expected 1 or more")
         embedder, settings = self._embedder, self._settings
-        recipe = embedder.recipe(settings)
-        asked = np.empty((len(queries), recipe.width), np.float32)
-        for numbers, own in embedder.batches(embedder.ids(queries).sequences, recipe, None):
-            asked[numbers] = own
+        asked = embedder.rows(queries, embedder.recipe(settings))
         found = [self._neighbours.find(own, top, exact=exact) for own in asked]
         return [[Hit(row + 1, self._line(row), cosine) for row, cosine in own] for own in found]
 
