@@ -27,9 +27,9 @@ from bertsmith.model.config import ModelConfig, sizes_of
 from bertsmith.train import device, optimizer
 from bertsmith.train.device import Machine
 from bertsmith.train.examples import mean_losses
-from bertsmith.train.loop import take_step
 from bertsmith.train.optimizer import OptimSettings
 from bertsmith.train.pieces import Piece, to_device
+from bertsmith.train.step import take_step
 
 VOCABULARY, SHARE, RATE = 30522, 0.15, 1e-4
 

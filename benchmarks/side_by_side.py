@@ -27,12 +27,12 @@ from bertsmith import bundle
 from bertsmith.data.store import Store
 from bertsmith.train import schedule
 from bertsmith.train.heldout import heldout_stream
-from bertsmith.train.loop import take_step
 from bertsmith.train.pieces import Piece, to_device
 from bertsmith.train.recipe import PretrainSettings
 from bertsmith.train.resolve import Wishes, resolve
 from bertsmith.train.schedule import Phase
 from bertsmith.train.session import Session
+from bertsmith.train.step import take_step
 
 #: Seconds of one turn, and of the probe that fixes each one's number of steps.
 TURN, PROBE = 20.0, 20.0

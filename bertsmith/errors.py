@@ -40,6 +40,10 @@ class RunError(BertsmithError):
     """A training run cannot start, go on or finish."""
 
 
+class DivergedError(RunError):
+    """A loss or its gradient is not finite any more: the run cannot go on."""
+
+
 class MissingExtraError(BertsmithError):
     """An optional dependency is needed; the message gives the command that installs it."""
 

@@ -52,7 +52,16 @@ class Bundle:
     left_out: tuple[str, ...] = ()
 
     def require(self, head: str) -> None:
-        """Raise ModelError if the weights of a head ("mlm.", "nsp.") are not those of the files."""
+        """Raise ModelError if the weights of a head ("mlm.", "nsp.") are not those of the files.
+
+        Nor is one that was trained to say the next word of use for a masked one.
+        """
+        settings = self.info.get("provenance", {}).get("settings", {})
+        if head == "mlm." and settings.get("data", {}).get("objective") == "left-to-right":
+            raise ModelError(
+                f"{self.path}: this model was trained left to right: it says the next word, not a "
+                "masked one; take one of data.objective=masked"
+            )
         if any(name.startswith(head) for name in self.new):
             raise ModelError(
                 f"{self.path}: this model has no {_HEADS[head]}, so it cannot be asked for that; "

@@ -57,14 +57,13 @@ class Head:
     def model(self, config: ModelConfig, features: FeatureSettings | None = None) -> TaskModel:
         """Return a model with these outputs; its weights are drawn from the default generator.
 
-        ``features``: a frozen encoder with a BiLSTM on it. Raises ModelError where that cannot be.
+        ``features``: a BiLSTM stands on the encoder. Raises ModelError where that cannot be.
         """
         form = _CLASSES[self.kind][1]
         if features is None:
             return form(config, self.outputs)
-        if self.kind in ("choice", "span"):
-            raise ModelError(f"features: there are none for the kind {self.kind!r}, only for "
-                             "classify and tag")  # fmt: skip
+        if self.kind == "choice":
+            raise ModelError("features: there are none for choose, only for the other families")
         try:
             return FeatureModel(config, self.outputs, features, whole=form is SequenceModel)
         except ValueError as error:
@@ -146,8 +145,8 @@ def start_task(
 ) -> TaskBundle:
     """Return the encoder of a model directory with a new output layer, drawn from the generator.
 
-    ``changes``: fields of the config that are to differ, such as its dropout. ``features``: the
-    encoder is frozen, with a BiLSTM on it.
+    ``changes``: fields of the config that are to differ, such as its dropout. ``features``: a
+    BiLSTM stands on the encoder.
     Any BERT's directory does, with or without heads; a pooler that is not there is new, too.
     ``info["new"]`` names the weights that are.
     """

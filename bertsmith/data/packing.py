@@ -24,7 +24,7 @@ class Batch:
     - ``boundaries`` int32 [B + 1]: where each sequence starts; the last is T.
     - ``longest``: the most tokens in one sequence.
     - ``masked_positions`` int64 [P]: indices into T, ascending.
-    - ``masked_labels`` int64 [P]: the ids that stood there.
+    - ``masked_labels`` int64 [P]: the ids that stood there; left to right, those that come next.
     - ``not_next`` int64 [B]: 0 where the second segment follows the first, 1 where it was taken
       from another document; None without pairs.
     """

@@ -3,7 +3,7 @@
 It never knows how an example is drawn, nor the training that uses it.
 """
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -19,6 +19,10 @@ class DataSettings(Settings):
 
     length: int = Field(default=128, ge=8, le=65535)
     batch: int = Field(default=256, ge=1)
+    #: masked: the paper's masked LM. left-to-right: every word from those before it, without
+    #: masks, its loss under the same names (section 5.1); it takes model.attention = "causal" and
+    #: nsp = false.
+    objective: Literal["masked", "left-to-right"] = "masked"
     nsp: bool = True
     short_share: float = Field(default=0.1, ge=0.0, le=1.0)
     mask_share: float = Field(default=0.15, gt=0.0, le=1.0)
@@ -34,5 +38,13 @@ class DataSettings(Settings):
             raise ValueError(
                 f"mask_token_share + random_share is {total:g}, and must be at most 1 "
                 "(the rest of the chosen tokens is kept as it is)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _left_to_right_stands_alone(self) -> Self:
+        if self.objective == "left-to-right" and self.nsp:
+            raise ValueError(
+                "the left-to-right objective goes without next sentence: set data.nsp to false"
             )
         return self

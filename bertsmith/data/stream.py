@@ -19,6 +19,7 @@ import numpy as np
 
 from bertsmith.data.draws import Ints, draw, key_of, states
 from bertsmith.data.masking import TokenFacts, mask
+from bertsmith.data.next_word import next_words
 from bertsmith.data.packing import Batch, Boundaries, join, longest_of
 from bertsmith.data.pairs import ORDER, Pairs, Walk
 from bertsmith.data.settings import DataSettings
@@ -67,6 +68,11 @@ class Stream:
         """Return the exact number of examples in this epoch."""
         return self._count
 
+    @property
+    def masks(self) -> bool:
+        """Whether tokens are masked, so that the words stand in the labels."""
+        return self._settings.objective == "masked"
+
     def batch(self, first: int, count: int) -> Batch:
         """Return the examples [first, first + count) of the epoch; cheap when read in order."""
         last = first + count
@@ -97,7 +103,10 @@ class Stream:
         ids, segments, positions, boundaries = lay_out(
             self._split, pairs, self.facts, nsp=self._settings.nsp
         )
-        ids, masked, labels = mask(ids, boundaries, pairs.state, self.facts, self._settings)
+        if self._settings.objective == "left-to-right":
+            masked, labels = next_words(ids, boundaries, self.facts)
+        else:
+            ids, masked, labels = mask(ids, boundaries, pairs.state, self.facts, self._settings)
         return Batch(
             ids=ids,
             segments=segments,

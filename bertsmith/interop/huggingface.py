@@ -47,7 +47,7 @@ def write_huggingface(model: Path | str, out: Path | str) -> list[str]:
     check_new(out)
     bundle = load_either(model)
     save_either(out, bundle)
-    if bundle.config.norm == "pre" or bundle.config.attention == "causal":
+    if bundle.config.norm != "post" or bundle.config.attention == "causal":
         return ["transformers has no such BERT: it refuses the directory (model_type bertsmith)"]
     return []
 

@@ -5,9 +5,9 @@ It never knows of the rest of the layer; it alone knows where one sequence ends.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,60 +20,145 @@ from bertsmith.model.padding import pad, unpad
 from bertsmith.model.varlen import variable_length_attention
 
 Kernel = Literal["reference", "padded", "varlen"]
-Drop = Callable[[Tensor], Tensor]
+#: What dropout multiplies probabilities with, drawn for a tensor of their shape.
+Keep = Callable[[Tensor], Tensor]
+
+#: What another group of sequences costs `padded` on the CPU, in probabilities of one head: the
+#: calls that each needs, against passes over numbers that nothing reads.
+_GROUP_COST = 2**11
+#: Lengths are told apart by so many tokens when sequences are grouped.
+_STEP = 8
+
+
+@dataclass(frozen=True)
+class Group:
+    """Sequences that are padded together, to the longest of them.
+
+    count: B. longest: S. mask: what `padded` adds to the scores, 0 or -inf, broadcast to
+    [B, N, S, S], or None. sequences: their numbers in the batch; None: all of it.
+    """
+
+    count: int
+    longest: int
+    mask: Tensor | None = None
+    sequences: list[int] | None = None
 
 
 @dataclass(frozen=True)
 class Layout:
     """Where the sequences of a batch lie, worked out once for all layers.
 
-    boundaries: int32 [B + 1]. longest: S. slots: int64 [T], each token's place in the padded
-    [B * S] row, or None where all lengths are equal and padding is a plain view. mask: what
-    `padded` adds to the scores, 0 or -inf, broadcast to [B, N, S, S], or None.
+    boundaries: int32 [B + 1]. longest: S. groups: of like lengths, for `reference` and `padded`.
+    slots: int64 [T], each token's place in the padded rows of all groups, one after another, or
+    None where all lengths are equal and padding is a plain view.
     """
 
     kernel: Kernel
     boundaries: Tensor
     longest: int
     causal: bool
+    groups: tuple[Group, ...] = ()
     slots: Tensor | None = None
-    mask: Tensor | None = None
-
-    @property
-    def sequences(self) -> int:
-        """The number of sequences B."""
-        return self.boundaries.shape[0] - 1
 
 
 def layout(packed: Packed, kernel: Kernel, *, causal: bool, dtype: torch.dtype) -> Layout:
     """Prepare a batch for one of the kernels."""
     boundaries, longest = packed.boundaries, packed.longest
     base = Layout(kernel, boundaries, longest, causal)
-    if kernel != "padded":
+    if kernel == "varlen":
         return base
-    sequences = base.sequences
+    sequences, lengths = boundaries.shape[0] - 1, boundaries.diff()
+    # A compiled graph takes the same way for all batches: what differs from batch to batch would
+    # be asked of each, and answered by a graph of its own.
+    fixed = torch.compiler.is_compiling()
+    if not fixed and packed.ids.shape[0] == sequences * longest:
+        mask = _mask(lengths, longest, causal=causal, dtype=dtype, ragged=False)
+        return replace(base, groups=(Group(sequences, longest, mask),))
+    parts = grouped(lengths.tolist()) if boundaries.is_cpu and not fixed else None
+    if parts is None:
+        mask = _mask(lengths, longest, causal=causal, dtype=dtype, ragged=True)
+        groups = (Group(sequences, longest, mask),)
+        firsts = torch.arange(sequences, device=boundaries.device) * longest
+    else:
+        groups = tuple(_group(own, lengths, causal=causal, dtype=dtype) for own in parts)
+        firsts = torch.empty(sequences, dtype=torch.int64)
+        first = 0
+        for own in groups:
+            firsts[own.sequences] = first + torch.arange(own.count) * own.longest
+            first += own.count * own.longest
+    slots = packed.positions + firsts.repeat_interleave(lengths, output_size=packed.ids.shape[0])
+    return replace(base, groups=groups, slots=slots)
+
+
+def _group(sequences: list[int], lengths: Tensor, *, causal: bool, dtype: torch.dtype) -> Group:
+    own = lengths[sequences]
+    longest, ragged = int(own.max()), bool((own != own[0]).any())
+    mask = _mask(own, longest, causal=causal, dtype=dtype, ragged=ragged)
+    return Group(len(sequences), longest, mask, sequences)
+
+
+def _mask(
+    lengths: Tensor, longest: int, *, causal: bool, dtype: torch.dtype, ragged: bool
+) -> Tensor | None:
+    """Return what keeps queries from fillers and, if causal, from what follows them."""
     mask = None
     if causal:
-        ones = torch.ones(longest, longest, dtype=torch.bool, device=boundaries.device)
+        ones = torch.ones(longest, longest, dtype=torch.bool, device=lengths.device)
         mask = torch.zeros_like(ones, dtype=dtype).masked_fill(ones.triu(1), -math.inf)
-    # A compiled graph takes the same way for all batches: whether they are equal in length would
-    # be asked of each, and answered by a graph of its own.
-    if not torch.compiler.is_compiling() and packed.ids.shape[0] == sequences * longest:
-        return Layout(kernel, boundaries, longest, causal, None, mask)
-    lengths = boundaries.diff()
-    first_slots = torch.arange(sequences, device=boundaries.device) * longest
-    slots = packed.positions + first_slots.repeat_interleave(
-        lengths, output_size=packed.ids.shape[0]
-    )
-    beyond = torch.arange(longest, device=boundaries.device) >= lengths[:, None]
-    keys = torch.zeros(sequences, longest, dtype=dtype, device=boundaries.device)
+    if not ragged:
+        return mask
+    beyond = torch.arange(longest, device=lengths.device) >= lengths[:, None]
+    keys = torch.zeros(len(lengths), longest, dtype=dtype, device=lengths.device)
     keys = keys.masked_fill(beyond, -math.inf)[:, None, None, :]
     # A filler query of a causal row still sees its first token, so no row is all -inf.
-    return Layout(kernel, boundaries, longest, causal, slots, keys if mask is None else keys + mask)
+    return keys if mask is None else keys + mask
+
+
+def grouped(lengths: list[int]) -> list[list[int]] | None:
+    """Part the sequences of a batch so that padding each part to its longest costs least.
+
+    Attention pays for the square of a length: one long sequence among short ones would make all
+    others pay for it. Returns the numbers of each part's sequences, the longest first; None where
+    all are best left together.
+    """
+    order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
+    sizes = [-(-lengths[number] // _STEP) * _STEP for number in order]
+    waste = len(sizes) * sizes[0] ** 2 - sum(size * size for size in sizes)
+    if waste <= _GROUP_COST:
+        return None
+    # Groups begin where a length does; best[n]: the least cost of the first n of those places.
+    starts = [n for n in range(len(sizes)) if n == 0 or sizes[n] != sizes[n - 1]]
+    ends = [*starts[1:], len(sizes)]
+    best, cut = [0.0], [0]
+    for last, end in enumerate(ends):
+        costs = [best[first] + (end - starts[first]) * sizes[starts[first]] ** 2 + _GROUP_COST
+                 for first in range(last + 1)]  # fmt: skip
+        best.append(min(costs))
+        cut.append(costs.index(best[-1]))
+    parts, last = [], len(starts)
+    while last:
+        first = cut[last]
+        parts.append(sorted(order[starts[first] : ends[last - 1]]))
+        last = first
+    return parts[::-1] if len(parts) > 1 else None
+
+
+def _kept(where: Layout, heads: int, keep: Keep, like: Tensor) -> list[Tensor]:
+    """Draw dropout's decisions for each group, [B, N, S, S], in one go.
+
+    Drawn for each group anew, all would get the same decisions.
+    """
+    shapes = [(own.count, heads, own.longest, own.longest) for own in where.groups]
+    one = like.new_empty(1)
+    if len(shapes) == 1:
+        return [keep(one.expand(shapes[0]))]
+    sizes = [math.prod(shape) for shape in shapes]
+    flat = keep(one.expand(sum(sizes))).split(sizes)
+    return [own.view(shape) for own, shape in zip(flat, shapes, strict=True)]
 
 
 def reference_attention(
-    query: Tensor, key: Tensor, value: Tensor, where: Layout, drop: Drop | None = None
+    query: Tensor, key: Tensor, value: Tensor, where: Layout, keep: Keep | None = None
 ) -> tuple[Tensor, list[Tensor]]:
     """Attend as equation 1 of Vaswani et al. 2017 says, one sequence after another.
 
@@ -82,10 +167,10 @@ def reference_attention(
     """
     outputs, probabilities = [], []
     ends = where.boundaries.tolist()
-    # Drawn once for [B, N, S, S], as `padded` does: drawn for each sequence anew, all sequences
-    # would get the same decisions.
-    shape = (where.sequences, query.shape[1], where.longest, where.longest)
-    kept = None if drop is None else drop(query.new_ones(shape))
+    kept: dict[int, Tensor] = {}
+    if keep is not None:
+        for own, drawn in zip(where.groups, _kept(where, query.shape[1], keep, query), strict=True):
+            kept |= dict(zip(own.sequences or range(own.count), drawn, strict=True))
     for index, (first, last) in enumerate(pairwise(ends)):
         q, k, v = (x[first:last].transpose(0, 1) for x in (query, key, value))
         scores = q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])
@@ -94,31 +179,45 @@ def reference_attention(
             scores = scores.masked_fill(future, -math.inf)
         p = scores.softmax(-1)
         probabilities.append(p)
-        if kept is not None:
-            p = p * kept[index, :, : last - first, : last - first]
+        if keep is not None:
+            p = p * kept[index][:, : last - first, : last - first]
         outputs.append((p @ v).transpose(0, 1))
     return torch.cat(outputs), probabilities
 
 
-def padded_attention(qkv: Tensor, where: Layout, drop: Drop | None, rate: float) -> Tensor:
-    """Attend in [B, N, S, H], every sequence padded to the longest.
+def padded_attention(qkv: Tensor, where: Layout, keep: Keep | None, rate: float) -> Tensor:
+    """Attend in [B, N, S, H], the sequences of each group padded to its longest.
 
-    qkv: [T, 3, N, H]. ``drop`` draws the decisions of dropout on the CPU; on CUDA, PyTorch's
+    qkv: [T, 3, N, H]. ``keep`` draws the decisions of dropout on the CPU; on CUDA, PyTorch's
     kernels draw their own at ``rate``. Returns [T, N, H].
     """
     heads, head_width = qkv.shape[2:]
-    shape = (where.sequences, where.longest, 3, heads, head_width)
-    full = qkv if where.slots is None else pad(qkv, where.slots, shape[0] * shape[1])
-    q, k, v = full.view(shape).permute(2, 0, 3, 1, 4).unbind(0)
-    if drop is None:
-        mixed = F.scaled_dot_product_attention(q, k, v, where.mask, dropout_p=rate)
+    sizes = [own.count * own.longest for own in where.groups]
+    full = qkv if where.slots is None else pad(qkv, where.slots, sum(sizes))
+    kept: list[Any] = [None] * len(sizes)
+    if keep is not None:
+        kept = _kept(where, heads, keep, qkv)
+    parts = [full] if len(sizes) == 1 else full.split(sizes)
+    mixed = [
+        _attend(part.view(own.count, own.longest, 3, heads, head_width), own, drawn, rate)
+        for part, own, drawn in zip(parts, where.groups, kept, strict=True)
+    ]
+    whole = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+    return whole if where.slots is None else unpad(whole, where.slots)
+
+
+def _attend(qkv: Tensor, group: Group, kept: Tensor | None, rate: float) -> Tensor:
+    """Attend in one group: [B, S, 3, N, H] -> [B * S, N, H]."""
+    heads, head_width = qkv.shape[3:]
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+    if kept is None:
+        mixed = F.scaled_dot_product_attention(q, k, v, group.mask, dropout_p=rate)
     else:
         scores = (q * head_width**-0.5) @ k.transpose(-1, -2)
-        if where.mask is not None:
-            scores = scores + where.mask
-        mixed = drop(scores.softmax(-1)) @ v
-    mixed = mixed.transpose(1, 2).reshape(-1, heads, head_width)
-    return mixed if where.slots is None else unpad(mixed, where.slots)
+        if group.mask is not None:
+            scores = scores + group.mask
+        mixed = (scores.softmax(-1) * kept) @ v
+    return mixed.transpose(1, 2).reshape(-1, heads, head_width)
 
 
 class SelfAttention(nn.Module):
@@ -150,11 +249,11 @@ class SelfAttention(nn.Module):
         elif where.kernel == "padded":
             own = active and hidden.is_cpu
             rate = self.dropout.rate if active and not own else 0.0
-            mixed = padded_attention(qkv, where, self._drop(noise) if own else None, rate)
+            mixed = padded_attention(qkv, where, self._keep(noise) if own else None, rate)
         else:
-            drop = self._drop(noise) if active else None
             query, key, value = qkv.unbind(1)
-            mixed, _ = reference_attention(query, key, value, where, drop)
+            keep = self._keep(noise) if active else None
+            mixed, _ = reference_attention(query, key, value, where, keep)
         mixed = mixed.flatten(1)
         projected: Tensor = self.output(mixed if places is None else mixed.index_select(0, places))
         return projected
@@ -165,5 +264,6 @@ class SelfAttention(nn.Module):
         query, key, value = qkv.unbind(1)
         return reference_attention(query, key, value, where)[1]
 
-    def _drop(self, noise: Noise | None) -> Drop:
-        return lambda probabilities: self.dropout(probabilities, noise)
+    def _keep(self, noise: Noise | None) -> Keep:
+        assert noise is not None
+        return lambda like: self.dropout.scale(like, noise)

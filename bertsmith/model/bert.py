@@ -17,6 +17,7 @@ from bertsmith.model.embeddings import Embeddings, sinusoids
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import MaskedLanguageModel, NextSentence, Pooler
 from bertsmith.model.loss import linear_cross_entropy
+from bertsmith.model.norms import BatchNorm
 from bertsmith.model.packed import Packed
 
 
@@ -178,7 +179,7 @@ def draw_weights(model: nn.Module, spread: float) -> None:
             nn.init.trunc_normal_(module.weight, std=spread, a=-2 * spread, b=2 * spread)
         if isinstance(module, nn.Linear):
             nn.init.zeros_(module.bias)
-        if isinstance(module, nn.LayerNorm):
+        if isinstance(module, nn.LayerNorm | BatchNorm):
             module.reset_parameters()
 
 

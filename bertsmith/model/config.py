@@ -42,8 +42,9 @@ class ModelConfig(Settings):
     attention_dropout: Probability = 0.1
     norm_eps: Annotated[float, Field(gt=0.0)] = 1e-12
     init_range: Annotated[float, Field(gt=0.0)] = 0.02
-    #: Where LayerNorm stands: after each sum (the paper) or before each sub-layer.
-    norm: Literal["post", "pre"] = "post"
+    #: Where LayerNorm stands: after each sum (the paper) or before each sub-layer; or, after each
+    #: sum, batch norm over the tokens in its place, or nothing.
+    norm: Literal["post", "pre", "batch", "none"] = "post"
     attention: Literal["bidirectional", "causal"] = "bidirectional"
     positions: Literal["learned", "sinusoidal"] = "learned"
     #: Whether the model has a pooler and a next-sentence head.
@@ -81,7 +82,10 @@ class ModelConfig(Settings):
 
 
 class FeatureSettings(Settings):
-    """The feature-based way (section 5.3): which layers of the frozen encoder a BiLSTM reads."""
+    """A BiLSTM on the encoder: which layers it reads.
+
+    Frozen, the encoder gives features (section 5.3); else both learn (section 5.1, "+ BiLSTM").
+    """
 
     layers: Literal[
         "embeddings",
@@ -94,6 +98,7 @@ class FeatureSettings(Settings):
     #: Of each direction of the BiLSTM; the paper's is 768.
     width: Positive = 768
     dropout: Probability = 0.1
+    frozen: bool = True
 
 
 def sizes_of(name: str) -> dict[str, int]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.dropout import Dropout, Noise
+from bertsmith.model.norms import norm_of
 from bertsmith.model.packed import Packed
 
 
@@ -36,8 +37,7 @@ class Embeddings(nn.Module):
         self.positions = nn.Embedding(config.max_positions, config.width)
         self.segments = nn.Embedding(config.segments, config.width)
         # Pre-norm layers normalize their own input.
-        post = config.norm == "post"
-        self.norm = nn.LayerNorm(config.width, config.norm_eps) if post else nn.Identity()
+        self.norm = nn.Identity() if config.norm == "pre" else norm_of(config)
         self.dropout = Dropout(config.dropout, site)
         self.fixed_positions = config.positions == "sinusoidal"
         if self.fixed_positions:

@@ -11,6 +11,7 @@ from bertsmith.model.activations import ACTIVATIONS
 from bertsmith.model.attention import Layout, SelfAttention
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.dropout import Dropout, Noise
+from bertsmith.model.norms import norm_of
 
 #: Dropout sites of a layer: attention probabilities, attention output, feed-forward output.
 SITES_PER_LAYER = 3
@@ -19,21 +20,22 @@ SITES_PER_LAYER = 3
 class Layer(nn.Module):
     """Self-attention and a feed-forward network, each with a residual sum and LayerNorm.
 
-    Post-norm: x = norm(x + dropout(f(x))). Pre-norm: x = x + dropout(f(norm(x))).
+    Post-norm: x = norm(x + dropout(f(x))), and so with batch norm or none in LayerNorm's place.
+    Pre-norm: x = x + dropout(f(norm(x))).
     """
 
     def __init__(self, config: ModelConfig, first_site: int) -> None:
         """``first_site`` is the first of SITES_PER_LAYER dropout sites."""
         super().__init__()
-        self.post = config.norm == "post"
+        self.post = config.norm != "pre"
         self.attention = SelfAttention(config, first_site)
         self.attention_dropout = Dropout(config.dropout, first_site + 1)
-        self.attention_norm = nn.LayerNorm(config.width, config.norm_eps)
+        self.attention_norm = norm_of(config)
         self.up = nn.Linear(config.width, config.feed_forward)
         self.activation = ACTIVATIONS[config.activation]
         self.down = nn.Linear(config.feed_forward, config.width)
         self.feed_forward_dropout = Dropout(config.dropout, first_site + 2)
-        self.feed_forward_norm = nn.LayerNorm(config.width, config.norm_eps)
+        self.feed_forward_norm = norm_of(config)
 
     def forward(
         self, x: Tensor, where: Layout, noise: Noise | None, places: Tensor | None = None
@@ -73,7 +75,9 @@ class Encoder(nn.Module):
             Layer(config, first_site + index * SITES_PER_LAYER) for index in range(config.layers)
         )
         pre = config.norm == "pre"
-        self.norm = nn.LayerNorm(config.width, config.norm_eps) if pre else nn.Identity()
+        self.norm = norm_of(config) if pre else nn.Identity()
+        # Batch norm's statistics are to be those of all tokens, whatever is asked for.
+        self._whole = config.norm == "batch"
 
     def each(
         self,
@@ -90,5 +94,9 @@ class Encoder(nn.Module):
         """
         last, asked = self.layers[-1], list(self.layers)[:depth]
         for number, layer in enumerate(asked, 1):
-            x = layer(x, where, noise, places if number == len(asked) else None)
+            chosen = places if number == len(asked) else None
+            if self._whole and chosen is not None:
+                x = layer(x, where, noise).index_select(0, chosen)
+            else:
+                x = layer(x, where, noise, chosen)
             yield self.norm(x) if layer is last else x

@@ -1,4 +1,4 @@
-"""A frozen encoder whose hidden states feed a BiLSTM: the feature-based way (section 5.3).
+"""An encoder whose hidden states feed a BiLSTM, frozen (section 5.3) or learning with it.
 
 It never knows what the outputs mean.
 """
@@ -34,7 +34,7 @@ def chosen_states(features: FeatureSettings, layers: int) -> range:
 
 
 class FeatureModel(nn.Module):
-    """Frozen encoder, chosen layers, a two-layer BiLSTM and one Linear.
+    """Encoder, chosen layers, a two-layer BiLSTM and one Linear.
 
     A weighted sum has a learnt weight for each layer, by softmax, and a learnt scale (Peters et al.
     2018, equation 1). Whole sequences are read off the last states of both directions.
@@ -54,7 +54,7 @@ class FeatureModel(nn.Module):
         self.config, self.features, self.whole = config, features, whole
         self.states = chosen_states(features, config.layers)
         self.bert = BertModel(config, kernel)
-        self.bert.requires_grad_(False)
+        self.bert.requires_grad_(not features.frozen)
         summed = features.layers.startswith("weighted-sum")
         self.layer_weights = nn.Parameter(torch.zeros(len(self.states))) if summed else None
         self.layer_scale = nn.Parameter(torch.ones(1)) if summed else None
@@ -71,7 +71,7 @@ class FeatureModel(nn.Module):
         self, packed: Packed, places: Tensor | None = None, noise: Noise | None = None
     ) -> Tensor:
         """Return [B, C] for whole sequences, else [M, C] for ``places``, int64 [M] of T tokens."""
-        mixed = self.dropout(self._mixed(packed), noise)
+        mixed = self.dropout(self._mixed(packed, noise), noise)
         lengths = packed.boundaries.diff().tolist()
         found, (last, _) = self.lstm(pack_sequence(mixed.split(lengths), enforce_sorted=False))
         if self.whole:
@@ -82,11 +82,14 @@ class FeatureModel(nn.Module):
         outputs: Tensor = self.output(self.last_dropout(asked, noise))
         return outputs
 
-    def _mixed(self, packed: Packed) -> Tensor:
+    def _mixed(self, packed: Packed, noise: Noise | None = None) -> Tensor:
         """Return what the BiLSTM reads, [T, D] or [T, 4 D]. No layer above the last is computed."""
-        with torch.no_grad():
+        learns = torch.is_grad_enabled() and not self.features.frozen
+        # A frozen encoder gives the same features every time: nothing is dropped in it.
+        own = None if self.features.frozen else noise
+        with torch.set_grad_enabled(learns):
             found = []
-            for number, state in enumerate(self.bert.hidden_states(packed)):
+            for number, state in enumerate(self.bert.hidden_states(packed, own)):
                 if number in self.states:
                     found.append(state)
                 if number == self.states[-1]:

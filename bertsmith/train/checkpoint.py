@@ -27,6 +27,8 @@ from bertsmith.settings import Settings
 FOLDER = "checkpoints"
 WEIGHTS, MOMENTS, STATE = "weights.safetensors", "moments.safetensors", "state.json"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+#: What reading a damaged checkpoint, or one of another model, ends with.
+_DAMAGE = (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError)
 
 
 class CheckpointSettings(Settings):
@@ -92,10 +94,8 @@ def restore(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer)
     """Load a checkpoint into model and optimizer; RunError if it is damaged or does not fit."""
     try:
         state = State(**json.loads((directory / STATE).read_text(encoding="utf-8")))
-        weights, moments = load_file(directory / WEIGHTS), load_file(directory / MOMENTS)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(weights[name])
+        moments = load_file(directory / MOMENTS)
+        _load(directory, model)
         for name, parameter in _trained(model):
             entry: dict[str, Tensor] = {
                 kind: moments[f"{name}.{kind}"].to(parameter.device) for kind in _MOMENTS
@@ -103,7 +103,7 @@ def restore(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer)
             # Fused Adam keeps its count as a float32 on the parameter's device.
             entry["step"] = torch.tensor(float(state.step), device=parameter.device)
             optimizer.state[parameter] = entry
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except _DAMAGE as error:
         raise RunError(
             f"{directory}: this checkpoint cannot be read ({error}); remove the directory and run "
             "again, to go on from the one before it"
@@ -111,12 +111,33 @@ def restore(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer)
     return state
 
 
+def load_weights(directory: Path, model: nn.Module) -> None:
+    """Load the weights of a checkpoint alone; RunError if it is damaged or does not fit."""
+    try:
+        _load(directory, model)
+    except _DAMAGE as error:
+        raise RunError(f"{directory}: this checkpoint cannot be read ({error})") from None
+
+
+@torch.no_grad()
+def _load(directory: Path, model: nn.Module) -> None:
+    weights = load_file(directory / WEIGHTS)
+    for name, own in _kept(model):
+        own.copy_(weights[name])
+
+
 def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     return ((name, p) for name, p in model.named_parameters() if p.requires_grad)
 
 
+def _kept(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters, and what else a model remembers, such as batch norm's statistics."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
 def _weights(model: nn.Module) -> dict[str, Tensor]:
-    return {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
+    return {name: own.detach().cpu().contiguous() for name, own in _kept(model)}
 
 
 def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -245,7 +245,7 @@ def _freeze(start: TaskBundle, layers: int | None) -> None:
     """Leave the embeddings and so many layers from below as they are."""
     if layers is None:
         return
-    if isinstance(start.model, FeatureModel):
+    if isinstance(start.model, FeatureModel) and start.model.features.frozen:
         raise SettingsError("run.freeze: with features the whole encoder stays as it is anyway")
     if layers > start.config.layers:
         raise SettingsError(

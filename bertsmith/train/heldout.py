@@ -122,6 +122,7 @@ def evaluate(
 def _words(batch: Batch, stream: Stream, vocab_size: int) -> NDArray[np.int64]:
     """Count the words of a batch as they stood before masking, special tokens left out."""
     ids = batch.ids.copy()
-    ids[batch.masked_positions] = batch.masked_labels
+    if stream.masks:
+        ids[batch.masked_positions] = batch.masked_labels
     counts = np.bincount(ids[~stream.facts.special[ids]], minlength=vocab_size)
     return counts.astype(np.int64)

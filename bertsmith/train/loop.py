@@ -5,25 +5,22 @@ It never knows what is trained: that is a ``Work``, pre-training or a task.
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from bertsmith.errors import RunError
 from bertsmith.model.dropout import Noise
 from bertsmith.progress import Progress
 from bertsmith.train import checkpoint
 from bertsmith.train.checkpoint import State
 from bertsmith.train.device import Machine
 from bertsmith.train.journal import Journal
+from bertsmith.train.step import take_step
 from bertsmith.train.stopping import Stopper
-
-#: Odd constants that set apart the seeds of steps and of the pieces of a batch.
-_STEP_KEY, _PIECE_KEY = 0x9E3779B1, 0x85EBCA6B
 
 
 class Work(Protocol):
@@ -70,6 +67,8 @@ class Plan:
     more_is_better: bool = False
     #: Evaluations without a better one after which the run ends; None: it goes to its end.
     patience: int | None = None
+    #: Parts of the model whose gradients' norms the journal has as well, before clipping.
+    watch: Mapping[str, Sequence[nn.Parameter]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,71 +77,6 @@ class Outcome:
 
     state: State
     signal: int | None
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """The figures of one optimizer step."""
-
-    terms: dict[str, float]
-    grad_norm: float
-
-    @property
-    def loss(self) -> float:
-        """The sum of the terms."""
-        return sum(self.terms.values())
-
-
-def step_seed(seed: int, step: int, piece: int) -> int:
-    """Return the seed of dropout, a pure function of (seed, step, piece)."""
-    return (seed * 2**32 + step * _STEP_KEY + piece * _PIECE_KEY) % 2**62
-
-
-Losses = Callable[[Any, list[Any], Noise], dict[str, Tensor]]
-
-
-def take_step(
-    losses: Losses,
-    whole: list[Any],
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    machine: Machine,
-    *,
-    step: int,
-    seed: int,
-    rate: float,
-    clip: float,
-    whereabouts: Callable[[int], str] = "that of step {}".format,
-) -> StepResult:
-    """Compute the gradient of a batch piece by piece, and update the weights once.
-
-    ``losses`` is that of a Work, and ``whereabouts`` tells people which batch a step has.
-    Raises RunError before the weights are touched if loss or gradient is not finite.
-    """
-    sums: dict[str, Tensor] = {}
-    for number, piece in enumerate(whole):
-        piece_seed = step_seed(seed, step, number)
-        if machine.device.type == "cuda":
-            torch.cuda.manual_seed(piece_seed)
-        with machine.autocast():
-            terms = losses(piece, whole, Noise(torch.tensor(piece_seed)))
-        torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
-        for name, value in terms.items():
-            sums[name] = sums[name] + value.detach() if name in sums else value.detach()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-    result = StepResult({name: float(value) for name, value in sums.items()}, float(norm))
-    if not math.isfinite(result.loss) or not math.isfinite(result.grad_norm):
-        raise RunError(
-            f"step {step + 1}: the loss is {result.loss:g} and the norm of its gradient "
-            f"{result.grad_norm:g}; the weights were left as they were, and the last checkpoint "
-            f"stands. The batch is {whereabouts(step)} (seed {seed}). A lower optim.lr, or "
-            "fp32 (run.precision), usually helps"
-        )
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    optimizer.step()
-    optimizer.zero_grad()
-    return result
 
 
 class _Clock:
@@ -247,17 +181,21 @@ class _Loop:
         """Take a step, and tell of it."""
         plan, work, step = self._plan, self._work, self.state.step
         rate = plan.rate(step)
+        told = (step + 1) % plan.log_every == 0 or step in (0, plan.steps - 1)
         result = take_step(
             work.losses, whole, self._model, self._optimizer, self._machine,
             step=step, seed=plan.seed, rate=rate, clip=plan.clip, whereabouts=work.whereabouts,
+            watch=plan.watch if told else None,
         )  # fmt: skip
         seconds = clock.lap()
         self.state = replace(self.state, step=step + 1, seconds=clock.total)
         speed = work.tokens(whole) / seconds
         share = work.products(whole) / seconds / self._ceiling
-        if self._due(plan.log_every) or step == 0:
-            line = {"step": step + 1, "kind": "train", "loss": result.loss, **result.terms}
+        if told:
+            line: dict[str, Any] = {"step": step + 1, "kind": "train", "loss": result.loss}
+            line |= result.terms
             line |= {"lr": rate, "grad_norm": result.grad_norm, "seconds": round(clock.total, 3)}
+            line |= {"gradients": result.gradients} if plan.watch else {}
             self._journal.write(line | {"tokens_per_second": round(speed), "ceiling_share": share})
         self._progress.advance(
             1, loss=f"{result.loss:.3f}", **self._shown,

@@ -22,7 +22,7 @@ from bertsmith.train.place import FILE, alone, check_place, take_up
 from bertsmith.train.probe import Cost
 from bertsmith.train.recipe import PretrainSettings
 from bertsmith.train.resolve import Wishes, resolve
-from bertsmith.train.session import Session, describe, provenance
+from bertsmith.train.session import Session, describe, parts, provenance
 
 MODEL = "model"
 
@@ -183,6 +183,7 @@ def _run(session: Session, run: Path, progress: Progress) -> Result:
         keep=settings.checkpoint.keep,
         best_by="masked_lm",
         ceiling=lambda: device.matrix_ceiling(session.machine),
+        watch=parts(session.model) if settings.run.log_gradients else {},
     )
     outcome = loop.train(
         session.work(phases), session.model, session.optimizer, session.machine,

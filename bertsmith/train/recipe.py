@@ -44,6 +44,8 @@ class RunSettings(Settings):
     #: Held-out sequences an evaluation reads, always the same ones with the same masks.
     eval_sequences: Annotated[int, Field(ge=1)] = 512
     tensorboard: bool = False
+    #: Whether the journal has the gradients' norms of the embeddings, each layer and the heads.
+    log_gradients: bool = False
 
 
 class PretrainSettings(Settings):

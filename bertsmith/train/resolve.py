@@ -141,6 +141,12 @@ def _check(settings: PretrainSettings, store: Store, source: str) -> None:
             f"{source}: model.vocab_size is {model.vocab_size}, but the store's vocabulary has "
             f"{words} words; leave model.vocab_size out, the store says it"
         )
+    if settings.data.objective == "left-to-right" and model.attention != "causal":
+        raise SettingsError(
+            f"{source}: data.objective is 'left-to-right', but model.attention is "
+            f"{model.attention!r}: the model would see the word that it predicts; set "
+            "model.attention=causal"
+        )
     if model.nsp != settings.data.nsp:
         raise SettingsError(
             f"{source}: model.nsp is {model.nsp} and data.nsp is {settings.data.nsp}; "

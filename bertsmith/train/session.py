@@ -20,12 +20,13 @@ from bertsmith.data.unigram import word_counts
 from bertsmith.model.bert import PreTrainingModel, parameter_count
 from bertsmith.model.dropout import Noise
 from bertsmith.model.informed import inform, match_words
-from bertsmith.train import device, loop, optimizer, probe, schedule, warming
+from bertsmith.train import device, optimizer, probe, schedule, warming
 from bertsmith.train.examples import Pretraining, mean_losses
 from bertsmith.train.pieces import to_device
 from bertsmith.train.probe import Cost
 from bertsmith.train.recipe import PretrainSettings
 from bertsmith.train.schedule import Phase
+from bertsmith.train.step import take_step
 
 
 class Session:
@@ -113,7 +114,7 @@ class Session:
         return Cost(times, pause, memory, ceiling, shares, tokens)
 
     def _take(self, work: Pretraining, number: int, whole: list[Any]) -> None:
-        loop.take_step(
+        take_step(
             work.losses, whole, self.model, self.optimizer, self.machine,
             step=number, seed=self.settings.run.seed, rate=0.0, clip=self.settings.optim.clip,
         )  # fmt: skip
@@ -129,6 +130,16 @@ class Session:
         timing = self.settings.schedule.model_copy(update={"steps": 1000})
         phases = schedule.phases(timing, self.settings.data.length)
         return [((p.last - p.first) / 1000, self.epoch_examples(p.length)) for p in phases]
+
+
+def parts(model: PreTrainingModel) -> dict[str, list[nn.Parameter]]:
+    """Return the parameters of the embeddings, of each layer and of the heads, by name."""
+    found = {"embeddings": list(model.bert.embeddings.parameters())}
+    for number, layer in enumerate(model.bert.encoder.layers, 1):
+        found[f"layer {number}"] = list(layer.parameters())
+    known = {id(own) for every in found.values() for own in every}
+    found["heads"] = [own for own in model.parameters() if id(own) not in known]
+    return found
 
 
 def describe(session: Session) -> str:

@@ -59,7 +59,9 @@ def resolve_task(
     if "heldout" in said.get("task", {}):
         # A file that is given stands instead of the task's own, not beside them.
         base.pop("heldout", None)
-    rate, epochs = FEATURE_PLAN if said.get("features") else PLAN
+    features = said.get("features")
+    frozen = isinstance(features, Mapping) and features.get("frozen", True)
+    rate, epochs = FEATURE_PLAN if frozen else PLAN
     own: dict[str, Any] = {"task": base, "optim": {"lr": rate}, "schedule": {"epochs": epochs}}
     own["run"] = {"start_from": str(model.resolve())}
     _refuse_no_tables(said)

@@ -43,6 +43,6 @@ class FinetuneSettings(Settings):
     optim: OptimSettings = OptimSettings()
     schedule: ScheduleSettings = ScheduleSettings()
     run: TuneRunSettings = TuneRunSettings()
-    #: The encoder stays as it is, and a BiLSTM on it learns; None: all is fine-tuned end to end.
+    #: A BiLSTM on the encoder, which stays as it is or learns too; None: the task's Linear alone.
     features: FeatureSettings | None = None
     checkpoint: CheckpointSettings = CheckpointSettings()

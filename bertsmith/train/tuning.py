@@ -131,6 +131,7 @@ class Tuning:
             if isinstance(model, FeatureModel):
                 lstm = sum(weight.numel() for weight in model.lstm.parameters())
                 used = model.states[-1] / model.config.layers
+                used *= 1 if model.features.frozen else 3
                 total += tokens * (used * encoder + 3 * lstm)
             else:
                 asked = count if piece.places is None else len(piece.places)

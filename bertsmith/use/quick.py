@@ -9,6 +9,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
+from bertsmith.errors import ModelError
 from bertsmith.model.bert import BertModel
 from bertsmith.model.encoder import Layer
 from bertsmith.train.device import has_bf16
@@ -72,6 +73,11 @@ def quickened(encoder: BertModel) -> BertModel:
     own = copy.deepcopy(encoder).eval()
     if device.type == "cuda" or has_bf16():
         return own.bfloat16()
+    if encoder.config.norm not in ("post", "pre"):
+        raise ModelError(
+            f"the fast form needs LayerNorm, and model.norm is {encoder.config.norm!r}; ask for "
+            "the plain one"
+        )
     post = encoder.config.norm == "post"
     for layer in own.encoder.layers:
         assert isinstance(layer, Layer)

@@ -7,7 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from bertsmith.model.attention import Kernel, SelfAttention, layout, reference_attention
+from bertsmith.model import attention as attending
+from bertsmith.model.attention import (
+    Kernel,
+    SelfAttention,
+    grouped,
+    layout,
+    reference_attention,
+)
 from bertsmith.model.bert import BertModel
 from bertsmith.model.dropout import Noise
 from bertsmith.model.packed import Packed, pack
@@ -58,7 +65,7 @@ def by_loops(
 @DIRECTIONS
 @pytest.mark.parametrize("dropped", [False, True])
 def test_reference_equals_plain_loops(
-    lengths: tuple[int, ...], causal: bool, dropped: bool
+    lengths: tuple[int, ...], causal: bool, dropped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`reference` is softmax(q k / sqrt(H)) v inside each sequence, dropout on probabilities."""
     torch.manual_seed(1)
@@ -66,10 +73,11 @@ def test_reference_equals_plain_loops(
     kept = None
     if dropped:
         kept = (torch.rand(len(lengths), 3, max(lengths), max(lengths)) > 0.4) / 0.6
+        monkeypatch.setattr(attending, "grouped", lambda _: None)
     where = layout(packed_of(lengths), "reference", causal=causal, dtype=torch.float32)
     q, k, v = qkv.unbind(1)
-    drop = None if kept is None else kept.__mul__
-    found, probabilities = reference_attention(q, k, v, where, drop)
+    keep = None if kept is None else lambda _: kept
+    found, probabilities = reference_attention(q, k, v, where, keep)
     expected = torch.tensor(by_loops(qkv, lengths, causal, kept))
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
     assert [p.shape for p in probabilities] == [(3, length, length) for length in lengths]
@@ -104,6 +112,71 @@ def test_padded_equals_reference(lengths: tuple[int, ...], causal: bool, train: 
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     still = run(lengths, "reference", causal, not train)[0]
     assert not torch.allclose(found, still, atol=1e-2), "dropout does nothing here"
+
+
+#: Lengths far enough apart for groups, some of them equal, in no order.
+UNLIKE = (61, 5, 5, 130, 7, 64, 128, 5, 33)
+
+
+@DIRECTIONS
+@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
+def test_groups_of_like_lengths_change_nothing(
+    causal: bool, train: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Padded by groups, `padded` gives what `reference` does, by the same decisions of dropout."""
+    where = layout(packed_of(UNLIKE), "padded", causal=causal, dtype=torch.float32)
+    assert len(where.groups) > 2
+    places = sum(own.count * own.longest for own in where.groups)
+    assert places < 0.6 * len(UNLIKE) * max(UNLIKE)
+    assert where.slots is not None
+    assert len(set(where.slots.tolist())) == sum(UNLIKE)
+    expected, slopes = run(UNLIKE, "reference", causal, train)
+    found, found_slopes = run(UNLIKE, "padded", causal, train)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    for ours, theirs in zip(found_slopes, slopes, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-5)
+    if not train:
+        monkeypatch.setattr(attending, "grouped", lambda _: None)
+        together, _ = run(UNLIKE, "padded", causal, train)
+        torch.testing.assert_close(found, together, rtol=0, atol=1e-5)
+
+
+def test_groups_draw_unlike_decisions() -> None:
+    """Two groups of equal contents get decisions of their own: no bits are shared."""
+    torch.manual_seed(3)
+    attention = SelfAttention(primes(attention_dropout=0.5), site=0).train()
+    one = torch.randn(100, 21)
+    hidden = torch.cat([one[:1], one, one, one[:1]])
+    where = layout(packed_of((1, 100, 100, 1)), "padded", causal=False, dtype=torch.float32)
+    assert [own.sequences for own in where.groups] == [[1, 2], [0, 3]]
+    found = attention(hidden, where, Noise(torch.tensor(1)))
+    assert not torch.allclose(found[1:101], found[101:201], atol=1e-3)
+
+
+def test_grouping_is_the_cheapest() -> None:
+    """No other way to part sequences in order of length costs less; like ones stay together."""
+    assert grouped([9] * 50) is None
+    assert grouped([8, 16, 8, 16]) is None
+    lengths = [128, 8, 120, 16, 64, 8, 300, 72]
+    parts = grouped(lengths)
+    assert parts is not None
+
+    def cost(own: list[list[int]]) -> int:
+        sizes = [max(-(-lengths[n] // 8) * 8 for n in part) for part in own]
+        pairs = zip(own, sizes, strict=True)
+        return sum(len(part) * size**2 + attending._GROUP_COST for part, size in pairs)
+
+    order = sorted(range(8), key=lambda number: -lengths[number])
+    every = []
+    for cuts in range(2**7):
+        own: list[list[int]] = [[]]
+        for place, number in enumerate(order):
+            own[-1].append(number)
+            if place < 7 and cuts >> place & 1:
+                own.append([])
+        every.append(cost(own))
+    assert cost(parts) == min(every)
+    assert sorted(number for part in parts for number in part) == list(range(8))
 
 
 @pytest.mark.parametrize("kernel", ["reference", "padded"])

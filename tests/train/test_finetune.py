@@ -23,8 +23,8 @@ from bertsmith.tasks.questions import FIELDS
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train import several
 from bertsmith.train.finetune import Tuned, finetune
-from bertsmith.train.loop import take_step
 from bertsmith.train.several import finetune_several
+from bertsmith.train.step import take_step
 from bertsmith.train.taskdata import read_data
 from bertsmith.use.evaluate import evaluate
 from bertsmith.use.predict import predict

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from bertsmith.data.store import Store
-from bertsmith.train.loop import take_step
 from bertsmith.train.resolve import Wishes, resolve
 from bertsmith.train.schedule import Phase
 from bertsmith.train.session import Session
+from bertsmith.train.step import take_step
 from tests.train.conftest import assignments, make_store
 
 STEPS = 400

@@ -16,10 +16,15 @@ AnyBundle = Bundle | TaskBundle | EncoderBundle
 
 
 def graph_of(bundle: AnyBundle, *, tied: bool = True) -> Graph:
-    """Return the graph of a model; ModelError for one that has a BiLSTM on frozen features.
+    """Return the graph of a model; ModelError for one that has a BiLSTM, or no LayerNorm.
 
     ``tied``: as for ``Bert.words``.
     """
+    if bundle.config.norm not in ("post", "pre"):
+        raise ModelError(
+            f"{bundle.path}: model.norm is {bundle.config.norm!r}; only models with LayerNorm are "
+            "written as ONNX"
+        )
     prefix = "bert." if isinstance(bundle, EncoderBundle) else ""
     state: dict[str, Tensor] = bundle.model.state_dict()
     graph = Graph({f"{prefix}{name}": value.numpy(force=True) for name, value in state.items()})
@@ -58,7 +63,7 @@ def _task(graph: Graph, bundle: TaskBundle) -> None:
     config, head = bundle.config, bundle.head
     if isinstance(bundle.model, FeatureModel):
         raise ModelError(
-            f"{bundle.path}: this model is a BiLSTM on a frozen encoder (features), which is not "
+            f"{bundle.path}: this model is a BiLSTM on an encoder (features), which is not "
             "written as ONNX; fine-tune the whole model (without features) and export that"
         )
     bert = Bert(graph, config, choices=head.kind == "choice")

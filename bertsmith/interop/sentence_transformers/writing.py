@@ -58,7 +58,8 @@ def write_sentence_transformers(
     raw = config_json(bundle.config) | {"architectures": ["BertModel"]}
     if raw["model_type"] != "bert":
         raise ModelError(
-            f"{bundle.path}: sentence-transformers has no BERT that is pre-norm, causal or with ELU"
+            f"{bundle.path}: sentence-transformers has no BERT that is causal, with ELU or another "
+            "norm than post"
         )
     if bundle.tokenizer.segmenter is not None:
         raise ModelError(

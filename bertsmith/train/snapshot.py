@@ -1,0 +1,35 @@
+"""A checkpoint on the way of a pre-training run, as a model directory of its own.
+
+It never trains.
+"""
+
+from pathlib import Path
+
+from bertsmith import bundle
+from bertsmith.data.store import Store
+from bertsmith.errors import RunError
+from bertsmith.model.bert import PreTrainingModel
+from bertsmith.settings import read_toml
+from bertsmith.train import checkpoint
+from bertsmith.train.place import FILE
+from bertsmith.train.recipe import PretrainSettings
+
+
+def snapshot(run: Path, step: int, out: Path) -> None:
+    """Write the model of ``run`` as it was after ``step`` steps, whole or not at all.
+
+    Raises RunError where the run has no such checkpoint, StoreError where its store has gone.
+    """
+    settings = PretrainSettings.parse(read_toml(run / FILE), str(run / FILE))
+    known = dict(checkpoint.found(run))
+    if step not in known:
+        there = ", ".join(map(str, known)) or "none"
+        raise RunError(
+            f"{run}: no checkpoint of step {step}; there: {there}. checkpoint.keep says how many "
+            "of the last ones stay"
+        )
+    model = PreTrainingModel(settings.model)
+    checkpoint.load_weights(known[step], model)
+    info = {"task": "pretraining", "recipe": settings.run.recipe,
+            "provenance": {"settings": settings.model_dump(mode="json"), "step": step}}  # fmt: skip
+    bundle.save(out, model, Store.open(settings.run.data).tokenizer(), info)
