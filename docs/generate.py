@@ -20,6 +20,7 @@ from typer.main import get_command
 
 import bertsmith
 from bertsmith.cli.app import app
+from bertsmith.cli.lab import NAMES as EXPERIMENTS
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Help pages look the same wherever they are made.
@@ -133,16 +134,39 @@ def trainer() -> str:
             [one for one in lines if one["name"] == name]
             for name in ("bertsmith", "transformers", "transformers, like lengths")
         ]
-        if not all(runs):
+        if not runs[0]:
             continue
         metric = next(key for key in runs[0][0] if key in _METRICS)
-        told = [_metric(metric, own) for own in runs]
-        ours, *theirs = (median(one["seconds"] for one in own) for own in runs)
-        ratios = " | ".join(f"{ours / own:.2f}" for own in theirs)
+        told = [_metric(metric, own) if own else "not run" for own in runs]
+        ours = median(one["seconds"] for one in runs[0])
+        ratios = " | ".join(_ratio(ours, own) for own in runs[1:])
         rows.append(
             f"| {runs[0][0]['task']} | {_settings(runs[0][0])} | {' | '.join(told)} | {ratios} |"
         )
     return "\n".join(rows)
+
+
+def _ratio(ours: float, theirs: list[dict[str, Any]]) -> str:
+    return f"{ours / median(one['seconds'] for one in theirs):.2f}" if theirs else "not run"
+
+
+def lab_tables() -> dict[str, str]:
+    """Return the tables of each experiment that docs/lab.md shows, and its picture, by name."""
+    folder = ROOT / "docs" / "lab" / "small"
+    told = {}
+    for name in EXPERIMENTS:
+        table = folder / f"{name}.md"
+        if not table.exists():
+            told[name] = "Not run at this scale yet."
+            continue
+        facts = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        missing = len(facts["missing"])
+        seeds = f"{facts['seeds']} seeds" if facts["seeds"] > 1 else "one seed"
+        left = f", {missing} of {len(facts['steps'])} results still missing" if missing else ""
+        head = f"{facts['question']} ({facts['source']}; {seeds}{left})"
+        picture = f"![{name}](lab/small/{name}.png)"
+        told[name] = f"{head}\n\n{table.read_text(encoding='utf-8').strip()}\n\n{picture}"
+    return told
 
 
 def _metric(metric: str, runs: list[dict[str, Any]]) -> str:
@@ -187,8 +211,13 @@ def wanted() -> dict[Path, str]:
     readme = ROOT / "README.md"
     text = filled(readme.read_text(encoding="utf-8"), "tree", tree())
     table = ROOT / "docs" / "results.md"
+    lab = ROOT / "docs" / "lab.md"
+    shown = lab.read_text(encoding="utf-8")
+    for name, content in lab_tables().items():
+        shown = filled(shown, name, content)
     return {
         **help_pages(),
+        lab: shown,
         readme: filled(text, "public names", public_names()),
         table: filled(
             filled(table.read_text(encoding="utf-8"), "results", results()), "trainer", trainer()

@@ -24,3 +24,4 @@ from bertsmith.cli import compare as compare
 from bertsmith.cli import inspect as inspect
 from bertsmith.cli import push as push
 from bertsmith.cli import serve as serve
+from bertsmith.cli import lab as lab

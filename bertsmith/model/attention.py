@@ -77,7 +77,7 @@ def layout(packed: Packed, kernel: Kernel, *, causal: bool, dtype: torch.dtype) 
     parts = grouped(lengths.tolist()) if boundaries.is_cpu and not fixed else None
     if parts is None:
         mask = _mask(lengths, longest, causal=causal, dtype=dtype, ragged=True)
-        groups = (Group(sequences, longest, mask),)
+        groups: tuple[Group, ...] = (Group(sequences, longest, mask),)
         firsts = torch.arange(sequences, device=boundaries.device) * longest
     else:
         groups = tuple(_group(own, lengths, causal=causal, dtype=dtype) for own in parts)
@@ -153,7 +153,7 @@ def _kept(where: Layout, heads: int, keep: Keep, like: Tensor) -> list[Tensor]:
     if len(shapes) == 1:
         return [keep(one.expand(shapes[0]))]
     sizes = [math.prod(shape) for shape in shapes]
-    flat = keep(one.expand(sum(sizes))).split(sizes)
+    flat = torch.split(keep(one.expand(sum(sizes))), sizes)
     return [own.view(shape) for own, shape in zip(flat, shapes, strict=True)]
 
 
@@ -197,7 +197,7 @@ def padded_attention(qkv: Tensor, where: Layout, keep: Keep | None, rate: float)
     kept: list[Any] = [None] * len(sizes)
     if keep is not None:
         kept = _kept(where, heads, keep, qkv)
-    parts = [full] if len(sizes) == 1 else full.split(sizes)
+    parts = [full] if len(sizes) == 1 else torch.split(full, sizes)
     mixed = [
         _attend(part.view(own.count, own.longest, 3, heads, head_width), own, drawn, rate)
         for part, own, drawn in zip(parts, where.groups, kept, strict=True)
@@ -215,7 +215,7 @@ def _attend(qkv: Tensor, group: Group, kept: Tensor | None, rate: float) -> Tens
     else:
         scores = (q * head_width**-0.5) @ k.transpose(-1, -2)
         if group.mask is not None:
-            scores = scores + group.mask
+            scores.add_(group.mask)
         mixed = (scores.softmax(-1) * kept) @ v
     return mixed.transpose(1, 2).reshape(-1, heads, head_width)
 

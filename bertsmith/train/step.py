@@ -73,8 +73,8 @@ def take_step(
             sums[name] = sums[name] + value.detach() if name in sums else value.detach()
     gradients = {name: _norm(own) for name, own in (watch or {}).items()}
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-    terms = {name: float(value) for name, value in sums.items()}
-    result = StepResult(terms, float(norm), gradients)
+    told = {name: float(value) for name, value in sums.items()}
+    result = StepResult(told, float(norm), gradients)
     if not math.isfinite(result.loss) or not math.isfinite(result.grad_norm):
         raise DivergedError(
             f"step {step + 1}: the loss is {result.loss:g} and the norm of its gradient "

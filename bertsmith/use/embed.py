@@ -170,22 +170,32 @@ class Embedder:
         Where no whole word of a text is this one, words that begin with it count: a Korean noun
         carries its particle. ``skip``: texts without it are left out, instead of a QuestionError.
         """
-        spans = {number: self._spans(text, word) for number, text in enumerate(texts)}
-        if skip:
-            spans = {number: own for number, own in spans.items() if own}
+        spans = self._places(texts, word, skip=skip)
         vectors = self.tokens([texts[number] for number in spans], layer=layer, **more)
-        return self._words(texts, word, spans, vectors, skip=skip)
+        return self._words(word, spans, vectors, skip=skip)
 
     def places(
         self, texts: Sequence[str], word: str, vectors: Sequence[TokenVectors]
     ) -> list[WordVector]:
         """Return what ``word`` does, from the vectors of the texts' tokens."""
-        spans = {number: self._spans(text, word) for number, text in enumerate(texts)}
-        return self._words(texts, word, spans, vectors, skip=False)
+        spans = self._places(texts, word, skip=False)
+        return self._words(word, spans, vectors, skip=False)
+
+    def _places(
+        self, texts: Sequence[str], word: str, *, skip: bool
+    ) -> dict[int, list[tuple[int, int]]]:
+        """Return where the word stands in each text, before anything is computed."""
+        found = {number: self._spans(text, word) for number, text in enumerate(texts)}
+        for number, places in found.items():
+            if not places and not skip:
+                raise QuestionError(
+                    f"text {number + 1}: the word {word!r} is not in {texts[number][:60]!r}; "
+                    "expected it in each"
+                )
+        return {number: places for number, places in found.items() if places}
 
     def _words(
         self,
-        texts: Sequence[str],
         word: str,
         spans: Mapping[int, list[tuple[int, int]]],
         vectors: Sequence[TokenVectors],
@@ -194,11 +204,6 @@ class Embedder:
     ) -> list[WordVector]:
         found = []
         for (number, places), one in zip(spans.items(), vectors, strict=True):
-            if not places:
-                raise QuestionError(
-                    f"text {number + 1}: the word {word!r} is not in {texts[number][:60]!r}; "
-                    "expected it in each"
-                )
             for start, end in places:
                 pieces = [
                     place for place, (a, b) in enumerate(one.offsets) if a < end and b > start

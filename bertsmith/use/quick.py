@@ -12,12 +12,9 @@ from torch import Tensor, nn
 from bertsmith.errors import ModelError
 from bertsmith.model.bert import BertModel
 from bertsmith.model.encoder import Layer
+from bertsmith.model.smoothing import even_columns
 from bertsmith.train.device import has_bf16
 
-#: How far the smoothing goes: 0 leaves the input as it is, 1 makes all its columns alike (Xiao et
-#: al. 2023, arXiv:2211.10438, equation 4; theirs is 0.5, or more where columns differ much). Of
-#: 0.5, 0.6 and 0.7 the last leaves all-MiniLM-L6-v2's vectors nearest to what they were.
-_SMOOTH = 0.7
 #: The largest numbers of weights and inputs, where the weights give a bit up and where the inputs
 #: do: CPUs without VNNI add two products up in 16 bits, which hold 2 * 255 * 63 or 2 * 127 * 127.
 _SEVEN, _EIGHT = 63, 127
@@ -82,20 +79,10 @@ def quickened(encoder: BertModel) -> BertModel:
     for layer in own.encoder.layers:
         assert isinstance(layer, Layer)
         norm = layer.attention_norm if post else layer.feed_forward_norm
-        layer.add_module("up", _Eight(layer.up, _columns(norm, layer.up)))
+        assert isinstance(norm, nn.LayerNorm)
+        layer.add_module("up", _Eight(layer.up, even_columns(norm.weight, layer.up.weight)))
         layer.add_module("down", _Eight(layer.down, None))
     return own
-
-
-def _columns(norm: nn.LayerNorm, linear: nn.Linear) -> Tensor:
-    """Return by what to divide the columns of a Linear's input, which comes of a LayerNorm.
-
-    As large as the LayerNorm makes a column, and as small as the weights are that read it, so that
-    both have even columns: no text is needed to find out.
-    """
-    inputs = norm.weight.detach().abs()
-    weights = linear.weight.detach().abs().amax(0)
-    return (inputs**_SMOOTH / weights.clamp(min=1e-12) ** (1 - _SMOOTH)).clamp(min=1e-6)
 
 
 def _engine() -> str:

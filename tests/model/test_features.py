@@ -90,3 +90,23 @@ def test_four_layers_of_three_are_refused() -> None:
     """The setting and the model's depth are named."""
     with pytest.raises(ValueError, match="'concat-last-four', but the model has 3"):
         chosen_states(FeatureSettings(), 3)
+
+
+def test_unfrozen_the_encoder_learns_too() -> None:
+    """Every layer that is read gets a gradient and drops; frozen and not, eval says the same."""
+    torch.manual_seed(3)
+    config = primes(layers=5, init_range=0.3)
+    told = {"layers": "second-to-last", "width": 11}
+    free = FeatureModel(
+        config, 3, FeatureSettings.parse({**told, "frozen": False}, "the test"), whole=False
+    )
+    frozen = FeatureModel(config, 3, FeatureSettings.parse(told, "the test"), whole=False)
+    frozen.load_state_dict(free.state_dict())
+    assert torch.equal(free.eval()(pack(ROWS)), frozen.eval()(pack(ROWS)))
+    mixed = [free.train()._mixed(pack(ROWS), Noise(torch.tensor(seed))) for seed in (1, 2)]
+    assert not torch.equal(*mixed)
+    free(pack(ROWS), None, Noise(torch.tensor(1))).square().sum().backward()
+    for number, layer in enumerate(free.bert.encoder.layers, 1):
+        read = any(own.grad is not None for own in layer.parameters())
+        assert read == (number <= 4), number
+    assert free.bert.embeddings.words.weight.grad is not None

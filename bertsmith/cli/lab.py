@@ -1,0 +1,119 @@
+"""``bertsmith lab``: the paper's experiments, each as one command.
+
+It never knows what an experiment does.
+"""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bertsmith.cli.app import app
+from bertsmith.cli.console import Bars, put, put_json, put_table, say
+
+if TYPE_CHECKING:
+    from bertsmith.lab.laboratory import Laboratory
+
+#: The experiments, named here too so that --help needs nothing loaded; a test compares them.
+NAMES = (
+    "pretraining-tasks", "model-size", "training-steps", "features", "masking", "pooling",
+    "context", "activations", "normalization", "positions", "vocabulary", "learning",
+)  # fmt: skip
+
+
+class ScaleName(StrEnum):
+    """The scales."""
+
+    smoke = "smoke"
+    small = "small"
+    full = "full"
+
+
+@app.command()
+def lab(
+    name: Annotated[str, typer.Argument(metavar="NAME", help=", ".join(NAMES) + ".")],
+    scale: Annotated[
+        ScaleName,
+        typer.Option(help="smoke: seconds, a toy; small: an hour or so; full: the paper's size."),
+    ] = ScaleName.small,
+    text: Annotated[Path | None, typer.Option(help="English text: a file or a folder.")] = None,
+    korean_text: Annotated[
+        Path | None, typer.Option(help="Korean text, for context and vocabulary.")
+    ] = None,
+    tasks: Annotated[
+        Path | None, typer.Option(help="A folder with the tasks' own: MRPC, SST-2, squad, …")
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Ask this model, for features, pooling, context and positions."),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Runs of each; by default as the scale says.", min=1)
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Results, tables and pictures.")] = Path("lab"),
+    work: Annotated[
+        Path | None, typer.Option(help="Stores, runs and models; by default OUT/SCALE/work.")
+    ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Probe, tell runs and minutes, and stop.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Result as JSON on stdout.")] = False,
+) -> None:
+    """Run one of the paper's experiments at a size one can afford, beside the paper's figures.
+
+    The same command again goes on where a stopped one was, and makes nothing twice: runs that
+    several experiments ask for are shared. A run that fails does not take others with it.
+    """
+    from bertsmith.lab.laboratory import Laboratory
+    from bertsmith.lab.making import StoppedError
+    from bertsmith.lab.sources import Sources
+
+    laboratory = Laboratory(
+        name, scale=scale.value,
+        sources=Sources(text, korean_text, tasks, None if model is None else str(model)),
+        out=out, work=work, seeds=seeds, progress=Bars(),
+    )  # fmt: skip
+    if plan:
+        _tell_plan(laboratory, as_json=as_json)
+        return
+    say(f"{name}: {laboratory.experiment.question} ({laboratory.experiment.source})")
+    try:
+        done = laboratory.run()
+    except StoppedError as stopped:
+        say(str(stopped))
+        raise typer.Exit(128 + stopped.signal) from None
+    if as_json:
+        put_json({"experiment": name, "figures": done.report.figures, "failures": done.failures,
+                  "files": list(map(str, done.files))})  # fmt: skip
+    else:
+        put(done.report.markdown().rstrip())
+    for stage, why in done.failures.items():
+        say(f"failed: {stage}: {why}")
+    say(f"wrote {', '.join(map(str, done.files))}")
+    if done.failures:
+        say(f"{done.missing} results are missing; the same command tries them again")
+        raise typer.Exit(1)
+    say(f"next: look at {done.files[-1]}")
+
+
+def _tell_plan(laboratory: "Laboratory", *, as_json: bool) -> None:
+    """Tell what is to be made and how long it takes; kinds that take no time to speak of, too."""
+    say("probing the speed of this machine …")
+    planned = laboratory.plan()
+    total = sum(own.seconds or 0.0 for own in planned) / 60
+    if as_json:
+        stages = [{"name": own.stage.name, "settings": dict(own.stage.settings),
+                  "minutes": None if own.seconds is None else own.seconds / 60}
+                 for own in planned]  # fmt: skip
+        put_json({"stages": stages, "minutes": total})
+        return
+    rows = []
+    for own in planned:
+        steps = own.stage.settings.get("steps", "")
+        minutes = "" if own.seconds is None else f"{own.seconds / 60:.1f}"
+        what = own.stage.settings.get("task", "")
+        rows.append((own.stage.name, str(what), f"{steps:,}" if steps else "", minutes))
+    put_table(("to make", "task", "steps", "minutes"), rows)
+    wanted = len(laboratory.stages)
+    put(f"{len(planned)} stages to make for {wanted} results: about {total:,.0f} minutes in all")

@@ -1,0 +1,1 @@
+"""The paper's experiments, each as one command, at a size one can afford."""

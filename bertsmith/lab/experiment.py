@@ -1,0 +1,32 @@
+"""What an experiment is: its question, the stages that answer it, and how the answer is told.
+
+It never makes a stage.
+"""
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bertsmith.lab.kit import Kit
+from bertsmith.lab.making import Maker
+from bertsmith.lab.report import Report
+from bertsmith.lab.stages import Stage
+
+#: The stages of an experiment by what they answer; results under the same keys, None if missing.
+Stages = dict[Any, Stage]
+Results = Mapping[Hashable, dict[str, Any] | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One of the paper's, or of those who read it. ``source``: where in the paper it stands.
+
+    makers: how kinds of stages that it alone has are made.
+    """
+
+    name: str
+    source: str
+    question: str
+    stages: Callable[[Kit], Stages]
+    report: Callable[[Kit, Results], Report]
+    makers: Mapping[str, Maker] = field(default_factory=dict)

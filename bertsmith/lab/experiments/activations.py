@@ -1,0 +1,45 @@
+"""GELU in both forms, ReLU and ELU: masked-LM loss curves.
+
+It never knows how a stage is made.
+"""
+
+from bertsmith.lab.experiment import Experiment, Results, Stages
+from bertsmith.lab.kit import Kit, heldout
+from bertsmith.lab.report import Panel, Report, Table, lines, spread
+
+NAMES = {"gelu": "GELU, erf", "gelu_tanh": "GELU, tanh", "relu": "ReLU", "elu": "ELU"}
+
+
+def _stages(kit: Kit) -> Stages:
+    # The recipe's own form is the usual run, which others ask for as well.
+    usual = "gelu_tanh" if kit.scale.recipe == "paper" else "gelu"
+    return {
+        (name, seed): kit.pretrained(seed, model={} if name == usual else {"activation": name})
+        for seed in range(kit.scale.seeds)
+        for name in NAMES
+    }
+
+
+def _report(kit: Kit, found: Results) -> Report:
+    seeds = range(kit.scale.seeds)
+    losses = {name: [heldout(found[name, seed]) for seed in seeds] for name in NAMES}
+    hits = {name: [heldout(found[name, seed], "masked_accuracy") for seed in seeds]
+            for name in NAMES}  # fmt: skip
+    rows = [[NAMES[name], spread(losses[name], ".4f"), spread(hits[name], ".4f")] for name in NAMES]
+    table = Table("Activations (the paper: GELU, after OpenAI GPT, section A.2)",
+                  ["activation", "held-out masked-LM loss", "accuracy"], rows)  # fmt: skip
+    curves = {}
+    for name, words in NAMES.items():
+        own = found[name, 0]
+        curves[words] = own["heldout_curve"] if own else []
+    panel = Panel("held out, seed 0", lines(curves, "steps", "masked-LM loss, nats"))
+    return Report([table], [panel], {NAMES[name]: losses[name] for name in NAMES})
+
+
+EXPERIMENT = Experiment(
+    name="activations",
+    source="appendix A.2",
+    question="Is GELU better than ReLU and ELU, and do its two forms differ?",
+    stages=_stages,
+    report=_report,
+)

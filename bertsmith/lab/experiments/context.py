@@ -1,0 +1,122 @@
+"""The same word in different sentences: contextual vectors against static ones.
+
+It never knows how a model was trained.
+"""
+
+from collections.abc import Mapping
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertsmith.lab.experiment import Experiment, Results, Stages
+from bertsmith.lab.kit import Kit
+from bertsmith.lab.making import Job
+from bertsmith.lab.report import Panel, Report, Table, lines, spread
+from bertsmith.lab.senses import SENSES
+from bertsmith.lab.stages import Stage
+from bertsmith.use.embed import Embedder
+from bertsmith.use.similar import cosine_distances
+
+_SENSES = "senses"
+_NAMES = {"en": "English", "ko": "Korean"}
+
+
+def measure_senses(job: Job) -> dict[str, Any]:
+    """Return, by layer, the distances of one word in one sense and in two, and how well they part.
+
+    parted: how often two of one sense are nearer than two of different ones (the area under the
+    ROC curve; ties count half). The static vector, a word's own embedding, is the same everywhere,
+    so that it parts nothing: 0.5 by definition.
+    """
+    embedder = Embedder.load(job.model)
+    words: dict[str, dict[str, list[str]]] = job.stage.settings["words"]
+    layers = []
+    for layer in range(embedder.config.layers + 1):
+        same: list[float] = []
+        other: list[float] = []
+        wins: list[float] = []
+        for word, senses in words.items():
+            own, far = _distances(embedder, word, senses, layer)
+            same, other = same + own, other + far
+            wins += [(a < b) + 0.5 * (a == b) for a in own for b in far]
+        layers.append({"same": float(np.mean(same)), "other": float(np.mean(other)),
+                       "parted": float(np.mean(wins))})  # fmt: skip
+    return {"layers": layers}
+
+
+def _distances(
+    embedder: Embedder, word: str, senses: Mapping[str, list[str]], layer: int
+) -> tuple[list[float], list[float]]:
+    """Return the distances of a word's vectors within its senses, and between them."""
+    texts = [text for own in senses.values() for text in own]
+    sense = [name for name, own in senses.items() for _ in own]
+    found = embedder.word(texts, word, layer=layer)
+    distances = cosine_distances(np.stack([own.vector for own in found]))
+    pairs = list(combinations(range(len(found)), 2))
+    same: list[float] = []
+    other: list[float] = []
+    for a, b in pairs:
+        alike = sense[found[a].text] == sense[found[b].text]
+        (same if alike else other).append(float(distances[a, b]))
+    return same, other
+
+
+def _settings(language: str) -> dict[str, Any]:
+    words = {word: {name: list(texts) for name, texts in senses.items()}
+             for word, senses in SENSES[language].items()}  # fmt: skip
+    return {"language": language, "words": words}
+
+
+def _stages(kit: Kit) -> Stages:
+    if kit.sources.model:
+        given = {"model": Path(kit.sources.model)}
+        return {(language, 0): Stage(_SENSES, _settings(language), {}, given)
+                for language in SENSES}  # fmt: skip
+    languages = ["en"] + (["ko"] if kit.sources.korean else [])
+    return {
+        (language, seed): Stage(
+            _SENSES, _settings(language),
+            {"model": kit.pretrained(seed, store=kit.store(language))},
+        )
+        for language in languages
+        for seed in range(kit.scale.seeds)
+    }  # fmt: skip
+
+
+def _report(kit: Kit, found: Results) -> Report:  # noqa: ARG001 - all reports are asked alike
+    tables, panels, figures = [], [], {}
+    for language in dict.fromkeys(key[0] for key in found):  # type: ignore[index]
+        known = [own["layers"] for key, own in found.items()
+                 if key[0] == language and own]  # type: ignore[index] # fmt: skip
+        if not known:
+            continue
+        name, rows = _NAMES[language], []
+        curve = []
+        for layer in range(len(known[0])):
+            told = {what: [own[layer][what] for own in known] for what in known[0][layer]}
+            rows.append([
+                f"layer {layer}" if layer else "embeddings, with position",
+                spread(told["same"]), spread(told["other"]), spread(told["parted"]),
+            ])  # fmt: skip
+            curve.append((layer, float(np.mean(told["parted"]))))
+            figures[f"{name}, layer {layer}"] = told
+        rows = [["the word's own (static)", "0", "0", "0.500"], *rows]
+        tables.append(Table(
+            f"{name}: cosine distance of a word in two sentences",
+            ["vector", "same sense", "different senses", "same is nearer than different"], rows,
+        ))  # fmt: skip
+        drawn = lines({name: curve}, "layer", "same sense is nearer", static_vectors=0.5)
+        panels.append(Panel(name, drawn))
+    return Report(tables, panels, figures)
+
+
+EXPERIMENT = Experiment(
+    name="context",
+    source="section 2.1 and 5.3 (contextual against static vectors)",
+    question="Does a word's vector tell its senses apart, and from which layer on?",
+    stages=_stages,
+    report=_report,
+    makers={_SENSES: measure_senses},
+)

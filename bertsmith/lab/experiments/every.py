@@ -1,0 +1,28 @@
+"""All experiments by name, in the order of the paper.
+
+It never knows what one does.
+"""
+
+from bertsmith.lab.experiment import Experiment
+from bertsmith.lab.experiments import (
+    activations,
+    context,
+    features,
+    learning,
+    masking,
+    model_size,
+    normalization,
+    pooling,
+    positions,
+    pretraining_tasks,
+    training_steps,
+    vocabulary,
+)
+
+EXPERIMENTS: dict[str, Experiment] = {
+    own.EXPERIMENT.name: own.EXPERIMENT
+    for own in (
+        pretraining_tasks, model_size, training_steps, features, masking, pooling, context,
+        activations, normalization, positions, vocabulary, learning,
+    )
+}  # fmt: skip

@@ -1,0 +1,56 @@
+"""Table 7: fine-tuning against features of a frozen encoder, for named entities.
+
+It never knows how a stage is made.
+"""
+
+from typing import Any
+
+from bertsmith.lab.experiment import Experiment, Results, Stages
+from bertsmith.lab.kit import Kit, score
+from bertsmith.lab.report import NOTHING, Panel, Report, Table, bars, spread
+
+#: Each row, and the paper's F1 on the dev set of CoNLL-2003 (BERT-base).
+PAPER = {
+    "fine-tuned": 96.4, "embeddings": 91.0, "second-to-last": 95.6, "last": 94.9,
+    "weighted-sum-last-four": 95.9, "concat-last-four": 96.1, "weighted-sum-all": 95.5,
+}  # fmt: skip
+#: A BiLSTM begins with random weights: a higher rate, and more epochs than fine-tuning has.
+RATE = 1e-3
+
+
+def lstm(kit: Kit, layers: str) -> dict[str, Any]:
+    """Return the settings of the feature-based way with these layers."""
+    return {
+        "features": {"layers": layers, "width": max(kit.scale.width, 8)},
+        "optim": {"lr": RATE},
+        "schedule": {"epochs": kit.scale.epochs + 1},
+    }
+
+
+def _stages(kit: Kit) -> Stages:
+    stages: Stages = {}
+    for seed in range(kit.scale.seeds):
+        model = None if kit.sources.model else kit.pretrained(seed)
+        for row in PAPER:
+            more = {} if row == "fine-tuned" else lstm(kit, row)
+            stages[row, seed] = kit.tuned(model, "conll2003", seed, **more)
+    return stages
+
+
+def _report(kit: Kit, found: Results) -> Report:
+    scores = {row: [score(found[row, seed]) for seed in range(kit.scale.seeds)] for row in PAPER}
+    rows = [[row, spread(scores[row]), f"{paper:.1f}" if paper else NOTHING]
+            for row, paper in PAPER.items()]  # fmt: skip
+    table = Table("Table 7: entity F1 on CoNLL-2003's dev set",
+                  ["what the tagger reads", "F1", "the paper's, %"], rows)  # fmt: skip
+    drawn = bars({"F1": dict(scores)}, "entity F1, held out")
+    return Report([table], [Panel("fine-tuned and frozen", drawn)], dict(scores))
+
+
+EXPERIMENT = Experiment(
+    name="features",
+    source="section 5.3, table 7",
+    question="How near do features of a frozen encoder come to fine-tuning it?",
+    stages=_stages,
+    report=_report,
+)

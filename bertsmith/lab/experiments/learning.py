@@ -1,0 +1,94 @@
+"""One model's loss falling past the unigram entropy, and the words it fills in on the way.
+
+It never knows how a run is made.
+"""
+
+from typing import Any
+
+from bertsmith.lab.experiment import Experiment, Results, Stages
+from bertsmith.lab.kit import Kit
+from bertsmith.lab.making import Job
+from bertsmith.lab.report import NOTHING, Panel, Report, Table, lines
+from bertsmith.lab.stages import Stage
+from bertsmith.use.fill import fill
+
+_FILLED = "filled"
+#: Words that a table shows of each moment.
+_TOP = 3
+#: How many moments of a run are asked.
+_MOMENTS = 4
+SENTENCES = (
+    "the capital of france is [MASK] .",
+    "he was born in [MASK] 1950 .",
+    "the king and the [MASK] lived in the castle .",
+    "she opened the [MASK] and went out .",
+    "the war began in 1914 and [MASK] in 1918 .",
+)
+
+
+def measure_filled(job: Job) -> dict[str, Any]:
+    """Return the most probable words of each sentence's mask, with their probabilities."""
+    told = {}
+    for sentence in job.stage.settings["sentences"]:
+        words = fill(job.needs["model"], sentence, _TOP)[0].words
+        told[sentence] = [[word, round(share, 4)] for word, share in words]
+    return {"filled": told}
+
+
+def _moments(kit: Kit) -> dict[int, Stage]:
+    every = kit.moments(kit.pretrained(0))
+    return dict(list(every.items())[-_MOMENTS:])
+
+
+def _stages(kit: Kit) -> Stages:
+    stages: Stages = {"run": kit.pretrained(0)}
+    settings = {"sentences": list(SENTENCES)}
+    for moment, model in _moments(kit).items():
+        stages["filled", moment] = Stage(_FILLED, settings, {"model": model})
+    return stages
+
+
+def _report(kit: Kit, found: Results) -> Report:
+    run, moments = found["run"], list(_moments(kit))
+    rows = []
+    for sentence in SENTENCES:
+        cells = []
+        for moment in moments:
+            own = found["filled", moment]
+            cells.append(", ".join(word for word, _ in own["filled"][sentence]) if own else NOTHING)
+        rows.append([sentence, *cells])
+    columns = ["sentence", *(f"after {moment:,} steps" for moment in moments)]
+    curves: dict[str, Any] = {}
+    entropy = 0.0
+    if run and "heldout" in run:
+        curves = {"training": run["training"], "held out": run["heldout_curve"]}
+        entropy = run["heldout"]["unigram_entropy"]
+    words = _words(rows, moments)
+    drawn = lines(curves, "steps", "masked-LM loss, nats", unigram_entropy=entropy)
+    panels = [Panel("loss", drawn), Panel("words filled in", words)]
+    table = Table("What it fills in, the most probable first", columns, rows)
+    return Report([table], panels, {"unigram entropy": entropy, **curves})
+
+
+def _words(rows: list[list[str]], moments: list[int]) -> Any:
+    def drawn(axes: Any) -> None:
+        axes.set_axis_off()
+        for line, (sentence, *cells) in enumerate(rows):
+            top = 1 - line / len(rows)
+            axes.text(0, top, sentence, va="top", fontsize=9, weight="bold", parse_math=False)
+            for number, (moment, cell) in enumerate(zip(moments, cells, strict=True), 1):
+                where = top - number * 0.036
+                axes.text(0.02, where, f"{moment:,}", va="top", fontsize=8, color="#666666")
+                axes.text(0.14, where, cell, va="top", fontsize=8, parse_math=False)
+
+    return drawn
+
+
+EXPERIMENT = Experiment(
+    name="learning",
+    source="section 3.1",
+    question="What does a model learn, and when, while its loss falls?",
+    stages=_stages,
+    report=_report,
+    makers={_FILLED: measure_filled},
+)

@@ -1,0 +1,95 @@
+"""Table 6: does a larger model do better, on held-out text and on tasks?
+
+It never knows how a stage is made.
+"""
+
+from typing import Any
+
+from bertsmith.lab.experiment import Experiment, Results, Stages
+from bertsmith.lab.kit import Kit, heldout, score
+from bertsmith.lab.report import NOTHING, Panel, Report, Table, lines, spread
+
+TASKS = ("mrpc", "sts-b", "sst-2")
+#: Layers, width, heads. The usual model of the scale is one of them.
+_SIZES: dict[str, list[tuple[int, int, int]]] = {
+    "smoke": [(2, 16, 2), (4, 16, 2)],
+    "small": [(2, 128, 2), (4, 128, 1), (4, 128, 2), (8, 128, 2), (2, 256, 4), (4, 256, 4)],
+    "full": [(3, 768, 12), (6, 768, 3), (6, 768, 12), (12, 768, 12), (12, 1024, 16),
+             (24, 1024, 16)],
+}  # fmt: skip
+#: The paper's perplexity, and accuracy on MRPC and SST-2.
+_PAPER = {
+    (3, 768, 12): (5.84, 79.8, 88.4), (6, 768, 3): (5.24, 82.2, 90.7),
+    (6, 768, 12): (4.68, 84.8, 91.3), (12, 768, 12): (3.99, 86.7, 92.9),
+    (12, 1024, 16): (3.54, 86.9, 93.3), (24, 1024, 16): (3.23, 87.8, 93.7),
+}  # fmt: skip
+
+
+def _stages(kit: Kit) -> Stages:
+    stages: Stages = {}
+    for seed in range(kit.scale.seeds):
+        for size in _SIZES[kit.scale.name]:
+            sizes = dict(zip(("layers", "width", "heads"), size, strict=True))
+            model = kit.pretrained(seed, model=sizes)
+            stages[size, "model", seed] = model
+            for task in TASKS:
+                stages[size, task, seed] = kit.tuned(model, task, seed)
+    return stages
+
+
+def _report(kit: Kit, found: Results) -> Report:
+    seeds = range(kit.scale.seeds)
+    rows, figures = [], {}
+    for size in _SIZES[kit.scale.name]:
+        models = [found[size, "model", seed] for seed in seeds]
+        known: dict[str, Any] = {
+            "parameters": next((own["parameters"] for own in models
+                                if own and "parameters" in own), None),
+            "perplexity": [heldout(own, "perplexity") for own in models],
+        }  # fmt: skip
+        known |= {task: [score(found[size, task, seed]) for seed in seeds] for task in TASKS}
+        figures[" x ".join(map(str, size))] = known
+        count = known["parameters"]
+        rows.append([
+            *map(str, size), NOTHING if count is None else f"{count / 1e6:.2f} M",
+            spread(known["perplexity"], ".1f"), *(spread(known[task]) for task in TASKS),
+        ])  # fmt: skip
+    columns = ["layers", "width", "heads", "parameters", "perplexity", *TASKS]
+    paper = [[*map(str, size), *map(str, told)] for size, told in _PAPER.items()]
+    tables = [
+        Table("Table 6: model size", columns, rows),
+        Table(
+            "The paper's", ["layers", "width", "heads", "perplexity", "MRPC, %", "SST-2, %"], paper
+        ),
+    ]
+    return Report(tables, _panels(figures), figures)
+
+
+def _panels(figures: dict[str, Any]) -> list[Panel]:
+    """Return perplexity and scores against the number of parameters."""
+
+    def points(name: str) -> list[tuple[float, float]]:
+        pairs = [(own["parameters"] / 1e6, _mean(own[name])) for own in figures.values()
+                 if own["parameters"]]  # fmt: skip
+        return sorted((x, y) for x, y in pairs if y is not None)
+
+    scores = {task: points(task) for task in TASKS}
+    return [
+        Panel("held-out perplexity",
+              lines({"masked LM": points("perplexity")}, "million parameters", "perplexity")),
+        Panel("fine-tuned", lines(scores, "million parameters", "score")),
+    ]  # fmt: skip
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+EXPERIMENT = Experiment(
+    name="model-size",
+    source="section 5.2, table 6",
+    question="Do more layers, width and heads pay, on held-out text and on tasks?",
+    stages=_stages,
+    report=_report,
+)

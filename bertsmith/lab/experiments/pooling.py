@@ -1,0 +1,157 @@
+"""Which layer, pooled how, makes the best sentence vectors; and what they look like.
+
+It never knows how a model was trained.
+"""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertsmith.lab.experiment import Experiment, Results, Stages
+from bertsmith.lab.kit import Kit
+from bertsmith.lab.making import Job
+from bertsmith.lab.report import NOTHING, Panel, Report, Table, grid
+from bertsmith.lab.stages import Stage
+from bertsmith.tasks.metrics import spearman
+from bertsmith.use.embed import Embedder
+
+POOLINGS = ("mean", "max", "mean-max", "first", "last")
+#: Sentences of the map.
+_MAPPED = 300
+_SIMILARITY, _MAP = "layer-similarity", "sentence-map"
+Floats = NDArray[np.float32]
+
+
+def measure_similarity(job: Job) -> dict[str, Any]:
+    """Score the cosine of pairs against people's scores, by layer and pooling (Spearman)."""
+    embedder = Embedder.load(job.model)
+    pairs = _pairs(job.stage.files["pairs"], job.stage.settings["most"])
+    sides = [first for first, _, _ in pairs], [second for _, second, _ in pairs]
+    layers = range(embedder.config.layers + 1)
+    job.progress.start("embedding pairs", len(layers) * len(POOLINGS), "layers x poolings")
+    table: list[list[float]] = []
+    for layer in layers:
+        row: list[float] = []
+        for pooling in POOLINGS:
+            left, right = (
+                embedder.encode(own, layer=layer, pooling=pooling, normalize=True) for own in sides
+            )
+            cosines = (left * right).sum(-1).astype(np.float64)
+            row.append(round(spearman(cosines, np.array([score for _, _, score in pairs])), 4))
+            job.progress.advance(1)
+        table.append(row)
+    job.progress.finish()
+    return {"poolings": list(POOLINGS), "layers": table, "pairs": len(pairs)}
+
+
+def measure_map(job: Job) -> dict[str, Any]:
+    """Lay labelled sentences out on a plane, layer by layer: the two axes along which most vary."""
+    embedder = Embedder.load(job.model)
+    with job.stage.files["sentences"].open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    rows = rows[: job.stage.settings["most"]]
+    labels = [row["label"] for row in rows]
+    maps, parted = [], []
+    for layer in range(embedder.config.layers + 1):
+        vectors = embedder.encode([row["sentence"] for row in rows], layer=layer, pooling="mean")
+        maps.append([[round(float(x), 3) for x in point] for point in _plane(vectors)])
+        parted.append(_parted(vectors, labels))
+    return {"labels": labels, "maps": maps, "parted": parted}
+
+
+def _pairs(path: Path, most: int) -> list[tuple[str, str, float]]:
+    """Read pairs of STS-B's form: sentence1, sentence2 and score."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        found = [(row["sentence1"], row["sentence2"], float(row["score"])) for row in rows]
+    return found[:most]
+
+
+def _plane(vectors: Floats) -> Floats:
+    """Return the two principal components [n, 2], each scaled to a deviation of 1."""
+    centred = vectors - vectors.mean(0)
+    _, _, axes = np.linalg.svd(centred, full_matrices=False)
+    found = centred @ axes[:2].T
+    plane: Floats = (found / found.std(0).clip(1e-9)).astype(np.float32)
+    return plane
+
+
+def _parted(vectors: Floats, labels: list[str]) -> float:
+    """Return how often a sentence's nearest neighbour (by cosine) has its label."""
+    units = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True).clip(1e-9)
+    near = units @ units.T
+    np.fill_diagonal(near, -np.inf)
+    best = near.argmax(-1)
+    return float(np.mean([labels[own] == label for own, label in zip(best, labels, strict=True)]))
+
+
+def _stages(kit: Kit) -> Stages:
+    most = kit.scale.scored * 4
+    files = {"pairs": kit.sources.files("sts-b")[1]}
+    shown = {"sentences": kit.sources.files("sst-2")[1]}
+    if kit.sources.model:
+        given = {"model": Path(kit.sources.model)}
+        return {
+            ("similarity", 0): Stage(_SIMILARITY, {"most": most}, {}, files | given),
+            ("map", 0): Stage(_MAP, {"most": _MAPPED}, {}, shown | given),
+        }
+    stages: Stages = {}
+    for seed in range(kit.scale.seeds):
+        needs = {"model": kit.pretrained(seed)}
+        stages["similarity", seed] = Stage(_SIMILARITY, {"most": most}, needs, files)
+    stages["map", 0] = Stage(_MAP, {"most": _MAPPED}, {"model": kit.pretrained(0)}, shown)
+    return stages
+
+
+def _report(kit: Kit, found: Results) -> Report:  # noqa: ARG001 - all reports are asked alike
+    known = [own for key, own in found.items() if key[0] == "similarity" and own]  # type: ignore[index]
+    shown = found["map", 0]
+    tables, panels, figures = [], [], {}
+    if known:
+        # A correlation with a constant is no number, and null in a file.
+        mean = np.array([own["layers"] for own in known], np.float64).mean(0)
+        last = len(mean) - 1
+        names = [f"{layer} ({layer - last - 1})" if layer else "embeddings"
+                 for layer in range(last + 1)]  # fmt: skip
+        parted = shown["parted"] if shown else [None] * (last + 1)
+        rows = [
+            [names[layer], *(f"{value:.3f}" for value in mean[layer]),
+             NOTHING if parted[layer] is None else f"{parted[layer]:.3f}"]
+            for layer in range(last, -1, -1)
+        ]  # fmt: skip
+        title = "Spearman of the cosine with people's scores (STS-B, held out), no fine-tuning"
+        columns = ["layer", *POOLINGS, "neighbour of the same label (SST-2, mean)"]
+        tables.append(Table(title, columns, rows))
+        figures["spearman by layer from the embeddings on"] = mean.tolist()
+        drawn = grid(mean.tolist()[::-1], names[::-1], POOLINGS)
+        panels.append(Panel("Spearman by layer and pooling", drawn))
+    if shown:
+        for layer in range(len(shown["maps"]) - 1, -1, -1):
+            title = f"layer {layer}" if layer else "embeddings"
+            panels.append(Panel(title, _scattered(shown["maps"][layer], shown["labels"])))
+    return Report(tables, panels, figures)
+
+
+def _scattered(points: list[list[float]], labels: list[str]) -> Any:
+    def drawn(axes: Any) -> None:
+        for label, colour in zip(sorted(set(labels)), ("#D55E00", "#0072B2"), strict=False):
+            own = [p for p, name in zip(points, labels, strict=True) if name == label]
+            axes.scatter(*zip(*own, strict=True), s=8, color=colour, alpha=0.6, label=label)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.legend(frameon=False, fontsize=8, title="label")
+
+    return drawn
+
+
+EXPERIMENT = Experiment(
+    name="pooling",
+    source="section 5.3 (features), after bert-as-service",
+    question="Which layer, pooled how, makes the best vectors of sentences?",
+    stages=_stages,
+    report=_report,
+    makers={_SIMILARITY: measure_similarity, _MAP: measure_map},
+)

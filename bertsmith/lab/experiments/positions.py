@@ -1,0 +1,102 @@
+"""Learned against sinusoidal positions, and how alike the learned ones are.
+
+It never knows how a run is made.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bertsmith.bundle import load_encoder
+from bertsmith.lab.experiment import Experiment, Results, Stages
+from bertsmith.lab.kit import Kit, heldout
+from bertsmith.lab.making import Job
+from bertsmith.lab.report import NOTHING, Panel, Report, Table, lines, plain, spread
+from bertsmith.lab.stages import Stage
+
+#: What differs from the usual run. Learned positions usually begin as sinusoids (`informed`).
+MODELS: dict[str, dict[str, Any]] = {
+    "learned, from chance": {"run": {"first_weights": "random"}},
+    "sinusoidal": {"model": {"positions": "sinusoidal"}, "run": {"first_weights": "random"}},
+    "learned, from sinusoids": {},
+}
+#: Positions that the map compares.
+_MOST = 128
+_MAP = "position-map"
+
+
+def _map_stage(kit: Kit, model: Stage | None) -> Stage:
+    settings = {"most": min(_MOST, kit.scale.length)}
+    if model is None:
+        return Stage(_MAP, {"most": _MOST}, {}, {"model": Path(str(kit.sources.model))})
+    return Stage(_MAP, settings, {"model": model})
+
+
+def measure_map(job: Job) -> dict[str, Any]:
+    """Return the cosine similarity of each two learned positions, [n, n]."""
+    found = load_encoder(job.model)
+    table = found.model.embeddings.positions.weight.detach()[: job.stage.settings["most"]]
+    # What all have in common tells nothing of where a position is.
+    own = torch.nn.functional.normalize(table - table.mean(0), dim=-1)
+    similar = own @ own.T
+    near = [float(similar.diagonal(shift).mean()) for shift in range(len(own))]
+    return {"map": [[round(value, 3) for value in row] for row in similar.tolist()],
+            "by_distance": near}  # fmt: skip
+
+
+def _stages(kit: Kit) -> Stages:
+    if kit.sources.model:
+        return {("map", str(kit.sources.model)): _map_stage(kit, None)}
+    stages: Stages = {}
+    for seed in range(kit.scale.seeds):
+        for name, changes in MODELS.items():
+            stages[name, seed] = kit.pretrained(seed, **changes)
+    for name in MODELS:
+        if name != "sinusoidal":
+            stages["map", name] = _map_stage(kit, stages[name, 0])
+    return stages
+
+
+def _report(kit: Kit, found: Results) -> Report:
+    maps = {key[1]: own for key, own in found.items() if key[0] == "map" and own}  # type: ignore[index]
+    tables, figures = [], {}
+    if not kit.sources.model:
+        seeds = range(kit.scale.seeds)
+        losses = {name: [heldout(found[name, seed]) for seed in seeds] for name in MODELS}
+        figures = dict(losses)
+        rows = [[name, spread(own, ".4f")] for name, own in losses.items()]
+        tables.append(Table("Positions (the paper: learned)",
+                            ["positions", "held-out masked-LM loss"], rows))  # fmt: skip
+    shown = (1, 2, 4, 8, 16, 32)
+    rows = []
+    for name, own in maps.items():
+        near = own["by_distance"]
+        told = (f"{near[shift]:.2f}" if shift < len(near) else NOTHING for shift in shown)
+        rows.append([name, *told])
+    columns = ["table", *(f"{shift} apart" for shift in shown)]
+    tables.append(Table("Cosine similarity of two positions, their mean taken off", columns, rows))
+    panels = [Panel(name, _drawn(own["map"])) for name, own in maps.items()]
+    curves = {name: list(enumerate(own["by_distance"]))[:-1] for name, own in maps.items()}
+    panels.append(Panel("by distance", lines(curves, "positions apart", "cosine similarity")))
+    return Report(tables, panels, figures)
+
+
+def _drawn(values: list[list[float]]) -> Any:
+    def drawn(axes: Any) -> None:
+        image = axes.imshow(values, cmap="RdBu_r", vmin=-1, vmax=1)
+        plain(axes, "position", "position")
+        axes.grid(visible=False)
+        axes.figure.colorbar(image, ax=axes, shrink=0.8)
+
+    return drawn
+
+
+EXPERIMENT = Experiment(
+    name="positions",
+    source="section 3 (learned positions, unlike Vaswani et al. 2017, section 3.5)",
+    question="Do learned positions beat sinusoids, and what do they look like?",
+    stages=_stages,
+    report=_report,
+    makers={_MAP: measure_map},
+)

@@ -1,0 +1,70 @@
+"""Table 5: what next sentence and both directions are worth.
+
+It never knows how a stage is made.
+"""
+
+from bertsmith.lab.experiment import Experiment, Results, Stages
+from bertsmith.lab.kit import Kit, heldout, score
+from bertsmith.lab.report import NOTHING, Panel, Report, Table, bars, spread
+
+#: A pair task, a similarity task, sentiment, and question answering.
+TASKS = ("mrpc", "sts-b", "sst-2", "squad")
+#: The models of the table, and the paper's figures for those of the tasks that it has.
+PAPER: dict[str, dict[str, float]] = {
+    "MLM + NSP": {"mrpc": 86.7, "sst-2": 92.7, "squad": 88.5},
+    "MLM, no NSP": {"mrpc": 86.5, "sst-2": 92.6, "squad": 87.9},
+    "left to right, no NSP": {"mrpc": 77.5, "sst-2": 92.1, "squad": 77.8},
+    "left to right + BiLSTM": {"mrpc": 75.7, "sst-2": 91.6, "squad": 84.9},
+}
+
+
+def _stages(kit: Kit) -> Stages:
+    stages: Stages = {}
+    for seed in range(kit.scale.seeds):
+        causal = kit.left_to_right(seed)
+        models = {
+            "MLM + NSP": kit.pretrained(seed),
+            "MLM, no NSP": kit.pretrained(seed, data={"nsp": False}),
+            "left to right, no NSP": causal,
+            "left to right + BiLSTM": causal,
+        }
+        lstm = {"features": {"layers": "last", "width": kit.scale.width, "frozen": False}}
+        for name, model in models.items():
+            stages[name, "model", seed] = model
+            for task in TASKS:
+                more = lstm if name.endswith("BiLSTM") else {}
+                stages[name, task, seed] = kit.tuned(model, task, seed, **more)
+    return stages
+
+
+def _report(kit: Kit, found: Results) -> Report:
+    seeds = range(kit.scale.seeds)
+    rows, figures = [], {}
+    for name, paper in PAPER.items():
+        scores = {task: [score(found[name, task, seed]) for seed in seeds] for task in TASKS}
+        loss = [heldout(found[name, "model", seed]) for seed in seeds]
+        figures[name] = {**scores, "held-out loss": loss}
+        told = [f"{spread(scores[task])} ({_percent(paper.get(task))})" for task in TASKS]
+        rows.append([name, spread(loss), *told])
+    columns = [
+        "model",
+        "held-out loss of its own objective",
+        *(f"{task} (paper, %)" for task in TASKS),
+    ]
+    groups = {task: {name: figures[name][task] for name in PAPER} for task in TASKS}
+    title = "Table 5: pre-training tasks (first metric of each task, held out)"
+    panel = Panel("held out", bars(groups, "score"))
+    return Report([Table(title, columns, rows)], [panel], figures)
+
+
+def _percent(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.1f}"
+
+
+EXPERIMENT = Experiment(
+    name="pretraining-tasks",
+    source="section 5.1, table 5",
+    question="What are next-sentence prediction and both directions worth to what is fine-tuned?",
+    stages=_stages,
+    report=_report,
+)

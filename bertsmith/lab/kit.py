@@ -1,0 +1,130 @@
+"""The stages that experiments are put together from, with the settings that a scale gives them.
+
+It never makes one. Two experiments that ask for the same stage get the same one, by its hash.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bertsmith.lab.scale import Scale
+from bertsmith.lab.sources import Sources, cut_squad
+from bertsmith.lab.stages import Stage
+from bertsmith.settings import merged
+
+#: Checkpoints that a pre-training run leaves, evenly on its way, and how many it may have while it
+#: runs: each best evaluation is one as well.
+MOMENTS, _KEPT = 5, 30
+
+
+@dataclass(frozen=True)
+class Kit:
+    """A scale and the sources. ``work``: where cut files of tasks are written."""
+
+    scale: Scale
+    sources: Sources
+    work: Path
+
+    def text(self, language: str = "en") -> Stage:
+        """Return the stage that cuts a language's text to the scale's size."""
+        return Stage("text", {"characters": self.scale.characters}, {},
+                    {"text": self.sources.text(language)})  # fmt: skip
+
+    def words(
+        self, language: str = "en", size: int | None = None, segment: str | None = None
+    ) -> Stage:
+        """Return the stage that learns a vocabulary."""
+        settings = {"size": size or self.scale.vocabulary, "segment": segment}
+        return Stage("words", settings, {"text": self.text(language)})
+
+    def store(
+        self, language: str = "en", size: int | None = None, segment: str | None = None
+    ) -> Stage:
+        """Return the stage that tokenizes a language's text."""
+        needs = {"text": self.text(language), "words": self.words(language, size, segment)}
+        return Stage("store", {"language": language, "held_out": 0.05}, needs)
+
+    def pretrained(
+        self,
+        seed: int = 0,
+        *,
+        store: Stage | None = None,
+        steps: int | None = None,
+        model: dict[str, Any] | None = None,
+        **values: Any,
+    ) -> Stage:
+        """Return a pre-training run, less what differs from the usual one: tables of settings."""
+        scale, count = self.scale, steps or self.scale.steps
+        usual: dict[str, Any] = {
+            "steps": count,
+            "recipe": scale.recipe,
+            "model": scale.model(**(model or {})),
+            "data": {"length": scale.length, "batch": scale.batch},
+            "run": {"seed": seed, "eval_sequences": scale.scored},
+            "checkpoint": {"every": max(1, count // MOMENTS), "keep": _KEPT},
+        }
+        return Stage("pretrain", merged(usual, values), {"store": store or self.store()})
+
+    def left_to_right(self, seed: int = 0, **values: Any) -> Stage:
+        """Return a run that sees what stands before a word only, and predicts the next one."""
+        return self.pretrained(
+            seed, model={"attention": "causal"},
+            **merged({"data": {"nsp": False, "objective": "left-to-right"}}, values),
+        )  # fmt: skip
+
+    def moments(self, run: Stage) -> dict[int, Stage]:
+        """Return the model of a run at each of its checkpoints, by the step; the last is the end's.
+
+        The usual run and those beside it all have them, so that it is one run for all experiments.
+        """
+        every, last = run.settings["checkpoint"]["every"], run.settings["steps"]
+        return {step: Stage("snapshot", {"step": step}, {"run": run})
+                for step in range(every, last + 1, every)}  # fmt: skip
+
+    def tuned(self, model: Stage | None, task: str, seed: int = 0, **values: Any) -> Stage:
+        """Return a fine-tuning of a stage's model, or of the model that was given, on a task."""
+        scale = self.scale
+        examples = scale.answers if task == "squad" else scale.examples
+        usual: dict[str, Any] = {
+            "task": {"batch": scale.tune_batch, "examples": examples},
+            "optim": {"lr": scale.tune_rate},
+            "schedule": {"epochs": scale.epochs},
+            "run": {"seed": seed},
+            # A fine-tuning of minutes is made anew if it is stopped.
+            "checkpoint": {"every": 10**9},
+        }
+        if scale.name == "smoke":
+            usual["task"] |= {"length": scale.positions}
+            if task == "squad":
+                usual["task"] |= {"stride": 16, "longest_question": 16}
+        train, dev = self._files(task)
+        files = {"train": train, "dev": dev}
+        if model is None:
+            files["model"] = Path(str(self.sources.model))
+        settings = {"task": task, "values": merged(usual, values)}
+        return Stage("finetune", settings, {} if model is None else {"model": model}, files)
+
+    def _files(self, task: str) -> tuple[Path, Path]:
+        train, dev = self.sources.files(task)
+        if task == "squad" and self.scale.articles > 1:
+            cut = self.work / "tasks" / f"{dev.stem}-every-{self.scale.articles}.json"
+            dev = cut if cut.exists() else cut_squad(dev, self.scale.articles, cut)
+        return train, dev
+
+
+def score(result: dict[str, Any] | None) -> float | None:
+    """Return a fine-tuning's first metric, None where it has no result."""
+    if result is None:
+        return None
+    found = result["figures"][result["metrics"][0]]
+    return None if found is None else float(found)
+
+
+def heldout(result: dict[str, Any] | None, name: str = "masked_lm") -> float | None:
+    """Return a held-out figure of a pre-training run; NaN where it diverged, None without one."""
+    if result is None:
+        return None
+    if "diverged" in result:
+        return float("nan")
+    found = result["heldout"].get(name)
+    return None if found is None else float(found)

@@ -1,0 +1,142 @@
+"""Runs an experiment: its plan, its stages, and the files that tell what came out.
+
+It never knows the command line.
+"""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bertsmith.errors import MissingExtraError, RunError, SettingsError
+from bertsmith.files import write_json, write_whole
+from bertsmith.lab import report, toy
+from bertsmith.lab.bench import Bench
+from bertsmith.lab.cost import Costs
+from bertsmith.lab.experiment import Experiment, Results, Stages
+from bertsmith.lab.experiments.every import EXPERIMENTS
+from bertsmith.lab.kit import Kit
+from bertsmith.lab.report import Report
+from bertsmith.lab.scale import SCALES
+from bertsmith.lab.sources import Sources
+from bertsmith.lab.stages import Stage
+from bertsmith.progress import Progress, Silent
+
+#: Experiments that can be asked of a model that was not made here.
+ON_A_MODEL = ("features", "pooling", "context", "positions")
+#: Where what results were made of stands, under OUT where nobody says.
+WORK = "work"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A stage that is to be made, and its seconds as far as they can be told."""
+
+    stage: Stage
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Done:
+    """An experiment that has run. failures: why stages failed, by their names; files: written."""
+
+    experiment: Experiment
+    report: Report
+    failures: dict[str, str]
+    missing: int
+    files: list[Path]
+
+
+class Laboratory:
+    """One experiment at one scale, with its folders.
+
+    out: results, tables and pictures. work: stores, runs and models, which may be thrown away.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        scale: str = "small",
+        sources: Sources | None = None,
+        out: Path | str = "lab",
+        work: Path | str | None = None,
+        seeds: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Raises SettingsError for an unknown experiment or scale, TaskError for missing files.
+
+        ``sources``: at scale "smoke" a toy language stands in for what is not given.
+        """
+        if name not in EXPERIMENTS:
+            raise SettingsError(f"unknown experiment {name!r}; known: {', '.join(EXPERIMENTS)}")
+        if scale not in SCALES:
+            raise SettingsError(f"unknown scale {scale!r}; known: {', '.join(SCALES)}")
+        given = sources or Sources()
+        if given.model and name not in ON_A_MODEL:
+            raise SettingsError(
+                f"{name} trains models of its own; only {', '.join(ON_A_MODEL)} take --model"
+            )
+        self.experiment, self.out = EXPERIMENTS[name], Path(out)
+        if self.out.exists() and not self.out.is_dir():
+            raise RunError(f"{self.out}: this is a file; give --out a directory")
+        # Of another scale, nothing is shared, and tables stand beside each other.
+        self.out = self.out / scale
+        work = Path(work) / scale if work else self.out / WORK
+        if scale == "smoke":
+            given = toy.stand_in(given, work / "toy")
+        self.kit = Kit(SCALES[scale].with_seeds(seeds), given, work)
+        self.bench = Bench(self.out, work, progress or Silent(), self.experiment.makers)
+        self.stages: Stages = self.experiment.stages(self.kit)
+
+    def plan(self) -> list[Planned]:
+        """Return what is still to be made, in order, with its cost from a short probe."""
+        costs = Costs(self.kit.scale.vocabulary)
+        missing = self.bench.missing(self.stages.values())
+        return [Planned(stage, costs.of(stage)) for stage in missing]
+
+    def run(self) -> Done:
+        """Make what is missing, then write tables and picture. Raises StoppedError on a signal."""
+        self.bench.make({_words(key): stage for key, stage in self.stages.items()})
+        return self.tell()
+
+    def tell(self) -> Done:
+        """Write tables and picture from the results that are there."""
+        results: Results = {key: self.bench.result(stage) for key, stage in self.stages.items()}
+        found = self.experiment.report(self.kit, results)
+        name = self.experiment.name
+        table, facts, picture = (self.out / f"{name}.{end}" for end in ("md", "json", "png"))
+        write_whole(table, found.markdown())
+        write_json(facts, self._facts(found, results))
+        files = [table, facts]
+        try:
+            report.draw(found, picture, f"{name}: {self.experiment.question}")
+            files.append(picture)
+        except MissingExtraError as error:
+            self.bench.progress.note(str(error))
+        missing = sum(own is None for own in results.values())
+        return Done(self.experiment, found, self.bench.failures, missing, files)
+
+    def _facts(self, found: Report, results: Mapping[Any, Any]) -> dict[str, Any]:
+        return {
+            "experiment": self.experiment.name,
+            "source": self.experiment.source,
+            "question": self.experiment.question,
+            "scale": self.kit.scale.name,
+            "seeds": self.kit.scale.seeds,
+            "stages": {_words(key): stage.name for key, stage in self.stages.items()},
+            "missing": [_words(key) for key, own in results.items() if own is None],
+            "failures": self.bench.failures,
+            "tables": [table.to_json() for table in found.tables],
+            "figures": found.figures,
+        }
+
+    def clean(self) -> None:
+        """Remove the work folder: results, tables and pictures stay."""
+        shutil.rmtree(self.kit.work, ignore_errors=True)
+
+
+def _words(key: Any) -> str:
+    """Return what people call a stage: its key, numbers without a name being seeds and moments."""
+    return ", ".join(map(str, key)) if isinstance(key, tuple) else str(key)

@@ -1,0 +1,165 @@
+"""How each kind of stage is made, with the same functions that the command line calls.
+
+It never knows which experiment a stage belongs to.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bertsmith.bundle import load
+from bertsmith.data.plan import PrepareOptions
+from bertsmith.data.prepare import prepare
+from bertsmith.errors import BertsmithError, DivergedError
+from bertsmith.files import whole_directory, write_whole
+from bertsmith.lab.stages import Stage
+from bertsmith.model.bert import parameter_count
+from bertsmith.progress import Progress
+from bertsmith.text.corpus import CorpusOptions, Report, read, sources
+from bertsmith.text.learning import VocabularyOptions, learn
+from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.train import checkpoint, journal
+from bertsmith.train.finetune import finetune
+from bertsmith.train.pretrain import pretrain
+from bertsmith.train.snapshot import snapshot
+
+
+@dataclass(frozen=True)
+class Job:
+    """A stage to be made: its folder, and where what it needs stands, by the part it plays."""
+
+    stage: Stage
+    folder: Path
+    needs: Mapping[str, Path]
+    progress: Progress
+
+    @property
+    def model(self) -> Path:
+        """The model that a stage asks: another stage's, or one that was given."""
+        return self.needs["model"] if "model" in self.needs else self.stage.files["model"]
+
+
+#: Makes a stage, and returns its result, plain values.
+Maker = Callable[[Job], dict[str, Any]]
+
+#: Under which name the outcome of a stage stands in its folder.
+OUTCOME = "outcome"
+#: Points of a training curve that a result keeps.
+_POINTS = 100
+
+
+class StoppedError(BertsmithError):
+    """A signal stopped a stage; what it had done is saved."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__("stopped, all saved; the same command goes on from there")
+        self.signal = number
+
+
+def cut_text(job: Job) -> dict[str, Any]:
+    """Keep the first documents of a corpus, up to a number of characters, as JSON lines."""
+    most, report = job.stage.settings["characters"], Report()
+    lines, size = [], 0
+    for document in read(sources([str(job.stage.files["text"])]), CorpusOptions(), report):
+        lines.append(json.dumps({"text": document.text}, ensure_ascii=False) + "\n")
+        size += len(document.text)
+        if size >= most:
+            break
+    report.require_documents()
+    write_whole(job.folder / OUTCOME / "text.jsonl", "".join(lines))
+    return {"documents": len(lines), "characters": size}
+
+
+def learn_words(job: Job) -> dict[str, Any]:
+    """Learn a vocabulary of the text that the stage needs."""
+    options = VocabularyOptions(**job.stage.settings, threads=os.cpu_count() or 1)
+    found = sources([str(job.needs["text"] / "text.jsonl")])
+    learnt = learn(found, CorpusOptions(), options, job.progress)
+    with whole_directory(job.folder / OUTCOME) as new:
+        learnt.tokenizer.save(new)
+    shares = {name: value for name, value in learnt.quality.to_json().items()
+              if isinstance(value, float)}  # fmt: skip
+    return {"words": learnt.tokenizer.vocab_size, **shares}
+
+
+def make_store(job: Job) -> dict[str, Any]:
+    """Turn the text that the stage needs into a store, with the vocabulary that it needs."""
+    words = Tokenizer.load(job.needs["words"])
+    found = sources([str(job.needs["text"] / "text.jsonl")])
+    options = PrepareOptions(**job.stage.settings)
+    manifest = prepare(found, words, job.folder / OUTCOME, options, job.progress)
+    counts = {name: split.model_dump() for name, split in manifest.splits.items()}
+    return {"splits": counts, "characters": manifest.report["characters"]}
+
+
+def train_model(job: Job) -> dict[str, Any]:
+    """Pre-train on the store that the stage needs. That it diverges is a result as well."""
+    settings, run = dict(job.stage.settings), job.folder / OUTCOME
+    steps, recipe = settings.pop("steps"), settings.pop("recipe")
+    try:
+        done = pretrain(job.needs["store"], run, steps=steps, recipe=recipe, values=settings,
+                        progress=job.progress)  # fmt: skip
+    except DivergedError as error:
+        return {"diverged": str(error), **_curves(run)}
+    if done.outcome.signal is not None:
+        raise StoppedError(done.outcome.signal)
+    assert done.model is not None
+    every = settings["checkpoint"]["every"]
+    for number, path in checkpoint.found(run):
+        if number % every:
+            shutil.rmtree(path)
+    parameters = parameter_count(load(done.model).model)
+    return {"heldout": done.heldout, "seconds": done.outcome.state.seconds,
+            "parameters": parameters, **_curves(run)}  # fmt: skip
+
+
+def _curves(run: Path) -> dict[str, Any]:
+    """Return what the journal tells of a run: losses, and gradients' norms where they are there."""
+    lines = journal.read(run)
+    told = [line for line in lines if line["kind"] == "train"]
+    every = max(1, len(told) // _POINTS)
+    return {
+        "training": [[line["step"], line["masked_lm"]] for line in told[::every]],
+        "gradients": [[line["step"], line["gradients"]] for line in told[::every]
+                      if "gradients" in line],
+        "heldout_curve": [[line["step"], line["masked_lm"]] for line in lines
+                          if line["kind"] == "heldout"],
+    }  # fmt: skip
+
+
+def take_snapshot(job: Job) -> dict[str, Any]:
+    """Make a model directory of a checkpoint on the way of a run."""
+    snapshot(job.needs["run"], job.stage.settings["step"], job.folder / OUTCOME)
+    return {}
+
+
+def tune_model(job: Job) -> dict[str, Any]:
+    """Fine-tune a model on a task; only the figures stay."""
+    settings = dict(job.stage.settings)
+    task, values = settings["task"], settings["values"]
+    files = {"train": str(job.stage.files["train"].resolve()),
+             "heldout": {"dev": str(job.stage.files["dev"].resolve())}}  # fmt: skip
+    values = {**values, "task": {**values.get("task", {}), **files}}
+    run = job.folder / OUTCOME
+    done = finetune(task, job.model, run, data=job.stage.files["train"].parent, values=values,
+                    progress=job.progress)  # fmt: skip
+    if done.signal is not None:
+        raise StoppedError(done.signal)
+    shutil.rmtree(run)
+    return {"metrics": done.metrics, "figures": done.figures, "counts": done.counts,
+            "steps": done.steps, "seconds": done.seconds}  # fmt: skip
+
+
+#: The kinds of stages that all experiments share.
+KINDS: dict[str, Maker] = {
+    "text": cut_text,
+    "words": learn_words,
+    "store": make_store,
+    "pretrain": train_model,
+    "snapshot": take_snapshot,
+    "finetune": tune_model,
+}

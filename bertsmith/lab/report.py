@@ -1,0 +1,179 @@
+"""Tables and pictures of an experiment: Markdown, JSON, and a picture drawn from the same figures.
+
+It never knows how a figure came about.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from bertsmith.errors import MissingExtraError
+
+#: What stands in a cell whose run failed, or was not asked for.
+NOTHING = "-"
+#: Colours of a picture, told apart by people who see few of them (Okabe and Ito 2008).
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
+
+#: Draws into the axes of a picture.
+Draw = Callable[[Any], None]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under columns; a row is as long as ``columns``."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        """Return the table in Markdown, under its title."""
+        lines = [f"**{self.title}**", "", f"| {' | '.join(self.columns)} |"]
+        lines.append("| --- " * len(self.columns) + "|")
+        lines += [f"| {' | '.join(row)} |" for row in self.rows]
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the table as plain values."""
+        rows = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+        return {"title": self.title, "rows": rows}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot of a picture: its title and what draws it."""
+
+    title: str
+    draw: Draw
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an experiment found. ``figures``: the numbers behind it, by name."""
+
+    tables: Sequence[Table]
+    panels: Sequence[Panel]
+    figures: dict[str, Any]
+
+    def markdown(self) -> str:
+        """Return all tables in Markdown."""
+        return "\n\n".join(table.markdown() for table in self.tables) + "\n"
+
+
+def spread(values: Sequence[float | None], form: str = ".3f") -> str:
+    """Return mean ± standard deviation over the seeds; what is not there is left out."""
+    known = [value for value in values if value is not None and not math.isnan(value)]
+    if not known:
+        return NOTHING
+    told = format(mean(known), form)
+    return f"{told} ± {format(stdev(known), form)}" if len(known) > 1 else told
+
+
+def draw(report: Report, path: Path, title: str) -> None:
+    """Draw the panels of a report side by side into a PNG; MissingExtraError without matplotlib."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingExtraError("matplotlib", "plot", "drawing an experiment") from None
+    count = len(report.panels)
+    columns = min(count, 2)
+    rows = math.ceil(count / columns)
+    figure = Figure(figsize=(6.4 * columns, 4.4 * rows), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize=12, x=0.01, ha="left")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for place, axes in enumerate(grid.flat):
+        if place >= count:
+            axes.set_axis_off()
+            continue
+        panel = report.panels[place]
+        panel.draw(axes)
+        axes.set_title(panel.title, loc="left", fontsize=10)
+    figure.savefig(path)
+
+
+def plain(axes: Any, x: str, y: str) -> None:
+    """Name the axes, and take away what nobody reads."""
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def lines(series: Mapping[str, Sequence[Sequence[float]]], x: str, y: str, **marks: float) -> Draw:
+    """Return what draws a line for each series of [x, y]; ``marks``: level lines by name."""
+
+    def drawn(axes: Any) -> None:
+        for number, (name, points) in enumerate(series.items()):
+            if points:
+                colour = COLOURS[number % len(COLOURS)]
+                style = "-" if number < len(COLOURS) else "--"
+                axes.plot(*zip(*points, strict=True), color=colour, linestyle=style, label=name,
+                          linewidth=1.5, marker="o", markersize=2.5)  # fmt: skip
+        for name, level in marks.items():
+            axes.axhline(level, color="#444444", linestyle=":", linewidth=1,
+                         label=name.replace("_", " "))  # fmt: skip
+        plain(axes, x, y)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False, fontsize=8)
+
+    return drawn
+
+
+def _finite(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def bars(groups: Mapping[str, Mapping[str, Sequence[float | None]]], y: str) -> Draw:
+    """Return what draws, in groups by name, a bar of each series' mean and a dot for each seed."""
+
+    def drawn(axes: Any) -> None:
+        names = list(groups)
+        series = list(dict.fromkeys(name for own in groups.values() for name in own))
+        width = 0.8 / max(len(series), 1)
+        for number, name in enumerate(series):
+            colour = COLOURS[number % len(COLOURS)]
+            for place, group in enumerate(names):
+                known = _finite(groups[group].get(name, ()))
+                where = place - 0.4 + (number + 0.5) * width
+                if known:
+                    label = name if place == 0 else None
+                    axes.bar(
+                        where, mean(known), width * 0.92, color=colour, alpha=0.75, label=label
+                    )
+                    axes.plot([where] * len(known), known, "k.", markersize=3)
+        every = [v for own in groups.values() for values in own.values() for v in _finite(values)]
+        if every and min(every) > 0:
+            # The bars' heads are what is compared.
+            least, most = min(every), max(every)
+            axes.set_ylim(max(0.0, least - 0.6 * (most - least) - 0.02 * most))
+        axes.set_xticks(range(len(names)), names, fontsize=8)
+        plain(axes, "", y)
+        axes.legend(frameon=False, fontsize=8)
+
+    return drawn
+
+
+def grid(values: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str],
+         form: str = ".2f") -> Draw:  # fmt: skip
+    """Return what draws a table of numbers as colours, each written in its place."""
+
+    def drawn(axes: Any) -> None:
+        axes.imshow(values, cmap="viridis", aspect="auto")
+        axes.set_xticks(range(len(columns)), columns, fontsize=8)
+        axes.set_yticks(range(len(rows)), rows, fontsize=8)
+        known = [v for row in values for v in row if math.isfinite(v)]
+        middle = (max(known) + min(known)) / 2 if known else 0.0
+        for y, row in enumerate(values):
+            for x, value in enumerate(row):
+                known_value = math.isfinite(value)
+                colour = "white" if known_value and value < middle else "black"
+                told = format(value, form) if known_value else NOTHING
+                axes.text(x, y, told, ha="center", va="center", color=colour, size=7)
+
+    return drawn

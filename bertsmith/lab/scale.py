@@ -1,0 +1,70 @@
+"""The scales of an experiment: how large models are, how long they train, how much is scored.
+
+It never knows a task or a text.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """One scale. Stages are of ``batch`` sequences of ``length`` tokens.
+
+    characters: of text, for vocabulary and store. layers, width, heads: of the usual model.
+    rate: its peak learning rate, None for the recipe's. seeds: runs where a claim is made.
+    examples: of a task's training file; epochs: over them; answers: of SQuAD's, fewer since they
+    are long; articles: every so many-th of SQuAD's held-out ones.
+    """
+
+    name: str
+    recipe: str
+    characters: int
+    vocabulary: int
+    layers: int
+    width: int
+    heads: int
+    positions: int
+    length: int
+    batch: int
+    steps: int
+    seeds: int
+    examples: int | None
+    answers: int | None
+    epochs: float
+    tune_rate: float
+    tune_batch: int
+    articles: int
+    scored: int
+
+    def model(self, **changes: Any) -> dict[str, Any]:
+        """Return the model's sizes, and what differs in it, as settings."""
+        sizes = {"layers": self.layers, "width": self.width, "heads": self.heads}
+        sizes["max_positions"] = self.positions
+        return sizes | changes
+
+    def with_seeds(self, seeds: int | None) -> "Scale":
+        """Return the scale with another number of seeds, None for its own."""
+        return self if seeds is None else replace(self, seeds=seeds)
+
+
+SCALES: dict[str, Scale] = {
+    # Minutes for all experiments together: it shows that they run, not what they find.
+    "smoke": Scale(
+        name="smoke", recipe="fast", characters=120_000, vocabulary=400, layers=4, width=16,
+        heads=2, positions=64, length=32, batch=8, steps=12, seeds=1, examples=48, answers=24,
+        epochs=1.0, tune_rate=1e-3, tune_batch=8, articles=1, scored=32,
+    ),
+    # About eight hours on two cores for all experiments together.
+    "small": Scale(
+        name="small", recipe="fast", characters=40_000_000, vocabulary=8000, layers=4, width=128,
+        heads=2, positions=384, length=128, batch=16, steps=1200, seeds=3, examples=5000,
+        answers=2000, epochs=3.0, tune_rate=3e-4, tune_batch=32, articles=8, scored=512,
+    ),
+    # The paper's sizes: for those who have the machines.
+    "full": Scale(
+        name="full", recipe="paper", characters=10**12, vocabulary=30522, layers=12, width=768,
+        heads=12, positions=512, length=128, batch=256, steps=1_000_000, seeds=3, examples=None,
+        answers=None, epochs=3.0, tune_rate=3e-5, tune_batch=32, articles=1, scored=4096,
+    ),
+}  # fmt: skip

@@ -1,0 +1,237 @@
+"""Stages are made once, go on after a stop, fail alone, and are told apart by what decides them."""
+
+import json
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertsmith.errors import RunError, SettingsError, TaskError
+from bertsmith.lab.bench import Bench
+from bertsmith.lab.cost import Costs
+from bertsmith.lab.experiments.normalization import NORMS
+from bertsmith.lab.kit import Kit
+from bertsmith.lab.laboratory import Laboratory
+from bertsmith.lab.making import OUTCOME, Job, StoppedError
+from bertsmith.lab.report import Table, spread
+from bertsmith.lab.scale import SCALES
+from bertsmith.lab.sources import Sources, cut_squad
+from bertsmith.lab.stages import Stage
+from bertsmith.lab.toy import stand_in
+from bertsmith.progress import Silent
+from bertsmith.train import loop
+from bertsmith.train.step import take_step
+
+
+def number(job: Job) -> dict[str, Any]:
+    """Write a number that is one more than those that it needs, and return it."""
+    needed = [int((path).read_text()) for path in job.needs.values()]
+    value = 1 + sum(needed) + job.stage.settings.get("add", 0)
+    if job.stage.settings.get("fails"):
+        raise RunError("it was to fail")
+    if job.stage.settings.get("breaks"):
+        raise ZeroDivisionError("a fault of ours")
+    (job.folder / OUTCOME).write_text(str(value))
+    return {"value": value}
+
+
+def bench(folder: Path) -> Bench:
+    """Return a bench that knows how numbers are made."""
+    return Bench(folder / "out", folder / "work", Silent(), {"number": number})
+
+
+def test_a_stage_is_its_settings_needs_and_files(tmp_path: Path) -> None:
+    """Equal content is the same stage wherever it lies; any difference is another one."""
+    one, other = tmp_path / "a.txt", tmp_path / "b" / "c.txt"
+    other.parent.mkdir()
+    one.write_text("text")
+    other.write_text("text")
+
+    def key(**changes: Any) -> str:
+        own = {"kind": "number", "settings": {"a": 1, "b": {"c": 2}}, "files": {"text": one}}
+        return Stage(**{**own, **changes}).key
+
+    assert key() == key(files={"text": other}) == key(settings={"b": {"c": 2}, "a": 1})
+    need = Stage("number", {})
+    others = [
+        key(kind="other"), key(settings={"a": 1, "b": {"c": 3}}), key(files={}),
+        key(needs={"x": need}), key(needs={"y": need}), key(needs={"x": Stage("number", {"a": 1})}),
+    ]  # fmt: skip
+    other.write_text("other text")
+    others.append(key(files={"text": other}))
+    others.append(key(files={"text": other.parent}))
+    (other.parent / "more.txt").write_text("")
+    others.append(key(files={"text": other.parent}))
+    assert len({key(), *others}) == 1 + len(others)
+
+
+def test_stages_are_made_once_and_in_order(tmp_path: Path) -> None:
+    """What is needed comes first; a stage that two others need is made a single time."""
+    base = Stage("number", {})
+    wanted = {name: Stage("number", {"add": add}, {"base": base})
+              for name, add in (("a", 10), ("b", 20))}  # fmt: skip
+    made = bench(tmp_path)
+    assert [stage.name for stage in made.missing(wanted.values())] == [
+        base.name, wanted["a"].name, wanted["b"].name,
+    ]  # fmt: skip
+    made.make(wanted)
+    assert [made.result(stage) for stage in wanted.values()] == [{"value": 12}, {"value": 22}]
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    assert len(list((tmp_path / "out/results").iterdir())) == 3
+    bench(tmp_path).make(wanted)
+    assert files == {path: path.stat().st_mtime_ns for path in files}
+    record = json.loads((tmp_path / "out/results" / f"{wanted['a'].name}.json").read_text())
+    assert record["settings"] == {"add": 10}
+    assert record["needs"] == {"base": base.name}
+
+
+def test_results_outlive_the_work(tmp_path: Path) -> None:
+    """Without the work folder nothing is made again, but what a missing result needs."""
+    base = Stage("number", {})
+    wanted = {name: Stage("number", {"add": add}, {"base": base})
+              for name, add in (("a", 10), ("b", 20))}  # fmt: skip
+    bench(tmp_path).make(wanted)
+    shutil.rmtree(tmp_path / "work")
+    assert bench(tmp_path).missing(wanted.values()) == []
+    bench(tmp_path).make(wanted)
+    assert not (tmp_path / "work").exists()
+    (tmp_path / "out/results" / f"{wanted['b'].name}.json").unlink()
+    assert bench(tmp_path).missing(wanted.values()) == [base, wanted["b"]]
+    bench(tmp_path).make(wanted)
+    assert bench(tmp_path).result(wanted["b"]) == {"value": 22}
+
+
+def test_a_failure_stays_alone(tmp_path: Path) -> None:
+    """What needs a failed stage fails with it, by name; the rest is made; another try may do it."""
+    bad, good = Stage("number", {"fails": True}), Stage("number", {"add": 1})
+    broken = Stage("number", {"breaks": True})
+    wanted = {
+        "x": Stage("number", {}, {"bad": bad}),
+        "y": broken,
+        "z": Stage("number", {}, {"g": good}),
+    }
+    made = bench(tmp_path)
+    made.make(wanted)
+    assert made.result(wanted["z"]) == {"value": 3}
+    assert made.result(wanted["x"]) is None
+    assert made.failures == {
+        bad.name: "it was to fail",
+        wanted["x"].name: f"its bad ({bad.name}) failed",
+        broken.name: "ZeroDivisionError: a fault of ours",
+    }
+    trace = (tmp_path / "work" / broken.name / "traceback.txt").read_text()
+    assert "a fault of ours" in trace
+    assert bench(tmp_path).missing(wanted.values()) == [bad, wanted["x"], broken]
+
+
+def test_a_stopped_experiment_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal ends it between two steps of training; the same call finishes what was begun."""
+    taken = 0
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        nonlocal taken
+        taken += 1
+        if taken == 17:
+            signal.raise_signal(signal.SIGTERM)
+        return take_step(*arguments, **named)
+
+    monkeypatch.setattr(loop, "take_step", counted)
+    with pytest.raises(StoppedError) as stopped:
+        Laboratory("activations", scale="smoke", out=tmp_path).run()
+    assert stopped.value.signal == signal.SIGTERM
+    assert len(list((tmp_path / "smoke/results").glob("pretrain-*.json"))) == 1
+    done = Laboratory("activations", scale="smoke", out=tmp_path).run()
+    assert (done.missing, done.failures) == (0, {})
+    # Four runs of twelve steps, and none of them twice.
+    assert taken == 4 * 12
+
+
+def test_a_run_that_diverges_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss that is not finite any more is told in the table, and takes no other run with it."""
+    from bertsmith.lab.experiments import normalization
+
+    # Without any norm, at a rate beyond all reason, float32 ends within some steps.
+    monkeypatch.setattr(normalization, "_RATES", {"fast": 1e18})
+    done = Laboratory("normalization", scale="smoke", out=tmp_path).run()
+    assert done.failures == {}
+    rows = {row[0]: row[1:] for row in done.report.tables[0].rows}
+    assert rows.keys() == set(NORMS.values())
+    assert any("diverged" in cell for cell in rows["none"]), rows
+
+
+def test_a_plan_tells_runs_and_minutes_and_makes_nothing(tmp_path: Path) -> None:
+    """Every stage that is missing has its cost, by a probe of each shape; nothing is written."""
+    laboratory = Laboratory("masking", scale="smoke", out=tmp_path)
+    planned = laboratory.plan()
+    kinds = [own.stage.kind for own in planned]
+    assert kinds.count("pretrain") == 6
+    assert kinds.count("finetune") == 18
+    assert all(own.seconds is not None and own.seconds > 0 for own in planned)
+    assert not (tmp_path / "smoke" / "results").exists()
+    costs = Costs(400)
+    kit = laboratory.kit
+    short, long = (kit.pretrained(steps=steps) for steps in (10, 1000))
+    one, other = costs.of(short), costs.of(long)
+    assert one is not None
+    assert other == pytest.approx(100 * one)
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    """Unknown names, missing text or tasks, a model where none is asked: told with a way out."""
+    text = tmp_path / "text.txt"
+    text.write_text("text")
+    with pytest.raises(SettingsError, match="unknown experiment 'tables'; known: pretr"):
+        Laboratory("tables", out=tmp_path)
+    with pytest.raises(SettingsError, match="unknown scale 'tiny'"):
+        Laboratory("masking", scale="tiny", out=tmp_path)
+    with pytest.raises(TaskError, match="give it with --text FILE_OR_FOLDER"):
+        Laboratory("masking", out=tmp_path)
+    with pytest.raises(TaskError, match="there is nothing there"):
+        Laboratory("masking", out=tmp_path, sources=Sources(tmp_path / "none.txt"))
+    with pytest.raises(TaskError, match="give the folder of the labelled tasks with --tasks"):
+        Laboratory("masking", out=tmp_path, sources=Sources(text))
+    with pytest.raises(TaskError, match="no folder SST-2 or glue/SST-2 there for sst-2"):
+        Laboratory("masking", out=tmp_path, sources=Sources(text, tasks=tmp_path))
+    with pytest.raises(SettingsError, match="only features, pooling, context, positions take"):
+        Laboratory("masking", out=tmp_path, sources=Sources(text, model="x"))
+    with pytest.raises(RunError, match="this is a file"):
+        Laboratory("masking", scale="smoke", out=text)
+
+
+def test_the_toy_is_the_same_every_time(tmp_path: Path) -> None:
+    """Two folders have the same bytes; what is given is kept."""
+    first, second = (stand_in(Sources(), tmp_path / name) for name in ("a", "b"))
+
+    def content(own: Sources) -> list[bytes]:
+        assert own.english is not None
+        assert own.tasks is not None
+        files = sorted(path for path in own.english.parent.rglob("*") if path.is_file())
+        return [path.read_bytes() for path in files]
+
+    assert content(first) == content(second)
+    assert stand_in(Sources(english=tmp_path), tmp_path / "a").english == tmp_path
+
+
+def test_files_of_a_task_are_found(tmp_path: Path) -> None:
+    """A part of a training file under a name that begins like its own stands in for it."""
+    folder = tmp_path / "squad"
+    folder.mkdir()
+    for name in ("train-v1.1-some.json", "dev-v1.1.json"):
+        (folder / name).write_text(json.dumps({"version": "1", "data": [1, 2, 3, 4, 5]}))
+    train, dev = Sources(tasks=tmp_path).files("squad")
+    assert (train.name, dev.name) == ("train-v1.1-some.json", "dev-v1.1.json")
+    cut = cut_squad(dev, 2, tmp_path / "cut.json")
+    assert json.loads(cut.read_text()) == {"version": "1", "data": [1, 3, 5]}
+    kit = Kit(SCALES["small"], Sources(tasks=tmp_path), tmp_path / "work")
+    assert kit._files("squad")[1].parent == tmp_path / "work" / "tasks"
+
+
+def test_a_cell_has_mean_and_deviation() -> None:
+    """Over seeds: mean ± standard deviation; a single one alone; nothing for nothing."""
+    assert spread([1.0, 2.0, 3.0]) == "2.000 ± 1.000"
+    assert spread([1.0, None, float("nan")], ".1f") == "1.0"
+    assert spread([None]) == "-"
+    table = Table("T", ["a", "b"], [["1", "2"]])
+    assert table.markdown().splitlines()[2:] == ["| a | b |", "| --- | --- |", "| 1 | 2 |"]

@@ -1,0 +1,83 @@
+"""Every experiment of the paper runs at scale "smoke", by the code that runs at every scale."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertsmith.cli.lab import NAMES
+from bertsmith.lab.experiments.every import EXPERIMENTS
+from bertsmith.lab.laboratory import ON_A_MODEL, Laboratory
+
+#: Rows of each table of an experiment at smoke.
+ROWS = {
+    "pretraining-tasks": [4], "model-size": [2, 6], "training-steps": [6], "features": [7],
+    "masking": [6], "pooling": [5], "context": [6, 6], "activations": [4], "normalization": [4, 4],
+    "positions": [3, 2], "vocabulary": [6, 2], "learning": [5],
+}  # fmt: skip
+
+
+def test_the_help_names_every_experiment() -> None:
+    """The names that --help gives, unloaded, are those that there are."""
+    assert tuple(EXPERIMENTS) == NAMES
+    assert set(ROWS) == set(NAMES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_an_experiment_runs_at_smoke(name: str, out: Path) -> None:
+    """It leaves nothing out: tables of the right rows, all figures, a picture; and then is done."""
+    done = Laboratory(name, scale="smoke", out=out).run()
+    assert done.failures == {}
+    assert done.missing == 0
+    table, facts, picture = done.files
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    told: dict[str, Any] = json.loads(facts.read_text(encoding="utf-8"))
+    assert [len(own["rows"]) for own in told["tables"]] == ROWS[name]
+    assert told["missing"] == []
+    assert set(told["stages"].values()) <= {own.stem for own in (out / "smoke/results").iterdir()}
+    lines = [line for line in table.read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
+    assert len(lines) == sum(ROWS[name]) + 2 * len(ROWS[name])
+    assert Laboratory(name, scale="smoke", out=out).plan() == []
+
+
+@pytest.mark.slow
+def test_what_can_be_checked_by_hand(out: Path) -> None:
+    """Figures that must be so, whatever was learnt: shapes of tables, sums, one run for many."""
+    for name in ("masking", "activations", "positions", "pooling", "pretraining-tasks"):
+        Laboratory(name, scale="smoke", out=out).run()
+    steps = {name: json.loads((out / f"smoke/{name}.json").read_text())["stages"]
+             for name in ("masking", "activations", "positions", "pretraining-tasks")}  # fmt: skip
+    usual = steps["pretraining-tasks"]["MLM + NSP, model, 0"]
+    assert usual == steps["masking"]["(80, 10, 10), model, 0"]
+    assert usual == steps["activations"]["gelu, 0"]
+    assert usual == steps["positions"]["learned, from sinusoids, 0"]
+    others = {value for own in steps.values() for value in own.values() if value != usual}
+    assert len([own for own in others if own.startswith("pretrain-")]) == 2 + 5 + 3 + 2
+    record = json.loads((out / f"smoke/results/{usual}.json").read_text())
+    assert record["settings"]["model"]["layers"] == 4
+    assert record["result"]["training"][-1][0] == record["settings"]["steps"]
+    assert record["machine"]["torch"]
+    map_ = next((out / "smoke/results").glob("position-map-*.json"))
+    values = json.loads(map_.read_text())["result"]["map"]
+    assert len(values) == len(values[0])
+    assert all(row[place] == pytest.approx(1.0) for place, row in enumerate(values))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ON_A_MODEL)
+def test_on_a_model_that_was_given(name: str, out: Path, tmp_path: Path) -> None:
+    """Asked of a model directory, an experiment trains no model of its own."""
+    from bertsmith.lab.sources import Sources
+
+    plain = Laboratory("activations", scale="smoke", out=out)
+    plain.run()
+    usual = next(stage for key, stage in plain.stages.items() if key == ("gelu", 0))
+    model = out / "smoke/work" / usual.name / "outcome" / "model"
+    done = Laboratory(name, scale="smoke", out=tmp_path, sources=Sources(model=str(model))).run()
+    assert done.failures == {}
+    kinds = {own.name.partition("-")[0] for own in (tmp_path / "smoke/results").iterdir()}
+    assert "pretrain" not in kinds
+    assert re.search(r"\d\.\d", (tmp_path / f"smoke/{name}.md").read_text())
