@@ -31,7 +31,7 @@ from bertsmith.tasks.inputs import Inputs
 from bertsmith.tasks.public import TASKS
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.train import schedule
+from bertsmith.train import device, schedule
 from bertsmith.train.finetune import finetune
 from bertsmith.train.taskdata import head_of, read_data, resolve_task
 
@@ -155,6 +155,8 @@ def theirs(options: argparse.Namespace, seed: int, sampling: str) -> dict[str, A
     name, examples = next(iter(data.heldout.items()))
     train = family.encode(data.train, words, head, task, data.counts["train"])
     dev = family.encode(examples, words, head, task, data.counts[name])
+    # The peer gains by it as Bertsmith does, in whichever order the two run.
+    device.keep_freed_memory()
     # Bertsmith has PyTorch compute the same bytes every time; its peer need not.
     torch.use_deterministic_algorithms(False)
     transformers.set_seed(seed)
