@@ -1,1 +1,1 @@
-"""The paper's experiments, each as one command, at a size one can afford."""
+"""The paper's experiments, each as one command, at a size one can afford. It never prints."""

@@ -261,7 +261,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.M
     head, words = HEADS[0], tokenizer_of(101)
     features = FeatureSettings(layers="last", width=5)
     save_task(tmp_path / "f", head.model(primes(), features), words, head, {})
-    with pytest.raises(ModelError, match="BiLSTM on a frozen encoder"):
+    with pytest.raises(ModelError, match="BiLSTM on an encoder"):
         write_onnx(tmp_path / "f", tmp_path / "o")
     pretrained(tmp_path / "m", primes())
     with pytest.raises(ModelError, match="something is there already"):

@@ -1,4 +1,4 @@
-"""Table 6: does a larger model do better, on held-out text and on tasks?
+"""Table 6: whether a larger model does better, on held-out text and on tasks.
 
 It never knows how a stage is made.
 """
