@@ -162,9 +162,8 @@ def lab_tables() -> dict[str, str]:
             continue
         facts = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
         missing = len(facts["missing"])
-        seeds = f"{facts['seeds']} seeds" if facts["seeds"] > 1 else "one seed"
-        left = f", {missing} of {len(facts['steps'])} results still missing" if missing else ""
-        head = f"{facts['question']} ({facts['source']}; {seeds}{left})"
+        left = f", {missing} of them still missing" if missing else ""
+        head = f"{facts['question']} ({facts['source']}; {len(facts['stages'])} results{left})"
         picture = f"![{name}](lab/small/{name}.png)"
         told[name] = f"{head}\n\n{table.read_text(encoding='utf-8').strip()}\n\n{picture}"
     return told

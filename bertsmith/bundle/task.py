@@ -19,6 +19,7 @@ from bertsmith.bundle.pretrained import INFO, read_parts, spare_rows
 from bertsmith.bundle.weights import built, fill, matched, open_weights, said
 from bertsmith.errors import ModelError
 from bertsmith.files import whole_directory, write_json, write_whole
+from bertsmith.model.bert import draw_weights
 from bertsmith.model.config import FeatureSettings, ModelConfig
 from bertsmith.model.features import FeatureModel
 from bertsmith.model.task import SequenceModel, SpanModel, TaskModel, TokenModel
@@ -154,14 +155,21 @@ def start_task(
     info, config, tokenizer = read_parts(directory)
     weights = open_weights(directory, config)
     config = ModelConfig.parse(config.model_dump() | dict(changes or {}), "the settings")
-    model = head.model(config, features)
+    # A BiLSTM's weights are drawn as it is built. Elsewhere only those of the new layers are: to
+    # draw an encoder that the files then replace takes seconds.
+    with torch.device("meta" if features is None else "cpu"):
+        model = head.model(config, features)
     # What belongs to another task is no start for this one.
     own = set(model.state_dict())
     other = {name for name in own if not name.startswith(("bert.", "pooler."))}
     optional = {name for name in own if name.startswith("pooler.")}
     plan = matched(model, weights, optional, never=other)
-    left_out = fill(model, plan, weights)
     new = sorted(own - set(plan))
+    if features is None:
+        model = model.to_empty(device="cpu")
+        for name in sorted({name.rpartition(".")[0] for name in new}):
+            draw_weights(model.get_submodule(name), config.init_range)
+    left_out = fill(model, plan, weights)
     info = {**info, "new": new}
     return TaskBundle(model, tokenizer, config, head, directory, info, left_out)
 

@@ -115,5 +115,6 @@ def _tell_plan(laboratory: "Laboratory", *, as_json: bool) -> None:
         what = own.stage.settings.get("task", "")
         rows.append((own.stage.name, str(what), f"{steps:,}" if steps else "", minutes))
     put_table(("to make", "task", "steps", "minutes"), rows)
-    wanted = len(laboratory.stages)
-    put(f"{len(planned)} stages to make for {wanted} results: about {total:,.0f} minutes in all")
+    wanted, dark = len(laboratory.stages), sum(own.seconds is None for own in planned)
+    beside = f", and {dark} whose time cannot be told beforehand" if dark else ""
+    put(f"{len(planned)} stages to make for {wanted} results: about {total:,.0f} minutes{beside}")

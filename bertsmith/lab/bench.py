@@ -7,6 +7,7 @@ it is only made again where a result that is still missing needs it.
 
 import json
 import platform
+import shutil
 import time
 import traceback
 from collections.abc import Iterable, Mapping
@@ -17,9 +18,10 @@ from typing import Any
 
 import torch
 
+from bertsmith import __version__
 from bertsmith.errors import BertsmithError
 from bertsmith.files import write_json
-from bertsmith.lab.making import KINDS, OUTCOME, Job, Maker, StoppedError
+from bertsmith.lab.making import KINDS, LATE, OUTCOME, SPENT, Job, Maker, StoppedError
 from bertsmith.lab.stages import Stage
 from bertsmith.progress import Progress
 
@@ -109,6 +111,12 @@ class Bench:
         return self._made(stage)
 
     def _made(self, stage: Stage) -> bool:
+        for part, need in stage.needs.items():
+            if "diverged" in (self.result(need) or {}):
+                # Nothing can be made of it, today or tomorrow.
+                result: dict[str, Any] = {"diverged": f"its {part} ({need.name}) did"}
+                write_json(self._file(stage), self._record(stage, result, 0.0))
+                return True
         maker = {**KINDS, **self.makers}[stage.kind]
         folder = self.work / stage.name
         folder.mkdir(parents=True, exist_ok=True)
@@ -125,7 +133,12 @@ class Bench:
             self._failed(stage, f"{type(error).__name__}: {error}")
             (folder / "traceback.txt").write_text(traceback.format_exc(), encoding="utf-8")
             return False
+        late = result.pop(LATE, None)
         write_json(self._file(stage), self._record(stage, result, time.perf_counter() - began))
+        if stage.kind in SPENT:
+            shutil.rmtree(folder)
+        if late is not None:
+            raise StoppedError(late)
         return True
 
     def _failed(self, stage: Stage, why: str) -> None:
@@ -135,6 +148,7 @@ class Bench:
     def _record(self, stage: Stage, result: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Return all that was run, for whoever doubts the result."""
         return {
+            "bertsmith": __version__,
             "kind": stage.kind,
             "settings": dict(stage.settings),
             "needs": {part: need.name for part, need in stage.needs.items()},

@@ -5,20 +5,22 @@ It never makes a stage.
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from bertsmith.data.settings import DataSettings
 from bertsmith.lab.stages import Stage
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.config import ModelConfig
 from bertsmith.settings import merged
-from bertsmith.train import device, optimizer, recipe, warming
+from bertsmith.train import computing, device, optimizer, recipe, warming
 from bertsmith.train.examples import mean_losses
 from bertsmith.train.optimizer import OptimSettings
-from bertsmith.train.pieces import to_device
+from bertsmith.train.pieces import cut, to_device
 from bertsmith.train.step import take_step
 
 #: Stages of a probe; the first one is not counted.
@@ -32,16 +34,15 @@ _FORWARD = 1 / 3
 
 @dataclass
 class Costs:
-    """Probes each shape of model once. ``vocabulary``: words of the usual one."""
+    """Probes each shape of model once."""
 
-    vocabulary: int
     _seconds: dict[str, float] = field(default_factory=dict)
 
     def of(self, stage: Stage) -> float | None:
         """Return the seconds that a stage will take, about; None where nobody can tell."""
         if stage.kind in ("text", "words", "store"):
             text = stage if stage.kind == "text" else stage.needs["text"]
-            most = min(text.settings["characters"], text.files["text"].stat().st_size)
+            most = min(text.settings["characters"], _bytes(text.files["text"]))
             return float(most / _CHARACTERS)
         if stage.kind == "pretrain":
             return float(stage.settings["steps"] * self._step(stage))
@@ -76,15 +77,28 @@ class Costs:
         )
         values = stage.settings["values"]
         train, dev = (_tokens(stage.files[name]) for name in ("train", "dev"))
-        rows = sum(1 for _ in stage.files["train"].open("rb"))
         examples = values["task"]["examples"]
-        if examples is not None and stage.settings["task"] != "squad":
-            train *= min(1.0, examples / max(rows, 1))
+        if examples is not None:
+            train *= min(1.0, examples / max(_examples(stage.files["train"]), 1))
         return float(values["schedule"]["epochs"] * (train + _FORWARD * dev) * a_token)
+
+
+def _bytes(path: Path) -> int:
+    if path.is_dir():
+        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return path.stat().st_size
 
 
 def _tokens(path: Path) -> float:
     return path.stat().st_size / _BYTES
+
+
+def _examples(path: Path) -> int:
+    """Count the questions of SQuAD's form, the sentences of CoNLL's, or the lines of a table."""
+    content = path.read_bytes()
+    if path.suffix == ".json":
+        return content.count(b'"question"')
+    return content.count(b"\n\n" if path.suffix == ".txt" else b"\n")
 
 
 def _probe(config: ModelConfig, data: DataSettings) -> float:
@@ -95,7 +109,11 @@ def _probe(config: ModelConfig, data: DataSettings) -> float:
     model = PreTrainingModel(config, machine.kernel).to(machine.device).train()
     adam = optimizer.build(model, OptimSettings())
     batch = warming.first_batches(data, data.length, data.batch * data.length)[0]
-    whole = [to_device(batch, machine.device)]
+    if data.objective == "left-to-right":
+        places = np.arange(len(batch.ids))
+        batch = replace(batch, masked_positions=places, masked_labels=np.zeros_like(places))
+    pieces = cut(batch, computing.MICRO_TOKENS)
+    whole = [to_device(piece, machine.device) for piece in pieces]
     losses = partial(mean_losses, model)
     seconds = []
     for number in range(_PROBED + 1):

@@ -9,12 +9,14 @@ from typing import Any
 
 from bertsmith.lab.scale import Scale
 from bertsmith.lab.sources import Sources, cut_squad
-from bertsmith.lab.stages import Stage
+from bertsmith.lab.stages import Stage, content_of
 from bertsmith.settings import merged
 
 #: Checkpoints that a pre-training run leaves, evenly on its way, and how many it may have while it
 #: runs: each best evaluation is one as well.
 MOMENTS, _KEPT = 5, 30
+#: The rate of fine-tuning a model that was given, the middle of the paper's (appendix A.3).
+_GIVEN_RATE = 3e-5
 
 
 @dataclass(frozen=True)
@@ -73,13 +75,14 @@ class Kit:
         )  # fmt: skip
 
     def moments(self, run: Stage) -> dict[int, Stage]:
-        """Return the model of a run at each of its checkpoints, by the step; the last is the end's.
+        """Return the model of a run at each of its moments, by the step; the last is its own.
 
         The usual run and those beside it all have them, so that it is one run for all experiments.
         """
         every, last = run.settings["checkpoint"]["every"], run.settings["steps"]
-        return {step: Stage("snapshot", {"step": step}, {"run": run})
-                for step in range(every, last + 1, every)}  # fmt: skip
+        found = {step: Stage("snapshot", {"step": step}, {"run": run})
+                 for step in range(every, last, every)}  # fmt: skip
+        return {**found, last: run}
 
     def tuned(self, model: Stage | None, task: str, seed: int = 0, **values: Any) -> Stage:
         """Return a fine-tuning of a stage's model, or of the model that was given, on a task."""
@@ -97,6 +100,9 @@ class Kit:
             usual["task"] |= {"length": scale.positions}
             if task == "squad":
                 usual["task"] |= {"stride": 16, "longest_question": 16}
+        if model is None and "features" not in values:
+            # What suits a small model spoils a large one.
+            usual["optim"] = {"lr": _GIVEN_RATE}
         train, dev = self._files(task)
         files = {"train": train, "dev": dev}
         if model is None:
@@ -107,24 +113,37 @@ class Kit:
     def _files(self, task: str) -> tuple[Path, Path]:
         train, dev = self.sources.files(task)
         if task == "squad" and self.scale.articles > 1:
-            cut = self.work / "tasks" / f"{dev.stem}-every-{self.scale.articles}.json"
-            dev = cut if cut.exists() else cut_squad(dev, self.scale.articles, cut)
+            train, dev = (self._cut(file) for file in (train, dev))
         return train, dev
 
+    def _cut(self, file: Path) -> Path:
+        """Return a file of SQuAD with some of its articles, from all over it."""
+        every = self.scale.articles
+        cut = self.work / "tasks" / f"{file.stem}-{content_of(file)[:8]}-every-{every}.json"
+        return cut if cut.exists() else cut_squad(file, every, cut)
 
-def score(result: dict[str, Any] | None) -> float | None:
-    """Return a fine-tuning's first metric, None where it has no result."""
+
+#: The metric of each task, and its name in a table: the paper's tables 5 and 6 have accuracy for
+#: MRPC, where GLUE has F1 as well.
+METRICS = {
+    "mrpc": ("accuracy", "MRPC, accuracy"), "sts-b": ("spearman", "STS-B, Spearman"),
+    "sst-2": ("accuracy", "SST-2, accuracy"), "squad": ("f1", "SQuAD, F1"),
+    "conll2003": ("f1", "CoNLL-2003, F1"),
+}  # fmt: skip
+
+
+def score(result: dict[str, Any] | None, task: str) -> float | None:
+    """Return a fine-tuning's metric; NaN where it has none or diverged, None without a result."""
     if result is None:
         return None
-    found = result["figures"][result["metrics"][0]]
-    return None if found is None else float(found)
+    found = None if "diverged" in result else result["figures"][METRICS[task][0]]
+    return float("nan") if found is None else float(found)
 
 
 def heldout(result: dict[str, Any] | None, name: str = "masked_lm") -> float | None:
-    """Return a held-out figure of a pre-training run; NaN where it diverged, None without one."""
+    """Return a held-out figure of a run; NaN where it diverged, None without a result."""
     if result is None:
         return None
-    if "diverged" in result:
-        return float("nan")
-    found = result["heldout"].get(name)
-    return None if found is None else float(found)
+    # What is not finite is null in a file.
+    found = None if "diverged" in result else result["heldout"].get(name)
+    return float("nan") if found is None else float(found)

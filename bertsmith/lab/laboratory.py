@@ -3,12 +3,12 @@
 It never knows the command line.
 """
 
-import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bertsmith.bundle import locate
 from bertsmith.errors import MissingExtraError, RunError, SettingsError
 from bertsmith.files import write_json, write_whole
 from bertsmith.lab import report, toy
@@ -78,6 +78,8 @@ class Laboratory:
             raise SettingsError(
                 f"{name} trains models of its own; only {', '.join(ON_A_MODEL)} take --model"
             )
+        if given.model:
+            given = replace(given, model=str(locate(given.model)))
         self.experiment, self.out = EXPERIMENTS[name], Path(out)
         if self.out.exists() and not self.out.is_dir():
             raise RunError(f"{self.out}: this is a file; give --out a directory")
@@ -92,7 +94,7 @@ class Laboratory:
 
     def plan(self) -> list[Planned]:
         """Return what is still to be made, in order, with its cost from a short probe."""
-        costs = Costs(self.kit.scale.vocabulary)
+        costs = Costs()
         missing = self.bench.missing(self.stages.values())
         return [Planned(stage, costs.of(stage)) for stage in missing]
 
@@ -111,8 +113,9 @@ class Laboratory:
         write_json(facts, self._facts(found, results))
         files = [table, facts]
         try:
-            report.draw(found, picture, f"{name}: {self.experiment.question}")
-            files.append(picture)
+            if found.panels:
+                report.draw(found, picture, f"{name}: {self.experiment.question}")
+                files.append(picture)
         except MissingExtraError as error:
             self.bench.progress.note(str(error))
         missing = sum(own is None for own in results.values())
@@ -131,10 +134,6 @@ class Laboratory:
             "tables": [table.to_json() for table in found.tables],
             "figures": found.figures,
         }
-
-    def clean(self) -> None:
-        """Remove the work folder: results, tables and pictures stay."""
-        shutil.rmtree(self.kit.work, ignore_errors=True)
 
 
 def _words(key: Any) -> str:

@@ -15,7 +15,7 @@ from bertsmith.bundle import load
 from bertsmith.data.plan import PrepareOptions
 from bertsmith.data.prepare import prepare
 from bertsmith.errors import BertsmithError, DivergedError
-from bertsmith.files import whole_directory, write_whole
+from bertsmith.files import whole_directory
 from bertsmith.lab.stages import Stage
 from bertsmith.model.bert import parameter_count
 from bertsmith.progress import Progress
@@ -48,6 +48,10 @@ Maker = Callable[[Job], dict[str, Any]]
 
 #: Under which name the outcome of a stage stands in its folder.
 OUTCOME = "outcome"
+#: The file of a cut text.
+TEXT = "text.jsonl"
+#: Under this name a result hands over a signal that came when the stage was done.
+LATE = "late"
 #: Points of a training curve that a result keeps.
 _POINTS = 100
 
@@ -63,21 +67,24 @@ class StoppedError(BertsmithError):
 def cut_text(job: Job) -> dict[str, Any]:
     """Keep the first documents of a corpus, up to a number of characters, as JSON lines."""
     most, report = job.stage.settings["characters"], Report()
-    lines, size = [], 0
-    for document in read(sources([str(job.stage.files["text"])]), CorpusOptions(), report):
-        lines.append(json.dumps({"text": document.text}, ensure_ascii=False) + "\n")
-        size += len(document.text)
-        if size >= most:
-            break
-    report.require_documents()
-    write_whole(job.folder / OUTCOME / "text.jsonl", "".join(lines))
-    return {"documents": len(lines), "characters": size}
+    documents = size = 0
+    with (
+        whole_directory(job.folder / OUTCOME) as new,
+        (new / TEXT).open("w", encoding="utf-8") as out,
+    ):
+        for document in read(sources([str(job.stage.files["text"])]), CorpusOptions(), report):
+            out.write(json.dumps({"text": document.text}, ensure_ascii=False) + "\n")
+            documents, size = documents + 1, size + len(document.text)
+            if size >= most:
+                break
+        report.require_documents()
+    return {"documents": documents, "characters": size}
 
 
 def learn_words(job: Job) -> dict[str, Any]:
     """Learn a vocabulary of the text that the stage needs."""
     options = VocabularyOptions(**job.stage.settings, threads=os.cpu_count() or 1)
-    found = sources([str(job.needs["text"] / "text.jsonl")])
+    found = sources([str(job.needs["text"] / TEXT)])
     learnt = learn(found, CorpusOptions(), options, job.progress)
     with whole_directory(job.folder / OUTCOME) as new:
         learnt.tokenizer.save(new)
@@ -89,7 +96,7 @@ def learn_words(job: Job) -> dict[str, Any]:
 def make_store(job: Job) -> dict[str, Any]:
     """Turn the text that the stage needs into a store, with the vocabulary that it needs."""
     words = Tokenizer.load(job.needs["words"])
-    found = sources([str(job.needs["text"] / "text.jsonl")])
+    found = sources([str(job.needs["text"] / TEXT)])
     options = PrepareOptions(**job.stage.settings)
     manifest = prepare(found, words, job.folder / OUTCOME, options, job.progress)
     counts = {name: split.model_dump() for name, split in manifest.splits.items()}
@@ -114,7 +121,7 @@ def train_model(job: Job) -> dict[str, Any]:
             shutil.rmtree(path)
     parameters = parameter_count(load(done.model).model)
     return {"heldout": done.heldout, "seconds": done.outcome.state.seconds,
-            "parameters": parameters, **_curves(run)}  # fmt: skip
+            "parameters": parameters, **_curves(run), LATE: done.outcome.late}  # fmt: skip
 
 
 def _curves(run: Path) -> dict[str, Any]:
@@ -145,15 +152,19 @@ def tune_model(job: Job) -> dict[str, Any]:
              "heldout": {"dev": str(job.stage.files["dev"].resolve())}}  # fmt: skip
     values = {**values, "task": {**values.get("task", {}), **files}}
     run = job.folder / OUTCOME
-    done = finetune(task, job.model, run, data=job.stage.files["train"].parent, values=values,
-                    progress=job.progress)  # fmt: skip
+    try:
+        done = finetune(task, job.model, run, data=job.stage.files["train"].parent, values=values,
+                        progress=job.progress)  # fmt: skip
+    except DivergedError as error:
+        return {"diverged": str(error)}
     if done.signal is not None:
         raise StoppedError(done.signal)
-    shutil.rmtree(run)
     return {"metrics": done.metrics, "figures": done.figures, "counts": done.counts,
-            "steps": done.steps, "seconds": done.seconds}  # fmt: skip
+            "steps": done.steps, "seconds": done.seconds, LATE: done.late}  # fmt: skip
 
 
+#: Kinds of which only the result is kept: nothing is made of what they leave.
+SPENT = ("finetune",)
 #: The kinds of stages that all experiments share.
 KINDS: dict[str, Maker] = {
     "text": cut_text,

@@ -65,16 +65,24 @@ class Report:
 
 
 def spread(values: Sequence[float | None], form: str = ".3f") -> str:
-    """Return mean ± standard deviation over the seeds; what is not there is left out."""
-    known = [value for value in values if value is not None and not math.isnan(value)]
+    """Return mean ± standard deviation over the seeds, and how many they are if some lack.
+
+    None: not run, or failed. NaN: diverged, or a correlation with a constant.
+    """
+    known = _finite(values)
+    lost = sum(value is not None and not math.isfinite(value) for value in values)
+    ended = f"{lost} diverged or constant" if lost else ""
     if not known:
-        return NOTHING
+        return ended or NOTHING
     told = format(mean(known), form)
-    return f"{told} ± {format(stdev(known), form)}" if len(known) > 1 else told
+    told = f"{told} ± {format(stdev(known), form)}" if len(known) > 1 else told
+    if len(known) == len(values):
+        return told
+    return f"{told} ({len(known)} of {len(values)}{'; ' + ended if ended else ''})"
 
 
 def draw(report: Report, path: Path, title: str) -> None:
-    """Draw the panels of a report side by side into a PNG; MissingExtraError without matplotlib."""
+    """Draw the panels of a report, one or more, as PNG; MissingExtraError without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -17,13 +17,8 @@ _FOLDERS: dict[str, tuple[str, ...]] = {
     "sst-2": ("SST-2", "glue/SST-2"),
     "sts-b": ("STS-B", "glue/STS-B"),
     "mrpc": ("MRPC", "glue/MRPC"),
-    "qnli": ("QNLI", "glue/QNLI"),
-    "rte": ("RTE", "glue/RTE"),
-    "cola": ("CoLA", "glue/CoLA"),
     "squad": ("squad", "SQuAD"),
     "conll2003": ("conll2003",),
-    "nsmc": ("nsmc", "korean/nsmc"),
-    "korsts": ("KorSTS", "korean/KorSTS"),
 }
 
 
@@ -41,7 +36,10 @@ class Sources:
         found = self.english if language == "en" else self.korean
         option = "--text" if language == "en" else "--korean-text"
         if found is None:
-            raise TaskError(f"this experiment reads text: give it with {option} FILE_OR_FOLDER")
+            raise TaskError(
+                f"this experiment reads text: give it with {option} FILE_OR_FOLDER "
+                "(at --scale smoke a toy stands in)"
+            )
         if not found.exists():
             raise TaskError(f"{option} {found}: there is nothing there")
         return found

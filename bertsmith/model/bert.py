@@ -95,7 +95,10 @@ class PreTrainingModel(nn.Module):
         draw_weights(self, self.config.init_range)
         table = self.bert.embeddings
         if table.fixed_positions:
-            table.positions.weight.copy_(sinusoids(*table.positions.weight.shape))
+            # As large as the words beside them (Vaswani et al. scale the words up instead): a
+            # sinusoid's root mean square is 1 / sqrt 2.
+            own = sinusoids(*table.positions.weight.shape)
+            table.positions.weight.copy_(own * self.config.init_range * 2**0.5)
 
     def next_sentence_logits(self, hidden: Tensor, packed: Packed) -> Tensor:
         """Return [B, 2] from hidden states [T, D]; ValueError if the model has no such head."""

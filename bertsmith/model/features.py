@@ -55,6 +55,11 @@ class FeatureModel(nn.Module):
         self.states = chosen_states(features, config.layers)
         self.bert = BertModel(config, kernel)
         self.bert.requires_grad_(not features.frozen)
+        # What nobody reads learns nothing.
+        for layer in list(self.bert.encoder.layers)[self.states[-1] :]:
+            layer.requires_grad_(False)
+        if self.states[-1] < config.layers:
+            self.bert.encoder.norm.requires_grad_(False)
         summed = features.layers.startswith("weighted-sum")
         self.layer_weights = nn.Parameter(torch.zeros(len(self.states))) if summed else None
         self.layer_scale = nn.Parameter(torch.ones(1)) if summed else None

@@ -62,6 +62,8 @@ class Tuned:
     figures: dict[str, float]
     counts: dict[str, dict[str, Any]]
     seconds: float
+    #: A signal that came when there was nothing left to stop.
+    late: int | None = None
 
 
 def finetune(
@@ -154,8 +156,8 @@ def _train(
             "heldout": figures}  # fmt: skip
     save_task(run / MODEL, model, start.tokenizer, head, info)
     write_json(run / RESULT, {key: value for key, value in asdict(result).items()
-                              if key not in ("run", "model")})  # fmt: skip
-    return replace(result, model=run / MODEL)
+                              if key not in ("run", "model", "late")})  # fmt: skip
+    return replace(result, model=run / MODEL, late=outcome.late)
 
 
 def _finished(run: Path) -> Tuned:

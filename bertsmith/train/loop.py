@@ -73,10 +73,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: ``signal`` is None when it is finished, else what stopped it."""
+    """How a run ended: ``signal`` is None when it is finished, else what stopped it.
+
+    late: a signal that came when there was nothing left to stop.
+    """
 
     state: State
     signal: int | None
+    late: int | None = None
 
 
 class _Clock:
@@ -127,7 +131,9 @@ def train(
     finally:
         progress.finish()
         journal.close()
-    return Outcome(loop.state, stopper.signal if loop.state.step < plan.steps else None)
+    if loop.state.step < plan.steps:
+        return Outcome(loop.state, stopper.signal)
+    return Outcome(loop.state, None, stopper.signal)
 
 
 class _Loop:

@@ -10,15 +10,18 @@ from bertsmith.data.store import Store
 from bertsmith.errors import RunError
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.settings import read_toml
+from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train import checkpoint
 from bertsmith.train.place import FILE
+from bertsmith.train.pretrain import MODEL
 from bertsmith.train.recipe import PretrainSettings
 
 
 def snapshot(run: Path, step: int, out: Path) -> None:
     """Write the model of ``run`` as it was after ``step`` steps, whole or not at all.
 
-    Raises RunError where the run has no such checkpoint, StoreError where its store has gone.
+    Raises RunError where the run has no such checkpoint, StoreError where its model is not made yet
+    and its store is not there.
     """
     settings = PretrainSettings.parse(read_toml(run / FILE), str(run / FILE))
     known = dict(checkpoint.found(run))
@@ -32,4 +35,10 @@ def snapshot(run: Path, step: int, out: Path) -> None:
     checkpoint.load_weights(known[step], model)
     info = {"task": "pretraining", "recipe": settings.run.recipe,
             "provenance": {"settings": settings.model_dump(mode="json"), "step": step}}  # fmt: skip
-    bundle.save(out, model, Store.open(settings.run.data).tokenizer(), info)
+    finished = run / MODEL
+    words = Tokenizer.load(finished) if finished.exists() else _of_store(settings)
+    bundle.save(out, model, words, info)
+
+
+def _of_store(settings: PretrainSettings) -> Tokenizer:
+    return Store.open(settings.run.data).tokenizer()

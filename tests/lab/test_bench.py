@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bertsmith.errors import RunError, SettingsError, TaskError
+from bertsmith.errors import ModelError, RunError, SettingsError, TaskError
 from bertsmith.lab.bench import Bench
 from bertsmith.lab.cost import Costs
 from bertsmith.lab.experiments.normalization import NORMS
@@ -29,6 +29,8 @@ def number(job: Job) -> dict[str, Any]:
     """Write a number that is one more than those that it needs, and return it."""
     needed = [int((path).read_text()) for path in job.needs.values()]
     value = 1 + sum(needed) + job.stage.settings.get("add", 0)
+    if job.stage.settings.get("diverges"):
+        return {"diverged": "the loss is nan"}
     if job.stage.settings.get("fails"):
         raise RunError("it was to fail")
     if job.stage.settings.get("breaks"):
@@ -126,14 +128,28 @@ def test_a_failure_stays_alone(tmp_path: Path) -> None:
     assert bench(tmp_path).missing(wanted.values()) == [bad, wanted["x"], broken]
 
 
-def test_a_stopped_experiment_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal ends it between two steps of training; the same call finishes what was begun."""
+def test_nothing_is_made_of_what_diverged(tmp_path: Path) -> None:
+    """What needs a run that diverged has that as its result: to try it again would be in vain."""
+    bad = Stage("number", {"diverges": True})
+    wanted = {"x": Stage("number", {"add": 1}, {"bad": bad})}
+    made = bench(tmp_path)
+    made.make(wanted)
+    assert made.failures == {}
+    assert made.result(wanted["x"]) == {"diverged": f"its bad ({bad.name}) did"}
+    assert bench(tmp_path).missing(wanted.values()) == []
+
+
+@pytest.mark.parametrize("at", [12, 17], ids=["last step of a run", "amid a run"])
+def test_a_stopped_experiment_goes_on(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal ends it between two steps, or after a run's last; the same call does the rest."""
     taken = 0
 
     def counted(*arguments: Any, **named: Any) -> Any:
         nonlocal taken
         taken += 1
-        if taken == 17:
+        if taken == at:
             signal.raise_signal(signal.SIGTERM)
         return take_step(*arguments, **named)
 
@@ -170,12 +186,15 @@ def test_a_plan_tells_runs_and_minutes_and_makes_nothing(tmp_path: Path) -> None
     assert kinds.count("finetune") == 18
     assert all(own.seconds is not None and own.seconds > 0 for own in planned)
     assert not (tmp_path / "smoke" / "results").exists()
-    costs = Costs(400)
+    costs = Costs()
     kit = laboratory.kit
     short, long = (kit.pretrained(steps=steps) for steps in (10, 1000))
-    one, other = costs.of(short), costs.of(long)
-    assert one is not None
-    assert other == pytest.approx(100 * one)
+    assert costs.of(short) != costs.of(long)
+    # Left to right, every word is predicted, by a head that costs most of so small a model.
+    causal, masked = costs.of(kit.left_to_right()), costs.of(kit.pretrained())
+    assert causal is not None
+    assert masked is not None
+    assert causal > masked
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
@@ -196,6 +215,8 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         Laboratory("masking", out=tmp_path, sources=Sources(text, tasks=tmp_path))
     with pytest.raises(SettingsError, match="only features, pooling, context, positions take"):
         Laboratory("masking", out=tmp_path, sources=Sources(text, model="x"))
+    with pytest.raises(ModelError, match="nowhere"):
+        Laboratory("positions", out=tmp_path, sources=Sources(model=str(tmp_path / "nowhere")))
     with pytest.raises(RunError, match="this is a file"):
         Laboratory("masking", scale="smoke", out=text)
 
@@ -225,13 +246,17 @@ def test_files_of_a_task_are_found(tmp_path: Path) -> None:
     cut = cut_squad(dev, 2, tmp_path / "cut.json")
     assert json.loads(cut.read_text()) == {"version": "1", "data": [1, 3, 5]}
     kit = Kit(SCALES["small"], Sources(tasks=tmp_path), tmp_path / "work")
-    assert kit._files("squad")[1].parent == tmp_path / "work" / "tasks"
+    found = kit._files("squad")
+    assert [path.parent for path in found] == [tmp_path / "work" / "tasks"] * 2
+    dev.write_text(json.dumps({"version": "2", "data": [7]}))
+    assert json.loads(kit._files("squad")[1].read_text())["version"] == "2"
 
 
 def test_a_cell_has_mean_and_deviation() -> None:
     """Over seeds: mean ± standard deviation; a single one alone; nothing for nothing."""
     assert spread([1.0, 2.0, 3.0]) == "2.000 ± 1.000"
-    assert spread([1.0, None, float("nan")], ".1f") == "1.0"
+    assert spread([1.0, None, float("nan")], ".1f") == "1.0 (1 of 3; 1 diverged or constant)"
     assert spread([None]) == "-"
+    assert spread([float("nan")]) == "1 diverged or constant"
     table = Table("T", ["a", "b"], [["1", "2"]])
     assert table.markdown().splitlines()[2:] == ["| a | b |", "| --- | --- |", "| 1 | 2 |"]

@@ -60,7 +60,7 @@ def test_a_span_is_learnt(start: Path, tmp_path: Path, unanswerable: float) -> N
     dev = questions(tmp_path / "dev.jsonl", 80, unanswerable, seed=1)
     result = finetune(
         "answer", start, tmp_path / "run", data=data,
-        values={"optim": {"lr": 4e-3}, "run": {"threads": 1}, "schedule": {"epochs": 12.0},
+        values={"optim": {"lr": 4e-3}, "run": {"threads": 1}, "schedule": {"epochs": 18.0},
                 "task": {"batch": 16, "length": 24, "stride": 8, "heldout": {"dev": str(dev)}}},
     )  # fmt: skip
     assert result.metrics == ["f1", "exact"]

@@ -55,7 +55,7 @@ def test_tags_are_learnt(start: Path, tmp_path: Path, kind: str, context: str, l
     fresh = conll(tmp_path / "fresh.txt", 40, 1, pairs=pairs)
     task = {**QUICK["task"], "kind": kind, "context": context, "label": label, "length": 32,
             "heldout": {"dev": str(fresh)}}  # fmt: skip
-    values = {**QUICK, "task": task, "schedule": {"epochs": 16.0 if pairs else 30.0}}
+    values = {**QUICK, "task": task, "schedule": {"epochs": 24.0 if pairs else 30.0}}
     result = finetune("tag", start, tmp_path / "run", data=data, values=values)
     assert result.figures[result.metrics[0]] > 0.95
     assert result.figures["examples"] == 40

@@ -58,6 +58,8 @@ def _distances(
     same: list[float] = []
     other: list[float] = []
     for a, b in pairs:
+        if found[a].text == found[b].text:
+            continue  # Two places of one sentence are near for another reason.
         alike = sense[found[a].text] == sense[found[b].text]
         (same if alike else other).append(float(distances[a, b]))
     return same, other
@@ -70,11 +72,11 @@ def _settings(language: str) -> dict[str, Any]:
 
 
 def _stages(kit: Kit) -> Stages:
+    languages = ["en"] + (["ko"] if kit.sources.korean else [])
     if kit.sources.model:
         given = {"model": Path(kit.sources.model)}
         return {(language, 0): Stage(_SENSES, _settings(language), {}, given)
-                for language in SENSES}  # fmt: skip
-    languages = ["en"] + (["ko"] if kit.sources.korean else [])
+                for language in languages}  # fmt: skip
     return {
         (language, seed): Stage(
             _SENSES, _settings(language),

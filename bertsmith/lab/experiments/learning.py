@@ -30,7 +30,7 @@ def measure_filled(job: Job) -> dict[str, Any]:
     """Return the most probable words of each sentence's mask, with their probabilities."""
     told = {}
     for sentence in job.stage.settings["sentences"]:
-        words = fill(job.needs["model"], sentence, _TOP)[0].words
+        words = fill(job.needs["model"], sentence, job.stage.settings["top"])[0].words
         told[sentence] = [[word, round(share, 4)] for word, share in words]
     return {"filled": told}
 
@@ -42,7 +42,7 @@ def _moments(kit: Kit) -> dict[int, Stage]:
 
 def _stages(kit: Kit) -> Stages:
     stages: Stages = {"run": kit.pretrained(0)}
-    settings = {"sentences": list(SENTENCES)}
+    settings = {"sentences": list(SENTENCES), "top": _TOP}
     for moment, model in _moments(kit).items():
         stages["filled", moment] = Stage(_FILLED, settings, {"model": model})
     return stages
@@ -59,15 +59,15 @@ def _report(kit: Kit, found: Results) -> Report:
         rows.append([sentence, *cells])
     columns = ["sentence", *(f"after {moment:,} steps" for moment in moments)]
     curves: dict[str, Any] = {}
-    entropy = 0.0
+    marks: dict[str, float] = {}
     if run and "heldout" in run:
         curves = {"training": run["training"], "held out": run["heldout_curve"]}
-        entropy = run["heldout"]["unigram_entropy"]
+        marks = {"unigram_entropy": run["heldout"]["unigram_entropy"]}
     words = _words(rows, moments)
-    drawn = lines(curves, "steps", "masked-LM loss, nats", unigram_entropy=entropy)
+    drawn = lines(curves, "steps", "masked-LM loss, nats", **marks)
     panels = [Panel("loss", drawn), Panel("words filled in", words)]
     table = Table("What it fills in, the most probable first", columns, rows)
-    return Report([table], panels, {"unigram entropy": entropy, **curves})
+    return Report([table], panels, {**marks, **curves})
 
 
 def _words(rows: list[list[str]], moments: list[int]) -> Any:

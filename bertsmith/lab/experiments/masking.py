@@ -17,8 +17,12 @@ PAPER = {
     (80, 0, 20): (84.1, 95.2, 94.6), (80, 20, 0): (84.4, 95.2, 94.7),
     (0, 20, 80): (83.7, 94.8, 94.6), (0, 0, 100): (83.6, 94.9, 94.6),
 }  # fmt: skip
-#: What is scored, by what stands in the table for it.
-USES = {"sst-2": "SST-2 (MNLI)", "ner": "NER, fine-tuned", "ner-features": "NER, features"}
+#: What is scored: the task, and what the table calls it.
+USES = {
+    "sst-2": ("sst-2", "SST-2 (MNLI)"),
+    "ner": ("conll2003", "NER, fine-tuned"),
+    "ner-features": ("conll2003", "NER, features"),
+}
 
 
 def _mixture(mask: int, random: int) -> dict[str, Any]:
@@ -47,14 +51,17 @@ def _report(kit: Kit, found: Results) -> Report:
     seeds = range(kit.scale.seeds)
     rows, figures = [], {}
     for mixture, paper in PAPER.items():
-        scores = {use: [score(found[mixture, use, seed]) for seed in seeds] for use in USES}
+        scores = {
+            use: [score(found[mixture, use, seed], task) for seed in seeds]
+            for use, (task, _) in USES.items()
+        }
         loss = [heldout(found[mixture, "model", seed]) for seed in seeds]
         figures["/".join(map(str, mixture))] = {**scores, "held-out loss": loss}
         told = (f"{spread(scores[use])} ({own})" for use, own in zip(USES, paper, strict=True))
         rows.append([*(f"{share} %" for share in mixture), spread(loss), *told])
     columns = ["mask", "same", "random", "held-out loss (its own mixture)",
-               *(f"{name} (paper, %)" for name in USES.values())]  # fmt: skip
-    groups = {USES[use]: {name: own[use] for name, own in figures.items()} for use in USES}
+               *(f"{name} (paper, %)" for _, name in USES.values())]  # fmt: skip
+    groups = {USES[use][1]: {name: own[use] for name, own in figures.items()} for use in USES}
     return Report(
         [Table("Table 8: mixtures of mask, same word and random word", columns, rows)],
         [Panel("held out, by mask/same/random", bars(groups, "score"))], figures,

@@ -3,7 +3,6 @@
 It never knows how a stage is made.
 """
 
-import math
 from itertools import product
 from typing import Any
 
@@ -48,11 +47,9 @@ def _report(kit: Kit, found: Results) -> Report:
     for norm, words in NORMS.items():
         row = [words]
         for rate, batch in settings:
-            own = [found[norm, rate, batch, seed] for seed in seeds]
-            losses = [heldout(one) for one in own]
+            losses = [heldout(found[norm, rate, batch, seed]) for seed in seeds]
             figures[f"{norm}, rate {rate:g}, batch {batch}"] = losses
-            lost = sum(math.isnan(loss) for loss in losses if loss is not None)
-            row.append(spread(losses) + (f"; {lost} diverged" if lost else ""))
+            row.append(spread(losses))
         rows.append(row)
     columns = ["normalization", *(f"rate {rate:g}, batch {batch}" for rate, batch in settings)]
     tables = [Table("Held-out masked-LM loss, nats", columns, rows), _gradients(kit, found)]

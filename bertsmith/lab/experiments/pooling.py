@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.kit import Kit
 from bertsmith.lab.making import Job
-from bertsmith.lab.report import NOTHING, Panel, Report, Table, grid
+from bertsmith.lab.report import NOTHING, Panel, Report, Table, grid, spread
 from bertsmith.lab.stages import Stage
 from bertsmith.tasks.metrics import spearman
 from bertsmith.use.embed import Embedder
@@ -30,12 +30,12 @@ def measure_similarity(job: Job) -> dict[str, Any]:
     embedder = Embedder.load(job.model)
     pairs = _pairs(job.stage.files["pairs"], job.stage.settings["most"])
     sides = [first for first, _, _ in pairs], [second for _, second, _ in pairs]
-    layers = range(embedder.config.layers + 1)
-    job.progress.start("embedding pairs", len(layers) * len(POOLINGS), "layers x poolings")
+    layers, poolings = range(embedder.config.layers + 1), job.stage.settings["poolings"]
+    job.progress.start("embedding pairs", len(layers) * len(poolings), "layers x poolings")
     table: list[list[float]] = []
     for layer in layers:
         row: list[float] = []
-        for pooling in POOLINGS:
+        for pooling in poolings:
             left, right = (
                 embedder.encode(own, layer=layer, pooling=pooling, normalize=True) for own in sides
             )
@@ -44,7 +44,7 @@ def measure_similarity(job: Job) -> dict[str, Any]:
             job.progress.advance(1)
         table.append(row)
     job.progress.finish()
-    return {"poolings": list(POOLINGS), "layers": table, "pairs": len(pairs)}
+    return {"layers": table, "pairs": len(pairs)}
 
 
 def measure_map(job: Job) -> dict[str, Any]:
@@ -89,19 +89,19 @@ def _parted(vectors: Floats, labels: list[str]) -> float:
 
 
 def _stages(kit: Kit) -> Stages:
-    most = kit.scale.scored * 4
+    settings = {"most": kit.scale.scored * 4, "poolings": list(POOLINGS)}
     files = {"pairs": kit.sources.files("sts-b")[1]}
     shown = {"sentences": kit.sources.files("sst-2")[1]}
     if kit.sources.model:
         given = {"model": Path(kit.sources.model)}
         return {
-            ("similarity", 0): Stage(_SIMILARITY, {"most": most}, {}, files | given),
+            ("similarity", 0): Stage(_SIMILARITY, settings, {}, files | given),
             ("map", 0): Stage(_MAP, {"most": _MAPPED}, {}, shown | given),
         }
     stages: Stages = {}
     for seed in range(kit.scale.seeds):
         needs = {"model": kit.pretrained(seed)}
-        stages["similarity", seed] = Stage(_SIMILARITY, {"most": most}, needs, files)
+        stages["similarity", seed] = Stage(_SIMILARITY, settings, needs, files)
     stages["map", 0] = Stage(_MAP, {"most": _MAPPED}, {"model": kit.pretrained(0)}, shown)
     return stages
 
@@ -112,18 +112,19 @@ def _report(kit: Kit, found: Results) -> Report:  # noqa: ARG001 - all reports a
     tables, panels, figures = [], [], {}
     if known:
         # A correlation with a constant is no number, and null in a file.
-        mean = np.array([own["layers"] for own in known], np.float64).mean(0)
+        table = np.array([own["layers"] for own in known], np.float64)
+        mean = table.mean(0)
         last = len(mean) - 1
         names = [f"{layer} ({layer - last - 1})" if layer else "embeddings"
                  for layer in range(last + 1)]  # fmt: skip
         parted = shown["parted"] if shown else [None] * (last + 1)
         rows = [
-            [names[layer], *(f"{value:.3f}" for value in mean[layer]),
+            [names[layer], *(spread(own.tolist()) for own in table[:, layer].T),
              NOTHING if parted[layer] is None else f"{parted[layer]:.3f}"]
             for layer in range(last, -1, -1)
         ]  # fmt: skip
         title = "Spearman of the cosine with people's scores (STS-B, held out), no fine-tuning"
-        columns = ["layer", *POOLINGS, "neighbour of the same label (SST-2, mean)"]
+        columns = ["layer", *POOLINGS, "neighbour of the same label (SST-2, mean, seed 0)"]
         tables.append(Table(title, columns, rows))
         figures["spearman by layer from the embeddings on"] = mean.tolist()
         drawn = grid(mean.tolist()[::-1], names[::-1], POOLINGS)

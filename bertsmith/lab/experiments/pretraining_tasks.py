@@ -4,7 +4,7 @@ It never knows how a stage is made.
 """
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.kit import Kit, heldout, score
+from bertsmith.lab.kit import METRICS, Kit, heldout, score
 from bertsmith.lab.report import NOTHING, Panel, Report, Table, bars, spread
 
 #: A pair task, a similarity task, sentiment, and question answering.
@@ -41,7 +41,7 @@ def _report(kit: Kit, found: Results) -> Report:
     seeds = range(kit.scale.seeds)
     rows, figures = [], {}
     for name, paper in PAPER.items():
-        scores = {task: [score(found[name, task, seed]) for seed in seeds] for task in TASKS}
+        scores = {task: [score(found[name, task, seed], task) for seed in seeds] for task in TASKS}
         loss = [heldout(found[name, "model", seed]) for seed in seeds]
         figures[name] = {**scores, "held-out loss": loss}
         told = [f"{spread(scores[task])} ({_percent(paper.get(task))})" for task in TASKS]
@@ -49,10 +49,10 @@ def _report(kit: Kit, found: Results) -> Report:
     columns = [
         "model",
         "held-out loss of its own objective",
-        *(f"{task} (paper, %)" for task in TASKS),
+        *(f"{METRICS[task][1]} (paper, %)" for task in TASKS),
     ]
     groups = {task: {name: figures[name][task] for name in PAPER} for task in TASKS}
-    title = "Table 5: pre-training tasks (first metric of each task, held out)"
+    title = "Table 5: pre-training tasks, scored on held-out examples"
     panel = Panel("held out", bars(groups, "score"))
     return Report([Table(title, columns, rows)], [panel], figures)
 

@@ -36,7 +36,7 @@ def _stages(kit: Kit) -> Stages:
 def _report(kit: Kit, found: Results) -> Report:
     seeds, moments = range(kit.scale.seeds), _moments(kit)
     scores = {
-        (name, task, moment): [score(found[name, task, moment, seed]) for seed in seeds]
+        (name, task, moment): [score(found[name, task, moment, seed], task) for seed in seeds]
         for name in _MODELS for task in TASKS for moment in moments
     }  # fmt: skip
     rows = [
