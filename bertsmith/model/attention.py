@@ -24,8 +24,9 @@ Kernel = Literal["reference", "padded", "varlen"]
 Keep = Callable[[Tensor], Tensor]
 
 #: What another group of sequences costs `padded` on the CPU, in probabilities of one head: the
-#: calls that each needs, against passes over numbers that nothing reads.
-_GROUP_COST = 2**11
+#: calls that each needs, against passes over numbers that nothing reads. And what grouping at all
+#: must save to be worth its own calls (benchmarks/attention.py).
+_GROUP_COST, _WORTH = 2**12, 2**14
 #: Lengths are told apart by so many tokens when sequences are grouped.
 _STEP = 8
 
@@ -124,7 +125,7 @@ def grouped(lengths: list[int]) -> list[list[int]] | None:
     order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
     sizes = [-(-lengths[number] // _STEP) * _STEP for number in order]
     waste = len(sizes) * sizes[0] ** 2 - sum(size * size for size in sizes)
-    if waste <= _GROUP_COST:
+    if waste <= _WORTH:
         return None
     # Groups begin where a length does; best[n]: the least cost of the first n of those places.
     starts = [n for n in range(len(sizes)) if n == 0 or sizes[n] != sizes[n - 1]]
