@@ -17,6 +17,8 @@ _FILLED = "filled"
 _TOP = 3
 #: How many moments of a run are asked.
 _MOMENTS = 4
+#: How many times as long as usual the run is at "small": words come long after their frequencies.
+_LONGER = {"small": 8}
 SENTENCES = (
     "the capital of france is [MASK] .",
     "he was born in [MASK] 1950 .",
@@ -35,13 +37,16 @@ def measure_filled(job: Job) -> dict[str, Any]:
     return {"filled": told}
 
 
+def _run(kit: Kit) -> Stage:
+    return kit.pretrained(0, steps=kit.scale.steps * _LONGER.get(kit.scale.name, 1))
+
+
 def _moments(kit: Kit) -> dict[int, Stage]:
-    every = kit.moments(kit.pretrained(0))
-    return dict(list(every.items())[-_MOMENTS:])
+    return dict(list(kit.moments(_run(kit)).items())[-_MOMENTS:])
 
 
 def _stages(kit: Kit) -> Stages:
-    stages: Stages = {"run": kit.pretrained(0)}
+    stages: Stages = {"run": _run(kit)}
     settings = {"sentences": list(SENTENCES), "top": _TOP}
     for moment, model in _moments(kit).items():
         stages["filled", moment] = Stage(_FILLED, settings, {"model": model})
