@@ -103,10 +103,10 @@ class Stream:
         ids, segments, positions, boundaries = lay_out(
             self._split, pairs, self.facts, nsp=self._settings.nsp
         )
-        if self._settings.objective == "left-to-right":
-            masked, labels = next_words(ids, boundaries, self.facts)
-        else:
+        if self.masks:
             ids, masked, labels = mask(ids, boundaries, pairs.state, self.facts, self._settings)
+        else:
+            masked, labels = next_words(ids, boundaries, self.facts)
         return Batch(
             ids=ids,
             segments=segments,

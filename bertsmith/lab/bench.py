@@ -32,7 +32,6 @@ class _Quiet:
     """The bars of a stage without its notes: hundreds of runs would say the same of themselves."""
 
     def __init__(self, progress: Progress) -> None:
-        self._progress = progress
         self.start, self.advance, self.finish = progress.start, progress.advance, progress.finish
 
     def note(self, text: str) -> None:

@@ -23,7 +23,7 @@ from bertsmith.train.optimizer import OptimSettings
 from bertsmith.train.pieces import cut, to_device
 from bertsmith.train.step import take_step
 
-#: Stages of a probe; the first one is not counted.
+#: Steps of a probe; the first one is not counted.
 _PROBED = 3
 #: Characters of text a second that become a vocabulary or a store, and bytes of a task's file a
 #: token: rough, and small beside the training.

@@ -64,6 +64,12 @@ class Report:
         return "\n\n".join(table.markdown() for table in self.tables) + "\n"
 
 
+def average(values: Sequence[float | None]) -> float | None:
+    """Return the mean over the seeds that have a number, None where none has."""
+    known = _finite(values)
+    return mean(known) if known else None
+
+
 def spread(values: Sequence[float | None], form: str = ".3f") -> str:
     """Return mean ± standard deviation over the seeds, and how many they are if some lack.
 

@@ -9,10 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """One scale. Stages are of ``batch`` sequences of ``length`` tokens.
+    """One scale. Steps are of ``batch`` sequences of ``length`` tokens.
 
     characters: of text, for vocabulary and store. layers, width, heads: of the usual model.
-    rate: its peak learning rate, None for the recipe's. seeds: runs where a claim is made.
+    positions: that it has. seeds: runs where a claim is made.
     examples: of a task's training file; epochs: over them; answers: of SQuAD's, fewer since they
     are long; articles: every so many-th of SQuAD's held-out ones.
     """

@@ -7,7 +7,7 @@ from typing import Any
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.kit import METRICS, Kit, heldout, score
-from bertsmith.lab.report import NOTHING, Panel, Report, Table, lines, spread
+from bertsmith.lab.report import NOTHING, Panel, Report, Table, average, lines, spread
 
 TASKS = ("mrpc", "sts-b", "sst-2")
 #: Layers, width, heads. The usual model of the scale is one of them.
@@ -79,7 +79,7 @@ def _panels(figures: dict[str, Any]) -> list[Panel]:
     """Return perplexity and scores against the number of parameters."""
 
     def points(name: str) -> list[tuple[float, float]]:
-        pairs = [(own["parameters"] / 1e6, _mean(own[name])) for own in figures.values()
+        pairs = [(own["parameters"] / 1e6, average(own[name])) for own in figures.values()
                  if own["parameters"]]  # fmt: skip
         return sorted((x, y) for x, y in pairs if y is not None)
 
@@ -89,11 +89,6 @@ def _panels(figures: dict[str, Any]) -> list[Panel]:
               lines({"masked LM": points("perplexity")}, "million parameters", "perplexity")),
         Panel("fine-tuned", lines(scores, "million parameters", "score")),
     ]  # fmt: skip
-
-
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 EXPERIMENT = Experiment(

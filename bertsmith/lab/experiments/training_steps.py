@@ -3,11 +3,9 @@
 It never knows how a stage is made.
 """
 
-from statistics import mean
-
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.kit import Kit, score
-from bertsmith.lab.report import Panel, Report, Table, lines, spread
+from bertsmith.lab.report import Panel, Report, Table, average, lines, spread
 from bertsmith.lab.stages import Stage
 
 TASKS = ("sst-2", "sts-b")
@@ -52,8 +50,8 @@ def _report(kit: Kit, found: Results) -> Report:
     for task in TASKS:
         series = {}
         for name in _MODELS:
-            known = {m: [v for v in scores[name, task, m] if v is not None] for m in moments}
-            series[name] = [(m, mean(own)) for m, own in known.items() if own]
+            means = ((moment, average(scores[name, task, moment])) for moment in moments)
+            series[name] = [(moment, value) for moment, value in means if value is not None]
         panels.append(Panel(task, lines(series, "pre-training steps", "held-out score")))
     figures = {f"{name}, {task}, {moment}": own for (name, task, moment), own in scores.items()}
     return Report([Table(title, columns, rows)], panels, figures)

@@ -12,7 +12,7 @@ import torch
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.kit import Kit, heldout
 from bertsmith.lab.making import Job
-from bertsmith.lab.report import NOTHING, Panel, Report, Table, lines, spread
+from bertsmith.lab.report import NOTHING, Panel, Report, Table, average, lines, spread
 from bertsmith.lab.stages import Stage
 from bertsmith.model.loss import linear_cross_entropy
 
@@ -82,9 +82,9 @@ def _report(kit: Kit, found: Results) -> Report:
         for size in _SIZES[kit.scale.name]:
             told = _row(kit, found, (language, segment, size))
             figures[f"{name}, {size}"] = told
-            known = [value for value in told["nats a character"] if value is not None]
-            if known:
-                curves.setdefault(name, []).append((size, sum(known) / len(known)))
+            middle = average(told["nats a character"])
+            if middle is not None:
+                curves.setdefault(name, []).append((size, middle))
             rows.append([
                 name, f"{size:,}", *(_told(told[key], form) for key, form in (
                     ("words learnt", ",.0f"), ("tokens a sentence", ".1f"), ("unknown", ".3%"),
