@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import torch
 
@@ -103,6 +104,32 @@ def test_too_many_texts_or_tokens(small: Running) -> None:
     found = small.post("/embed", {"inputs": ["the smith worked " * 20] * 8})
     assert found.status_code == 422
     assert "tokens; this server takes 200" in found.json()["error"]["message"]
+
+
+def test_ten_thousand_texts(models: list[Served], running: Running) -> None:
+    """Refused as the server stands; where limits allow them, answered while others are too."""
+    texts = [TEXT[number % 5][: 6 + number % 40] for number in range(10_000)]
+    found = running.post("/embed", {"inputs": texts})
+    assert found.status_code == 422
+    assert "10,000 texts; this server takes 1,024" in found.json()["error"]["message"]
+    lives(running)
+    large = ServeSettings(texts=10_000, tokens=10**6, queue_tokens=10**6, seconds=300)
+    with listening(models[:1], large) as own, ThreadPoolExecutor(1) as pool:
+        waits: list[float] = []
+        began = time.monotonic()
+        many = pool.submit(own.post, "/embed", {"inputs": texts}, timeout=300)
+        while not many.done():
+            asked = time.monotonic()
+            lives(own)
+            waits.append(time.monotonic() - asked)
+        whole = time.monotonic() - began
+        answered = many.result()
+    assert answered.status_code == 200
+    vectors = np.array(answered.json(), np.float32)
+    wanted = models[0].embedder.encode(texts, normalize=True)
+    np.testing.assert_allclose(vectors, wanted, atol=1e-6)
+    assert len(waits) > 10, "others were not answered beside it"
+    assert max(waits) < whole / 2
 
 
 def test_a_slow_body_ends(small: Running) -> None:

@@ -18,7 +18,7 @@ from bertsmith.use.answer import answer
 from bertsmith.use.evaluate import evaluate
 from tests.model.examples import primes
 from tests.train.conftest import WORDS, tokenizer_of
-from tests.train.test_finetune import Notes
+from tests.train.test_finetune import SURE, Notes
 
 #: The answer is the word after the first one; without the first one there is no answer.
 MARK = WORDS[0]
@@ -61,6 +61,7 @@ def test_a_span_is_learnt(start: Path, tmp_path: Path, unanswerable: float) -> N
     result = finetune(
         "answer", start, tmp_path / "run", data=data,
         values={"optim": {"lr": 4e-3}, "run": {"threads": 1}, "schedule": {"epochs": 18.0},
+                "model": SURE,
                 "task": {"batch": 16, "length": 24, "stride": 8, "heldout": {"dev": str(dev)}}},
     )  # fmt: skip
     assert result.metrics == ["f1", "exact"]

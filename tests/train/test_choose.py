@@ -15,6 +15,7 @@ from bertsmith.use.choose import choose
 from bertsmith.use.evaluate import evaluate
 from tests.model.examples import primes
 from tests.train.conftest import WORDS, tokenizer_of
+from tests.train.test_finetune import SURE
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def tune(start: Path, out: Path, data: Path, **task: object) -> Tuned:
     """Fine-tune on ``data`` for some quick steps."""
     values = {
         "task": {"endings": ["x", "y", "z"], "batch": 8, **task},
-        "optim": {"lr": 3e-3}, "schedule": {"epochs": 4.0}, "run": {"threads": 1},
+        "model": SURE, "optim": {"lr": 3e-3}, "schedule": {"epochs": 4.0}, "run": {"threads": 1},
     }  # fmt: skip
     return finetune("choose", start, out, data=data, values=values)
 
