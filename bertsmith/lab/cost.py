@@ -16,8 +16,7 @@ from bertsmith.data.settings import DataSettings
 from bertsmith.lab.stages import Stage
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.config import ModelConfig
-from bertsmith.settings import merged
-from bertsmith.train import computing, device, optimizer, recipe, warming
+from bertsmith.train import computing, device, optimizer, warming
 from bertsmith.train.examples import mean_losses
 from bertsmith.train.optimizer import OptimSettings
 from bertsmith.train.pieces import cut, to_device
@@ -54,10 +53,9 @@ class Costs:
         """Return the seconds of one pre-training step, from a probe of that shape."""
         settings = stage.settings
         words = stage.needs["store"].needs["words"].settings["size"]
-        base = recipe.defaults(settings["recipe"], settings["model"])
-        model = merged(base["model"], settings["model"]) | {"vocab_size": words}
-        model["feed_forward"] = 4 * model["width"]
-        data = DataSettings.parse(merged(base.get("data", {}), settings["data"]), "the probe")
+        shape = {"vocab_size": words, "feed_forward": 4 * settings["model"]["width"]}
+        model = settings["model"] | shape
+        data = DataSettings.parse(settings["data"], "the probe")
         return self._probed(model | {"nsp": data.nsp}, data)
 
     def _probed(self, model: Mapping[str, Any], data: DataSettings) -> float:

@@ -11,6 +11,8 @@ from bertsmith.lab.scale import Scale
 from bertsmith.lab.sources import Sources, cut_squad
 from bertsmith.lab.stages import Stage, content_of
 from bertsmith.settings import merged
+from bertsmith.train.optimizer import OptimSettings
+from bertsmith.train.recipe import defaults
 
 #: Checkpoints that a pre-training run leaves, evenly on its way, and how many it may have while it
 #: runs: each best evaluation is one as well.
@@ -26,6 +28,12 @@ class Kit:
     scale: Scale
     sources: Sources
     work: Path
+
+    @property
+    def rate(self) -> float:
+        """The recipe's peak learning rate for the usual model."""
+        said = defaults(self.scale.recipe, self.scale.model()).get("optim", {})
+        return OptimSettings.parse(said, "the recipe").lr
 
     def text(self, language: str = "en") -> Stage:
         """Return the stage that cuts a language's text to the scale's size."""
@@ -57,15 +65,17 @@ class Kit:
     ) -> Stage:
         """Return a pre-training run, less what differs from the usual one: tables of settings."""
         scale, count = self.scale, steps or self.scale.steps
+        sizes = scale.model(**(model or {}))
         usual: dict[str, Any] = {
             "steps": count,
             "recipe": scale.recipe,
-            "model": scale.model(**(model or {})),
             "data": {"length": scale.length, "batch": scale.batch},
             "run": {"seed": seed, "eval_sequences": scale.scored},
             "checkpoint": {"every": max(1, count // MOMENTS), "keep": _KEPT},
         }
-        return Stage("pretrain", merged(usual, values), {"store": store or self.store()})
+        # Written out, so that a recipe that has changed is another run.
+        whole = merged(defaults(scale.recipe, sizes), usual)
+        return Stage("pretrain", merged(whole, values), {"store": store or self.store()})
 
     def left_to_right(self, seed: int = 0, **values: Any) -> Stage:
         """Return a run that sees what stands before a word only, and predicts the next one."""

@@ -6,6 +6,8 @@ It never knows a task or a text.
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bertsmith.train.recipe import Recipe
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
@@ -18,7 +20,7 @@ class Scale:
     """
 
     name: str
-    recipe: str
+    recipe: Recipe
     characters: int
     vocabulary: int
     layers: int
@@ -57,9 +59,9 @@ SCALES: dict[str, Scale] = {
     ),
     # About eight hours on two cores for all experiments together.
     "small": Scale(
-        name="small", recipe="fast", characters=40_000_000, vocabulary=8000, layers=4, width=128,
+        name="small", recipe="fast", characters=40_000_000, vocabulary=4000, layers=4, width=128,
         heads=2, positions=384, length=128, batch=16, steps=1200, seeds=3, examples=5000,
-        answers=2000, epochs=3.0, tune_rate=3e-4, tune_batch=32, articles=8, scored=512,
+        answers=2000, epochs=3.0, tune_rate=3e-4, tune_batch=32, articles=8, scored=256,
     ),
     # The paper's sizes: for those who have the machines.
     "full": Scale(

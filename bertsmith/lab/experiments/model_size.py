@@ -31,9 +31,8 @@ def _stages(kit: Kit) -> Stages:
         for size in _SIZES[kit.scale.name]:
             sizes = dict(zip(("layers", "width", "heads"), size, strict=True))
             # Models of two layers usually begin otherwise than deeper ones; here all begin alike.
-            shallow = kit.scale.recipe == "fast" and sizes["layers"] <= 2
-            more: dict[str, Any] = {"run": {"first_weights": "informed"}} if shallow else {}
-            model = kit.pretrained(seed, model=sizes, **more)
+            first = {"first_weights": "informed"} if kit.scale.recipe == "fast" else {}
+            model = kit.pretrained(seed, model=sizes, run=first)
             stages[size, "model", seed] = model
             for task in TASKS:
                 stages[size, task, seed] = kit.tuned(model, task, seed)

@@ -16,13 +16,11 @@ NORMS = {
 }  # fmt: skip
 #: Of the usual steps, how many; of the usual batch, the smaller one; of the usual rate, the lower.
 _STEPS, _BATCH, _RATE = 2, 4, 8
-#: The peak rates of the recipe for the usual models: `fast` at width 128, and as published.
-_RATES = {"fast": 2e-3, "paper": 1e-4}
 
 
 def _places(kit: Kit) -> list[tuple[str, float, int]]:
     """Return each norm at each rate and batch."""
-    high, whole = _RATES[kit.scale.recipe], kit.scale.batch
+    high, whole = kit.rate, kit.scale.batch
     rates, batches = (high, high / _RATE), (whole, max(1, whole // _BATCH))
     return list(product(NORMS, rates, batches))
 
@@ -66,7 +64,7 @@ def _report(kit: Kit, found: Results) -> Report:
 
 def _gradients(kit: Kit, found: Results) -> Table:
     """Return the norm of the first step's gradient in each layer: which layers hear of the loss."""
-    rate, batch = _RATES[kit.scale.recipe], kit.scale.batch
+    rate, batch = kit.rate, kit.scale.batch
     rows, names = [], []
     for norm, words in NORMS.items():
         result = found[norm, rate, batch, 0]
