@@ -18,7 +18,8 @@ from bertsmith.use.answer import answer
 from bertsmith.use.evaluate import evaluate
 from tests.model.examples import primes
 from tests.train.conftest import WORDS, tokenizer_of
-from tests.train.test_finetune import SURE, Notes
+from tests.train.test_finetune import SURE
+from tests.train.test_finetune_data import Notes
 
 #: The answer is the word after the first one; without the first one there is no answer.
 MARK = WORDS[0]

@@ -1,7 +1,9 @@
-"""Fine-tuning learns, repeats itself, stops and goes on, and refuses what cannot be."""
+"""Fine-tuning learns, repeats itself, stops and goes on, once or over seeds and a grid.
+
+These tests never look at what is wrong with data: tests/train/test_finetune_data.py does.
+"""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +14,16 @@ from safetensors.torch import load_file
 
 from bertsmith import bundle
 from bertsmith.bundle import Head
-from bertsmith.errors import RunError, SettingsError, TaskError
+from bertsmith.errors import RunError, SettingsError
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.packed import pack
-from bertsmith.progress import Silent
 from bertsmith.settings import read_toml
 from bertsmith.tasks.classify import losses
 from bertsmith.tasks.inputs import Part
-from bertsmith.tasks.questions import FIELDS
-from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train import several
 from bertsmith.train.finetune import Tuned, finetune
 from bertsmith.train.several import finetune_several
 from bertsmith.train.step import take_step
-from bertsmith.train.taskdata import read_data
 from bertsmith.use.evaluate import evaluate
 from bertsmith.use.predict import predict
 from tests.model.examples import primes
@@ -280,215 +278,3 @@ def test_losses_are_the_peers() -> None:
     ):
         part = Part(pack([([1], [0])]), None, targets, torch.ones(7), [1] * 7)
         torch.testing.assert_close(losses(logits, part, head).mean(), wanted)
-
-
-def test_a_held_out_file_with_an_unknown_label_is_refused(start: Path, tmp_path: Path) -> None:
-    """File and line are named, and no run is begun."""
-    data = table(tmp_path / "train.jsonl", "single", 20)
-    (tmp_path / "dev.jsonl").write_text('{"text": "w", "label": "perhaps"}\n')
-    with pytest.raises(TaskError, match=r"dev\.jsonl, line 1: an unknown label: 'perhaps'"):
-        tune(start, tmp_path / "run", data, "single",
-             task={"heldout": {"dev": str(tmp_path / "dev.jsonl")}})  # fmt: skip
-    assert not (tmp_path / "run").exists()
-
-
-class Notes(Silent):
-    """A progress that keeps what it is told."""
-
-    def __init__(self) -> None:
-        """Nothing yet."""
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        """Keep a line."""
-        self.notes.append(text)
-
-
-def test_a_label_that_is_never_trained_on_is_told(start: Path, tmp_path: Path) -> None:
-    """It is known and occurs in the held-out table only: a note, and a place in the counts."""
-    data = table(tmp_path / "train.jsonl", "single", 20)
-    (tmp_path / "dev.jsonl").write_text('{"text": "w", "label": "perhaps"}\n')
-    told = Notes()
-    task = {"heldout": {"dev": str(tmp_path / "dev.jsonl")}, "labels": ["no", "perhaps", "yes"]}
-    values = {**QUICK, "task": {**QUICK["task"], **task}, "schedule": {"steps": 1}}
-    result = finetune("classify", start, tmp_path / "run", data=data, values=values, progress=told)
-    assert result.counts["train"]["unseen"] == ["perhaps"]
-    assert "unseen" not in result.counts["dev"]
-    (line,) = [line for line in told.notes if "no example has" in line]
-    assert line == "train: no example has the label 'perhaps', so the model cannot learn it"
-    again = finetune("classify", start, tmp_path / "run", data=data, values=values)
-    assert again.counts == result.counts
-
-
-def test_a_held_out_file_that_is_trained_on_is_told(start: Path, tmp_path: Path) -> None:
-    """It is taken, since somebody may want it, but not without a word."""
-    data, told = table(tmp_path / "train.jsonl", "single", 20), Notes()
-    (tmp_path / "link.jsonl").symlink_to(data)
-    task = {**QUICK["task"], "heldout": {"dev": str(tmp_path / "link.jsonl")}}
-    values = {**QUICK, "task": task, "schedule": {"steps": 1}}
-    finetune("classify", start, tmp_path / "run", data=data, values=values, progress=told)
-    assert any(line.startswith("dev: this is the training file itself") for line in told.notes)
-
-
-def test_f1_is_for_two_labels(start: Path, tmp_path: Path) -> None:
-    """Of three it would be that of the second one, and nobody asked for it."""
-    lines = [{"text": f"w {n}", "label": f"l{n % 3}"} for n in range(20)]
-    (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(SettingsError, match=r"'f1' is no metric .* with 3 labels; .* macro_f1"):
-        tune(start, tmp_path / "run", tmp_path / "t.jsonl", "single", task={"metrics": ["f1"]})
-    assert not (tmp_path / "run").exists()
-
-
-def test_training_examples_of_one_class_are_refused(start: Path, tmp_path: Path) -> None:
-    """Also where the held-out examples have the other class, and where the labels are known."""
-    one = "".join(json.dumps({"text": f"w {n}", "label": "no"}) + "\n" for n in range(19))
-    other = '{"text": "w", "label": "yes"}\n'
-    (tmp_path / "train.jsonl").write_text(one)
-    (tmp_path / "dev.jsonl").write_text(one + other)
-    task = {"heldout": {"dev": str(tmp_path / "dev.jsonl")}, "labels": ["no", "yes"]}
-    with pytest.raises(TaskError, match=r"train\.jsonl: every label is 'no'; expected two"):
-        tune(start, tmp_path / "run", tmp_path / "train.jsonl", "single", task=task)
-    # Of twenty rows the one that is held out by 1/20 is this one.
-    held = int(np.random.default_rng(0).permutation(20)[0])
-    rows = one.splitlines(keepends=True)
-    (tmp_path / "all.jsonl").write_text("".join([*rows[:held], other, *rows[held:]]))
-    with pytest.raises(TaskError, match="without what is held out: every label is 'no'"):
-        tune(start, tmp_path / "run", tmp_path / "all.jsonl", "single",
-             task={"heldout_share": 0.05})  # fmt: skip
-    assert not (tmp_path / "run").exists()
-
-
-def refuse(word: str) -> None:
-    """Stand for a reader of JSON that takes only what the standard has."""
-    raise ValueError(word)
-
-
-def test_a_metric_that_is_no_number_is_null_on_disk(start: Path, tmp_path: Path) -> None:
-    """The correlation with a constant is NaN: every file is JSON, and the result NaN again."""
-    data = table(tmp_path / "train.jsonl", "regression", 20)
-    dev = tmp_path / "dev.jsonl"
-    dev.write_text("".join(f'{{"text": "w {word}", "label": 2}}\n' for word in WORDS[:3]))
-    task = {"heldout": {"dev": str(dev)}}
-    changes: dict[str, Any] = {"schedule": {"steps": 2}, "task": task}
-    once = tune(start, tmp_path / "run", data, "regression", **changes)
-    again = tune(start, tmp_path / "run", data, "regression", **changes)
-    assert once.model is not None
-    for result in (once, again):
-        assert math.isnan(result.figures["pearson"])
-        assert math.isfinite(result.figures["loss"])
-    for file in (tmp_path / "run" / "result.json", once.model / bundle.INFO):
-        json.loads(file.read_text(), parse_constant=refuse)
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["figures"]["pearson"] is None
-    for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
-        json.loads(line, parse_constant=refuse)
-    values = {**QUICK, **changes, "task": {**QUICK["task"], **task, "kind": "regression"}}
-    several = tmp_path / "several"
-    finetune_several("classify", start, several, seeds=2, data=data, values=values)
-    json.loads((several / "results.json").read_text(), parse_constant=refuse)
-
-
-def test_what_is_cut_of_a_held_out_share_is_counted(start: Path, tmp_path: Path) -> None:
-    """With the table that it was read from: all its texts are too long, and all are counted."""
-    data = tmp_path / "train.jsonl"
-    lines = [{"text": "w " * 20, "label": str(number % 2)} for number in range(20)]
-    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    result = tune(start, tmp_path / "run", data, "single", schedule={"steps": 1},
-                  task={"length": 12})  # fmt: skip
-    assert result.counts["train"]["cut_off"] == 20
-
-
-def test_what_cannot_be_is_refused(start: Path, tmp_path: Path) -> None:
-    """An unknown task, another shape, too long inputs, other settings in the same run."""
-    data = table(tmp_path / "train.jsonl", "single", 20)
-    with pytest.raises(SettingsError, match="unknown task 'cole'"):
-        finetune("cole", start, tmp_path / "run", data=data)
-    with pytest.raises(SettingsError, match="'matthew' is no metric of the kind 'single'"):
-        tune(start, tmp_path / "run", data, "single", task={"metrics": ["matthew"]})
-    with pytest.raises(SettingsError, match=r"run\.freeze is 99"):
-        tune(start, tmp_path / "run", data, "single", run={"freeze": 99})
-    assert not (tmp_path / "run" / "settings.toml").exists()
-    with pytest.raises(SettingsError, match=r"model\.width"):
-        tune(start, tmp_path / "run", data, "single", model={"width": 64})
-    with pytest.raises(SettingsError, match=r"shorten task\.length"):
-        tune(start, tmp_path / "run", data, "single", task={"length": 5000})
-    tune(start, tmp_path / "run", data, "single", schedule={"steps": 1})
-    with pytest.raises(RunError, match=r"task\.batch: 8 there, 4 now"):
-        tune(start, tmp_path / "run", data, "single", schedule={"steps": 1}, task={"batch": 4})
-
-
-@pytest.mark.parametrize(
-    ("task", "said", "message"),
-    [
-        ("answer", {"endings": ["x", "y"]}, "endings: answer does not read it, only choose"),
-        ("tag", {"pair": "other"}, "pair: tag does not read it, only classify, answer, choose"),
-        ("classify", {"context": "document"}, "context: classify does not read it, only tag"),
-        (
-            "answer",
-            {"text": "nosuch"},
-            r"text: the fields of SQuAD's form, as in .*own\.json, have",
-        ),
-    ],
-)
-def test_what_nothing_reads_is_refused(
-    start: Path, tmp_path: Path, task: str, said: dict[str, Any], message: str
-) -> None:
-    """A column or a setting of another family is an error before any file is read."""
-    with pytest.raises(SettingsError, match=rf"task\.{message}"):
-        finetune(task, start, tmp_path / "run", data=tmp_path / "own.json", values={"task": said})
-
-
-def test_part_of_the_training_file(start: Path, tmp_path: Path) -> None:
-    """The first examples are trained on, and the rest is counted; each fold is held out once."""
-    data = table(tmp_path / "train.jsonl", "single", 40)
-    result = tune(start, tmp_path / "run", data, "single", schedule={"steps": 1},
-                  task={"examples": 30, "heldout_share": 0.2})  # fmt: skip
-    assert result.counts["train"]["used"] == 30
-    assert result.counts["train"]["skipped"] == {"beyond task.examples = 30": 10}
-    assert result.figures["examples"] == 6
-    table(data, "single", 41)
-    task = TaskSettings(train=str(data), heldout_share=0.2)
-    held = [read_data(task.model_copy(update={"heldout_fold": fold})) for fold in range(5)]
-    texts = [one.where for own in held for one in own.heldout["heldout"]]
-    assert len(texts) == len(set(texts)) == 41
-    with pytest.raises(SettingsError, match=r"heldout_fold is 5, but shares of 0.2 end before"):
-        read_data(task.model_copy(update={"heldout_fold": 5}))
-
-
-def test_what_belongs_together_is_held_out_together(tmp_path: Path) -> None:
-    """Questions of one context, and the sentences of one document where that is their context."""
-    answers = {"text": ["c"], "answer_start": [0]}
-    asked = [{"id": str(n), "question": f"q {n}", "context": f"c {n // 4}", "answers": answers}
-             for n in range(40)]  # fmt: skip
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
-    lines = [("-DOCSTART- O\n\n" if n % 5 == 0 else "") + f"w{n} {'O' if n % 2 else 'B-X'}\n\n"
-             for n in range(40)]  # fmt: skip
-    (tmp_path / "b.txt").write_text("".join(lines))
-    own = {"kind": "span", **FIELDS, "train": str(tmp_path / "a.jsonl"), "heldout_share": 0.2}
-    span = TaskSettings.parse(own, "the test")
-    found = read_data(span)
-    contexts = {one.context for one in found.heldout["heldout"]}
-    assert len(contexts) == 2
-    assert not contexts & {one.context for one in found.train}
-    tags = TaskSettings(kind="entities", train=str(tmp_path / "b.txt"), text="0", label="1",
-                        context="document", heldout_share=0.25)  # fmt: skip
-    found = read_data(tags)
-    documents = {one.document for one in found.heldout["heldout"]}
-    assert len(documents) == 2
-    assert not documents & {one.document for one in found.train}
-
-
-@pytest.mark.parametrize(
-    ("said", "told"),
-    [({"task": {"examples": 30}}, r"task\.examples: 30 there, None now"),
-     ({"features": {"layers": "last", "width": 8}}, "features: "),
-     ({"run": {"freeze": 1}}, r"run\.freeze: 1 there, None now")],
-)  # fmt: skip
-def test_a_setting_that_is_left_out_is_another_run(
-    start: Path, tmp_path: Path, said: dict[str, Any], told: str
-) -> None:
-    """Going on without it would train on other data, or another model, than the file says."""
-    data = table(tmp_path / "train.jsonl", "single", 40)
-    first = {**said, "run": {"threads": 1, **said.get("run", {})}}
-    tune(start, tmp_path / "run", data, "single", schedule={"steps": 1}, **first)
-    with pytest.raises(RunError, match=told):
-        tune(start, tmp_path / "run", data, "single", schedule={"steps": 1})
