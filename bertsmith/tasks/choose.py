@@ -139,6 +139,9 @@ def _right(value: Any, names: Sequence[str], count: int) -> int:
 
     A number is an index from 0, also where columns have numbers for names.
     """
+    if isinstance(value, float) and value.is_integer():
+        # As tables hold whole numbers beside missing ones.
+        value = int(value)
     if not isinstance(value, str | int) or isinstance(value, bool):
         raise BadExampleError("an unknown label", f": {value!r}")
     name, letters = str(value).strip(), string.ascii_uppercase[:count]

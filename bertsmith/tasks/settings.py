@@ -4,12 +4,20 @@ It never knows how a run trains.
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from bertsmith.bundle import Kind
 from bertsmith.settings import Settings
+
+
+def _named(value: Any) -> Any:
+    return str(value) if type(value) is int else value
+
+
+#: The name of a column; its number where columns have none, said as a number or as text.
+Column = Annotated[str, BeforeValidator(_named)]
 
 
 class TaskSettings(Settings):
@@ -34,12 +42,12 @@ class TaskSettings(Settings):
     #: Columns: the text (a question, a prompt), a second text (answer: the context; choose: what
     #: each ending begins with), the label (the answers, the right ending). Of CoNLL's form they are
     #: numbers.
-    text: str = "text"
-    pair: str | None = None
-    label: str = "label"
+    text: Column = "text"
+    pair: Column | None = None
+    label: Column = "label"
     header: bool = True
     #: choose: the columns of the endings, or the one whose cells are lists of them.
-    endings: list[str] = Field(default_factory=list)
+    endings: list[Column] = Field(default_factory=list)
     #: choose: how the name of the file goes on that holds "id,label" of each row; "" where the
     #: label is a column.
     answers: str = ""

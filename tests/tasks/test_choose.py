@@ -81,6 +81,14 @@ def test_endings_can_be_a_list_of_any_number(tmp_path: Path) -> None:
     assert [(len(one.endings), one.right) for one in examples] == [(2, 1), (3, 2)]
 
 
+def test_an_index_may_stand_as_a_whole_float(tmp_path: Path) -> None:
+    """As it does in a Parquet column of whole numbers some of which are missing."""
+    line = {"text": "red", "ends": ["green", "blue"], "label": 1.0}
+    (tmp_path / "t.jsonl").write_text(json.dumps(line) + "\n")
+    [example], _ = read(tmp_path / "t.jsonl", task_of(endings=["ends"]))
+    assert example.right == 1
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -112,7 +120,7 @@ def test_a_bad_row_is_told_or_counted(tmp_path: Path, row: str, message: str) ->
         ({"text": "red", "ends": ["green", 5], "label": 0}, "no text in column 'ends', but a num"),
         ({"text": "red", "ends": ["green", None], "label": 0}, "no text in column 'ends'"),
         ({"text": "red", "ends": ["green", "blue"], "label": True}, "an unknown label: True"),
-        ({"text": "red", "ends": ["green", "blue"], "label": 1.0}, r"an unknown label: 1\.0"),
+        ({"text": "red", "ends": ["green", "blue"], "label": 1.5}, r"an unknown label: 1\.5"),
         ({"text": "red", "ends": ["green", "blue"], "label": [1]}, r"an unknown label: \[1\]"),
         ({"text": "red", "ends": "green", "label": 0}, "the column 'ends' holds one ending"),
     ],

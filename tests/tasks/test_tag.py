@@ -9,6 +9,7 @@ import pytest
 
 from bertsmith.bundle import Head
 from bertsmith.errors import SettingsError, TaskError
+from bertsmith.settings import wished
 from bertsmith.tasks.conll import Sentence
 from bertsmith.tasks.inputs import Counts, Inputs
 from bertsmith.tasks.public import TASKS
@@ -135,6 +136,18 @@ def test_columns_of_conll_have_no_names(tmp_path: Path) -> None:
         task = ENTITIES.model_copy(update={name: "word"})
         with pytest.raises(SettingsError, match=rf"a\.txt: the {name} is said .* 'word'"):
             read(tmp_path / "a.txt", task)
+
+
+def test_a_column_may_be_said_as_a_number(tmp_path: Path) -> None:
+    """``--set task.label=2`` means the column "2"; another kind of value is still an error."""
+    said = wished(None, None, ["task.label=1", "task.text=0"])["task"]
+    task = TaskSettings.parse({"kind": "tags", **said}, "the test")
+    assert (task.text, task.label) == ("0", "1")
+    (tmp_path / "a.txt").write_text("a X O\n")
+    [found], _ = read(tmp_path / "a.txt", task)
+    assert found.tags == ("X",)
+    with pytest.raises(SettingsError, match="label: Input should be a valid string"):
+        TaskSettings.parse({"label": 1.5}, "the test")
 
 
 def test_rows_of_a_document_belong_together(tmp_path: Path) -> None:
