@@ -151,22 +151,28 @@ def _ratio(ours: float, theirs: list[dict[str, Any]]) -> str:
 
 def lab_tables() -> dict[str, str]:
     """Return the tables of each experiment that docs/lab.md shows, and its picture, by name."""
-    folder = ROOT / "docs" / "lab" / "small"
-    told = {}
     # Verbs register themselves in the order of their imports.
     import_module("bertsmith.cli.verbs")
-    for name in import_module("bertsmith.cli.lab").NAMES:
-        table = folder / f"{name}.md"
-        if not table.exists():
-            told[name] = "Not run at this scale yet."
-            continue
-        facts = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-        missing = len(facts["missing"])
-        left = f", {missing} of them still missing" if missing else ""
-        head = f"{facts['question']} ({facts['source']}; {len(facts['stages'])} results{left})"
-        picture = f"![{name}](lab/small/{name}.png)"
-        told[name] = f"{head}\n\n{table.read_text(encoding='utf-8').strip()}\n\n{picture}"
-    return told
+    told = {name: _lab_table("small", name) for name in import_module("bertsmith.cli.lab").NAMES}
+    given = {f"given-{name}": _lab_table("given/small", name) for name in _OF_ANY_MODEL}
+    return told | given
+
+
+#: Experiments that docs/lab.md also shows of weights that were not made here.
+_OF_ANY_MODEL = ("pooling", "context", "positions")
+
+
+def _lab_table(folder: str, name: str) -> str:
+    results = ROOT / "docs" / "lab" / folder
+    table = results / f"{name}.md"
+    if not table.exists():
+        return "Not run at this scale yet."
+    facts = json.loads((results / f"{name}.json").read_text(encoding="utf-8"))
+    missing = len(facts["missing"])
+    left = f", {missing} of them still missing" if missing else ""
+    head = f"{facts['question']} ({facts['source']}; {len(facts['stages'])} results{left})"
+    picture = f"![{name}](lab/{folder}/{name}.png)"
+    return f"{head}\n\n{table.read_text(encoding='utf-8').strip()}\n\n{picture}"
 
 
 def _metric(metric: str, runs: list[dict[str, Any]]) -> str:

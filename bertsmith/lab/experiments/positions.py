@@ -48,7 +48,7 @@ def measure_map(job: Job) -> dict[str, Any]:
 
 def _stages(kit: Kit) -> Stages:
     if kit.sources.model:
-        return {("map", str(kit.sources.model)): _map_stage(kit, None)}
+        return {("map", Path(kit.sources.model).name): _map_stage(kit, None)}
     stages: Stages = {}
     for seed in range(kit.scale.seeds):
         for name, changes in MODELS.items():
