@@ -38,6 +38,7 @@ class Embeddings(nn.Module):
         self.segments = nn.Embedding(config.segments, config.width)
         # Pre-norm layers normalize their own input.
         self.norm = nn.Identity() if config.norm == "pre" else norm_of(config)
+        self.normed = config.norm != "none"
         self.dropout = Dropout(config.dropout, site)
         self.fixed_positions = config.positions == "sinusoidal"
         if self.fixed_positions:

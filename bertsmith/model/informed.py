@@ -3,19 +3,31 @@
 It never knows of text: how often each word occurs is told to it.
 
 A short run spends much of itself on finding out what needs no finding out: how often each word
-occurs, and that neighbouring positions belong together. Next-sentence prediction needs more, for
+occurs, and that neighbouring positions belong together. A masked LM that does not look beside the
+mask knows what a text is about and no more, and stays there for millions of tokens: what the
+neighbours say is heard only once attention finds them, and attention looks for them only once they
+say something. ``look_beside`` begins behind that. Next-sentence prediction needs more, for
 whether two segments share rare words is no linear function of their mean embeddings: a pooled [CLS]
 cannot see it until some head compares words with words, and what that head finds must weigh
 something beside what was there. What each is worth is measured in docs/measurements.md.
 """
 
+import math
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bertsmith.model.attention import SelfAttention
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.embeddings import Embeddings, sinusoids
 
+#: The shortest wave of the positions of ``look_beside``, in tokens; the longest is as long as the
+#: table.
+_SHORTEST = 3.0
+#: By how much the neighbour's score is above that of positions far away, and the size of what each
+#: of the two heads adds, where the word itself has 1. With scores a quarter as high, or heads three
+#: times as loud, much less was learnt; see docs/measurements.md.
+_BESIDE, _ASIDE = 16.0, 0.5
 #: The score that a word gives another occurrence of itself, while others get 0 on average. It is
 #: above log 128, so that one repeated word outweighs a whole sequence of others.
 _SAME_WORD = 8.0
@@ -37,6 +49,78 @@ def inform(model: PreTrainingModel, counts: Tensor) -> None:
     if not model.bert.embeddings.fixed_positions:
         # A sinusoid's root mean square is 1 / sqrt 2.
         table.copy_(sinusoids(*table.shape) * model.config.init_range * 2**0.5)
+
+
+@torch.no_grad()
+def look_beside(model: PreTrainingModel) -> None:
+    """Have two heads of the first layer look at the neighbours of a word; after ``inform``.
+
+    Positions, where they are learned, become sinusoids in dimensions of their own, in which a shift
+    is a rotation (Vaswani et al. 2017, section 3.5). One head looks a step back and one a step
+    ahead; in a causal model, one and two steps back.
+    """
+    embeddings, config = model.bert.embeddings, model.config
+    pairs = min(config.head_width, config.width // 4) // 2
+    if not pairs or embeddings.fixed_positions:
+        return
+    attention = next(one for one in model.modules() if isinstance(one, SelfAttention))
+    shifts = (-1, 1) if config.attention == "bidirectional" else (-1, -2)
+    _look_away(embeddings, attention, _part(embeddings, pairs), shifts)
+
+
+def _part(embeddings: Embeddings, pairs: int) -> Tensor:
+    """Part words from positions; return the angle of a step in each pair of dimensions, [pairs].
+
+    Positions get the last dimensions, words and segments the others. So what a head knows of where
+    a word stands is not blurred by what it is.
+    """
+    words, positions = embeddings.words.weight, embeddings.positions.weight
+    count, width = positions.shape
+    first, spread = width - 2 * pairs, float(words.std())
+    longest = max(count, _SHORTEST)
+    rates = 2 * math.pi / torch.logspace(math.log10(_SHORTEST), math.log10(longest), pairs)
+    angles = torch.arange(count)[:, None] * rates
+    for table in (words, embeddings.segments.weight):
+        table[:, first:] = 0.0
+    positions.zero_()
+    # A sinusoid's root mean square is 1 / sqrt 2.
+    positions[:, first::2] = angles.sin() * spread * 2**0.5
+    positions[:, first + 1 :: 2] = angles.cos() * spread * 2**0.5
+    return rates
+
+
+def _look_away(
+    embeddings: Embeddings, attention: SelfAttention, rates: Tensor, shifts: tuple[int, ...]
+) -> None:
+    """Have a head for each of ``shifts`` look at the word so many steps away, after ``_part``.
+
+    A query is the key of its own position, turned by the angles of these steps: their product is
+    largest where the key stands just there. Values are the words alone.
+    """
+    size, width = attention.head_width, attention.output.in_features
+    query, key, value = attention.query_key_value.weight.view(3, attention.heads, size, width)
+    first, places = width - 2 * len(rates), torch.arange(0, 2 * len(rates), 2)
+    sine, cosine = places + first, places + first + 1
+    scale = (_BESIDE * size**0.5 / _energy(embeddings)) ** 0.5
+    for head, shift in enumerate(shifts[: attention.heads]):
+        for part in (query[head], key[head], value[head]):
+            part.zero_()
+        key[head][places, sine] = key[head][places + 1, cosine] = scale
+        turned = rates * shift
+        query[head][places, sine] = query[head][places + 1, cosine] = scale * turned.cos()
+        query[head][places, cosine] = scale * turned.sin()
+        query[head][places + 1, sine] = -scale * turned.sin()
+        nn.init.orthogonal_(value[head][:, :first])
+        output = attention.output.weight[:, head * size : (head + 1) * size]
+        output.normal_(std=_ASIDE / size**0.5)
+
+
+def _energy(embeddings: Embeddings) -> float:
+    """Return the squared size that positions have in what the first layer reads."""
+    tables = (embeddings.positions, embeddings.words, embeddings.segments)
+    sizes = [float(own.weight.pow(2).sum(1).mean()) for own in tables]
+    # A norm makes the sum of the three tables one of variance 1, here or in the layer.
+    return sizes[0] / (sum(sizes) / embeddings.words.embedding_dim if embeddings.normed else 1.0)
 
 
 @torch.no_grad()

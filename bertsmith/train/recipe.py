@@ -28,9 +28,10 @@ class RunSettings(Settings):
     store: str = ""
     start_from: str | None = None
     #: What a new model starts from: chance alone, as published; "informed", what is known before
-    #: the first step (how often each word occurs, which positions are neighbours); or "matching",
-    #: the same with a head that compares words, for models of two layers.
-    first_weights: Literal["random", "informed", "matching"] = "random"
+    #: the first step (how often each word occurs, which positions are neighbours); "beside", the
+    #: same with two heads that look at the neighbours; or "matching", "informed" with a head that
+    #: compares words, for models of two layers.
+    first_weights: Literal["random", "informed", "beside", "matching"] = "random"
     seed: computing.Seed = 0
     device: str = "auto"
     precision: computing.Precision = "auto"
@@ -96,7 +97,7 @@ def defaults(recipe: Recipe, model: Mapping[str, Any]) -> dict[str, Any]:
     # much: with 0.02 a narrow model's attention stays flat, and its loss on the unigram plateau.
     spread = round(_BASE_SPREAD * (_BASE_WIDTH / width) ** 0.5, 4)
     matching = model.get("layers", _BASE_LAYERS) <= _MATCHING_LAYERS
-    first = "matching" if matching else "informed"
+    first = "matching" if matching else "beside"
     chosen = {
         "model": {"init_range": spread},
         "optim": {"lr": rate},

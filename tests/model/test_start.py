@@ -1,18 +1,27 @@
 """What a new model can start from besides chance."""
 
+import pytest
 import torch
 
 from bertsmith.model.attention import SelfAttention
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.embeddings import sinusoids
-from bertsmith.model.informed import inform, match_words
+from bertsmith.model.informed import inform, look_beside, match_words
 from bertsmith.model.packed import Packed, pack
 
 V = 11
 CONFIG = ModelConfig(
     vocab_size=V, layers=1, width=8, heads=2, feed_forward=16, max_positions=13, nsp=False
 )
+
+#: As wide as a real small model, where what is drawn averages out.
+REAL = CONFIG.model_copy(
+    update={
+        "vocab_size": 997, "width": 128, "heads": 2, "feed_forward": 131, "max_positions": 512,
+        "init_range": 0.049,
+    }
+)  # fmt: skip
 
 
 def test_the_bias_starts_at_the_words_frequencies() -> None:
@@ -38,6 +47,60 @@ def test_positions_start_as_sinusoids_of_the_size_of_words() -> None:
     assert abs(float(table.pow(2).mean().sqrt()) - CONFIG.init_range) < 1e-3
 
 
+def test_positions_start_as_sinusoids_in_dimensions_of_their_own() -> None:
+    """As large as words there; a shift is a rotation, the same one wherever it begins."""
+    torch.manual_seed(0)
+    model = PreTrainingModel(CONFIG.model_copy(update={"max_positions": 512, "width": 32}))
+    look_beside(model)
+    embeddings = model.bert.embeddings
+    table = embeddings.positions.weight.detach()
+    own = table[:, 24:]
+    assert not table[:, :24].any()
+    assert not embeddings.words.weight[:, 24:].any()
+    assert not embeddings.segments.weight[:, 24:].any()
+    assert embeddings.positions.weight.requires_grad
+    assert abs(float(own.pow(2).mean().sqrt() / embeddings.words.weight[:, :24].std()) - 1) < 0.2
+    for shift in (1, 5):
+        turn = torch.linalg.lstsq(own[:-shift], own[shift:]).solution
+        torch.testing.assert_close(own[:-shift] @ turn, own[shift:], atol=1e-5, rtol=0)
+        torch.testing.assert_close(turn @ turn.T, torch.eye(8), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("attention", "norm", "shifts"),
+    [("bidirectional", "post", (-1, 1)), ("bidirectional", "pre", (-1, 1)),
+     ("bidirectional", "none", (-1, 1)), ("causal", "post", (-1, -2))],
+)  # fmt: skip
+def test_two_heads_look_at_the_neighbours(
+    attention: str, norm: str, shifts: tuple[int, int]
+) -> None:
+    """Whatever words stand there; they had looked everywhere. What they find differs by word."""
+    torch.manual_seed(3)
+    model = PreTrainingModel(REAL.model_copy(update={"attention": attention, "norm": norm})).eval()
+    packed = pack([(torch.randint(997, (100,)).tolist(), [0] * 50 + [1] * 50)])
+    before = [_attention_of(model, packed, head) for head in range(2)]
+    look_beside(model)
+    rows = torch.arange(2, 98)
+    for head, shift in enumerate(shifts):
+        assert before[head][rows, rows + shift].mean() < 0.1
+        after = _attention_of(model, packed, head)
+        assert after[rows, rows + shift].min() > 0.3
+        assert (after[2:98].argmax(-1) == rows + shift).all()
+    first = next(one for one in model.modules() if isinstance(one, SelfAttention))
+    values = first.query_key_value.weight.view(3, 2, 64, 128)[2]
+    assert not values[:, :, 96:].any()
+    torch.testing.assert_close(values[0][:, :96] @ values[0][:, :96].T, torch.eye(64))
+
+
+def test_a_model_without_room_for_positions_of_their_own_stays_as_drawn() -> None:
+    """With a width of 7 no two dimensions are to spare, and a fixed table has them all."""
+    for changes in ({"width": 7, "heads": 1}, {"positions": "sinusoidal"}):
+        model = PreTrainingModel(CONFIG.model_copy(update=changes))
+        before = {name: own.clone() for name, own in model.state_dict().items()}
+        look_beside(model)
+        assert all(torch.equal(own, before[name]) for name, own in model.state_dict().items())
+
+
 def test_a_fixed_table_stays_as_it_is() -> None:
     """Sinusoidal positions that are not learned are not scaled."""
     model = PreTrainingModel(CONFIG.model_copy(update={"positions": "sinusoidal"}))
@@ -48,32 +111,28 @@ def test_a_fixed_table_stays_as_it_is() -> None:
 
 def test_the_first_head_looks_for_the_same_word() -> None:
     """Wherever a word stands again, in the other segment too, half of its attention goes there."""
-    config = CONFIG.model_copy(
-        update={
-            "vocab_size": 997, "width": 128, "heads": 2, "feed_forward": 131,
-            "max_positions": 512, "init_range": 0.049,
-        }
-    )  # fmt: skip
     torch.manual_seed(3)
-    model = PreTrainingModel(config).eval()
+    model = PreTrainingModel(REAL).eval()
     ids = torch.arange(101, 201)
     ids[87] = ids[13]
     packed = pack([(ids.tolist(), [0] * 50 + [1] * 50)])
-    before = _attention_of_first_head(model, packed)
+    before = _attention_of(model, packed, 0)
     inform(model, torch.ones(997, dtype=torch.long))
     match_words(model)
-    after = _attention_of_first_head(model, packed)
+    after = _attention_of(model, packed, 0)
     assert before[13, 87] < 0.1
     assert after[13, 87] > 0.25
     assert after[87, 13] > 0.25
     assert after[40].argmax() == 40
 
 
-def _attention_of_first_head(model: PreTrainingModel, packed: Packed) -> torch.Tensor:
-    """Return the probabilities of the first head of the first layer, [T, T]."""
+def _attention_of(model: PreTrainingModel, packed: Packed, head: int) -> torch.Tensor:
+    """Return the probabilities of a head of the first layer, every token seen, [T, T]."""
     attention = next(one for one in model.modules() if isinstance(one, SelfAttention))
     hidden = model.bert.embeddings(packed, None)
+    if model.config.norm == "pre":
+        hidden = model.bert.encoder.layers[0].attention_norm(hidden)  # type: ignore[operator]
     qkv = attention.query_key_value(hidden).view(-1, 3, attention.heads, attention.head_width)
     query, key, _ = qkv.unbind(1)
-    scores: torch.Tensor = query[:, 0] @ key[:, 0].T / float(attention.head_width) ** 0.5
+    scores: torch.Tensor = query[:, head] @ key[:, head].T / float(attention.head_width) ** 0.5
     return scores.softmax(-1).detach()

@@ -31,7 +31,7 @@ def _stages(kit: Kit) -> Stages:
         for size in _SIZES[kit.scale.name]:
             sizes = dict(zip(("layers", "width", "heads"), size, strict=True))
             # Models of two layers usually begin otherwise than deeper ones; here all begin alike.
-            first = {"first_weights": "informed"} if kit.scale.recipe == "fast" else {}
+            first = {"first_weights": "beside"} if kit.scale.recipe == "fast" else {}
             model = kit.pretrained(seed, model=sizes, run=first)
             stages[size, "model", seed] = model
             for task in TASKS:
