@@ -18,7 +18,7 @@ _TOP = 3
 #: How many moments of a run are asked.
 _MOMENTS = 4
 #: How many times as long as usual the run is at "small": words come long after their frequencies.
-_LONGER = {"small": 4}
+_LONGER = {"small": 2}
 SENTENCES = (
     "the capital of france is [MASK] .",
     "he was born in [MASK] 1950 .",
