@@ -133,6 +133,8 @@ def lines(series: Mapping[str, Sequence[Sequence[float]]], x: str, y: str, **mar
             axes.axhline(level, color="#444444", linestyle=":", linewidth=1,
                          label=name.replace("_", " "))  # fmt: skip
         plain(axes, x, y)
+        # Steps, layers and distances are whole numbers.
+        axes.xaxis.get_major_locator().set_params(integer=True)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False, fontsize=8)
 
