@@ -328,15 +328,16 @@ print(marks[1] - marks[0])
 def test_memory_does_not_grow_with_the_lines(
     directory: Path, tmp_path: Path, name: str, pooling: str, layers: str
 ) -> None:
-    """20,000 lines need at most 35 MiB more than 5,000; the vectors of 15,000 have over 60."""
+    """20,000 lines need at most 48 MiB more than 5,000; the vectors of 15,000 have over 60."""
     done = subprocess.run(
         [sys.executable, "-c", FLAT, directory, tmp_path / name, pooling, layers],
         capture_output=True, text=True, check=False, timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        # One heap for all threads: which of several a thread gets would be chance.
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    # Kept windows would be 59 MiB and more; 21 were seen on a busy machine without any.
-    assert float(done.stdout) < 35
+    # Kept windows would be 59 MiB and more; with several heaps 21 and 36 were seen without any.
+    assert float(done.stdout) < 48
 
 
 def test_all_settings_reach_the_vectors(embedder: Embedder, tmp_path: Path) -> None:
