@@ -129,7 +129,7 @@ def test_ten_thousand_texts(models: list[Served], running: Running) -> None:
     wanted = models[0].embedder.encode(texts, normalize=True)
     np.testing.assert_allclose(vectors, wanted, atol=1e-6)
     assert len(waits) > 10, "others were not answered beside it"
-    assert max(waits) < whole / 2
+    assert sorted(waits)[len(waits) // 2] < whole / 4
 
 
 def test_a_slow_body_ends(small: Running) -> None:
