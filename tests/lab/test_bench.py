@@ -188,11 +188,13 @@ def test_a_plan_tells_runs_and_minutes_and_makes_nothing(tmp_path: Path) -> None
     kit = laboratory.kit
     short, long = (kit.pretrained(steps=steps) for steps in (10, 1000))
     assert costs.of(short) != costs.of(long)
-    # Left to right, every word is predicted, by a head that costs most of so small a model.
-    causal, masked = costs.of(kit.left_to_right()), costs.of(kit.pretrained())
+    # Left to right, every word is predicted, by a head that costs most of so small a model; with
+    # many words so much more that no noise of the machine hides it.
+    store = kit.store(size=30_000)
+    causal, masked = costs.of(kit.left_to_right(store=store)), costs.of(kit.pretrained(store=store))
     assert causal is not None
     assert masked is not None
-    assert causal > masked / 2
+    assert causal > masked
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
