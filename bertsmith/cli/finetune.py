@@ -6,7 +6,7 @@ It never knows how training works, only how to ask for it and what to say afterw
 import signal
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -129,7 +129,8 @@ def _once(task: str, model: Path, out: Path, *, as_json: bool, given: dict[str, 
     result = tune(task, model, out, **given)
     if as_json:
         _put_result(result)
-    _leave_if_stopped(result)
+    if result.model is None:
+        _leave(result)
     if not as_json:
         _tell(result)
     say(f"wrote {result.model}")
@@ -150,7 +151,7 @@ def _several(
 
     result = finetune_several(task, model, out, seeds=seeds, grid=grid, **given)
     if result.stopped is not None:
-        _leave_if_stopped(result.stopped)
+        _leave(result.stopped)
     assert result.best is not None
     if as_json:
         put((result.out / "results.json").read_text(encoding="utf-8").rstrip())
@@ -168,11 +169,11 @@ def _several(
     say(f'next: bertsmith predict {result.model} "…"')
 
 
-def _leave_if_stopped(result: "Tuned") -> None:
-    if result.model is None:
-        say(f"stopped after step {result.step} of {result.steps}, all saved; "
-            "the same command goes on from there")  # fmt: skip
-        raise typer.Exit(128 + (result.signal or signal.SIGINT))
+def _leave(result: "Tuned") -> NoReturn:
+    """Leave as a signal asks to, that came in a run or at the end of one of several."""
+    say(f"stopped after step {result.step} of {result.steps}, all saved; "
+        "the same command goes on from there")  # fmt: skip
+    raise typer.Exit(128 + (result.signal or result.late or signal.SIGINT))
 
 
 def _put_result(result: "Tuned") -> None:

@@ -81,7 +81,7 @@ class Bench:
         if stage.name in found:
             return
         for need in stage.needs.values():
-            if not self._stands(need):
+            if not self._stands(need) and not self._diverged(need):
                 self._collect(need, found)
         found[stage.name] = stage
 
@@ -102,20 +102,22 @@ class Bench:
         if self._stands(stage) or (not again and self.result(stage) is not None):
             return True
         for part, need in stage.needs.items():
-            if not self._stands(need):
+            if not self._stands(need) and not self._diverged(need):
                 self.progress.note(f"  its {part}: {need.name}")
-            if not self._outcome(need):
-                self.failures[stage.name] = f"its {part} ({need.name}) failed"
-                return False
-        return self._made(stage)
-
-    def _made(self, stage: Stage) -> bool:
-        for part, need in stage.needs.items():
-            if "diverged" in (self.result(need) or {}):
+                if not self._outcome(need):
+                    self.failures[stage.name] = f"its {part} ({need.name}) failed"
+                    return False
+            if self._diverged(need):
                 # Nothing can be made of it, today or tomorrow.
                 result: dict[str, Any] = {"diverged": f"its {part} ({need.name}) did"}
                 write_json(self._file(stage), self._record(stage, result, 0.0))
                 return True
+        return self._made(stage)
+
+    def _diverged(self, stage: Stage) -> bool:
+        return "diverged" in (self.result(stage) or {})
+
+    def _made(self, stage: Stage) -> bool:
         maker = {**KINDS, **self.makers}[stage.kind]
         folder = self.work / stage.name
         folder.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,8 @@ from bertsmith.settings import merged
 from bertsmith.train.optimizer import OptimSettings
 from bertsmith.train.recipe import defaults
 
+#: Kinds of stages that train, of which it is a finding that one diverged.
+RUNS = ("pretrain", "finetune")
 #: Checkpoints that a pre-training run leaves, evenly on its way, and how many it may have while it
 #: runs: each best evaluation is one as well.
 MOMENTS, _KEPT = 5, 30

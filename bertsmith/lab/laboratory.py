@@ -16,7 +16,8 @@ from bertsmith.lab.bench import Bench
 from bertsmith.lab.cost import Costs
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.experiments.every import EXPERIMENTS
-from bertsmith.lab.kit import Kit
+from bertsmith.lab.kit import RUNS, Kit
+from bertsmith.lab.making import StoppedError
 from bertsmith.lab.report import Report
 from bertsmith.lab.scale import SCALES
 from bertsmith.lab.sources import Sources
@@ -99,14 +100,24 @@ class Laboratory:
         return [Planned(stage, costs.of(stage)) for stage in missing]
 
     def run(self) -> Done:
-        """Make what is missing, then write tables and picture. Raises StoppedError on a signal."""
-        self.bench.make({_words(key): stage for key, stage in self.stages.items()})
+        """Make what is missing, then write tables and picture.
+
+        Raises StoppedError on a signal, once what is there so far is written.
+        """
+        try:
+            self.bench.make({_words(key): stage for key, stage in self.stages.items()})
+        except StoppedError:
+            self.tell()
+            raise
         return self.tell()
 
     def tell(self) -> Done:
         """Write tables and picture from the results that are there."""
         results: Results = {key: self.bench.result(stage) for key, stage in self.stages.items()}
-        found = self.experiment.report(self.kit, results)
+        # A run that diverged is a finding; of what was to be measured on it, there is nothing.
+        vain = {key for key, own in results.items()
+                if own and "diverged" in own and self.stages[key].kind not in RUNS}  # fmt: skip
+        found = self.experiment.report(self.kit, {**results, **dict.fromkeys(vain)})
         name = self.experiment.name
         table, facts, picture = (self.out / f"{name}.{end}" for end in ("md", "json", "png"))
         write_whole(table, found.markdown())

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
+from textwrap import fill
 from typing import Any
 
 from bertsmith.errors import MissingExtraError
@@ -99,7 +100,8 @@ def draw(report: Report, path: Path, title: str) -> None:
     rows = math.ceil(count / columns)
     figure = Figure(figsize=(6.4 * columns, 4.4 * rows), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=12, x=0.01, ha="left")
+    # As many letters as a plot is wide, at this size.
+    figure.suptitle(fill(title, 75 * columns), fontsize=12, x=0.01, ha="left")
     grid = figure.subplots(rows, columns, squeeze=False)
     for place, axes in enumerate(grid.flat):
         if place >= count:
@@ -170,7 +172,8 @@ def bars(groups: Mapping[str, Mapping[str, Sequence[float | None]]], y: str) -> 
             axes.set_ylim(max(0.0, least - 0.6 * (most - least) - 0.02 * most))
         axes.set_xticks(range(len(names)), names, fontsize=8)
         plain(axes, "", y)
-        axes.legend(frameon=False, fontsize=8)
+        if every:
+            axes.legend(frameon=False, fontsize=8)
 
     return drawn
 

@@ -16,7 +16,7 @@ class Scale:
     characters: of text, for vocabulary and store. layers, width, heads: of the usual model.
     positions: that it has. seeds: runs where a claim is made.
     examples: of a task's training file; epochs: over them; answers: of SQuAD's, fewer since they
-    are long; articles: every so many-th of SQuAD's held-out ones.
+    are long; articles: every so many-th of SQuAD's, in both files.
     """
 
     name: str

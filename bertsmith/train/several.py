@@ -44,7 +44,8 @@ class Setting:
 class Several:
     """All runs under ``out``. best: the run with the best first metric; model: a copy of its own.
 
-    stopped: the run that a signal stopped, if one did; what was not begun is not there.
+    stopped: the run that a signal stopped, or the one after which it did, if one came; what was
+    not begun is not there, and nothing was chosen.
     """
 
     out: Path
@@ -98,11 +99,14 @@ def finetune_several(
             own = merged(merged(said, own), {"run": {"seed": seed}})
             run = folder / _name(chosen, seed)
             result = finetune(task, model, run, data=data, values=own, progress=progress)
-            if result.signal is not None:
+            if result.signal is None:
+                shutil.rmtree(run / FOLDER, ignore_errors=True)
+                found[-1].runs.append(result)
+            # A signal that came too late to stop a run stops those that would follow it.
+            more = chosen is not places[-1] or seed < first + seeds - 1
+            if result.signal is not None or (result.late is not None and more):
                 stopped = result
                 break
-            shutil.rmtree(run / FOLDER, ignore_errors=True)
-            found[-1].runs.append(result)
         if stopped:
             break
     return _told(folder, [one for one in found if one.runs], stopped)

@@ -11,6 +11,7 @@ import pytest
 from bertsmith.errors import ModelError, RunError, SettingsError, TaskError
 from bertsmith.lab.bench import Bench
 from bertsmith.lab.cost import Costs
+from bertsmith.lab.experiments.every import EXPERIMENTS
 from bertsmith.lab.experiments.normalization import NORMS
 from bertsmith.lab.kit import Kit
 from bertsmith.lab.laboratory import Laboratory
@@ -137,6 +138,29 @@ def test_nothing_is_made_of_what_diverged(tmp_path: Path) -> None:
     assert made.failures == {}
     assert made.result(wanted["x"]) == {"diverged": f"its bad ({bad.name}) did"}
     assert bench(tmp_path).missing(wanted.values()) == []
+    later = {"y": Stage("number", {"add": 2}, {"bad": bad})}
+    assert bench(tmp_path).missing(later.values()) == [later["y"]]
+    shutil.rmtree(tmp_path / "work")
+    made.make(later)
+    assert made.result(later["y"]) == {"diverged": f"its bad ({bad.name}) did"}
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize("name", sorted(EXPERIMENTS))
+def test_an_experiment_tells_of_runs_that_diverged(name: str, tmp_path: Path) -> None:
+    """Nothing was measured on them: a table and its picture stand all the same."""
+    laboratory = Laboratory(name, scale="smoke", out=tmp_path, seeds=2)
+    results = tmp_path / "smoke" / "results"
+    results.mkdir(parents=True)
+    for stage in laboratory.stages.values():
+        result: dict[str, Any] = {"diverged": "the loss is nan"}
+        if stage.kind == "pretrain":
+            result |= {"training": [], "gradients": [], "heldout_curve": []}
+        content = {"result": result}
+        (results / f"{stage.name}.json").write_text(json.dumps(content))
+    done = laboratory.run()
+    assert (done.failures, done.missing) == ({}, 0)
+    assert done.files[0].exists()
 
 
 @pytest.mark.parametrize("at", [12, 17], ids=["last step of a run", "amid a run"])
@@ -158,6 +182,7 @@ def test_a_stopped_experiment_goes_on(
         Laboratory("activations", scale="smoke", out=tmp_path).run()
     assert stopped.value.signal == signal.SIGTERM
     assert len(list((tmp_path / "smoke/results").glob("pretrain-*.json"))) == 1
+    assert (tmp_path / "smoke/activations.md").exists()
     done = Laboratory("activations", scale="smoke", out=tmp_path).run()
     assert (done.missing, done.failures) == (0, {})
     # Four runs of twelve steps, and none of them twice.
@@ -187,7 +212,9 @@ def test_a_plan_tells_runs_and_minutes_and_makes_nothing(tmp_path: Path) -> None
     costs = Costs()
     kit = laboratory.kit
     short, long = (kit.pretrained(steps=steps) for steps in (10, 1000))
-    assert costs.of(short) != costs.of(long)
+    one, other = costs.of(short), costs.of(long)
+    assert one is not None
+    assert other == pytest.approx(100 * one)
     # Left to right, every word is predicted, by a head that costs most of so small a model; with
     # many words so much more that no noise of the machine hides it.
     store = kit.store(size=30_000)

@@ -115,21 +115,18 @@ def test_ten_thousand_texts(models: list[Served], running: Running) -> None:
     lives(running)
     large = ServeSettings(texts=10_000, tokens=10**6, queue_tokens=10**6, seconds=300)
     with listening(models[:1], large) as own, ThreadPoolExecutor(1) as pool:
-        waits: list[float] = []
-        began = time.monotonic()
+        others = 0
         many = pool.submit(own.post, "/embed", {"inputs": texts}, timeout=300)
         while not many.done():
-            asked = time.monotonic()
             lives(own)
-            waits.append(time.monotonic() - asked)
-        whole = time.monotonic() - began
+            others += 1
         answered = many.result()
     assert answered.status_code == 200
     vectors = np.array(answered.json(), np.float32)
     wanted = models[0].embedder.encode(texts, normalize=True)
     np.testing.assert_allclose(vectors, wanted, atol=1e-6)
-    assert len(waits) > 10, "others were not answered beside it"
-    assert sorted(waits)[len(waits) // 2] < whole / 4
+    # Each of them asked once the one before was answered; behind the many there would be one.
+    assert others > 10, "others were not answered beside it"
 
 
 def test_a_slow_body_ends(small: Running) -> None:

@@ -4,6 +4,7 @@ These tests never look at what is wrong with data: tests/train/test_finetune_dat
 """
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from bertsmith.model.packed import pack
 from bertsmith.settings import read_toml
 from bertsmith.tasks.classify import losses
 from bertsmith.tasks.inputs import Part
-from bertsmith.train import several
+from bertsmith.train import loop, several
 from bertsmith.train.finetune import Tuned, finetune
 from bertsmith.train.several import finetune_several
 from bertsmith.train.step import take_step
@@ -164,6 +165,30 @@ def test_several_seeds_keep_the_best(start: Path, tmp_path: Path) -> None:
     assert len(losses) == 3
     again = finetune_several("classify", start, tmp_path / "all", seeds=3, data=data, values=values)
     assert again.settings == found.settings
+
+
+def test_a_signal_at_the_end_of_a_run_stops_those_that_follow(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came too late to stop the first; the second is not begun, and the same call goes on."""
+    data = table(tmp_path / "train.jsonl", "single", 20)
+    values = {**QUICK, "schedule": {"steps": 2}}
+    steps = 0
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return take_step(*arguments, **named)
+
+    monkeypatch.setattr(loop, "take_step", counted)
+    out = tmp_path / "all"
+    found = finetune_several("classify", start, out, seeds=2, data=data, values=values)
+    assert found.stopped is not None
+    assert (found.stopped.late, found.model, steps) == (signal.SIGTERM, None, 2)
+    found = finetune_several("classify", start, out, seeds=2, data=data, values=values)
+    assert (found.stopped, found.model, steps) == (None, out / "model", 4)
 
 
 def test_several_never_replace_what_stands_there(start: Path, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def conll(path: Path, count: int, seed: int, *, pairs: bool = True) -> Path:
 )
 def test_tags_are_learnt(start: Path, tmp_path: Path, kind: str, context: str, label: str) -> None:
     """Scores near 1 on fresh sentences, by finetune's own figures and by evaluate."""
-    # Whole documents have fewer inputs, and where all names are single words fewer are enough.
+    # Whole documents are fewer inputs; to tell that all names are single words, they are enough.
     pairs = context == "sentence"
     data = conll(tmp_path / "train.txt", 300, 0, pairs=pairs)
     fresh = conll(tmp_path / "fresh.txt", 40, 1, pairs=pairs)
@@ -60,7 +60,8 @@ def test_tags_are_learnt(start: Path, tmp_path: Path, kind: str, context: str, l
     values = {**QUICK, "model": SURE, "task": task,
               "schedule": {"epochs": 20.0}}  # fmt: skip
     result = finetune("tag", start, tmp_path / "run", data=data, values=values)
-    assert result.figures[result.metrics[0]] > 0.85
+    # An entity is found only where each of its words is.
+    assert result.figures[result.metrics[0]] > (0.95 if kind == "tags" else 0.85)
     assert result.figures["examples"] == 40
     assert result.model is not None
     again = evaluate(result.model, fresh)

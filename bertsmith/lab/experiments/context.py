@@ -13,7 +13,7 @@ import numpy as np
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.kit import Kit
 from bertsmith.lab.making import Job
-from bertsmith.lab.report import Panel, Report, Table, lines, spread
+from bertsmith.lab.report import Panel, Report, Table, average, lines, spread
 from bertsmith.lab.senses import SENSES
 from bertsmith.lab.stages import Stage
 from bertsmith.use.embed import Embedder
@@ -90,19 +90,21 @@ def _stages(kit: Kit) -> Stages:
 def _report(kit: Kit, found: Results) -> Report:  # noqa: ARG001 - all reports are asked alike
     tables, panels, figures = [], [], {}
     for language in dict.fromkeys(key[0] for key in found):  # type: ignore[index]
-        known = [own["layers"] for key, own in found.items()
-                 if key[0] == language and own]  # type: ignore[index] # fmt: skip
-        if not known:
+        runs = [own["layers"] if own else None for key, own in found.items()
+                if key[0] == language]  # type: ignore[index] # fmt: skip
+        known = next((own for own in runs if own), None)
+        if known is None:
             continue
         name, rows = _NAMES[language], []
         curve = []
-        for layer in range(len(known[0])):
-            told = {what: [own[layer][what] for own in known] for what in known[0][layer]}
+        for layer, whats in enumerate(known):
+            told = {what: [own[layer][what] if own else None for own in runs] for what in whats}
             rows.append([
                 f"layer {layer}" if layer else "embeddings, with position",
                 spread(told["same"]), spread(told["other"]), spread(told["parted"]),
             ])  # fmt: skip
-            curve.append((layer, float(np.mean(told["parted"]))))
+            if (middle := average(told["parted"])) is not None:
+                curve.append((layer, middle))
             figures[f"{name}, layer {layer}"] = told
         rows = [["the word's own (static)", "0", "0", "0.500"], *rows]
         tables.append(Table(

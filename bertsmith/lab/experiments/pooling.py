@@ -107,19 +107,22 @@ def _stages(kit: Kit) -> Stages:
 
 
 def _report(kit: Kit, found: Results) -> Report:  # noqa: ARG001 - all reports are asked alike
-    known = [own for key, own in found.items() if key[0] == "similarity" and own]  # type: ignore[index]
+    # A correlation with a constant is no number, and null in a file.
+    runs = [np.array(own["layers"], np.float64) if own else None
+            for key, own in found.items() if key[0] == "similarity"]  # type: ignore[index] # fmt: skip
+    known = [own for own in runs if own is not None]
     shown = found["map", 0]
     tables, panels, figures = [], [], {}
     if known:
-        # A correlation with a constant is no number, and null in a file.
-        table = np.array([own["layers"] for own in known], np.float64)
-        mean = table.mean(0)
+        mean = np.mean(known, 0)
         last = len(mean) - 1
         names = [f"{layer} ({layer - last - 1})" if layer else "embeddings"
                  for layer in range(last + 1)]  # fmt: skip
         parted = shown["parted"] if shown else [None] * (last + 1)
         rows = [
-            [names[layer], *(spread(own.tolist()) for own in table[:, layer].T),
+            [names[layer],
+             *(spread([None if own is None else float(own[layer, place]) for own in runs])
+               for place in range(len(POOLINGS))),
              NOTHING if parted[layer] is None else f"{parted[layer]:.3f}"]
             for layer in range(last, -1, -1)
         ]  # fmt: skip
