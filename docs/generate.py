@@ -170,7 +170,9 @@ def _lab_table(folder: str, name: str) -> str:
     facts = json.loads((results / f"{name}.json").read_text(encoding="utf-8"))
     missing = len(facts["missing"])
     left = f", {missing} of them still missing" if missing else ""
-    head = f"{facts['question']} ({facts['source']}; {len(facts['stages'])} results{left})"
+    count = len(facts["stages"])
+    made = f"{count} result{'s' * (count != 1)}{left}"
+    head = f"{facts['question']} ({facts['source']}; {made})"
     picture = f"![{name}](lab/{folder}/{name}.png)"
     return f"{head}\n\n{table.read_text(encoding='utf-8').strip()}\n\n{picture}"
 

@@ -49,8 +49,9 @@ def demo(
         _do("vocab", corpus, "--size", VOCABULARY, "--out", tokenizer)
     if not (store / "manifest.json").exists():
         _do("prepare", corpus, "--tokenizer", tokenizer, "--held-out", 0.05, "--out", store)
-    settings = (f"schedule.least_steps={LEAST_STEPS}", f"run.eval_sequences={HELD_OUT}",
-                "run.eval_every=250", f"run.seed={seed}")  # fmt: skip
+    # Of four heads, two look at the neighbours, and one compares the sentences of a pair.
+    settings = ("model.heads=4", f"schedule.least_steps={LEAST_STEPS}", "run.eval_every=250",
+                f"run.eval_sequences={HELD_OUT}", f"run.seed={seed}")  # fmt: skip
     _do(
         "pretrain", "--data", store, "--size", "tiny", "--minutes", minutes, "--out", run,
         *(part for setting in settings for part in ("--set", setting)),

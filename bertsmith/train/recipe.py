@@ -29,9 +29,9 @@ class RunSettings(Settings):
     start_from: str | None = None
     #: What a new model starts from: chance alone, as published; "informed", what is known before
     #: the first step (how often each word occurs, which positions are neighbours); "beside", the
-    #: same with two heads that look at the neighbours; or "matching", "informed" with a head that
-    #: compares words, for models of two layers.
-    first_weights: Literal["random", "informed", "beside", "matching"] = "random"
+    #: same with two heads that look at the neighbours; or "across", the same with one that looks
+    #: for words in the other segment, for models of two layers.
+    first_weights: Literal["random", "informed", "beside", "across"] = "random"
     seed: computing.Seed = 0
     device: str = "auto"
     precision: computing.Precision = "auto"
@@ -73,8 +73,9 @@ _FAST: dict[str, Any] = {
     "schedule": {"warmup_steps": 10_000},
 }
 
-#: Beyond so many layers the first weights that compare words do harm.
-_MATCHING_LAYERS = 2
+#: Models of so many layers begin by looking across the segments; in deeper ones it was not tried
+#: at length, and its louder layers kept the masked LM from learning.
+_ACROSS_LAYERS = 2
 
 #: Peak learning rates of `fast` by width: small models bear, and at short budgets need, more.
 _FAST_RATES = ((128, 2e-3), (256, 1e-3), (512, 7e-4), (768, 4e-4))
@@ -87,8 +88,8 @@ _BASE_WIDTH, _BASE_LAYERS, _BASE_SPREAD = 768, 12, 0.02
 PAPER_STEPS = 1_000_000
 
 
-def defaults(recipe: Recipe, model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe's settings for a model of the given sizes."""
+def defaults(recipe: Recipe, model: Mapping[str, Any], *, nsp: bool = True) -> dict[str, Any]:
+    """Return a recipe's settings for a model of the given sizes, with or without next sentence."""
     if recipe == "paper":
         return merged(_PAPER, {"model": dict(model), "run": {"recipe": "paper"}})
     width = model.get("width", _BASE_WIDTH)
@@ -96,12 +97,11 @@ def defaults(recipe: Recipe, model: Mapping[str, Any]) -> dict[str, Any]:
     # The paper's 0.02 suits base. A product over fewer inputs needs larger weights to say as
     # much: with 0.02 a narrow model's attention stays flat, and its loss on the unigram plateau.
     spread = round(_BASE_SPREAD * (_BASE_WIDTH / width) ** 0.5, 4)
-    matching = model.get("layers", _BASE_LAYERS) <= _MATCHING_LAYERS
-    first = "matching" if matching else "beside"
+    across = nsp and model.get("layers", _BASE_LAYERS) == _ACROSS_LAYERS
     chosen = {
         "model": {"init_range": spread},
         "optim": {"lr": rate},
-        "run": {"first_weights": first},
+        "run": {"first_weights": "across" if across else "beside"},
     }
     base = merged(_FAST, chosen)
     return merged(base, {"model": dict(model)})

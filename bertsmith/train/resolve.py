@@ -52,7 +52,10 @@ def resolve(wishes: Wishes, store: Store) -> PretrainSettings:
         model = _start(wishes.start_from, store)
     else:
         model = _resized(_size(wishes.size or "mini"), said.get("model"))
-    base = recipe.defaults(wishes.recipe, model)
+    data = said.get("data")
+    # A recipe does not say whether there are pairs.
+    nsp = data.get("nsp", True) if isinstance(data, Mapping) else True
+    base = recipe.defaults(wishes.recipe, model, nsp=nsp is not False)
     if wishes.cuda and wishes.recipe == "fast":
         # A batch that keeps the device busy; on the CPU, more steps learn more in a short time.
         base = merged(base, {"data": {"batch": 256}})
@@ -64,8 +67,7 @@ def resolve(wishes: Wishes, store: Store) -> PretrainSettings:
     else:
         base = merged(base, {"model": {"vocab_size": store.manifest.vocab_size}})
     base = merged(base, {"run": facts})
-    data = merged(base, said).get("data")
-    base["model"]["nsp"] = data.get("nsp", True) if isinstance(data, Mapping) else True
+    base["model"]["nsp"] = nsp
     source = str(wishes.config) if wishes.config else "the settings"
     settings = _parse(base, wished(wishes.config), said, source)
     if wishes.start_from:

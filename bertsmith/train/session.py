@@ -19,7 +19,8 @@ from bertsmith.data.stream import Stream
 from bertsmith.data.unigram import word_counts
 from bertsmith.model.bert import PreTrainingModel, parameter_count
 from bertsmith.model.dropout import Noise
-from bertsmith.model.informed import inform, look_beside, match_words
+from bertsmith.model.informed import inform
+from bertsmith.model.looking import look_across, look_beside
 from bertsmith.train import device, optimizer, probe, schedule, warming
 from bertsmith.train.examples import Pretraining, mean_losses
 from bertsmith.train.pieces import to_device
@@ -74,10 +75,10 @@ class Session:
         if self.settings.run.first_weights != "random":
             words = word_counts(self.train, self.settings.model.vocab_size)
             inform(self.model, torch.from_numpy(words))
-        if self.settings.run.first_weights == "matching":
-            match_words(self.model)
         if self.settings.run.first_weights == "beside":
             look_beside(self.model)
+        if self.settings.run.first_weights == "across":
+            look_across(self.model, self.facts.cls_id)
         if self.settings.run.start_from:
             source = bundle.load(self.settings.run.start_from)
             self.notes = source.notes()

@@ -1,5 +1,7 @@
 """What a new model can start from besides chance."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -7,7 +9,8 @@ from bertsmith.model.attention import SelfAttention
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.embeddings import sinusoids
-from bertsmith.model.informed import inform, look_beside, match_words
+from bertsmith.model.informed import inform
+from bertsmith.model.looking import look_across, look_beside
 from bertsmith.model.packed import Packed, pack
 
 V = 11
@@ -22,6 +25,10 @@ REAL = CONFIG.model_copy(
         "init_range": 0.049,
     }
 )  # fmt: skip
+
+
+#: The id of [CLS] in these tests.
+CLS = 2
 
 
 def test_the_bias_starts_at_the_words_frequencies() -> None:
@@ -44,7 +51,7 @@ def test_positions_start_as_sinusoids_of_the_size_of_words() -> None:
     finite = ratio[sinusoids(*table.shape).abs() > 1e-3]
     torch.testing.assert_close(finite, finite[0].expand_as(finite))
     assert table.requires_grad
-    assert abs(float(table.pow(2).mean().sqrt()) - CONFIG.init_range) < 1e-3
+    assert abs(float(table.detach().pow(2).mean().sqrt()) - CONFIG.init_range) < 1e-3
 
 
 def test_positions_start_as_sinusoids_in_dimensions_of_their_own() -> None:
@@ -109,29 +116,64 @@ def test_a_fixed_table_stays_as_it_is() -> None:
     assert torch.equal(model.bert.embeddings.positions.weight, before)
 
 
-def test_the_first_head_looks_for_the_same_word() -> None:
-    """Wherever a word stands again, in the other segment too, half of its attention goes there."""
+@pytest.mark.parametrize("heads", [2, 4])
+def test_a_head_looks_for_the_word_in_the_other_segment(heads: int) -> None:
+    """Where it is not there, the head stays at [CLS], and adds the same wherever it does."""
     torch.manual_seed(3)
-    model = PreTrainingModel(REAL).eval()
+    config = REAL.model_copy(update={"layers": 2, "heads": heads, "nsp": True})
+    model = PreTrainingModel(config).eval()
     ids = torch.arange(101, 201)
-    ids[87] = ids[13]
+    ids[0] = CLS
+    ids[60:70], ids[30:35] = ids[10:20], ids[40:45]
     packed = pack([(ids.tolist(), [0] * 50 + [1] * 50)])
-    before = _attention_of(model, packed, 0)
     inform(model, torch.ones(997, dtype=torch.long))
-    match_words(model)
-    after = _attention_of(model, packed, 0)
-    assert before[13, 87] < 0.1
-    assert after[13, 87] > 0.25
-    assert after[87, 13] > 0.25
-    assert after[40].argmax() == 40
+    look_across(model, CLS)
+    after = _attention_of(model, packed, 1 if heads == 2 else 2)
+    here, there = torch.arange(10, 20), torch.arange(60, 70)
+    assert after[here, there].mean() > 0.6
+    assert after[there, here].mean() > 0.6
+    # The same word in the same segment, or itself, is not what it looks for.
+    alone = torch.tensor([*range(1, 10), *range(20, 60), *range(70, 100)])
+    assert after[alone, 0].median() > 0.3
+    assert after[torch.arange(30, 35), torch.arange(40, 45)].mean() < 0.3
 
 
-def _attention_of(model: PreTrainingModel, packed: Packed, head: int) -> torch.Tensor:
-    """Return the probabilities of a head of the first layer, every token seen, [T, T]."""
-    attention = next(one for one in model.modules() if isinstance(one, SelfAttention))
-    hidden = model.bert.embeddings(packed, None)
+@pytest.mark.parametrize("heads", [2, 4])
+def test_neighbours_are_looked_at_beside_it(heads: int) -> None:
+    """Both in the first layer; of two heads, the one ahead is in the second."""
+    torch.manual_seed(3)
+    model = PreTrainingModel(REAL.model_copy(update={"layers": 2, "heads": heads})).eval()
+    packed = pack([(torch.randint(997, (100,)).tolist(), [0] * 50 + [1] * 50)])
+    look_across(model, CLS)
+    rows = torch.arange(2, 98)
+    back = _attention_of(model, packed, 0)[rows, rows - 1]
+    layer, head = (1, 0) if heads == 2 else (0, 1)
+    ahead = _attention_of(model, packed, head, layer)[rows, rows + 1]
+    assert back.mean() > 0.8
+    # In the second layer, what the first one added blurs where a word stands.
+    assert ahead.mean() > (0.2 if layer else 0.8)
+
+
+@pytest.mark.parametrize("changes", [{"layers": 1}, {"layers": 2, "heads": 1}])
+def test_without_another_layer_or_head_it_looks_beside_alone(changes: dict[str, int]) -> None:
+    """What [CLS] could not hear of is not looked for."""
+    made = []
+    for start in (partial(look_across, cls=CLS), look_beside):
+        torch.manual_seed(3)
+        model = PreTrainingModel(REAL.model_copy(update=changes))
+        start(model)
+        made.append(model.state_dict())
+    assert all(torch.equal(own, made[1][name]) for name, own in made[0].items())
+
+
+def _attention_of(
+    model: PreTrainingModel, packed: Packed, head: int, layer: int = 0
+) -> torch.Tensor:
+    """Return the probabilities of a head, every token seen, [T, T]."""
+    attention = [one for one in model.modules() if isinstance(one, SelfAttention)][layer]
+    hidden = list(model.bert.hidden_states(packed))[layer]
     if model.config.norm == "pre":
-        hidden = model.bert.encoder.layers[0].attention_norm(hidden)  # type: ignore[operator]
+        hidden = model.bert.encoder.layers[layer].attention_norm(hidden)  # type: ignore[operator]
     qkv = attention.query_key_value(hidden).view(-1, 3, attention.heads, attention.head_width)
     query, key, _ = qkv.unbind(1)
     scores: torch.Tensor = query[:, head] @ key[:, head].T / float(attention.head_width) ** 0.5

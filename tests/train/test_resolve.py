@@ -53,10 +53,12 @@ def test_the_recipe_follows_the_sizes_that_were_set(settle: Any) -> None:
     """Rate, deviation, first weights and feed-forward width are those of the sizes said last."""
     tiny = settle(size="tiny")
     assert (tiny.run.first_weights, tiny.optim.lr, tiny.model.feed_forward) == (
-        "matching",
+        "across",
         2e-3,
         512,
     )
+    alone = settle(size="tiny", assignments=["data.nsp=false"])
+    assert alone.run.first_weights == "beside"
     deeper = settle(size="tiny", assignments=["model.layers=4", "model.width=256"])
     assert (deeper.run.first_weights, deeper.optim.lr) == ("beside", 1e-3)
     assert (deeper.model.feed_forward, deeper.model.init_range) == (1024, settle().model.init_range)
