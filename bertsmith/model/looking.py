@@ -63,10 +63,11 @@ def look_across(model: PreTrainingModel, cls: int) -> None:
 
     All three are in the first layer. A model of two heads looks ahead in the second layer, with one
     of them: by the other, [CLS] hears what the first layer found. For models of two layers; one of
-    a single layer or head looks beside alone.
+    a single layer, head or segment looks beside alone.
     """
     first, *others = _attentions(model)
-    if not others or first.heads == 1 or first.head_width < _LEAST:
+    lone = 1 in (first.heads, model.config.segments)
+    if not others or lone or first.head_width < _LEAST:
         look_beside(model)
         return
     if (space := _Space.part(model)) is None:
@@ -102,8 +103,7 @@ class _Space:
 
     words: how many the first are. rates: the angle of a step in each pair of the others. Other
     sizes are of what the first layer reads, where a norm makes variance 1 of the sum of the three
-    tables. segment: what tells the segments apart, [D] and an offset: 1 in the first, -1 in the
-    second. shared: two directions, what the segments have apart and in common, [2, D].
+    tables. variance: of words, in their dimensions. energy: the squared size of a position.
     """
 
     def __init__(self, embeddings: Embeddings, rates: Tensor) -> None:
@@ -113,19 +113,23 @@ class _Space:
         scale = (sum(energy) / width) ** 0.5 if embeddings.normed else 1.0
         self.embeddings, self.scale = embeddings, scale
         self.rates, self.words = rates, width - 2 * len(rates)
-        self.variance = energy[0] / self.words / scale**2
-        #: The squared size of a position.
-        self.energy = energy[1] / scale**2
-        one, other = embeddings.segments.weight[:2]
-        half, middle = (one - other) / 2, (one + other) / 2
-        self.segment = half * scale / half.pow(2).sum()
-        self.offset = -float(middle @ half / half.pow(2).sum())
-        self.shared = torch.stack([half, middle])
+        self.variance, self.energy = energy[0] / self.words / scale**2, energy[1] / scale**2
+
+    def segments(self) -> Tensor:
+        """Return half of what tells the segments apart, and what they have in common: [2, D]."""
+        one, other = self.embeddings.segments.weight[:2]
+        return torch.stack([one - other, one + other]) / 2
+
+    def segment(self) -> tuple[Tensor, float]:
+        """Return what reads the segment: [D], and an offset; 1 in the first, -1 in the second."""
+        half, middle = self.segments()
+        square = half.pow(2).sum()
+        return half * self.scale / square, -float(middle @ half / square)
 
     def word(self, number: int) -> Tensor:
         """Return what reads a word: [D]; 1 where it stands, near 0 at others, blind to segments."""
         own: Tensor = self.embeddings.words.weight[number]
-        apart = torch.linalg.qr(self.shared.T).Q
+        apart = torch.linalg.qr(self.segments().T).Q
         own = own - apart @ (apart.T @ own)
         return own * self.scale / own.pow(2).sum()
 
@@ -187,15 +191,15 @@ def _look_for_words(space: _Space, head: _Head, cls: int) -> None:
     head.key.zero_()
     # Directions at right angles, the first two of them those of the segments.
     drawn = torch.randn(space.words, space.words)
-    drawn[:, :2] = space.shared[:, : space.words].T
+    drawn[:, :2] = space.segments()[:, : space.words].T
     words = torch.linalg.qr(drawn).Q[:, 2 : head.size].T
     words *= (_SAME * score / (len(words) * space.variance)) ** 0.5
     head.query[: last - 1, : space.words] = head.key[: last - 1, : space.words] = words
-    root = (_OTHER * score) ** 0.5
-    head.query[last], head.query_bias[last] = space.segment * root, space.offset * root
-    head.key[last], head.key_bias[last] = -space.segment * root, -space.offset * root
+    (segment, offset), root = space.segment(), (_OTHER * score) ** 0.5
+    head.query[last], head.query_bias[last] = segment * root, offset * root
+    head.key[last], head.key_bias[last] = -segment * root, -offset * root
     # [CLS] is of the first segment, for which it must make up.
     head.key[last - 1] = head.value[0] = space.word(cls)
-    head.query[last - 1] = space.segment * _OTHER * score
-    head.query_bias[last - 1] = (_NOWHERE + space.offset * _OTHER) * score
+    head.query[last - 1] = segment * _OTHER * score
+    head.query_bias[last - 1] = (_NOWHERE + offset * _OTHER) * score
     head.output[:, 0].normal_(std=_MARK)

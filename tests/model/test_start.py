@@ -154,8 +154,10 @@ def test_neighbours_are_looked_at_beside_it(heads: int) -> None:
     assert ahead.mean() > (0.2 if layer else 0.8)
 
 
-@pytest.mark.parametrize("changes", [{"layers": 1}, {"layers": 2, "heads": 1}])
-def test_without_another_layer_or_head_it_looks_beside_alone(changes: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "changes", [{"layers": 1}, {"layers": 2, "heads": 1}, {"layers": 2, "segments": 1}]
+)
+def test_where_it_cannot_look_across_it_looks_beside_alone(changes: dict[str, int]) -> None:
     """What [CLS] could not hear of is not looked for."""
     made = []
     for start in (partial(look_across, cls=CLS), look_beside):
