@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import ModelError
+
+#: A list of numbers and nulls as indented JSON has it; no text has a line break of its own there.
+_NUMBERS = re.compile(r"\[\n\s+((?:(?:null|[-+.\deE]+),\s+)*(?:null|[-+.\deE]+))\s+\]")
 
 
 def check_new(folder: Path) -> None:
@@ -65,9 +69,15 @@ def figures_of(read: Mapping[str, Any]) -> dict[str, Any]:
     return {name: math.nan if value is None else value for name, value in read.items()}
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` as indented UTF-8 JSON, whole or not at all."""
-    write_whole(path, json_of(value, indent=2) + "\n")
+def write_json(path: Path, value: Any, *, rows: bool = False) -> None:
+    """Write ``value`` as indented UTF-8 JSON, whole or not at all.
+
+    ``rows``: a list of numbers takes a line, not a line each.
+    """
+    text = json_of(value, indent=2)
+    if rows:
+        text = _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
+    write_whole(path, text + "\n")
 
 
 @contextmanager

@@ -110,7 +110,7 @@ class Bench:
             if self._diverged(need):
                 # Nothing can be made of it, today or tomorrow.
                 result: dict[str, Any] = {"diverged": f"its {part} ({need.name}) did"}
-                write_json(self._file(stage), self._record(stage, result, 0.0))
+                write_json(self._file(stage), self._record(stage, result, 0.0), rows=True)
                 return True
         return self._made(stage)
 
@@ -135,7 +135,8 @@ class Bench:
             (folder / "traceback.txt").write_text(traceback.format_exc(), encoding="utf-8")
             return False
         late = result.pop(LATE, None)
-        write_json(self._file(stage), self._record(stage, result, time.perf_counter() - began))
+        record = self._record(stage, result, time.perf_counter() - began)
+        write_json(self._file(stage), record, rows=True)
         if stage.kind in SPENT:
             shutil.rmtree(folder)
         if late is not None:

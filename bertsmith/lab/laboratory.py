@@ -121,7 +121,7 @@ class Laboratory:
         name = self.experiment.name
         table, facts, picture = (self.out / f"{name}.{end}" for end in ("md", "json", "png"))
         write_whole(table, found.markdown())
-        write_json(facts, self._facts(found, results))
+        write_json(facts, self._facts(found, results), rows=True)
         files = [table, facts]
         try:
             if found.panels:

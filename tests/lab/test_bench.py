@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bertsmith.errors import ModelError, RunError, SettingsError, TaskError
+from bertsmith.files import write_json
 from bertsmith.lab.bench import Bench
 from bertsmith.lab.cost import Costs
 from bertsmith.lab.experiments.every import EXPERIMENTS
@@ -277,6 +278,17 @@ def test_files_of_a_task_are_found(tmp_path: Path) -> None:
     assert [path.parent for path in found] == [tmp_path / "work" / "tasks"] * 2
     dev.write_text(json.dumps({"version": "2", "data": [7]}))
     assert json.loads(kit._files("squad")[1].read_text())["version"] == "2"
+
+
+def test_a_list_of_numbers_takes_a_line(tmp_path: Path) -> None:
+    """What is read is what was written, whatever else it has."""
+    value = {"map": [[1.0, -0.5e-7, None], [3]], "names": ["[\n 1,\n 2\n]", "b"], "none": [],
+             "mixed": [1, "a"], "table": [{"row": [1, 2]}]}  # fmt: skip
+    write_json(tmp_path / "a.json", value, rows=True)
+    text = (tmp_path / "a.json").read_text()
+    assert json.loads(text) == value
+    assert "[1.0, -5e-08, null],\n" in text
+    assert '"row": [1, 2]' in text
 
 
 def test_a_cell_has_mean_and_deviation() -> None:
