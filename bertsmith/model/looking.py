@@ -24,16 +24,17 @@ from bertsmith.model.embeddings import Embeddings
 #: The shortest wave of the positions, in tokens; the longest is as long as the table.
 _SHORTEST = 3.0
 #: By how much the neighbour's score is above that of positions far away, and the size of what each
-#: of the two heads adds, where the word itself has 1. With scores a quarter as high, or heads three
-#: times as loud, much less was learnt; see docs/measurements.md.
+#: of the two heads adds, where what the layer reads has 1. With scores a quarter as high, or heads
+#: three times as loud, much less was learnt; see docs/measurements.md.
 _BESIDE, _ASIDE = 16.0, 0.5
 #: Scores of the head that looks across: what a word gives itself wherever it stands, what the other
 #: segment gets and the own one loses, and what [CLS] has. So a word that stands in the other
-#: segment too scores 22 there, itself 10, and others 6 or, where they are alike, up to 13.
+#: segment too scores 22 there, itself 10, and others 6 in the other segment and -6 in the own: give
+#: or take 4 in a head of width 32, so that some are taken for it by chance.
 _SAME, _OTHER, _NOWHERE = 16.0, 6.0, 16.0
-#: The size of what that head adds where it stays at [CLS], where the word itself has 1.
-_MARK = 0.5
-#: How many times larger values and attention outputs start in a model that looks across.
+#: The size of what that head adds where it stays at [CLS], where what the layer reads has 1.
+_MARK = 1.0
+#: How many times larger all other values and attention outputs start in a model that looks across.
 _VOICE = 2.0
 #: Dimensions that a head needs for it: one for the segment, one for [CLS], and some for words.
 _LEAST = 4
@@ -56,18 +57,19 @@ def look_beside(model: PreTrainingModel) -> None:
 
 
 @torch.no_grad()
-def look_across(model: PreTrainingModel, cls: int) -> None:
+def look_across(model: PreTrainingModel, cls_id: int) -> None:
     """``look_beside``, and have a head look for the word in the other segment; after ``inform``.
 
-    ``cls``: the id of [CLS], where that head stays if the word is not there.
+    ``cls_id``: where that head stays if the word is not there.
 
     All three are in the first layer. A model of two heads looks ahead in the second layer, with one
     of them: by the other, [CLS] hears what the first layer found. For models of two layers; one of
-    a single layer, head or segment looks beside alone.
+    a single layer, head or segment looks beside alone, and a causal one, whose [CLS] hears nothing.
+    One without room for positions of their own stays as it was drawn.
     """
     first, *others = _attentions(model)
-    lone = 1 in (first.heads, model.config.segments)
-    if not others or lone or first.head_width < _LEAST:
+    alone = not others or 1 in (first.heads, model.config.segments) or first.head_width < _LEAST
+    if alone or model.config.attention == "causal":
         look_beside(model)
         return
     if (space := _Space.part(model)) is None:
@@ -78,7 +80,7 @@ def look_across(model: PreTrainingModel, cls: int) -> None:
     few = first.heads == 2
     _look_away(space, _Head(first, 0), -1)
     _look_away(space, _Head(others[0], 0) if few else _Head(first, 1), 1)
-    _look_for_words(space, _Head(first, 1 if few else 2), cls)
+    _look_for_words(space, _Head(first, 1 if few else 2), cls_id)
 
 
 def _attentions(model: PreTrainingModel) -> list[SelfAttention]:
@@ -103,14 +105,17 @@ class _Space:
 
     words: how many the first are. rates: the angle of a step in each pair of the others. Other
     sizes are of what the first layer reads, where a norm makes variance 1 of the sum of the three
-    tables. variance: of words, in their dimensions. energy: the squared size of a position.
+    tables. variance: of words, in their dimensions. energy: the squared size of a position. heard:
+    the root mean square of all.
     """
 
     def __init__(self, embeddings: Embeddings, rates: Tensor) -> None:
         tables = (embeddings.words, embeddings.positions, embeddings.segments)
         width = embeddings.words.embedding_dim
         energy = [float(own.weight.pow(2).sum(1).mean()) for own in tables]
-        scale = (sum(energy) / width) ** 0.5 if embeddings.normed else 1.0
+        drawn = (sum(energy) / width) ** 0.5
+        scale = drawn if embeddings.normed else 1.0
+        self.heard = drawn / scale
         self.embeddings, self.scale = embeddings, scale
         self.rates, self.words = rates, width - 2 * len(rates)
         self.variance, self.energy = energy[0] / self.words / scale**2, energy[1] / scale**2
@@ -170,7 +175,7 @@ def _look_away(space: _Space, head: _Head, shift: int) -> None:
     for part in (head.query, head.key, head.value):
         part.zero_()
     head.key[places, sine] = head.key[places + 1, cosine] = scale
-    turned = space.rates * shift
+    turned = (space.rates * shift).to(head.query)
     head.query[places, sine] = head.query[places + 1, cosine] = scale * turned.cos()
     head.query[places, cosine] = scale * turned.sin()
     head.query[places + 1, sine] = -scale * turned.sin()
@@ -178,7 +183,7 @@ def _look_away(space: _Space, head: _Head, shift: int) -> None:
     head.output.normal_(std=_ASIDE / head.size**0.5)
 
 
-def _look_for_words(space: _Space, head: _Head, cls: int) -> None:
+def _look_for_words(space: _Space, head: _Head, cls_id: int) -> None:
     """Have a head look for its word in the other segment, and stay at [CLS] where it is not there.
 
     The last dimension of its keys and queries is for the segment, the one before it for [CLS], the
@@ -199,7 +204,7 @@ def _look_for_words(space: _Space, head: _Head, cls: int) -> None:
     head.query[last], head.query_bias[last] = segment * root, offset * root
     head.key[last], head.key_bias[last] = -segment * root, -offset * root
     # [CLS] is of the first segment, for which it must make up.
-    head.key[last - 1] = head.value[0] = space.word(cls)
+    head.key[last - 1] = head.value[0] = space.word(cls_id)
     head.query[last - 1] = segment * _OTHER * score
     head.query_bias[last - 1] = (_NOWHERE + offset * _OTHER) * score
-    head.output[:, 0].normal_(std=_MARK)
+    head.output[:, 0].normal_(std=_MARK * space.heard)

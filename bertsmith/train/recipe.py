@@ -73,9 +73,9 @@ _FAST: dict[str, Any] = {
     "schedule": {"warmup_steps": 10_000},
 }
 
-#: Models of so many layers begin by looking across the segments; in deeper ones it was not tried
-#: at length, and its louder layers kept the masked LM from learning.
-_ACROSS_LAYERS = 2
+#: Models of so many layers begin by looking across the segments, which was not tried in deeper
+#: ones, at no higher rate than this: there the masked LM drowns next sentence before it is learnt.
+_ACROSS_LAYERS, _ACROSS_RATE = 2, 1e-3
 
 #: Peak learning rates of `fast` by width: small models bear, and at short budgets need, more.
 _FAST_RATES = ((128, 2e-3), (256, 1e-3), (512, 7e-4), (768, 4e-4))
@@ -100,7 +100,7 @@ def defaults(recipe: Recipe, model: Mapping[str, Any], *, nsp: bool = True) -> d
     across = nsp and model.get("layers", _BASE_LAYERS) == _ACROSS_LAYERS
     chosen = {
         "model": {"init_range": spread},
-        "optim": {"lr": rate},
+        "optim": {"lr": min(rate, _ACROSS_RATE) if across else rate},
         "run": {"first_weights": "across" if across else "beside"},
     }
     base = merged(_FAST, chosen)

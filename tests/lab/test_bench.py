@@ -149,7 +149,7 @@ def test_nothing_is_made_of_what_diverged(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(EXPERIMENTS))
 def test_an_experiment_tells_of_runs_that_diverged(name: str, tmp_path: Path) -> None:
-    """Nothing was measured on them: a table and its picture stand all the same."""
+    """Nothing was measured on them: nothing is looked for in what is not there."""
     laboratory = Laboratory(name, scale="smoke", out=tmp_path, seeds=2)
     results = tmp_path / "smoke" / "results"
     results.mkdir(parents=True)
@@ -161,7 +161,6 @@ def test_an_experiment_tells_of_runs_that_diverged(name: str, tmp_path: Path) ->
         (results / f"{stage.name}.json").write_text(json.dumps(content))
     done = laboratory.run()
     assert (done.failures, done.missing) == ({}, 0)
-    assert done.files[0].exists()
 
 
 @pytest.mark.parametrize("at", [12, 17], ids=["last step of a run", "amid a run"])

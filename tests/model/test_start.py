@@ -1,5 +1,6 @@
 """What a new model can start from besides chance."""
 
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -154,13 +155,62 @@ def test_neighbours_are_looked_at_beside_it(heads: int) -> None:
     assert ahead.mean() > (0.2 if layer else 0.8)
 
 
+@pytest.mark.parametrize("norm", ["post", "pre", "none"])
+def test_heads_are_as_loud_as_they_are_to_be(norm: str) -> None:
+    """Where what the layer reads has 1: 1/2 for a neighbour, and 1 for staying at [CLS]."""
+    torch.manual_seed(3)
+    changes = {"layers": 2, "heads": 4, "nsp": True, "norm": norm}
+    model = PreTrainingModel(REAL.model_copy(update=changes)).eval()
+    drawn = {name: own.clone() for name, own in model.state_dict().items()}
+    look_across(model, CLS)
+    first = next(one for one in model.modules() if isinstance(one, SelfAttention))
+    packed = pack([([CLS, *range(101, 200)], [0] * 50 + [1] * 50)])
+    read = 1.0 if norm != "none" else float(next(iter(model.bert.hidden_states(packed))).std())
+    added = []
+    for head in range(3):
+        attention, values = (_attention_of(model, packed, head), _values_of(model, packed, head))
+        outputs = first.output.weight.detach()[:, head * 32 : head * 32 + 32]
+        if head == 2:
+            # Only its first value says where it stays; the others are as drawn.
+            own = (attention @ values[:, :1] @ outputs[:, :1].T)[attention[:, 0] > 0.98]
+            assert len(own) > 5
+            assert (own - own.mean(0)).norm(dim=1).max() < 0.2 * own.mean(0).norm()
+        else:
+            own = values[1:] @ outputs.T
+        added.append(float(own.pow(2).mean().sqrt()) / read)
+    assert added == pytest.approx([0.5, 0.5, 1.0], rel=0.2)
+    # All others are twice as loud as they were drawn.
+    for name, own in model.state_dict().items():
+        if name.endswith("1.attention.output.weight"):
+            torch.testing.assert_close(own, 2 * drawn[name])
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("start", [partial(look_across, cls_id=CLS), look_beside])
+def test_a_model_on_a_gpu_begins_so_too(start: Callable[[PreTrainingModel], None]) -> None:
+    """Written where the weights are: what is not drawn, as on the CPU."""
+    changes = {"layers": 2, "heads": 4, "nsp": True}
+    model = PreTrainingModel(REAL.model_copy(update=changes))
+    there = PreTrainingModel(REAL.model_copy(update=changes)).cuda()
+    there.load_state_dict(model.state_dict())
+    start(model)
+    start(there)
+    for name, own in there.state_dict().items():
+        assert own.isfinite().all()
+        if name.endswith("positions.weight"):
+            torch.testing.assert_close(own.cpu(), model.state_dict()[name])
+
+
 @pytest.mark.parametrize(
-    "changes", [{"layers": 1}, {"layers": 2, "heads": 1}, {"layers": 2, "segments": 1}]
-)
+    "changes",
+    [{"layers": 1}, {"layers": 2, "heads": 1}, {"layers": 2, "segments": 1},
+     {"layers": 2, "attention": "causal", "nsp": False}],
+)  # fmt: skip
 def test_where_it_cannot_look_across_it_looks_beside_alone(changes: dict[str, int]) -> None:
     """What [CLS] could not hear of is not looked for."""
     made = []
-    for start in (partial(look_across, cls=CLS), look_beside):
+    for start in (partial(look_across, cls_id=CLS), look_beside):
         torch.manual_seed(3)
         model = PreTrainingModel(REAL.model_copy(update=changes))
         start(model)
@@ -172,11 +222,22 @@ def _attention_of(
     model: PreTrainingModel, packed: Packed, head: int, layer: int = 0
 ) -> torch.Tensor:
     """Return the probabilities of a head, every token seen, [T, T]."""
+    query, key, _ = _parts_of(model, packed, head, layer)
+    scores = query @ key.T / float(query.shape[1]) ** 0.5
+    return torch.softmax(scores, -1)
+
+
+def _values_of(model: PreTrainingModel, packed: Packed, head: int) -> torch.Tensor:
+    """Return the values of a head of the first layer, [T, H]."""
+    return _parts_of(model, packed, head, 0)[2]
+
+
+def _parts_of(
+    model: PreTrainingModel, packed: Packed, head: int, layer: int
+) -> tuple[torch.Tensor, ...]:
     attention = [one for one in model.modules() if isinstance(one, SelfAttention)][layer]
     hidden = list(model.bert.hidden_states(packed))[layer]
     if model.config.norm == "pre":
         hidden = model.bert.encoder.layers[layer].attention_norm(hidden)  # type: ignore[operator]
     qkv = attention.query_key_value(hidden).view(-1, 3, attention.heads, attention.head_width)
-    query, key, _ = qkv.unbind(1)
-    scores: torch.Tensor = query[:, head] @ key[:, head].T / float(attention.head_width) ** 0.5
-    return scores.softmax(-1).detach()
+    return tuple(part[:, head].detach() for part in qkv.unbind(1))

@@ -54,11 +54,11 @@ def test_the_recipe_follows_the_sizes_that_were_set(settle: Any) -> None:
     tiny = settle(size="tiny")
     assert (tiny.run.first_weights, tiny.optim.lr, tiny.model.feed_forward) == (
         "across",
-        2e-3,
+        1e-3,
         512,
     )
     alone = settle(size="tiny", assignments=["data.nsp=false"])
-    assert alone.run.first_weights == "beside"
+    assert (alone.run.first_weights, alone.optim.lr) == ("beside", 2e-3)
     deeper = settle(size="tiny", assignments=["model.layers=4", "model.width=256"])
     assert (deeper.run.first_weights, deeper.optim.lr) == ("beside", 1e-3)
     assert (deeper.model.feed_forward, deeper.model.init_range) == (1024, settle().model.init_range)
@@ -172,7 +172,7 @@ def test_other_settings_are_refused_by_name(settle: Any, tmp_path: Path) -> None
     assert lines == {
         "model.dropout: 0.1 there, 0.2 now",
         "data.batch: 32 there, 7 now",
-        "optim.lr: 0.002 there, 0.5 now",
+        "optim.lr: 0.001 there, 0.5 now",
         "run.seed: 0 there, 3 now",
     }
 
