@@ -37,7 +37,8 @@ def draw(run: Path, title: str) -> Path:
     axes.set_title(title, loc="left", fontsize=11)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    # Over the line of the entropy, which may pass behind it.
+    axes.legend(facecolor="white", framealpha=0.9, edgecolor="none")
     path = run / NAME
     figure.savefig(path)
     return path
