@@ -110,7 +110,7 @@ class Bench:
             if self._diverged(need):
                 # Nothing can be made of it, today or tomorrow.
                 result: dict[str, Any] = {"diverged": f"its {part} ({need.name}) did"}
-                write_json(self._file(stage), self._record(stage, result, 0.0), rows=True)
+                self._keep(stage, result, 0.0)
                 return True
         return self._made(stage)
 
@@ -135,8 +135,7 @@ class Bench:
             (folder / "traceback.txt").write_text(traceback.format_exc(), encoding="utf-8")
             return False
         late = result.pop(LATE, None)
-        record = self._record(stage, result, time.perf_counter() - began)
-        write_json(self._file(stage), record, rows=True)
+        self._keep(stage, result, time.perf_counter() - began)
         if stage.kind in SPENT:
             shutil.rmtree(folder)
         if late is not None:
@@ -147,9 +146,9 @@ class Bench:
         self.failures[stage.name] = why
         self.progress.note(f"{stage.name} failed: {why}")
 
-    def _record(self, stage: Stage, result: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Return all that was run, for whoever doubts the result."""
-        return {
+    def _keep(self, stage: Stage, result: dict[str, Any], seconds: float) -> None:
+        """Write a result, and all that was run, for whoever doubts it."""
+        record = {
             "bertsmith": __version__,
             "kind": stage.kind,
             "settings": dict(stage.settings),
@@ -161,3 +160,4 @@ class Bench:
             "machine": {"processor": platform.processor() or platform.machine(),
                         "threads": torch.get_num_threads(), "torch": torch.__version__},
         }  # fmt: skip
+        write_json(self._file(stage), record, rows=True)

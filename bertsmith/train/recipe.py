@@ -73,8 +73,8 @@ _FAST: dict[str, Any] = {
     "schedule": {"warmup_steps": 10_000},
 }
 
-#: Models of so many layers begin by looking across the segments, which was not tried in deeper
-#: ones, at no higher rate than this: there the masked LM drowns next sentence before it is learnt.
+#: Models of so many layers begin by looking across the segments (in four, the masked LM lagged), at
+#: no higher rate than this: there the masked LM drowns next sentence before it is learnt.
 _ACROSS_LAYERS, _ACROSS_RATE = 2, 1e-3
 
 #: Peak learning rates of `fast` by width: small models bear, and at short budgets need, more.
