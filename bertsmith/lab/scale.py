@@ -60,7 +60,7 @@ SCALES: dict[str, Scale] = {
     # About eight hours on two cores for all experiments together.
     "small": Scale(
         name="small", recipe="fast", characters=40_000_000, vocabulary=4000, layers=4, width=128,
-        heads=2, positions=384, length=128, batch=16, steps=1200, seeds=3, examples=5000,
+        heads=4, positions=384, length=128, batch=32, steps=800, seeds=3, examples=5000,
         answers=2000, epochs=3.0, tune_rate=3e-4, tune_batch=32, articles=8, scored=256,
     ),
     # The paper's sizes: for those who have the machines.

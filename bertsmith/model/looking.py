@@ -8,8 +8,8 @@ come to by itself. A masked LM that does not look beside the mask knows what a t
 more, and stays there for millions of tokens: what the neighbours say is heard only once attention
 finds them, and attention looks for them only once they say something. Next sentence has the same
 trouble: whether two segments share words is no linear function of their mean embeddings, so that
-[CLS] sees nothing of it until some head compares words with words. What each is worth is measured
-in docs/measurements.md.
+[CLS] sees nothing of it until some head compares words with words, and another counts what that one
+found. What each is worth is measured in docs/measurements.md.
 """
 
 import math
@@ -34,8 +34,9 @@ _BESIDE, _ASIDE = 16.0, 0.5
 _SAME, _OTHER, _NOWHERE = 16.0, 6.0, 16.0
 #: The size of what that head adds where it stays at [CLS], where what the layer reads has 1.
 _MARK = 1.0
-#: How many times larger all other values and attention outputs start in a model that looks across.
-_VOICE = 2.0
+#: What the head that counts them adds for a whole sequence of such words, less what it adds for a
+#: usual one, of which so large a share stays there.
+_COUNT, _USUAL = 2.0, 0.45
 #: Dimensions that a head needs for it: one for the segment, one for [CLS], and some for words.
 _LEAST = 4
 
@@ -49,10 +50,9 @@ def look_beside(model: PreTrainingModel) -> None:
     ahead; in a causal model, one and two steps back. A model of one head has the first of them; one
     without room for positions of their own stays as it was drawn.
     """
-    shifts = (-1, 1) if model.config.attention == "bidirectional" else (-1, -2)
     if (space := _Space.part(model)) is not None:
         attention = _attentions(model)[0]
-        for head, shift in enumerate(shifts[: attention.heads]):
+        for head, shift in enumerate(_neighbours(model)[: attention.heads]):
             _look_away(space, _Head(attention, head), shift)
 
 
@@ -62,25 +62,33 @@ def look_across(model: PreTrainingModel, cls_id: int) -> None:
 
     ``cls_id``: where that head stays if the word is not there.
 
-    All three are in the first layer. A model of two heads looks ahead in the second layer, with one
-    of them: by the other, [CLS] hears what the first layer found. For models of two layers; one of
-    a single layer, head or segment looks beside alone, and a causal one, whose [CLS] hears nothing.
-    One without room for positions of their own stays as it was drawn.
+    All three are in the first layer; a head of the second counts how many words were not found, and
+    next sentence begins with no opinion, so that it does not shake what it reads before it can use
+    it. A model of two heads looks ahead in the second layer, with the other one. In a causal model
+    not [CLS] but the last token hears of it, as tasks do. One of a single layer, head or segment
+    looks beside alone, and one without room for positions of their own stays as it was drawn.
     """
     first, *others = _attentions(model)
-    alone = not others or 1 in (first.heads, model.config.segments) or first.head_width < _LEAST
-    if alone or model.config.attention == "causal":
+    if not others or 1 in (first.heads, model.config.segments) or first.head_width < _LEAST:
         look_beside(model)
         return
     if (space := _Space.part(model)) is None:
         return
-    for attention in (first, *others):
-        attention.query_key_value.weight[2 * model.config.width :].mul_(_VOICE)
-        attention.output.weight.mul_(_VOICE)
-    few = first.heads == 2
-    _look_away(space, _Head(first, 0), -1)
-    _look_away(space, _Head(others[0], 0) if few else _Head(first, 1), 1)
-    _look_for_words(space, _Head(first, 1 if few else 2), cls_id)
+    (back, ahead), second, few = _neighbours(model), others[0], first.heads == 2
+    _look_away(space, _Head(first, 0), back)
+    _look_away(space, _Head(second, 0) if few else _Head(first, 1), ahead)
+    seeker = _Head(first, 1 if few else 2)
+    _look_for_words(space, seeker, cls_id)
+    # A norm divides by what heads have added, about.
+    louder = (1 + 2 * _ASIDE**2 + _MARK**2) ** 0.5 if model.config.norm != "none" else 1.0
+    _count(space, _Head(second, 1 if few else 0), seeker.output[:, 0] / louder)
+    if model.nsp is not None:
+        model.nsp.classifier.weight.zero_()
+
+
+def _neighbours(model: PreTrainingModel) -> tuple[int, int]:
+    """Return how many steps away the two heads look that look at neighbours."""
+    return (-1, 1) if model.config.attention == "bidirectional" else (-1, -2)
 
 
 def _attentions(model: PreTrainingModel) -> list[SelfAttention]:
@@ -96,7 +104,8 @@ class _Head:
         self.query, self.key, self.value = attention.query_key_value.weight.view(*shape, width)[
             :, number
         ]
-        self.query_bias, self.key_bias, _ = attention.query_key_value.bias.view(shape)[:, number]
+        biases = attention.query_key_value.bias.view(shape)[:, number]
+        self.query_bias, self.key_bias, self.value_bias = biases
         self.output = attention.output.weight[:, number * self.size : (number + 1) * self.size]
 
 
@@ -208,3 +217,10 @@ def _look_for_words(space: _Space, head: _Head, cls_id: int) -> None:
     head.query[last - 1] = segment * _OTHER * score
     head.query_bias[last - 1] = (_NOWHERE + offset * _OTHER) * score
     head.output[:, 0].normal_(std=_MARK * space.heard)
+
+
+def _count(space: _Space, head: _Head, mark: Tensor) -> None:
+    """Have a head say how many words carry a mark [D]: it looks everywhere alike, as drawn."""
+    head.value[0] = mark / mark.pow(2).sum()
+    head.value_bias[0] = -_USUAL
+    head.output[:, 0].normal_(std=_COUNT * space.heard)

@@ -30,7 +30,7 @@ class RunSettings(Settings):
     #: What a new model starts from: chance alone, as published; "informed", what is known before
     #: the first step (how often each word occurs, which positions are neighbours); "beside", the
     #: same with two heads that look at the neighbours; or "across", the same with one that looks
-    #: for words in the other segment, for models of two layers.
+    #: for words in the other segment, and one that counts them.
     first_weights: Literal["random", "informed", "beside", "across"] = "random"
     seed: computing.Seed = 0
     device: str = "auto"
@@ -73,16 +73,16 @@ _FAST: dict[str, Any] = {
     "schedule": {"warmup_steps": 10_000},
 }
 
-#: Models of so many layers begin by looking across the segments (in four, the masked LM lagged), at
-#: no higher rate than this: there the masked LM drowns next sentence before it is learnt.
-_ACROSS_LAYERS, _ACROSS_RATE = 2, 1e-3
+#: A model that is to learn next sentence begins by looking across the segments, at no higher rate
+#: than this: there the masked LM drowns next sentence before it is learnt.
+_ACROSS_RATE = 1e-3
 
 #: Peak learning rates of `fast` by width: small models bear, and at short budgets need, more.
 _FAST_RATES = ((128, 2e-3), (256, 1e-3), (512, 7e-4), (768, 4e-4))
 _FAST_RATE_BEYOND = 2e-4
 
-#: The width, layers and initial deviation of base, from which those of other sizes follow.
-_BASE_WIDTH, _BASE_LAYERS, _BASE_SPREAD = 768, 12, 0.02
+#: The width and initial deviation of base, from which those of other sizes follow.
+_BASE_WIDTH, _BASE_SPREAD = 768, 0.02
 
 #: Steps of the paper's run, taken where nobody says how long.
 PAPER_STEPS = 1_000_000
@@ -97,11 +97,10 @@ def defaults(recipe: Recipe, model: Mapping[str, Any], *, nsp: bool = True) -> d
     # The paper's 0.02 suits base. A product over fewer inputs needs larger weights to say as
     # much: with 0.02 a narrow model's attention stays flat, and its loss on the unigram plateau.
     spread = round(_BASE_SPREAD * (_BASE_WIDTH / width) ** 0.5, 4)
-    across = nsp and model.get("layers", _BASE_LAYERS) == _ACROSS_LAYERS
     chosen = {
         "model": {"init_range": spread},
-        "optim": {"lr": min(rate, _ACROSS_RATE) if across else rate},
-        "run": {"first_weights": "across" if across else "beside"},
+        "optim": {"lr": min(rate, _ACROSS_RATE) if nsp else rate},
+        "run": {"first_weights": "across" if nsp else "beside"},
     }
     base = merged(_FAST, chosen)
     return merged(base, {"model": dict(model)})

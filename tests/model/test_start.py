@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -28,8 +29,8 @@ REAL = CONFIG.model_copy(
 )  # fmt: skip
 
 
-#: The id of [CLS] in these tests.
-CLS = 2
+#: The ids of [CLS] and [SEP] in these tests.
+CLS, SEP = 2, 3
 
 
 def test_the_bias_starts_at_the_words_frequencies() -> None:
@@ -161,7 +162,6 @@ def test_heads_are_as_loud_as_they_are_to_be(norm: str) -> None:
     torch.manual_seed(3)
     changes = {"layers": 2, "heads": 4, "nsp": True, "norm": norm}
     model = PreTrainingModel(REAL.model_copy(update=changes)).eval()
-    drawn = {name: own.clone() for name, own in model.state_dict().items()}
     look_across(model, CLS)
     first = next(one for one in model.modules() if isinstance(one, SelfAttention))
     packed = pack([([CLS, *range(101, 200)], [0] * 50 + [1] * 50)])
@@ -179,10 +179,35 @@ def test_heads_are_as_loud_as_they_are_to_be(norm: str) -> None:
             own = values[1:] @ outputs.T
         added.append(float(own.pow(2).mean().sqrt()) / read)
     assert added == pytest.approx([0.5, 0.5, 1.0], rel=0.2)
-    # All others are twice as loud as they were drawn.
-    for name, own in model.state_dict().items():
-        if name.endswith("1.attention.output.weight"):
-            torch.testing.assert_close(own, 2 * drawn[name])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"layers": layers, "heads": heads, "norm": norm}
+     for heads, layers in ((2, 2), (4, 2), (4, 4)) for norm in ("post", "pre", "none")]
+    + [{"layers": 4, "heads": 4, "attention": "causal", "nsp": False}],
+    ids=str,
+)  # fmt: skip
+def test_a_head_counts_the_words_that_are_not_in_the_other_segment(changes: dict[str, Any]) -> None:
+    """What tasks read hears of it: it differs in this more than in any other direction."""
+    torch.manual_seed(3)
+    model = PreTrainingModel(REAL.model_copy(update={"nsp": True} | changes)).eval()
+    look_across(model, CLS)
+    shared = torch.arange(0, 45, 3).repeat(4)
+    heard = torch.stack([_read_by_tasks(model, int(count)) for count in shared])
+    apart = heard - heard.mean(0)
+    verdict = torch.linalg.svd(apart, full_matrices=False).Vh[0]
+    told = torch.stack([apart @ verdict, shared.float()])
+    assert torch.corrcoef(told)[0, 1].abs() > 0.8
+
+
+def test_next_sentence_begins_without_an_opinion() -> None:
+    """Else what it says by chance shakes the head that it is to listen to."""
+    model = PreTrainingModel(REAL.model_copy(update={"layers": 2, "nsp": True}))
+    look_across(model, CLS)
+    packed = pack([([CLS, *range(101, 120)], [0] * 10 + [1] * 10)])
+    hidden = list(model.bert.hidden_states(packed))[-1]
+    assert not model.next_sentence_logits(hidden, packed).any()
 
 
 @pytest.mark.cuda
@@ -204,9 +229,8 @@ def test_a_model_on_a_gpu_begins_so_too(start: Callable[[PreTrainingModel], None
 
 @pytest.mark.parametrize(
     "changes",
-    [{"layers": 1}, {"layers": 2, "heads": 1}, {"layers": 2, "segments": 1},
-     {"layers": 2, "attention": "causal", "nsp": False}],
-)  # fmt: skip
+    [{"layers": 1}, {"layers": 2, "heads": 1}, {"layers": 2, "segments": 1}],
+)
 def test_where_it_cannot_look_across_it_looks_beside_alone(changes: dict[str, int]) -> None:
     """What [CLS] could not hear of is not looked for."""
     made = []
@@ -216,6 +240,17 @@ def test_where_it_cannot_look_across_it_looks_beside_alone(changes: dict[str, in
         start(model)
         made.append(model.state_dict())
     assert all(torch.equal(own, made[1][name]) for name, own in made[0].items())
+
+
+def _read_by_tasks(model: PreTrainingModel, shared: int) -> torch.Tensor:
+    """Return what [CLS], or the last token, is where so many words of 49 stand in both segments."""
+    words = torch.randperm(900)[: 98 - shared] + 50
+    second = torch.cat([words[:shared], words[49:]])
+    ids = [CLS, *words[:49].tolist(), *second.tolist(), SEP]
+    packed = pack([(ids, [0] * 50 + [1] * 50)])
+    with torch.no_grad():
+        hidden = list(model.bert.hidden_states(packed))[-1]
+    return hidden[-1 if model.config.attention == "causal" else 0]
 
 
 def _attention_of(

@@ -60,7 +60,7 @@ def test_the_recipe_follows_the_sizes_that_were_set(settle: Any) -> None:
     alone = settle(size="tiny", assignments=["data.nsp=false"])
     assert (alone.run.first_weights, alone.optim.lr) == ("beside", 2e-3)
     deeper = settle(size="tiny", assignments=["model.layers=4", "model.width=256"])
-    assert (deeper.run.first_weights, deeper.optim.lr) == ("beside", 1e-3)
+    assert (deeper.run.first_weights, deeper.optim.lr) == ("across", 1e-3)
     assert (deeper.model.feed_forward, deeper.model.init_range) == (1024, settle().model.init_range)
     own = settle(size="tiny", assignments=["model.width=256", "model.feed_forward=300"])
     assert own.model.feed_forward == 300

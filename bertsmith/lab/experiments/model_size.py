@@ -13,7 +13,7 @@ TASKS = ("mrpc", "sts-b", "sst-2")
 #: Layers, width, heads. The usual model of the scale is one of them.
 _SIZES: dict[str, list[tuple[int, int, int]]] = {
     "smoke": [(2, 16, 2), (4, 16, 2)],
-    "small": [(2, 128, 2), (4, 128, 2), (4, 128, 4), (8, 128, 2), (2, 256, 4), (4, 256, 4)],
+    "small": [(2, 128, 4), (4, 128, 2), (4, 128, 4), (8, 128, 4), (2, 256, 4), (4, 256, 4)],
     "full": [(3, 768, 12), (6, 768, 3), (6, 768, 12), (12, 768, 12), (12, 1024, 16),
              (24, 1024, 16)],
 }  # fmt: skip
@@ -30,9 +30,7 @@ def _stages(kit: Kit) -> Stages:
     for seed in range(kit.scale.seeds):
         for size in _SIZES[kit.scale.name]:
             sizes = dict(zip(("layers", "width", "heads"), size, strict=True))
-            # Models of two layers usually begin otherwise than deeper ones; here all begin alike.
-            first = {"first_weights": "beside"} if kit.scale.recipe == "fast" else {}
-            model = kit.pretrained(seed, model=sizes, run=first)
+            model = kit.pretrained(seed, model=sizes)
             stages[size, "model", seed] = model
             for task in TASKS:
                 stages[size, task, seed] = kit.tuned(model, task, seed)

@@ -16,12 +16,12 @@ from bertsmith.lab.report import NOTHING, Panel, Report, Table, lines, plain, sp
 from bertsmith.lab.stages import Stage
 
 #: What differs from the usual run, of which positions begin as sinusoids in dimensions of their
-#: own, and by which two heads begin to look at the neighbours (`beside`).
+#: own, by which two heads begin to look at the neighbours (`across`).
 MODELS: dict[str, dict[str, Any]] = {
     "learned, from chance": {"run": {"first_weights": "random"}},
     "sinusoidal": {"model": {"positions": "sinusoidal"}, "run": {"first_weights": "random"}},
     # As usual in the recipe `fast`, which also begins with the words' shares as output bias.
-    "learned, from sinusoids, looking beside": {},
+    "learned, from sinusoids, heads looking by them": {},
 }
 #: Positions that the map compares.
 _MOST = 128
@@ -53,8 +53,8 @@ def _stages(kit: Kit) -> Stages:
     stages: Stages = {}
     for seed in range(kit.scale.seeds):
         for name, changes in MODELS.items():
-            beside = {} if kit.scale.recipe == "fast" else {"run": {"first_weights": "beside"}}
-            stages[name, seed] = kit.pretrained(seed, **(changes or beside))
+            looking = {} if kit.scale.recipe == "fast" else {"run": {"first_weights": "across"}}
+            stages[name, seed] = kit.pretrained(seed, **(changes or looking))
     for name in MODELS:
         if name != "sinusoidal":
             stages["map", name] = _map_stage(kit, stages[name, 0])
