@@ -70,7 +70,7 @@ class Bench:
                 self._outcome(stage, again=False)
 
     def missing(self, stages: Iterable[Stage]) -> list[Stage]:
-        """Return every stage that ``make`` would make, each once, in order."""
+        """Return every stage that ``make`` would make, each once, in order; not what is in vain."""
         found: dict[str, Stage] = {}
         for stage in stages:
             if self.result(stage) is None:
@@ -78,7 +78,7 @@ class Bench:
         return list(found.values())
 
     def _collect(self, stage: Stage, found: dict[str, Stage]) -> None:
-        if stage.name in found:
+        if stage.name in found or self._vain(stage):
             return
         for need in stage.needs.values():
             if not self._stands(need) and not self._diverged(need):
@@ -113,6 +113,10 @@ class Bench:
                 self._keep(stage, result, 0.0)
                 return True
         return self._made(stage)
+
+    def _vain(self, stage: Stage) -> bool:
+        """Tell whether a run that it needs, or that what it needs needs, diverged."""
+        return any(self._diverged(need) or self._vain(need) for need in stage.needs.values())
 
     def _diverged(self, stage: Stage) -> bool:
         return "diverged" in (self.result(stage) or {})
