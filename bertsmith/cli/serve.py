@@ -39,8 +39,8 @@ def serve(
     api_key: Annotated[
         str | None,
         typer.Option(
-            help=f"What clients must send as Authorization: Bearer KEY; else ${KEY}. With a key "
-            "there is no page.",
+            help=f"What clients must send as Authorization: Bearer KEY; else ${KEY}. Browsers ask "
+            "for it as a password.",
             show_default=False,
         ),
     ] = None,
@@ -93,7 +93,7 @@ def serve(
     key = api_key or os.environ.get(KEY) or None
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING)
     made = None
-    if page and key is None:
+    if page:
         # Gradio costs seconds, and would ask its makers whether it is the newest.
         os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
         from bertsmith.serve.page import mount

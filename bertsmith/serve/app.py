@@ -16,6 +16,7 @@ from bertsmith.serve.document import document
 from bertsmith.serve.embeddings import EmbeddingRoutes
 from bertsmith.serve.faults import add_faults, fault
 from bertsmith.serve.guard import Guard
+from bertsmith.serve.keys import Key
 from bertsmith.serve.metrics import Metrics
 from bertsmith.serve.models import Served
 from bertsmith.serve.routes import Routes
@@ -33,8 +34,9 @@ def create_app(
 ) -> Guard:
     """Return the ASGI app of some models.
 
-    key: what clients must send; None lets everybody in. origins: pages of other hosts that may ask
-    from a browser (CORS). page: what puts a page for people at /.
+    key: what clients must send, and visitors of the page give as a password; None lets everybody
+    in. origins: pages of other hosts that may ask from a browser (CORS). page: what puts a page for
+    people at /.
     """
     settings, metrics = settings or ServeSettings(), Metrics()
     service = Service(models, settings, metrics.batch)
@@ -63,7 +65,8 @@ def create_app(
     if page is not None:
         # Last, since it answers every path that is left.
         app = page(app, service)
-    return Guard(app, settings=settings, metrics=metrics, key=key)
+    asked = None if key is None else Key(key, page=page is not None)
+    return Guard(app, settings=settings, metrics=metrics, key=asked)
 
 
 def _plain(app: FastAPI, service: Service, metrics: Metrics) -> None:

@@ -4,7 +4,6 @@ It never reads what a body says, and no text is logged.
 """
 
 import asyncio
-import hmac
 import json
 import logging
 import time
@@ -16,6 +15,7 @@ from typing import Any
 from starlette.responses import Response
 
 from bertsmith.serve.faults import fault
+from bertsmith.serve.keys import Key
 from bertsmith.serve.metrics import Metrics
 from bertsmith.serve.settings import ServeSettings
 
@@ -33,11 +33,10 @@ class Guard:
     """ASGI middleware around the whole app."""
 
     def __init__(
-        self, app: App, *, settings: ServeSettings, metrics: Metrics, key: str | None = None
+        self, app: App, *, settings: ServeSettings, metrics: Metrics, key: Key | None = None
     ) -> None:
-        """``key``: what clients must send as "Authorization: Bearer KEY"; None for no key."""
-        self._app, self._settings, self._metrics = app, settings, metrics
-        self._key = None if key is None else key.encode()
+        """``key``: what clients must show; None for no key."""
+        self._app, self._settings, self._metrics, self._key = app, settings, metrics, key
         self._active = 0
         #: Set when the server stops: streams to open pages would hold it up.
         self.stopping = asyncio.Event()
@@ -104,13 +103,8 @@ class Guard:
     ) -> Response | None:
         """Return the answer to what is not let in by its header."""
         settings = self._settings
-        if self._key is not None and scope["path"] not in _OPEN:
-            given = headers.get(b"authorization", b"")
-            if not hmac.compare_digest(given, b"Bearer " + self._key):
-                return fault(
-                    401, "send the header Authorization: Bearer KEY with this server's key",
-                    {"WWW-Authenticate": "Bearer"},
-                )  # fmt: skip
+        if self._key is not None and scope["path"] not in _OPEN and not self._key.fits(headers):
+            return self._key.refusal(headers)
         length = headers.get(b"content-length", b"0")
         if not length.isdigit():
             return fault(400, "the header Content-Length is no number")

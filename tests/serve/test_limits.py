@@ -174,6 +174,8 @@ def test_a_key(models: list[Served]) -> None:
         assert own.post("/embed", {"inputs": "a"}, headers=given).status_code == 200
         assert httpx.get(f"{own.url}/health").status_code == 200
         assert httpx.get(f"{own.url}/models").status_code == 401
+        # A password is for the page, of which there is none here.
+        assert httpx.get(f"{own.url}/models", auth=("me", "open sesame")).status_code == 401
 
 
 def test_other_origins_are_kept_out_unless_asked_for(

@@ -1,0 +1,85 @@
+"""The page of a server with a key: visitors give it to their browser as a password.
+
+These tests never go through the key of other clients: tests/serve/test_limits.py does.
+"""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import httpx
+import pytest
+
+from bertsmith.serve.models import Served
+from tests.serve.little import TEXT, Running, listening
+
+pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
+
+from bertsmith.serve.page import mount
+from tests.serve.browsing import ask, bars, browser, go, needs_browser, opened, sync_api
+
+__all__ = ["browser"]
+
+KEY = "offen, Sésam: öffne"
+
+
+@pytest.fixture(scope="module")
+def locked(models: list[Served]) -> Iterator[Running]:
+    """A server with a key and a page."""
+    with listening(models[:1], key=KEY, page=mount) as own:
+        yield own
+
+
+@needs_browser
+def test_a_visitor_gives_the_key_once(browser: Any, locked: Running) -> None:
+    """Then the whole page works: its scripts, its questions, and the answers that stream."""
+    own = {"username": "me", "password": KEY}
+    page = opened(browser, locked.url, http_credentials=own)
+    text = TEXT[0].replace("smith", "[MASK]")
+    result = ask(go(page, "Fill in"), "Fill in", {"Text with [MASK]": text})
+    assert len(bars(result)) > 3
+
+
+@needs_browser
+@pytest.mark.parametrize("more", [{}, {"http_credentials": {"username": "me", "password": "no"}}])
+def test_nobody_else_sees_the_page(browser: Any, locked: Running, more: dict[str, Any]) -> None:
+    """Without the key, or with another one, the browser gets nothing of it."""
+    page = browser.new_context(**more).new_page()
+    refused: list[int] = []
+    page.on("response", lambda found: refused.append(found.status))
+    # Where nobody gives a password, the browser has no page to show.
+    with nullcontext() if more else pytest.raises(sync_api.Error, match="INVALID_AUTH"):
+        page.goto(locked.url)
+    assert set(refused) == {401}
+
+
+def test_a_browser_is_asked_for_a_password(locked: Running) -> None:
+    """It says that it wants a page; others are told of the header."""
+    for accept, way in (("text/html,*/*;q=0.8", "Basic realm="), ("application/json", "Bearer")):
+        found = httpx.get(locked.url, headers={"Accept": accept})
+        assert found.status_code == 401
+        assert found.headers["www-authenticate"].startswith(way)
+    assert httpx.get(f"{locked.url}/health").status_code == 200
+
+
+def test_the_password_is_the_key(locked: Running) -> None:
+    """Whatever the name; not what begins so, nor what is no password at all."""
+    way = f"{locked.url}/models"
+    assert httpx.get(way, auth=("", KEY.encode())).status_code == 200
+    assert httpx.get(way, auth=("anybody", KEY.encode())).status_code == 200
+    header = {b"Authorization": b"Bearer " + KEY.encode()}
+    assert httpx.get(way, headers=header).status_code == 200
+    for password in ("", KEY[:-1], KEY + "x"):
+        assert httpx.get(way, auth=("me", password.encode())).status_code == 401
+    for words in (b"Basic", b"Basic !!", b"Basic " + KEY.encode(), b"basic bWU="):
+        assert httpx.get(way, headers={b"Authorization": words}).status_code == 401
+
+
+def test_another_sites_page_cannot_use_it(locked: Running) -> None:
+    """A browser sends the password by itself, whoever's page asks; only our own is answered."""
+    for site, status in (("cross-site", 401), ("same-site", 401), ("same-origin", 200)):
+        found = httpx.post(
+            f"{locked.url}/embed", json={"inputs": "a"}, auth=("me", KEY.encode()),
+            headers={"Sec-Fetch-Site": site},
+        )  # fmt: skip
+        assert found.status_code == status, site
