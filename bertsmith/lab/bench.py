@@ -70,18 +70,21 @@ class Bench:
                 self._outcome(stage, again=False)
 
     def missing(self, stages: Iterable[Stage]) -> list[Stage]:
-        """Return every stage that ``make`` would make, each once, in order; not what is in vain."""
+        """Return every stage that ``make`` would work on, each once, in order.
+
+        What is in vain is not among them: that it is, is written down in no time.
+        """
         found: dict[str, Stage] = {}
         for stage in stages:
-            if self.result(stage) is None:
+            if self.result(stage) is None and not self._vain(stage):
                 self._collect(stage, found)
         return list(found.values())
 
     def _collect(self, stage: Stage, found: dict[str, Stage]) -> None:
-        if stage.name in found or self._vain(stage):
+        if stage.name in found:
             return
         for need in stage.needs.values():
-            if not self._stands(need) and not self._diverged(need):
+            if not self._stands(need):
                 self._collect(need, found)
         found[stage.name] = stage
 

@@ -34,8 +34,8 @@ _BESIDE, _ASIDE = 16.0, 0.5
 _SAME, _OTHER, _NOWHERE = 16.0, 6.0, 16.0
 #: The size of what that head adds where it stays at [CLS], where what the layer reads has 1.
 _MARK = 1.0
-#: What the head that counts them adds for a whole sequence of such words, less what it adds for a
-#: usual one, of which so large a share stays there.
+#: What the head that counts them adds for each share of such words above the usual one, which is
+#: the second: 2 x (share - 0.45), where what the layer reads has 1.
 _COUNT, _USUAL = 2.0, 0.45
 #: Dimensions that a head needs for it: one for the segment, one for [CLS], and some for words.
 _LEAST = 4
@@ -79,8 +79,11 @@ def look_across(model: PreTrainingModel, cls_id: int) -> None:
     _look_away(space, _Head(second, 0) if few else _Head(first, 1), ahead)
     seeker = _Head(first, 1 if few else 2)
     _look_for_words(space, seeker, cls_id)
-    # A norm divides by what heads have added, about.
-    louder = (1 + 2 * _ASIDE**2 + _MARK**2) ** 0.5 if model.config.norm != "none" else 1.0
+    # The second layer's norm divides by what heads have added, about; and, but for pre-norm, where
+    # they add to something quieter, by what they had read.
+    own = 0.0 if model.config.norm == "pre" else 1.0
+    normed = model.config.norm != "none"
+    louder = (own + 2 * _ASIDE**2 + _MARK**2) ** 0.5 if normed else 1.0
     _count(space, _Head(second, 1 if few else 0), seeker.output[:, 0] / louder)
     if model.nsp is not None:
         model.nsp.classifier.weight.zero_()

@@ -66,7 +66,7 @@ def create_app(
         # Last, since it answers every path that is left.
         app = page(app, service)
     asked = None if key is None else Key(key, page=page is not None)
-    return Guard(app, settings=settings, metrics=metrics, key=asked)
+    return Guard(app, settings=settings, metrics=metrics, key=asked, cors=bool(origins))
 
 
 def _plain(app: FastAPI, service: Service, metrics: Metrics) -> None:

@@ -33,10 +33,12 @@ class Guard:
     """ASGI middleware around the whole app."""
 
     def __init__(
-        self, app: App, *, settings: ServeSettings, metrics: Metrics, key: Key | None = None
-    ) -> None:
-        """``key``: what clients must show; None for no key."""
+        self, app: App, *, settings: ServeSettings, metrics: Metrics, key: Key | None = None,
+        cors: bool = False,
+    ) -> None:  # fmt: skip
+        """``key``: what clients must show; None for no key. ``cors``: whether other pages may ask."""
         self._app, self._settings, self._metrics, self._key = app, settings, metrics, key
+        self._cors = cors
         self._active = 0
         #: Set when the server stops: streams to open pages would hold it up.
         self.stopping = asyncio.Event()
@@ -103,7 +105,7 @@ class Guard:
     ) -> Response | None:
         """Return the answer to what is not let in by its header."""
         settings = self._settings
-        if self._key is not None and scope["path"] not in _OPEN and not self._key.fits(headers):
+        if self._key is not None and not self._lets_in(self._key, scope, headers):
             return self._key.refusal(headers)
         length = headers.get(b"content-length", b"0")
         if not length.isdigit():
@@ -116,6 +118,14 @@ class Guard:
                 {"Retry-After": "1"},
             )  # fmt: skip
         return None
+
+    def _lets_in(
+        self, key: Key, scope: MutableMapping[str, Any], headers: dict[bytes, bytes]
+    ) -> bool:
+        # Browsers ask without a key whether they may ask with one, which CORS answers.
+        asks_first = scope["method"] == "OPTIONS" and b"access-control-request-method" in headers
+        free = scope["path"] in _OPEN or (asks_first and self._cors)
+        return free or key.fits(scope["method"], headers)
 
     def _too_large(self) -> Response:
         most = self._settings.body_bytes

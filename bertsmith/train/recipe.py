@@ -74,7 +74,7 @@ _FAST: dict[str, Any] = {
 }
 
 #: A model that is to learn next sentence begins by looking across the segments, at no higher rate
-#: than this: there the masked LM drowns next sentence before it is learnt.
+#: than this: at higher ones the masked LM drowns next sentence before it is learnt.
 _ACROSS_RATE = 1e-3
 
 #: Peak learning rates of `fast` by width: small models bear, and at short budgets need, more.
@@ -97,10 +97,12 @@ def defaults(recipe: Recipe, model: Mapping[str, Any], *, nsp: bool = True) -> d
     # The paper's 0.02 suits base. A product over fewer inputs needs larger weights to say as
     # much: with 0.02 a narrow model's attention stays flat, and its loss on the unigram plateau.
     spread = round(_BASE_SPREAD * (_BASE_WIDTH / width) ** 0.5, 4)
+    # One layer or head has no room for it.
+    across = nsp and 1 not in (model.get("layers"), model.get("heads"))
     chosen = {
         "model": {"init_range": spread},
-        "optim": {"lr": min(rate, _ACROSS_RATE) if nsp else rate},
-        "run": {"first_weights": "across" if nsp else "beside"},
+        "optim": {"lr": min(rate, _ACROSS_RATE) if across else rate},
+        "run": {"first_weights": "across" if across else "beside"},
     }
     base = merged(_FAST, chosen)
     return merged(base, {"model": dict(model)})

@@ -190,6 +190,24 @@ def test_other_origins_are_kept_out_unless_asked_for(
         assert found.headers["access-control-allow-origin"] == "http://page.example"
 
 
+def test_a_page_elsewhere_asks_first_and_then_with_the_key(models: list[Served]) -> None:
+    """Browsers send no key where they ask whether they may; nothing else goes without it."""
+    asked = {"Origin": "http://page.example"}
+    first = asked | {"Access-Control-Request-Method": "POST",
+                     "Access-Control-Request-Headers": "authorization"}  # fmt: skip
+    with listening(models[:1], key="open", origins=["http://page.example"]) as own:
+        way = f"{own.url}/embed"
+        found = httpx.options(way, headers=first)
+        assert found.status_code == 200
+        assert found.headers["access-control-allow-origin"] == "http://page.example"
+        assert httpx.options(way, headers=asked).status_code == 401
+        assert own.post("/embed", {"inputs": "a"}, headers=asked).status_code == 401
+        given = asked | {"Authorization": "Bearer open"}
+        assert own.post("/embed", {"inputs": "a"}, headers=given).status_code == 200
+    with listening(models[:1], key="open") as own:
+        assert httpx.options(f"{own.url}/embed", headers=first).status_code == 401
+
+
 def test_a_crowd_is_told_to_come_again(models: list[Served]) -> None:
     """A full queue: 429 with Retry-After for the rest, and right answers for those it took."""
     limits = ServeSettings(queue_tokens=100, batch_tokens=32)

@@ -10,6 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+from bertsmith.errors import SettingsError
+from bertsmith.serve.keys import Key
 from bertsmith.serve.models import Served
 from tests.serve.little import TEXT, Running, listening
 
@@ -77,9 +79,40 @@ def test_the_password_is_the_key(locked: Running) -> None:
 
 def test_another_sites_page_cannot_use_it(locked: Running) -> None:
     """A browser sends the password by itself, whoever's page asks; only our own is answered."""
-    for site, status in (("cross-site", 401), ("same-site", 401), ("same-origin", 200)):
+    here = locked.url.removeprefix("http://")
+    for own, status in (
+        ({"Sec-Fetch-Site": "cross-site"}, 401),
+        ({"Sec-Fetch-Site": "same-site"}, 401),
+        ({"Sec-Fetch-Site": "of-tomorrow"}, 401),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate",
+          "Sec-Fetch-Dest": "document"}, 401),
+        ({"Sec-Fetch-Site": "same-origin"}, 200),
+        # Without https, and in older browsers, there is the origin alone.
+        ({"Origin": "http://page.example"}, 401),
+        ({"Origin": "null"}, 401),
+        ({"Origin": f"http://{here.partition(':')[0]}:1"}, 401),
+        ({"Origin": f"http://{here}"}, 200),
+    ):  # fmt: skip
         found = httpx.post(
-            f"{locked.url}/embed", json={"inputs": "a"}, auth=("me", KEY.encode()),
-            headers={"Sec-Fetch-Site": site},
-        )  # fmt: skip
-        assert found.status_code == status, site
+            f"{locked.url}/embed", json={"inputs": "a"}, auth=("me", KEY.encode()), headers=own
+        )
+        assert found.status_code == status, own
+
+
+@needs_browser
+def test_a_link_leads_to_the_page(browser: Any, locked: Running) -> None:
+    """Also one of another site, whose page does not see ours."""
+    context = browser.new_context(http_credentials={"username": "me", "password": KEY})
+    page = context.new_page()
+    # Another name of this machine is another site.
+    page.route("http://localhost:1/", lambda own: own.fulfill(
+        content_type="text/html", body=f"<a href={locked.url}>there</a>"))  # fmt: skip
+    page.goto("http://localhost:1/")
+    page.get_by_text("there").click()
+    page.get_by_role("tab").first.wait_for()
+
+
+def test_an_empty_key_is_none() -> None:
+    """It would let in whoever sends nothing."""
+    with pytest.raises(SettingsError, match="the key is empty"):
+        Key("")

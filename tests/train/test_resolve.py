@@ -62,6 +62,9 @@ def test_the_recipe_follows_the_sizes_that_were_set(settle: Any) -> None:
     deeper = settle(size="tiny", assignments=["model.layers=4", "model.width=256"])
     assert (deeper.run.first_weights, deeper.optim.lr) == ("across", 1e-3)
     assert (deeper.model.feed_forward, deeper.model.init_range) == (1024, settle().model.init_range)
+    for one in ("layers=1", "heads=1"):
+        alone = settle(size="tiny", assignments=[f"model.{one}"])
+        assert (alone.run.first_weights, alone.optim.lr) == ("beside", 2e-3), one
     own = settle(size="tiny", assignments=["model.width=256", "model.feed_forward=300"])
     assert own.model.feed_forward == 300
     assert settle(size="tiny", recipe="paper").run.first_weights == "random"

@@ -21,7 +21,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "learned, from chance": {"run": {"first_weights": "random"}},
     "sinusoidal": {"model": {"positions": "sinusoidal"}, "run": {"first_weights": "random"}},
     # As usual in the recipe `fast`, which also begins with the words' shares as output bias.
-    "learned, from sinusoids, heads looking by them": {},
+    "learned, from sinusoids, with first heads": {},
 }
 #: Positions that the map compares.
 _MOST = 128
