@@ -36,7 +36,7 @@ class Guard:
         self, app: App, *, settings: ServeSettings, metrics: Metrics, key: Key | None = None,
         cors: bool = False,
     ) -> None:  # fmt: skip
-        """``key``: what clients must show; None for no key. ``cors``: whether other pages may ask."""
+        """key: what clients must show; None for none. cors: whether other origins may ask."""
         self._app, self._settings, self._metrics, self._key = app, settings, metrics, key
         self._cors = cors
         self._active = 0
