@@ -121,8 +121,11 @@ def _explain(cls: type[BaseModel], error: ValidationError, source: str) -> str:
     for fault in error.errors():
         name = ".".join(str(part) for part in fault["loc"])
         if fault["type"] != "extra_forbidden":
-            prefix = f"{name}: " if name else ""
-            lines.append(f"{source}: {prefix}{fault['msg']}, found {fault['input']!r}")
+            prefix, told = f"{name}: " if name else "", fault["msg"].removeprefix("Value error, ")
+            # What is wrong between several settings is said with their values.
+            whole = isinstance(fault["input"], Mapping | BaseModel)
+            found = "" if whole else f", found {fault['input']!r}"
+            lines.append(f"{source}: {prefix}{told}{found}")
             continue
         valid = _fields_at(cls, fault["loc"])
         near = difflib.get_close_matches(str(fault["loc"][-1]), valid, n=1, cutoff=0.0)

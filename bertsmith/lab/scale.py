@@ -57,7 +57,7 @@ SCALES: dict[str, Scale] = {
         heads=2, positions=64, length=32, batch=8, steps=12, seeds=1, examples=48, answers=24,
         epochs=1.0, tune_rate=1e-3, tune_batch=8, articles=1, scored=32,
     ),
-    # About eight hours on two cores for all experiments together.
+    # About four hours on two cores for all experiments together, a seed.
     "small": Scale(
         name="small", recipe="fast", characters=40_000_000, vocabulary=4000, layers=4, width=128,
         heads=4, positions=384, length=128, batch=32, steps=800, seeds=3, examples=5000,

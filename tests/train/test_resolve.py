@@ -108,7 +108,7 @@ def test_an_unknown_key_names_the_nearest_and_its_place(settle: Any, tmp_path: P
         ("model=5", r"model: Input should be"),
         ("run.seed=-1", r"run\.seed: Input should be greater than or equal to 0"),
         ("optim.lr", "expected KEY=VALUE"),
-        ("model.heads=7", r"width 256 is not a multiple of heads 7"),
+        ("model.heads=7", r"^the settings: model: width 256 is not a multiple of heads 7$"),
         ("model.vocab_size=65", r"vocab_size is 65, but the store's vocabulary has 66 words"),
         ("data.length=600", r"sequences of 600 tokens, but model\.max_positions is 512"),
         ("schedule.long_length=513", r"sequences of 513 tokens"),
