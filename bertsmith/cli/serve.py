@@ -82,6 +82,7 @@ def serve(
     if set(said) - {"serve"}:
         raise SettingsError(f"--set {next(iter(said))}: expected serve.… , such as serve.seconds=5")
     settings = ServeSettings.parse(said.get("serve", {}), "--set serve")
+    key = _key(api_key)
     if threads is not None:
         torch.set_num_threads(threads)
     found = resolved_device(device)
@@ -90,7 +91,6 @@ def serve(
     for name, path in _named(models):
         loaded.append(served(name, path, device=found, fast=fast))
         say(f"{name}: {path} can {', '.join(sorted(loaded[-1].abilities))}")
-    key = api_key or os.environ.get(KEY) or None
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING)
     made = None
     if page:
@@ -103,6 +103,18 @@ def serve(
     shown = f"[{host}]" if ":" in host else host
     say(f"serving at http://{shown}:{own.getsockname()[1]} (endpoints: /docs); Ctrl-C ends it")
     listen(guarded, settings, own)
+
+
+def _key(given: str | None) -> str | None:
+    """Return the server's key, given or of the environment; None for a server that has none.
+
+    Raises SettingsError for an empty one: a variable that was meant to be filled, and a server
+    that stands open.
+    """
+    place, key = ("--api-key", given) if given is not None else (f"${KEY}", os.environ.get(KEY))
+    if key is not None and not key.strip():
+        raise SettingsError(f"{place} is empty; give a key, or leave it out to serve everybody")
+    return key
 
 
 def _named(models: list[str]) -> list[tuple[str, str]]:

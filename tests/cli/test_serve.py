@@ -25,6 +25,7 @@ Run = Callable[..., Any]
         (["nowhere", "--set", "serve.texts=0"], "texts: Input should be greater"),
         (["a=nowhere", "a=elsewhere"], "the name 'a' is taken"),
         (["nowhere", "--device", "tpu"], "--device tpu: expected auto, cpu"),
+        (["nowhere", "--api-key", ""], "--api-key is empty; give a key, or leave it out"),
         (["nowhere", "--host", "300.1.1.1"], "cannot listen at 300.1.1.1"),
     ],
 )
@@ -36,6 +37,14 @@ def test_mistakes_are_told_before_anything_listens(
     assert found.status == 2, found.err
     assert message in found.err
     assert "Traceback" not in found.err
+
+
+def test_a_variable_that_was_not_filled(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that is set and empty is a mistake, never a server that stands open."""
+    monkeypatch.setenv("BERTSMITH_API_KEY", " ")
+    found = run("serve", "nowhere", "--port", "0")
+    assert found.status == 2
+    assert "$BERTSMITH_API_KEY is empty; give a key" in found.err
 
 
 def test_a_port_that_is_taken(run: Run) -> None:
