@@ -83,6 +83,12 @@ def has_bf16() -> bool:
     return bool(facts.get("avx512_bf16") or facts.get("amx_bf16"))
 
 
+def has_vnni() -> bool:
+    """Tell whether this CPU adds up products of 8 bits in 32: others do it in 16, and may clip."""
+    facts = torch.cpu.get_capabilities()
+    return any(facts.get(name) for name in ("avx512_vnni", "avx_vnni", "amx_int8"))
+
+
 def make_deterministic(*, cuda: bool) -> None:
     """Make runs repeat byte for byte on the CPU; on CUDA, trade order for speed and allow TF32."""
     if cuda:

@@ -21,6 +21,7 @@ from bertsmith.errors import ModelError, QuestionError
 from bertsmith.interop.sentence_transformers import Pooling, read_pooling
 from bertsmith.model.heads import Pooler
 from bertsmith.model.packed import groups, pack, usual_tokens
+from bertsmith.train.device import keep_freed_memory
 from bertsmith.use.quick import quickened
 from bertsmith.use.vectors import Recipe, VectorSettings, recipe_of, settings_of, vectors
 
@@ -71,6 +72,8 @@ class Embedder:
         encoder = bundle.model if isinstance(bundle, EncoderBundle) else bundle.model.bert
         self.encoder, self.fast = quickened(encoder) if fast else encoder, fast
         self.device = next(encoder.parameters()).device
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.told = read_pooling(bundle.path)
         self._limits = self.told or Pooling()
 

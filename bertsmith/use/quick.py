@@ -5,6 +5,8 @@ It never trains: what comes of it has no gradient.
 
 import copy
 import warnings
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,29 +15,33 @@ from bertsmith.errors import ModelError
 from bertsmith.model.bert import BertModel
 from bertsmith.model.encoder import Layer
 from bertsmith.model.smoothing import even_columns
-from bertsmith.train.device import has_bf16
+from bertsmith.train.device import has_bf16, has_vnni
 
-#: The largest numbers of weights and inputs, where the weights give a bit up and where the inputs
-#: do: CPUs without VNNI add two products up in 16 bits, which hold 2 * 255 * 63 or 2 * 127 * 127.
+#: The largest weights. CPUs without VNNI add two products up in 16 bits, which hold 2 * 255 * 63 or
+#: 2 * 127 * 127: there either the weights or the inputs give a bit up.
 _SEVEN, _EIGHT = 63, 127
 
 
 class _Eight(nn.Module):
-    """A Linear with weights of 8 bits, a scale a row; the input gets 8 bits as it comes.
+    """A Linear with weights of 8 bits, a scale a row; the input gets 8 bits, a scale a token.
 
-    All tokens of a batch share one scale, so one large number would cost all others their
-    precision. ``columns``: by what the input's columns are divided first, float32 [in]; weights
-    have 7 bits then. Without them each token is first divided by its own largest number, and it is
-    the input that has 7 bits.
+    PyTorch has one scale for all tokens of a batch, so each token is first divided by its own
+    largest number. ``columns``: by what the input's columns are divided before that, float32 [in];
+    where a bit is to be given up, it is the weights' then, and else the input's. ``consumes``:
+    nobody else reads the input, which may be overwritten.
     """
 
-    def __init__(self, linear: nn.Linear, columns: Tensor | None) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor, columns: Tensor | None, *, consumes: bool = False
+    ) -> None:
         super().__init__()
-        weight = linear.weight.detach() * (1.0 if columns is None else columns)
-        self.inverse = None if columns is None else 1.0 / columns
-        self.bias = linear.bias.detach()
+        narrow = not has_vnni()
+        self.inverse, self.bias = None if columns is None else 1.0 / columns, bias.detach()
+        self.narrow_input = narrow and columns is None
+        self.consumes = consumes or columns is not None
+        weight = weight.detach() * (1.0 if columns is None else columns)
         scales = weight.abs().amax(1).clamp(min=1e-12).double()
-        scales = scales / (_EIGHT if columns is None else _SEVEN)
+        scales = scales / (_SEVEN if narrow and columns is not None else _EIGHT)
         before = torch.backends.quantized.engine
         with warnings.catch_warnings():
             # Quantized tensors are to go; the operators that read them are not.
@@ -49,22 +55,44 @@ class _Eight(nn.Module):
         finally:
             torch.backends.quantized.engine = before
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[T, in] -> [T, out]."""
-        product = torch.ops.quantized.linear_dynamic
+    def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """[T, in] -> [T, out], written to ``out`` if given."""
         if self.inverse is not None:
-            summed: Tensor = self.bias + product(x * self.inverse, self.packed, False)
-            return summed
-        largest = x.abs().amax(-1, keepdim=True).clamp_(min=1e-12)
-        return torch.addcmul(self.bias, product(x / largest, self.packed, True), largest)
+            x = x * self.inverse
+        # Twice read: abs() would write as well, which takes longer.
+        largest = torch.maximum(x.amax(-1, keepdim=True), -x.amin(-1, keepdim=True))
+        largest.clamp_(min=1e-12)
+        even = x.div_(largest) if self.consumes else x / largest
+        product = torch.ops.quantized.linear_dynamic(even, self.packed, self.narrow_input)
+        return torch.addcmul(self.bias, product, largest, out=product if out is None else out)
+
+
+class _Projections(nn.Module):
+    """The Linear of queries, keys and values: queries and keys in 8 bits, values in float32."""
+
+    def __init__(self, linear: nn.Linear, columns: Callable[[Tensor], Tensor]) -> None:
+        """``columns``: gives what an input's columns are divided by, from the weights they meet."""
+        super().__init__()
+        self.border = 2 * linear.in_features
+        weight, bias = linear.weight.detach(), linear.bias.detach()
+        looking = weight[: self.border]
+        self.looking = _Eight(looking, bias[: self.border], columns(looking))
+        self.values, self.bias = weight[self.border :].T, bias[self.border :]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, D] -> [T, 3 D]."""
+        found = x.new_empty(x.shape[0], self.border + self.bias.shape[0])
+        self.looking(x, found[:, : self.border])
+        torch.addmm(self.bias, x, self.values, out=found[:, self.border :])
+        return found
 
 
 def quickened(encoder: BertModel) -> BertModel:
     """Return a copy of an encoder for quick vectors: a cosine of 0.995 or more to its own.
 
-    bfloat16 on CUDA and on CPUs that multiply it. Elsewhere the feed-forward networks, two thirds
-    of all products, get 8 bits; the products of attention stay in float32: in 8 bits they cost the
-    vectors more than they save.
+    bfloat16 on CUDA and on CPUs that multiply it. Elsewhere all Linears get 8 bits but those of the
+    values, of which the vectors are made: they are a twelfth of all products, and in 8 bits cost
+    about as much precision as all the others together (docs/measurements.md).
     """
     device = next(encoder.parameters()).device
     own = copy.deepcopy(encoder).eval()
@@ -75,14 +103,28 @@ def quickened(encoder: BertModel) -> BertModel:
             f"the fast form needs LayerNorm, and model.norm is {encoder.config.norm!r}; ask for "
             "the plain one"
         )
-    post = encoder.config.norm == "post"
+    post, before = encoder.config.norm == "post", own.embeddings.norm
     for layer in own.encoder.layers:
         assert isinstance(layer, Layer)
-        norm = layer.attention_norm if post else layer.feed_forward_norm
-        assert isinstance(norm, nn.LayerNorm)
-        layer.add_module("up", _Eight(layer.up, even_columns(norm.weight, layer.up.weight)))
-        layer.add_module("down", _Eight(layer.down, None))
+        first, second = layer.attention_norm, layer.feed_forward_norm
+        _quicken(layer, *((before, first) if post else (first, second)))
+        before = second
     return own
+
+
+def _quicken(layer: Layer, attention: nn.Module, feed_forward: nn.Module) -> None:
+    """Give a layer 8 bits, by the LayerNorms that make what its two halves read."""
+    assert isinstance(attention, nn.LayerNorm)
+    assert isinstance(feed_forward, nn.LayerNorm)
+    looking = layer.attention
+    columns = partial(even_columns, attention.weight)
+    up = even_columns(feed_forward.weight, layer.up.weight)
+    looking.add_module("query_key_value", _Projections(looking.query_key_value, columns))
+    for parent, name, of, consumes in (
+        (looking, "output", None, False), (layer, "up", up, False), (layer, "down", None, True),
+    ):  # fmt: skip
+        linear = getattr(parent, name)
+        parent.add_module(name, _Eight(linear.weight, linear.bias, of, consumes=consumes))
 
 
 def _engine() -> str:

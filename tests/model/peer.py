@@ -96,6 +96,7 @@ def key_ours(model: PreTrainingModel, masks: Masks, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Dropout, "scale", scale)
     # Theirs pads all sequences together; that groups change nothing is tested beside attention.
     monkeypatch.setattr(attending, "grouped", lambda _: None)
+    monkeypatch.setattr(attending, "_edge", lambda: 1)
 
 
 def key_theirs(model: nn.Module, masks: Masks, monkeypatch: pytest.MonkeyPatch) -> None:

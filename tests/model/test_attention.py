@@ -74,6 +74,7 @@ def test_reference_equals_plain_loops(
     if dropped:
         kept = (torch.rand(len(lengths), 3, max(lengths), max(lengths)) > 0.4) / 0.6
         monkeypatch.setattr(attending, "grouped", lambda _: None)
+        monkeypatch.setattr(attending, "_edge", lambda: 1)
     where = layout(packed_of(lengths), "reference", causal=causal, dtype=torch.float32)
     q, k, v = qkv.unbind(1)
     keep = None if kept is None else lambda _: kept
@@ -141,6 +142,20 @@ def test_groups_of_like_lengths_change_nothing(
         torch.testing.assert_close(found, together, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("edge", [8, 16])
+def test_groups_end_where_the_cpu_likes_it(edge: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padded groups have a multiple of its numbers, the least that holds them."""
+    monkeypatch.setattr(attending, "_edge", lambda: edge)
+    for lengths in (UNLIKE, (3, 9, 7)):
+        where = layout(packed_of(lengths), "padded", causal=False, dtype=torch.float32)
+        for own in where.groups:
+            least = max(lengths[number] for number in own.sequences or range(len(lengths)))
+            assert own.longest % edge == 0
+            assert 0 <= own.longest - least < edge
+    equal = layout(packed_of((9, 9)), "padded", causal=False, dtype=torch.float32)
+    assert (equal.slots, equal.groups[0].longest) == (None, 9)
+
+
 def test_groups_draw_unlike_decisions() -> None:
     """Two groups of equal contents get decisions of their own: no bits are shared."""
     torch.manual_seed(3)
@@ -153,8 +168,9 @@ def test_groups_draw_unlike_decisions() -> None:
     assert not torch.allclose(found[1:101], found[101:201], atol=1e-3)
 
 
-def test_grouping_is_the_cheapest() -> None:
+def test_grouping_is_the_cheapest(monkeypatch: pytest.MonkeyPatch) -> None:
     """No other way to part sequences in order of length costs less; like ones stay together."""
+    monkeypatch.setattr(attending, "_edge", lambda: 8)
     assert grouped([9] * 50) is None
     assert grouped([8, 16, 8, 16]) is None
     lengths = [128, 8, 120, 16, 64, 8, 300, 72]
