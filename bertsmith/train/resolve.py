@@ -154,3 +154,8 @@ def _check(settings: PretrainSettings, store: Store, source: str) -> None:
             f"{source}: model.nsp is {model.nsp} and data.nsp is {settings.data.nsp}; "
             "set data.nsp alone, the model follows"
         )
+    if model.nsp and model.attention == "causal":
+        raise SettingsError(
+            f"{source}: data.nsp is true, but model.attention is 'causal': [CLS], from which next "
+            "sentence is told, sees only itself; set data.nsp=false"
+        )

@@ -112,6 +112,7 @@ def test_an_unknown_key_names_the_nearest_and_its_place(settle: Any, tmp_path: P
         ("model.vocab_size=65", r"vocab_size is 65, but the store's vocabulary has 66 words"),
         ("data.length=600", r"sequences of 600 tokens, but model\.max_positions is 512"),
         ("schedule.long_length=513", r"sequences of 513 tokens"),
+        ("model.attention=causal", r"\[CLS\], .* sees only itself; set data\.nsp=false"),
         ("schedule.steps=0", r"schedule\.steps: Input should be greater than 0"),
         ("run.precision=fp8", r"run\.precision: Input should be 'auto', 'fp32' or 'bf16'"),
     ],
