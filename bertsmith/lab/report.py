@@ -147,8 +147,11 @@ def _finite(values: Sequence[float | None]) -> list[float]:
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
-def bars(groups: Mapping[str, Mapping[str, Sequence[float | None]]], y: str) -> Draw:
-    """Return what draws, in groups by name, a bar of each series' mean and a dot for each seed."""
+def dots(groups: Mapping[str, Mapping[str, Sequence[float | None]]], y: str) -> Draw:
+    """Return what draws, in groups by name, a line at each series' mean and a dot for each seed.
+
+    No bars: these would have to begin at 0, and what is compared lies close together.
+    """
 
     def drawn(axes: Any) -> None:
         names = list(groups)
@@ -161,18 +164,14 @@ def bars(groups: Mapping[str, Mapping[str, Sequence[float | None]]], y: str) -> 
                 where = place - 0.4 + (number + 0.5) * width
                 if known:
                     label = name if place == 0 else None
-                    axes.bar(
-                        where, mean(known), width * 0.92, color=colour, alpha=0.75, label=label
-                    )
-                    axes.plot([where] * len(known), known, "k.", markersize=3)
-        every = [v for own in groups.values() for values in own.values() for v in _finite(values)]
-        if every and min(every) > 0:
-            # The bars' heads are what is compared.
-            least, most = min(every), max(every)
-            axes.set_ylim(max(0.0, least - 0.6 * (most - least) - 0.02 * most))
+                    ends = (where - 0.42 * width, where + 0.42 * width)
+                    axes.hlines(mean(known), *ends, color=colour, linewidth=3, label=label)
+                    axes.plot([where] * len(known), known, ".", color=colour, markersize=7)
+        axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
         axes.set_xticks(range(len(names)), names, fontsize=8)
         plain(axes, "", y)
-        if every:
+        if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False, fontsize=8)
 
     return drawn

@@ -7,7 +7,7 @@ from typing import Any
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.kit import Kit, score
-from bertsmith.lab.report import Panel, Report, Table, bars, spread
+from bertsmith.lab.report import Panel, Report, Table, dots, spread
 
 #: Each row, and the paper's F1 on the dev set of CoNLL-2003 (BERT-base).
 PAPER = {
@@ -47,7 +47,7 @@ def _report(kit: Kit, found: Results) -> Report:
     rows = [[row, spread(scores[row]), f"{paper:.1f}"] for row, paper in PAPER.items()]
     table = Table("Table 7: entity F1, CoNLL-2003 dev, sentences alone (the paper: in documents)",
                   ["what the tagger reads", "F1", "the paper's, %"], rows)  # fmt: skip
-    drawn = bars({"F1": dict(scores)}, "entity F1, held out")
+    drawn = dots({"F1": dict(scores)}, "entity F1, held out")
     return Report([table], [Panel("fine-tuned and frozen", drawn)], dict(scores))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.experiments.features import lstm
 from bertsmith.lab.kit import Kit, heldout, score
-from bertsmith.lab.report import Panel, Report, Table, bars, spread
+from bertsmith.lab.report import Panel, Report, Table, dots, spread
 
 #: Shares of mask, same and random, and the paper's figures: MNLI, and NER fine-tuned and by
 #: features.
@@ -64,7 +64,7 @@ def _report(kit: Kit, found: Results) -> Report:
     groups = {USES[use][1]: {name: own[use] for name, own in figures.items()} for use in USES}
     return Report(
         [Table("Table 8: mixtures of mask, same word and random word", columns, rows)],
-        [Panel("held out, by mask/same/random", bars(groups, "score"))], figures,
+        [Panel("held out, by mask/same/random", dots(groups, "score"))], figures,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ It never knows how a stage is made.
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.kit import METRICS, Kit, heldout, score
-from bertsmith.lab.report import NOTHING, Panel, Report, Table, bars, spread
+from bertsmith.lab.report import NOTHING, Panel, Report, Table, dots, spread
 
 #: A pair task, a similarity task, sentiment, and question answering.
 TASKS = ("mrpc", "sts-b", "sst-2", "squad")
@@ -53,7 +53,7 @@ def _report(kit: Kit, found: Results) -> Report:
     ]
     groups = {task: {name: figures[name][task] for name in PAPER} for task in TASKS}
     title = "Table 5: pre-training tasks, scored on held-out examples"
-    panel = Panel("held out", bars(groups, "score"))
+    panel = Panel("held out", dots(groups, "score"))
     return Report([Table(title, columns, rows)], [panel], figures)
 
 
