@@ -113,8 +113,9 @@ def _key(given: str | None) -> str | None:
     """
     place, key = ("--api-key", given) if given is not None else (f"${KEY}", os.environ.get(KEY))
     if key is not None and not key.strip():
-        raise SettingsError(f"{place} is empty; give a key, or leave it out to serve everybody")
-    return key
+        raise SettingsError(f"{place} is empty; give a key, or unset it to serve everybody")
+    # A file's last line break is no part of it, and clients cannot send one.
+    return key and key.strip()
 
 
 def _named(models: list[str]) -> list[tuple[str, str]]:

@@ -33,9 +33,9 @@ _GROUP_COST, _WORTH = 2**12, 2**14
 class Group:
     """Sequences that are padded together, to the longest of them.
 
-    count: B. longest: S, on the CPU rounded up (``_edge``). mask: what `padded` adds to the scores,
-    0 or -inf, broadcast to [B, N, S, S], or None. sequences: their numbers in the batch; None: all
-    of it.
+    count: B. longest: S, ``_rounded`` on the CPU if lengths differ. mask: what `padded` adds to the
+    scores, 0 or -inf, broadcast to [B, N, S, S], or None. sequences: their numbers in the batch;
+    None: all of it.
     """
 
     count: int
@@ -118,17 +118,19 @@ def _mask(
 
 
 def _edge() -> int:
-    """Return of what a group's length is a multiple: as many numbers as this CPU takes at once.
-
-    What is left over at the end of a row is dear to PyTorch's attention and softmax: with AVX-512
-    31 tokens take nearly twice as long as 32 (docs/measurements.md).
-    """
+    """Return how many numbers this CPU takes at once, or 8."""
     return 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
 
 
 def _rounded(length: int) -> int:
+    """Return to what length a group is padded: to a multiple of ``_edge`` if it is not far.
+
+    What is left over at the end of a row is dear to PyTorch's attention and softmax: with AVX-512
+    31 tokens take nearly twice as long as 32, and 33 less than 48 (docs/measurements.md).
+    """
     edge = _edge()
-    return -(-length // edge) * edge
+    missing = -length % edge
+    return length + missing if missing <= edge // 2 else length
 
 
 def grouped(lengths: list[int]) -> list[list[int]] | None:
@@ -139,7 +141,8 @@ def grouped(lengths: list[int]) -> list[list[int]] | None:
     all are best left together.
     """
     order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
-    sizes = [_rounded(lengths[number]) for number in order]
+    edge = _edge()
+    sizes = [-(-lengths[number] // edge) * edge for number in order]
     waste = len(sizes) * sizes[0] ** 2 - sum(size * size for size in sizes)
     if waste <= _WORTH:
         return None

@@ -100,11 +100,11 @@ def make_deterministic(*, cuda: bool) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep what is freed: training asks for the same large blocks at every step.
+    """Have glibc keep what is freed: the next step or batch asks for the same large blocks.
 
-    Left to itself it gives blocks beyond 32 MB, such as the gradient of the word embeddings, back
-    to the system, and the next step faults them in again page by page (mallopt(3)). Elsewhere than
-    on glibc nothing happens.
+    Left to itself it gives large ones, such as the gradient of the word embeddings, back to the
+    system, and the next step faults them in again page by page (mallopt(3)). It holds for the whole
+    process, and for good. Elsewhere than on glibc nothing happens.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:

@@ -67,7 +67,10 @@ class Embedder:
     """A model that makes vectors of texts; any BERT's directory does."""
 
     def __init__(self, bundle: Bundle | TaskBundle | EncoderBundle, *, fast: bool = False) -> None:
-        """``fast``: in the quickest numbers of this machine, of 8 or 16 bits, nearly the same."""
+        """``fast``: in the quickest numbers of this machine, of 8 or 16 bits, nearly the same.
+
+        On the CPU the process keeps the memory that batches free, see ``keep_freed_memory``.
+        """
         self.path, self.config, self.tokenizer = bundle.path, bundle.config, bundle.tokenizer
         encoder = bundle.model if isinstance(bundle, EncoderBundle) else bundle.model.bert
         self.encoder, self.fast = quickened(encoder) if fast else encoder, fast

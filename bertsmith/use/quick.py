@@ -27,18 +27,14 @@ class _Eight(nn.Module):
 
     PyTorch has one scale for all tokens of a batch, so each token is first divided by its own
     largest number. ``columns``: by what the input's columns are divided before that, float32 [in];
-    where a bit is to be given up, it is the weights' then, and else the input's. ``consumes``:
-    nobody else reads the input, which may be overwritten.
+    where a bit is to be given up, it is the weights' then, and else the input's.
     """
 
-    def __init__(
-        self, weight: Tensor, bias: Tensor, columns: Tensor | None, *, consumes: bool = False
-    ) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor, columns: Tensor | None) -> None:
         super().__init__()
-        narrow = not has_vnni()
+        narrow = not has_vnni() and _engine() != "qnnpack"
         self.inverse, self.bias = None if columns is None else 1.0 / columns, bias.detach()
         self.narrow_input = narrow and columns is None
-        self.consumes = consumes or columns is not None
         weight = weight.detach() * (1.0 if columns is None else columns)
         scales = weight.abs().amax(1).clamp(min=1e-12).double()
         scales = scales / (_SEVEN if narrow and columns is not None else _EIGHT)
@@ -62,9 +58,23 @@ class _Eight(nn.Module):
         # Twice read: abs() would write as well, which takes longer.
         largest = torch.maximum(x.amax(-1, keepdim=True), -x.amin(-1, keepdim=True))
         largest.clamp_(min=1e-12)
-        even = x.div_(largest) if self.consumes else x / largest
-        product = torch.ops.quantized.linear_dynamic(even, self.packed, self.narrow_input)
+        tokens = x.shape[0]
+        even = x.new_empty(_rows(tokens), x.shape[1])
+        torch.div(x, largest, out=even[:tokens])
+        even[tokens:].zero_()
+        whole = torch.ops.quantized.linear_dynamic(even, self.packed, self.narrow_input)
+        product = whole[:tokens]
         return torch.addcmul(self.bias, product, largest, out=product if out is None else out)
+
+
+def _rows(tokens: int) -> int:
+    """Return how many rows are computed for so many tokens: the next of eight numbers an octave.
+
+    PyTorch keeps what it prepared for each number of rows, half a megabyte a Linear: with a number
+    for each batch that there can be, a server would grow by a gigabyte.
+    """
+    step = max(16, 1 << (max(tokens - 1, 8).bit_length() - 4))
+    return -(-tokens // step) * step
 
 
 class _Projections(nn.Module):
@@ -77,7 +87,7 @@ class _Projections(nn.Module):
         weight, bias = linear.weight.detach(), linear.bias.detach()
         looking = weight[: self.border]
         self.looking = _Eight(looking, bias[: self.border], columns(looking))
-        self.values, self.bias = weight[self.border :].T, bias[self.border :]
+        self.values, self.bias = weight[self.border :].clone().T, bias[self.border :]
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, D] -> [T, 3 D]."""
@@ -92,10 +102,10 @@ def quickened(encoder: BertModel) -> BertModel:
 
     bfloat16 on CUDA and on CPUs that multiply it. Elsewhere all Linears get 8 bits but those of the
     values, of which the vectors are made: they are a twelfth of all products, and in 8 bits cost
-    about as much precision as all the others together (docs/measurements.md).
+    more precision than all the others together (docs/measurements.md).
     """
     device = next(encoder.parameters()).device
-    own = copy.deepcopy(encoder).eval()
+    own = copy.deepcopy(encoder).eval().requires_grad_(False)
     if device.type == "cuda" or has_bf16():
         return own.bfloat16()
     if encoder.config.norm not in ("post", "pre"):
@@ -117,14 +127,20 @@ def _quicken(layer: Layer, attention: nn.Module, feed_forward: nn.Module) -> Non
     assert isinstance(attention, nn.LayerNorm)
     assert isinstance(feed_forward, nn.LayerNorm)
     looking = layer.attention
-    columns = partial(even_columns, attention.weight)
-    up = even_columns(feed_forward.weight, layer.up.weight)
+    columns = partial(even_columns, _size(attention))
+    up = even_columns(_size(feed_forward), layer.up.weight)
     looking.add_module("query_key_value", _Projections(looking.query_key_value, columns))
-    for parent, name, of, consumes in (
-        (looking, "output", None, False), (layer, "up", up, False), (layer, "down", None, True),
-    ):  # fmt: skip
+    for parent, name, of in ((looking, "output", None), (layer, "up", up), (layer, "down", None)):
         linear = getattr(parent, name)
-        parent.add_module(name, _Eight(linear.weight, linear.bias, of, consumes=consumes))
+        parent.add_module(name, _Eight(linear.weight, linear.bias, of))
+
+
+def _size(norm: nn.LayerNorm) -> Tensor:
+    """Return how large a LayerNorm makes its columns, float32 [D], to a factor.
+
+    Before weight and bias most of its numbers lie within four of 0, so four weights or a bias.
+    """
+    return norm.weight.detach().abs() + norm.bias.detach().abs() / 4
 
 
 def _engine() -> str:

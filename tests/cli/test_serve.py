@@ -25,7 +25,7 @@ Run = Callable[..., Any]
         (["nowhere", "--set", "serve.texts=0"], "texts: Input should be greater"),
         (["a=nowhere", "a=elsewhere"], "the name 'a' is taken"),
         (["nowhere", "--device", "tpu"], "--device tpu: expected auto, cpu"),
-        (["nowhere", "--api-key", ""], "--api-key is empty; give a key, or leave it out"),
+        (["nowhere", "--api-key", ""], "--api-key is empty; give a key, or unset it"),
         (["nowhere", "--host", "300.1.1.1"], "cannot listen at 300.1.1.1"),
     ],
 )

@@ -144,14 +144,15 @@ def test_groups_of_like_lengths_change_nothing(
 
 @pytest.mark.parametrize("edge", [8, 16])
 def test_groups_end_where_the_cpu_likes_it(edge: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Padded groups have a multiple of its numbers, the least that holds them."""
+    """Padded groups have a multiple of its numbers if one is near, else their longest length."""
     monkeypatch.setattr(attending, "_edge", lambda: edge)
-    for lengths in (UNLIKE, (3, 9, 7)):
+    for lengths, rounded in ((UNLIKE, None), ((3, edge - 2, 1), edge), ((3, edge + 1), edge + 1)):
         where = layout(packed_of(lengths), "padded", causal=False, dtype=torch.float32)
         for own in where.groups:
             least = max(lengths[number] for number in own.sequences or range(len(lengths)))
-            assert own.longest % edge == 0
-            assert 0 <= own.longest - least < edge
+            assert own.longest in (least, rounded or -(-least // edge) * edge)
+            assert 0 <= own.longest - least <= edge // 2
+        assert rounded in (None, where.groups[0].longest)
     equal = layout(packed_of((9, 9)), "padded", causal=False, dtype=torch.float32)
     assert (equal.slots, equal.groups[0].longest) == (None, 9)
 

@@ -5,6 +5,7 @@ These tests never compare speed.
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +18,10 @@ from bertsmith.errors import ModelError, QuestionError, SettingsError
 from bertsmith.model.bert import BertModel
 from bertsmith.model.encoder import Layer
 from bertsmith.model.packed import Packed
+from bertsmith.model.smoothing import even_columns
 from bertsmith.train.device import has_vnni
 from bertsmith.use.embed import Embedder, Floats, embed
-from bertsmith.use.quick import quickened
+from bertsmith.use.quick import _rows, quickened
 
 TEXTS = [
     "The forge stood where the two roads met.",
@@ -236,6 +238,7 @@ def test_the_quick_form_is_nearly_the_same(
     if vnni and not has_vnni():
         pytest.skip("without VNNI, sums of 8-bit products may be clipped")
     monkeypatch.setattr("bertsmith.use.quick.has_vnni", lambda: vnni)
+    monkeypatch.setattr("bertsmith.use.quick.has_bf16", lambda: False)
     bundle = load_encoder(directory)
     before = {name: own.clone() for name, own in bundle.model.state_dict().items()}
     quick = Embedder(bundle, fast=True)
@@ -246,17 +249,41 @@ def test_the_quick_form_is_nearly_the_same(
     assert all(torch.equal(own, before[name]) for name, own in bundle.model.state_dict().items())
 
 
-def test_the_quick_form_of_every_norm(directory: Path) -> None:
-    """Pre-norm layers read another LayerNorm, which the smoothing must know."""
-    config = load_encoder(directory).config.model_copy(update={"norm": "pre"})
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_the_quick_form_of_every_norm(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, norm: str
+) -> None:
+    """Each Linear's columns are evened out by the LayerNorm that it reads."""
+    monkeypatch.setattr("bertsmith.use.quick.has_bf16", lambda: False)
+    config = load_encoder(directory).config.model_copy(update={"norm": norm})
     torch.manual_seed(3)
     model = BertModel(config).eval()
-    for name, own in model.named_parameters():
-        nn.init.normal_(own, 1.0 if "norm.weight" in name else 0.0, 0.3)
+    for name, parameter in model.named_parameters():
+        nn.init.normal_(parameter, 1.0 if "norm.weight" in name else 0.0, 0.3)
+    quick = quickened(model)
+    above: Any = model.embeddings.norm
+    plain: Any
+    own: Any
+    for plain, own in zip(model.encoder.layers, quick.encoder.layers, strict=True):
+        first, second = plain.attention_norm, plain.feed_forward_norm
+        read = (above, first) if norm == "post" else (first, second)
+        looking = plain.attention.query_key_value.weight[: 2 * config.width]
+        found = own.attention.query_key_value.looking.inverse, own.up.inverse
+        for scale, weight, inverse in zip(read, (looking, plain.up.weight), found, strict=True):
+            size = scale.weight.abs() + scale.bias.abs() / 4
+            torch.testing.assert_close(1 / inverse, even_columns(size, weight))
+        above = second
     ids = torch.randint(5, 90, (40,))
     zeros = torch.zeros_like(ids)
     packed = Packed(ids=ids, segments=zeros, positions=torch.arange(40),
                     boundaries=torch.tensor([0, 40], dtype=torch.int32), longest=40)  # fmt: skip
-    with torch.inference_mode():
-        wanted, found = model(packed), quickened(model)(packed)
-    assert nn.functional.cosine_similarity(found, wanted).min() > 0.99
+    # With gradients on, as a caller may leave them.
+    wanted, found_vectors = model(packed), quick(packed)
+    assert nn.functional.cosine_similarity(found_vectors, wanted).min() > 0.99
+
+
+def test_the_quick_form_prepares_for_few_sizes() -> None:
+    """PyTorch keeps something for each number of rows: there are few of them, and few are idle."""
+    rows = [_rows(tokens) for tokens in range(1, 2049)]
+    assert len(set(rows)) < 50
+    assert all(0 <= own - tokens < max(16, tokens / 8) for tokens, own in enumerate(rows, 1))
