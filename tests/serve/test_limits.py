@@ -231,12 +231,13 @@ def test_too_many_requests_at_once(models: list[Served]) -> None:
 def test_an_answer_too_late_is_told(models: list[Served], path: str) -> None:
     """504 in time, asked by the event loop or by a thread; then all is well again."""
     with listening(models[:1], ServeSettings(seconds=0.3)) as own:
-        with slow(1.0):
+        # Far longer than a machine that does much else may stumble.
+        with slow(4.0):
             began = time.monotonic()
             found = own.post(path, {"inputs": "a [MASK]"})
             assert (found.status_code, found.json()["error"]["type"]) == (504, "timeout")
-            assert time.monotonic() - began < 0.9
-        time.sleep(1.0)
+            assert time.monotonic() - began < 3.6
+        time.sleep(4.0)
         lives(own)
 
 
