@@ -5,8 +5,6 @@ It never trains: what comes of it has no gradient.
 
 import copy
 import warnings
-from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -80,13 +78,13 @@ def _rows(tokens: int) -> int:
 class _Projections(nn.Module):
     """The Linear of queries, keys and values: queries and keys in 8 bits, values in float32."""
 
-    def __init__(self, linear: nn.Linear, columns: Callable[[Tensor], Tensor]) -> None:
-        """``columns``: gives what an input's columns are divided by, from the weights they meet."""
+    def __init__(self, linear: nn.Linear, size: Tensor) -> None:
+        """``size``: how large the input's columns are, float32 [D]."""
         super().__init__()
         self.border = 2 * linear.in_features
         weight, bias = linear.weight.detach(), linear.bias.detach()
         looking = weight[: self.border]
-        self.looking = _Eight(looking, bias[: self.border], columns(looking))
+        self.looking = _Eight(looking, bias[: self.border], even_columns(size, looking))
         self.values, self.bias = weight[self.border :].clone().T, bias[self.border :]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -127,9 +125,8 @@ def _quicken(layer: Layer, attention: nn.Module, feed_forward: nn.Module) -> Non
     assert isinstance(attention, nn.LayerNorm)
     assert isinstance(feed_forward, nn.LayerNorm)
     looking = layer.attention
-    columns = partial(even_columns, _size(attention))
     up = even_columns(_size(feed_forward), layer.up.weight)
-    looking.add_module("query_key_value", _Projections(looking.query_key_value, columns))
+    looking.add_module("query_key_value", _Projections(looking.query_key_value, _size(attention)))
     for parent, name, of in ((looking, "output", None), (layer, "up", up), (layer, "down", None)):
         linear = getattr(parent, name)
         parent.add_module(name, _Eight(linear.weight, linear.bias, of))
