@@ -13,7 +13,7 @@ import orjson
 from fastapi import Request
 from starlette.responses import Response
 
-from bertsmith.serve.batching import GoneError, Patience, late
+from bertsmith.serve.patience import GoneError, Patience, late
 from bertsmith.serve.service import Service
 
 Result = TypeVar("Result")

@@ -1,4 +1,4 @@
-"""Packs what many clients ask into batches for one model thread: by tokens, fairly, within limits.
+"""Packs what many clients ask into batches for model threads: by tokens, fairly, within limits.
 
 It never knows HTTP, nor what is computed.
 """
@@ -8,13 +8,20 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from bertsmith.errors import BertsmithError
+from bertsmith.serve.patience import (
+    BusyError,
+    LargeError,
+    Patience,
+    StoppingError,
+    late,
+    waited,
+)
 
 #: Answers the payloads of a batch, in their order.
 Compute = Callable[[list[Any]], Sequence[Any]]
@@ -22,52 +29,6 @@ Compute = Callable[[list[Any]], Sequence[Any]]
 _FIRST_RATE = 4000.0
 #: What the newest batch counts in the rate.
 _NEWEST = 0.2
-
-
-class BusyError(BertsmithError):
-    """The queue is full. ``seconds``: after which it is worth to ask again."""
-
-    def __init__(self, message: str, seconds: float) -> None:
-        super().__init__(message)
-        self.seconds = seconds
-
-
-class LateError(BertsmithError):
-    """There was no answer within the time of a request."""
-
-
-class GoneError(BertsmithError):
-    """The client went away before there was an answer."""
-
-
-class StoppingError(BertsmithError):
-    """The server is being stopped and takes nothing new."""
-
-
-class LargeError(BertsmithError):
-    """One request asks for more than it may."""
-
-
-class Patience:
-    """How long one request waits, and its end before that if the client goes away."""
-
-    def __init__(self, seconds: float) -> None:
-        """``seconds`` from now on."""
-        self.deadline = time.monotonic() + seconds
-        self.gone = False
-        self._waiting: Future[Any] | None = None
-
-    def waits_for(self, future: Future[Any]) -> None:
-        """Remember what is cancelled if the client goes away."""
-        self._waiting = future
-        if self.gone:
-            future.cancel()
-
-    def cancel(self) -> None:
-        """Give up, from any thread."""
-        self.gone = True
-        if self._waiting is not None:
-            self._waiting.cancel()
 
 
 @dataclass(eq=False)
@@ -94,7 +55,7 @@ class _Unit:
 
 
 class Batcher:
-    """One thread that computes; any thread may ask.
+    """A thread or more that compute; any thread may ask.
 
     Each unit has a turn: the time at which it came, later by as long as the units before it in the
     same call take. So a call of thousands of texts lets a call of one text in between, and still
@@ -108,9 +69,13 @@ class Batcher:
         queue_tokens: int,
         call_tokens: int,
         wait: float,
+        at_once: int = 1,
         told: Callable[[int, int, float], None] | None = None,
     ) -> None:
-        """``wait``: seconds that a lone unit waits. ``told``: of units, tokens, seconds of each."""
+        """``wait``: seconds that a lone unit waits. ``told``: of units, tokens, seconds of each.
+
+        ``at_once``: batches under way at most, each on its share of the CPU's threads.
+        """
         self._batch_tokens, self._queue_tokens = batch_tokens, queue_tokens
         self._call_tokens, self._wait, self._told = call_tokens, wait, told
         self._queues: dict[Hashable, list[_Unit]] = {}
@@ -120,13 +85,18 @@ class Batcher:
         self._rate = _FIRST_RATE
         #: Tokens that wait.
         self.waiting = 0
-        self._thread = threading.Thread(target=self._work, name="model", daemon=True)
-        self._thread.start()
+        self._all, self._under_way = torch.get_num_threads(), 0
+        self._threads = [
+            threading.Thread(target=self._work, name=f"model-{number}", daemon=True)
+            for number in range(at_once)
+        ]
+        for own in self._threads:
+            own.start()
 
     @property
     def alive(self) -> bool:
-        """Whether the model thread runs and takes work."""
-        return self._open and self._thread.is_alive()
+        """Whether the model threads run and take work."""
+        return self._open and all(own.is_alive() for own in self._threads)
 
     def submit(
         self,
@@ -185,24 +155,29 @@ class Batcher:
         with self._changed:
             self._open = False
             self._changed.notify_all()
-        self._thread.join(seconds)
+        end = time.monotonic() + seconds
+        for own in self._threads:
+            own.join(max(end - time.monotonic(), 0.0))
 
     def _work(self) -> None:
         with torch.inference_mode():
             while (batch := self._next()) is not None:
-                live = [unit for unit in batch if _wanted(unit)]
+                live = [unit for unit in batch if self._wanted(unit)]
+                # A lone batch has all cores; more of them would wait for each other at every step.
+                torch.set_num_threads(max(self._all // self._under_way, 1))
                 if live:
                     self._compute(live)
+                with self._changed:
+                    self._under_way -= 1
 
     def _next(self) -> list[_Unit] | None:
         """Wait for work and take a batch; None when there will be no more."""
         with self._changed:
-            idle = not self._queues
-            while not self._queues and self._open:
-                self._changed.wait()
-            if not self._queues:
-                return None
-            if idle and self._open and self.waiting < self._batch_tokens:
+            while not self._queues:
+                self._changed.wait_for(lambda: self._queues or not self._open)
+                if not self._queues:
+                    return None
+                # Another thread may take it meanwhile.
                 self._changed.wait_for(
                     lambda: self.waiting >= self._batch_tokens or not self._open, self._wait
                 )
@@ -215,6 +190,9 @@ class Batcher:
             if not queue:
                 del self._queues[key]
             self.waiting -= tokens
+            self._under_way += 1
+            if self._queues:
+                self._changed.notify()
         return batch
 
     def _compute(self, batch: list[_Unit]) -> None:
@@ -228,47 +206,40 @@ class Batcher:
                 for unit in batch:
                     self._compute([unit])
                 return
-            _fail(batch[0].asked, error)
+            self._fail(batch[0].asked, error)
             return
         seconds = time.monotonic() - began
         tokens = sum(unit.tokens for unit in batch)
-        self._rate += _NEWEST * (tokens / max(seconds, 1e-6) - self._rate)
-        for unit, answer in zip(batch, answers, strict=True):
-            unit.asked.answers[unit.place] = answer
-            unit.asked.left -= 1
-            if not unit.asked.left and unit.asked.future.set_running_or_notify_cancel():
-                unit.asked.future.set_result(unit.asked.answers)
+        with self._changed:
+            rate = tokens / max(seconds, 1e-6) * self._under_way
+            self._rate += _NEWEST * (rate - self._rate)
+        self._answer(batch, answers)
         if self._told is not None:
             self._told(len(batch), tokens, seconds)
 
+    def _answer(self, batch: list[_Unit], answers: Sequence[Any]) -> None:
+        whole = []
+        with self._changed:
+            # Other units of the same call may be computed just now.
+            for unit, answer in zip(batch, answers, strict=True):
+                unit.asked.answers[unit.place] = answer
+                unit.asked.left -= 1
+                if not unit.asked.left:
+                    whole.append(unit.asked)
+        for asked in whole:
+            if asked.future.set_running_or_notify_cancel():
+                asked.future.set_result(asked.answers)
 
-def waited(future: Future[list[Any]], patience: Patience) -> list[Any]:
-    """Return the answers, within the time there is; raises LateError or GoneError."""
-    try:
-        return future.result(max(patience.deadline - time.monotonic(), 0.0))
-    except TimeoutError:
-        future.cancel()
-        raise late() from None
-    except CancelledError:
-        raise GoneError("the client went away") from None
+    def _wanted(self, unit: _Unit) -> bool:
+        """Tell whether somebody still waits for a unit."""
+        if unit.asked.future.done():
+            return False
+        if time.monotonic() > unit.asked.deadline:
+            self._fail(unit.asked, late())
+            return False
+        return True
 
-
-def late() -> LateError:
-    """Return the error of a request whose time is over."""
-    return LateError("there was no answer in time; ask for less at once, or later")
-
-
-def _wanted(unit: _Unit) -> bool:
-    """Tell whether somebody still waits for a unit."""
-    future = unit.asked.future
-    if future.done():
-        return False
-    if time.monotonic() > unit.asked.deadline:
-        _fail(unit.asked, late())
-        return False
-    return True
-
-
-def _fail(asked: _Asked, error: Exception) -> None:
-    if not asked.future.done() and asked.future.set_running_or_notify_cancel():
-        asked.future.set_exception(error)
+    def _fail(self, asked: _Asked, error: Exception) -> None:
+        with self._changed:
+            if not asked.future.done() and asked.future.set_running_or_notify_cancel():
+                asked.future.set_exception(error)

@@ -13,8 +13,8 @@ from starlette.responses import Response
 
 from bertsmith.errors import QuestionError
 from bertsmith.serve.asking import Asking, said
-from bertsmith.serve.batching import LargeError, Patience
 from bertsmith.serve.bodies import EmbedBody, OpenAiBody, SimilarityBody, Vectors
+from bertsmith.serve.patience import LargeError, Patience
 from bertsmith.serve.routes import several
 from bertsmith.serve.service import Embedding
 from bertsmith.use.vectors import VectorSettings

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from bertsmith.errors import BertsmithError, ModelError
-from bertsmith.serve.batching import BusyError, GoneError, LargeError, LateError, StoppingError
+from bertsmith.serve.patience import BusyError, GoneError, LargeError, LateError, StoppingError
 
 #: What nobody reads any more: the client closed its end (nginx's own status for it).
 _GONE: Final = 499

@@ -15,9 +15,11 @@ import numpy as np
 
 from bertsmith.bundle import Bundle, TaskBundle
 from bertsmith.errors import ModelError, SettingsError
+from bertsmith.model.abreast import at_once
 from bertsmith.model.task import TaskModel
-from bertsmith.serve.batching import Batcher, LargeError, Patience, waited
+from bertsmith.serve.batching import Batcher
 from bertsmith.serve.models import Served, attentions_of, masks_of, outputs_of, vectors_of
+from bertsmith.serve.patience import LargeError, Patience, waited
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.tasks.inputs import Inputs
 from bertsmith.tasks.outputs import Compute
@@ -60,6 +62,7 @@ class Service:
             queue_tokens=self.settings.queue_tokens,
             call_tokens=self.settings.tokens,
             wait=self.settings.wait_ms / 1000,
+            at_once=min((at_once(own.embedder.device) for own in self.models.values()), default=1),
             told=told,
         )
 

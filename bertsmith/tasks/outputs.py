@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bertsmith.model.abreast import abreast
 from bertsmith.model.packed import groups, pack, usual_tokens
 from bertsmith.model.task import TaskModel
 from bertsmith.tasks.inputs import Inputs, places_in
@@ -19,30 +20,35 @@ from bertsmith.tasks.inputs import Inputs, places_in
 Compute = Callable[[TaskModel, Inputs], list[NDArray[np.float32]]]
 
 
-@torch.no_grad()
 def outputs(
     model: TaskModel,
     inputs: Inputs,
-    autocast: AbstractContextManager[object] | None = None,
+    autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> list[NDArray[np.float32]]:
     """Return float32 [m, C] for each unit: a row a sequence, or a place.
 
-    ``model`` is in eval mode.
+    ``model`` is in eval mode. ``autocast``: makes the context of each batch.
     """
     device = next(model.parameters()).device
     budget = usual_tokens(device, model.config.feed_forward)
     flat = [(unit, one) for unit, own in enumerate(inputs.sequences) for one in own]
     found: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(flat)
-    for group in groups([len(ids) for _, (ids, _) in flat], budget):
+
+    @torch.no_grad()
+    def compute(group: list[int]) -> list[NDArray[np.float32]]:
         packed = pack([flat[number][1] for number in group])
         places, sizes = None, [1] * len(group)
         if inputs.places is not None:
             asked = [inputs.places[flat[number][0]] for number in group]
             sizes = list(map(len, asked))
             places = places_in(packed, asked).to(device)
-        with autocast or nullcontext():
+        with autocast():
             said = model(packed.to(device), places).float().cpu().numpy()
-        for number, rows in zip(group, np.split(said, np.cumsum(sizes)[:-1]), strict=True):
+        return np.split(said, np.cumsum(sizes)[:-1])
+
+    batches = groups([len(ids) for _, (ids, _) in flat], budget)
+    for group, answers in abreast(compute, batches, device):
+        for number, rows in zip(group, answers, strict=True):
             found[number] = rows
     result, first = [], 0
     for own in inputs.sequences:

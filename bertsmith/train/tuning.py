@@ -149,7 +149,7 @@ class Tuning:
 
     def _figures(self, own: Scored) -> dict[str, float]:
         """Return mean loss, metrics and the number of examples of a held-out file."""
-        found = outputs(self.model, own.inputs, self._machine.autocast())
+        found = outputs(self.model, own.inputs, self._machine.autocast)
         total = count = 0.0
         taught = own.inputs.taught()
         for first in range(0, len(taught), _AT_ONCE):

@@ -19,6 +19,7 @@ from bertsmith.bundle import Bundle, EncoderBundle, TaskBundle, load_encoder
 from bertsmith.bundle.encoder import load_pooler
 from bertsmith.errors import ModelError, QuestionError
 from bertsmith.interop.sentence_transformers import Pooling, read_pooling
+from bertsmith.model.abreast import abreast
 from bertsmith.model.heads import Pooler
 from bertsmith.model.packed import groups, pack, usual_tokens
 from bertsmith.train.device import keep_freed_memory
@@ -235,20 +236,22 @@ class Embedder:
         sequences = [[tokenizer.cls_id, *ids[:room], tokenizer.sep_id] for ids in found]
         return Encoded(sequences, sum(len(ids) > room for ids in found))
 
-    @torch.inference_mode()
     def batches(
         self, sequences: Sequence[list[int]], recipe: Recipe, batch_tokens: int | None = None
     ) -> Batches:
         """Yield the numbers of each batch's texts, and their vectors as ``vectors`` has them."""
         budget = batch_tokens or usual_tokens(self.device, self.config.feed_forward)
         pooler = self._pooler if recipe.pooling == "pooled" else None
-        for group in groups([len(ids) for ids in sequences], budget):
+
+        @torch.inference_mode()
+        def compute(group: list[int]) -> Any:
             packed = pack([(sequences[number], [0] * len(sequences[number])) for number in group])
             found = vectors(self.encoder, packed.to(self.device), recipe, pooler)
             if isinstance(found, list):
-                yield group, [own.cpu().numpy() for own in found]
-            else:
-                yield group, found.cpu().numpy()
+                return [own.cpu().numpy() for own in found]
+            return found.cpu().numpy()
+
+        return abreast(compute, groups([len(ids) for ids in sequences], budget), self.device)
 
     def load_pooler_if_any(self) -> None:
         """Read the pooler now, not when it is first asked for; nothing where there is none."""

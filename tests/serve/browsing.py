@@ -18,8 +18,8 @@ from bertsmith import bundle
 from bertsmith.bundle import Head, save_task
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.config import ModelConfig
-from bertsmith.serve.batching import Patience
 from bertsmith.serve.models import Served, served
+from bertsmith.serve.patience import Patience
 from bertsmith.serve.service import Service
 from bertsmith.text.training import train
 from bertsmith.text.wordpiece import Tokenizer

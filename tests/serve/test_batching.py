@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+import torch
 
-from bertsmith.serve.batching import (
-    Batcher,
+from bertsmith.serve.batching import Batcher
+from bertsmith.serve.patience import (
     BusyError,
     GoneError,
     LargeError,
@@ -202,14 +203,80 @@ def test_closing_finishes_what_waits_and_takes_nothing_new(make: Make) -> None:
     assert not batcher.alive
 
 
+def test_several_at_once(make: Make) -> None:
+    """A second batch begins while the first is computed, and a third waits for either."""
+    batcher, one, two = make(at_once=2), Machine(), Machine()
+    busy(batcher, one)
+    second = batcher.submit("other", two, [(1, 2)], Patience(20))
+    assert two.begun.wait(20)
+    third = batcher.submit("other", two, [(1, 3)], Patience(20))
+    two.let.set()
+    assert (second.result(20), third.result(20)) == ([4], [6])
+    one.let.set()
+
+
+def test_what_is_beyond_a_batch_goes_to_the_next_thread(make: Make) -> None:
+    """All that waits is begun at once where there are threads for it."""
+    batcher, gate = make(at_once=3, wait=0.5), threading.Barrier(3)
+
+    def compute(payloads: list[Any]) -> list[Any]:
+        # Broken unless three batches meet here.
+        gate.wait(10)
+        return payloads
+
+    found = batcher.submit("key", compute, [(100, n) for n in range(3)], Patience(20))
+    assert found.result(20) == [0, 1, 2]
+
+
+def test_one_call_that_fails_in_several_threads_fails_once(make: Make) -> None:
+    """The first error is the call's, and no thread ends of the second."""
+    batcher, gate = make(at_once=2), threading.Barrier(2)
+
+    def compute(payloads: list[Any]) -> list[Any]:
+        gate.wait(10)
+        raise ValueError("cannot be computed")
+
+    failing = batcher.submit("key", compute, [(100, 1), (100, 2)], Patience(20))
+    with pytest.raises(ValueError, match="cannot be computed"):
+        failing.result(20)
+    machine = Machine()
+    machine.let.set()
+    assert batcher.run("key", machine, [(1, 1)], Patience(20)) == [2]
+    assert batcher.alive
+
+
+def test_batches_at_once_share_the_cores(make: Make) -> None:
+    """A lone batch has all of PyTorch's threads, the second of two half of them."""
+    before, threads = torch.get_num_threads(), []
+    torch.set_num_threads(4)
+    try:
+        batcher, one, two = make(at_once=2), Machine(), Machine()
+
+        def compute(payloads: list[Any]) -> Sequence[Any]:
+            threads.append(torch.get_num_threads())
+            return two(payloads)
+
+        busy(batcher, one)
+        two.let.set()
+        batcher.run("other", compute, [(1, 1)], Patience(20))
+        one.let.set()
+        while batcher._under_way:
+            time.sleep(0.01)
+        batcher.run("other", compute, [(1, 1)], Patience(20))
+    finally:
+        torch.set_num_threads(before)
+    assert threads == [2, 4]
+
+
 def test_no_units_are_answered_at_once(make: Make) -> None:
     """With nothing."""
     assert make().run("key", Machine(), [], Patience(1)) == []
 
 
-def test_many_threads(make: Make) -> None:
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_many_threads(make: Make, at_once: int) -> None:
     """Thirty threads with twenty calls each: every answer is its own."""
-    batcher, machine = make(queue_tokens=10**6), Machine()
+    batcher, machine = make(queue_tokens=10**6, at_once=at_once), Machine()
     machine.let.set()
     wrong: list[Any] = []
 

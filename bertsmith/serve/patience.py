@@ -1,0 +1,72 @@
+"""How long a request waits, and each way in which it ends without an answer.
+
+It never knows what is asked.
+"""
+
+import time
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+from bertsmith.errors import BertsmithError
+
+
+class BusyError(BertsmithError):
+    """The queue is full. ``seconds``: after which it is worth to ask again."""
+
+    def __init__(self, message: str, seconds: float) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+
+class LateError(BertsmithError):
+    """There was no answer within the time of a request."""
+
+
+class GoneError(BertsmithError):
+    """The client went away before there was an answer."""
+
+
+class StoppingError(BertsmithError):
+    """The server is being stopped and takes nothing new."""
+
+
+class LargeError(BertsmithError):
+    """One request asks for more than it may."""
+
+
+class Patience:
+    """How long one request waits, and its end before that if the client goes away."""
+
+    def __init__(self, seconds: float) -> None:
+        """``seconds`` from now on."""
+        self.deadline = time.monotonic() + seconds
+        self.gone = False
+        self._waiting: Future[Any] | None = None
+
+    def waits_for(self, future: Future[Any]) -> None:
+        """Remember what is cancelled if the client goes away."""
+        self._waiting = future
+        if self.gone:
+            future.cancel()
+
+    def cancel(self) -> None:
+        """Give up, from any thread."""
+        self.gone = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+
+def waited(future: Future[list[Any]], patience: Patience) -> list[Any]:
+    """Return the answers, within the time there is; raises LateError or GoneError."""
+    try:
+        return future.result(max(patience.deadline - time.monotonic(), 0.0))
+    except TimeoutError:
+        future.cancel()
+        raise late() from None
+    except CancelledError:
+        raise GoneError("the client went away") from None
+
+
+def late() -> LateError:
+    """Return the error of a request whose time is over."""
+    return LateError("there was no answer in time; ask for less at once, or later")
