@@ -82,7 +82,7 @@ def _plain(app: FastAPI, service: Service, metrics: Metrics) -> None:
         """Tell whether the server takes work."""
         if service.batcher.alive:
             return said({"status": "ready"})
-        return fault(503, "the server is being stopped, or its model thread has ended")
+        return fault(503, "the server is being stopped, or a model thread has ended")
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics_page() -> Response:

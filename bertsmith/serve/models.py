@@ -1,6 +1,6 @@
 """One loaded model of a server: what it can do, and what it computes for many clients at once.
 
-It never knows a request: what comes here is packed already, and runs on the model thread.
+It never knows a request: what comes here is packed already, and runs on a model thread.
 """
 
 from dataclasses import dataclass
