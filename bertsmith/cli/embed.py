@@ -86,7 +86,7 @@ def embed(
     ] = False,
     batch_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens computed at once; else as fits.", show_default=False),
+        typer.Option(min=1, help="Tokens of a batch; else as fits.", show_default=False),
     ] = None,
     fast: Annotated[
         bool,

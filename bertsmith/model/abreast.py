@@ -1,15 +1,17 @@
-"""Several batches at once on the CPU, each on a share of the threads.
+"""Several batches at once on the CPU, each on its share of PyTorch's threads.
 
 Threads that part one product wait for the slowest of them after every product, and while Python
 goes from one to the next; threads with batches of their own do not. It never knows what is
 computed.
 """
 
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from itertools import chain, islice
-from typing import TypeVar
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,6 +20,7 @@ Result = TypeVar("Result")
 
 #: More at once want more memory, and Python runs only one of them at a time.
 _MOST = 4
+_TAKING = threading.Lock()
 
 
 def at_once(device: torch.device) -> int:
@@ -25,36 +28,102 @@ def at_once(device: torch.device) -> int:
     return min(torch.get_num_threads(), _MOST) if device.type == "cpu" else 1
 
 
+def take(threads: int) -> None:
+    """Have the calling thread compute with so many threads of PyTorch's, and nobody else.
+
+    ``torch.set_num_threads`` alone would say with how many all new threads begin, too.
+    """
+    # A thread begins with the number that holds when it first asks, which so is before it is set.
+    if torch.get_num_threads() == threads:
+        return
+    with _TAKING:
+        usual = _elsewhere(torch.get_num_threads)
+        torch.set_num_threads(threads)
+        _elsewhere(lambda: torch.set_num_threads(usual))
+
+
 def abreast(
     compute: Callable[[Item], Result], items: Iterable[Item], device: torch.device
 ) -> Generator[tuple[Item, Result]]:
     """Yield each item and what ``compute`` makes of it, in their order.
 
-    On the CPU some are computed at once, in threads that have their share of PyTorch's threads,
-    and a few ahead of what was taken. ``compute`` sets PyTorch's modes itself: they hold for a
-    thread. What it raises comes up in its item's turn.
+    On the CPU up to four are computed at once, in threads with their share of PyTorch's threads
+    and the caller's autocast, a few ahead of what was taken. ``compute`` sets PyTorch's other
+    modes itself: they hold for a thread. What it raises comes up in its item's turn.
     """
-    rest, threads, workers = iter(items), torch.get_num_threads(), at_once(device)
-    # One item is worth no threads, and has all of PyTorch's.
-    first = list(islice(rest, 2 if workers > 1 else 0))
+    rest, most = iter(items), at_once(device)
+    first = list(islice(rest, most))
+    # One item is worth no thread, and has all of PyTorch's.
     if len(first) < 2:
         for item in chain(first, rest):
             yield item, compute(item)
         return
+    crew = _Crew(compute, len(first))
     waiting: deque[tuple[Item, Future[Result]]] = deque()
-    pool = ThreadPoolExecutor(
-        workers, "abreast", initializer=torch.set_num_threads, initargs=(threads // workers,)
-    )
     try:
         for item in chain(first, rest):
-            waiting.append((item, pool.submit(compute, item)))
-            if len(waiting) > 2 * workers:
+            waiting.append((item, crew.asked(item)))
+            if len(waiting) > 2 * most:
                 done, result = waiting.popleft()
                 yield done, result.result()
         while waiting:
             done, result = waiting.popleft()
             yield done, result.result()
     finally:
-        pool.shutdown(cancel_futures=True)
-        # The newest number is also what threads of others begin with.
-        torch.set_num_threads(threads)
+        crew.end()
+
+
+class _Crew:
+    """Threads that compute what is asked, each on its share of the caller's threads.
+
+    Unlike a ThreadPoolExecutor's they may be begun by a thread that outlives the main one.
+    """
+
+    def __init__(self, compute: Callable[[Any], Any], size: int) -> None:
+        self._compute = compute
+        self._tasks: SimpleQueue[tuple[Any, Future[Any]] | None] = SimpleQueue()
+        self._over = False
+        self._autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        share, more = divmod(torch.get_num_threads(), size)
+        self._threads = [
+            threading.Thread(
+                target=self._work, args=(share + (number < more),), name="abreast", daemon=True
+            )
+            for number in range(size)
+        ]
+        for own in self._threads:
+            own.start()
+
+    def asked(self, item: Any) -> Future[Any]:
+        """Return a future of what is made of an item."""
+        future: Future[Any] = Future()
+        self._tasks.put((item, future))
+        return future
+
+    def end(self) -> None:
+        """Leave what was not begun, and wait for the rest."""
+        self._over = True
+        for _ in self._threads:
+            self._tasks.put(None)
+        for own in self._threads:
+            own.join()
+
+    def _work(self, threads: int) -> None:
+        take(threads)
+        enabled, dtype = self._autocast
+        with torch.autocast("cpu", dtype, enabled=enabled):
+            while (task := self._tasks.get()) is not None and not self._over:
+                item, future = task
+                try:
+                    future.set_result(self._compute(item))
+                except BaseException as error:  # noqa: BLE001 - told to whoever takes the result
+                    future.set_exception(error)
+
+
+def _elsewhere(ask: Callable[[], Any]) -> Any:
+    """Return what a new thread says."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(ask()), name="elsewhere")
+    thread.start()
+    thread.join()
+    return found[0]

@@ -12,8 +12,8 @@ from torch import Tensor
 
 #: Tokens of one batch, the filler of shorter sequences counted: some hundred megabytes at large.
 BATCH_TOKENS = 8192
-#: Numbers of the widest activations of a batch that stay in the cache of a CPU (16 MB); on a GPU
-#: larger batches are faster.
+#: Numbers of the widest activations of a batch for which a CPU is quickest (16 MB, of which its
+#: cache holds a good part); on a GPU larger batches are faster.
 _CPU_NUMBERS = 2**22
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from bertsmith.model.abreast import take
 from bertsmith.serve.patience import (
     BusyError,
     LargeError,
@@ -85,7 +86,7 @@ class Batcher:
         self._rate = _FIRST_RATE
         #: Tokens that wait.
         self.waiting = 0
-        self._all, self._under_way = torch.get_num_threads(), 0
+        self._cores, self._under_way = torch.get_num_threads(), 0
         self._threads = [
             threading.Thread(target=self._work, name=f"model-{number}", daemon=True)
             for number in range(at_once)
@@ -162,13 +163,14 @@ class Batcher:
     def _work(self) -> None:
         with torch.inference_mode():
             while (batch := self._next()) is not None:
-                live = [unit for unit in batch if self._wanted(unit)]
-                # A lone batch has all cores; more of them would wait for each other at every step.
-                torch.set_num_threads(max(self._all // self._under_way, 1))
-                if live:
-                    self._compute(live)
-                with self._changed:
-                    self._under_way -= 1
+                try:
+                    # A lone batch has all cores, where threads of one product wait for each other.
+                    take(max(self._cores // self._under_way, 1))
+                    if live := [unit for unit in batch if self._wanted(unit)]:
+                        self._compute(live)
+                finally:
+                    with self._changed:
+                        self._under_way -= 1
 
     def _next(self) -> list[_Unit] | None:
         """Wait for work and take a batch; None when there will be no more."""
@@ -197,7 +199,7 @@ class Batcher:
 
     def _compute(self, batch: list[_Unit]) -> None:
         # One key may stand for calls with computations of their own; they are all alike.
-        compute, began = batch[0].asked.compute, time.monotonic()
+        compute, began, beside = batch[0].asked.compute, time.monotonic(), self._under_way
         try:
             answers: Sequence[Any] = compute([unit.payload for unit in batch])
         except Exception as error:  # noqa: BLE001 - told to those who asked
@@ -211,7 +213,8 @@ class Batcher:
         seconds = time.monotonic() - began
         tokens = sum(unit.tokens for unit in batch)
         with self._changed:
-            rate = tokens / max(seconds, 1e-6) * self._under_way
+            # Of all threads together: as many as were computing, on average.
+            rate = tokens / max(seconds, 1e-6) * (beside + self._under_way) / 2
             self._rate += _NEWEST * (rate - self._rate)
         self._answer(batch, answers)
         if self._told is not None:

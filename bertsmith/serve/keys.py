@@ -21,11 +21,11 @@ class Key:
     def __init__(self, key: str, *, page: bool = False) -> None:
         """``page``: whether browsers may show it as a password, whatever the name (RFC 7617).
 
-        Raises SettingsError for an empty key.
+        Raises SettingsError for an empty key; white space around it is none of it.
         """
-        if not key:
+        if not key.strip():
             raise SettingsError("the key is empty; give one, or none at all")
-        self._key, self._page = key.encode(), page
+        self._key, self._page = key.strip().encode(), page
 
     def fits(self, method: str, headers: Mapping[bytes, bytes]) -> bool:
         """Tell whether a request's headers, their names in lower case, show the key."""

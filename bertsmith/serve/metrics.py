@@ -31,7 +31,10 @@ class Metrics:
         self._batch = Histogram(
             "bertsmith_batch_tokens", "Tokens of a batch.", buckets=_TOKENS, registry=own
         )
-        self._busy = Counter("bertsmith_model_seconds_total", "Seconds of computing.", registry=own)
+        self._busy = Counter(
+            "bertsmith_model_seconds_total", "Seconds of computing, of each batch at once.",
+            registry=own,
+        )  # fmt: skip
         self._waiting = Gauge("bertsmith_waiting_tokens", "Tokens that wait.", registry=own)
 
     def watch(self, waiting: Callable[[], float]) -> None:

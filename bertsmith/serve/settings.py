@@ -32,8 +32,8 @@ class ServeSettings(Settings):
     queue_tokens: Count = 262_144
     #: Being answered at once (429).
     requests: Count = 1024
-    #: Computed at once; a long text holds up short ones no longer than this takes, and requests are
-    #: read and answers sent while it is computed.
+    #: Of a batch, of which the CPU computes up to four at once; a long text holds up short ones no
+    #: longer than one takes, and requests are read and answers sent while it is computed.
     batch_tokens: Count = 1024
     #: For how long a lone request waits for others to be computed with.
     wait_ms: Annotated[float, Field(ge=0.0)] = 2.0

@@ -112,8 +112,8 @@ class Embedder:
         (``combine`` "concat", "mean", "weighted"). pooling: mean, max, mean-max, first, last or
         pooled; with normalize as the model's directory says if it is one of sentence-transformers,
         else the plain mean. special: whether [CLS] and [SEP] are pooled with the text.
-        batch_tokens: computed at once. A text longer than the model takes is cut off.
-        Raises SettingsError.
+        batch_tokens: of a batch; on the CPU up to four batches are computed at once. A text longer
+        than the model takes is cut off. Raises SettingsError.
         """
         recipe = self.recipe(
             settings_of(layer, pooling=pooling, normalize=normalize, special=special,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from bertsmith.model.abreast import abreast, at_once
+from bertsmith.model.abreast import abreast, at_once, take
 
 CPU = torch.device("cpu")
 
@@ -47,8 +47,81 @@ def test_each_has_its_share(threads: int) -> None:
         gate.wait(20)
         return torch.get_num_threads()
 
-    shares = {share for _, share in abreast(meet, range(2 * workers), CPU)}
-    assert shares == {threads // workers}
+    shares = [share for _, share in abreast(meet, range(workers), CPU)]
+    assert sum(shares) == threads
+    assert max(shares) - min(shares) < 2
+
+
+def test_few_items_share_all_threads() -> None:
+    """Two at five threads have three and two, and not one of four each."""
+    before, gate = torch.get_num_threads(), threading.Barrier(2)
+
+    def meet(_: int) -> int:
+        gate.wait(20)
+        return torch.get_num_threads()
+
+    torch.set_num_threads(5)
+    try:
+        assert sorted(share for _, share in abreast(meet, range(2), CPU)) == [2, 3]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_share_is_the_taker_s_alone(threads: int) -> None:
+    """Threads that were there keep theirs, new ones begin with PyTorch's, and shares stay."""
+    found: dict[str, int] = {}
+    taken, over = threading.Event(), threading.Event()
+
+    def ask(name: str) -> None:
+        found[name] = torch.get_num_threads()
+
+    def own() -> None:
+        take(7)
+        taken.set()
+        assert over.wait(20)
+        ask("own")
+
+    one = threading.Thread(target=own)
+    one.start()
+    assert taken.wait(20)
+    take(threads)
+    for name in ("new", "newer"):
+        other = threading.Thread(target=ask, args=(name,))
+        other.start()
+        other.join()
+    over.set()
+    one.join()
+    assert found == {"own": 7, "new": threads, "newer": threads}
+    assert torch.get_num_threads() == threads
+
+
+def test_two_at_a_time(threads: int) -> None:
+    """Threads of a user's own may do so at once; each has its results, and nobody loses threads."""
+    found: list[list[tuple[int, int]]] = []
+
+    def own() -> None:
+        found.append(list(abreast(lambda number: number + 1, range(200), CPU)))
+
+    users = [threading.Thread(target=own) for _ in range(4)]
+    for one in users:
+        one.start()
+    for one in users:
+        one.join(60)
+    assert found == [[(number, number + 1) for number in range(200)]] * 4
+    assert torch.get_num_threads() == threads
+
+
+def test_autocast_is_the_caller_s() -> None:
+    """Whether there is one batch or there are many."""
+    before, x = torch.get_num_threads(), torch.ones(2, 2)
+    torch.set_num_threads(2)
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            kinds = {own.dtype for _, own in abreast(lambda _: x @ x, range(4), CPU)}
+        assert kinds == {torch.bfloat16}
+        assert {own.dtype for _, own in abreast(lambda _: x @ x, range(4), CPU)} == {torch.float32}
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("count", [0, 1])

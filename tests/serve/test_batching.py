@@ -260,7 +260,8 @@ def test_batches_at_once_share_the_cores(make: Make) -> None:
         two.let.set()
         batcher.run("other", compute, [(1, 1)], Patience(20))
         one.let.set()
-        while batcher._under_way:
+        until = time.monotonic() + 20
+        while batcher._under_way and time.monotonic() < until:
             time.sleep(0.01)
         batcher.run("other", compute, [(1, 1)], Patience(20))
     finally:

@@ -168,6 +168,23 @@ def test_neighbours_and_batches_change_nothing(embedder: Embedder) -> None:
     assert embedder.encode([]).shape == (0, 26)
 
 
+@pytest.mark.parametrize("fast", [False, True])
+def test_batches_at_once_change_nothing(directory: Path, fast: bool) -> None:
+    """Four threads with a batch each give what one thread gives, each text its own."""
+    texts = [" ".join(TEXTS[: 1 + number % len(TEXTS)]) for number in range(40)]
+    embedder = Embedder.load(directory, fast=fast)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 4):
+            torch.set_num_threads(threads)
+            found.append(embedder.encode(texts, batch_tokens=64))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    np.testing.assert_allclose(found[0], found[1], rtol=0, atol=1e-5)
+    assert not np.allclose(found[0][0], found[0][1], atol=1e-3)
+
+
 def test_tokens_tell_where_they_stand(embedder: Embedder) -> None:
     """Ids, words and characters fit together; a text that is too long says that it was cut."""
     one, long = embedder.tokens([TEXTS[1], TEXTS[4]])
