@@ -68,7 +68,11 @@ ROWS: dict[str, Row] = {
     },
     "comve-b": Row("comve-b --data {data}/comve-b", 1),
     "conll2003": Row(CONLL, 3),
-    "conll2003-document": Row(f"{CONLL} --set task.context=document --length 256", 3),
+    # Each sentence once more, amid its document: at as few sentences as can be afforded.
+    "conll2003-2000": Row(f"{CONLL} --set task.examples=2000", 1),
+    "conll2003-2000-document": Row(
+        f"{CONLL} --set task.examples=2000 --set task.context=document --length 128", 1
+    ),
     **{
         f"conll2003-{layers}": Row(
             f"{CONLL} --features {layers} --set features.width=256 --epochs 4 "
