@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bertsmith.bundle import Bundle, EncoderBundle, TaskBundle, load_either, load_encoder, locate
 from bertsmith.bundle.either import is_bare
+from bertsmith.model.packed import BATCH_TOKENS
 from bertsmith.model.task import TaskModel
 from bertsmith.tasks.inputs import Inputs
 from bertsmith.tasks.outputs import outputs
@@ -63,7 +64,8 @@ def served(name: str, path: Path | str, *, device: str = "cpu", fast: bool = Fal
 def vectors_of(embedder: Embedder, recipe: Recipe, sequences: list[list[int]]) -> list[Floats]:
     """Return the vector, or the vectors, of each sequence."""
     found: list[Any] = [None] * len(sequences)
-    for numbers, vectors in embedder.batches(sequences, recipe, None):
+    # The batcher has counted them; what is quickest for sorted texts would part most batches again.
+    for numbers, vectors in embedder.batches(sequences, recipe, BATCH_TOKENS):
         for number, own in zip(numbers, vectors, strict=True):
             found[number] = own
     return found
