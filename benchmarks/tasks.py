@@ -68,10 +68,11 @@ ROWS: dict[str, Row] = {
     },
     "comve-b": Row("comve-b --data {data}/comve-b", 1),
     "conll2003": Row(CONLL, 3),
-    # Each sentence once more, amid its document: at as few sentences as can be afforded.
-    "conll2003-2000": Row(f"{CONLL} --set task.examples=2000", 1),
-    "conll2003-2000-document": Row(
-        f"{CONLL} --set task.examples=2000 --set task.context=document --length 128", 1
+    # As many steps with and without documents: a window of 256 tokens has several sentences.
+    "conll2003-4000": Row(f"{CONLL} --set task.examples=4000 --epochs 4", 1),
+    "conll2003-4000-document": Row(
+        f"{CONLL} --set task.examples=4000 --epochs 4 --set task.context=document --length 256 "
+        "--batch 8", 1
     ),
     **{
         f"conll2003-{layers}": Row(
