@@ -55,10 +55,10 @@ def create_app(
     )  # fmt: skip
     app.state.service = service
     add_faults(app)
-    if origins:
-        app.add_middleware(
-            CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"]
-        )
+    # Without origins, too: Gradio lets all of them in, unless the app that it is in says who may.
+    app.add_middleware(
+        CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"]
+    )
     _plain(app, service, metrics)
     app.include_router(EmbeddingRoutes(asking).router)
     app.include_router(Routes(asking).router)

@@ -1,4 +1,4 @@
-"""What a server withstands: size, time, crowds, keys, garbage, clients that leave, its own end.
+"""What a server withstands: size, time, crowds, garbage, clients that leave, its own end.
 
 These tests never compare vectors closely.
 """
@@ -160,52 +160,6 @@ def test_garbage_on_the_wire(running: Running) -> None:
     """Bytes that are no HTTP are answered by 400 and the end, and harm nobody."""
     assert raw(running.port, bytes(range(256)) * 4).startswith(b"HTTP/1.1 400")
     lives(running)
-
-
-def test_a_key(models: list[Served]) -> None:
-    """Without it 401, but for what tells that the server lives; nobody else's key will do."""
-    with listening(models[:1], key="open sesame") as own:
-        assert own.post("/embed", {"inputs": "a"}).status_code == 401
-        for header in ("Bearer open", "open sesame", "Bearer open sesame!", "Basic b3Blbg=="):
-            found = own.post("/embed", {"inputs": "a"}, headers={"Authorization": header})
-            assert found.status_code == 401
-            assert "Authorization: Bearer KEY" in found.json()["error"]["message"]
-        given = {"Authorization": "Bearer open sesame"}
-        assert own.post("/embed", {"inputs": "a"}, headers=given).status_code == 200
-        assert httpx.get(f"{own.url}/health").status_code == 200
-        assert httpx.get(f"{own.url}/models").status_code == 401
-        # A password is for the page, of which there is none here.
-        assert httpx.get(f"{own.url}/models", auth=("me", "open sesame")).status_code == 401
-
-
-def test_other_origins_are_kept_out_unless_asked_for(
-    running: Running, models: list[Served]
-) -> None:
-    """No CORS header of its own accord; with --cors that origin's."""
-    asked = {"Origin": "http://page.example"}
-    found = running.post("/embed", {"inputs": "a"}, headers=asked)
-    assert "access-control-allow-origin" not in found.headers
-    with listening(models[:1], origins=["http://page.example"]) as own:
-        found = own.post("/embed", {"inputs": "a"}, headers=asked)
-        assert found.headers["access-control-allow-origin"] == "http://page.example"
-
-
-def test_a_page_elsewhere_asks_first_and_then_with_the_key(models: list[Served]) -> None:
-    """Browsers send no key where they ask whether they may; nothing else goes without it."""
-    asked = {"Origin": "http://page.example"}
-    first = asked | {"Access-Control-Request-Method": "POST",
-                     "Access-Control-Request-Headers": "authorization"}  # fmt: skip
-    with listening(models[:1], key="open", origins=["http://page.example"]) as own:
-        way = f"{own.url}/embed"
-        found = httpx.options(way, headers=first)
-        assert found.status_code == 200
-        assert found.headers["access-control-allow-origin"] == "http://page.example"
-        assert httpx.options(way, headers=asked).status_code == 401
-        assert own.post("/embed", {"inputs": "a"}, headers=asked).status_code == 401
-        given = asked | {"Authorization": "Bearer open"}
-        assert own.post("/embed", {"inputs": "a"}, headers=given).status_code == 200
-    with listening(models[:1], key="open") as own:
-        assert httpx.options(f"{own.url}/embed", headers=first).status_code == 401
 
 
 def test_a_crowd_is_told_to_come_again(models: list[Served]) -> None:

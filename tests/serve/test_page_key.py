@@ -1,6 +1,6 @@
 """The page of a server with a key: visitors give it to their browser as a password.
 
-These tests never go through the key of other clients: tests/serve/test_limits.py does.
+These tests never go through the key of other clients: tests/serve/test_admission.py does.
 """
 
 from collections.abc import Iterator
@@ -10,8 +10,6 @@ from typing import Any
 import httpx
 import pytest
 
-from bertsmith.errors import SettingsError
-from bertsmith.serve.keys import Key
 from bertsmith.serve.models import Served
 from tests.serve.little import TEXT, Running, listening
 
@@ -110,9 +108,3 @@ def test_a_link_leads_to_the_page(browser: Any, locked: Running) -> None:
     page.goto("http://localhost:1/")
     page.get_by_text("there").click()
     page.get_by_role("tab").first.wait_for()
-
-
-def test_an_empty_key_is_none() -> None:
-    """It would let in whoever sends nothing."""
-    with pytest.raises(SettingsError, match="the key is empty"):
-        Key("")
