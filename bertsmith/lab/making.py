@@ -19,6 +19,7 @@ from bertsmith.files import whole_directory
 from bertsmith.lab.stages import Stage
 from bertsmith.model.bert import parameter_count
 from bertsmith.progress import Progress
+from bertsmith.settings import merged
 from bertsmith.text.corpus import CorpusOptions, Report, read, sources
 from bertsmith.text.learning import VocabularyOptions, learn
 from bertsmith.text.wordpiece import Tokenizer
@@ -150,7 +151,8 @@ def tune_model(job: Job) -> dict[str, Any]:
     task, values = settings["task"], settings["values"]
     files = {"train": str(job.stage.files["train"].resolve()),
              "heldout": {"dev": str(job.stage.files["dev"].resolve())}}  # fmt: skip
-    values = {**values, "task": {**values.get("task", {}), **files}}
+    # The last step's score is the result: that there are no others is none of a stage's settings.
+    values = merged(values, {"task": files, "run": {"evaluate": "end"}})
     run = job.folder / OUTCOME
     try:
         done = finetune(task, job.model, run, data=job.stage.files["train"].parent, values=values,

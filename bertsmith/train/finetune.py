@@ -233,7 +233,7 @@ def _plan(settings: FinetuneSettings, machine: device.Machine, epoch: int) -> Pl
         clip=settings.optim.clip,
         rate=lambda step: settings.optim.lr * schedule.lr_factor(step, timing),
         log_every=settings.run.log_every,
-        eval_every=epoch,
+        eval_every=epoch if settings.run.evaluate == "epoch" else timing.total(),
         checkpoint_every=settings.checkpoint.every,
         keep=settings.checkpoint.keep,
         best_by=settings.task.metrics[0],

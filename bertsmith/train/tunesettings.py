@@ -3,9 +3,9 @@
 It never knows of tensors, or where a run is written.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from bertsmith.model.config import FeatureSettings, ModelConfig
 from bertsmith.settings import Settings
@@ -27,12 +27,21 @@ class TuneRunSettings(Settings):
     threads: computing.Threads = None
     micro_tokens: computing.MicroTokens = computing.MICRO_TOKENS
     log_every: computing.LogEvery = computing.LOG_EVERY
+    #: When the held-out files are scored: after each epoch, or when all steps are done.
+    evaluate: Literal["epoch", "end"] = "epoch"
     #: The weights that become the model: those of the last step, or of the best evaluation.
     choose: Literal["last", "best"] = "last"
     #: Evaluations without a better one after which a run ends early, with the best one's weights.
     patience: Annotated[int, Field(ge=1)] | None = None
     #: Layers from below that are not trained, the embeddings with them; None: all are trained.
     freeze: Annotated[int, Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _scored_on_the_way(self) -> Self:
+        asked = 'choose = "best"' if self.choose == "best" else "patience"
+        if self.evaluate == "end" and (self.choose == "best" or self.patience is not None):
+            raise ValueError(f'{asked} wants scores on the way, and evaluate is "end"; give up one')
+        return self
 
 
 class FinetuneSettings(Settings):

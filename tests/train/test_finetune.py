@@ -148,6 +148,23 @@ def test_patience_ends_a_run_early_with_the_best_weights(start: Path, tmp_path: 
     assert result.figures == {k: v for k, v in first.items() if k not in ("step", "kind")}
 
 
+def test_scoring_at_the_end_only(start: Path, tmp_path: Path) -> None:
+    """The same weights and figures, with nothing scored on the way; a choice among scores fails."""
+    data = table(tmp_path / "train.jsonl", "single", 40)
+    results = [
+        tune(start, tmp_path / when, data, "single", schedule={"epochs": 3.0},
+             run={"threads": 1, "evaluate": when})
+        for when in ("epoch", "end")
+    ]  # fmt: skip
+    assert results[0].figures == results[1].figures
+    scored = [(own.run / "metrics.jsonl").read_text().count('"heldout"') for own in results]
+    assert scored == [3, 1]
+    for more, said in (({"choose": "best"}, "choose"), ({"patience": 1}, "patience")):
+        with pytest.raises(SettingsError, match=f"{said}.* wants scores on the way"):
+            tune(start, tmp_path / said, data, "single", run={"evaluate": "end", **more})
+        assert not (tmp_path / said).exists()
+
+
 def test_several_seeds_keep_the_best(start: Path, tmp_path: Path) -> None:
     """Median and spread over the seeds; the best one's model is the folder's; none is repeated."""
     data = table(tmp_path / "train.jsonl", "single", 60)
