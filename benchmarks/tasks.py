@@ -69,11 +69,11 @@ ROWS: dict[str, Row] = {
     },
     "comve-b": Row("comve-b --data {data}/comve-b", 1),
     "conll2003": Row(CONLL, 3),
-    # As many steps with and without documents: a window of 256 tokens has several sentences.
-    "conll2003-4000": Row(f"{CONLL} --set task.examples=4000 --epochs 4", 1),
+    # A window of 256 tokens has several sentences: smaller batches, and a rate for few steps.
+    "conll2003-4000": Row(f"{CONLL} --set task.examples=4000 --epochs 4 --lr 1e-4", 1),
     "conll2003-4000-document": Row(
-        f"{CONLL} --set task.examples=4000 --epochs 4 --set task.context=document --length 256 "
-        "--batch 8", 1
+        f"{CONLL} --set task.examples=4000 --epochs 4 --lr 1e-4 --set task.context=document "
+        "--length 256 --batch 8", 1
     ),
     **{
         f"conll2003-{layers}": Row(
