@@ -43,8 +43,8 @@ def locate(model: Path | str) -> Path:
         )
     if (path / "checkpoints").is_dir():
         raise ModelError(
-            f"{path}: this run has not written its model yet; run the same `bertsmith pretrain` "
-            "command again to finish it"
+            f"{path}: this run has not written its model yet; give the same command again to "
+            "finish it"
         )
     raise ModelError(
         f"{path}: not a model directory (no {CONFIG} with {WEIGHTS} in it) and not a RUN"

@@ -5,6 +5,7 @@ It never knows what a verb does, and loads none of their libraries (``--help`` m
 
 import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import Annotated
 
@@ -40,7 +41,10 @@ def main() -> None:
     """Run the program; a user's mistake prints one message and exits with 2."""
     import_module("bertsmith.cli.verbs")
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except BertsmithError as error:
         if os.environ.get("BERTSMITH_DEBUG"):
             raise
@@ -51,5 +55,19 @@ def main() -> None:
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
         # The reader of stdout went away (`| head`): leave quietly, as other tools do.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         sys.exit(1)
+    except OSError as error:
+        # A full disk, a folder that may not be written: nothing of ours, and no traceback helps.
+        if os.environ.get("BERTSMITH_DEBUG"):
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        sys.stderr.write(f"error: {place}{error.strerror or error}\n")
+        _drop_stdout()
+        sys.exit(MISTAKE)
+
+
+def _drop_stdout() -> None:
+    """Have what is still to be written go nowhere, lest Python complain of it at its end."""
+    with suppress(OSError):  # There may be no file behind it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,7 +5,7 @@ It never knows what is computed.
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -44,6 +44,16 @@ def put(text: str) -> None:
 def put_json(value: Any) -> None:
     """Put ``value`` on stdout as one line of JSON."""
     put(json_of(value))
+
+
+def tell_counts(counts: Mapping[str, Any], name: str = "") -> None:
+    """Put what became of the examples of a file on stdout.
+
+    counts: those of ``tasks.inputs.Counts`` as values for JSON. name: what the line begins with.
+    """
+    skipped = counts["skipped"]
+    put(f"{name}{counts['read']:,} read, {counts['used']:,} used, "
+        f"{sum(skipped.values()):,} skipped, {counts['cut_off']:,} cut off")  # fmt: skip
 
 
 def put_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -3,6 +3,7 @@
 It never knows how training works, only how to ask for it and what to say afterwards.
 """
 
+import json
 import signal
 from enum import StrEnum
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.console import Bars, put, put_json, say
+from bertsmith.cli.console import Bars, put, put_json, say, tell_counts
 
 if TYPE_CHECKING:
     from bertsmith.train.finetune import Tuned
@@ -154,7 +155,7 @@ def _several(
         _leave(result.stopped)
     assert result.best is not None
     if as_json:
-        put((result.out / "results.json").read_text(encoding="utf-8").rstrip())
+        put_json(json.loads((result.out / "results.json").read_text(encoding="utf-8")))
     else:
         metric = result.best.metrics[0]
         for one in result.settings:
@@ -194,6 +195,4 @@ def _tell(result: "Tuned") -> None:
     told = ", ".join(f"{name} {figures[name]:.4f}" for name in result.metrics)
     put(f"held out ({figures['examples']:,.0f} examples): {told}, loss {figures['loss']:.4f}")
     for name, counts in result.counts.items():
-        skipped = sum(counts["skipped"].values())
-        put(f"{name}: {counts['read']:,} read, {counts['used']:,} used, {skipped:,} skipped, "
-            f"{counts['cut_off']:,} cut off")  # fmt: skip
+        tell_counts(counts, f"{name}: ")

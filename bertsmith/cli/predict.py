@@ -21,12 +21,13 @@ from bertsmith.cli.asking import (
     resolved_device,
     tell_notes,
 )
-from bertsmith.cli.console import put, put_json, say
+from bertsmith.cli.console import put, put_json, say, tell_counts
 from bertsmith.errors import QuestionError, SettingsError
 from bertsmith.settings import wished
 
 if TYPE_CHECKING:
     from bertsmith.bundle import TaskBundle
+    from bertsmith.tasks.inputs import Counts
 
 
 @app.command()
@@ -68,6 +69,7 @@ def predict(
     The model is one that `bertsmith finetune` made. With --json each answer is a line of JSON.
     """
     from bertsmith.bundle import load_task
+    from bertsmith.tasks.inputs import Counts
     from bertsmith.use.submission import squad_predictions, submission
 
     if sum((read is not None, bool(texts), glue is not None, squad is not None)) != 1:
@@ -78,18 +80,26 @@ def predict(
         raise QuestionError("--skip-bad: each row of a benchmark's file must have its answer")
     bundle = load_task(model, device=resolved_device(device))
     tell_notes(bundle)
+    counts = Counts()
     if squad is not None:
-        put_json(squad_predictions(bundle, squad))
-        return
-    if glue is not None:
-        for line in submission(bundle, glue):
+        put_json(squad_predictions(bundle, squad, counts))
+    elif glue is not None:
+        for line in submission(bundle, glue, counts):
             put(line)
-        return
-    _answer_lines(bundle, read, texts or [], skip_bad=skip_bad, as_json=as_json)
+    else:
+        _answer_lines(bundle, read, texts or [], counts, skip_bad=skip_bad, as_json=as_json)
+    if counts.cut_off:
+        say(f"cut off {counts.cut_off:,} that are longer than the model reads")
 
 
 def _answer_lines(
-    bundle: "TaskBundle", read: str | None, texts: list[str], *, skip_bad: bool, as_json: bool
+    bundle: "TaskBundle",
+    read: str | None,
+    texts: list[str],
+    counts: "Counts",
+    *,
+    skip_bad: bool,
+    as_json: bool,
 ) -> None:
     from bertsmith.use.asked import Skipped, told
 
@@ -98,6 +108,7 @@ def _answer_lines(
     at_once = read == STDIN and sys.stdin.isatty()
     skipped = Skipped() if skip_bad else None
     for value, line in told(bundle, lines, where=where, skipped=skipped, at_once=at_once):
+        counts.cut_off += value.get("cut_off", False)
         if as_json:
             put_json(value)
         else:
@@ -145,5 +156,6 @@ def evaluate(
         return
     counts = figures.pop("counts")
     put(", ".join(f"{name} {value:.4f}" for name, value in figures.items()))
-    put(f"{counts['read']:,} read, {counts['used']:,} used, "
-        f"{sum(counts['skipped'].values()):,} skipped, {counts['cut_off']:,} cut off")  # fmt: skip
+    tell_counts(counts)
+    for reason, where in counts.get("first_skipped", {}).items():
+        say(f"{counts['skipped'][reason]:,} skipped: {reason} (the first: {where})")

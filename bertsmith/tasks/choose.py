@@ -24,13 +24,11 @@ from bertsmith.tasks import metrics
 from bertsmith.tasks.inputs import BadExampleError, Counts, Inputs, Part
 from bertsmith.tasks.sequences import joined, shortened
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.tasks.tables import Row, cell, checked_text, rows, text_of
+from bertsmith.tasks.tables import Row, cell, checked_text, rows, text_of, unique_id
 from bertsmith.text.wordpiece import Tokenizer
 
 #: As in the original's run_classifier.py.
 LENGTH = 128
-#: The column that the rows of a table share with the file of its answers.
-ID = "id"
 
 
 @dataclass(frozen=True)
@@ -63,9 +61,9 @@ def read(
     answers = None if file is None else _answers(file)
     examples, counts, seen = [], Counts(), set[str]()
     for row in rows(path, header=task.header):
-        with counts.one(row.where, skip_bad=task.skip_bad):
+        with counts.one(row.where, task, labelled=labelled):
             value = None
-            name = _id(row, seen, needed=answers is not None)
+            name = unique_id(row, task.id, seen, needed=answers is not None)
             if answers is not None:
                 value = _answer(name, answers)
             elif labelled:
@@ -114,17 +112,6 @@ def _answers(path: Path) -> dict[str, Any]:
             raise TaskError(f"{row.where}: the id {name!r} stood before; take one of them out")
         found[name] = label
     return found
-
-
-def _id(row: Row, seen: set[str], *, needed: bool) -> str:
-    """Return the id of a row, "" where it has and needs none. ``seen``: those before it."""
-    if not needed and not row.fault and row.cells.get(ID) in (None, ""):
-        return ""
-    name = str(cell(row, ID)).strip()
-    if name in seen:
-        raise BadExampleError("an id that stood before", f": {name!r}")
-    seen.add(name)
-    return name
 
 
 def _answer(name: str, answers: Mapping[str, Any]) -> Any:

@@ -22,7 +22,7 @@ from bertsmith.tasks import metrics
 from bertsmith.tasks.inputs import BadExampleError, Counts, Inputs, Part
 from bertsmith.tasks.sequences import joined, shortened
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.tasks.tables import Row, cell, rows, text_of
+from bertsmith.tasks.tables import Row, cell, rows, text_of, unique_id
 from bertsmith.text.wordpiece import Tokenizer
 
 #: As in the original's run_classifier.py.
@@ -51,9 +51,10 @@ def read(
     labelled: bool = True,
 ) -> tuple[list[Example], Counts]:
     """Read texts or pairs from a table; see ``Family``."""
-    examples, counts = [], Counts()
+    examples, counts, seen = [], Counts(), set[str]()
     for row in rows(path, header=task.header):
-        with counts.one(row.where, skip_bad=task.skip_bad):
+        with counts.one(row.where, task, labelled=labelled):
+            unique_id(row, task.id, seen)
             examples.append(_example(row, task, labels, labelled=labelled))
     return counts.checked(examples, path), counts
 
@@ -119,9 +120,12 @@ def _refuse_unknown(label: str | float | frozenset[str], labels: Sequence[str] |
 def labels_of(examples: Sequence[Example], where: str) -> tuple[str, ...]:
     """Return the labels that occur, numbers by size, other names by the alphabet.
 
-    Scores have none. Raises TaskError if there is one only: nothing could be learnt.
+    Scores have none. Raises TaskError if all are the same: nothing could be learnt.
     """
     if all(isinstance(example.label, float) for example in examples):
+        first = examples[0].label
+        if all(example.label == first for example in examples):
+            raise TaskError(f"{where}: every score is {first}; expected two different ones")
         return ()
     found: set[str] = set()
     for example in examples:

@@ -3,15 +3,16 @@
 It never knows how a sentence becomes an input.
 """
 
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bertsmith.errors import SettingsError
+from bertsmith.errors import SettingsError, TaskError
 from bertsmith.tasks.entities import bio2
 from bertsmith.tasks.inputs import BadExampleError, Counts
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.tasks.tables import Row, cell, opened, refuse_half, rows
+from bertsmith.tasks.tables import Row, cell, opened, refuse_half, rows, unique_id
 
 #: What parts documents in CoNLL's files.
 DOCUMENT = "-DOCSTART-"
@@ -36,13 +37,17 @@ class Sentence:
 
 @dataclass(frozen=True)
 class _Raw:
-    """A sentence as it stands in the file; ``fault``: why it cannot be used, if so."""
+    """A sentence as it stands in the file; ``fault``: why it cannot be used, if so.
+
+    places: file and line of each unit, where units have lines of their own.
+    """
 
     units: list[str]
     tags: list[str]
     document: int
     where: str
     fault: BadExampleError | None = None
+    places: list[str] = field(default_factory=list)
 
 
 def sentences(
@@ -52,7 +57,7 @@ def sentences(
     found, counts = [], Counts()
     lines = path.suffix.lower() in (".jsonl", ".parquet")
     for raw in _rows(path, task, labelled) if lines else _blocks(path, task, labelled):
-        with counts.one(raw.where, skip_bad=task.skip_bad):
+        with counts.one(raw.where, task, labelled=labelled):
             found.append(_sentence(raw, task, labels, labelled=labelled))
     return counts.checked(found, path), counts
 
@@ -72,56 +77,99 @@ def _sentence(
     tags = None
     if labelled:
         tags = tuple(bio2(raw.tags) if task.kind == "entities" else raw.tags)
-        strange = sorted(set(tags) - set(labels)) if labels is not None else []
-        if strange:
-            known = ", ".join(map(repr, list(labels or ())[:20]))
-            raise BadExampleError("an unknown label", f": {strange[0]!r}; known are {known}")
+        known = set(tags if labels is None else labels)
+        strange = next((place for place, tag in enumerate(tags) if tag not in known), None)
+        if strange is not None:
+            told = ", ".join(map(repr, list(labels or ())[:20]))
+            raise BadExampleError(
+                "an unknown label", f": {tags[strange]!r}; known are {told}",
+                raw.places[strange] if raw.places else None,
+            )  # fmt: skip
     return Sentence(between.join(raw.units), tuple(units), tags, raw.document, raw.where)
 
 
 def _blocks(path: Path, task: TaskSettings, labelled: bool) -> Iterator[_Raw]:
     """Yield the sentences of CoNLL's form: a unit a line; a blank line or a document ends one."""
     word = _number(task.text, "text", path)
-    tag = _number(task.label, "label", path) if labelled else word
-    units: list[str] = []
-    tags: list[str] = []
-    first, document, fault = 0, 0, None
+    tag = _number(task.label, "label", path) if labelled else None
+    form: _Form | None = None
+    own, document = _Raw([], [], 0, ""), 0
     with opened(path) as file:
         for number, line in enumerate(file, 1):
-            bare = line.rstrip("\r\n")
-            columns = bare.split("\t") if "\t" in bare else bare.split()
+            bare, place = line.rstrip("\r\n"), f"{path}, line {number:,}"
             if task.unit == "character" and bare.startswith("##"):
                 continue  # A comment of KLUE's files.
-            begins = columns[:1] == [DOCUMENT]
+            begins = bare.split(maxsplit=1)[:1] == [DOCUMENT]
             if begins or not bare.strip():
-                if units:
-                    yield _Raw(units, tags, document, f"{path}, line {first:,}", fault)
-                units, tags, fault = [], [], None
+                if own.units:
+                    yield own
                 document += begins
+                own = _Raw([], [], document, "")
                 continue
-            first = first if units else number
-            missing = [one for one in ((word, tag) if labelled else (word,))
-                       if not -len(columns) <= one < len(columns)]  # fmt: skip
-            if missing and not fault:
-                fault = BadExampleError(
-                    f"a line of {len(columns)} columns where column {missing[0]} is expected"
+            form = form or _Form.of(bare, word, tag, place)
+            columns, fault = form.columns(bare, place)
+            own = own if own.units else replace(own, where=place)
+            own = replace(own, fault=fault) if fault and not own.fault else own
+            own.units.append(columns[word])
+            own.places.append(place)
+            if tag is not None:
+                own.tags.append(columns[tag])
+    if own.units:
+        yield own
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How the lines of a file are parted, by its first one."""
+
+    tabs: bool
+    count: int
+    first: str
+
+    @classmethod
+    def of(cls, line: str, word: int, tag: int | None, place: str) -> "_Form":
+        """Return the form of a file that begins so; TaskError if it lacks a column."""
+        tabs = "\t" in line
+        form = cls(tabs, len(_parted(line, tabs=tabs)), place)
+        for asked in (word, tag):
+            if asked is not None and not -form.count <= asked < form.count:
+                raise TaskError(
+                    f"{place}: a line of {form.count} columns where column {asked} is expected"
                 )
-            units.append("" if missing else columns[word])
-            tags.append("" if missing or not labelled else columns[tag])
-    if units:
-        yield _Raw(units, tags, document, f"{path}, line {first:,}", fault)
+        if tag is not None and word % form.count == tag % form.count:
+            raise TaskError(
+                f"{place}: words and tags would both be column {word % form.count} of "
+                f"{form.count}; expected a word and its tag, parted by blanks or tabs (other "
+                "columns: task.text and task.label)"
+            )
+        return form
+
+    def columns(self, line: str, place: str) -> tuple[list[str], BadExampleError | None]:
+        """Return the columns of a line, empty ones with a fault where their number is another."""
+        found = _parted(line, tabs=self.tabs)
+        if len(found) == self.count:
+            return found, None
+        between = "parted by tabs" if self.tabs else "parted by blanks"
+        detail = f": {len(found)} {between} where {self.first} has {self.count}"
+        return [""] * self.count, BadExampleError("a line of other columns", detail, place)
+
+
+def _parted(line: str, *, tabs: bool) -> list[str]:
+    # No other blanks part columns: a word may hold one that does not break.
+    return line.split("\t") if tabs else re.split("[ \t]+", line.strip(" \t"))
 
 
 def _rows(path: Path, task: TaskSettings, labelled: bool) -> Iterator[_Raw]:
     """Yield the sentences of JSON lines or Parquet: a list of words and a list of tags a row."""
     names = [key if _is_number(name) else name
              for name, key in zip((task.text, task.label), _KEYS, strict=True)]  # fmt: skip
-    number, last = -1, None
+    number, last, seen = -1, None, set[str]()
     for row in rows(path):
         # Without a document each row is its own.
         here = row.cells.get(_DOCUMENT)
         number, last = number + (here is None or here != last), here
         try:
+            unique_id(row, task.id, seen)
             units = _listed(row, names[0])
             # Hugging Face's data sets have numbers for tags.
             tags = _listed(row, names[1], numbers=True) if labelled else []

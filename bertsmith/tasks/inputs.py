@@ -40,21 +40,27 @@ class Counts:
     #: Answers that stand whole in no window, and are trained as if there were none.
     unreached: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
+    #: By the reason, file and line of the first one that was skipped.
+    first: dict[str, str] = field(default_factory=dict)
     unseen: list[str] | None = None
     untaught: int = 0
 
     @contextmanager
-    def one(self, where: str, *, skip_bad: bool) -> Iterator[None]:
-        """Count an example that is read inside; a bad one is an error, or else a counted skip."""
+    def one(self, where: str, task: TaskSettings, *, labelled: bool = True) -> Iterator[None]:
+        """Count an example that is read inside; a bad one is an error, or, if set so, skipped.
+
+        labelled: whether the file is; of others, which are a benchmark's, each needs its answer.
+        """
         self.read += 1
         try:
             yield
         except BadExampleError as fault:
-            if not skip_bad:
-                raise TaskError(
-                    f"{where}: {fault}; mend it, or leave such examples out with --skip-bad"
-                ) from None
+            place = fault.where or where
+            if not task.skip_bad:
+                advice = "mend it, or leave such examples out with --skip-bad"
+                raise TaskError(f"{place}: {fault}; {advice if labelled else 'mend it'}") from None
             self.skipped[fault.reason] += 1
+            self.first.setdefault(fault.reason, place)
         else:
             self.used += 1
 
@@ -70,17 +76,20 @@ class Counts:
         """Return the counts for JSON."""
         counts = {"read": self.read, "used": self.used, "cut_off": self.cut_off,
                   "skipped": dict(self.skipped)}  # fmt: skip
-        more = {"unseen": self.unseen, "unreached": self.unreached or None,
-                "untaught": self.untaught or None}  # fmt: skip
+        more = {"first_skipped": self.first or None, "unseen": self.unseen,
+                "unreached": self.unreached or None, "untaught": self.untaught or None}  # fmt: skip
         return counts | {name: value for name, value in more.items() if value is not None}
 
 
 class BadExampleError(Exception):
-    """An example that cannot be used. ``reason``: the same words for all that have this fault."""
+    """An example that cannot be used. ``reason``: the same words for all that have this fault.
 
-    def __init__(self, reason: str, detail: str = "") -> None:
+    where: file and line of the fault, where they are not those of the example.
+    """
+
+    def __init__(self, reason: str, detail: str = "", where: str | None = None) -> None:
         super().__init__(reason + detail)
-        self.reason = reason
+        self.reason, self.where = reason, where
 
 
 def places_in(packed: Packed, asked: Sequence[Sequence[int]]) -> Tensor:

@@ -98,7 +98,7 @@ TASKS: dict[str, PublicTask] = {
         test=None,
     ),
     "korsts": PublicTask(
-        facts=_SCORES, train="sts-train.tsv", dev={"dev": "sts-dev.tsv"}, test=None
+        facts={**_SCORES, "id": ""}, train="sts-train.tsv", dev={"dev": "sts-dev.tsv"}, test=None
     ),
     "conll2003": PublicTask(facts={**_ENTITIES, "label": "3"}, **_CONLL_FILES),
     "conll2003-pos": PublicTask(

@@ -58,7 +58,7 @@ def read(
     named = {name: getattr(task, name) or usual for name, usual in FIELDS.items()}
     fields = named if flat else FIELDS
     for row in rows(path) if flat else _asked(path):
-        with counts.one(row.where, skip_bad=task.skip_bad):
+        with counts.one(row.where, task, labelled=labelled):
             example = _example(row, fields, labelled=labelled)
             if example.id in seen:
                 raise BadExampleError("an id that stood there before", f": {example.id!r}")

@@ -45,6 +45,8 @@ class TaskSettings(Settings):
     text: Column = "text"
     pair: Column | None = None
     label: Column = "label"
+    #: The column that names the rows, where there is one: no name may stand twice. "": no matter.
+    id: Column = "id"
     header: bool = True
     #: choose: the columns of the endings, or the one whose cells are lists of them.
     endings: list[Column] = Field(default_factory=list)

@@ -6,6 +6,7 @@ By the published definitions of evaluate-v1.1 and evaluate-v2.0. The second leav
 which normalization leaves nothing, and counts nothing said as right where there is no answer.
 """
 
+import math
 import re
 import string
 from collections import Counter
@@ -63,8 +64,9 @@ def figures(
     much the score of no answer is above that of the span; beyond ``threshold`` none is given.
 
     Without a threshold each span is given under v1.1, and under v2.0 the threshold is tuned here,
-    for the best F1 (section 4.3 of the paper). With one, ``null_threshold``, there are also the
-    best scores that any threshold gives, and those of each kind of question.
+    for the best F1 (section 4.3 of the paper); with ``math.inf`` each span is given under both.
+    Under v2.0 there are also the best scores that any threshold gives, and those of each kind of
+    question, and of a threshold that is finite, ``null_threshold``.
     """
     has = np.array([bool(own) for own in answers])
     second = not has.all()
@@ -76,7 +78,7 @@ def figures(
     metrics: dict[str, Any] = {"f1": f1_or_none if second else f1, "exact": exact}
     given = {name: _best(metric, texts, right) for name, metric in metrics.items()}
     silent = {name: _best(metric, nothing, right) for name, metric in metrics.items()}
-    if threshold is None and not second:
+    if threshold in (None, math.inf) and not second:
         return {name: float(each.mean()) for name, each in given.items()}
     tuned = {name: best_threshold(given[name], silent[name], nulls) for name in metrics}
     if threshold is None:
@@ -87,7 +89,8 @@ def figures(
         if chosen.any():
             found |= {f"{kind}_{name}": float(own[chosen].mean()) for name, own in each.items()}
     best = {f"best_{name}": value for name, (value, _) in tuned.items()}
-    return {**found, **best, "null_threshold": threshold}
+    told = {"null_threshold": threshold} if math.isfinite(threshold) else {}
+    return {**found, **best, **told}
 
 
 def best_threshold(given: Floats, silent: Floats, nulls: Floats) -> tuple[float, float]:

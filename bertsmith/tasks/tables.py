@@ -5,6 +5,7 @@ It never knows what a column means.
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -78,6 +79,21 @@ def refuse_half(text: str, name: str) -> None:
         raise BadExampleError("half a character", f" (a surrogate) in column {name!r}") from None
 
 
+def unique_id(row: Row, column: str, seen: set[str], *, needed: bool = False) -> str:
+    """Return what stands in the column of ids, "" where nothing does and nothing is ``needed``.
+
+    ``seen``: the ids before it, to which it is added; BadExampleError where it is one of them.
+    """
+    if not needed and not row.fault and row.cells.get(column) in (None, ""):
+        return ""
+    name = str(cell(row, column)).strip()
+    if name in seen:
+        detail = f": {name!r}; if the column {column!r} names no rows, say --set task.id="
+        raise BadExampleError("an id that stood before", detail)
+    seen.add(name)
+    return name
+
+
 def _kind_of(value: Any) -> str:
     kinds = {bool: "true or false", int: "a number", float: "a number", list: "a list",
              dict: "an object"}  # fmt: skip
@@ -139,9 +155,11 @@ def _cells(file: TextIO, path: Path, header: bool) -> Iterator[Row]:
         else csv.reader(file, strict=True)
     )
     names: list[str] | None = None
+    begun = 1
     try:
         for cells in reader:
             where = f"{path}, line {reader.line_num:,}"
+            begun = reader.line_num + 1
             if names is None:
                 names = cells if header else [str(number) for number in range(len(cells))]
                 _refuse_twins(names, where)
@@ -154,11 +172,15 @@ def _cells(file: TextIO, path: Path, header: bool) -> Iterator[Row]:
                 continue
             yield Row(where, dict(zip(names, cells, strict=True)))
     except csv.Error as error:
-        raise TaskError(f"{path}, line {reader.line_num:,}: {error}") from None
+        raise TaskError(
+            f"{path}, line {begun:,}: the row that begins here cannot be parted into cells (line "
+            f"{reader.line_num:,}: {error}); a cell that begins with a quotation mark ends with "
+            "one, and one inside it is written twice"
+        ) from None
 
 
 def _refuse_twins(names: list[str], where: str) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise TaskError(f"{where}: the column {twice[0]!r} stands there twice; rename one of them")
 
@@ -170,7 +192,10 @@ def _json_lines(file: TextIO, path: Path) -> Iterator[Row]:
             continue
         where = f"{path}, line {number:,}"
         try:
-            value = json.loads(line)
+            value = json.loads(line, object_pairs_hook=_once)
+        except BadExampleError as fault:
+            yield Row(where, {}, str(fault))
+            continue
         except (ValueError, RecursionError):
             yield Row(where, {}, "a line that is not JSON")
             continue
@@ -181,6 +206,14 @@ def _json_lines(file: TextIO, path: Path) -> Iterator[Row]:
             yield Row(where, {}, "a line that is no JSON object")
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; BadExampleError where a key stands twice: one would be lost."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise BadExampleError("a key that stands twice in its object")
+    return found
+
+
 def _parquet(path: Path) -> Iterator[Row]:
     try:
         from pyarrow import ArrowInvalid
@@ -188,12 +221,30 @@ def _parquet(path: Path) -> Iterator[Row]:
     except ImportError:
         raise MissingExtraError("pyarrow", "parquet", f"{path}: reading Parquet") from None
     try:
-        number = 0
-        for batch in ParquetFile(path).iter_batches():
-            for cells in batch.to_pylist():
+        number, file = 0, ParquetFile(path)
+        _refuse_twins(file.schema_arrow.names, str(path))
+        for batch in file.iter_batches():
+            for cells in _plain(batch, path, number):
                 number += 1
                 yield Row(f"{path}, row {number:,}", cells)
     except FileNotFoundError:
         raise TaskError(f"{path}: no such file") from None
     except (OSError, ArrowInvalid) as error:
         raise TaskError(f"{path}: not a readable Parquet file: {error}") from None
+
+
+def _plain(batch: Any, path: Path, before: int) -> list[dict[str, Any]]:
+    """Return the rows of a batch as plain values; TaskError for those that Python cannot hold.
+
+    before: the number of rows before it.
+    """
+    columns = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            columns[name] = column.to_pylist()
+        except (ValueError, OverflowError) as error:
+            raise TaskError(
+                f"{path}, rows {before + 1:,} to {before + len(batch):,}: a value in the column "
+                f"{name!r} cannot be read: {error}; mend it, or leave the column out of the file"
+            ) from None
+    return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]

@@ -37,6 +37,7 @@ from bertsmith.train.taskdata import (
     with_model,
     with_task,
 )
+from bertsmith.train.telling import tell
 from bertsmith.train.tunesettings import FinetuneSettings
 from bertsmith.train.tuning import Scored, Tuning
 
@@ -103,7 +104,7 @@ def finetune(
     with alone(run):
         refuse_changed_files(run, settings.task)
         stored = take_up(run, settings)
-        if stored is not None and (run / RESULT).exists():
+        if stored is not None and (run / RESULT).exists() and (run / MODEL).exists():
             progress.note(f"{run}: this run is finished")
             return _finished(run)
         return _train(stored or settings, start, head, examples, run, progress, new=stored is None)
@@ -130,13 +131,7 @@ def _train(
     if new:
         settings = _settled(settings, machine, work.steps_per_epoch)
         write_whole(run / FILE, settings.to_toml())
-    _tell(progress, run, start, data, machine)
-    for name, file in task.heldout.items():
-        if Path(file).samefile(task.train):
-            progress.note(
-                f"{name}: this is the training file itself ({file}), so its scores do not tell how "
-                "the model does on texts that it has not seen"
-            )
+    tell(progress, run, task, start, data, machine)
     adam = optimizer.build(model, settings.optim)
     plan = _plan(settings, machine, work.steps_per_epoch)
     outcome = loop.train(work, model, adam, machine, plan, run, progress)
@@ -256,34 +251,6 @@ def _freeze(start: TaskBundle, layers: int | None) -> None:
     start.model.bert.embeddings.requires_grad_(False)
     for layer in list(start.model.bert.encoder.layers)[:layers]:
         layer.requires_grad_(False)
-
-
-def _tell(
-    progress: Progress, run: Path, start: TaskBundle, data: TaskData, machine: device.Machine
-) -> None:
-    held = ", ".join(f"{len(own):,} {name}" for name, own in data.heldout.items())
-    progress.note(
-        f"{run}: {start.path} on {len(data.train):,} examples, held out {held} "
-        f"({device.describe(machine)})"
-    )
-    if start.info["new"]:
-        progress.note(f"drawn anew: {', '.join(start.info['new'])}")
-    for note in start.notes():
-        progress.note(note)
-    for name, counts in data.counts.items():
-        said = [f"{number:,} skipped: {why}" for why, number in counts.skipped.items()]
-        said += [f"{counts.cut_off:,} cut off at the end"] if counts.cut_off else []
-        if counts.unreached:
-            said.append(f"{counts.unreached:,} answers that stand whole in no window")
-        if counts.untaught:
-            said.append(f"{counts.untaught:,} inputs without a target, left out of training")
-        if said:
-            progress.note(f"{name}: of {counts.read:,} examples {'; '.join(said)}")
-        if counts.unseen:
-            progress.note(
-                f"{name}: no example has the label {', '.join(map(repr, counts.unseen))}, so the "
-                "model cannot learn it"
-            )
 
 
 def _last_figures(run: Path, step: int | None = None) -> dict[str, float]:

@@ -4,6 +4,7 @@ It never knows what is trained.
 """
 
 import fcntl
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +27,13 @@ def check_place(run: Path) -> None:
     """Raise RunError where no run can stand: at a file, or among files of somebody else."""
     if run.exists() and not run.is_dir():
         raise RunError(f"{run}: this is a file; give --out a new directory")
-    if not run.exists() or (run / FILE).exists():
+    if not run.exists():
+        above = next(parent for parent in run.absolute().parents if parent.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK):
+            what = "no directory can be made in it" if above.is_dir() else "this is a file"
+            raise RunError(f"{run}: {above}: {what}; give --out another place")
+        return
+    if (run / FILE).exists():
         return
     # A kill may have left the lock, and the settings under their temporary name.
     if any(item.name != LOCK and not item.name.startswith(f".{FILE}.") for item in run.iterdir()):

@@ -35,9 +35,12 @@ class Setting:
     runs: list[Tuned]
 
     def over_seeds(self, metric: str) -> tuple[float, float, float]:
-        """Return median, least and greatest of a metric over the seeds."""
+        """Return median, least and greatest of a metric over the seeds; NaN is below any number."""
         found = [_or_least(run.figures[metric]) for run in self.runs]
-        return median(found), min(found), max(found)
+        middle, least, most = (
+            math.nan if math.isinf(one) else one for one in (median(found), min(found), max(found))
+        )
+        return middle, least, most
 
 
 @dataclass(frozen=True)
@@ -140,11 +143,13 @@ def _told(folder: Path, found: list[Setting], stopped: Tuned | None) -> Several:
     with whole_directory(folder / MODEL) as new:
         shutil.copytree(best.run / MODEL, new, dirs_exist_ok=True)
     table = [
-        {"chosen": one.chosen, "median": one.over_seeds(metric)[0],
+        {"chosen": one.chosen,
+         **dict(zip(("median", "least", "greatest"), one.over_seeds(metric), strict=True)),
          "runs": {run.run.name: run.figures for run in one.runs}}
         for one in found
     ]  # fmt: skip
-    write_json(folder / RESULTS, {"metric": metric, "best": best.run.name, "settings": table})
+    told = {"metric": metric, "best": best.run.name, "settings": table, "counts": best.counts}
+    write_json(folder / RESULTS, told)
     return Several(folder, found, best, folder / MODEL, None)
 
 

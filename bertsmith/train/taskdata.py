@@ -211,7 +211,12 @@ def _parted(examples: list[Any], task: TaskSettings) -> tuple[list[Any], list[An
         )
     chosen = {one for group in order[first : max(last, first + 1)] for one in groups[group]}
     if len(chosen) == len(examples):
-        raise RunError(f"{task.train}: {len(examples)} examples are too few to hold some out")
+        what = f"{len(examples)} examples are too few"
+        if len(groups) == 1 < len(examples):
+            what = ("all its questions are about one context" if task.kind == "span" else
+                    "all its sentences are one document")  # fmt: skip
+            what += ", which stays together: nothing is left"
+        raise RunError(f"{task.train}: {what} to hold some out; give a held-out file with --dev")
     return (
         [one for number, one in enumerate(examples) if number not in chosen],
         [one for number, one in enumerate(examples) if number in chosen],

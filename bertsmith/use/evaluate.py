@@ -3,6 +3,7 @@
 It never knows how the model was trained, save what its directory says of its task.
 """
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from bertsmith.tasks.outputs import outputs
 
 #: Fields of ``TaskSettings`` that say how a file is read and scored; the others are training's.
 _FIELDS = (
-    "text", "pair", "label", "header", "endings", "answers", "unit", "context", "length", "stride",
-    "longest_question", "longest_answer", "null_threshold", "metrics", "skip_bad",
+    "text", "pair", "label", "id", "header", "endings", "answers", "unit", "context", "length",
+    "stride", "longest_question", "longest_answer", "null_threshold", "metrics", "skip_bad",
 )  # fmt: skip
 
 
@@ -38,6 +39,9 @@ def evaluate(
     bundle = model if isinstance(model, TaskBundle) else load_task(model)
     refuse_unread(bundle.head.kind, changes or {}, [Path(data)])
     task, family = task_of(bundle, changes), family_of(bundle.head.kind)
+    if task.null_threshold is None:
+        # A model that learnt of no question without an answer gives one always, as to ``predict``.
+        task = task.model_copy(update={"null_threshold": math.inf})
     examples, counts = family.read(Path(data), task, labels=bundle.head.labels or None)
     inputs = family.encode(examples, bundle.tokenizer, bundle.head, task, counts)
     found = outputs(bundle.model, inputs)

@@ -341,7 +341,7 @@ def test_a_run_is_taken_for_its_model(tmp_path: Path) -> None:
     (tmp_path / "run" / "checkpoints").mkdir()
     assert bundle.load(tmp_path / "run").path == tmp_path / "run" / "model"
     shutil.rmtree(tmp_path / "run" / "model")
-    with pytest.raises(ModelError, match="has not written its model yet; run the same"):
+    with pytest.raises(ModelError, match="has not written its model yet; give the same"):
         bundle.load(tmp_path / "run")
 
 

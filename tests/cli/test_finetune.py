@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bertsmith.bundle import INFO, Head, save_task
+from bertsmith.bundle import INFO, WEIGHTS, Head, save_task
 from bertsmith.cli.console import put_json
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
@@ -165,6 +166,62 @@ def test_json_on_stdout_knows_no_nan(capsys: pytest.CaptureFixture[str]) -> None
     """A correlation with a constant is null there, so that any reader takes the line."""
     put_json({"spearman": math.nan, "all": [1.5, -math.inf]})
     assert capsys.readouterr().out == '{"spearman": null, "all": [1.5, null]}\n'
+
+
+def test_what_is_cut_off_is_told(run: Run, tuned: Path, tmp_path: Path) -> None:
+    """On stderr, beside the answers."""
+    (tmp_path / "long.txt").write_text("the anvil rings\n" + "the river sleeps " * 200 + "\n")
+    done = run("predict", tuned, "--input", tmp_path / "long.txt")
+    assert len(done.out.splitlines()) == 2
+    assert "cut off 1 that are longer than the model reads" in done.err
+    assert "cut off" not in run("predict", tuned, "the anvil rings").err
+
+
+def test_what_is_skipped_has_a_place(run: Run, tuned: Path, model: Path, tmp_path: Path) -> None:
+    """The first of each kind, by evaluate and by finetune; several runs tell their counts."""
+    file, out = tmp_path / "a.csv", tmp_path / "runs"
+    rows = [f"the {'anvil' if n % 2 else 'river'} {n},{'loud' if n % 2 else 'still'}"
+            for n in range(24)]  # fmt: skip
+    file.write_text("\n".join(["line,mood", "the anvil,", *rows]) + "\n")
+    done = run("evaluate", tuned, "--data", file, "--skip-bad")
+    place = f"an empty label (the first: {file}, line 2)"
+    assert "25 read, 24 used, 1 skipped" in done.out
+    assert place in done.err
+    done = run(
+        "finetune", "classify", "--model", model, "--data", file, "--text", "line", "--label",
+        "mood", "--epochs", 1, "--set", "run.threads=1", "--skip-bad", "--seeds", 2, "--json",
+        "--out", out,
+    )  # fmt: skip
+    assert place in done.err
+    told = json.loads(done.out)
+    assert told["counts"]["train"]["skipped"] == {"an empty label": 1}
+    [only] = told["settings"]
+    assert only["least"] <= only["median"] <= only["greatest"]
+
+
+def test_a_model_that_is_gone_is_written_again(run: Run, model: Path, table: Path,
+                                               tmp_path: Path) -> None:  # fmt: skip
+    """The same command makes it anew from the last checkpoint, to the byte."""
+    own = ["finetune", "classify", "--model", model, "--data", table, "--text", "line", "--label",
+           "mood", "--epochs", 1, "--set", "run.threads=1", "--out", tmp_path / "run"]  # fmt: skip
+    assert run(*own).status == 0
+    weights = tmp_path / "run" / "model" / WEIGHTS
+    before = weights.read_bytes()
+    shutil.rmtree(tmp_path / "run" / "model")
+    assert run(*own).status == 0
+    assert weights.read_bytes() == before
+
+
+def test_a_place_where_nothing_can_stand(run: Run, model: Path, table: Path) -> None:
+    """Known before anything is read; what only the system knows is no traceback either."""
+    own = ["finetune", "classify", "--model", model, "--data", table, "--text", "line", "--label",
+           "mood", "--out"]  # fmt: skip
+    done = run(*own, table / "run")
+    assert done.status == 2
+    assert f"{table / 'run'}: {table}: this is a file; give --out another place" in done.err
+    done = run(*own, "/proc/bertsmith")
+    assert done.status == 2
+    assert done.err.splitlines()[-1].startswith("error: /proc/bertsmith")
 
 
 def test_mistakes_are_told(run: Run, model: Path, table: Path, tmp_path: Path) -> None:

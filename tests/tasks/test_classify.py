@@ -50,6 +50,28 @@ def test_a_bad_row_is_told_or_counted(tmp_path: Path, kind: Kind, row: str, mess
     examples, counts = read(file, TaskSettings(kind=kind, skip_bad=True), labels=labels)
     assert [example.texts for example in examples] == [("red",), ("green",)]
     assert (counts.read, counts.used, sum(counts.skipped.values())) == (3, 2, 1)
+    assert list(counts.as_dict()["first_skipped"].values()) == [f"{file}, line 3"]
+
+
+def test_an_id_stands_once(tmp_path: Path) -> None:
+    """In the column "id", unless it is said that none names the rows."""
+    file = tmp_path / "a.csv"
+    file.write_text("id,text,label\n7,red,1\n8,green,0\n7,blue,1\n")
+    with pytest.raises(TaskError, match=r"line 4: an id that stood before: '7'; if the col"):
+        read(file, TaskSettings())
+    examples, counts = read(file, TaskSettings(skip_bad=True))
+    assert len(examples) == 2
+    assert counts.skipped == {"an id that stood before": 1}
+    assert len(read(file, TaskSettings(id=""))[0]) == 3
+
+
+def test_scores_that_are_all_alike_teach_nothing(tmp_path: Path) -> None:
+    """As one label alone."""
+    file = tmp_path / "a.csv"
+    file.write_text("text,label\nred,2\ngreen,2.0\n")
+    examples, _ = read(file, TaskSettings(kind="regression"))
+    with pytest.raises(TaskError, match=r"every score is 2\.0; expected two different ones"):
+        labels_of(examples, str(file))
 
 
 @pytest.mark.parametrize(

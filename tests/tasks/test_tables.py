@@ -71,6 +71,7 @@ def test_broken_tables_say_where(
         ("a.tsv", "x\ty\n1\t2\n3\n", 3, "1 columns where 2 are expected"),
         ("a.jsonl", '{"x": 1}\n{oops\n', 2, "a line that is not JSON"),
         ("a.jsonl", '{"x": 1}\n[1]\n', 2, "a line that is no JSON object"),
+        ("a.jsonl", '{"x": 1}\n{"y": 1, "y": 2}\n', 2, "a key that stands twice in its object"),
         ("a.jsonl", '{"x": 1}\n' + "[" * 10**5 + "\n", 2, "a line that is not JSON"),
     ],
 )
@@ -84,8 +85,26 @@ def test_a_broken_row_is_one_row(
     assert (second.where, second.fault) == (f"{tmp_path / name}, line {place}", fault)
 
 
-def test_a_quotation_mark_that_is_never_closed_is_told(tmp_path: Path) -> None:
-    """It would swallow the rest of the file, and nobody would know."""
-    (tmp_path / "a.csv").write_text('label,text\na,"one\nb,two\nc,three\n')
-    with pytest.raises(TaskError, match=r"a\.csv, line 4: unexpected end of data"):
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [('a,"one', r"line 4: unexpected end of data"), ('a,"one" more', r"line 2: ',' expected")],
+)
+def test_a_quotation_mark_that_is_never_closed_is_told(tmp_path: Path, row: str, why: str) -> None:
+    """It would swallow the rest of the file; the row that it stands in is named."""
+    (tmp_path / "a.csv").write_text(f"label,text\n{row}\nb,two\nc,three\n")
+    with pytest.raises(TaskError, match=rf"a\.csv, line 2: the row that begins .* \({why}"):
         list(rows(tmp_path / "a.csv"))
+
+
+def test_parquet_that_would_lose_something_is_told(tmp_path: Path) -> None:
+    """Two columns of one name; a time that Python cannot hold."""
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    file = tmp_path / "a.parquet"
+    parquet.write_table(pa.table([["a"], ["b"]], names=["label", "label"]), file)
+    with pytest.raises(TaskError, match=r"the column 'label' stands there twice"):
+        list(rows(file))
+    far = pa.array([0, 10**15], pa.timestamp("s"))
+    parquet.write_table(pa.table([["a", "b"], far], names=["text", "when"]), file)
+    with pytest.raises(TaskError, match=r"rows 1 to 2: a value in the column 'when' cannot be"):
+        list(rows(file))

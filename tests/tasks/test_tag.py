@@ -94,9 +94,11 @@ def test_characters_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.txt", "a X\nb\n\nc O\n", r"line 1: a line of 1 columns where column 1 is expected"),
+        ("a.txt", "a O\nb\n\nc O\n", r"line 2: a line of other columns: 1 .* line 1 has 2"),
+        ("a.txt", "a O\n\nNew York B-X\n", r"line 3: .* 3 parted by blanks where .* 1 has 2"),
+        ("a.txt", "a O\n\nb\tB-X I-X\n", r"line 3: .* 3 parted by blanks where .* 1 has 2"),
         ("a.txt", "a B-X\n\nc PER\n", r"line 3: a tag that is no entity's: 'PER'"),
-        ("a.txt", "a B-X\n\nc B-Y\n", r"line 3: an unknown label: 'B-Y'; known are 'O', 'B-X'"),
+        ("a.txt", "a B-X\n\nc O\nd B-Y\n", r"line 4: an unknown label: 'B-Y'; known are 'O', 'B-"),
         ("a.jsonl", '{"tokens": ["a", "b"], "tags": ["O"]}', r"line 1: 2 words but 1 tags"),
         ("a.jsonl", '{"tokens": ["a", " "], "tags": ["O", "O"]}', r"line 1: an empty word"),
         ("a.jsonl", '{"tokens": [], "tags": []}', r"line 1: a sentence without words"),
@@ -127,6 +129,23 @@ def test_bad_sentences_are_told_or_counted(
     assert found[-1].tags == ("O",)
     assert sum(counts.skipped.values()) == 1
     assert counts.read == counts.used + 1
+
+
+@pytest.mark.parametrize("text", ["Paris\nParis\n", "a,B-X\nb,O\n"])
+def test_a_word_is_not_its_own_tag(tmp_path: Path, text: str) -> None:
+    """Where lines have one column, as those of CSV, the last one is the first, too."""
+    (tmp_path / "a.txt").write_text(text)
+    with pytest.raises(TaskError, match=r"line 1: words and tags would both be column 0 of 1"):
+        read(tmp_path / "a.txt", ENTITIES.model_copy(update={"kind": "tags", "label": "-1"}))
+
+
+def test_a_word_may_hold_a_blank_that_does_not_break(tmp_path: Path) -> None:
+    """Only blanks and tabs part columns, and in a file with tabs only these."""
+    (tmp_path / "a.txt").write_text("New\u00a0York   B-X \n is\tO\n")
+    (tmp_path / "b.txt").write_text("New York\tB-X\nis\tO\n")
+    for name, text in (("a.txt", "New\u00a0York is"), ("b.txt", "New York is")):
+        [found], _ = read(tmp_path / name, ENTITIES.model_copy(update={"label": "1"}))
+        assert (found.text, found.tags) == (text, ("B-X", "O"))
 
 
 def test_columns_of_conll_have_no_names(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use import answer as module
 from bertsmith.use.answer import answer, answer_each
 from bertsmith.use.asked import told
+from bertsmith.use.evaluate import evaluate
 from bertsmith.use.predict import predict
 from bertsmith.use.submission import squad_predictions
 from tests.use.conftest import TEXT
@@ -179,6 +180,21 @@ def test_a_prediction_file_has_each_question(tmp_path: Path, tokenizer: Tokenize
     (tmp_path / "test.json").write_text(json.dumps(raw))
     with pytest.raises(TaskError, match="question q1: an empty question"):
         squad_predictions(bundle, tmp_path / "test.json")
+
+
+def test_scores_are_of_the_answers_that_are_given(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """A model without a threshold always answers: where nothing is right, all it says is wrong."""
+    directory, file = made(tmp_path / "m", tokenizer), tmp_path / "a.jsonl"
+    row = {"question": "Who?", "context": TEXT[0], "answers": [], "id": "q"}
+    file.write_text(json.dumps(row))
+    bundle = load_task(directory)
+    assert squad_predictions(bundle, file)["q"]
+    found = evaluate(bundle, file)
+    assert (found["f1"], found["exact"], found["best_f1"]) == (0.0, 0.0, 1.0)
+    assert "null_threshold" not in found
+    assert evaluate(bundle, file, changes={"null_threshold": -1000.0})["f1"] == 1.0
+    file.write_text(json.dumps(row | {"answers": [{"text": TEXT[0][:4], "answer_start": 0}]}))
+    assert set(evaluate(bundle, file)) == {"f1", "exact", "counts"}
 
 
 def test_the_tuned_threshold_is_the_models(tmp_path: Path, tokenizer: Tokenizer) -> None:
