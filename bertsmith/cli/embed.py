@@ -100,7 +100,8 @@ def embed(
     """Make a vector of each line: of any layer, pooled as you say; or a vector of each token.
 
     Only the layers that are asked for are computed. What --out names is written in pieces: a run
-    that is stopped, even by kill -9, goes on with --resume and ends with the same bytes.
+    that is stopped, even by kill -9, goes on with --resume and ends with the same bytes (an
+    index's graph, which several threads join, with the same vectors).
     """
     from bertsmith.use.embed import Embedder
 

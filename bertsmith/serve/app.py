@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 import bertsmith
@@ -22,6 +24,8 @@ from bertsmith.serve.models import Served
 from bertsmith.serve.routes import Routes
 from bertsmith.serve.service import Service
 from bertsmith.serve.settings import ServeSettings
+
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 def create_app(
@@ -63,20 +67,35 @@ def create_app(
     app.include_router(EmbeddingRoutes(asking).router)
     app.include_router(Routes(asking).router)
     if page is not None:
-        # Last, since it answers every path that is left.
+        # Last, since it answers every path that is left, and even other methods of ours.
+        _refuse_other_methods(app)
         app = page(app, service)
     asked = None if key is None else Key(key, page=page is not None)
     return Guard(app, settings=settings, metrics=metrics, key=asked, cors=bool(origins))
 
 
+def _refuse_other_methods(app: FastAPI) -> None:
+    """Answer 405 to the methods that an endpoint does not take, before anything else is asked."""
+    for path, methods in app.openapi()["paths"].items():
+        taken = sorted(map(str.upper, methods))
+
+        async def refuse(_: Request, allowed: str = ", ".join(taken)) -> Response:
+            raise HTTPException(405, headers={"Allow": allowed})
+
+        others = [name for name in _METHODS if name not in taken]
+        app.router.add_route(path, refuse, others, include_in_schema=False)
+
+
 def _plain(app: FastAPI, service: Service, metrics: Metrics) -> None:
     """Add what tells of the server itself."""
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> Response:
         """Tell that the server lives."""
         return said({"status": "ok"})
 
+    @app.head("/ready", include_in_schema=False)
     @app.get("/ready")
     async def ready() -> Response:
         """Tell whether the server takes work."""

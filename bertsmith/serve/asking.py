@@ -35,12 +35,24 @@ class Asking:
             return await loop.run_in_executor(self._threads, ask, patience)
 
     async def future(
-        self, request: Request, submit: Callable[[Patience], Future[Result]]
+        self,
+        request: Request,
+        submit: Callable[[Patience], Future[Result]],
+        *,
+        beside: bool = False,
     ) -> Result:
-        """Return what a future of the batcher brings. Raises LateError or GoneError."""
+        """Return what a future of the batcher brings. Raises LateError or GoneError.
+
+        beside: whether ``submit`` itself takes long, and is called in a thread.
+        """
         patience = Patience(self.service.settings.seconds)
         with _watched(request, patience):
-            waiting = asyncio.wrap_future(submit(patience))
+            if beside:
+                loop = asyncio.get_running_loop()
+                submitted = await loop.run_in_executor(self._threads, submit, patience)
+            else:
+                submitted = submit(patience)
+            waiting = asyncio.wrap_future(submitted)
             try:
                 return await asyncio.wait_for(waiting, self.service.settings.seconds)
             except TimeoutError:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from bertsmith.serve.service import TOP
 from bertsmith.use.vectors import VectorSettings, settings_of
 
 Texts = Annotated[list[str], Field(min_length=1)]
@@ -84,7 +85,7 @@ class FillBody(Body):
     """POST /fill."""
 
     inputs: Inputs
-    top: Annotated[int, Field(ge=1, le=1000)] = 5
+    top: Annotated[int, Field(ge=1, le=TOP)] = 5
 
 
 class PairBody(Body):

@@ -19,6 +19,10 @@ from bertsmith.serve.routes import several
 from bertsmith.serve.service import Embedding
 from bertsmith.use.vectors import VectorSettings
 
+#: Characters of a request that are tokenized at once; what is longer would hold up others, and is
+#: tokenized in a thread.
+_SHORT = 10_000
+
 
 class EmbeddingRoutes:
     """The endpoints, each a method; ``router`` has them all."""
@@ -44,7 +48,7 @@ class EmbeddingRoutes:
             )
             return told[0].vectors
 
-        found = await self._asking.future(request, submit)
+        found = await self._asking.future(request, submit, beside=sum(map(len, texts)) > _SHORT)
         return told[0], found
 
     async def openai(self, request: Request, body: OpenAiBody) -> Response:

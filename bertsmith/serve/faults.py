@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import orjson
 from fastapi import FastAPI, Request
+from fastapi.exception_handlers import http_exception_handler
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -21,10 +22,11 @@ _STATUS: Final[dict[type[BertsmithError], int]] = {
     BusyError: 429, LateError: 504, StoppingError: 503, LargeError: 422, GoneError: _GONE,
     ModelError: 404,
 }  # fmt: skip
+_JSON: Final = 'expected an object such as {"inputs": ["a text"]}'
 _TYPES: Final = {
     400: "bad_request", 401: "unauthorized", 404: "not_found", 405: "method_not_allowed",
-    408: "timeout", 413: "too_large", 422: "invalid_request", 429: "busy", 499: "client_gone",
-    500: "internal", 503: "stopping", 504: "timeout",
+    408: "timeout", 413: "too_large", 422: "invalid_request", 429: "busy", 431: "too_large",
+    499: "client_gone", 500: "internal", 503: "stopping", 504: "timeout",
 }  # fmt: skip
 
 
@@ -46,6 +48,11 @@ def add_faults(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _unknown)
 
 
+def add_page_faults(app: FastAPI) -> None:
+    """Have the page's app tell in this form that there is nothing at a path."""
+    app.add_exception_handler(HTTPException, _of_page)
+
+
 async def _ours(_: Request, error: Exception) -> Response:
     status = next((own for kind, own in _STATUS.items() if isinstance(error, kind)), 422)
     headers = None
@@ -60,6 +67,9 @@ async def _invalid(request: Request, error: Exception) -> Response:
     if "json" not in kind:
         return fault(422, f"the header Content-Type is {kind!r}; expected application/json")
     told = []
+    if error.errors()[0]["type"] == "json_invalid":
+        [place], why = error.errors()[0]["loc"][1:], error.errors()[0]["ctx"]["error"]
+        return fault(422, f"the body is no JSON: {why} at character {place}; {_JSON}")
     for one in error.errors()[:5]:
         place = ".".join(str(part) for part in one["loc"] if part != "body") or "the body"
         told.append(f"{place}: {one['msg']}")
@@ -72,9 +82,19 @@ async def _http(request: Request, error: Exception) -> Response:
     message: Any = error.detail
     if error.status_code == 404:
         message = f"there is no {request.url.path} here; /docs lists what there is"
+    elif error.status_code == 400 and "parsing the body" in str(message):
+        message = f"the body cannot be read as JSON in UTF-8, or is too deep; {_JSON}"
     elif error.status_code == 405:
         message = f"{request.method} is not what {request.url.path} takes; /docs tells"
     return fault(error.status_code, str(message), dict(error.headers or {}))
+
+
+async def _of_page(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if request.url.path.startswith("/gradio_api"):
+        # The page's own scripts read its own form.
+        return await http_exception_handler(request, error)
+    return await _http(request, error)
 
 
 async def _unknown(_: Request, error: Exception) -> Response:

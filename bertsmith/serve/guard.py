@@ -24,7 +24,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
-#: What tells that the server lives is told without a key.
+#: Where the page's streams are, each open for as long as somebody looks at the page.
+_LISTENING = ("/gradio_api/heartbeat/", "/gradio_api/queue/data")
+#: What tells that the server lives is told without a key, and however many ask.
 _OPEN = ("/health", "/ready")
 _LOG = logging.getLogger("bertsmith.serve")
 
@@ -39,7 +41,8 @@ class Guard:
         """key: what clients must show; None for none. cors: whether other origins may ask."""
         self._app, self._settings, self._metrics, self._key = app, settings, metrics, key
         self._cors = cors
-        self._active = 0
+        #: Being answered, and open pages that listen, which may last for hours.
+        self._active = {"requests": 0, "pages": 0}
         #: Set when the server stops: streams to open pages would hold it up.
         self.stopping = asyncio.Event()
 
@@ -50,16 +53,18 @@ class Guard:
             return
         headers = {name.lower(): value for name, value in scope["headers"]}
         request = _Request(scope, send, _id_of(headers), self._metrics)
-        self._active += 1
+        listens = scope["method"] == "GET" and scope["path"].startswith(_LISTENING)
+        kind = "pages" if listens else "requests"
+        self._active[kind] += 1
         try:
-            await self._through(scope, headers, receive, request)
+            await self._through(scope, headers, receive, request, kind)
         except Exception:
             # It is logged and told by now, and comes up again; here it would cost the connection,
             # with the client's next request on it.
             if not request.status:
                 raise
         finally:
-            self._active -= 1
+            self._active[kind] -= 1
             request.told()
 
     async def _through(
@@ -68,8 +73,9 @@ class Guard:
         headers: dict[bytes, bytes],
         receive: Receive,
         request: "_Request",
+        kind: str,
     ) -> None:
-        refused = self._refused(scope, headers)
+        refused = self._refused(scope, headers, kind)
         if refused is None and scope["method"] in ("POST", "PUT", "PATCH", "DELETE"):
             refused, receive = await self._read(receive, request)
         if refused is not None:
@@ -101,7 +107,7 @@ class Guard:
             working.cancel()
 
     def _refused(
-        self, scope: MutableMapping[str, Any], headers: dict[bytes, bytes]
+        self, scope: MutableMapping[str, Any], headers: dict[bytes, bytes], kind: str
     ) -> Response | None:
         """Return the answer to what is not let in by its header."""
         settings = self._settings
@@ -112,11 +118,10 @@ class Guard:
             return fault(400, "the header Content-Length is no number")
         if int(length) > settings.body_bytes:
             return self._too_large()
-        if self._active > settings.requests:
-            return fault(
-                429, f"{settings.requests:,} requests are being answered; ask again in a second",
-                {"Retry-After": "1"},
-            )  # fmt: skip
+        most = settings.pages if kind == "pages" else settings.requests
+        if self._active[kind] > most and scope["path"] not in _OPEN:
+            what = "pages are open" if kind == "pages" else "requests are being answered"
+            return fault(429, f"{most:,} {what}; ask again in a second", {"Retry-After": "1"})
         return None
 
     def _lets_in(

@@ -21,6 +21,7 @@ from bertsmith.serve.bodies import (
     TokenizeBody,
 )
 from bertsmith.serve.models import Served
+from bertsmith.serve.patience import Patience
 from bertsmith.use.predict import Prediction
 
 One = TypeVar("One")
@@ -40,11 +41,15 @@ class Routes:
         """Tell the models, and what each can do."""
         return said([_told(own) for own in self._service.models.values()])
 
-    async def tokenize(self, body: TokenizeBody) -> Response:
+    async def tokenize(self, request: Request, body: TokenizeBody) -> Response:
         """Cut texts into tokens: ids, words and characters [start, stop)."""
-        own = self._service.checked(body.model, "embed", several(body.inputs))
-        return said([_tokens(own, text, special=body.add_special_tokens)
-                     for text in several(body.inputs)])  # fmt: skip
+        texts, special = several(body.inputs), body.add_special_tokens
+
+        def told(_: Patience) -> list[list[dict[str, Any]]]:
+            own, found = self._service.tokenized(body.model, texts)
+            return [_tokens(own, ids, places, special=special) for ids, places in found]
+
+        return said(await self._asking.thread(request, told))
 
     async def fill(self, request: Request, body: FillBody) -> Response:
         """Fill in the masks of a text: the likeliest words with their probabilities."""
@@ -127,9 +132,10 @@ def _told(own: Served) -> dict[str, Any]:
     return told
 
 
-def _tokens(own: Served, text: str, *, special: bool) -> list[dict[str, Any]]:
+def _tokens(
+    own: Served, ids: list[int], places: list[tuple[int, int]], *, special: bool
+) -> list[dict[str, Any]]:
     tokenizer = own.bundle.tokenizer
-    ids, places = tokenizer.encode_with_offsets(text)
     each = zip(ids, tokenizer.tokens(ids), places, strict=True)
     told = [{"id": number, "text": word, "special": False, "start": start, "stop": stop}
             for number, word, (start, stop) in each]  # fmt: skip

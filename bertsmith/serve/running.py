@@ -6,14 +6,18 @@ It never knows an endpoint.
 import asyncio
 import logging
 import socket
+from http import HTTPStatus
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bertsmith.errors import SettingsError
+from bertsmith.serve.faults import fault
 from bertsmith.serve.guard import Guard
 from bertsmith.serve.settings import ServeSettings
+
+_LARGE = "the header is larger than {:,} bytes; leave out what the server does not need"
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -49,7 +53,7 @@ def config(settings: ServeSettings) -> uvicorn.Config:
     logging.getLogger("bertsmith.serve").setLevel(logging.INFO)
 
     class Patient(_Patient):
-        seconds = settings.body_seconds
+        seconds, most = settings.body_seconds, settings.header_bytes
 
     return uvicorn.Config(
         "", http=Patient, ws="none", log_level="warning", access_log=False,
@@ -74,20 +78,51 @@ class _Server(uvicorn.Server):
 
 
 class _Patient(HttpToolsProtocol):
-    """Closes a connection whose request has no whole header in time."""
+    """Closes a connection whose request has no whole header in time, or one that is too large."""
 
     seconds = 10.0
+    most = 65_536
     _late: asyncio.TimerHandle | None = None
+    #: Bytes of the header that the parser has told of, and of those that it still holds.
+    _told = _held = 0
 
     def connection_made(self, transport: Any) -> None:
         """Wait for a header."""
         super().connection_made(transport)
         self._await_header()
 
+    def data_received(self, data: bytes) -> None:
+        """Read on; of a header that does not end only so much."""
+        super().data_received(data)
+        self._held = self._held + len(data) if self._late is not None else 0
+        if self._held > self.most and not self.transport.is_closing():
+            self.send_400_response(_LARGE)
+
     def on_message_begin(self) -> None:
         """Wait for the header of one more request."""
         super().on_message_begin()
+        self._told = 0
         self._await_header()
+
+    def on_url(self, url: bytes) -> None:
+        """Count it."""
+        self._count(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Count it."""
+        self._count(name + value)
+        super().on_header(name, value)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no request, or too large a one, and close."""
+        status = 431 if self._told > self.most or msg == _LARGE else 400
+        told = fault(status, _LARGE.format(self.most) if status == 431 else msg)
+        reason = HTTPStatus(status).phrase
+        head = [f"HTTP/1.1 {status} {reason}", f"content-length: {len(told.body)}",
+                "content-type: application/json", "connection: close", "", ""]  # fmt: skip
+        self.transport.write("\r\n".join(head).encode() + bytes(told.body))
+        self.transport.close()
 
     def on_headers_complete(self) -> None:
         """Wait no more."""
@@ -98,6 +133,12 @@ class _Patient(HttpToolsProtocol):
         """Wait no more."""
         self._forget()
         super().connection_lost(exc)
+
+    def _count(self, part: bytes) -> None:
+        self._told += len(part)
+        if self._told > self.most:
+            # The parser ends, and what comes of it is ``send_400_response``.
+            raise ValueError(_LARGE)
 
     def _await_header(self) -> None:
         self._forget()

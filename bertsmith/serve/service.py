@@ -5,6 +5,7 @@ threads ask is computed together.
 """
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from bertsmith.bundle import Bundle, TaskBundle
-from bertsmith.errors import ModelError, SettingsError
+from bertsmith.errors import ModelError, QuestionError, SettingsError
 from bertsmith.model.abreast import at_once
 from bertsmith.model.task import TaskModel
 from bertsmith.serve.batching import Batcher
@@ -33,6 +34,10 @@ from bertsmith.use.pair import Pair, Pairing, follows, pair_each
 from bertsmith.use.predict import Prediction, predict_each
 from bertsmith.use.tag import Tagged, tag_each
 from bertsmith.use.vectors import Recipe, VectorSettings
+
+#: Words told for a mask, at the most.
+TOP = 1000
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -89,12 +94,10 @@ class Service:
         """Return the likeliest words at each [MASK] of each text."""
         own = self.checked(name, "fill", texts)
         assert isinstance(own.bundle, Bundle)
-        for number, text in enumerate(texts, 1):
-            if (masks := text.count(MASK)) > self.settings.masks:
-                raise LargeError(
-                    f"text {number} has {masks:,} masks; this server takes {self.settings.masks} "
-                    "in one text"
-                )
+        if not 1 <= top <= TOP:
+            raise QuestionError(f"top is {top}; expected 1 to {TOP:,}")
+        masks = sum(text.count(MASK) for text in texts)
+        self._within("masks", masks, self.settings.masks)
         return list(fill_each(own.bundle, texts, top, self._asking(own, self._until(patience))))
 
     def pair(
@@ -183,6 +186,7 @@ class Service:
                 f"{encoded.cut_off:,} of the texts are longer than the {own.embedder.longest} "
                 "tokens that this model takes; shorten them, or send truncate: true"
             )
+        self._within("numbers", len(texts) * recipe.width, self.settings.numbers)
         units = [(len(ids), ids) for ids in encoded.sequences]
         compute = partial(vectors_of, own.embedder, recipe)
         key = (own.name, "embed", settings)
@@ -203,6 +207,8 @@ class Service:
 
         def compute(sequences: Sequence[list[int]], recipe: Recipe, _: int | None) -> Batches:
             units = [(len(ids), ids) for ids in sequences]
+            numbers = sum(size for size, _ in units) * recipe.width
+            self._within("numbers", numbers, self.settings.numbers)
             batch = partial(vectors_of, own.embedder, recipe)
             yield list(range(len(units))), self.batcher.run(key, batch, units, until)
 
@@ -233,13 +239,34 @@ class Service:
         return patience or Patience(self.settings.seconds)
 
     def checked(self, name: str | None, ability: str, texts: Sequence[Any]) -> Served:
-        """Return the model that is asked; LargeError for too many texts."""
-        if len(texts) > self.settings.texts:
-            raise LargeError(
-                f"the request has {len(texts):,} texts; this server takes {self.settings.texts:,} "
-                "of one request: part it"
-            )
+        """Return the model that is asked; LargeError for too many texts, QuestionError for none.
+
+        A text that is none has half a character, which JSON can write and no model reads.
+        """
+        self._within("texts", len(texts), self.settings.texts)
+        for number, text in enumerate(texts, 1):
+            if any(_HALF.search(own) for own in _parts(text)):
+                raise QuestionError(
+                    f"text {number} has half a character (a lone surrogate); send it whole"
+                )
         return self.find(name, ability)
+
+    def tokenized(
+        self, name: str | None, texts: Sequence[str]
+    ) -> tuple[Served, list[tuple[list[int], list[tuple[int, int]]]]]:
+        """Return ids and characters of the tokens of each text, and whose they are."""
+        own = self.checked(name, "embed", texts)
+        found = own.bundle.tokenizer.encode_batch_with_offsets(texts)
+        self._within("tokens", sum(len(ids) for ids, _ in found), self.settings.tokens)
+        return own, found
+
+    @staticmethod
+    def _within(what: str, count: int, most: int) -> None:
+        if count > most:
+            raise LargeError(
+                f"the request has {count:,} {what}; this server takes {most:,} of one request: "
+                "part it"
+            )
 
     def _outputs(self, own: Served, patience: Patience) -> Compute:
         """Return what computes a fine-tuned model's outputs together with those of others."""
@@ -266,6 +293,15 @@ class Service:
                 yield Answers([(number, which) for which in range(len(shares))], shares)
 
         return asking
+
+
+def _parts(text: Any) -> Iterator[str]:
+    """Yield the texts of a text, of a pair, or of a prompt and its endings."""
+    if isinstance(text, str):
+        yield text
+    else:
+        for part in text:
+            yield from _parts(part)
 
 
 def _task(own: Served) -> TaskBundle:

@@ -22,8 +22,12 @@ class ServeSettings(Settings):
     texts: Count = 1024
     #: Of one request, all its texts together (422).
     tokens: Count = 131_072
-    #: [MASK]s in one text: each is answered by a probability for every word (422).
-    masks: Count = 32
+    #: [MASK]s of one request: for each there is a probability for every word (422).
+    masks: Count = 1024
+    #: Numbers in the vectors of one answer (422).
+    numbers: Count = 4 * 2**20
+    #: Of a request's header (431).
+    header_bytes: Count = 65_536
     #: Until a request's header and its body must be there (408; a slow header just ends).
     body_seconds: Seconds = 10.0
     #: Until a request is answered (504).
@@ -32,6 +36,8 @@ class ServeSettings(Settings):
     queue_tokens: Count = 262_144
     #: Being answered at once (429).
     requests: Count = 1024
+    #: Open pages that listen for answers, counted apart from requests (429).
+    pages: Count = 256
     #: Of a batch, of which the CPU computes up to four at once; a long text holds up short ones no
     #: longer than one takes, and requests are read and answers sent while it is computed.
     batch_tokens: Count = 1024

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.errors import MissingExtraError
+from bertsmith.errors import MissingExtraError, QuestionError
 from bertsmith.progress import Progress
 
 Floats = NDArray[np.float32]
@@ -33,6 +33,22 @@ def graph_library() -> Any:
     return library
 
 
+def mapped(path: Path) -> Any:
+    """Return the array of an index's file, mapped. Raises QuestionError where it cannot be read."""
+    try:
+        return np.load(path, mmap_mode="r")
+    except (ValueError, OSError) as error:
+        raise damaged(path, error) from None
+
+
+def damaged(path: Path, error: Exception) -> QuestionError:
+    """Return the error for a file of an index that cannot be read."""
+    return QuestionError(
+        f"{path}: this part of the index is missing or damaged ({error}); make it again with "
+        "bertsmith embed"
+    )
+
+
 def build(folder: Path, progress: Progress) -> None:
     """Write the graph of the vectors that stand in ``folder`` beside them."""
     vectors = np.load(folder / VECTORS, mmap_mode="r")
@@ -51,7 +67,7 @@ class Neighbours:
 
     def __init__(self, folder: Path) -> None:
         """Open what ``build`` wrote."""
-        self.vectors: Floats = np.load(folder / VECTORS, mmap_mode="r")
+        self.vectors: Floats = mapped(folder / VECTORS)
         self._path = folder / GRAPH
         self._graph: Any = None
 
@@ -68,7 +84,11 @@ class Neighbours:
 
     def _candidates(self, unit: Floats, top: int) -> NDArray[np.int64]:
         if self._graph is None:
-            self._graph = graph_library().Index.restore(str(self._path), view=True)
+            library = graph_library()
+            try:
+                self._graph = library.Index.restore(str(self._path), view=True)
+            except (ValueError, RuntimeError, OSError) as error:
+                raise damaged(self._path, error) from None
         wanted = min(top * _CANDIDATES, len(self.vectors))
         self._graph.expansion_search = max(_SEEN, wanted)
         return np.sort(self._graph.search(unit, wanted).keys.astype(np.int64))

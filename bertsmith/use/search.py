@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from bertsmith.bundle import fingerprint
 from bertsmith.errors import ModelError, QuestionError
 from bertsmith.use.embed import Embedder
-from bertsmith.use.neighbours import GRAPH, VECTORS, Neighbours
+from bertsmith.use.neighbours import GRAPH, VECTORS, Neighbours, mapped
 from bertsmith.use.sinks import ABOUT, LINES, PLACES
 from bertsmith.use.vectors import VectorSettings, settings_of
 
@@ -43,7 +42,7 @@ class Searcher:
         made = {name: about[name] for name in VectorSettings.model_fields}
         self._settings = settings_of(made.pop("layers"), **made)
         self._neighbours = Neighbours(self.path)
-        self._places = np.load(self.path / PLACES, mmap_mode="r")
+        self._places = mapped(self.path / PLACES)
 
     def __len__(self) -> int:
         return len(self._places) - 1

@@ -41,7 +41,7 @@ class VectorSettings(Settings):
     layers: Annotated[tuple[int, ...], Field(min_length=1)] = (-1,)
     combine: Literal["concat", "mean", "weighted"] = "concat"
     #: Of each layer, for "weighted".
-    weights: tuple[float, ...] = ()
+    weights: tuple[Annotated[float, Field(allow_inf_nan=False)], ...] = ()
     pooling: PoolingName | None = None
     #: Whether vectors are made to have length 1.
     normalize: bool | None = None
@@ -104,6 +104,8 @@ def recipe_of(settings: VectorSettings, told: Pooling | None, config: ModelConfi
     follows does not fit.
     """
     states = tuple(_state(layer, config.layers) for layer in settings.layers)
+    if len(set(states)) < len(states):
+        raise SettingsError("layers: a layer stands there twice; name each of them once")
     shares = settings.weights or None
     if settings.combine == "mean":
         shares = (1 / len(states),) * len(states)

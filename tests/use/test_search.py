@@ -123,3 +123,13 @@ def test_what_is_no_index_is_refused(index: Path, tmp_path: Path) -> None:
         (broken / "index.json").write_text(content)
         with pytest.raises((QuestionError, SettingsError), match="it is broken"):
             search(broken, ["a"])
+
+
+@pytest.mark.parametrize("name", ["graph.usearch", "vectors.npy", "places.npy"])
+def test_a_damaged_index_is_told(index: Path, tmp_path: Path, name: str) -> None:
+    """A file that was cut, or is gone: which one, and what to do."""
+    own = shutil.copytree(index, tmp_path / "own.index")
+    with (own / name).open("r+b") as file:
+        file.truncate(50)
+    with pytest.raises(QuestionError, match=rf"{name}: this part .* damaged .* bertsmith embed"):
+        search(own, ["a hammer"])

@@ -6,7 +6,9 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Mount
 
+from bertsmith.serve.faults import add_page_faults
 from bertsmith.serve.page.endpoints import endpoints
 from bertsmith.serve.page.forms import FORMS
 from bertsmith.serve.page.library import gr
@@ -20,6 +22,7 @@ from bertsmith.serve.service import Service
 _CLOSED = (
     "upload", "upload_progress", "file={rest:path}", "file/{rest:path}", "proxy={rest:path}",
     "vibe-edit", "undo-vibe-edit", "process_recording", "run-history/{rest:path}", "deep_link",
+    "dev/reload",
 )  # fmt: skip
 #: Visitors' questions that wait, of each kind; beyond it they are told to come again.
 _WAITING = 64
@@ -60,6 +63,9 @@ def mount(app: FastAPI, service: Service) -> FastAPI:
         footer_links=[], run_history=False, show_error=False, max_file_size=1, ssr_mode=False,
         enable_monitoring=False, pwa=False, mcp_server=False,
     )  # fmt: skip
+    for own in mounted.routes:
+        if isinstance(own, Mount) and isinstance(own.app, FastAPI):
+            add_page_faults(own.app)
     return mounted
 
 

@@ -3,7 +3,10 @@
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import wraps
+from inspect import signature
 from typing import Any, ParamSpec, TypeVar
+
+from pydantic import ConfigDict, ValidationError, validate_call
 
 from bertsmith.errors import BertsmithError
 from bertsmith.serve.page.library import gr
@@ -15,12 +18,21 @@ Said = TypeVar("Said")
 
 
 def refused(function: Callable[Given, Said]) -> Callable[Given, Said]:
-    """Return a function whose BertsmithError comes to the client as its message."""
+    """Return a function that tells the client what is wrong: values of other types, our errors."""
+    strict = validate_call(config=ConfigDict(strict=True))(function)
+    names = list(signature(function).parameters)
 
     @wraps(function)
     def told(*given: Given.args, **named: Given.kwargs) -> Said:
         try:
-            return function(*given, **named)
+            return strict(*given, **named)
+        except ValidationError as error:
+            first = error.errors()[0]
+            # What was given by its place is named as if by its name.
+            place, *within = first["loc"]
+            place = names[place] if isinstance(place, int) else place
+            place = ".".join(map(str, (place, *within)))
+            raise gr.Error(f"{place}: {first['msg']}", print_exception=False) from None
         except BertsmithError as error:
             raise gr.Error(str(error), print_exception=False) from None
 

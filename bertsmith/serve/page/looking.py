@@ -12,6 +12,8 @@ from bertsmith.use.vectors import settings_of
 LONGEST = 256
 #: Sentences with a word that are compared at once.
 SENTENCES = 50
+#: Places of that word: each is compared with each, in every layer.
+PLACES = 100
 #: Answers kept: some 40 MB each at the most for a base-sized model's attention.
 _KEPT = 4
 
@@ -68,8 +70,15 @@ class Looking:
     def _map(self, model: str, word: str, texts: tuple[str, ...]) -> WordMaps:
         if not texts:
             raise QuestionError("there is no sentence; give two or more, one a line")
+        # Before vectors are asked for; inside other words, too, which is more rather than fewer.
+        count = sum(text.casefold().count(word.casefold()) for text in texts) if word else 0
+        if count > PLACES:
+            raise QuestionError(
+                f"{word!r} stands {count:,} times in these sentences; expected {PLACES} at most"
+            )
         embedder = self._service.models[model].embedder
         states = embedder.config.layers + 1
         settings = settings_of(range(states), pooling="none")
         vectors = self._service.tokens(model, texts, settings)
-        return word_maps(word, texts, embedder.places(texts, word, vectors), states)
+        places = embedder.places(texts, word, vectors)
+        return word_maps(word, texts, places, states)

@@ -1,0 +1,206 @@
+"""What one request may cost: however small, it is answered within bounds, and holds up nobody.
+
+These tests never look at what an answer says; tests/serve/test_limits.py has size, time and crowds.
+"""
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from bertsmith.serve.models import Served
+from bertsmith.serve.service import Service
+from bertsmith.serve.settings import ServeSettings
+from bertsmith.text.wordpiece import Tokenizer
+from tests.serve.little import TEXT, Running, listening
+
+HALF = "half \ud800 a character"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": ["a", HALF]}),
+        ("/embed", {"inputs": ["a", HALF]}),
+        ("/embed_all", {"inputs": HALF}),
+        ("/tokenize", {"inputs": HALF}),
+        ("/similarity", {"inputs": {"source_sentence": HALF, "sentences": ["a"]}}),
+        ("/fill", {"inputs": "[MASK] " + HALF}),
+        ("/pair", {"inputs": ["a", HALF]}),
+        ("/classify", {"inputs": [["a", HALF]]}),
+        ("/tag", {"inputs": HALF}),
+        ("/answer", {"inputs": {"question": HALF, "context": "b"}}),
+        ("/choose", {"inputs": {"prompt": "a", "endings": ["b", HALF]}}),
+    ],
+)
+def test_half_a_character_is_told(running: Running, path: str, body: Any) -> None:
+    """JSON can write it, no tokenizer reads it, and it is the client's fault."""
+    sent = {"Content-Type": "application/json"}
+    found = httpx.post(running.url + path, content=json.dumps(body), headers=sent, timeout=60)
+    assert found.status_code == 422
+    assert "half a character" in found.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/embed", {"inputs": "a", "layer": [-1] * 2000}, "a layer stands there twice"),
+        ("/embed", {"inputs": "a", "layer": [1, -2]}, "a layer stands there twice"),
+        ("/embed", {"inputs": ["a"] * 9}, "234 numbers; this server takes 200"),
+        ("/embed_all", {"inputs": ["a b c"] * 4}, "numbers; this server takes 200 of one"),
+        ("/fill", {"inputs": ["[MASK] [MASK]"] * 4}, "8 masks; this server takes 7 of one"),
+        ("/tokenize", {"inputs": ["a " * 60] * 2}, "tokens; this server takes 100 of one"),
+    ],
+)
+def test_a_small_body_gets_no_huge_answer(
+    models: list[Served], path: str, body: Any, said: str
+) -> None:
+    """Vectors, words and tokens of a request have a bound each, which the error names."""
+    limits = ServeSettings(numbers=200, masks=7, tokens=100)
+    with listening(models[:1], limits) as own:
+        found = own.post(path, body)
+        assert (found.status_code, said in found.text) == (422, True), found.text
+        assert own.post("/embed", {"inputs": TEXT[0]}).status_code == 200
+
+
+@pytest.mark.parametrize("weight", [b"NaN", b"Infinity", b"1e400"])
+def test_weights_are_numbers(running: Running, weight: bytes) -> None:
+    """A vector of nothing would come of others."""
+    body = b'{"inputs": "a", "layer": [1, 2], "combine": "weighted", "weights": [1, %s]}' % weight
+    sent = {"Content-Type": "application/json"}
+    found = httpx.post(f"{running.url}/embed", content=body, headers=sent, timeout=60)
+    assert found.status_code == 422
+    assert "weights.1: Input should be a finite number" in found.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/embed", "/v1/embeddings", "/tokenize"])
+def test_a_long_text_is_tokenized_beside(
+    models: list[Served], monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """While that takes its time, others are answered."""
+    begun, over = threading.Event(), threading.Event()
+    own = models[0].bundle.tokenizer
+    for name in ("encode_batch", "encode_batch_with_offsets"):
+        plain = getattr(own, name)
+
+        def held(texts: list[str], *more: Any, plain: Any = plain) -> Any:
+            if len(texts[0]) > 10_000:
+                begun.set()
+                assert over.wait(20)
+            return plain(texts, *more)
+
+        monkeypatch.setattr(Tokenizer, name, lambda _, *given, held=held: held(*given))
+    field = "input" if path.startswith("/v1") else "inputs"
+    with listening(models[:1]) as server:
+        long = threading.Thread(target=server.post, args=(path, {field: "a " * 6000}))
+        long.start()
+        assert begun.wait(20)
+        assert httpx.get(f"{server.url}/health", timeout=5).status_code == 200
+        over.set()
+        long.join(30)
+
+
+@pytest.mark.parametrize("header", [b"X-Long: " + b"x" * 300_000, b"X: y\r\n" * 50_000])
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_header_has_a_size(running: Running, header: bytes, ended: bool) -> None:
+    """One long line or many short ones, whole or not: 431, and the connection closes."""
+    with socket.create_connection(("127.0.0.1", running.port), 20) as own:
+        with contextlib.suppress(ConnectionError):
+            own.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n" + header.rstrip())
+            if ended:
+                own.sendall(b"\r\n\r\n")
+        found = b""
+        with contextlib.suppress(ConnectionError):
+            while chunk := own.recv(65536):
+                found += chunk
+    assert found.startswith(b"HTTP/1.1 431"), found[:100]
+    assert b"the header is larger than 65,536 bytes" in found
+    fair = httpx.get(f"{running.url}/health", headers={"X-Long": "x" * 50_000})
+    assert fair.status_code == 200
+
+
+def test_open_pages_take_no_requests_place(models: list[Served]) -> None:
+    """Streams of the page are counted for themselves; health is told whatever the crowd."""
+    pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
+    from bertsmith.serve.page import mount
+
+    with contextlib.ExitStack() as stack:
+        own = stack.enter_context(
+            listening(models[:1], ServeSettings(requests=2, pages=3), page=mount)
+        )
+        client = stack.enter_context(httpx.Client(timeout=20))
+        for number in range(3):
+            way = f"{own.url}/gradio_api/heartbeat/own{number}"
+            opened = stack.enter_context(client.stream("GET", way))
+            assert opened.status_code == 200
+        found = client.get(f"{own.url}/gradio_api/heartbeat/one-more")
+        assert (found.status_code, "3 pages are open" in found.text) == (429, True)
+        assert own.post("/embed", {"inputs": "a"}).status_code == 200
+        assert client.get(f"{own.url}/health").status_code == 200
+
+
+def test_other_methods_and_paths_beside_the_page(models: list[Served]) -> None:
+    """The page answers every path that is left; what is no path of ours is told in our form."""
+    pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
+    from bertsmith.serve.page import mount
+
+    with listening(models[:1], page=mount) as own:
+        found = httpx.get(f"{own.url}/embed")
+        assert (found.status_code, found.headers["allow"]) == (405, "POST")
+        assert "GET is not what /embed takes; /docs" in found.json()["error"]["message"]
+        assert httpx.post(f"{own.url}/health").status_code == 405
+        assert httpx.head(f"{own.url}/health").status_code == 200
+        found = httpx.post(f"{own.url}/nothing", json={})
+        assert found.status_code in (404, 405)
+        assert "/nothing" in found.json()["error"]["message"]
+
+
+@pytest.fixture
+def page(models: list[Served]) -> Iterator[Any]:
+    """A client of the page's own endpoints."""
+    pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
+    from gradio_client import Client
+
+    from bertsmith.serve.page import mount
+
+    with listening(models, page=mount) as own:
+        yield Client(own.url, verbose=False, analytics_enabled=False).predict
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"api_name": "/word", "word": "a", "texts": ["a " * 60] * 2}, "'a' stands 120 times"),
+        ({"api_name": "/word", "word": "a", "texts": "a text"}, "texts: Input should be a valid l"),
+        ({"api_name": "/fill", "text": "[MASK]", "top": "5"}, "top: Input should be a valid int"),
+        ({"api_name": "/fill", "text": "[MASK]", "top": 10**9}, "expected 1 to 1,000"),
+        ({"api_name": "/fill", "text": None}, "text: Input should be a valid string"),
+    ],
+)
+def test_the_pages_own_endpoints_say_what_is_wrong(page: Any, asked: Any, said: str) -> None:
+    """Values of other types, and words that stand everywhere, are refused in words."""
+    with pytest.raises(Exception, match=said):
+        page(**asked)
+
+
+def test_a_word_everywhere_is_counted_before_vectors(
+    models: list[Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is computed for what will be refused."""
+    pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
+    from bertsmith.errors import QuestionError
+    from bertsmith.serve.page.looking import Looking
+
+    service = Service(models[:1])
+    monkeypatch.setattr(service, "tokens", lambda *_: pytest.fail("computed"))
+    began = time.monotonic()
+    with pytest.raises(QuestionError, match="stands 15,000 times"):
+        Looking(service).word(None, "a", ("a " * 300,) * 50)
+    assert time.monotonic() - began < 5
+    service.close()
