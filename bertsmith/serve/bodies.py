@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from bertsmith.serve.service import TOP
+from bertsmith.serve.bounds import TOP
 from bertsmith.use.vectors import VectorSettings, settings_of
 
 Texts = Annotated[list[str], Field(min_length=1)]

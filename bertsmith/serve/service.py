@@ -5,7 +5,6 @@ threads ask is computed together.
 """
 
 import itertools
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -15,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from bertsmith.bundle import Bundle, TaskBundle
-from bertsmith.errors import ModelError, QuestionError, SettingsError
+from bertsmith.errors import ModelError, SettingsError
 from bertsmith.model.abreast import at_once
 from bertsmith.model.task import TaskModel
 from bertsmith.serve.batching import Batcher
+from bertsmith.serve.bounds import recipe_for, refuse_half, refuse_top, within
 from bertsmith.serve.models import Served, attentions_of, masks_of, outputs_of, vectors_of
 from bertsmith.serve.patience import LargeError, Patience, waited
 from bertsmith.serve.settings import ServeSettings
@@ -34,10 +34,6 @@ from bertsmith.use.pair import Pair, Pairing, follows, pair_each
 from bertsmith.use.predict import Prediction, predict_each
 from bertsmith.use.tag import Tagged, tag_each
 from bertsmith.use.vectors import Recipe, VectorSettings
-
-#: Words told for a mask, at the most.
-TOP = 1000
-_HALF = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -94,10 +90,8 @@ class Service:
         """Return the likeliest words at each [MASK] of each text."""
         own = self.checked(name, "fill", texts)
         assert isinstance(own.bundle, Bundle)
-        if not 1 <= top <= TOP:
-            raise QuestionError(f"top is {top}; expected 1 to {TOP:,}")
-        masks = sum(text.count(MASK) for text in texts)
-        self._within("masks", masks, self.settings.masks)
+        refuse_top(top)
+        within("masks", sum(text.count(MASK) for text in texts), self.settings.masks)
         return list(fill_each(own.bundle, texts, top, self._asking(own, self._until(patience))))
 
     def pair(
@@ -177,7 +171,7 @@ class Service:
     ) -> "Embedding":
         """Return what ``embed`` waits for. Without ``truncate`` a text too long is an error."""
         own = self.checked(name, "embed", texts)
-        recipe = own.embedder.recipe(settings)
+        recipe = recipe_for(own, settings)
         if recipe.pooling == "none":
             raise SettingsError('pooling "none" gives a vector a token: ask /embed_all')
         encoded = own.embedder.ids(texts)
@@ -186,7 +180,7 @@ class Service:
                 f"{encoded.cut_off:,} of the texts are longer than the {own.embedder.longest} "
                 "tokens that this model takes; shorten them, or send truncate: true"
             )
-        self._within("numbers", len(texts) * recipe.width, self.settings.numbers)
+        within("numbers", len(texts) * recipe.width, self.settings.numbers)
         units = [(len(ids), ids) for ids in encoded.sequences]
         compute = partial(vectors_of, own.embedder, recipe)
         key = (own.name, "embed", settings)
@@ -208,11 +202,11 @@ class Service:
         def compute(sequences: Sequence[list[int]], recipe: Recipe, _: int | None) -> Batches:
             units = [(len(ids), ids) for ids in sequences]
             numbers = sum(size for size, _ in units) * recipe.width
-            self._within("numbers", numbers, self.settings.numbers)
+            within("numbers", numbers, self.settings.numbers)
             batch = partial(vectors_of, own.embedder, recipe)
             yield list(range(len(units))), self.batcher.run(key, batch, units, until)
 
-        return own.embedder.token_vectors(texts, own.embedder.recipe(settings), None, compute)
+        return own.embedder.token_vectors(texts, recipe_for(own, settings), None, compute)
 
     def attention(
         self,
@@ -243,12 +237,8 @@ class Service:
 
         A text that is none has half a character, which JSON can write and no model reads.
         """
-        self._within("texts", len(texts), self.settings.texts)
-        for number, text in enumerate(texts, 1):
-            if any(_HALF.search(own) for own in _parts(text)):
-                raise QuestionError(
-                    f"text {number} has half a character (a lone surrogate); send it whole"
-                )
+        within("texts", len(texts), self.settings.texts)
+        refuse_half(texts)
         return self.find(name, ability)
 
     def tokenized(
@@ -257,16 +247,8 @@ class Service:
         """Return ids and characters of the tokens of each text, and whose they are."""
         own = self.checked(name, "embed", texts)
         found = own.bundle.tokenizer.encode_batch_with_offsets(texts)
-        self._within("tokens", sum(len(ids) for ids, _ in found), self.settings.tokens)
+        within("tokens", sum(len(ids) for ids, _ in found), self.settings.tokens)
         return own, found
-
-    @staticmethod
-    def _within(what: str, count: int, most: int) -> None:
-        if count > most:
-            raise LargeError(
-                f"the request has {count:,} {what}; this server takes {most:,} of one request: "
-                "part it"
-            )
 
     def _outputs(self, own: Served, patience: Patience) -> Compute:
         """Return what computes a fine-tuned model's outputs together with those of others."""
@@ -293,15 +275,6 @@ class Service:
                 yield Answers([(number, which) for which in range(len(shares))], shares)
 
         return asking
-
-
-def _parts(text: Any) -> Iterator[str]:
-    """Yield the texts of a text, of a pair, or of a prompt and its endings."""
-    if isinstance(text, str):
-        yield text
-    else:
-        for part in text:
-            yield from _parts(part)
 
 
 def _task(own: Served) -> TaskBundle:

@@ -104,8 +104,6 @@ def recipe_of(settings: VectorSettings, told: Pooling | None, config: ModelConfi
     follows does not fit.
     """
     states = tuple(_state(layer, config.layers) for layer in settings.layers)
-    if len(set(states)) < len(states):
-        raise SettingsError("layers: a layer stands there twice; name each of them once")
     shares = settings.weights or None
     if settings.combine == "mean":
         shares = (1 / len(states),) * len(states)
