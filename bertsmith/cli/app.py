@@ -43,8 +43,10 @@ def main() -> None:
     try:
         try:
             app()
-        finally:
-            sys.stdout.flush()
+        except SystemExit:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+            raise
     except BertsmithError as error:
         if os.environ.get("BERTSMITH_DEBUG"):
             raise
@@ -69,5 +71,6 @@ def main() -> None:
 
 def _drop_stdout() -> None:
     """Have what is still to be written go nowhere, lest Python complain of it at its end."""
-    with suppress(OSError):  # There may be no file behind it.
+    # There may be no stdout, or no file behind it.
+    with suppress(OSError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,7 +3,6 @@
 It never answers.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -14,7 +13,6 @@ from bertsmith.use.vectors import Recipe, VectorSettings
 
 #: Words told for a mask, at the most.
 TOP: Final = 1000
-_HALF = re.compile("[\\ud800-\\udfff]")
 
 
 def within(what: str, count: int, most: int) -> None:
@@ -37,10 +35,13 @@ def refuse_half(texts: Sequence[Any]) -> None:
     texts: each a text, a pair, or a prompt and its endings.
     """
     for number, text in enumerate(texts, 1):
-        if any(_HALF.search(own) for own in _parts(text)):
+        try:
+            for own in _parts(text):
+                own.encode()
+        except UnicodeEncodeError:
             raise QuestionError(
                 f"text {number} has half a character (a lone surrogate); send it whole"
-            )
+            ) from None
 
 
 def _parts(text: Any) -> Iterator[str]:

@@ -119,7 +119,7 @@ class Guard:
         if int(length) > settings.body_bytes:
             return self._too_large()
         most = settings.pages if kind == "pages" else settings.requests
-        if self._active[kind] > most and scope["path"] not in _OPEN:
+        if self._active[kind] > most and not _is_open(scope):
             what = "pages are open" if kind == "pages" else "requests are being answered"
             return fault(429, f"{most:,} {what}; ask again in a second", {"Retry-After": "1"})
         return None
@@ -129,7 +129,7 @@ class Guard:
     ) -> bool:
         # Browsers ask without a key whether they may ask with one, which CORS answers.
         asks_first = scope["method"] == "OPTIONS" and b"access-control-request-method" in headers
-        free = scope["path"] in _OPEN or (asks_first and self._cors)
+        free = _is_open(scope) or (asks_first and self._cors)
         return free or key.fits(scope["method"], headers)
 
     def _too_large(self) -> Response:
@@ -201,6 +201,11 @@ class _Request:
             "bytes": self.size,
         }
         _LOG.info(json.dumps(line))
+
+
+def _is_open(scope: MutableMapping[str, Any]) -> bool:
+    # With a body it is no question whether the server lives.
+    return scope["path"] in _OPEN and scope["method"] in ("GET", "HEAD")
 
 
 def _id_of(headers: dict[bytes, bytes]) -> str:

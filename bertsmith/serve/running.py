@@ -83,8 +83,9 @@ class _Patient(HttpToolsProtocol):
     seconds = 10.0
     most = 65_536
     _late: asyncio.TimerHandle | None = None
-    #: Bytes of the header that the parser has told of, and of those that it still holds.
+    #: Bytes of the header that the parser has told of, and of what it holds and has not told of.
     _told = _held = 0
+    _heard = False
 
     def connection_made(self, transport: Any) -> None:
         """Wait for a header."""
@@ -92,9 +93,10 @@ class _Patient(HttpToolsProtocol):
         self._await_header()
 
     def data_received(self, data: bytes) -> None:
-        """Read on; of a header that does not end only so much."""
+        """Read on; of a header, or a trailer, that does not end only so much."""
+        self._heard = False
         super().data_received(data)
-        self._held = self._held + len(data) if self._late is not None else 0
+        self._held = 0 if self._heard else self._held + len(data)
         if self._held > self.most and not self.transport.is_closing():
             self.send_400_response(_LARGE)
 
@@ -126,8 +128,19 @@ class _Patient(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Wait no more."""
+        self._heard = True
         self._forget()
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Read on."""
+        self._heard = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Read on."""
+        self._heard = True
+        super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""

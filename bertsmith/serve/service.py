@@ -193,8 +193,13 @@ class Service:
         texts: Sequence[str],
         settings: VectorSettings,
         patience: Patience | None = None,
+        *,
+        most: int | None = None,
     ) -> list[TokenVectors]:
-        """Return the vectors of each text's tokens; the pooling of ``settings`` is not read."""
+        """Return the vectors of each text's tokens; the pooling of ``settings`` is not read.
+
+        most: how many numbers they may have, where that is another than an answer's bound.
+        """
         own, until = self.checked(name, "embed", texts), self._until(patience)
         settings = settings.model_copy(update={"pooling": "none"})
         key = (own.name, "embed", settings)
@@ -202,7 +207,7 @@ class Service:
         def compute(sequences: Sequence[list[int]], recipe: Recipe, _: int | None) -> Batches:
             units = [(len(ids), ids) for ids in sequences]
             numbers = sum(size for size, _ in units) * recipe.width
-            within("numbers", numbers, self.settings.numbers)
+            within("numbers", numbers, most or self.settings.numbers)
             batch = partial(vectors_of, own.embedder, recipe)
             yield list(range(len(units))), self.batcher.run(key, batch, units, until)
 

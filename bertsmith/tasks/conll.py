@@ -18,6 +18,7 @@ from bertsmith.tasks.tables import Row, cell, opened, refuse_half, rows, unique_
 DOCUMENT = "-DOCSTART-"
 #: JSON lines: the keys where the columns of CoNLL's form are meant, and that of the document.
 _KEYS, _DOCUMENT = ("tokens", "tags"), "document"
+_BLANKS = re.compile("[ \\t]+")
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Sentence:
 class _Raw:
     """A sentence as it stands in the file; ``fault``: why it cannot be used, if so.
 
-    places: file and line of each unit, where units have lines of their own.
+    lines: the number of each unit's, where units have lines of their own.
     """
 
     units: list[str]
@@ -47,7 +48,7 @@ class _Raw:
     document: int
     where: str
     fault: BadExampleError | None = None
-    places: list[str] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
 
 
 def sentences(
@@ -58,12 +59,12 @@ def sentences(
     lines = path.suffix.lower() in (".jsonl", ".parquet")
     for raw in _rows(path, task, labelled) if lines else _blocks(path, task, labelled):
         with counts.one(raw.where, task, labelled=labelled):
-            found.append(_sentence(raw, task, labels, labelled=labelled))
+            found.append(_sentence(raw, path, task, labels, labelled=labelled))
     return counts.checked(found, path), counts
 
 
 def _sentence(
-    raw: _Raw, task: TaskSettings, labels: Sequence[str] | None, *, labelled: bool
+    raw: _Raw, path: Path, task: TaskSettings, labels: Sequence[str] | None, *, labelled: bool
 ) -> Sentence:
     if raw.fault:
         raise raw.fault
@@ -83,7 +84,7 @@ def _sentence(
             told = ", ".join(map(repr, list(labels or ())[:20]))
             raise BadExampleError(
                 "an unknown label", f": {tags[strange]!r}; known are {told}",
-                raw.places[strange] if raw.places else None,
+                f"{path}, line {raw.lines[strange]:,}" if raw.lines else None,
             )  # fmt: skip
     return Sentence(between.join(raw.units), tuple(units), tags, raw.document, raw.where)
 
@@ -96,7 +97,7 @@ def _blocks(path: Path, task: TaskSettings, labelled: bool) -> Iterator[_Raw]:
     own, document = _Raw([], [], 0, ""), 0
     with opened(path) as file:
         for number, line in enumerate(file, 1):
-            bare, place = line.rstrip("\r\n"), f"{path}, line {number:,}"
+            bare = line.rstrip("\r\n")
             if task.unit == "character" and bare.startswith("##"):
                 continue  # A comment of KLUE's files.
             begins = bare.split(maxsplit=1)[:1] == [DOCUMENT]
@@ -106,12 +107,16 @@ def _blocks(path: Path, task: TaskSettings, labelled: bool) -> Iterator[_Raw]:
                 document += begins
                 own = _Raw([], [], document, "")
                 continue
-            form = form or _Form.of(bare, word, tag, place)
-            columns, fault = form.columns(bare, place)
-            own = own if own.units else replace(own, where=place)
-            own = replace(own, fault=fault) if fault and not own.fault else own
+            form = form or _Form.of(bare, word, tag, f"{path}, line {number:,}")
+            if not own.units:
+                own = replace(own, where=f"{path}, line {number:,}")
+            columns = form.columns(bare)
+            if columns is None:
+                columns = [""] * form.count
+                if own.fault is None:
+                    own = replace(own, fault=form.fault(bare, f"{path}, line {number:,}"))
             own.units.append(columns[word])
-            own.places.append(place)
+            own.lines.append(number)
             if tag is not None:
                 own.tags.append(columns[tag])
     if own.units:
@@ -144,19 +149,23 @@ class _Form:
             )
         return form
 
-    def columns(self, line: str, place: str) -> tuple[list[str], BadExampleError | None]:
-        """Return the columns of a line, empty ones with a fault where their number is another."""
+    def columns(self, line: str) -> list[str] | None:
+        """Return the columns of a line; None where they are not as many as the first one's."""
         found = _parted(line, tabs=self.tabs)
-        if len(found) == self.count:
-            return found, None
-        between = "parted by tabs" if self.tabs else "parted by blanks"
-        detail = f": {len(found)} {between} where {self.first} has {self.count}"
-        return [""] * self.count, BadExampleError("a line of other columns", detail, place)
+        return found if len(found) == self.count else None
+
+    def fault(self, line: str, place: str) -> BadExampleError:
+        """Return what is wrong with a line of other columns."""
+        count, between = len(_parted(line, tabs=self.tabs)), "tabs" if self.tabs else "blanks"
+        detail = f": {count} parted by {between} where {self.first} has {self.count}"
+        return BadExampleError("a line of other columns", detail, place)
 
 
 def _parted(line: str, *, tabs: bool) -> list[str]:
-    # No other blanks part columns: a word may hold one that does not break.
-    return line.split("\t") if tabs else re.split("[ \t]+", line.strip(" \t"))
+    if tabs:
+        return line.split("\t")
+    # A word may hold a blank that does not break, at which ``split`` would part it.
+    return line.split() if line.isascii() else _BLANKS.split(line.strip(" \t"))
 
 
 def _rows(path: Path, task: TaskSettings, labelled: bool) -> Iterator[_Raw]:

@@ -33,6 +33,7 @@ FACTS: dict[str, dict[str, Any]] = {"answer": SPAN_FIELDS, "tag": {"text": "0", 
 _READ_BY: dict[str, tuple[str, ...]] = {
     "pair": ("classify", "answer", "choose"),
     "header": ("classify", "choose"),
+    "id": ("classify", "choose", "tag"),
     **dict.fromkeys(("endings", "answers"), ("choose",)),
     **dict.fromkeys(("unit", "context"), ("tag",)),
     **dict.fromkeys(("stride", "longest_question", "longest_answer", "null_threshold"),

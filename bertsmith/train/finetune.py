@@ -104,7 +104,9 @@ def finetune(
     with alone(run):
         refuse_changed_files(run, settings.task)
         stored = take_up(run, settings)
-        if stored is not None and (run / RESULT).exists() and (run / MODEL).exists():
+        # A model that is gone is written again, as long as there is what it was written from.
+        gone = not (run / MODEL).exists() and checkpoint.found(run)
+        if stored is not None and (run / RESULT).exists() and not gone:
             progress.note(f"{run}: this run is finished")
             return _finished(run)
         return _train(stored or settings, start, head, examples, run, progress, new=stored is None)

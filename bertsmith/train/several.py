@@ -140,6 +140,11 @@ def _told(folder: Path, found: list[Setting], stopped: Tuned | None) -> Several:
     metric = runs[0].metrics[0]
     # A correlation with a constant is NaN, and worse than any other.
     best = max(runs, key=lambda run: _or_least(run.figures[metric]))
+    if not (best.run / MODEL).exists():
+        raise RunError(
+            f"{best.run}: this run is the best one and its model is gone; remove its folder, and the "
+            "same command trains it again"
+        )
     with whole_directory(folder / MODEL) as new:
         shutil.copytree(best.run / MODEL, new, dirs_exist_ok=True)
     table = [

@@ -37,7 +37,7 @@ def mapped(path: Path) -> Any:
     """Return the array of an index's file, mapped. Raises QuestionError where it cannot be read."""
     try:
         return np.load(path, mmap_mode="r")
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, EOFError) as error:
         raise damaged(path, error) from None
 
 

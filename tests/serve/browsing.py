@@ -56,10 +56,12 @@ class Counting(Service):
         texts: Sequence[str],
         settings: VectorSettings,
         patience: Patience | None = None,
+        *,
+        most: int | None = None,
     ) -> list[TokenVectors]:
         """Return the vectors of tokens."""
         self.embedded += 1
-        return super().tokens(name, texts, settings, patience)
+        return super().tokens(name, texts, settings, patience, most=most)
 
 
 def _config(words: Tokenizer, **more: Any) -> ModelConfig:

@@ -121,8 +121,34 @@ def test_a_header_has_a_size(running: Running, header: bytes, ended: bool) -> No
                 found += chunk
     assert found.startswith(b"HTTP/1.1 431"), found[:100]
     assert b"the header is larger than 65,536 bytes" in found
+    large = b"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    body = json.dumps({"inputs": "a " * 50_000}).encode()
+    with socket.create_connection(("127.0.0.1", running.port), 20) as own:
+        # The next header begins in the last bytes of a body: that is none too large.
+        own.sendall(large + b"Content-Length: %d\r\n\r\n" % len(body) + body + b"GET /health HT")
+        assert own.recv(65536).startswith(b"HTTP/1.1 200")
     fair = httpx.get(f"{running.url}/health", headers={"X-Long": "x" * 50_000})
     assert fair.status_code == 200
+
+
+def test_a_trailer_has_a_size(running: Running) -> None:
+    """What comes after a chunked body is a header, too."""
+    head = b"POST /embed HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: "
+    with socket.create_connection(("127.0.0.1", running.port), 20) as own:
+        with contextlib.suppress(ConnectionError):
+            own.sendall(head + b"x" * 2**22)
+        with contextlib.suppress(ConnectionError):
+            while own.recv(65536):
+                pass
+    assert httpx.get(f"{running.url}/health").status_code == 200
+
+
+def test_only_questions_for_health_are_free(models: list[Served]) -> None:
+    """A body sent to /health needs the key, and a place, as any other."""
+    with listening(models[:1], key="open") as own:
+        assert httpx.get(f"{own.url}/health").status_code == 200
+        assert httpx.head(f"{own.url}/ready").status_code == 200
+        assert httpx.post(f"{own.url}/health", content=b"a").status_code == 401
 
 
 def test_open_pages_take_no_requests_place(models: list[Served]) -> None:
@@ -203,4 +229,8 @@ def test_a_word_everywhere_is_counted_before_vectors(
     with pytest.raises(QuestionError, match="stands 15,000 times"):
         Looking(service).word(None, "a", ("a " * 300,) * 50)
     assert time.monotonic() - began < 5
+    monkeypatch.undo()
+    # Inside other words it does not count.
+    looking = Looking(service)
+    assert len(looking.word(None, "he", ("he " + "then " * 20,) * 9).places) == 9
     service.close()

@@ -126,10 +126,11 @@ def test_what_is_no_index_is_refused(index: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["graph.usearch", "vectors.npy", "places.npy"])
-def test_a_damaged_index_is_told(index: Path, tmp_path: Path, name: str) -> None:
-    """A file that was cut, or is gone: which one, and what to do."""
+@pytest.mark.parametrize("size", [50, 0])
+def test_a_damaged_index_is_told(index: Path, tmp_path: Path, name: str, size: int) -> None:
+    """A file that was cut: which one, and what to do."""
     own = shutil.copytree(index, tmp_path / "own.index")
     with (own / name).open("r+b") as file:
-        file.truncate(50)
+        file.truncate(size)
     with pytest.raises(QuestionError, match=rf"{name}: this part .* damaged .* bertsmith embed"):
         search(own, ["a hammer"])

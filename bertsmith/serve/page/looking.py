@@ -14,6 +14,9 @@ LONGEST = 256
 SENTENCES = 50
 #: Places of that word: each is compared with each, in every layer.
 PLACES = 100
+#: In the vectors of all layers that a map is made of: 256 MB, some 6,700 tokens of a base-sized
+#: model; the map itself has none of them.
+_NUMBERS = 64 * 2**20
 #: Answers kept: some 40 MB each at the most for a base-sized model's attention.
 _KEPT = 4
 
@@ -70,15 +73,14 @@ class Looking:
     def _map(self, model: str, word: str, texts: tuple[str, ...]) -> WordMaps:
         if not texts:
             raise QuestionError("there is no sentence; give two or more, one a line")
-        # Before vectors are asked for; inside other words, too, which is more rather than fewer.
-        count = sum(text.casefold().count(word.casefold()) for text in texts) if word else 0
+        embedder = self._service.models[model].embedder
+        count = embedder.count(texts, word)
         if count > PLACES:
             raise QuestionError(
                 f"{word!r} stands {count:,} times in these sentences; expected {PLACES} at most"
             )
-        embedder = self._service.models[model].embedder
         states = embedder.config.layers + 1
         settings = settings_of(range(states), pooling="none")
-        vectors = self._service.tokens(model, texts, settings)
+        vectors = self._service.tokens(model, texts, settings, most=_NUMBERS)
         places = embedder.places(texts, word, vectors)
         return word_maps(word, texts, places, states)
