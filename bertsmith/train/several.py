@@ -142,7 +142,7 @@ def _told(folder: Path, found: list[Setting], stopped: Tuned | None) -> Several:
     best = max(runs, key=lambda run: _or_least(run.figures[metric]))
     if not (best.run / MODEL).exists():
         raise RunError(
-            f"{best.run}: this run is the best one and its model is gone; remove its folder, and the "
+            f"{best.run}: this run is the best one, but its model is gone; remove the run, and the "
             "same command trains it again"
         )
     with whole_directory(folder / MODEL) as new:
