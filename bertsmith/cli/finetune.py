@@ -152,6 +152,8 @@ def _several(
 
     result = finetune_several(task, model, out, seeds=seeds, grid=grid, **given)
     if result.stopped is not None:
+        if as_json:
+            _put_result(result.stopped)
         _leave(result.stopped)
     assert result.best is not None
     if as_json:

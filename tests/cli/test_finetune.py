@@ -4,6 +4,7 @@ import io
 import json
 import math
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,8 @@ from bertsmith.bundle import INFO, WEIGHTS, Head, save_task
 from bertsmith.cli.console import put_json
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.train.finetune import finetune
+from bertsmith.train.finetune import Tuned, finetune
+from bertsmith.train.several import Several
 
 Run = Callable[..., Any]
 
@@ -197,6 +199,21 @@ def test_what_is_skipped_has_a_place(run: Run, tuned: Path, model: Path, tmp_pat
     assert told["counts"]["train"]["skipped"] == {"an empty label": 1}
     [only] = told["settings"]
     assert only["least"] <= only["median"] <= only["greatest"]
+
+
+def test_several_that_are_stopped_say_where(
+    run: Run, model: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As JSON too: which run, after how many of its steps; and the status of the signal."""
+    at = Tuned(tmp_path / "seed-1", None, signal.SIGTERM, 3, 9, ["accuracy"], {}, {}, 1.0)
+    whole = Several(tmp_path, [], None, None, at)
+    monkeypatch.setattr("bertsmith.train.several.finetune_several", lambda *_, **__: whole)
+    done = run("finetune", "classify", "--model", model, "--data", table, "--seeds", 2, "--json",
+               "--out", tmp_path / "runs")  # fmt: skip
+    assert done.status == 128 + signal.SIGTERM
+    told = json.loads(done.out)
+    assert (told["run"], told["step"], told["steps"]) == (str(tmp_path / "seed-1"), 3, 9)
+    assert "stopped after step 3 of 9" in done.err
 
 
 def test_a_model_that_is_gone_is_written_again(run: Run, model: Path, table: Path,
