@@ -9,6 +9,7 @@ from typing import Any, Final
 from bertsmith.errors import QuestionError, SettingsError
 from bertsmith.serve.models import Served
 from bertsmith.serve.patience import LargeError
+from bertsmith.text.alphabet import has_surrogates
 from bertsmith.use.vectors import Recipe, VectorSettings
 
 #: Words told for a mask, at the most.
@@ -35,13 +36,10 @@ def refuse_half(texts: Sequence[Any]) -> None:
     texts: each a text, a pair, or a prompt and its endings.
     """
     for number, text in enumerate(texts, 1):
-        try:
-            for own in _parts(text):
-                own.encode()
-        except UnicodeEncodeError:
+        if any(map(has_surrogates, _parts(text))):
             raise QuestionError(
                 f"text {number} has half a character (a lone surrogate); send it whole"
-            ) from None
+            )
 
 
 def _parts(text: Any) -> Iterator[str]:

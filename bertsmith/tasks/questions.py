@@ -7,7 +7,6 @@ Hugging Face's data sets: id, question, context, answers {text: [...], answer_st
 """
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from bertsmith.errors import TaskError
 from bertsmith.tasks.inputs import BadExampleError, Counts
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.tables import Row, no_utf8, rows
+from bertsmith.text.alphabet import has_surrogates
 
 #: Files that hold a question a row; any other is read as SQuAD's JSON.
 FLAT = (".jsonl", ".parquet")
@@ -25,8 +25,6 @@ FLAT = (".jsonl", ".parquet")
 FIELDS = {"text": "question", "pair": "context", "label": "answers"}
 #: Characters of a context that a message shows.
 _SHOWN = 40
-#: JSON can hold half of a character beyond 16 bits; tokenizers cannot.
-_HALF = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ def _text(row: Row, name: str, what: str) -> str:
         raise BadExampleError(f"a {what} that is no text", f": {value!r}")
     if not value.strip():
         raise BadExampleError(f"an empty {what}")
-    if _HALF.search(value):
+    if has_surrogates(value):
         raise BadExampleError(f"a {what} with half a character (a lone surrogate)")
     return value
 

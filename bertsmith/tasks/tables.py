@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 from bertsmith.errors import MissingExtraError, TaskError
 from bertsmith.tasks.inputs import BadExampleError
+from bertsmith.text.alphabet import has_surrogates
 
 #: Cells can be long texts; csv's own limit is 128 KB.
 _LONGEST_CELL = 2**27
@@ -73,10 +74,8 @@ def refuse_half(text: str, name: str) -> None:
 
     JSON can write it, and no encoding of a text has it.
     """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise BadExampleError("half a character", f" (a surrogate) in column {name!r}") from None
+    if has_surrogates(text):
+        raise BadExampleError("half a character", f" (a surrogate) in column {name!r}")
 
 
 def unique_id(row: Row, column: str, seen: set[str], *, needed: bool = False) -> str:

@@ -18,6 +18,15 @@ CODE_POINTS: Final = 0x110000
 _UNSEEN, _REMOVED, _GAP, _ALONE, _PART = range(5)
 
 
+def has_surrogates(text: str) -> bool:
+    """Tell whether a text has half of a character: JSON can write it, and no encoding has it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
 @dataclass(frozen=True)
 class Alphabet:
     """The characters of a vocabulary: all of them, and those that continue a word."""

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from bertsmith.errors import CorpusError, MissingExtraError
 from bertsmith.text import layouts, markdown
+from bertsmith.text.alphabet import has_surrogates
 from bertsmith.text.faults import Faults, Lines, Raw
 
 _OPENING: Final = re.compile(r"<doc\s.*>\s*$")
@@ -79,15 +80,7 @@ def _field(value: Any, field: str, lines: Lines, faults: Faults) -> str | None:
         )
         return None
     # An escape such as \ud800 makes half a character, which no UTF-8 file can hold.
-    return text.encode("utf-8", "replace").decode() if _has_surrogates(text) else text
-
-
-def _has_surrogates(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
+    return text.encode("utf-8", "replace").decode() if has_surrogates(text) else text
 
 
 def wiki_documents(lines: Lines, form: str, faults: Faults) -> Iterator[Raw]:

@@ -82,5 +82,4 @@ class Looking:
         states = embedder.config.layers + 1
         settings = settings_of(range(states), pooling="none")
         vectors = self._service.tokens(model, texts, settings, most=_NUMBERS)
-        places = embedder.places(texts, word, vectors)
-        return word_maps(word, texts, places, states)
+        return word_maps(word, texts, embedder.places(texts, word, vectors), states)
