@@ -153,9 +153,9 @@ def lab_tables() -> dict[str, str]:
     """Return the tables of each experiment that docs/lab.md shows, and its picture, by name."""
     # Verbs register themselves in the order of their imports.
     import_module("bertsmith.cli.verbs")
-    told = {name: _lab_table("small", name) for name in import_module("bertsmith.cli.lab").NAMES}
-    given = {f"given-{name}": _lab_table("given/small", name) for name in _OF_ANY_MODEL}
-    return told | given
+    given = (f"given-{name}" for name in _OF_ANY_MODEL)
+    names = (*import_module("bertsmith.cli.lab").NAMES, *given)
+    return {name: _lab_table("small", name) for name in names}
 
 
 #: Experiments that docs/lab.md also shows of weights that were not made here.

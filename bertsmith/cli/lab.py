@@ -99,7 +99,8 @@ def lab(
 
 def _tell_plan(laboratory: "Laboratory", *, as_json: bool) -> None:
     """Tell what is to be made and how long it takes; kinds that take no time to speak of, too."""
-    say("probing the speed of this machine …")
+    if laboratory.missing():
+        say("probing the speed of this machine …")
     planned = laboratory.plan()
     total = sum(own.seconds or 0.0 for own in planned) / 60
     if as_json:
@@ -116,5 +117,6 @@ def _tell_plan(laboratory: "Laboratory", *, as_json: bool) -> None:
         rows.append((own.stage.name, str(what), f"{steps:,}" if steps else "", minutes))
     put_table(("to make", "task", "steps", "minutes"), rows)
     wanted, dark = len(laboratory.stages), sum(own.seconds is None for own in planned)
+    about = "at least" if dark else "about"
     beside = f", and {dark} whose time cannot be told beforehand" if dark else ""
-    put(f"{len(planned)} stages to make for {wanted} results: about {total:,.0f} minutes{beside}")
+    put(f"{len(planned)} stages to make for {wanted} results: {about} {total:,.0f} minutes{beside}")

@@ -5,12 +5,13 @@ kept; what it was made of (stores, runs, models) stands in the work folder, and 
 it is only made again where a result that is still missing needs it.
 """
 
+import fcntl
 import json
-import platform
 import shutil
 import time
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,13 +20,19 @@ from typing import Any
 import torch
 
 from bertsmith import __version__
-from bertsmith.errors import BertsmithError
-from bertsmith.files import write_json
+from bertsmith.errors import BertsmithError, StoreError
+from bertsmith.files import json_of, write_json
 from bertsmith.lab.making import KINDS, LATE, OUTCOME, SPENT, Job, Maker, StoppedError
 from bertsmith.lab.stages import Stage
 from bertsmith.progress import Progress
+from bertsmith.train import device
 
 RESULTS = "results"
+#: What is written into a stage's folder last, its result: an outcome alone may be half of one.
+WHOLE = "result.json"
+#: What a result is compared by when its stage was made again, and no run of another machine, or of
+#: another number of threads, has to the last digit.
+_COMPARED = ("heldout", "figures")
 
 
 class _Quiet:
@@ -50,14 +57,27 @@ class Bench:
     progress: Progress
     makers: Mapping[str, Maker] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    _damaged: set[Path] = field(default_factory=set)
 
     def result(self, stage: Stage) -> dict[str, Any] | None:
         """Return the result of a stage, None where it has not been made."""
-        file = self._file(stage)
-        if not file.exists():
+        record = self._record(self._file(stage))
+        return None if record is None else record["result"]
+
+    def _record(self, file: Path) -> dict[str, Any] | None:
+        """Read a result with all that is told of it; None where there is none, or half of one."""
+        try:
+            record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            if isinstance(record["result"], dict):
+                return record
+        except FileNotFoundError:
             return None
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["result"]
-        return found
+        except (ValueError, LookupError, TypeError):
+            pass
+        if file not in self._damaged:
+            self._damaged.add(file)
+            self.progress.note(f"{file}: this result is damaged, and counts as missing")
+        return None
 
     def make(self, stages: Mapping[str, Stage]) -> None:
         """Make every stage whose result is missing; one that fails does not take others with it.
@@ -93,7 +113,7 @@ class Bench:
 
     def _stands(self, stage: Stage) -> bool:
         """Tell whether a stage is made and what it made is still there."""
-        return self.result(stage) is not None and (self.work / stage.name / OUTCOME).exists()
+        return self.result(stage) is not None and (self.work / stage.name / WHOLE).exists()
 
     def _outcome(self, stage: Stage, *, again: bool = True) -> bool:
         """Make a stage, and what it needs, unless it stands; tell whether all went well.
@@ -112,8 +132,7 @@ class Bench:
                     return False
             if self._diverged(need):
                 # Nothing can be made of it, today or tomorrow.
-                result: dict[str, Any] = {"diverged": f"its {part} ({need.name}) did"}
-                self._keep(stage, result, 0.0)
+                self._keep(stage, _told(stage, {"diverged": f"its {part} ({need.name}) did"}, 0.0))
                 return True
         return self._made(stage)
 
@@ -125,46 +144,95 @@ class Bench:
         return "diverged" in (self.result(stage) or {})
 
     def _made(self, stage: Stage) -> bool:
-        maker = {**KINDS, **self.makers}[stage.kind]
-        folder = self.work / stage.name
-        folder.mkdir(parents=True, exist_ok=True)
-        needs = {part: self.work / need.name / OUTCOME for part, need in stage.needs.items()}
-        began = time.perf_counter()
         try:
-            result = maker(Job(stage, folder, needs, _Quiet(self.progress)))
+            late = self._make(stage)
         except StoppedError:
             raise
+        except StoreError as error:
+            # It is not the user's own, and `bertsmith prepare` is not the way to another one.
+            place = self.work / stage.needs["store"].name if "store" in stage.needs else self.work
+            self._failed(stage, f"{error} (in the lab: remove {place}, and ask again)")
+            return False
         except BertsmithError as error:
             self._failed(stage, str(error))
             return False
         except Exception as error:  # noqa: BLE001 - it is told, and the other stages go on
-            self._failed(stage, f"{type(error).__name__}: {error}")
-            (folder / "traceback.txt").write_text(traceback.format_exc(), encoding="utf-8")
+            self._failed(stage, f"{type(error).__name__}: {error}", traceback.format_exc())
             return False
-        late = result.pop(LATE, None)
-        self._keep(stage, result, time.perf_counter() - began)
-        if stage.kind in SPENT:
-            shutil.rmtree(folder)
         if late is not None:
             raise StoppedError(late)
         return True
 
-    def _failed(self, stage: Stage, why: str) -> None:
+    def _make(self, stage: Stage) -> int | None:
+        """Make a stage, alone among all processes; return the signal that came when it was done."""
+        folder, began = self.work / stage.name, time.perf_counter()
+        with self._alone(folder):
+            if (made := self._record(folder / WHOLE)) is not None:
+                # For another folder of results, or by another process just now.
+                self._keep(stage, made)
+                return None
+            goes_on = (folder / OUTCOME).exists()
+            needs = {part: self.work / need.name / OUTCOME for part, need in stage.needs.items()}
+            maker = {**KINDS, **self.makers}[stage.kind]
+            result = maker(Job(stage, folder, needs, _Quiet(self.progress)))
+            late: int | None = result.pop(LATE, None)
+            # Of what was made in several goes, the last one's seconds say nothing.
+            made = _told(stage, result, None if goes_on else time.perf_counter() - began)
+            self._keep(stage, made)
+            if stage.kind in SPENT:
+                shutil.rmtree(folder)
+            else:
+                write_json(folder / WHOLE, made, rows=True)
+        return late
+
+    @contextmanager
+    def _alone(self, folder: Path) -> Iterator[None]:
+        """Hold a stage's lock; wait where another process makes the same one."""
+        folder.mkdir(parents=True, exist_ok=True)
+        with folder.with_name(f".{folder.name}.lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.progress.note(f"  another process makes {folder.name}; waiting for it")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            folder.mkdir(parents=True, exist_ok=True)
+            yield
+
+    def _failed(self, stage: Stage, why: str, trace: str = "") -> None:
         self.failures[stage.name] = why
         self.progress.note(f"{stage.name} failed: {why}")
+        if trace and (folder := self.work / stage.name).is_dir():
+            (folder / "traceback.txt").write_text(trace, encoding="utf-8")
 
-    def _keep(self, stage: Stage, result: dict[str, Any], seconds: float) -> None:
-        """Write a result, and all that was run, for whoever doubts it."""
-        record = {
-            "bertsmith": __version__,
-            "kind": stage.kind,
-            "settings": dict(stage.settings),
-            "needs": {part: need.name for part, need in stage.needs.items()},
-            "files": {part: path.name for part, path in stage.files.items()},
-            "result": result,
-            "wall_seconds": round(seconds, 1),
-            "date": datetime.now(UTC).date().isoformat(),
-            "machine": {"processor": platform.processor() or platform.machine(),
-                        "threads": torch.get_num_threads(), "torch": torch.__version__},
-        }  # fmt: skip
-        write_json(self._file(stage), record, rows=True)
+    def _keep(self, stage: Stage, made: dict[str, Any]) -> None:
+        """Write a result, and all that was run, for whoever doubts it.
+
+        One that stood already stays, since others were made of it; what it became this time stands
+        beside it under "again".
+        """
+        stood, now = self._record(self._file(stage)), made
+        if stood is not None:
+            brief = {name: made["result"][name] for name in _COMPARED if name in made["result"]}
+            before = {name: stood["result"].get(name) for name in brief}
+            # As it stands in a file, where NaN is null.
+            if json_of(brief) != json_of(before):
+                self.progress.note(f"  {stage.name}: made again, not the same to the last digit")
+            once = {"date": made["date"], "machine": made["machine"], **brief}
+            now = {**stood, "again": [*stood.get("again", ()), once]}
+        write_json(self._file(stage), now, rows=True)
+
+
+def _told(stage: Stage, result: dict[str, Any], seconds: float | None) -> dict[str, Any]:
+    """Return a result with all that decided it."""
+    return {
+        "bertsmith": __version__,
+        "kind": stage.kind,
+        "settings": dict(stage.settings),
+        "needs": {part: need.name for part, need in stage.needs.items()},
+        "files": {part: path.name for part, path in stage.files.items()},
+        "result": result,
+        "wall_seconds": None if seconds is None else round(seconds, 1),
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": {"processor": device.processor(), "threads": torch.get_num_threads(),
+                    "torch": torch.__version__},
+    }  # fmt: skip

@@ -3,6 +3,7 @@
 It never knows the command line.
 """
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,8 @@ from bertsmith.progress import Progress, Silent
 
 #: Experiments that can be asked of a model that was not made here.
 ON_A_MODEL = ("features", "pooling", "context", "positions")
+#: Experiments that ask Korean text as well, where it is given.
+IN_KOREAN = ("context", "vocabulary")
 #: Where what results were made of stands, under OUT where nobody says.
 WORK = "work"
 
@@ -89,15 +92,21 @@ class Laboratory:
         work = Path(work) / scale if work else self.out / WORK
         if scale == "smoke":
             given = toy.stand_in(given, work / "toy")
+        progress = progress or Silent()
+        if name in IN_KOREAN and given.korean is None and not given.model:
+            progress.note(f"without --korean-text, {name} is of English alone")
         self.kit = Kit(SCALES[scale].with_seeds(seeds), given, work)
-        self.bench = Bench(self.out, work, progress or Silent(), self.experiment.makers)
+        self.bench = Bench(self.out, work, progress, self.experiment.makers)
         self.stages: Stages = self.experiment.stages(self.kit)
 
     def plan(self) -> list[Planned]:
         """Return what is still to be made, in order, with its cost from a short probe."""
         costs = Costs()
-        missing = self.bench.missing(self.stages.values())
-        return [Planned(stage, costs.of(stage)) for stage in missing]
+        return [Planned(stage, costs.of(stage)) for stage in self.missing()]
+
+    def missing(self) -> list[Stage]:
+        """Return the stages that are still to be made, in order."""
+        return self.bench.missing(self.stages.values())
 
     def run(self) -> Done:
         """Make what is missing, then write tables and picture.
@@ -106,6 +115,10 @@ class Laboratory:
         """
         try:
             self.bench.make({_words(key): stage for key, stage in self.stages.items()})
+        except KeyboardInterrupt:
+            # Where no loop of training waits for it.
+            self.tell()
+            raise StoppedError(signal.SIGINT) from None
         except StoppedError:
             self.tell()
             raise
@@ -119,13 +132,16 @@ class Laboratory:
                 if own and "diverged" in own and self.stages[key].kind not in RUNS}  # fmt: skip
         found = self.experiment.report(self.kit, {**results, **dict.fromkeys(vain)})
         name = self.experiment.name
+        if self.kit.sources.model:
+            # Beside the tables of models that were made here.
+            name = f"given-{name}"
         table, facts, picture = (self.out / f"{name}.{end}" for end in ("md", "json", "png"))
         write_whole(table, found.markdown())
         write_json(facts, self._facts(found, results), rows=True)
         files = [table, facts]
         try:
             if found.panels:
-                report.draw(found, picture, f"{name}: {self.experiment.question}")
+                report.draw(found, picture, f"{self.experiment.name}: {self.experiment.question}")
                 files.append(picture)
         except MissingExtraError as error:
             self.bench.progress.note(str(error))

@@ -8,13 +8,14 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bertsmith.bundle import load
 from bertsmith.data.plan import PrepareOptions
 from bertsmith.data.prepare import prepare
-from bertsmith.errors import BertsmithError, DivergedError
+from bertsmith.errors import BertsmithError, DivergedError, RunError
 from bertsmith.files import whole_directory
 from bertsmith.lab.stages import Stage
 from bertsmith.model.bert import parameter_count
@@ -154,9 +155,17 @@ def tune_model(job: Job) -> dict[str, Any]:
     # The last step's score is the result: that there are no others is none of a stage's settings.
     values = merged(values, {"task": files, "run": {"evaluate": "end"}})
     run = job.folder / OUTCOME
+    data, begun = job.stage.files["train"].parent, run.exists()
+    begin = partial(finetune, task, job.model, run, data=data, values=values, progress=job.progress)
     try:
-        done = finetune(task, job.model, run, data=job.stage.files["train"].parent, values=values,
-                        progress=job.progress)  # fmt: skip
+        try:
+            done = begin()
+        except RunError as error:
+            if not begun or isinstance(error, DivergedError):
+                raise
+            # It was stopped, and its files have moved since: the same ones, but not to the run.
+            shutil.rmtree(run)
+            done = begin()
     except DivergedError as error:
         return {"diverged": str(error)}
     if done.signal is not None:

@@ -154,7 +154,7 @@ def dots(groups: Mapping[str, Mapping[str, Sequence[float | None]]], y: str) -> 
     """
 
     def drawn(axes: Any) -> None:
-        names = list(groups)
+        names, labelled = list(groups), set[str]()
         series = list(dict.fromkeys(name for own in groups.values() for name in own))
         width = 0.8 / max(len(series), 1)
         for number, name in enumerate(series):
@@ -163,13 +163,16 @@ def dots(groups: Mapping[str, Mapping[str, Sequence[float | None]]], y: str) -> 
                 known = _finite(groups[group].get(name, ()))
                 where = place - 0.4 + (number + 0.5) * width
                 if known:
-                    label = name if place == 0 else None
+                    label = None if name in labelled else name
+                    labelled.add(name)
                     ends = (where - 0.42 * width, where + 0.42 * width)
                     axes.hlines(mean(known), *ends, color=colour, linewidth=3, label=label)
                     axes.plot([where] * len(known), known, ".", color=colour, markersize=7)
         axes.grid(axis="y", color="#dddddd", linewidth=0.6)
         axes.set_axisbelow(True)
         axes.set_xticks(range(len(names)), names, fontsize=8)
+        # Where a group has nothing yet, its place stays.
+        axes.set_xlim(-0.5, len(names) - 0.5)
         plain(axes, "", y)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False, fontsize=8)

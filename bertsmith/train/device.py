@@ -5,11 +5,13 @@ It never knows what is trained; it alone asks the hardware and sets PyTorch's pr
 
 import ctypes
 import os
+import platform
 import re
 import resource
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -140,6 +142,17 @@ def peak_memory(machine: Machine) -> int:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # Linux counts kibibytes, macOS bytes (getrusage(2)).
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def processor() -> str:
+    """Return the name of what computes: the GPU where there is one, else the CPU."""
+    if torch.cuda.is_available():
+        return str(torch.cuda.get_device_name())
+    # Linux's own name for it; platform has the architecture at the most.
+    facts = Path("/proc/cpuinfo")
+    told = facts.read_text(encoding="utf-8", errors="replace") if facts.exists() else ""
+    found = re.search(r"^model name\s*:\s*(.+)$", told, re.MULTILINE)
+    return found[1] if found else platform.processor() or platform.machine()
 
 
 def describe(machine: Machine) -> str:

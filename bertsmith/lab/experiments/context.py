@@ -4,6 +4,7 @@ It never knows how a model was trained.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -27,33 +28,43 @@ def measure_senses(job: Job) -> dict[str, Any]:
     """Return, by layer, the distances of one word in one sense and in two, and how well they part.
 
     parted: how often two of one sense are nearer than two of different ones (the area under the
-    ROC curve; ties count half). The static vector, a word's own embedding, is the same everywhere,
-    so that it parts nothing: 0.5 by definition.
+    ROC curve; ties count half). static: of the word's own embedding, the mean of its pieces'. It
+    is the same everywhere, unless a Korean noun has become one piece with its particle.
     """
     embedder = Embedder.load(job.model)
     words: dict[str, dict[str, list[str]]] = job.stage.settings["words"]
-    layers = []
-    for layer in range(embedder.config.layers + 1):
-        same: list[float] = []
-        other: list[float] = []
-        wins: list[float] = []
-        for word, senses in words.items():
-            own, far = _distances(embedder, word, senses, layer)
-            same, other = same + own, other + far
-            wins += [(a < b) + 0.5 * (a == b) for a in own for b in far]
-        layers.append({"same": float(np.mean(same)), "other": float(np.mean(other)),
-                       "parted": float(np.mean(wins))})  # fmt: skip
-    return {"layers": layers}
+    layers = range(embedder.config.layers + 1)
+    return {"static": _apart(embedder, words, None),
+            "layers": [_apart(embedder, words, layer) for layer in layers]}  # fmt: skip
+
+
+def _apart(
+    embedder: Embedder, words: Mapping[str, Mapping[str, list[str]]], layer: int | None
+) -> dict[str, float]:
+    same: list[float] = []
+    other: list[float] = []
+    wins: list[float] = []
+    for word, senses in words.items():
+        own, far = _distances(embedder, word, senses, layer)
+        same, other = same + own, other + far
+        wins += [(a < b) + 0.5 * (a == b) for a in own for b in far]
+    return {"same": float(np.mean(same)), "other": float(np.mean(other)),
+            "parted": float(np.mean(wins))}  # fmt: skip
 
 
 def _distances(
-    embedder: Embedder, word: str, senses: Mapping[str, list[str]], layer: int
+    embedder: Embedder, word: str, senses: Mapping[str, list[str]], layer: int | None
 ) -> tuple[list[float], list[float]]:
     """Return the distances of a word's vectors within its senses, and between them."""
     texts = [text for own in senses.values() for text in own]
     sense = [name for name, own in senses.items() for _ in own]
-    found = embedder.word(texts, word, layer=layer)
-    distances = cosine_distances(np.stack([own.vector for own in found]))
+    vectors = embedder.tokens(texts, layer=layer or 0)
+    if layer is None:
+        table = embedder.encoder.embeddings.words.weight.numpy(force=True)
+        vectors = [replace(one, vectors=table[one.ids]) for one in vectors]
+    found = embedder.places(texts, word, vectors)
+    # Equal vectors are no distance apart, whatever rounding says.
+    distances = cosine_distances(np.stack([own.vector for own in found])).round(6)
     pairs = list(combinations(range(len(found)), 2))
     same: list[float] = []
     other: list[float] = []
@@ -90,28 +101,29 @@ def _stages(kit: Kit) -> Stages:
 def _report(kit: Kit, found: Results) -> Report:  # noqa: ARG001 - all reports are asked alike
     tables, panels, figures = [], [], {}
     for language in dict.fromkeys(key[0] for key in found):  # type: ignore[index]
-        runs = [own["layers"] if own else None for key, own in found.items()
+        runs = [[own["static"], *own["layers"]] if own else None for key, own in found.items()
                 if key[0] == language]  # type: ignore[index] # fmt: skip
         known = next((own for own in runs if own), None)
         if known is None:
             continue
         name, rows = _NAMES[language], []
-        curve = []
-        for layer, whats in enumerate(known):
-            told = {what: [own[layer][what] if own else None for own in runs] for what in whats}
-            rows.append([
-                f"layer {layer}" if layer else "embeddings, with position",
-                spread(told["same"]), spread(told["other"]), spread(told["parted"]),
-            ])  # fmt: skip
-            if (middle := average(told["parted"])) is not None:
-                curve.append((layer, middle))
-            figures[f"{name}, layer {layer}"] = told
-        rows = [["the word's own (static)", "0", "0", "0.500"], *rows]
+        middles = []
+        vectors = ["the word's own (static)", "embeddings, with position",
+                   *(f"layer {layer}" for layer in range(1, len(known) - 1))]  # fmt: skip
+        for place, vector in enumerate(vectors):
+            told = {what: [own[place][what] if own else None for own in runs]
+                    for what in known[place]}  # fmt: skip
+            rows.append([vector, *(spread(told[what]) for what in ("same", "other", "parted"))])
+            middles.append(average(told["parted"]))
+            figures[f"{name}, {vector}"] = told
+        level, *curve = middles
+        points = [(layer, value) for layer, value in enumerate(curve) if value is not None]
         tables.append(Table(
             f"{name}: cosine distance of a word in two sentences",
             ["vector", "same sense", "different senses", "same is nearer than different"], rows,
         ))  # fmt: skip
-        drawn = lines({name: curve}, "layer", "same sense is nearer", static_vectors=0.5)
+        marks = {} if level is None else {"static_vectors": level}
+        drawn = lines({name: points}, "layer", "same sense is nearer", **marks)
         panels.append(Panel(name, drawn))
     return Report(tables, panels, figures)
 

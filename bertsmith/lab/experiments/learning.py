@@ -15,8 +15,8 @@ from bertsmith.use.fill import fill
 _FILLED = "filled"
 #: Words that a table shows of each moment.
 _TOP = 3
-#: How many moments of a run are asked.
-_MOMENTS = 4
+#: The moments of a run that are asked, in twentieths: one before words are more than frequent.
+_MOMENTS, _TWENTIETHS = (1, 4, 10, 20), 20
 #: How many times as long as usual the run is at "small": words come long after their frequencies.
 _LONGER = {"small": 2}
 SENTENCES = (
@@ -38,11 +38,15 @@ def measure_filled(job: Job) -> dict[str, Any]:
 
 
 def _run(kit: Kit) -> Stage:
-    return kit.pretrained(0, steps=kit.scale.steps * _LONGER.get(kit.scale.name, 1))
+    steps = kit.scale.steps * _LONGER.get(kit.scale.name, 1)
+    every = max(1, steps // _TWENTIETHS)
+    return kit.pretrained(0, steps=steps, checkpoint={"every": every, "keep": 2 * _TWENTIETHS})
 
 
 def _moments(kit: Kit) -> dict[int, Stage]:
-    return dict(list(kit.moments(_run(kit)).items())[-_MOMENTS:])
+    found = list(kit.moments(_run(kit)).items())
+    chosen = {min(len(found), moment) - 1 for moment in _MOMENTS}
+    return {step: model for place, (step, model) in enumerate(found) if place in chosen}
 
 
 def _stages(kit: Kit) -> Stages:

@@ -7,7 +7,7 @@ from typing import Any
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.kit import METRICS, Kit, heldout, score
-from bertsmith.lab.report import NOTHING, Panel, Report, Table, average, lines, spread
+from bertsmith.lab.report import NOTHING, Panel, Report, Table, dots, spread
 
 TASKS = ("mrpc", "sts-b", "sst-2")
 #: Layers, width, heads. The usual model of the scale is one of them.
@@ -73,19 +73,15 @@ def _report(kit: Kit, found: Results) -> Report:
 
 
 def _panels(figures: dict[str, Any]) -> list[Panel]:
-    """Return perplexity and scores against the number of parameters."""
-
-    def points(name: str) -> list[tuple[float, float]]:
-        pairs = [(own["parameters"] / 1e6, average(own[name])) for own in figures.values()
-                 if own["parameters"]]  # fmt: skip
-        return sorted((x, y) for x, y in pairs if y is not None)
-
-    scores = {task: points(task) for task in TASKS}
+    """Return perplexity and scores of each size: some differ in their heads alone."""
+    losses = {size: {"masked LM": own["perplexity"]} for size, own in figures.items()}
+    scores = {size: {METRICS[task][1]: own[task] for task in TASKS}
+              for size, own in figures.items()}  # fmt: skip
+    sizes = "layers x width x heads"
     return [
-        Panel("held-out perplexity",
-              lines({"masked LM": points("perplexity")}, "million parameters", "perplexity")),
-        Panel("fine-tuned", lines(scores, "million parameters", "score")),
-    ]  # fmt: skip
+        Panel(f"held-out perplexity by {sizes}", dots(losses, "perplexity")),
+        Panel(f"fine-tuned, by {sizes}", dots(scores, "score, held out")),
+    ]
 
 
 EXPERIMENT = Experiment(

@@ -4,6 +4,7 @@ It never knows how a stage is made.
 """
 
 from itertools import product
+from statistics import mean, median, pstdev
 from typing import Any
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
@@ -16,6 +17,15 @@ NORMS = {
 }  # fmt: skip
 #: Of the usual steps, how many; of the usual batch, the smaller one; of the usual rate, the lower.
 _STEPS, _BATCH, _RATE = 2, 4, 8
+#: Figures of a run's way: how fast it was, whether it learnt by heart, how smooth it went.
+_COURSE = {
+    "early": "held out, after a quarter", "gap": "held out - training in the last quarter",
+    "rough": "deviation of the gradient's norm / its mean, second half",
+}  # fmt: skip
+
+
+def _steps(kit: Kit) -> int:
+    return max(2, kit.scale.steps // _STEPS)
 
 
 def _places(kit: Kit) -> list[tuple[str, float, int]]:
@@ -26,10 +36,9 @@ def _places(kit: Kit) -> list[tuple[str, float, int]]:
 
 
 def _stages(kit: Kit) -> Stages:
-    steps = max(2, kit.scale.steps // _STEPS)
     return {
         (*place, seed): kit.pretrained(
-            seed, steps=steps, model={"norm": place[0]}, data={"batch": place[2]},
+            seed, steps=_steps(kit), model={"norm": place[0]}, data={"batch": place[2]},
             optim={"lr": place[1]}, run={"log_gradients": True},
         )
         for seed in range(kit.scale.seeds)
@@ -41,38 +50,74 @@ def _report(kit: Kit, found: Results) -> Report:
     places, seeds = _places(kit), range(kit.scale.seeds)
     settings = sorted({(rate, batch) for _, rate, batch in places}, reverse=True)
     figures: dict[str, Any] = {}
-    rows = []
+    rows, courses = [], []
     for norm, words in NORMS.items():
         row = [words]
         for rate, batch in settings:
-            losses = [heldout(found[norm, rate, batch, seed]) for seed in seeds]
-            figures[f"{norm}, rate {rate:g}, batch {batch}"] = losses
-            row.append(spread(losses))
+            runs = [found[norm, rate, batch, seed] for seed in seeds]
+            told = [_course(run) for run in runs]
+            figures[f"{norm}, rate {rate:g}, batch {batch}"] = told
+            row.append(spread([heldout(run) for run in runs]))
+            cells = (spread([own[what] if own else None for own in told]) for what in _COURSE)
+            courses.append([words, f"{rate:g}", str(batch), *cells])
         rows.append(row)
     columns = ["normalization", *(f"rate {rate:g}, batch {batch}" for rate, batch in settings)]
-    tables = [Table("Held-out masked-LM loss, nats", columns, rows), _gradients(kit, found)]
+    title = f"Held-out masked-LM loss, nats, after {_steps(kit):,} steps (small batches read less)"
+    tables = [
+        Table(title, columns, rows),
+        Table("On the way", ["normalization", "rate", "batch", *_COURSE.values()], courses),
+        _gradients(kit, found),
+    ]
     panels = []
     for rate, batch in settings:
-        series = {}
-        for norm, words in NORMS.items():
-            first = found[norm, rate, batch, 0]
-            series[words] = first["heldout_curve"] if first else []
-        drawn = lines(series, "steps", "held-out masked-LM loss")
+        firsts = {words: found[norm, rate, batch, 0] for norm, words in NORMS.items()}
+        series = {words: own["heldout_curve"] if own else [] for words, own in firsts.items()}
+        drawn = lines(series, "steps", "held-out masked-LM loss, nats")
         panels.append(Panel(f"rate {rate:g}, batch {batch}, seed 0", drawn))
+    for norm, words in NORMS.items():
+        parts = _by_part(found[norm, kit.rate, kit.scale.batch, 0])
+        panels.append(Panel(f"gradients: {words}", lines(parts, "steps", "norm of the gradient")))
     return Report(tables, panels, figures)
 
 
+def _course(run: dict[str, Any] | None) -> dict[str, float] | None:
+    """Return the figures of a run's way, NaN where it diverged; None where there is none."""
+    if run is None:
+        return None
+    curve, end = run["heldout_curve"], heldout(run)
+    if "diverged" in run or not curve or end is None:
+        return dict.fromkeys(_COURSE, float("nan"))
+    last = max(step for step, _ in run["training"])
+    training = [loss for step, loss in run["training"] if step > 0.75 * last]
+    norms = [sum(part**2 for part in parts.values()) ** 0.5
+             for step, parts in run["gradients"] if step > 0.5 * last]  # fmt: skip
+    return {
+        "early": next(loss for step, loss in curve if step >= 0.25 * last),
+        "gap": end - mean(training),
+        "rough": pstdev(norms) / mean(norms) if any(norms) else float("nan"),
+    }
+
+
+def _by_part(run: dict[str, Any] | None) -> dict[str, list[tuple[int, float]]]:
+    """Return the norms of the gradient over the steps, by part of the model."""
+    told: dict[str, list[tuple[int, float]]] = {}
+    for step, parts in run["gradients"] if run else ():
+        for name, value in parts.items():
+            told.setdefault(name, []).append((step, value))
+    return told
+
+
 def _gradients(kit: Kit, found: Results) -> Table:
-    """Return the norm of the first step's gradient in each layer: which layers hear of the loss."""
-    rate, batch = kit.rate, kit.scale.batch
+    """Return the norm of the gradient in each layer: which of them hear of the loss."""
     rows, names = [], []
     for norm, words in NORMS.items():
-        result = found[norm, rate, batch, 0]
-        if result and result["gradients"]:
-            own = result["gradients"][0][1]
-            names = list(own)
-            rows.append([words, *(f"{value:.3g}" for value in own.values())])
-    return Table("Norm of the gradient at the first step, seed 0", ["normalization", *names], rows)
+        told = _by_part(found[norm, kit.rate, kit.scale.batch, 0])
+        if told:
+            names = list(told)
+            rows.append([words, *(f"{median(value for _, value in own):.3g} ({own[0][1]:.3g})"
+                                  for own in told.values())])  # fmt: skip
+    title = "Norm of the gradient, median of all steps (first step), seed 0, higher rate"
+    return Table(title, ["normalization", *names], rows)
 
 
 EXPERIMENT = Experiment(

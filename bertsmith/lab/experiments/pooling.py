@@ -22,6 +22,8 @@ POOLINGS = ("mean", "max", "mean-max", "first", "last")
 #: Sentences of the map.
 _MAPPED = 300
 _SIMILARITY, _MAP = "layer-similarity", "sentence-map"
+#: SST-2's labels in words.
+_LIKED = {"0": "negative", "1": "positive"}
 Floats = NDArray[np.float32]
 
 
@@ -143,10 +145,13 @@ def _scattered(points: list[list[float]], labels: list[str]) -> Any:
     def drawn(axes: Any) -> None:
         for label, colour in zip(sorted(set(labels)), ("#D55E00", "#0072B2"), strict=False):
             own = [p for p, name in zip(points, labels, strict=True) if name == label]
-            axes.scatter(*zip(*own, strict=True), s=8, color=colour, alpha=0.6, label=label)
+            told = _LIKED.get(label, label)
+            axes.scatter(*zip(*own, strict=True), s=8, color=colour, alpha=0.6, label=told)
         axes.set_xticks([])
         axes.set_yticks([])
-        axes.legend(frameon=False, fontsize=8, title="label")
+        axes.set_xlabel("first principal component", fontsize=8)
+        axes.set_ylabel("second", fontsize=8)
+        axes.legend(frameon=False, fontsize=8)
 
     return drawn
 

@@ -4,10 +4,13 @@ It never knows how a run is made.
 """
 
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from statistics import median
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.kit import Kit, heldout
@@ -15,34 +18,59 @@ from bertsmith.lab.making import Job
 from bertsmith.lab.report import NOTHING, Panel, Report, Table, average, lines, spread
 from bertsmith.lab.stages import Stage
 from bertsmith.model.loss import linear_cross_entropy
+from bertsmith.train import device
 
 #: Words of a vocabulary, by scale.
 _SIZES = {"smoke": (300, 400), "small": (8000, 16000, 32000), "full": (8000, 16000, 32000)}
 #: Words of the softmax whose cost is measured, and how often.
 _OUTPUTS, _TIMES = (8000, 16000, 32000, 64000, 128000), 5
 _SOFTMAX = "softmax"
+#: Of the usual steps, how many: each word is predicted here, by outputs of up to 32,000 words.
+_STEPS = 2
 _LANGUAGES = {("en", None): "English", ("ko", None): "Korean", ("ko", "kiwi"): "Korean, morphemes"}
 
 
 def measure_softmax(job: Job) -> dict[str, Any]:
-    """Time the output softmax of a batch's predictions, forward and backward, by its words V."""
-    width, predictions = job.stage.settings["width"], job.stage.settings["predictions"]
+    """Measure the output softmax of a batch's predictions, forward and backward, by its words V.
+
+    On the CPU, in two forms: as it is written down, all P x V logits at once, and as this package
+    computes it, some at a time. Each in a process of its own, so that its memory can be told.
+    """
+    settings = job.stage.settings
     rows = []
-    for words in job.stage.settings["words"]:
-        weight = torch.randn(words, width).mul_(0.02).requires_grad_()
-        bias = torch.zeros(words, requires_grad=True)
-        hidden = torch.randn(predictions, width, requires_grad=True)
-        labels = torch.randint(words, (predictions,))
-        seconds = []
-        for _ in range(job.stage.settings["times"]):
-            began = time.perf_counter()
-            linear_cross_entropy(hidden, weight, bias, labels).backward()  # type: ignore[no-untyped-call]
-            seconds.append(time.perf_counter() - began)
-        # Weights, their gradient and Adam's two moments; and the logits, were they held at once.
-        rows.append({"words": words, "seconds": median(seconds),
-                     "weights_bytes": 4 * 4 * words * (width + 1),
-                     "logits_bytes": 4 * words * predictions})  # fmt: skip
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as one:
+        for words in settings["words"]:
+            shape = words, settings["width"], settings["predictions"], settings["times"]
+            costs = {form: one.submit(_cost, form, *shape).result() for form in ("whole", "parts")}
+            # Weights and biases, their gradient and Adam's two moments.
+            rows.append({"words": words, "weights_bytes": 4 * 4 * words * (settings["width"] + 1),
+                         **costs})  # fmt: skip
     return {"rows": rows}
+
+
+def _cost(form: str, words: int, width: int, predictions: int, times: int) -> dict[str, float]:
+    """Return the median seconds, and the most bytes beside weights, hidden states and labels."""
+    weight = torch.randn(words, width).mul_(0.02).requires_grad_()
+    bias = torch.zeros(words, requires_grad=True)
+    hidden = torch.randn(predictions, width, requires_grad=True)
+    labels = torch.randint(words, (predictions,))
+    machine = device.find("cpu", "fp32", "auto", attention_dropout=0.0, threads=None)
+    before, seconds = device.peak_memory(machine), []
+    for _ in range(times):
+        weight.grad = bias.grad = hidden.grad = None
+        began = time.perf_counter()
+        if form == "whole":
+            logits = functional.linear(hidden, weight, bias)
+            loss = functional.cross_entropy(logits, labels, reduction="sum")
+        else:
+            loss = linear_cross_entropy(hidden, weight, bias, labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        seconds.append(time.perf_counter() - began)
+    return {"seconds": median(seconds), "bytes": device.peak_memory(machine) - before}
+
+
+def _steps(kit: Kit) -> int:
+    return max(1, kit.scale.steps // _STEPS)
 
 
 def _languages(kit: Kit) -> list[tuple[str, str | None]]:
@@ -67,9 +95,10 @@ def _stages(kit: Kit) -> Stages:
             stages[*place, "words"] = store.needs["words"]
             stages[*place, "store"] = store
             for seed in range(scale.seeds):
-                # Of a word's pieces masked alone, the others would tell: small vocabularies would
-                # have it easy.
-                stages[*place, seed] = kit.pretrained(seed, store=store, data={"whole_words": True})
+                # A masked piece is told by the other pieces of its word, a morpheme by those beside
+                # it: masked losses of texts that are cut otherwise are no measure of each other.
+                # Left to right, all words of a text together are as probable as the text itself.
+                stages[*place, seed] = kit.left_to_right(seed, store=store, steps=_steps(kit))
     return stages
 
 
@@ -88,37 +117,48 @@ def _report(kit: Kit, found: Results) -> Report:
             rows.append([
                 name, f"{size:,}", *(_told(told[key], form) for key, form in (
                     ("words learnt", ",.0f"), ("tokens a sentence", ".1f"), ("unknown", ".3%"),
-                    ("characters a token", ".2f"))),
+                    ("characters a token", ".2f"), ("characters read", ",.0f"))),
                 spread(told["nats a token"]), spread(told["nats a character"], ".4f"),
             ])  # fmt: skip
-    columns = ["text", "words asked", "words learnt", "tokens a sentence", "[UNK]",
-               "characters a token", "nats a token", "nats a character"]  # fmt: skip
+    columns = ["text", "words asked", "words learnt", "tokens a sentence", "[UNK], of words",
+               "characters a token", "characters read, thousands", "nats a token",
+               "nats a character"]  # fmt: skip
     softmax = found["softmax"]
     costs = softmax["rows"] if softmax else []
     figures["softmax"] = costs
-    cost_rows = [[f"{own['words']:,}", f"{1000 * own['seconds']:.1f}",
-                  f"{own['weights_bytes'] / 2**20:,.0f}", f"{own['logits_bytes'] / 2**20:,.0f}"]
-                 for own in costs]  # fmt: skip
-    tables = [
-        Table("Vocabularies, whole words masked (the paper's has 30,000 words)", columns, rows),
-        Table("The output softmax, by its words (memory by arithmetic)",
-              ["words", "ms a step, forward and backward", "weights, gradient, Adam: MiB",
-               "logits: MiB"], cost_rows),
+    forms = {"whole": "all logits at once", "parts": "in parts, as here"}
+    cost_rows = [
+        [f"{own['words']:,}", f"{own['weights_bytes'] / 2**20:,.0f}",
+         *(f"{1000 * own[form]['seconds']:,.1f}" for form in forms),
+         *(f"{own[form]['bytes'] / 2**20:,.0f}" for form in forms)]
+        for own in costs
     ]  # fmt: skip
-    series = {"softmax": [(own["words"] / 1000, 1000 * own["seconds"]) for own in costs]}
-    panels = [
-        Panel("loss by vocabulary", lines(curves, "words", "nats a character, held out")),
-        Panel("cost of the softmax", lines(series, "thousand words", "ms a step")),
+    title = (
+        f"Vocabularies, left to right, after {_steps(kit):,} steps (the paper's has 30,000 words; "
+        "[UNK] is not predicted)"
+    )
+    softmax_columns = [
+        "words", "weights, gradient, Adam: MiB", *(f"ms a step, {own}" for own in forms.values()),
+        *(f"MiB beside the weights, {own}" for own in forms.values()),
+    ]  # fmt: skip
+    tables = [
+        Table(title, columns, rows),
+        Table("The output softmax by its words, forward and backward", softmax_columns, cost_rows),
     ]
+    panels = [Panel("loss by vocabulary", lines(curves, "words asked", "nats a character"))]
+    for what, unit, scale in (("seconds", "ms a step", 1000), ("bytes", "MiB", 2**-20)):
+        series = {words: [(own["words"] / 1000, scale * own[form][what]) for own in costs]
+                  for form, words in forms.items()}  # fmt: skip
+        panels.append(Panel(f"softmax, {unit}", lines(series, "thousand words", unit)))
     return Report(tables, panels, figures)
 
 
 def _row(kit: Kit, found: Results, place: tuple[str, str | None, int]) -> dict[str, Any]:
-    """Return the figures of a vocabulary. A token's loss is that of one masked in its text."""
+    """Return the figures of a vocabulary; characters are those of the text as it was given."""
     words, store = found[*place, "words"], found[*place, "store"]
     losses = [heldout(found[*place, seed]) for seed in range(kit.scale.seeds)]
     row: dict[str, Any] = dict.fromkeys(
-        ("words learnt", "tokens a sentence", "unknown", "characters a token")
+        ("words learnt", "tokens a sentence", "unknown", "characters a token", "characters read")
     )
     row |= {"nats a token": losses, "nats a character": []}
     if words is None or store is None:
@@ -131,6 +171,7 @@ def _row(kit: Kit, found: Results, place: tuple[str, str | None, int]) -> dict[s
         "tokens a sentence": tokens / sum(own["sentences"] for own in counts),
         "unknown": words["unknown_share"],
         "characters a token": a_token,
+        "characters read": _steps(kit) * kit.scale.batch * kit.scale.length * a_token / 1000,
         "nats a character": [None if loss is None else loss / a_token for loss in losses],
     }
     return row

@@ -1,0 +1,118 @@
+"""Made again, or by two at once: nothing half made stands, nothing that stood is lost."""
+
+import json
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertsmith.lab.bench import Bench
+from bertsmith.lab.making import OUTCOME, Job
+from bertsmith.lab.stages import Stage
+from bertsmith.progress import Silent
+from tests.lab.numbers import bench, number
+
+
+def test_half_of_what_is_made_again_does_not_stand(tmp_path: Path) -> None:
+    """A result without its work: whoever kills the work's remaking finds half of an outcome."""
+    base = Stage("number", {})
+    bench(tmp_path).make({"base": base})
+    shutil.rmtree(tmp_path / "work")
+    # As a run has its folder from its first step on.
+    half = tmp_path / "work" / base.name / OUTCOME
+    half.parent.mkdir(parents=True)
+    half.write_text("no number")
+    made = bench(tmp_path)
+    wanted = {"a": Stage("number", {"add": 10}, {"base": base})}
+    assert made.missing(wanted.values()) == [base, wanted["a"]]
+    made.make(wanted)
+    assert made.failures == {}
+    assert made.result(wanted["a"]) == {"value": 12}
+
+
+def test_what_is_made_again_is_told_beside_what_stood(tmp_path: Path) -> None:
+    """The first result stays, for others were made of it; that it came out otherwise is told."""
+    loss = 5.0
+
+    def score(job: Job) -> dict[str, Any]:
+        (job.folder / OUTCOME).write_text("1")
+        return {"heldout": {"masked_lm": loss, "other": float("nan")}, "more": [1]}
+
+    base = Stage("score", {})
+    notes: list[str] = []
+
+    class Told(Silent):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    def once(add: int) -> dict[str, Any]:
+        makers = {"score": score, "number": number}
+        made = Bench(tmp_path / "out", tmp_path / "work", Told(), makers)
+        made.make({"a": Stage("number", {"add": add}, {"base": base})})
+        record: dict[str, Any] = json.loads((made.out / f"results/{base.name}.json").read_text())
+        shutil.rmtree(tmp_path / "work")
+        return record
+
+    assert "again" not in once(1)
+    assert [own["heldout"]["masked_lm"] for own in once(2)["again"]] == [5.0]
+    assert not [line for line in notes if "not the same" in line]
+    loss = 5.1
+    record = once(3)
+    assert record["result"]["heldout"]["masked_lm"] == 5.0
+    assert [own["heldout"]["masked_lm"] for own in record["again"]] == [5.0, 5.1]
+    assert len([line for line in notes if "made again, not the same" in line]) == 1
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", "[]", '{"result": 3}'])
+def test_a_damaged_result_is_made_again(content: str, tmp_path: Path) -> None:
+    """It counts as missing, with a note that names it, in a plan and in a run."""
+    stage = Stage("number", {"add": 1})
+    bench(tmp_path).make({"a": stage})
+    file = tmp_path / "out" / "results" / f"{stage.name}.json"
+    file.write_text(content)
+    made = bench(tmp_path)
+    assert made.result(stage) is None
+    assert made.missing([stage]) == [stage]
+    made.make({"a": stage})
+    assert made.result(stage) == {"value": 2}
+
+
+def test_a_place_that_cannot_be_written_fails_alone(tmp_path: Path) -> None:
+    """A file where a stage's folder should be is that stage's failure and no other's."""
+    stages = {name: Stage("number", {"add": add}) for add, name in enumerate("ab")}
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / stages["a"].name).write_text("in the way")
+    made = bench(tmp_path)
+    made.make(stages)
+    assert "File exists" in made.failures[stages["a"].name]
+    assert made.result(stages["b"]) == {"value": 2}
+
+
+def test_two_processes_share_their_work(tmp_path: Path) -> None:
+    """The second one waits for a stage that the first one makes, and takes what it made."""
+    made: list[str] = []
+
+    def slow(job: Job) -> dict[str, Any]:
+        made.append(job.stage.name)
+        time.sleep(0.5)
+        return number(job)
+
+    base = Stage("slow", {})
+    wanted = [Stage("number", {"add": add}, {"base": base}) for add in (1, 2)]
+    benches = [Bench(tmp_path / name, tmp_path / "work", Silent(), {"slow": slow, "number": number})
+               for name in ("one", "two")]  # fmt: skip
+    threads = [threading.Thread(target=own.make, args=({"x": stage},))
+               for own, stage in zip(benches, wanted, strict=True)]  # fmt: skip
+    for own in threads:
+        own.start()
+    for own in threads:
+        own.join()
+    assert made == [base.name]
+    assert [own.failures for own in benches] == [{}, {}]
+    assert [own.result(base) for own in benches] == [{"value": 1}] * 2
+    assert [own.result(stage) for own, stage in zip(benches, wanted, strict=True)] == [
+        {"value": 3}, {"value": 4},
+    ]  # fmt: skip
