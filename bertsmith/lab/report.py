@@ -136,7 +136,7 @@ def lines(series: Mapping[str, Sequence[Sequence[float]]], x: str, y: str, **mar
                          label=name.replace("_", " "))  # fmt: skip
         plain(axes, x, y)
         # Steps, layers and distances are whole numbers.
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False, fontsize=8)
 
