@@ -10,17 +10,18 @@ import json
 import shutil
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bertsmith import __version__
-from bertsmith.errors import BertsmithError, StoreError
+from bertsmith.errors import BertsmithError, RunError, StoreError
 from bertsmith.files import json_of, write_json
 from bertsmith.lab.making import KINDS, LATE, OUTCOME, SPENT, Job, Maker, StoppedError
 from bertsmith.lab.stages import Stage
@@ -72,7 +73,7 @@ class Bench:
                 return record
         except FileNotFoundError:
             return None
-        except (ValueError, LookupError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError):
             pass
         if file not in self._damaged:
             self._damaged.add(file)
@@ -113,7 +114,14 @@ class Bench:
 
     def _stands(self, stage: Stage) -> bool:
         """Tell whether a stage is made and what it made is still there."""
-        return self.result(stage) is not None and (self.work / stage.name / WHOLE).exists()
+        return self.result(stage) is not None and self._whole(stage) is not None
+
+    def _whole(self, stage: Stage) -> dict[str, Any] | None:
+        """Return what was told of a stage when all of it was made, if that is still there."""
+        folder = self.work / stage.name
+        made = self._record(folder / WHOLE)
+        gone = made is not None and made.get(OUTCOME, True) and not (folder / OUTCOME).exists()
+        return None if gone else made
 
     def _outcome(self, stage: Stage, *, again: bool = True) -> bool:
         """Make a stage, and what it needs, unless it stands; tell whether all went well.
@@ -132,9 +140,9 @@ class Bench:
                     return False
             if self._diverged(need):
                 # Nothing can be made of it, today or tomorrow.
-                self._keep(stage, _told(stage, {"diverged": f"its {part} ({need.name}) did"}, 0.0))
-                return True
-        return self._made(stage)
+                vain = _told(stage, {"diverged": f"its {part} ({need.name}) did"}, 0.0)
+                return self._tried(stage, partial(self._keep, stage, vain))
+        return self._tried(stage, partial(self._make, stage))
 
     def _vain(self, stage: Stage) -> bool:
         """Tell whether a run that it needs, or that what it needs needs, diverged."""
@@ -143,15 +151,16 @@ class Bench:
     def _diverged(self, stage: Stage) -> bool:
         return "diverged" in (self.result(stage) or {})
 
-    def _made(self, stage: Stage) -> bool:
+    def _tried(self, stage: Stage, make: Callable[[], int | None]) -> bool:
+        """Tell whether a stage could be made; raise StoppedError where a signal asks to stop."""
         try:
-            late = self._make(stage)
+            late = make()
         except StoppedError:
             raise
         except StoreError as error:
             # It is not the user's own, and `bertsmith prepare` is not the way to another one.
-            place = self.work / stage.needs["store"].name if "store" in stage.needs else self.work
-            self._failed(stage, f"{error} (in the lab: remove {place}, and ask again)")
+            way = f"{error} (in the lab: remove {self.work / stage.needs['store'].name}, and ask "
+            self._failed(stage, f"{way}again)" if "store" in stage.needs else str(error))
             return False
         except BertsmithError as error:
             self._failed(stage, str(error))
@@ -165,24 +174,36 @@ class Bench:
 
     def _make(self, stage: Stage) -> int | None:
         """Make a stage, alone among all processes; return the signal that came when it was done."""
-        folder, began = self.work / stage.name, time.perf_counter()
+        folder = self.work / stage.name
         with self._alone(folder):
-            if (made := self._record(folder / WHOLE)) is not None:
-                # For another folder of results, or by another process just now.
-                self._keep(stage, made)
+            # By another process just now; or for another folder of results.
+            if stage.kind in SPENT and self.result(stage) is not None:
                 return None
-            goes_on = (folder / OUTCOME).exists()
-            needs = {part: self.work / need.name / OUTCOME for part, need in stage.needs.items()}
-            maker = {**KINDS, **self.makers}[stage.kind]
-            result = maker(Job(stage, folder, needs, _Quiet(self.progress)))
-            late: int | None = result.pop(LATE, None)
-            # Of what was made in several goes, the last one's seconds say nothing.
-            made = _told(stage, result, None if goes_on else time.perf_counter() - began)
+            if (made := self._whole(stage)) is not None:
+                if self.result(stage) is None:
+                    self._keep(stage, made)
+                return None
+            (folder / WHOLE).unlink(missing_ok=True)
+            return self._make_alone(stage, folder)
+
+    def _make_alone(self, stage: Stage, folder: Path) -> int | None:
+        goes_on, began = (folder / OUTCOME).exists(), time.perf_counter()
+        needs = {part: self.work / need.name / OUTCOME for part, need in stage.needs.items()}
+        maker = {**KINDS, **self.makers}[stage.kind]
+        result = maker(Job(stage, folder, needs, _Quiet(self.progress)))
+        late: int | None = result.pop(LATE, None)
+        if "diverged" in result and "diverged" not in (self.result(stage) or result):
+            # What others were made of cannot be made again: that is no finding of theirs.
+            raise RunError(f"made again it diverged, which it had not: {result['diverged']}")
+        # Of what was made in several goes, the last one's seconds say nothing.
+        made = _told(stage, result, None if goes_on else time.perf_counter() - began)
+        if stage.kind in SPENT:
             self._keep(stage, made)
-            if stage.kind in SPENT:
-                shutil.rmtree(folder)
-            else:
-                write_json(folder / WHOLE, made, rows=True)
+            shutil.rmtree(folder)
+        else:
+            left = {OUTCOME: (folder / OUTCOME).exists()}
+            write_json(folder / WHOLE, {**made, **left}, rows=True)
+            self._keep(stage, made)
         return late
 
     @contextmanager

@@ -1,14 +1,17 @@
 """A default that changes changes what every stage makes: it is told, and a form is raised."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bertsmith.data.plan import PrepareOptions
+from bertsmith.lab.kit import METRICS
 from bertsmith.lab.stages import FORMS, Stage
 from bertsmith.model.config import ModelConfig
+from bertsmith.tasks.public import TASKS
 from bertsmith.text.corpus import CorpusOptions
 from bertsmith.text.learning import VocabularyOptions
 from bertsmith.train.recipe import PretrainSettings
@@ -27,7 +30,12 @@ def defaults() -> dict[str, Any]:
         "pretrain": PretrainSettings(model=model),
         "finetune": FinetuneSettings(model=model),
     }
-    return {kind: settings.model_dump(mode="json") for kind, settings in own.items()}
+    # What tasks that are known by name bring with them.
+    facts = {name: {**asdict(TASKS[name]), "facts": dict(TASKS[name].facts)} for name in METRICS}
+    return {
+        **{kind: settings.model_dump(mode="json") for kind, settings in own.items()},
+        "tasks": json.loads(json.dumps(facts, default=dict)),
+    }
 
 
 def test_defaults_are_those_that_results_were_made_with() -> None:

@@ -66,18 +66,66 @@ def test_what_is_made_again_is_told_beside_what_stood(tmp_path: Path) -> None:
     assert len([line for line in notes if "made again, not the same" in line]) == 1
 
 
+@pytest.mark.parametrize("kept", [True, False], ids=["with its work", "alone"])
 @pytest.mark.parametrize("content", ["", "{", "{}", "[]", '{"result": 3}'])
-def test_a_damaged_result_is_made_again(content: str, tmp_path: Path) -> None:
-    """It counts as missing, with a note that names it, in a plan and in a run."""
+def test_a_damaged_result_is_made_again(content: str, kept: bool, tmp_path: Path) -> None:
+    """It counts as missing, in a plan and in a run; where its work stands, that still has it."""
+    calls = 0
+
+    def counted(job: Job) -> dict[str, Any]:
+        nonlocal calls
+        calls += 1
+        return number(job)
+
+    def fresh() -> Bench:
+        return Bench(tmp_path / "out", tmp_path / "work", Silent(), {"number": counted})
+
     stage = Stage("number", {"add": 1})
-    bench(tmp_path).make({"a": stage})
+    fresh().make({"a": stage})
     file = tmp_path / "out" / "results" / f"{stage.name}.json"
     file.write_text(content)
-    made = bench(tmp_path)
+    if not kept:
+        shutil.rmtree(tmp_path / "work")
+    made = fresh()
     assert made.result(stage) is None
     assert made.missing([stage]) == [stage]
     made.make({"a": stage})
     assert made.result(stage) == {"value": 2}
+    assert calls == (1 if kept else 2)
+    assert "again" not in json.loads(file.read_text())
+
+
+def test_what_was_left_and_is_gone_is_made_again(tmp_path: Path) -> None:
+    """Whoever removes an outcome for its room, and leaves the rest, has it made again."""
+    base = Stage("number", {})
+    bench(tmp_path).make({"base": base})
+    (tmp_path / "work" / base.name / OUTCOME).unlink()
+    made = bench(tmp_path)
+    made.make({"a": Stage("number", {"add": 10}, {"base": base})})
+    assert made.failures == {}
+
+
+def test_a_run_that_diverges_when_made_again_is_a_failure(tmp_path: Path) -> None:
+    """What others were made of is no finding of theirs; it is tried anew each time."""
+    diverges = False
+
+    def run(job: Job) -> dict[str, Any]:
+        if diverges:
+            return {"diverged": "the loss is nan"}
+        return number(job)
+
+    def made(add: int) -> Bench:
+        own = Bench(tmp_path / "out", tmp_path / "work", Silent(), {"run": run, "number": number})
+        own.make({"a": Stage("number", {"add": add}, {"base": base})})
+        return own
+
+    base = Stage("run", {})
+    made(1)
+    shutil.rmtree(tmp_path / "work")
+    diverges = True
+    assert "made again it diverged" in made(2).failures[base.name]
+    diverges = False
+    assert made(2).failures == {}
 
 
 def test_a_place_that_cannot_be_written_fails_alone(tmp_path: Path) -> None:
@@ -89,6 +137,36 @@ def test_a_place_that_cannot_be_written_fails_alone(tmp_path: Path) -> None:
     made.make(stages)
     assert "File exists" in made.failures[stages["a"].name]
     assert made.result(stages["b"]) == {"value": 2}
+    shutil.rmtree(tmp_path / "out")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "results").write_text("in the way as well")
+    other = bench(tmp_path)
+    other.make(stages)
+    assert other.failures.keys() == {own.name for own in stages.values()}
+
+
+def test_two_processes_share_their_results(tmp_path: Path) -> None:
+    """What is made and not kept is not made a second time either."""
+    made: list[str] = []
+
+    def slow(job: Job) -> dict[str, Any]:
+        made.append(job.stage.name)
+        time.sleep(0.3)
+        return {"figures": {}}
+
+    stages = {str(add): Stage("finetune", {"add": add}) for add in range(3)}
+    threads = [
+        threading.Thread(
+            target=Bench(tmp_path / "out", tmp_path / "work", Silent(), {"finetune": slow}).make,
+            args=(stages,),
+        )
+        for _ in range(2)
+    ]
+    for own in threads:
+        own.start()
+    for own in threads:
+        own.join()
+    assert sorted(made) == sorted(own.name for own in stages.values())
 
 
 def test_two_processes_share_their_work(tmp_path: Path) -> None:

@@ -38,15 +38,19 @@ def measure_filled(job: Job) -> dict[str, Any]:
 
 
 def _run(kit: Kit) -> Stage:
-    steps = kit.scale.steps * _LONGER.get(kit.scale.name, 1)
+    if kit.scale.name not in _LONGER:
+        return kit.pretrained(0)
+    steps = kit.scale.steps * _LONGER[kit.scale.name]
     every = max(1, steps // _TWENTIETHS)
     return kit.pretrained(0, steps=steps, checkpoint={"every": every, "keep": 2 * _TWENTIETHS})
 
 
 def _moments(kit: Kit) -> dict[int, Stage]:
+    """Return the models that are asked, by their steps, the last one among them."""
     found = list(kit.moments(_run(kit)).items())
-    chosen = {min(len(found), moment) - 1 for moment in _MOMENTS}
-    return {step: model for place, (step, model) in enumerate(found) if place in chosen}
+    chosen = {round(moment * len(found) / _TWENTIETHS) for moment in _MOMENTS}
+    return {step: model for number, (step, model) in enumerate(found, 1)
+            if number in chosen or number == 1}  # fmt: skip
 
 
 def _stages(kit: Kit) -> Stages:

@@ -17,7 +17,8 @@ NORMS = {
 }  # fmt: skip
 #: Of the usual steps, how many; of the usual batch, the smaller one; of the usual rate, the lower.
 _STEPS, _BATCH, _RATE = 2, 4, 8
-#: Figures of a run's way: how fast it was, whether it learnt by heart, how smooth it went.
+#: Figures of a run's way: how fast it was, how far from training it ended (which still falls in
+#: that quarter, and has dropout), and how smooth it went.
 _COURSE = {
     "early": "held out, after a quarter", "gap": "held out - training in the last quarter",
     "rough": "deviation of the gradient's norm / its mean, second half",
@@ -55,9 +56,10 @@ def _report(kit: Kit, found: Results) -> Report:
         row = [words]
         for rate, batch in settings:
             runs = [found[norm, rate, batch, seed] for seed in seeds]
-            told = [_course(run) for run in runs]
-            figures[f"{norm}, rate {rate:g}, batch {batch}"] = told
-            row.append(spread([heldout(run) for run in runs]))
+            told, losses = [_course(run) for run in runs], [heldout(run) for run in runs]
+            place = f"{norm}, rate {rate:g}, batch {batch}"
+            figures[place] = {"heldout": losses, "course": told}
+            row.append(spread(losses))
             cells = (spread([own[what] if own else None for own in told]) for what in _COURSE)
             courses.append([words, f"{rate:g}", str(batch), *cells])
         rows.append(row)
@@ -92,10 +94,15 @@ def _course(run: dict[str, Any] | None) -> dict[str, float] | None:
     norms = [sum(part**2 for part in parts.values()) ** 0.5
              for step, parts in run["gradients"] if step > 0.5 * last]  # fmt: skip
     return {
-        "early": next(loss for step, loss in curve if step >= 0.25 * last),
+        "early": _number(next(loss for step, loss in curve if step >= 0.25 * last)),
         "gap": end - mean(training),
         "rough": pstdev(norms) / mean(norms) if any(norms) else float("nan"),
     }
+
+
+def _number(value: float | None) -> float:
+    """Return a figure of a file, where what is not finite is null."""
+    return float("nan") if value is None else value
 
 
 def _by_part(run: dict[str, Any] | None) -> dict[str, list[tuple[int, float]]]:
@@ -116,7 +123,7 @@ def _gradients(kit: Kit, found: Results) -> Table:
             names = list(told)
             rows.append([words, *(f"{median(value for _, value in own):.3g} ({own[0][1]:.3g})"
                                   for own in told.values())])  # fmt: skip
-    title = "Norm of the gradient, median of all steps (first step), seed 0, higher rate"
+    title = "Norm of the gradient, median of logged steps (first step), seed 0, higher rate"
     return Table(title, ["normalization", *names], rows)
 
 

@@ -3,22 +3,14 @@
 It never knows how a run is made.
 """
 
-import time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from statistics import median
 from typing import Any
 
-import torch
-from torch.nn import functional
-
+from bertsmith.lab import softmax
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.kit import Kit, heldout
 from bertsmith.lab.making import Job
 from bertsmith.lab.report import NOTHING, Panel, Report, Table, average, lines, spread
 from bertsmith.lab.stages import Stage
-from bertsmith.model.loss import linear_cross_entropy
-from bertsmith.train import device
 
 #: Words of a vocabulary, by scale.
 _SIZES = {"smoke": (300, 400), "small": (8000, 16000, 32000), "full": (8000, 16000, 32000)}
@@ -31,42 +23,16 @@ _LANGUAGES = {("en", None): "English", ("ko", None): "Korean", ("ko", "kiwi"): "
 
 
 def measure_softmax(job: Job) -> dict[str, Any]:
-    """Measure the output softmax of a batch's predictions, forward and backward, by its words V.
-
-    On the CPU, in two forms: as it is written down, all P x V logits at once, and as this package
-    computes it, some at a time. Each in a process of its own, so that its memory can be told.
-    """
+    """Measure the output softmax of a batch's predictions by its words; see ``lab.softmax``."""
     settings = job.stage.settings
     rows = []
-    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as one:
-        for words in settings["words"]:
-            shape = words, settings["width"], settings["predictions"], settings["times"]
-            costs = {form: one.submit(_cost, form, *shape).result() for form in ("whole", "parts")}
-            # Weights and biases, their gradient and Adam's two moments.
-            rows.append({"words": words, "weights_bytes": 4 * 4 * words * (settings["width"] + 1),
-                         **costs})  # fmt: skip
+    for words in settings["words"]:
+        shape = words, settings["width"], settings["predictions"], settings["times"]
+        costs = {form: softmax.measured(form, *shape) for form in softmax.FORMS}
+        # Weights and biases, and Adam's two moments of them.
+        held = 3 * 4 * words * (settings["width"] + 1)
+        rows.append({"words": words, "weights_bytes": held, **costs})
     return {"rows": rows}
-
-
-def _cost(form: str, words: int, width: int, predictions: int, times: int) -> dict[str, float]:
-    """Return the median seconds, and the most bytes beside weights, hidden states and labels."""
-    weight = torch.randn(words, width).mul_(0.02).requires_grad_()
-    bias = torch.zeros(words, requires_grad=True)
-    hidden = torch.randn(predictions, width, requires_grad=True)
-    labels = torch.randint(words, (predictions,))
-    machine = device.find("cpu", "fp32", "auto", attention_dropout=0.0, threads=None)
-    before, seconds = device.peak_memory(machine), []
-    for _ in range(times):
-        weight.grad = bias.grad = hidden.grad = None
-        began = time.perf_counter()
-        if form == "whole":
-            logits = functional.linear(hidden, weight, bias)
-            loss = functional.cross_entropy(logits, labels, reduction="sum")
-        else:
-            loss = linear_cross_entropy(hidden, weight, bias, labels)
-        loss.backward()  # type: ignore[no-untyped-call]
-        seconds.append(time.perf_counter() - began)
-    return {"seconds": median(seconds), "bytes": device.peak_memory(machine) - before}
 
 
 def _steps(kit: Kit) -> int:
@@ -97,7 +63,8 @@ def _stages(kit: Kit) -> Stages:
             for seed in range(scale.seeds):
                 # A masked piece is told by the other pieces of its word, a morpheme by those beside
                 # it: masked losses of texts that are cut otherwise are no measure of each other.
-                # Left to right, all words of a text together are as probable as the text itself.
+                # Left to right, all words of a text together are as probable as the text itself;
+                # of morphemes, as the text with spaces between all of them.
                 stages[*place, seed] = kit.left_to_right(seed, store=store, steps=_steps(kit))
     return stages
 
@@ -121,12 +88,12 @@ def _report(kit: Kit, found: Results) -> Report:
                 spread(told["nats a token"]), spread(told["nats a character"], ".4f"),
             ])  # fmt: skip
     columns = ["text", "words asked", "words learnt", "tokens a sentence", "[UNK], of words",
-               "characters a token", "characters read, thousands", "nats a token",
+               "characters a token", "characters read at most, thousands", "nats a token",
                "nats a character"]  # fmt: skip
-    softmax = found["softmax"]
-    costs = softmax["rows"] if softmax else []
+    measured = found["softmax"]
+    costs = measured["rows"] if measured else []
     figures["softmax"] = costs
-    forms = {"whole": "all logits at once", "parts": "in parts, as here"}
+    forms = softmax.FORMS
     cost_rows = [
         [f"{own['words']:,}", f"{own['weights_bytes'] / 2**20:,.0f}",
          *(f"{1000 * own[form]['seconds']:,.1f}" for form in forms),
@@ -135,11 +102,11 @@ def _report(kit: Kit, found: Results) -> Report:
     ]  # fmt: skip
     title = (
         f"Vocabularies, left to right, after {_steps(kit):,} steps (the paper's has 30,000 words; "
-        "[UNK] is not predicted)"
+        "[UNK] is not predicted, nor whether a space stands before a morpheme)"
     )
     softmax_columns = [
-        "words", "weights, gradient, Adam: MiB", *(f"ms a step, {own}" for own in forms.values()),
-        *(f"MiB beside the weights, {own}" for own in forms.values()),
+        "words", "weights, Adam's moments: MiB", *(f"ms a step, {own}" for own in forms.values()),
+        *(f"MiB on top, gradient included, {own}" for own in forms.values()),
     ]  # fmt: skip
     tables = [
         Table(title, columns, rows),
