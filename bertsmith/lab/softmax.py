@@ -12,12 +12,14 @@ import sys
 import time
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from bertsmith.errors import BertsmithError
+from bertsmith.files import write_json
 from bertsmith.model.loss import linear_cross_entropy
 
 #: As it is written down, all P x V logits at once; and as this package computes it.
@@ -30,13 +32,15 @@ def measured(form: str, words: int, width: int, predictions: int, times: int) ->
     bytes: the most at any moment beside weights, hidden states [P, D] and labels. Raises
     BertsmithError where the process ends badly.
     """
-    own = [sys.executable, "-m", "bertsmith.lab.softmax", form, str(words), str(width),
-           str(predictions), str(times)]  # fmt: skip
-    done = subprocess.run(own, capture_output=True, check=False, text=True)  # noqa: S603 - our own
-    if done.returncode:
-        told = (done.stderr.strip().splitlines() or ["killed"])[-1]
-        raise BertsmithError(f"the softmax of {words:,} words could not be measured: {told}")
-    found: dict[str, float] = json.loads(done.stdout)
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "cost.json"
+        own = [sys.executable, "-m", "bertsmith.lab.softmax", str(file), form,
+               *map(str, (words, width, predictions, times))]  # fmt: skip
+        done = subprocess.run(own, capture_output=True, check=False, text=True)  # noqa: S603 - our own
+        if done.returncode:
+            told = (done.stderr.strip().splitlines() or ["killed"])[-1]
+            raise BertsmithError(f"the softmax of {words:,} words could not be measured: {told}")
+        found: dict[str, float] = json.loads(file.read_text(encoding="utf-8"))
     return found
 
 
@@ -82,4 +86,4 @@ def _peak() -> int:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(_cost(sys.argv[1], *map(int, sys.argv[2:]))))
+    write_json(Path(sys.argv[1]), _cost(sys.argv[2], *map(int, sys.argv[3:])))

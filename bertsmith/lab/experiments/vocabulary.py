@@ -91,33 +91,36 @@ def _report(kit: Kit, found: Results) -> Report:
                "characters a token", "characters read at most, thousands", "nats a token",
                "nats a character"]  # fmt: skip
     measured = found["softmax"]
-    costs = measured["rows"] if measured else []
-    figures["softmax"] = costs
+    figures["softmax"] = measured["rows"] if measured else []
+    title = (
+        f"Vocabularies, left to right, after {_steps(kit):,} steps (the paper's has 30,000 words; "
+        "[UNK] is not predicted, nor whether a space stands before a morpheme)"
+    )
+    panels = [Panel("loss by vocabulary", lines(curves, "words asked", "nats a character"))]
+    costs, more = _softmax(figures["softmax"])
+    return Report([Table(title, columns, rows), costs], [*panels, *more], figures)
+
+
+def _softmax(costs: list[dict[str, Any]]) -> tuple[Table, list[Panel]]:
+    """Return the table and the panels of what the output softmax costs."""
     forms = softmax.FORMS
-    cost_rows = [
+    rows = [
         [f"{own['words']:,}", f"{own['weights_bytes'] / 2**20:,.0f}",
          *(f"{1000 * own[form]['seconds']:,.1f}" for form in forms),
          *(f"{own[form]['bytes'] / 2**20:,.0f}" for form in forms)]
         for own in costs
     ]  # fmt: skip
-    title = (
-        f"Vocabularies, left to right, after {_steps(kit):,} steps (the paper's has 30,000 words; "
-        "[UNK] is not predicted, nor whether a space stands before a morpheme)"
-    )
-    softmax_columns = [
+    columns = [
         "words", "weights, Adam's moments: MiB", *(f"ms a step, {own}" for own in forms.values()),
         *(f"MiB on top, gradient included, {own}" for own in forms.values()),
     ]  # fmt: skip
-    tables = [
-        Table(title, columns, rows),
-        Table("The output softmax by its words, forward and backward", softmax_columns, cost_rows),
-    ]
-    panels = [Panel("loss by vocabulary", lines(curves, "words asked", "nats a character"))]
+    panels = []
     for what, unit, scale in (("seconds", "ms a step", 1000), ("bytes", "MiB", 2**-20)):
         series = {words: [(own["words"] / 1000, scale * own[form][what]) for own in costs]
                   for form, words in forms.items()}  # fmt: skip
         panels.append(Panel(f"softmax, {unit}", lines(series, "thousand words", unit)))
-    return Report(tables, panels, figures)
+    title = "The output softmax by its words, forward and backward"
+    return Table(title, columns, rows), panels
 
 
 def _row(kit: Kit, found: Results, place: tuple[str, str | None, int]) -> dict[str, Any]:
