@@ -55,11 +55,16 @@ def _report(kit: Kit, found: Results) -> Report:
             use: [score(found[mixture, use, seed], task) for seed in seeds]
             for use, (task, _) in USES.items()
         }
-        loss = [heldout(found[mixture, "model", seed]) for seed in seeds]
-        figures["/".join(map(str, mixture))] = {**scores, "held-out loss": loss}
+        models = [found[mixture, "model", seed] for seed in seeds]
+        loss = [heldout(own) for own in models]
+        pairs = [heldout(own, "next_sentence_accuracy") for own in models]
+        figures["/".join(map(str, mixture))] = {
+            **scores, "held-out loss": loss, "next sentence": pairs,
+        }  # fmt: skip
         told = (f"{spread(scores[use])} ({own})" for use, own in zip(USES, paper, strict=True))
-        rows.append([*(f"{share} %" for share in mixture), spread(loss), *told])
-    columns = ["mask", "same", "random", "held-out loss (its own mixture)",
+        shares = (f"{share} %" for share in mixture)
+        rows.append([*shares, spread(loss), spread(pairs), *told])
+    columns = ["mask", "same", "random", "held-out loss (its own mixture)", "next sentences right",
                *(f"{name} (paper, %)" for _, name in USES.values())]  # fmt: skip
     groups = {USES[use][1]: {name: own[use] for name, own in figures.items()} for use in USES}
     return Report(

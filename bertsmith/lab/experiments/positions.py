@@ -64,14 +64,18 @@ def _stages(kit: Kit) -> Stages:
 
 def _report(kit: Kit, found: Results) -> Report:
     maps = {key[1]: own for key, own in found.items() if key[0] == "map" and own}  # type: ignore[index]
-    tables, figures = [], {}
+    tables: list[Table] = []
+    figures: dict[str, Any] = {}
     if not kit.sources.model:
         seeds = range(kit.scale.seeds)
-        losses = {name: [heldout(found[name, seed]) for seed in seeds] for name in MODELS}
-        figures = dict(losses)
-        rows = [[name, spread(own, ".4f")] for name, own in losses.items()]
+        figures = {name: {what: [heldout(found[name, seed], what) for seed in seeds]
+                          for what in ("masked_lm", "next_sentence_accuracy")}
+                   for name in MODELS}  # fmt: skip
+        rows = [[name, *(spread(values, ".4f") for values in own.values())]
+                for name, own in figures.items()]  # fmt: skip
         title = "Positions; the last two rows also begin with the words' shares as output bias"
-        tables.append(Table(title, ["positions", "held-out masked-LM loss, nats"], rows))
+        columns = ["positions", "held-out masked-LM loss, nats", "next sentences right"]
+        tables.append(Table(title, columns, rows))
     shown = (1, 2, 4, 8, 16, 32)
     rows = []
     for name, own in maps.items():
