@@ -9,6 +9,11 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A machine that is slow for a moment is no fault of what is tested.
+settings.register_profile("bertsmith", deadline=None)
+settings.load_profile("bertsmith")
 
 # Set before any test loads torch. Under xdist each worker would otherwise take every core, and
 # kill-and-resume tests compare bytes, which needs the same number of threads in every process.

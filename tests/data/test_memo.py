@@ -36,7 +36,7 @@ def assert_same(tokenizer: Tokenizer, memo: Memo, sentences: list[str]) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(lines=LINES)
 def test_equals_the_tokenizer_on_any_text(recipe: Recipe, lines: list[str]) -> None:
     """On any Unicode text without line ends, ids and sizes equal the tokenizer's."""

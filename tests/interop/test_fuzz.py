@@ -36,7 +36,6 @@ STRANGE: st.SearchStrategy[Any] = st.one_of(
 )
 EXAMPLES = settings(
     max_examples=25,
-    deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

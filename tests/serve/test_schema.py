@@ -33,9 +33,7 @@ def _tried(operation: Any, mode: GenerationMode) -> set[int]:
     """Send bodies to an endpoint; return the statuses."""
     statuses: set[int] = set()
 
-    @settings(
-        max_examples=20, deadline=None, database=None, suppress_health_check=list(HealthCheck)
-    )
+    @settings(max_examples=20, database=None, suppress_health_check=list(HealthCheck))
     @given(case=operation.as_strategy(generation_mode=mode))
     def send(case: Any) -> None:
         found = case.call()
