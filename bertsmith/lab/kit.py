@@ -79,6 +79,14 @@ class Kit:
         whole = merged(defaults(scale.recipe, sizes), usual)
         return Stage("pretrain", merged(whole, values), {"store": store or self.store()})
 
+    def masked_only(self, seed: int = 0, **values: Any) -> Stage:
+        """Return a run without next sentence, for comparing losses of words.
+
+        Of two runs the one that learns next sentence pays for it in words, and a small difference
+        decides whether it does.
+        """
+        return self.pretrained(seed, **merged({"data": {"nsp": False}}, values))
+
     def left_to_right(self, seed: int = 0, **values: Any) -> Stage:
         """Return a run that sees what stands before a word only, and predicts the next one."""
         return self.pretrained(

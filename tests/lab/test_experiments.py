@@ -58,8 +58,10 @@ def test_what_can_be_checked_by_hand(out: Path) -> None:
              for name in ("masking", "activations", "positions", "pretraining-tasks")}  # fmt: skip
     usual = steps["pretraining-tasks"]["MLM + NSP, model, 0"]
     assert usual == steps["masking"]["(80, 10, 10), model, 0"]
-    assert usual == steps["activations"]["gelu, 0"]
-    assert usual == steps["positions"]["learned, from sinusoids, with first heads, 0"]
+    alone = steps["pretraining-tasks"]["MLM, no NSP, model, 0"]
+    assert alone != usual
+    assert alone == steps["activations"]["gelu, 0"]
+    assert alone == steps["positions"]["learned, from sinusoids, with first heads, 0"]
     others = {value for own in steps.values() for value in own.values() if value != usual}
     assert len([own for own in others if own.startswith("pretrain-")]) == 2 + 5 + 3 + 3
     record = json.loads((out / f"smoke/results/{usual}.json").read_text())

@@ -17,10 +17,10 @@ NORMS = {
 }  # fmt: skip
 #: Of the usual steps, how many; of the usual batch, the smaller one; of the usual rate, the lower.
 _STEPS, _BATCH, _RATE = 2, 4, 8
-#: Figures of a run's way: whether it learnt next sentence, which costs it words; how fast it was;
-#: how far from training it ended (which still falls in that quarter, and has dropout); how smooth.
+#: Figures of a run's way: how fast it was; how far from training it ended (training's loss still
+#: falls in that quarter, and has dropout); how smooth.
 _COURSE = {
-    "pairs": "next sentences right", "early": "held out, after a quarter",
+    "early": "held out, after a quarter",
     "gap": "held out - training in the last quarter",
     "rough": "deviation of the gradient's norm / its mean, second half",
 }  # fmt: skip
@@ -39,7 +39,7 @@ def _places(kit: Kit) -> list[tuple[str, float, int]]:
 
 def _stages(kit: Kit) -> Stages:
     return {
-        (*place, seed): kit.pretrained(
+        (*place, seed): kit.masked_only(
             seed, steps=_steps(kit), model={"norm": place[0]}, data={"batch": place[2]},
             optim={"lr": place[1]}, run={"log_gradients": True},
         )
@@ -95,7 +95,6 @@ def _course(run: dict[str, Any] | None) -> dict[str, float] | None:
     norms = [sum(part**2 for part in parts.values()) ** 0.5
              for step, parts in run["gradients"] if step > 0.5 * last]  # fmt: skip
     return {
-        "pairs": _number(heldout(run, "next_sentence_accuracy")),
         "early": _number(next(loss for step, loss in curve if step >= 0.25 * last)),
         "gap": end - mean(training),
         "rough": pstdev(norms) / mean(norms) if any(norms) else float("nan"),

@@ -55,7 +55,7 @@ def _stages(kit: Kit) -> Stages:
     for seed in range(kit.scale.seeds):
         for name, changes in MODELS.items():
             looking = {} if kit.scale.recipe == "fast" else {"run": {"first_weights": "across"}}
-            stages[name, seed] = kit.pretrained(seed, **(changes or looking))
+            stages[name, seed] = kit.masked_only(seed, **(changes or looking))
     for name in MODELS:
         if name != "sinusoidal":
             stages["map", name] = _map_stage(kit, stages[name, 0])
@@ -68,13 +68,10 @@ def _report(kit: Kit, found: Results) -> Report:
     figures: dict[str, Any] = {}
     if not kit.sources.model:
         seeds = range(kit.scale.seeds)
-        figures = {name: {what: [heldout(found[name, seed], what) for seed in seeds]
-                          for what in ("masked_lm", "next_sentence_accuracy")}
-                   for name in MODELS}  # fmt: skip
-        rows = [[name, *(spread(values, ".4f") for values in own.values())]
-                for name, own in figures.items()]  # fmt: skip
+        figures = {name: [heldout(found[name, seed]) for seed in seeds] for name in MODELS}
+        rows = [[name, spread(losses, ".4f")] for name, losses in figures.items()]
         title = "Positions; the last two rows also begin with the words' shares as output bias"
-        columns = ["positions", "held-out masked-LM loss, nats", "next sentences right"]
+        columns = ["positions", "held-out masked-LM loss, nats"]
         tables.append(Table(title, columns, rows))
     shown = (1, 2, 4, 8, 16, 32)
     rows = []

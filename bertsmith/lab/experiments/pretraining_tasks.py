@@ -24,7 +24,7 @@ def _stages(kit: Kit) -> Stages:
         causal = kit.left_to_right(seed)
         models = {
             "MLM + NSP": kit.pretrained(seed),
-            "MLM, no NSP": kit.pretrained(seed, data={"nsp": False}),
+            "MLM, no NSP": kit.masked_only(seed),
             "left to right, no NSP": causal,
             "left to right + BiLSTM": causal,
         }
