@@ -134,7 +134,8 @@ class Walk:
         if not counts.documents:
             raise StoreError(
                 f"{self._split.name}: it holds no document, so there is no example to learn from; "
-                "prepare more text"
+                "prepare more documents (a plain file is one of them, unless it was prepared with "
+                "--format sentences)"
             )
         if self._nsp and counts.documents < 2:
             raise StoreError(

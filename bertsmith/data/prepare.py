@@ -266,5 +266,9 @@ def summary(manifest: Manifest) -> list[str]:
             f"{counts.tokens:,} tokens"
         )
     if not manifest.splits["heldout"].documents and manifest.plan.options.held_out != 0.0:
-        lines.append("too few different documents to hold any out: nothing can be evaluated")
+        lines.append(
+            "too few different documents to hold any out, and pretrain needs some: a plain file is "
+            "one document, unless --format sentences says that blank lines part documents; give "
+            "more files, or JSON lines with a document each"
+        )
     return lines

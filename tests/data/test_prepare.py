@@ -290,6 +290,20 @@ def test_a_corpus_without_words(tmp_path: Path) -> None:
         make(tmp_path / "silent.txt", tmp_path / "two")
 
 
+def test_a_plain_file_is_one_document_and_how_it_is_parted(tmp_path: Path) -> None:
+    """Nothing can be held out of one document: what is told holds some out."""
+    file = tmp_path / "plain.txt"
+    lines = (f"{LETTERS[a]}{LETTERS[b]} the" for a in range(26) for b in range(26))
+    file.write_text("\n\n".join(lines))
+    told = summary(make(file, tmp_path / "one"))
+    assert told[-1].startswith("too few different documents")
+    assert "--format sentences" in told[-1]
+    corpus = CorpusOptions(format="sentences")
+    parted = make(file, tmp_path / "two", corpus=corpus.model_dump())
+    assert parted.splits["heldout"].documents > 5
+    assert not any("too few" in line for line in summary(parted))
+
+
 def test_a_worker_that_dies_is_told(tmp_path: Path) -> None:
     """A worker that ends without an answer is an error that names how, and what to do."""
     TOKENIZER.save(tmp_path)
