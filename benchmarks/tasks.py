@@ -6,7 +6,7 @@ was stopped goes on where it was, so that hours of work can be done in pieces. U
     python benchmarks/tasks.py --data FOLDER --model DIR --work DIR [--seeds N] [ROW …]
 
 --data: the unpacked labelled data, with the folders glue, squad, conll2003 and so on. --model: real
-pre-trained weights. --korean, --mini, --untrained: models that some rows need instead.
+pre-trained weights. --korean, --mini, --untrained, --adapted: models that some rows need instead.
 """
 
 import argparse
@@ -100,7 +100,8 @@ ROWS: dict[str, Row] = {
             "cola": glue("cola", "CoLA", "--lr 1e-4"),
             "conll2003": f"{CONLL} --lr 2e-4",
         }.items()
-        for name in ("mini", "untrained")
+        # Adapted: to the sentences of SST-2, without their labels.
+        for name in ("mini", "untrained", *(["adapted"] if task.startswith("sst-2") else []))
     },
 }  # fmt: skip
 
@@ -114,7 +115,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True, help="where the runs are made")
     parser.add_argument("--seeds", type=int, help="at most so many of each row")
-    for name in ("model", "korean", "mini", "untrained"):
+    for name in ("model", "korean", "mini", "untrained", "adapted"):
         parser.add_argument(f"--{name}", type=Path)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
