@@ -39,10 +39,10 @@ def measure_filled(job: Job) -> dict[str, Any]:
 
 def _run(kit: Kit) -> Stage:
     if kit.scale.name not in _LONGER:
-        return kit.pretrained(0)
+        return kit.masked_only(0)
     steps = kit.scale.steps * _LONGER[kit.scale.name]
     every = max(1, steps // _TWENTIETHS)
-    return kit.pretrained(0, steps=steps, checkpoint={"every": every, "keep": 2 * _TWENTIETHS})
+    return kit.masked_only(0, steps=steps, checkpoint={"every": every, "keep": 2 * _TWENTIETHS})
 
 
 def _moments(kit: Kit) -> dict[int, Stage]:
@@ -88,11 +88,11 @@ def _words(rows: list[list[str]], moments: list[int]) -> Any:
         axes.set_axis_off()
         for line, (sentence, *cells) in enumerate(rows):
             top = 1 - line / len(rows)
-            axes.text(0, top, sentence, va="top", fontsize=9, weight="bold", parse_math=False)
+            axes.text(0, top, sentence, va="top", fontsize=10.5, weight="bold", parse_math=False)
             for number, (moment, cell) in enumerate(zip(moments, cells, strict=True), 1):
-                where = top - number * 0.036
-                axes.text(0.02, where, f"{moment:,}", va="top", fontsize=8, color="#666666")
-                axes.text(0.14, where, cell, va="top", fontsize=8, parse_math=False)
+                where = top - number * 0.037
+                axes.text(0.02, where, f"{moment:,}", va="top", fontsize=9.5, color="#666666")
+                axes.text(0.16, where, cell, va="top", fontsize=9.5, parse_math=False)
 
     return drawn
 
