@@ -1,9 +1,10 @@
 """The server under load beside the library: 64 clients of one sentence each, on the loopback.
 
-First ``Embedder.encode`` embeds the texts offline, then a server in a process of its own is asked
-by clients of a third process for so many seconds, and then the library again: the throughput of
-both, each request's time, and whether vectors agree. Between them the library computes batches of
-whatever length comes, as the server must, without HTTP: what the server could reach at the most.
+In turns, since machines are now quicker and now slower: ``Embedder.encode`` embeds the texts
+offline; the library computes batches of whatever length comes, as the server must, without HTTP,
+which is what the server could reach at the most; and a server in a process of its own is asked by
+clients of a third process. Told are the throughput of each, each request's time, and whether
+vectors agree.
 
     python benchmarks/serve.py --model DIR --texts FILE --clients 64 --seconds 60 --json OUT
 """
@@ -32,6 +33,8 @@ from bertsmith.serve.settings import ServeSettings
 from bertsmith.use.embed import Embedder
 from bertsmith.use.vectors import VectorSettings
 
+#: Turns of each, which share the seconds: those of the library are a third as long.
+TURNS = 6
 HEAD = (
     b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     b"Content-Length: %d\r\n\r\n"
@@ -107,8 +110,6 @@ def main() -> None:
     options = parser.parse_args()
     texts = options.texts.read_text(encoding="utf-8").splitlines()
     embedder = Embedder.load(options.model)
-    before = offline(embedder, texts, options.seconds / 3)
-    unsorted = packed(embedder, texts, options.seconds / 3)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -125,21 +126,27 @@ def main() -> None:
             except httpx.HTTPError:
                 time.sleep(0.2)
         asyncio.run(load(port, texts, options.clients, 3))
-        began = time.perf_counter()
-        found = asyncio.run(load(port, texts, options.clients, options.seconds))
-        online = len(found) / (time.perf_counter() - began)
+        found: list[Any] = []
+        rates: list[tuple[float, float, float]] = []
+        for _ in range(TURNS):
+            share = options.seconds / TURNS
+            alone = offline(embedder, texts, share / 3)
+            any_length = packed(embedder, texts, share / 3)
+            began = time.perf_counter()
+            own_found = asyncio.run(load(port, texts, options.clients, share))
+            rates.append((alone, any_length, len(own_found) / (time.perf_counter() - began)))
+            found += own_found
     finally:
         own.terminate()
         ended = own.wait(30)
-    after = offline(embedder, texts, options.seconds / 3)
-    told(options, embedder, texts, found, online, (before, unsorted, after), ended)
+    told(options, embedder, texts, found, rates, ended)
 
 
 def told(
     options: argparse.Namespace, embedder: Embedder, texts: list[str], found: list[Any],
-    online: float, library: tuple[float, float, float], ended: int,
+    rates: list[tuple[float, float, float]], ended: int,
 ) -> None:  # fmt: skip
-    """Tell what was measured."""
+    """Tell what was measured. rates: of each turn, offline, in batches of any lengths, online."""
     wanted = embedder.encode(texts)
     furthest = 0.0
     for text, _, status, content in found:
@@ -148,19 +155,21 @@ def told(
             furthest = max(furthest, float(abs(np.frombuffer(raw, "<f4") - wanted[text]).max()))
     times = np.array([seconds for _, seconds, _, _ in found])
     middle, late = float(np.median(times)), float(np.quantile(times, 0.99))
-    before, unsorted, after = library
-    offline_rate = (before + after) / 2
+    alone, unsorted, online = (float(np.median(rate)) for rate in zip(*rates, strict=True))
+    each = [server / library for library, _, server in rates]
     ratios = {
-        "server / library": online / offline_rate,
-        "library in batches of any lengths / library": unsorted / offline_rate,
+        "server / library": float(np.median(each)),
+        "server / library, least": min(each), "server / library, most": max(each),
+        "library in batches of any lengths / library": float(
+            np.median([own / library for library, own, _ in rates])
+        ),
         "p99 / median": late / middle,
-    }
+    }  # fmt: skip
     figures = {
         "clients": options.clients, "seconds": options.seconds, "requests": len(found),
         "errors": sum(status != 200 for *_, status, _ in found), "requests a second": online,
-        "texts a second offline, before": before, "texts a second offline, after": after,
-        "texts a second in batches of any lengths": unsorted, "median seconds": middle,
-        "p99 seconds": late, "largest difference": furthest, "exit status": ended,
+        "texts a second offline": alone, "texts a second in batches of any lengths": unsorted,
+        "median seconds": middle, "p99 seconds": late, "largest difference": furthest, "exit status": ended,
         "load": os.getloadavg()[0],
     }  # fmt: skip
     report("serve", ratios, figures, options.json)
