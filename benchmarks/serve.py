@@ -169,8 +169,8 @@ def told(
         "clients": options.clients, "seconds": options.seconds, "requests": len(found),
         "errors": sum(status != 200 for *_, status, _ in found), "requests a second": online,
         "texts a second offline": alone, "texts a second in batches of any lengths": unsorted,
-        "median seconds": middle, "p99 seconds": late, "largest difference": furthest, "exit status": ended,
-        "load": os.getloadavg()[0],
+        "median seconds": middle, "p99 seconds": late, "largest difference": furthest,
+        "exit status": ended, "load": os.getloadavg()[0],
     }  # fmt: skip
     report("serve", ratios, figures, options.json)
 
