@@ -54,7 +54,7 @@ def listen(app: Guard, settings: ServeSettings, own: socket.socket) -> None:
 def _steady() -> Iterator[None]:
     """Keep Python from holding requests up: no search for garbage among what is there to stay.
 
-    Models and libraries are millions of objects, which every full collection would go through.
+    Models and libraries are hundreds of thousands of objects; a full collection goes through all.
     """
     gc.collect()
     gc.freeze()
