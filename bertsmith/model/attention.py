@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.dropout import Dropout, Noise
+from bertsmith.model.grouping import grouped, rounded
 from bertsmith.model.packed import Packed
 from bertsmith.model.padding import pad, unpad
 from bertsmith.model.varlen import variable_length_attention
@@ -23,17 +24,12 @@ Kernel = Literal["reference", "padded", "varlen"]
 #: What dropout multiplies probabilities with, drawn for a tensor of their shape.
 Keep = Callable[[Tensor], Tensor]
 
-#: What another group of sequences costs `padded` on the CPU, in probabilities of one head: the
-#: calls that each needs, against passes over numbers that nothing reads. And what grouping at all
-#: must save to be worth its own calls (benchmarks/attention.py).
-_GROUP_COST, _WORTH = 2**12, 2**14
-
 
 @dataclass(frozen=True)
 class Group:
     """Sequences that are padded together, to the longest of them.
 
-    count: B. longest: S, ``_rounded`` on the CPU if lengths differ. mask: what `padded` adds to the
+    count: B. longest: S, ``rounded`` on the CPU if lengths differ. mask: what `padded` adds to the
     scores, 0 or -inf, broadcast to [B, N, S, S], or None. sequences: their numbers in the batch;
     None: all of it.
     """
@@ -50,7 +46,8 @@ class Layout:
 
     boundaries: int32 [B + 1]. longest: S. groups: of like lengths, for `reference` and `padded`.
     slots: int64 [T], each token's place in the padded rows of all groups, one after another, or
-    None where all lengths are equal and padding is a plain view.
+    None where all lengths are equal and padding is a plain view. sources: int64, the token of each
+    of those rows; what fills a sequence up is its own last token.
     """
 
     kernel: Kernel
@@ -59,6 +56,7 @@ class Layout:
     causal: bool
     groups: tuple[Group, ...] = ()
     slots: Tensor | None = None
+    sources: Tensor | None = None
 
 
 def layout(packed: Packed, kernel: Kernel, *, causal: bool, dtype: torch.dtype) -> Layout:
@@ -77,24 +75,36 @@ def layout(packed: Packed, kernel: Kernel, *, causal: bool, dtype: torch.dtype) 
     eager = boundaries.is_cpu and not fixed
     parts = grouped(lengths.tolist()) if eager else None
     if parts is None:
-        longest = _rounded(longest) if eager else longest
+        longest = rounded(longest) if eager else longest
         mask = _mask(lengths, longest, causal=causal, dtype=dtype, ragged=True)
         groups: tuple[Group, ...] = (Group(sequences, longest, mask),)
-        firsts = torch.arange(sequences, device=boundaries.device) * longest
     else:
         groups = tuple(_group(own, lengths, causal=causal, dtype=dtype) for own in parts)
-        firsts = torch.empty(sequences, dtype=torch.int64)
-        first = 0
-        for own in groups:
-            firsts[own.sequences] = first + torch.arange(own.count) * own.longest
-            first += own.count * own.longest
+    firsts, sources, first = torch.empty_like(lengths), [], 0
+    for own in groups:
+        which = slice(None) if own.sequences is None else own.sequences
+        each = torch.arange(own.count, device=boundaries.device)
+        firsts[which] = (first + each * own.longest).to(firsts.dtype)
+        sources.append(_sources(boundaries[:-1][which], lengths[which], own.longest))
+        first += own.count * own.longest
     slots = packed.positions + firsts.repeat_interleave(lengths, output_size=packed.ids.shape[0])
-    return replace(base, groups=groups, slots=slots)
+    return replace(base, groups=groups, slots=slots, sources=torch.cat(sources))
+
+
+def _sources(starts: Tensor, lengths: Tensor, longest: int) -> Tensor:
+    """Return the token of each padded row of some sequences, filled up with their last tokens.
+
+    Nothing is told from a filler: no query looks at it. With another sequence's token, a number
+    that is not finite would still come across.
+    """
+    places = torch.arange(longest, device=starts.device)
+    rows: Tensor = torch.minimum(places, lengths[:, None] - 1) + starts[:, None]
+    return rows.flatten()
 
 
 def _group(sequences: list[int], lengths: Tensor, *, causal: bool, dtype: torch.dtype) -> Group:
     own = lengths[sequences]
-    longest = _rounded(int(own.max()))
+    longest = rounded(int(own.max()))
     ragged = bool((own != longest).any())
     mask = _mask(own, longest, causal=causal, dtype=dtype, ragged=ragged)
     return Group(len(sequences), longest, mask, sequences)
@@ -115,52 +125,6 @@ def _mask(
     keys = keys.masked_fill(beyond, -math.inf)[:, None, None, :]
     # A filler query of a causal row still sees its first token, so no row is all -inf.
     return keys if mask is None else keys + mask
-
-
-def _edge() -> int:
-    """Return how many numbers this CPU takes at once, or 8."""
-    return 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
-
-
-def _rounded(length: int) -> int:
-    """Return to what length a group is padded: to a multiple of ``_edge`` if it is not far.
-
-    What is left over at the end of a row is dear to PyTorch's attention and softmax: with AVX-512
-    31 tokens take nearly twice as long as 32, and 33 less than 48 (docs/measurements.md).
-    """
-    edge = _edge()
-    missing = -length % edge
-    return length + missing if missing <= edge // 2 else length
-
-
-def grouped(lengths: list[int]) -> list[list[int]] | None:
-    """Part the sequences of a batch so that padding each part to its longest costs least.
-
-    Attention pays for the square of a length: one long sequence among short ones would make all
-    others pay for it. Returns the numbers of each part's sequences, the longest first; None where
-    all are best left together.
-    """
-    order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
-    edge = _edge()
-    sizes = [-(-lengths[number] // edge) * edge for number in order]
-    waste = len(sizes) * sizes[0] ** 2 - sum(size * size for size in sizes)
-    if waste <= _WORTH:
-        return None
-    # Groups begin where a length does; best[n]: the least cost of the first n of those places.
-    starts = [n for n in range(len(sizes)) if n == 0 or sizes[n] != sizes[n - 1]]
-    ends = [*starts[1:], len(sizes)]
-    best, cut = [0.0], [0]
-    for last, end in enumerate(ends):
-        costs = [best[first] + (end - starts[first]) * sizes[starts[first]] ** 2 + _GROUP_COST
-                 for first in range(last + 1)]  # fmt: skip
-        best.append(min(costs))
-        cut.append(costs.index(best[-1]))
-    parts, last = [], len(starts)
-    while last:
-        first = cut[last]
-        parts.append(sorted(order[starts[first] : ends[last - 1]]))
-        last = first
-    return parts[::-1] if len(parts) > 1 else None
 
 
 def _kept(where: Layout, heads: int, keep: Keep, like: Tensor) -> list[Tensor]:
@@ -213,7 +177,9 @@ def padded_attention(qkv: Tensor, where: Layout, keep: Keep | None, rate: float)
     """
     heads, head_width = qkv.shape[2:]
     sizes = [own.count * own.longest for own in where.groups]
-    full = qkv if where.slots is None else pad(qkv, where.slots, sum(sizes))
+    full = qkv
+    if where.slots is not None and where.sources is not None:
+        full = pad(qkv, where.sources, where.slots)
     kept: list[Any] = [None] * len(sizes)
     if keep is not None:
         kept = _kept(where, heads, keep, qkv)

@@ -9,17 +9,13 @@ import torch
 from torch import Tensor
 
 
-def _spread(rows: Tensor, slots: Tensor, size: int) -> Tensor:
-    return rows.new_zeros(size, *rows.shape[1:]).index_copy_(0, slots, rows)
-
-
 class _Pad(torch.autograd.Function):
     """Written out because autograd's gradient of a gather adds, which is slow and unordered."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, slots: Tensor, size: int) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, sources: Tensor, slots: Tensor) -> Tensor:
         ctx.save_for_backward(slots)
-        return _spread(rows, slots, size)
+        return rows.index_select(0, sources)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
@@ -37,12 +33,17 @@ class _Unpad(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (slots,) = ctx.saved_tensors
-        return _spread(gradient, slots, ctx.size), None
+        padded = gradient.new_zeros(ctx.size, *gradient.shape[1:])
+        return padded.index_copy_(0, slots, gradient), None
 
 
-def pad(rows: Tensor, slots: Tensor, size: int) -> Tensor:
-    """Put rows [T, ...] at ``slots`` (int64 [T], all different) of a zeroed [size, ...]."""
-    padded: Tensor = _Pad.apply(rows, slots, size)  # type: ignore[no-untyped-call]
+def pad(rows: Tensor, sources: Tensor, slots: Tensor) -> Tensor:
+    """Take for each padded row the one at ``sources``: [T, ...] -> [size, ...].
+
+    slots: int64 [T], where each row comes to lie, all different. The other padded rows are copies,
+    which is quicker than to write zeros first; what is made of them must get no gradient.
+    """
+    padded: Tensor = _Pad.apply(rows, sources, slots)  # type: ignore[no-untyped-call]
     return padded
 
 

@@ -1,6 +1,8 @@
 """The kernels of attention, against plain loops and against each other."""
 
+import itertools
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -8,13 +10,8 @@ import torch
 from torch import Tensor
 
 from bertsmith.model import attention as attending
-from bertsmith.model.attention import (
-    Kernel,
-    SelfAttention,
-    grouped,
-    layout,
-    reference_attention,
-)
+from bertsmith.model import grouping
+from bertsmith.model.attention import Kernel, SelfAttention, layout, reference_attention
 from bertsmith.model.bert import BertModel
 from bertsmith.model.dropout import Noise
 from bertsmith.model.packed import Packed, pack
@@ -74,7 +71,7 @@ def test_reference_equals_plain_loops(
     if dropped:
         kept = (torch.rand(len(lengths), 3, max(lengths), max(lengths)) > 0.4) / 0.6
         monkeypatch.setattr(attending, "grouped", lambda _: None)
-        monkeypatch.setattr(attending, "_edge", lambda: 1)
+        monkeypatch.setattr(grouping, "_edge", lambda: 1)
     where = layout(packed_of(lengths), "reference", causal=causal, dtype=torch.float32)
     q, k, v = qkv.unbind(1)
     keep = None if kept is None else lambda _: kept
@@ -145,7 +142,7 @@ def test_groups_of_like_lengths_change_nothing(
 @pytest.mark.parametrize("edge", [8, 16])
 def test_groups_end_where_the_cpu_likes_it(edge: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Padded groups have a multiple of its numbers if one is near, else their longest length."""
-    monkeypatch.setattr(attending, "_edge", lambda: edge)
+    monkeypatch.setattr(grouping, "_edge", lambda: edge)
     for lengths, rounded in ((UNLIKE, None), ((3, edge - 2, 1), edge), ((3, edge + 1), edge + 1)):
         where = layout(packed_of(lengths), "padded", causal=False, dtype=torch.float32)
         for own in where.groups:
@@ -155,6 +152,21 @@ def test_groups_end_where_the_cpu_likes_it(edge: int, monkeypatch: pytest.Monkey
         assert rounded in (None, where.groups[0].longest)
     equal = layout(packed_of((9, 9)), "padded", causal=False, dtype=torch.float32)
     assert (equal.slots, equal.groups[0].longest) == (None, 9)
+
+
+@DIRECTIONS
+def test_what_is_not_finite_stays_in_its_sequence(causal: bool) -> None:
+    """The fillers of a padded sequence hold none of another one's numbers."""
+    attention = SelfAttention(primes(attention_dropout=0.0), site=0).eval()
+    torch.manual_seed(3)
+    where = layout(packed_of(RAGGED), "padded", causal=causal, dtype=torch.float32)
+    assert where.slots is not None
+    hidden = torch.randn(sum(RAGGED), 21)
+    for first, last in pairwise(itertools.accumulate(RAGGED, initial=0)):
+        broken = hidden.clone()
+        broken[first:last] = math.inf
+        found = attention(broken, where, None).isfinite().all(1)
+        assert found.tolist() == [not first <= place < last for place in range(len(found))]
 
 
 def test_groups_draw_unlike_decisions() -> None:
@@ -171,17 +183,17 @@ def test_groups_draw_unlike_decisions() -> None:
 
 def test_grouping_is_the_cheapest(monkeypatch: pytest.MonkeyPatch) -> None:
     """No other way to part sequences in order of length costs less; like ones stay together."""
-    monkeypatch.setattr(attending, "_edge", lambda: 8)
-    assert grouped([9] * 50) is None
-    assert grouped([8, 16, 8, 16]) is None
+    monkeypatch.setattr(grouping, "_edge", lambda: 8)
+    assert grouping.grouped([9] * 50) is None
+    assert grouping.grouped([8, 16, 8, 16]) is None
     lengths = [128, 8, 120, 16, 64, 8, 300, 72]
-    parts = grouped(lengths)
+    parts = grouping.grouped(lengths)
     assert parts is not None
 
     def cost(own: list[list[int]]) -> int:
         sizes = [max(-(-lengths[n] // 8) * 8 for n in part) for part in own]
         pairs = zip(own, sizes, strict=True)
-        return sum(len(part) * size**2 + attending._GROUP_COST for part, size in pairs)
+        return sum(len(part) * size**2 + grouping._GROUP_COST for part, size in pairs)
 
     order = sorted(range(8), key=lambda number: -lengths[number])
     every = []
