@@ -68,7 +68,8 @@ def _report(kit: Kit, found: Results) -> Report:
         cells = []
         for moment in moments:
             own = found["filled", moment]
-            cells.append(", ".join(word for word, _ in own["filled"][sentence]) if own else NOTHING)
+            words = (word for word, _ in own["filled"][sentence]) if own else (NOTHING,)
+            cells.append(" · ".join(words))
         rows.append([sentence, *cells])
     columns = ["sentence", *(f"after {moment:,} steps" for moment in moments)]
     curves: dict[str, Any] = {}
