@@ -1,14 +1,16 @@
-"""Tagged sentences from files in CoNLL's form, or JSON lines.
+"""Tagged sentences from files in CoNLL's form, CoNLL-U, or JSON lines.
 
 It never knows how a sentence becomes an input.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from bertsmith.errors import SettingsError, TaskError
+from bertsmith.tasks import conllu
 from bertsmith.tasks.entities import bio2
 from bertsmith.tasks.inputs import BadExampleError, Counts
 from bertsmith.tasks.settings import TaskSettings
@@ -91,16 +93,21 @@ def _sentence(
 
 def _blocks(path: Path, task: TaskSettings, labelled: bool) -> Iterator[_Raw]:
     """Yield the sentences of CoNLL's form: a unit a line; a blank line or a document ends one."""
-    word = _number(task.text, "text", path)
-    tag = _number(task.label, "label", path) if labelled else None
+    column, begins_document = _number, _begins_document
+    is_aside: Callable[[str], bool] = partial(_is_aside, task.unit)
+    if conllu.is_conllu(path):
+        column, begins_document = conllu.column, conllu.begins_document
+        is_aside = conllu.is_aside
+    word = column(task.text, "text", path)
+    tag = column(task.label, "label", path) if labelled else None
     form: _Form | None = None
     own, document = _Raw([], [], 0, ""), 0
     with opened(path) as file:
         for number, line in enumerate(file, 1):
             bare = line.rstrip("\r\n")
-            if task.unit == "character" and bare.startswith("##"):
-                continue  # A comment of KLUE's files.
-            begins = bare.split(maxsplit=1)[:1] == [DOCUMENT]
+            begins = begins_document(bare)
+            if not begins and is_aside(bare):
+                continue
             if begins or not bare.strip():
                 if own.units:
                     yield own
@@ -121,6 +128,15 @@ def _blocks(path: Path, task: TaskSettings, labelled: bool) -> Iterator[_Raw]:
                 own.tags.append(columns[tag])
     if own.units:
         yield own
+
+
+def _begins_document(line: str) -> bool:
+    return line.split(maxsplit=1)[:1] == [DOCUMENT]
+
+
+def _is_aside(unit: str, line: str) -> bool:
+    """Tell whether a line is a comment of KLUE's files."""
+    return unit == "character" and line.startswith("##")
 
 
 @dataclass(frozen=True)

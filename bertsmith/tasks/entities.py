@@ -30,7 +30,10 @@ def _parts(tag: str) -> tuple[str, str]:
         return OUTSIDE, ""
     prefix, dash, name = tag.partition("-")
     if not dash or not name or prefix not in _PREFIXES:
-        raise BadExampleError("a tag that is no entity's", f": {tag!r}; expected O, B-…, I-…")
+        raise BadExampleError(
+            "a tag that is no entity's",
+            f": {tag!r}; expected O, B-…, I-…; for plain tags --kind tags",
+        )
     return _PREFIXES[prefix], name
 
 

@@ -77,6 +77,42 @@ def test_a_new_document_ends_the_sentence_before_it(tmp_path: Path) -> None:
     assert [one.where.rsplit(" ", 1)[1] for one in found] == ["2", "5", "7"]
 
 
+CONLLU = """# newdoc id = weblog-1
+# sent_id = weblog-1-1
+# text = Don't go.
+1-2\tDon't\t_\t_\t_\t_\t_\t_\t_\tSpaceAfter=No
+1\tDo\tdo\tAUX\tVB\tMood=Imp\t3\taux\t_\t_
+2\tn't\tnot\tPART\tRB\t_\t3\tadvmod\t_\t_
+3\tgo\tgo\tVERB\tVB\t_\t0\troot\t_\t_
+
+1\t#1\t#1\tSYM\tNN\t_\t0\troot\t_\t_
+1.1\tleft\tleave\tVERB\tVBD\t_\t_\t_\t0:root\t_
+
+# newdoc
+1\t서울에서\t서울+에서\tADV\tNNP+JKB\t_\t0\troot\t_\t_
+"""
+PLAIN = TaskSettings(kind="tags", text="0", label="-1", length=32)
+
+
+def test_conllu_is_read(tmp_path: Path) -> None:
+    """Words and their universal tags, or others by name: no comment, no pair, nothing left out."""
+    path = tmp_path / "en-ud-train.conllu"
+    path.write_text(CONLLU)
+    found, counts = read(path, PLAIN)
+    assert [one.text for one in found] == ["Do n't go", "#1", "서울에서"]
+    assert [one.tags for one in found] == [("AUX", "PART", "VERB"), ("SYM",), ("ADV",)]
+    assert [one.document for one in found] == [1, 1, 2]
+    assert [one.where.rsplit(" ", 1)[1] for one in found] == ["5", "9", "13"]
+    assert counts.as_dict() == {"read": 3, "used": 3, "cut_off": 0, "skipped": {}}
+    other, _ = read(path, PLAIN.model_copy(update={"text": "lemma", "label": "XPOS"}))
+    assert (other[0].text, other[2].tags) == ("do not go", ("NNP+JKB",))
+    with pytest.raises(SettingsError, match=r"no column 'pos' in CoNLL-U; expected .* upos, xpos"):
+        read(path, PLAIN.model_copy(update={"label": "pos"}))
+    path.write_text("1\tDo\tdo\n")
+    with pytest.raises(TaskError, match=r"line 1: a line of 3 columns where column 3 is expected"):
+        read(path, PLAIN)
+
+
 def test_tags_may_be_numbers(tmp_path: Path) -> None:
     """As in Hugging Face's data sets; each is named as it is written."""
     (tmp_path / "a.jsonl").write_text('{"tokens": ["a", "b"], "tags": [0, 12]}\n')
