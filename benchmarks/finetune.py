@@ -225,6 +225,9 @@ def main() -> None:
     parser.add_argument(
         "--random-seeds", type=int, help="run the Trainer's slow defaults for so many seeds only"
     )
+    parser.add_argument(
+        "--grouped-seeds", type=int, help="run the Trainer with like lengths for so many seeds only"
+    )
     parser.add_argument("--examples", type=int, help="only the first so many for training")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -239,9 +242,11 @@ def compare(options: argparse.Namespace) -> None:
     settings["train"] = options.train.name if options.train else None
     settings["dev"] = options.dev.name if options.dev else None
     settings["threads"] = torch.get_num_threads()
+    fewer = dict(zip(PEERS, (options.random_seeds, options.grouped_seeds), strict=True))
     for seed in range(options.seeds):
         for name in ("bertsmith", *PEERS):
-            if name == "transformers" and seed >= (options.random_seeds or options.seeds):
+            most = fewer.get(name)
+            if most is not None and seed >= most:
                 continue
             done = [(one["name"], one["seed"]) for one in lines(options.out, settings)]
             if (name, seed) in done:
@@ -269,6 +274,8 @@ def tell(found: list[dict[str, Any]], metrics: list[str]) -> None:
     seconds = {}
     for name in ("bertsmith", *PEERS):
         own = [one for one in found if one["name"] == name]
+        if not own:
+            continue
         seconds[name] = median(one["seconds"] for one in own)
         told = ", ".join(
             f"{metric} {median(one[metric] for one in own):.4f} "
@@ -276,7 +283,7 @@ def tell(found: list[dict[str, Any]], metrics: list[str]) -> None:
             for metric in metrics
         )
         print(f"{name}: {told}; {seconds[name]:.1f} s, {len(own)} seeds")
-    for name in PEERS:
+    for name in PEERS.keys() & seconds.keys():
         print(f"time of bertsmith / {name}: {seconds['bertsmith'] / seconds[name]:.3f}")
 
 
