@@ -145,6 +145,23 @@ def trainer() -> str:
     return "\n".join(rows)
 
 
+def seeds() -> str:
+    """Return the table of seeds beside those of the Trainer's defaults: metrics, no times."""
+    rows = ["| task | settings | seeds | Bertsmith | Trainer, its defaults |", "| --- " * 5 + "|"]
+    folder = ROOT / "benchmarks" / "results" / "finetune" / "seeds"
+    for file in sorted(folder.glob("*.jsonl")):
+        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        peers = {one["seed"] for one in lines if one["name"] == "transformers"}
+        both = [one for one in lines if one["seed"] in peers]
+        metric = next(key for key in lines[0] if key in _METRICS)
+        told = " | ".join(
+            _spread(metric, [{"figures": one} for one in both if one["name"] == name])
+            for name in ("bertsmith", "transformers")
+        )
+        rows.append(f"| {lines[0]['task']} | {_settings(lines[0])} | {len(peers)} | {told} |")
+    return "\n".join(rows)
+
+
 def _ratio(ours: float, theirs: list[dict[str, Any]]) -> str:
     return f"{ours / median(one['seconds'] for one in theirs):.2f}" if theirs else "not run"
 
@@ -191,7 +208,7 @@ def _settings(run: dict[str, Any]) -> str:
     told += [
         f"--{name} {run[name]}" for name in ("examples", "length", "train", "dev") if run[name]
     ]
-    return f"`{' '.join(told)}`, {run['threads']} threads"
+    return f"`{' '.join(told)}`, {run['threads']} thread{'s' * (run['threads'] != 1)}"
 
 
 #: The first metric of each task.
@@ -219,6 +236,9 @@ def wanted() -> dict[Path, str]:
     readme = ROOT / "README.md"
     text = filled(readme.read_text(encoding="utf-8"), "tree", tree())
     table = ROOT / "docs" / "results.md"
+    told = table.read_text(encoding="utf-8")
+    for name, made in (("results", results), ("trainer", trainer), ("seeds", seeds)):
+        told = filled(told, name, made())
     lab = ROOT / "docs" / "lab.md"
     shown = lab.read_text(encoding="utf-8")
     for name, content in lab_tables().items():
@@ -227,9 +247,7 @@ def wanted() -> dict[Path, str]:
         **help_pages(),
         lab: shown,
         readme: filled(text, "public names", public_names()),
-        table: filled(
-            filled(table.read_text(encoding="utf-8"), "results", results()), "trainer", trainer()
-        ),
+        table: told,
     }
 
 
