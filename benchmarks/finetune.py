@@ -283,7 +283,7 @@ def tell(found: list[dict[str, Any]], metrics: list[str]) -> None:
             for metric in metrics
         )
         print(f"{name}: {told}; {seconds[name]:.1f} s, {len(own)} seeds")
-    for name in PEERS.keys() & seconds.keys():
+    for name in (peer for peer in PEERS if peer in seconds):
         print(f"time of bertsmith / {name}: {seconds['bertsmith'] / seconds[name]:.3f}")
 
 

@@ -43,6 +43,7 @@ def pad(rows: Tensor, sources: Tensor, slots: Tensor) -> Tensor:
     slots: int64 [T], where each row comes to lie, all different. The other padded rows are copies,
     which is quicker than to write zeros first; what is made of them must get no gradient.
     """
+    # PyTorch's ``apply`` has no types, here and below.
     padded: Tensor = _Pad.apply(rows, sources, slots)  # type: ignore[no-untyped-call]
     return padded
 

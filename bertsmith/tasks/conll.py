@@ -13,7 +13,7 @@ from bertsmith.errors import SettingsError, TaskError
 from bertsmith.tasks import conllu
 from bertsmith.tasks.entities import bio2
 from bertsmith.tasks.inputs import BadExampleError, Counts
-from bertsmith.tasks.settings import TaskSettings
+from bertsmith.tasks.settings import TaskSettings, is_number
 from bertsmith.tasks.tables import Row, cell, opened, refuse_half, rows, unique_id
 
 #: What parts documents in CoNLL's files.
@@ -186,7 +186,7 @@ def _parted(line: str, *, tabs: bool) -> list[str]:
 
 def _rows(path: Path, task: TaskSettings, labelled: bool) -> Iterator[_Raw]:
     """Yield the sentences of JSON lines or Parquet: a list of words and a list of tags a row."""
-    names = [key if _is_number(name) else name
+    names = [key if is_number(name) else name
              for name, key in zip((task.text, task.label), _KEYS, strict=True)]  # fmt: skip
     number, last, seen = -1, None, set[str]()
     for row in rows(path):
@@ -226,13 +226,9 @@ def _listed(row: Row, name: str, *, numbers: bool = False) -> list[str]:
     return found
 
 
-def _is_number(name: str) -> bool:
-    return name.removeprefix("-").isdecimal()
-
-
 def _number(name: str, field: str, path: Path) -> int:
     """Return the number of a column; SettingsError for a name, which only tables have."""
-    if not _is_number(name):
+    if not is_number(name):
         raise SettingsError(
             f"{path}: the {field} is said to be in the column {name!r}, but columns of CoNLL's "
             f"form have no names; give task.{field} a number, from 0, or from the end -1"

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from bertsmith.errors import SettingsError
+from bertsmith.tasks.settings import is_number
 
 #: The columns, in their order.
 FIELDS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
@@ -40,8 +41,7 @@ def column(name: str, field: str, path: Path) -> int:
     Numbers are the columns of CoNLL's form, where words come first; here they mean ``USUAL``.
     Raises SettingsError.
     """
-    number = name.removeprefix("-").isdecimal()
-    asked = USUAL[field] if number else name.lower()
+    asked = USUAL[field] if is_number(name) else name.lower()
     if asked not in FIELDS:
         raise SettingsError(
             f"{path}: task.{field}: there is no column {name!r} in CoNLL-U; expected one of "

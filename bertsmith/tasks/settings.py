@@ -20,6 +20,11 @@ def _named(value: Any) -> Any:
 Column = Annotated[str, BeforeValidator(_named)]
 
 
+def is_number(name: str) -> bool:
+    """Tell whether a column is said by its number, from 0, or from the end: -1."""
+    return name.removeprefix("-").isdecimal()
+
+
 class TaskSettings(Settings):
     """Which task, where its data stands, and how a text becomes an input."""
 

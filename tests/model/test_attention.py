@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -162,7 +161,7 @@ def test_what_is_not_finite_stays_in_its_sequence(causal: bool) -> None:
     where = layout(packed_of(RAGGED), "padded", causal=causal, dtype=torch.float32)
     assert where.slots is not None
     hidden = torch.randn(sum(RAGGED), 21)
-    for first, last in pairwise(itertools.accumulate(RAGGED, initial=0)):
+    for first, last in itertools.pairwise(itertools.accumulate(RAGGED, initial=0)):
         broken = hidden.clone()
         broken[first:last] = math.inf
         found = attention(broken, where, None).isfinite().all(1)
