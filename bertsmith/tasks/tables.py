@@ -18,6 +18,10 @@ from bertsmith.text.alphabet import has_surrogates
 
 #: Cells can be long texts; csv's own limit is 128 KB.
 _LONGEST_CELL = 2**27
+_QUOTED = (
+    "a quotation mark that does not end its cell; inside a cell that begins with one it is written "
+    "twice"
+)
 SUFFIXES = (".csv", ".tsv", ".txt", ".jsonl", ".parquet")
 
 
@@ -145,6 +149,30 @@ def no_utf8(path: Path) -> TaskError:
 
 
 def _cells(file: TextIO, path: Path, header: bool) -> Iterator[Row]:
+    names: list[str] | None = None
+    for number, cells in _records(file, path):
+        where = f"{path}, line {number:,}"
+        if cells is None:
+            yield Row(where, {}, _QUOTED)
+            continue
+        if names is None:
+            names = cells if header else [str(number) for number in range(len(cells))]
+            _refuse_twins(names, where)
+            if header:
+                continue
+        if not cells:
+            continue
+        if len(cells) != len(names):
+            yield Row(where, {}, f"{len(cells)} columns where {len(names)} are expected")
+            continue
+        yield Row(where, dict(zip(names, cells, strict=True)))
+
+
+def _records(file: TextIO, path: Path) -> Iterator[tuple[int, list[str] | None]]:
+    """Yield the last line of each record, and its cells; None for one that cannot be parted.
+
+    TaskError where more lines than one are lost to it: how many rows those were, nobody knows.
+    """
     csv.field_size_limit(_LONGEST_CELL)
     plain = path.suffix.lower() != ".csv"
     reader = (
@@ -153,29 +181,20 @@ def _cells(file: TextIO, path: Path, header: bool) -> Iterator[Row]:
         # Strict: else a quotation mark that is never closed would swallow the rest of the file.
         else csv.reader(file, strict=True)
     )
-    names: list[str] | None = None
-    begun = 1
-    try:
-        for cells in reader:
-            where = f"{path}, line {reader.line_num:,}"
-            begun = reader.line_num + 1
-            if names is None:
-                names = cells if header else [str(number) for number in range(len(cells))]
-                _refuse_twins(names, where)
-                if header:
-                    continue
-            if not cells:
-                continue
-            if len(cells) != len(names):
-                yield Row(where, {}, f"{len(cells)} columns where {len(names)} are expected")
-                continue
-            yield Row(where, dict(zip(names, cells, strict=True)))
-    except csv.Error as error:
-        raise TaskError(
-            f"{path}, line {begun:,}: the row that begins here cannot be parted into cells (line "
-            f"{reader.line_num:,}: {error}); a cell that begins with a quotation mark ends with "
-            "one, and one inside it is written twice"
-        ) from None
+    while True:
+        begun, cells = reader.line_num + 1, None
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            if begun == 1 or reader.line_num > begun:
+                raise TaskError(
+                    f"{path}, line {begun:,}: the row that begins here cannot be parted into cells "
+                    f"(line {reader.line_num:,}: {error}); a cell that begins with a quotation "
+                    "mark ends with one, and one inside it is written twice"
+                ) from None
+        yield reader.line_num, cells
 
 
 def _refuse_twins(names: list[str], where: str) -> None:

@@ -87,13 +87,28 @@ def test_a_broken_row_is_one_row(
 
 @pytest.mark.parametrize(
     ("row", "why"),
-    [('a,"one', r"line 4: unexpected end of data"), ('a,"one" more', r"line 2: ',' expected")],
+    [
+        ('a,"one\nb,two', r"line 4: unexpected end of data"),
+        ('a,"one\n"b" more,two', r"line 3: ',' expected"),
+    ],
 )
-def test_a_quotation_mark_that_is_never_closed_is_told(tmp_path: Path, row: str, why: str) -> None:
-    """It would swallow the rest of the file; the row that it stands in is named."""
-    (tmp_path / "a.csv").write_text(f"label,text\n{row}\nb,two\nc,three\n")
+def test_a_quotation_mark_that_swallows_lines_is_told(tmp_path: Path, row: str, why: str) -> None:
+    """How many rows are lost to it nobody knows; the one that it stands in is named."""
+    (tmp_path / "a.csv").write_text(f"label,text\n{row}\nc,three\n")
     with pytest.raises(TaskError, match=rf"a\.csv, line 2: the row that begins .* \({why}"):
         list(rows(tmp_path / "a.csv"))
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_quotation_mark_amid_a_line_costs_that_row(tmp_path: Path, *, last: bool) -> None:
+    """The rows around it are read; one that is never closed costs a row only in the last line."""
+    lines = ["a,one", 'b,"two' if last else 'b,"two" more', "c,three"]
+    lines = lines[:2] if last else lines
+    (tmp_path / "a.csv").write_text("\n".join(["label,text", *lines, ""]))
+    found = list(rows(tmp_path / "a.csv"))
+    assert [row.where for row in found if row.fault] == [f"{tmp_path / 'a.csv'}, line 3"]
+    assert "a quotation mark that does not end its cell" in found[1].fault
+    assert [row.cells["label"] for row in found if not row.fault] == (["a"] if last else ["a", "c"])
 
 
 def test_parquet_that_would_lose_something_is_told(tmp_path: Path) -> None:
