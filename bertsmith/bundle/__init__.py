@@ -12,8 +12,16 @@ from bertsmith.bundle.identity import fingerprint
 from bertsmith.bundle.names import names, to_disk
 from bertsmith.bundle.pretrained import INFO, Bundle, load, save
 from bertsmith.bundle.stored import Stored, read_file, stored_in
-from bertsmith.bundle.task import Head, Kind, TaskBundle, load_task, save_task, start_task
-from bertsmith.bundle.weights import open_weights
+from bertsmith.bundle.task import (
+    Head,
+    Kind,
+    TaskBundle,
+    is_fine_tuned,
+    load_task,
+    save_task,
+    start_task,
+)
+from bertsmith.bundle.weights import Weights, open_weights
 
 __all__ = [
     "CONFIG",
@@ -25,9 +33,11 @@ __all__ = [
     "Kind",
     "Stored",
     "TaskBundle",
+    "Weights",
     "config_json",
     "extend",
     "fingerprint",
+    "is_fine_tuned",
     "load",
     "load_either",
     "load_encoder",

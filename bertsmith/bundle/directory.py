@@ -68,9 +68,12 @@ def form_of(directory: Path) -> str | None:
 def is_hub_id(path: Path) -> bool:
     """Tell whether a path can only be a hub id: its form is, and neither it nor its folder is here.
 
-    So a slip in a file's name is never sent over the network.
+    So a slip in a file's name is never sent over the network, nor is one in a RUN's: what is called
+    as the parts of a model are is none.
     """
     owner = Path(path.parts[0]) if path.parts else path
+    if path.name == "model" or path.suffix in (".json", ".txt", ".safetensors", ".bin"):
+        return False
     return _HUB_ID.fullmatch(str(path)) is not None and not owner.exists()
 
 

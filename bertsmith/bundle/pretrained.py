@@ -51,20 +51,24 @@ class Bundle:
     new: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
 
-    def require(self, head: str) -> None:
-        """Raise ModelError if the weights of a head ("mlm.", "nsp.") are not those of the files.
+    def require_masked_lm(self) -> None:
+        """Raise ModelError if the model cannot say a masked word: no head, or the next.
 
-        Nor is one that was trained to say the next word of use for a masked one.
+        Its head is that of a masked LM, and can be written as one.
         """
         settings = self.info.get("provenance", {}).get("settings", {})
-        if head == "mlm." and settings.get("data", {}).get("objective") == "left-to-right":
+        if settings.get("data", {}).get("objective") == "left-to-right":
             raise ModelError(
                 f"{self.path}: this model was trained left to right: it says the next word, not a "
                 "masked one; take one of data.objective=masked"
             )
+        self.require("mlm.")
+
+    def require(self, head: str) -> None:
+        """Raise ModelError if the weights of a head ("mlm.", "nsp.") are not those of the files."""
         if any(name.startswith(head) for name in self.new):
             raise ModelError(
-                f"{self.path}: this model has no {_HEADS[head]}, so it cannot be asked for that; "
+                f"{self.path}: this model has no {_HEADS[head]}, which this needs; "
                 "`bertsmith pretrain --from` trains one, or take a model that has it"
             )
 

@@ -3,6 +3,7 @@
 It never knows which files the tensors are in, and holds no second copy of them.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ Model = TypeVar("Model", bound=nn.Module)
 _WORDS = "bert.embeddings.word_embeddings.weight"
 _POOLED = tuple(f"bert.pooler.dense.{kind}" for kind in ("weight", "bias"))
 _NEXT = tuple(f"cls.seq_relationship.{kind}" for kind in ("weight", "bias"))
+#: How the names of batch norm's statistics end, which nothing trains.
+_STATISTICS = (".running_mean", ".running_var")
 #: Names that a note shows before it only counts.
 _SHOWN = 5
 
@@ -36,6 +39,13 @@ class Weights:
     directory: Path
     stored: dict[str, Stored]
     files: dict[str, Stored]
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers were trained; of weights that are tied, one counts."""
+        counted = (own for name, own in self.stored.items()
+                   if name != DECODER and not name.endswith(_STATISTICS))  # fmt: skip
+        return sum(math.prod(own.shape) for own in counted)
 
     @property
     def next_sentence(self) -> bool:

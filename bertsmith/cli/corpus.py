@@ -42,7 +42,9 @@ Out = Annotated[
 @group.command()
 def show(
     corpus: shared.Corpus,
-    documents: Annotated[int, typer.Option("--documents", "-n", help="How many to show.")] = 3,
+    documents: Annotated[
+        int, typer.Option("--documents", "-n", min=0, help="How many to show.")
+    ] = 3,
     form: shared.Format = "auto",
     field: shared.Field = "text",
     on_error: shared.OnError = "stop",

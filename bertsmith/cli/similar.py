@@ -46,6 +46,8 @@ def similar(
     from bertsmith.use.embed import Embedder
 
     settings = vector_settings(layer)
+    if plot is not None:
+        comparing.refuse_picture(plot)
     embedder = Embedder.load(model, device=resolved_device(device))
     lines = list(lines_of(file or STDIN))
     found = comparing.similar(embedder, lines, word, layer=settings.layers, skip=skip_bad)

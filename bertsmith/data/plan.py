@@ -99,7 +99,10 @@ def changes(old: Plan, new: Plan) -> list[str]:
         found.append(f"there were {len(old.sources):,} sources, now {len(new.sources):,}")
         return found
     for one, two in zip(old.sources, new.sources, strict=True):
-        if (one.size, one.fingerprint) != (two.size, two.fingerprint):
+        same = (one.size, one.fingerprint) == (two.size, two.fingerprint)
+        if not same and one.name != two.name:
+            found.append(f"the source was {one.name}, now {two.name}")
+        elif not same:
             found.append(f"the source {two.name} changed ({_told(one)}, now {_told(two)})")
     return found
 

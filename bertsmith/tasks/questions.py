@@ -3,12 +3,13 @@
 It never knows tokens.
 
 SQuAD: Rajpurkar et al. 2016 (arXiv:1606.05250), 2018 (arXiv:1806.03822). The flat form is that of
-Hugging Face's data sets: id, question, context, answers {text: [...], answer_start: [...]}.
+Hugging Face's data sets: id, question, context, answers {text: [...], answer_start: [...]}; without
+ids, questions are numbered from 1.
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,9 @@ def read(
     flat = path.suffix.lower() in FLAT
     named = {name: getattr(task, name) or usual for name, usual in FIELDS.items()}
     fields = named if flat else FIELDS
-    for row in rows(path) if flat else _asked(path):
+    for number, row in enumerate(rows(path) if flat else _asked(path), 1):
+        if flat and not row.fault and "id" not in row.cells:
+            row = replace(row, cells={**row.cells, "id": number})  # noqa: PLW2901 - SQuAD's has one
         with counts.one(row.where, task, labelled=labelled):
             example = _example(row, fields, labelled=labelled)
             if example.id in seen:

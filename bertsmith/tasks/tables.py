@@ -110,6 +110,8 @@ def rows(path: Path, *, header: bool = True) -> Iterator[Row]:
     files. Without ``header`` the columns are named "0", "1" and so on. Raises TaskError.
     """
     suffix = path.suffix.lower()
+    if path.is_dir():
+        raise TaskError(f"{path}: a folder; expected a file, {', '.join(SUFFIXES)}")
     if suffix not in SUFFIXES:
         raise TaskError(f"{path}: unknown kind of table; expected one of {', '.join(SUFFIXES)}")
     if suffix == ".parquet":

@@ -22,6 +22,8 @@ from bertsmith.text.wordpiece import Tokenizer
 
 #: Characters handed on at once: to count characters, and to count words (which runs in parallel).
 _LARGE, _SMALL = 1 << 19, 1 << 14
+#: What the trainer of `tokenizers` can count in 32 bits.
+_MOST: Final = 2**31 - 1
 #: Texts segmented at once.
 _BATCH: Final = 64
 #: The least share of a vocabulary that is left for words of several characters.
@@ -46,12 +48,16 @@ def train(
     between, as are segmented texts. ``min_frequency``: how often a pair of pieces must occur to be
     joined. ``coverage``: the share of the characters of the text that the vocabulary shall know,
     the most frequent first; all characters together take at most half of the vocabulary. A corpus
-    too small for ``size`` gives a smaller vocabulary. Raises TokenizerError for a size out of
+    too small for ``size`` gives a smaller vocabulary. Raises TokenizerError for a number out of
     range, or texts without a word.
     """
     least = 2 * len(SPECIAL)
     if size <= least:
         raise TokenizerError(f"a vocabulary of {size} words: expected more than {least}")
+    if size > _MOST:
+        raise TokenizerError(f"a vocabulary of {size} words: expected {_MOST:,} at most")
+    if not 1 <= min_frequency <= _MOST:
+        raise TokenizerError(f"a least frequency of {min_frequency}: expected 1 to {_MOST:,}")
     if not 0 < coverage <= 1:
         raise TokenizerError(f"a coverage of {coverage}: expected a share above 0 and up to 1")
     progress = Silent() if progress is None else progress

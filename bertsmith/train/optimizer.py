@@ -17,7 +17,7 @@ Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 class OptimSettings(Settings):
     """The optimizer; the defaults are the paper's (appendix A.2) and the original code's."""
 
-    lr: Annotated[float, Field(gt=0.0)] = 1e-4
+    lr: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1e-4
     beta1: Share = 0.9
     beta2: Share = 0.999
     eps: Annotated[float, Field(gt=0.0)] = 1e-6

@@ -20,8 +20,8 @@ class ScheduleSettings(Settings):
     """
 
     steps: Annotated[int, Field(gt=0)] | None = None
-    epochs: Annotated[float, Field(gt=0)] | None = None
-    minutes: Annotated[float, Field(gt=0)] | None = None
+    epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    minutes: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     #: Steps that a budget of minutes may not go below.
     least_steps: Annotated[int, Field(ge=1)] = 1
     #: Steps over which the learning rate rises from 0, but never more than a tenth of the run.

@@ -22,7 +22,7 @@ def tell(
     machine: device.Machine,
 ) -> None:
     """Note what is trained on what, and what a reader of the scores should know."""
-    held = ", ".join(f"{len(own):,} {name}" for name, own in data.heldout.items())
+    held = ", ".join(f"{len(own):,} ({name})" for name, own in data.heldout.items())
     progress.note(
         f"{run}: {start.path} on {len(data.train):,} examples, held out {held} "
         f"({device.describe(machine)})"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.bundle import Bundle, Kind, TaskBundle, load, load_task
-from bertsmith.errors import BertsmithError, ModelError
+from bertsmith.errors import BertsmithError, ModelError, QuestionError
 from bertsmith.model.packed import Packed, groups, pack
 
 #: A model as callers give it: loaded, or the path of a model directory or a RUN.
@@ -58,11 +58,21 @@ def opened(model: Model) -> Bundle:
     return model if isinstance(model, Bundle) else load(model)
 
 
+def refuse_lone(texts: object) -> None:
+    """Raise QuestionError for a text where several are expected: its characters are not meant."""
+    if isinstance(texts, str):
+        raise QuestionError(f"expected a list of texts, not one: put {texts[:40]!r} into [ ]")
+
+
 def opened_task(model: TaskBundle | Path | str, *kinds: Kind) -> TaskBundle:
     """Return a fine-tuned model itself if it is loaded, else load it, on the CPU.
 
     Raises ModelError if it is of none of ``kinds``.
     """
+    if not isinstance(model, TaskBundle | Path | str):
+        raise ModelError(
+            f"{type(model).__name__}: not a fine-tuned model; give the path of its directory or RUN"
+        )
     bundle = model if isinstance(model, TaskBundle) else load_task(model)
     if bundle.head.kind not in kinds:
         raise ModelError(
@@ -113,7 +123,7 @@ def ask(
     so that thousands of masked copies of a line never stand in memory together. Only the places
     asked about go through the masked-LM head. Raises ModelError for a model without one.
     """
-    bundle.require("mlm.")
+    bundle.require_masked_lm()
     step = max(CHUNK_FLOATS // bundle.config.vocab_size, 1)
     for group in groups(lengths):
         batch = [question(number) for number in group]

@@ -14,7 +14,6 @@ import torch
 
 from bertsmith import bundle
 from bertsmith.errors import RunError
-from bertsmith.model.bert import PreTrainingModel, parameter_count
 from bertsmith.settings import read_toml
 from bertsmith.text.quality import describe as describe_words
 from bertsmith.text.wordpiece import Tokenizer
@@ -83,16 +82,15 @@ def describe_model(path: Path) -> Description:
     source = directory / bundle.INFO
     info: dict[str, Any] = _read(source) if source.exists() else {}
     config = bundle.read_config(directory, info)
-    bundle.open_weights(directory, config)
+    weights = bundle.open_weights(directory, config)
     found = _facts_of_all(bundle.stored_in(directory))
-    with torch.device("meta"):
-        parameters = parameter_count(PreTrainingModel(config))
+    heads = _heads(directory, weights, info)
     words = describe_words(Tokenizer.load(directory))
     shown = [("config", config.model_dump()), ("bertsmith.json", _without_long(info))]
+    sizes = f"{config.layers} layers, width {config.width}, {config.heads} heads"
     lines = [
         f"model directory {directory}",
-        f"{parameters:,} parameters: {config.layers} layers, width {config.width}, "
-        f"{config.heads} heads; heads: masked LM" + (", next sentence" if config.nsp else ""),
+        f"{weights.parameters:,} parameters: {sizes}; on top: {', '.join(heads) or 'nothing'}",
     ]
     for title, values in shown:
         lines += ["", title, *_indented(_flat(values))]
@@ -100,13 +98,24 @@ def describe_model(path: Path) -> Description:
     lines += ["", f"tensors: {len(found)}", *_table(found)]
     facts = {
         "path": str(directory),
-        "parameters": parameters,
+        "parameters": weights.parameters,
+        "heads": heads,
         "config": config.model_dump(),
         "info": info,
         "words": words.to_json(),
         "tensors": [asdict(one) for one in found],
     }
     return Description(facts, lines)
+
+
+def _heads(directory: Path, weights: bundle.Weights, info: Mapping[str, Any]) -> list[str]:
+    """Return what stands on the encoder, by the weights that are there."""
+    if bundle.is_fine_tuned(directory):
+        return [f"fine-tuned ({info.get('kind', 'a task')})"]
+    objective = info.get("provenance", {}).get("settings", {}).get("data", {}).get("objective")
+    word = "next word" if objective == "left-to-right" else "masked LM"
+    there = {word: weights.masked_lm, "next sentence": weights.next_sentence}
+    return [name for name, has in there.items() if has]
 
 
 def describe_run(path: Path) -> Description:
@@ -122,8 +131,11 @@ def describe_run(path: Path) -> Description:
     lines = [f"run {path}: {state}", f"step {step:,} of {f'{steps:,}' if steps else 'unknown'}"]
     for kind, name in (("train", "training batches"), ("heldout", "held out")):
         if last[kind]:
-            losses = [line["masked_lm"] for line in told if line.get("kind") == kind]
-            lines += ["", name, *_indented(_flat(last[kind])), *_curve(losses)]
+            lines += ["", name, *_indented(_flat(last[kind]))]
+            # A pre-training's loss of words, or the one loss of a fine-tuning.
+            loss = "masked_lm" if "masked_lm" in last[kind] else "loss"
+            values = [line[loss] for line in told if line.get("kind") == kind and loss in line]
+            lines += _curve(values, "masked-LM loss" if loss == "masked_lm" else loss)
     lines += ["", "checkpoints" if stored else "no checkpoint yet"]
     lines += [f"  step-{step:<10} {size / 2**20:10,.1f} MiB" for step, size in stored]
     lines += ["", "settings", *_indented(_flat(settings))]
@@ -221,7 +233,7 @@ def _table(found: list[TensorFacts]) -> list[str]:
     return lines
 
 
-def _curve(values: list[float]) -> list[str]:
+def _curve(values: list[float], name: str) -> list[str]:
     """Draw figures as one line of characters, the mean of neighbours where there are many."""
     if len(values) < 2:
         return []
@@ -231,4 +243,4 @@ def _curve(values: list[float]) -> list[str]:
     low, high = min(means), max(means)
     scale = (len(_HEIGHTS) - 1) / (high - low) if high > low else 0.0
     drawn = "".join(_HEIGHTS[round((mean - low) * scale)] for mean in means)
-    return [f"  {drawn}  masked-LM loss, {high:.3f} to {low:.3f}"]
+    return [f"  {drawn}  {name}, {high:.3f} to {low:.3f}"]

@@ -23,6 +23,7 @@ from bertsmith.model.abreast import abreast
 from bertsmith.model.heads import Pooler
 from bertsmith.model.packed import groups, pack, usual_tokens
 from bertsmith.train.device import keep_freed_memory
+from bertsmith.use.ask import refuse_lone
 from bertsmith.use.quick import quickened
 from bertsmith.use.vectors import Recipe, VectorSettings, recipe_of, settings_of, vectors
 
@@ -192,6 +193,7 @@ class Embedder:
         self, texts: Sequence[str], word: str, *, skip: bool
     ) -> dict[int, list[tuple[int, int]]]:
         """Return where the word stands in each text, before anything is computed."""
+        refuse_lone(texts)
         found = {number: self._spans(text, word) for number, text in enumerate(texts)}
         for number, places in found.items():
             if not places and not skip:
@@ -263,7 +265,8 @@ class Embedder:
         return load_pooler(self.path, self.config).to(self.device)
 
     def _prepared(self, texts: Sequence[str]) -> list[str]:
-        """Return the texts as the tokenizer is to see them."""
+        """Return the texts as the tokenizer is to see them; QuestionError for a lone text."""
+        refuse_lone(texts)
         texts = [self._limits.prompt + text for text in texts]
         if self._limits.lowercase and not self.tokenizer.lowercase:
             # Character by character, as their tokenizers do it.

@@ -15,7 +15,7 @@ from bertsmith.tasks.classify import Example, encode
 from bertsmith.tasks.families import task_of
 from bertsmith.tasks.inputs import Counts
 from bertsmith.tasks.outputs import Compute, outputs
-from bertsmith.use.ask import opened_task, windows
+from bertsmith.use.ask import opened_task, refuse_lone, windows
 
 #: Texts worked on at once: enough that like lengths meet.
 _WINDOW = 1024
@@ -40,8 +40,10 @@ def predict(
 ) -> list[Prediction]:
     """Return what a fine-tuned model says of each text, or pair of texts, in their order.
 
-    Raises ModelError for a model that is not fine-tuned for this, QuestionError for an empty text.
+    Raises ModelError for a model that is not fine-tuned for this, QuestionError for an empty text
+    or for a lone one.
     """
+    refuse_lone(texts)
     return list(predict_each(model, texts))
 
 

@@ -14,6 +14,8 @@ from bertsmith.errors import MissingExtraError, QuestionError
 from bertsmith.use.embed import Embedder, Floats, WordVector
 from bertsmith.use.fonts import with_fonts
 
+#: The pictures that matplotlib draws anywhere.
+_PICTURES = (".png", ".svg", ".pdf", ".jpg")
 #: Characters around the word that a table or a picture shows.
 _AROUND = 24
 #: Places that are compared with each other, at most; that have a row in a picture; and of which
@@ -77,12 +79,23 @@ def _around(text: str, start: int, end: int) -> str:
     return " ".join(f"{left}{before}[{text[start:end]}]{after}{right}".split())
 
 
+def refuse_picture(path: Path) -> None:
+    """Raise QuestionError where no picture can be written: a file, no folder, another ending."""
+    if path.exists():
+        raise QuestionError(f"{path}: it is there already; give --plot another name")
+    if not path.parent.is_dir():
+        raise QuestionError(f"{path.parent}: no such folder, for the picture of --plot")
+    if path.suffix not in _PICTURES:
+        raise QuestionError(f"{path}: unknown kind of picture; expected {', '.join(_PICTURES)}")
+
+
 def draw(found: Similarities, path: Path) -> None:
     """Draw the distances as a picture, in the form that the name ends with, such as .png.
 
-    Raises MissingExtraError without matplotlib, QuestionError for too many places, or a name or a
-    folder that cannot be written.
+    Raises MissingExtraError without matplotlib, QuestionError for too many places, or for a name
+    that cannot be written, see ``refuse_picture``.
     """
+    refuse_picture(path)
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -111,7 +124,7 @@ def draw(found: Similarities, path: Path) -> None:
     axes.set_title(title, loc="left", fontsize=11, **plain)
     figure.colorbar(image, shrink=0.8)
     try:
-        figure.savefig(path)
+        figure.savefig(path, format=path.suffix[1:])
     except (OSError, ValueError) as error:
         raise QuestionError(f"{path}: the picture cannot be written: {error}") from None
 

@@ -54,6 +54,17 @@ def test_finetune_tells_what_it_did(run: Run, model: Path, table: Path, tmp_path
     assert f"next: bertsmith predict {out / 'model'}" in done.err
 
 
+def test_inspect_shows_a_run_and_its_model(run: Run, tuned: Path) -> None:
+    """The loss of a fine-tuning, and the head that it made; a masked LM is not there any more."""
+    done = run("inspect", tuned)
+    assert done.status == 0, done.err
+    assert "held out" in done.out
+    assert "accuracy" in done.out
+    shown = run("inspect", tuned / "model").out
+    assert "on top: fine-tuned (single)" in shown
+    assert "masked LM" not in shown.splitlines()[1]
+
+
 def test_endings_are_columns(run: Run, model: Path, tmp_path: Path) -> None:
     """Multiple choice from a table of one's own, and then a prompt with its endings."""
     rows = [f"the anvil {n},rings,sleeps,{n % 2}" for n in range(20)]

@@ -65,7 +65,7 @@ def test_a_model(run: Run, model: Path) -> None:
     for path in (model, model / "config.json"):
         done = run("inspect", path)
         assert done.status == 0, done.err
-        assert "2 layers, width 22, 2 heads; heads: masked LM, next sentence" in done.out
+        assert "2 layers, width 22, 2 heads; on top: masked LM, next sentence" in done.out
         assert "bert.encoder.layer.1.attention.self.query.weight" in done.out
         assert f"next: bertsmith fill {model}" in done.err
     assert json.loads(run("inspect", model, "--json").out)["config"]["feed_forward"] == 31

@@ -204,6 +204,9 @@ def test_a_source_that_changed_is_refused(corpus: Path, tmp_path: Path) -> None:
     source.write_bytes(corpus.read_bytes().replace(b"a", b"b", 1))
     with pytest.raises(StoreError, match=r"the source .*corpus.jsonl changed .*start anew"):
         make(source, out)
+    source.rename(tmp_path / "other.jsonl")
+    with pytest.raises(StoreError, match=r"the source was .*corpus.jsonl, now .*other.jsonl"):
+        make(tmp_path / "other.jsonl", out)
     source.write_bytes(corpus.read_bytes())
     with pytest.raises(StoreError, match=r"language was 'en', now 'ko'"):
         make(source, out, language="ko")

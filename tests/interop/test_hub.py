@@ -119,7 +119,8 @@ def test_a_slip_in_a_path_asks_no_hub(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     (tmp_path / "runs").mkdir()
-    for name in ("runs/one", "bert-base-uncased", "a/b/c", "/acme/tiny", "acme/tiny@"):
+    own = ("my-rum/model", "my-rum/config.json", "acme/model.safetensors")
+    for name in ("runs/one", "bert-base-uncased", "a/b/c", "/acme/tiny", "acme/tiny@", *own):
         assert not is_hub_id(Path(name)), name
         with pytest.raises(ModelError, match=r"no such file or directory; expected a model dir"):
             locate(name)

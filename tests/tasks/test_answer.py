@@ -77,6 +77,14 @@ def test_both_forms_are_read_alike(tmp_path: Path) -> None:
     assert [one.answers for one in unknown] == [None, None]
 
 
+def test_flat_questions_without_ids_are_numbered(tmp_path: Path) -> None:
+    """SQuAD's own have one each; one's own lines need none."""
+    line = {"question": "who?", "context": CONTEXT, "answers": qa()["answers"]}
+    (tmp_path / "a.jsonl").write_text((json.dumps(line) + "\n") * 2)
+    found, _ = read(tmp_path / "a.jsonl", task())
+    assert [one.id for one in found] == ["1", "2"]
+
+
 def test_flat_fields_may_have_other_names(tmp_path: Path) -> None:
     """Question, context and answers stand where the task says, and only there."""
     line = {"id": 1, "q": "who?", "passage": CONTEXT, "right": qa()["answers"]}

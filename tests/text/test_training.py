@@ -148,6 +148,13 @@ def test_sizes_and_shares_out_of_range_are_refused(size: int, coverage: float) -
         train(little_text(), size, coverage=coverage)
 
 
+@pytest.mark.parametrize(("size", "frequency"), [(10**20, 2), (100, 0), (100, -4), (100, 10**20)])
+def test_numbers_beyond_the_trainers_are_refused(size: int, frequency: int) -> None:
+    """It counts in 32 bits, and what occurs never cannot be joined."""
+    with pytest.raises(TokenizerError, match="expected"):
+        train(little_text(), size, min_frequency=frequency)
+
+
 def test_text_without_words_is_refused() -> None:
     """Blanks give no vocabulary."""
     with pytest.raises(TokenizerError, match="no word"):

@@ -110,3 +110,10 @@ def test_two_measures_are_refused() -> None:
         ScheduleSettings.parse({"epochs": 1.0, "minutes": 1.0}, "here")
     with pytest.raises(RunError, match="no number of steps"):
         ScheduleSettings(epochs=1.0).total()
+
+
+@pytest.mark.parametrize("name", ["epochs", "minutes"])
+def test_a_run_without_end_is_refused(name: str) -> None:
+    """No end is no number of steps."""
+    with pytest.raises(ValueError, match="finite number"):
+        ScheduleSettings.model_validate({name: float("inf")})

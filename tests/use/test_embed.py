@@ -117,6 +117,13 @@ def test_a_model_without_a_pooler_says_so(directory_without_pairs: Path) -> None
         embed(directory_without_pairs, TEXTS, pooling="pooled")
 
 
+def test_a_lone_text_is_told(embedder: Embedder) -> None:
+    """Its characters are no texts."""
+    for ask in (embedder.encode, embedder.tokens, lambda own: embedder.word(own, "iron")):
+        with pytest.raises(QuestionError, match=r"a list of texts, not one: put 'iron' into"):
+            ask("iron")
+
+
 def test_layers_are_joined_averaged_or_weighted(
     embedder: Embedder, states: list[list[Floats]]
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from bertsmith.bundle import Head, Kind, load_task, save_task
+from bertsmith.bundle import Head, Kind, load, load_task, save_task
 from bertsmith.errors import ModelError, QuestionError
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
@@ -89,6 +89,15 @@ def test_an_empty_text_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
     directory = made(tmp_path / "m", tokenizer, Head("single", ("a", "b")))
     with pytest.raises(QuestionError, match="text 3 is empty"):
         predict(directory, ["iron", ("a", "b"), ("iron", " ")])
+
+
+def test_a_lone_text_or_a_loaded_model_is_told(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """A text has characters, which are no texts; what ``load`` reads has no head for it."""
+    directory = made(tmp_path / "m", tokenizer, Head("single", ("a", "b")))
+    with pytest.raises(QuestionError, match=r"a list of texts, not one: put 'iron' into \[ \]"):
+        predict(directory, "iron")
+    with pytest.raises(ModelError, match="Bundle: not a fine-tuned model; give the path"):
+        predict(load(directory), ["iron"])  # type: ignore[arg-type]
 
 
 def test_a_submission_has_a_row_each(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -84,11 +84,17 @@ def test_fonts_have_every_character() -> None:
 
 
 def test_a_picture_that_cannot_be_is_told(directory: Path, tmp_path: Path) -> None:
-    """Too many places, an unknown form, a folder that is not there."""
+    """Too many places, an unknown form, a folder that is not there, a file that is."""
     found = similar(directory, TEXTS, "hammer")
-    for name in ("picture.doc", "none/picture.png"):
-        with pytest.raises(QuestionError, match="the picture cannot be written"):
+    for name, why in (("p.doc", "unknown kind of picture"), ("none/p.png", "no such folder")):
+        with pytest.raises(QuestionError, match=why):
             draw(found, tmp_path / name)
+    kept = tmp_path / "kept.png"
+    kept.write_text("mine")
+    with pytest.raises(QuestionError, match=r"kept\.png: it is there already"):
+        draw(found, kept)
+    assert kept.read_text() == "mine"
+    kept.unlink()
     many = similar(directory, ["hammer"] * 61, "hammer")
     with pytest.raises(QuestionError, match="a picture of 61 places cannot be read"):
         draw(many, tmp_path / "picture.png")
