@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertForMaskedLM, BertForPreTraining
 
-from bertsmith import bundle
+from bertsmith import bundle, fill
 from bertsmith.errors import ModelError, TokenizerError
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.config import ModelConfig
@@ -196,6 +196,18 @@ def test_what_plain_bert_cannot_say_is_refused(changes: dict[str, Any], tmp_path
     assert config["model_type"] == "bertsmith"
     with pytest.raises(ValueError, match="model type `bertsmith`"):
         AutoModel.from_pretrained(tmp_path / "model")
+
+
+def test_a_model_of_the_next_word_is_written_and_fills_no_mask(tmp_path: Path) -> None:
+    """It has the head that the files are to have, and would answer another question."""
+    written(tmp_path / "left", attention="causal", nsp=False)
+    file = tmp_path / "left" / bundle.INFO
+    told = json.loads(file.read_text())
+    told["provenance"] = {"settings": {"data": {"objective": "left-to-right"}}}
+    file.write_text(json.dumps(told))
+    bundle.save_either(tmp_path / "again", bundle.load(tmp_path / "left"))
+    with pytest.raises(ModelError, match="it says the next word, not a masked one"):
+        fill(tmp_path / "again", "a [MASK]")
 
 
 def test_sinusoidal_positions_just_work(tmp_path: Path) -> None:
