@@ -87,6 +87,29 @@ class CharacterCounts:
             covered += totals[character]
         return Alphabet(tuple(sorted(chosen)), tuple(sorted(c for c in chosen if c in continuing)))
 
+    def within(self, alphabet: Alphabet) -> Callable[[str], str]:
+        """Return what takes words with a character beyond ``alphabet`` out of a counted text."""
+        known = set(alphabet.characters)
+        beyond = np.zeros(CODE_POINTS, dtype=bool)
+        for point in np.flatnonzero((self._kinds == _PART) & (self._counts.sum(axis=0) > 0)):
+            beyond[point] = not known.issuperset(self._clean(chr(point)).strip())
+
+        def limited(text: str) -> str:
+            points = np.frombuffer(text.encode("utf-32-le", "replace"), dtype="<u4")
+            strange = beyond[points]
+            if not strange.any():
+                return text
+            kinds = self._kinds[points]
+            inside = (kinds == _PART) | (kinds == _REMOVED)
+            begins = inside.copy()
+            begins[1:] &= ~inside[:-1]
+            words = np.where(inside, begins.cumsum(), 0)
+            stay = ~(inside & np.isin(words, words[strange]))
+            left: str = points[stay].tobytes().decode("utf-32-le")
+            return left
+
+        return limited
+
     def _kind(self, character: str) -> int:
         cleaned = self._clean(character)
         if not cleaned:

@@ -5,7 +5,7 @@ what it would leave to chance, the order of the alphabet, is settled here before
 """
 
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Final
 
 from tokenizers import AddedToken, pre_tokenizers
@@ -77,7 +77,8 @@ def train(
         alphabet = counts.choose(coverage, int((size - len(SPECIAL)) * (1 - _WORDS_SHARE)))
         if not alphabet.characters:
             raise TokenizerError("there is no word in these texts to learn a vocabulary from")
-        engine = _trained(texts, size, min_frequency, recipe, alphabet, total, progress)
+        chunks = _within(texts, counts.within(alphabet), recipe)
+        engine = _trained(chunks, size, min_frequency, recipe, alphabet, total, progress)
     progress.finish()
     vocab = _ordered(engine.get_vocab())
     return Tokenizer(Recipe(**(vars(recipe) | {"vocab": vocab})), segmenter)
@@ -143,8 +144,7 @@ def _cut(text: str, size: int) -> Iterator[str]:
 def _count(texts: Iterable[str], recipe: Recipe, progress: Progress) -> tuple[CharacterCounts, int]:
     """Count the characters of all texts; also return how many there were."""
     clean = normalizer(recipe).normalize_str
-    # Hangul in jamo is put together across characters, so whole texts are cleaned then.
-    whole = recipe.strip_accents and recipe.whole_hangul
+    whole = _whole(recipe)
     counts = CharacterCounts(str if whole else clean)
     total = 0
     progress.start("Counting characters", None, "characters")
@@ -155,8 +155,26 @@ def _count(texts: Iterable[str], recipe: Recipe, progress: Progress) -> tuple[Ch
     return counts, total
 
 
+def _within(
+    texts: Iterable[str], limited: Callable[[str], str], recipe: Recipe
+) -> Iterator[tuple[int, str]]:
+    """Yield what the trainer is to see of each chunk, and how many characters the chunk has.
+
+    Of a word with a character beyond the alphabet the trainer would leave that out and join its
+    neighbours: pieces of words that occur nowhere.
+    """
+    whole, clean = _whole(recipe), normalizer(recipe).normalize_str
+    for chunk in _chunks(texts, _SMALL):
+        yield len(chunk), limited(clean(chunk) if whole else chunk)
+
+
+def _whole(recipe: Recipe) -> bool:
+    """Tell whether texts are cleaned whole: jamo are put together across characters."""
+    return recipe.strip_accents and recipe.whole_hangul
+
+
 def _trained(
-    texts: Iterable[str],
+    chunks: Iterable[tuple[int, str]],
     size: int,
     min_frequency: int,
     recipe: Recipe,
@@ -183,15 +201,15 @@ def _trained(
     engine = Engine(WordPiece(unk_token=UNK))
     engine.normalizer = normalizer(recipe)
     engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    engine.train_from_iterator(_told(texts, total, progress), trainer)
+    engine.train_from_iterator(_told(chunks, total, progress), trainer)
     return engine
 
 
-def _told(texts: Iterable[str], total: int, progress: Progress) -> Iterator[str]:
+def _told(chunks: Iterable[tuple[int, str]], total: int, progress: Progress) -> Iterator[str]:
     progress.start("Counting words", total, "characters")
-    for chunk in _chunks(texts, _SMALL):
+    for characters, chunk in chunks:
         yield chunk
-        progress.advance(len(chunk))
+        progress.advance(characters)
     progress.start("Joining pieces", None, "words")
 
 

@@ -141,6 +141,19 @@ def test_more_than_a_hundred_thousand_words(tmp_path: Path) -> None:
     assert max(loaded.encode(texts[0])) > 99_000
 
 
+@pytest.mark.parametrize("strip_accents", [False, True])
+def test_no_word_is_learnt_that_does_not_occur(*, strip_accents: bool) -> None:
+    """A letter beyond the alphabet takes its word with it; what it stands beside stays."""
+    texts = ["the helmet must fuzz and wax by the river bank, yet the boats went"] * 400
+    texts += ["river-ьhełmut,bank xyłzw"] * 4
+    tokenizer = train(texts, 400, coverage=0.999, strip_accents=strip_accents)
+    words = " ".join(tokenizer.recipe.vocab)
+    assert "ł" not in words
+    assert "river" in words
+    assert "hemut" not in words
+    assert "xyzw" not in words
+
+
 @pytest.mark.parametrize(("size", "coverage"), [(10, 0.9), (100, 0.0), (100, 1.5)])
 def test_sizes_and_shares_out_of_range_are_refused(size: int, coverage: float) -> None:
     """A size without room for words, or a coverage that is no share, is an error."""
