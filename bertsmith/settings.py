@@ -5,7 +5,7 @@ It never knows which settings there are: each owner declares its own class besid
 
 import difflib
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, Self, get_args, get_origin
@@ -97,23 +97,41 @@ def _without_none(value: Any) -> Any:
     return value
 
 
+def _table_at(cls: type[BaseModel], key: str) -> type[BaseModel] | None:
+    """Return the table that stands under ``key``, None where there is none."""
+    field = cls.model_fields.get(key)
+    if field is None:
+        return None
+    options: Sequence[Any] = (field.annotation,)
+    if get_origin(field.annotation) is UnionType:
+        options = get_args(field.annotation)
+    tables = [item for item in options if isinstance(item, type) and issubclass(item, BaseModel)]
+    return tables[0] if tables else None
+
+
 def _fields_at(cls: type[BaseModel], location: Sequence[int | str]) -> list[str]:
     """Return the valid keys of the table in which ``location`` stands."""
-    current: type[BaseModel] = cls
+    current: type[BaseModel] | None = cls
     for key in location[:-1]:
-        field = current.model_fields.get(str(key))
-        if field is None:
-            return []
-        options: Sequence[Any] = (field.annotation,)
-        if get_origin(field.annotation) is UnionType:
-            options = get_args(field.annotation)
-        models = [
-            item for item in options if isinstance(item, type) and issubclass(item, BaseModel)
-        ]
-        if not models:
-            return []
-        current = models[0]
-    return list(current.model_fields)
+        current = current and _table_at(current, str(key))
+    return list(current.model_fields) if current else []
+
+
+def _names(cls: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of all settings."""
+    for key in cls.model_fields:
+        table = _table_at(cls, key)
+        if table is None:
+            yield prefix + key
+        else:
+            yield from _names(table, f"{prefix}{key}.")
+
+
+def _nearest(cls: type[BaseModel], key: str, valid: Sequence[str]) -> str | None:
+    """Return what an unknown key may have been meant to be: here, or the same in another table."""
+    elsewhere = [name for name in _names(cls) if name.rpartition(".")[2] == key]
+    near = elsewhere or difflib.get_close_matches(key, valid, n=1)
+    return near[0] if near else None
 
 
 def _explain(cls: type[BaseModel], error: ValidationError, source: str) -> str:
@@ -128,7 +146,7 @@ def _explain(cls: type[BaseModel], error: ValidationError, source: str) -> str:
             lines.append(f"{source}: {prefix}{told}{found}")
             continue
         valid = _fields_at(cls, fault["loc"])
-        near = difflib.get_close_matches(str(fault["loc"][-1]), valid, n=1, cutoff=0.0)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        near = _nearest(cls, str(fault["loc"][-1]), valid)
+        hint = f"; did you mean {near!r}?" if near else ""
         lines.append(f"{source}: unknown setting {name!r}{hint} (known here: {', '.join(valid)})")
     return "\n".join(lines)

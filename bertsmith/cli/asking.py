@@ -95,15 +95,18 @@ def _lines(stream: IO[bytes], name: str) -> Iterator[str]:
 
 
 def _decoded(lines: Iterable[bytes], name: str) -> Iterator[str]:
+    number = 0
     for number, line in enumerate(lines, 1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise QuestionError(
                 f"{name}, line {number:,}: not UTF-8 (byte 0x{line[error.start]:02x}); "
-                "expected UTF-8 text, a line a question"
+                "expected UTF-8 text"
             ) from None
         yield text.rstrip("\r\n")
+    if not number:
+        say(f"{name}: there is no line in it, so there is nothing to do")
 
 
 def texts_of(arguments: list[str]) -> Iterator[str]:

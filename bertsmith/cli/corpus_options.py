@@ -41,9 +41,21 @@ Deduplicate = Annotated[
         help="Leave out exact repetitions: none, documents, paragraphs, or both.",
     ),
 ]
+
+
+def _language(code: str) -> str:
+    from bertsmith.text.sentences import check_language
+
+    return check_language(code)
+
+
 Language = Annotated[
-    str, typer.Option("--language", help="The language's ISO 639-1 code, for sentence borders.")
-]
+    str,
+    typer.Option(
+        "--language", help="The language's ISO 639-1 code, for sentence borders.",
+        callback=_language,
+    ),
+]  # fmt: skip
 Json = Annotated[bool, typer.Option("--json", help="Put the result on stdout as JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there already.")]
 

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 _NEXT: "dict[Kind, str]" = {
     "tokenizer": "bertsmith prepare CORPUS... --tokenizer PATH --out STORE",
     "store": "bertsmith pretrain --data PATH --out RUN",
-    "model": 'bertsmith fill PATH "... [MASK] ..."',
+    "index": 'bertsmith search PATH "..."',
+}
+#: The same of a model, by how the first of its heads begins.
+_NEXT_OF_HEADS = {
+    "masked LM": 'bertsmith fill PATH "... [MASK] ..."',
+    "fine-tuned": 'bertsmith predict PATH "..."',
+    "": "bertsmith finetune TASK --model PATH --data DATA --out RUN",
 }
 
 
@@ -27,8 +33,8 @@ def inspect(
         Path,
         typer.Argument(
             metavar="PATH",
-            help="A tokenizer or vocab.txt, a store, a model directory, a RUN, a checkpoint, "
-            "a .safetensors file or a settings file.",
+            help="A tokenizer or vocab.txt, a store, a model directory, a RUN (of one seed or "
+            "more), a checkpoint, an index, a .safetensors file or a settings file.",
             show_default=False,
         ),
     ],
@@ -57,8 +63,12 @@ def inspect(
         return
     for line in lines:
         put(line)
-    if kind in _NEXT:
-        say("next: " + _NEXT[kind].replace("PATH", str(opened)))
+    following = _NEXT.get(kind)
+    if kind == "model":
+        first = "".join(facts["heads"][:1])
+        following = next(own for head, own in _NEXT_OF_HEADS.items() if first.startswith(head))
+    if following:
+        say("next: " + following.replace("PATH", str(opened)))
 
 
 def _tokenizer(path: Path) -> tuple[dict[str, Any], list[str]]:
@@ -82,7 +92,7 @@ def _store(path: Path, examples: int, length: int, seed: int) -> tuple[dict[str,
 
 def _trained(kind: "Kind", path: Path) -> tuple[dict[str, Any], list[str]]:
     """Describe what takes torch to be read."""
-    from bertsmith.use import describe
+    from bertsmith.use import describe, describe_sets
 
     found = {
         "model": describe.describe_model,
@@ -90,5 +100,7 @@ def _trained(kind: "Kind", path: Path) -> tuple[dict[str, Any], list[str]]:
         "checkpoint": describe.describe_checkpoint,
         "tensors": describe.describe_tensors,
         "settings": describe.describe_settings,
+        "runs": describe_sets.describe_several,
+        "index": describe_sets.describe_index,
     }[kind](path)
     return found.facts, found.lines

@@ -55,6 +55,7 @@ def prepare(
     for line in data.summary(manifest):
         say(line)
     say(f"wrote {out}")
-    say(f"next: bertsmith pretrain --data {out} --out RUN")
+    if manifest.splits["heldout"].documents:
+        say(f"next: bertsmith pretrain --data {out} --out RUN")
     if as_json:
         put_json(manifest.model_dump(mode="json"))

@@ -85,7 +85,10 @@ def pretrain(
         raise typer.Exit(128 + (result.outcome.signal or signal.SIGINT))
     _tell(result.heldout, as_json=as_json)
     say(f"wrote {result.model} (and {result.curve or 'no curve'})")
-    say(f'next: bertsmith fill {result.model} "… [MASK] …"')
+    if result.masks:
+        say(f'next: bertsmith fill {result.model} "… [MASK] …"')
+    else:
+        say(f"next: bertsmith finetune TASK --model {result.model} --data DATA --out RUN")
 
 
 def _tell(heldout: dict[str, float], *, as_json: bool) -> None:

@@ -42,6 +42,7 @@ from bertsmith.data.worker import Failure, Shard, Task, texts_hash
 from bertsmith.errors import StoreError
 from bertsmith.progress import Progress, Silent
 from bertsmith.text.corpus import Document, Report, Source, read
+from bertsmith.text.sentences import check_language
 from bertsmith.text.wordpiece import Tokenizer
 
 PARTS, PLAN, LOCK = "parts", "plan.json", "lock"
@@ -64,6 +65,7 @@ def prepare(
     by each worker when a run is killed.
     """
     options = PrepareOptions() if options is None else options
+    check_language(options.language)
     progress = Silent() if progress is None else progress
     plan = Plan(
         vocabulary_hash=tokenizer.hash,
@@ -114,7 +116,8 @@ def _begun(out: Path, plan: Plan, progress: Progress) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StoreError(f"{out}: another process is making this store now") from None
-        if (parts / PLAN).exists():
+        # A plan without a shard is of a run that failed at once: nothing of it would be lost.
+        if (parts / PLAN).exists() and any(parts.glob("*.npz")):
             found = changes(read_plan(parts / PLAN), plan)
             if found:
                 raise StoreError(_refusal(out, "was begun from something else", found))

@@ -42,6 +42,8 @@ class Sources:
             )
         if not found.exists():
             raise TaskError(f"{option} {found}: there is nothing there")
+        if found.is_file() and not found.stat().st_size:
+            raise TaskError(f"{option} {found}: this file is empty")
         return found
 
     def task(self, name: str) -> Path:

@@ -6,11 +6,9 @@ It never answers.
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from bertsmith.errors import QuestionError, SettingsError
-from bertsmith.serve.models import Served
+from bertsmith.errors import QuestionError
 from bertsmith.serve.patience import LargeError
 from bertsmith.text.alphabet import has_surrogates
-from bertsmith.use.vectors import Recipe, VectorSettings
 
 #: Words told for a mask, at the most.
 TOP: Final = 1000
@@ -49,14 +47,3 @@ def _parts(text: Any) -> Iterator[str]:
     else:
         for part in text:
             yield from _parts(part)
-
-
-def recipe_for(own: Served, settings: VectorSettings) -> Recipe:
-    """Return the settings worked out; SettingsError for a layer named twice.
-
-    A few bytes could name one a million times, and each token has all of them before pooling.
-    """
-    recipe = own.embedder.recipe(settings)
-    if len(set(recipe.states)) < len(recipe.states):
-        raise SettingsError("layers: a layer stands there twice; name each of them once")
-    return recipe

@@ -18,7 +18,7 @@ from bertsmith.errors import ModelError, SettingsError
 from bertsmith.model.abreast import at_once
 from bertsmith.model.task import TaskModel
 from bertsmith.serve.batching import Batcher
-from bertsmith.serve.bounds import recipe_for, refuse_half, refuse_top, within
+from bertsmith.serve.bounds import refuse_half, refuse_top, within
 from bertsmith.serve.models import Served, attentions_of, masks_of, outputs_of, vectors_of
 from bertsmith.serve.patience import LargeError, Patience, waited
 from bertsmith.serve.settings import ServeSettings
@@ -171,7 +171,7 @@ class Service:
     ) -> "Embedding":
         """Return what ``embed`` waits for. Without ``truncate`` a text too long is an error."""
         own = self.checked(name, "embed", texts)
-        recipe = recipe_for(own, settings)
+        recipe = own.embedder.recipe(settings)
         if recipe.pooling == "none":
             raise SettingsError('pooling "none" gives a vector a token: ask /embed_all')
         encoded = own.embedder.ids(texts)
@@ -211,7 +211,7 @@ class Service:
             batch = partial(vectors_of, own.embedder, recipe)
             yield list(range(len(units))), self.batcher.run(key, batch, units, until)
 
-        return own.embedder.token_vectors(texts, recipe_for(own, settings), None, compute)
+        return own.embedder.token_vectors(texts, own.embedder.recipe(settings), None, compute)
 
     def attention(
         self,

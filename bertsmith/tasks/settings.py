@@ -3,10 +3,11 @@
 It never knows how a run trains.
 """
 
+from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from bertsmith.bundle import Kind
 from bertsmith.settings import Settings
@@ -79,6 +80,17 @@ class TaskSettings(Settings):
     skip_bad: bool = False
     #: "balanced": an example counts the more, the rarer its label is.
     class_weights: Literal["none", "balanced"] = "none"
+
+    @model_validator(mode="after")
+    def _columns_differ(self) -> Self:
+        named = {"text": self.text, "pair": self.pair, "label": self.label}
+        if self.answers:
+            # In a file of its own.
+            del named["label"]
+        for (first, own), (second, other) in combinations(named.items(), 2):
+            if own == other:
+                raise ValueError(f"the column {own!r} is both {first} and {second}")
+        return self
 
     def answers_file(self, path: Path) -> Path | None:
         """Return the file with the labels of the table ``path``; None where they are a column."""

@@ -3,7 +3,20 @@
 It never knows where the document came from, nor what becomes of its words.
 """
 
+import re
+
 from sentencex import segment
+
+from bertsmith.errors import SettingsError
+
+
+def check_language(code: str) -> str:
+    """Return ``code`` if it has the form of a language's code; SettingsError if not."""
+    if not re.fullmatch("[a-z]{2,3}", code):
+        raise SettingsError(
+            f"language {code!r}: expected a language's ISO 639-1 code, such as en or ko"
+        )
+    return code
 
 
 def split(text: str, language: str = "en", presplit: bool = False) -> list[str]:

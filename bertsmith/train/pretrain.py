@@ -29,7 +29,10 @@ MODEL = "model"
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a run. ``heldout`` holds the last held-out figures of the journal."""
+    """What became of a run. ``heldout`` holds the last held-out figures of the journal.
+
+    masks: whether the model learnt to fill in masks, not to tell the next word.
+    """
 
     run: Path
     model: Path | None
@@ -37,6 +40,7 @@ class Result:
     steps: int
     heldout: dict[str, float]
     curve: Path | None
+    masks: bool
 
 
 def pretrain(
@@ -70,6 +74,7 @@ def pretrain(
         for note in session.notes:
             progress.note(note)
         if stored is None:
+            session.require_heldout()
             session.settings = settle(session, progress, began)
             write_whole(run / FILE, session.settings.to_toml())
         return _run(session, run, progress)
@@ -195,7 +200,9 @@ def _run(session: Session, run: Path, progress: Progress) -> Result:
     if outcome.signal is None:
         model = run / MODEL
         bundle.save(model, session.model, session.tokenizer, provenance(session, heldout))
-    return Result(run, model, outcome, order.steps, heldout, _picture(run, settings, progress))
+    picture = _picture(run, settings, progress)
+    masks = settings.data.objective != "left-to-right"
+    return Result(run, model, outcome, order.steps, heldout, picture, masks)
 
 
 def _picture(run: Path, settings: PretrainSettings, progress: Progress) -> Path | None:

@@ -23,6 +23,7 @@ from bertsmith.model.informed import inform
 from bertsmith.model.looking import look_across, look_beside
 from bertsmith.train import device, optimizer, probe, schedule, warming
 from bertsmith.train.examples import Pretraining, mean_losses
+from bertsmith.train.heldout import heldout_stream
 from bertsmith.train.pieces import to_device
 from bertsmith.train.probe import Cost
 from bertsmith.train.recipe import PretrainSettings
@@ -93,6 +94,10 @@ class Session:
             self.model, self.compute, self.settings, phases,
             self.train, self.heldout, self.facts, self.machine,
         )  # fmt: skip
+
+    def require_heldout(self) -> None:
+        """Raise StoreError where the store has nothing to measure the run by."""
+        heldout_stream(self.heldout, self.facts, self.settings.data)
 
     def measure(self) -> Cost:
         """Take a few steps at each length, and start anew."""

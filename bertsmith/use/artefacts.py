@@ -10,7 +10,9 @@ from bertsmith.data.store import MANIFEST
 from bertsmith.errors import QuestionError
 from bertsmith.text.tokenizer_files import TOKENIZER, VOCAB
 
-Kind = Literal["tokenizer", "store", "model", "run", "checkpoint", "tensors", "settings"]
+Kind = Literal[
+    "tokenizer", "store", "model", "run", "runs", "checkpoint", "tensors", "settings", "index"
+]
 
 #: The forms of a model's weights.
 _WEIGHTS = (
@@ -28,6 +30,7 @@ _DIRECTORIES: dict[Kind, tuple[tuple[str, ...], ...]] = {
     "checkpoint": (("weights.safetensors", "state.json"),),
     "model": tuple(("config.json", form) for form in _WEIGHTS),
     "tokenizer": ((TOKENIZER,), (VOCAB,)),
+    "index": (("index.json", "places.npy"),),
 }
 #: Files that speak for the directory they stand in.
 _SPOKESMEN = (MANIFEST, "config.json", "bertsmith.json", "state.json", "metrics.jsonl")
@@ -36,10 +39,11 @@ KNOWN = (
     f"a tokenizer directory or its {VOCAB}",
     f"a store (with {MANIFEST})",
     "a model directory (with config.json and model.safetensors) or a model of the hub (OWNER/NAME)",
-    "a RUN (with settings.toml)",
+    "a RUN (with settings.toml, or one such for each seed)",
     "a checkpoint (RUN/checkpoints/step-N)",
     "a .safetensors file",
     "a settings file (.toml)",
+    "an index (.index, made by embed)",
 )
 
 
@@ -72,7 +76,7 @@ def _directory(path: Path) -> Kind | None:
     for kind, groups in _DIRECTORIES.items():
         if any(all((path / name).exists() for name in group) for group in groups):
             return kind
-    return None
+    return "runs" if any(path.glob("*seed-*/settings.toml")) else None
 
 
 def _file(path: Path) -> Kind | None:

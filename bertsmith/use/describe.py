@@ -3,34 +3,22 @@
 It never knows how a description is shown, and changes nothing that it looks at.
 """
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bertsmith import bundle
-from bertsmith.errors import RunError
 from bertsmith.settings import read_toml
 from bertsmith.text.quality import describe as describe_words
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train import checkpoint, journal
+from bertsmith.use.description import Description, curve, flat, indented, read_object
 
-#: Columns of a curve drawn in characters, and the characters, low to high.
-_COLUMNS, _HEIGHTS = 60, "▁▂▃▄▅▆▇█"
 #: The parts of bertsmith.json that are shown elsewhere, or only as JSON: they are long.
 _LONG = frozenset({"settings", "tokenizer"})
-
-
-@dataclass(frozen=True)
-class Description:
-    """facts: everything, as plain values for JSON. lines: what people want to see of it."""
-
-    facts: dict[str, Any]
-    lines: list[str]
 
 
 @dataclass(frozen=True)
@@ -80,7 +68,7 @@ def describe_model(path: Path) -> Description:
     """Describe a model directory: config, size, tensors, words and where it comes from."""
     directory = bundle.locate(path)
     source = directory / bundle.INFO
-    info: dict[str, Any] = _read(source) if source.exists() else {}
+    info: dict[str, Any] = read_object(source) if source.exists() else {}
     config = bundle.read_config(directory, info)
     weights = bundle.open_weights(directory, config)
     found = _facts_of_all(bundle.stored_in(directory))
@@ -93,7 +81,7 @@ def describe_model(path: Path) -> Description:
         f"{weights.parameters:,} parameters: {sizes}; on top: {', '.join(heads) or 'nothing'}",
     ]
     for title, values in shown:
-        lines += ["", title, *_indented(_flat(values))]
+        lines += ["", title, *indented(flat(values))]
     lines += ["", "words", *(f"  {line}" for line in words.lines())]
     lines += ["", f"tensors: {len(found)}", *_table(found)]
     facts = {
@@ -131,14 +119,14 @@ def describe_run(path: Path) -> Description:
     lines = [f"run {path}: {state}", f"step {step:,} of {f'{steps:,}' if steps else 'unknown'}"]
     for kind, name in (("train", "training batches"), ("heldout", "held out")):
         if last[kind]:
-            lines += ["", name, *_indented(_flat(last[kind]))]
+            lines += ["", name, *indented(flat(last[kind]))]
             # A pre-training's loss of words, or the one loss of a fine-tuning.
             loss = "masked_lm" if "masked_lm" in last[kind] else "loss"
             values = [line[loss] for line in told if line.get("kind") == kind and loss in line]
-            lines += _curve(values, "masked-LM loss" if loss == "masked_lm" else loss)
+            lines += curve(values, "masked-LM loss" if loss == "masked_lm" else loss)
     lines += ["", "checkpoints" if stored else "no checkpoint yet"]
     lines += [f"  step-{step:<10} {size / 2**20:10,.1f} MiB" for step, size in stored]
-    lines += ["", "settings", *_indented(_flat(settings))]
+    lines += ["", "settings", *indented(flat(settings))]
     facts = {
         "path": str(path),
         "finished": finished,
@@ -153,9 +141,9 @@ def describe_run(path: Path) -> Description:
 
 def describe_checkpoint(path: Path) -> Description:
     """Describe a checkpoint: where the run stood, its weights, and the optimizer's moments."""
-    state = _read(path / checkpoint.STATE)
+    state = read_object(path / checkpoint.STATE)
     weights, moments = tensors(path / checkpoint.WEIGHTS), tensors(path / checkpoint.MOMENTS)
-    lines = [f"checkpoint {path}", *_indented(_flat(state))]
+    lines = [f"checkpoint {path}", *indented(flat(state))]
     lines += ["", f"weights: {len(weights)} tensors", *_table(weights)]
     lines += ["", f"moments: {len(moments)} tensors", *_table(moments)]
     facts = {
@@ -171,15 +159,7 @@ def describe_settings(path: Path) -> Description:
     """Describe a settings file."""
     settings = read_toml(path)
     facts = {"path": str(path), "settings": settings}
-    return Description(facts, [f"settings {path}", *_indented(_flat(settings))])
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        value: dict[str, Any] = dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise RunError(f"{path}: not a readable JSON object: {error}") from None
-    return value
+    return Description(facts, [f"settings {path}", *indented(flat(settings))])
 
 
 def _bytes(folder: Path) -> int:
@@ -200,25 +180,6 @@ def _without_long(info: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted name, value as text) of nested tables."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        elif isinstance(value, float):
-            yield prefix + key, f"{value:.6g}"
-        elif isinstance(value, list | tuple):
-            yield prefix + key, ", ".join(map(str, value))
-        else:
-            yield prefix + key, str(value)
-
-
-def _indented(pairs: Iterator[tuple[str, str]]) -> list[str]:
-    rows = list(pairs)
-    width = max((len(name) for name, _ in rows), default=0)
-    return [f"  {name:{width}}  {value}" for name, value in rows]
-
-
 def _table(found: list[TensorFacts]) -> list[str]:
     """Return a line a tensor: name, shape, dtype, mean, deviation."""
     if not found:
@@ -231,16 +192,3 @@ def _table(found: list[TensorFacts]) -> list[str]:
         strange = f"  {one.strange:,} values are not finite" if one.strange else ""
         lines.append(f"  {one.name:{name}}  {size:>{shape}}  {one.dtype:8}  {figures}{strange}")
     return lines
-
-
-def _curve(values: list[float], name: str) -> list[str]:
-    """Draw figures as one line of characters, the mean of neighbours where there are many."""
-    if len(values) < 2:
-        return []
-    columns = min(len(values), _COLUMNS)
-    edges = [round(column * len(values) / columns) for column in range(columns + 1)]
-    means = [sum(values[first:last]) / (last - first) for first, last in pairwise(edges)]
-    low, high = min(means), max(means)
-    scale = (len(_HEIGHTS) - 1) / (high - low) if high > low else 0.0
-    drawn = "".join(_HEIGHTS[round((mean - low) * scale)] for mean in means)
-    return [f"  {drawn}  {name}, {high:.3f} to {low:.3f}"]

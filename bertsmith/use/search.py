@@ -37,7 +37,7 @@ class Searcher:
     ) -> None:  # fmt: skip
         """``model``: where the model is now, if it was moved. Raises QuestionError, ModelError."""
         self.path = Path(index)
-        about = _about(self.path)
+        about = about_index(self.path)
         self._embedder = _model(self.path, about, model, device)
         made = {name: about[name] for name in VectorSettings.model_fields}
         self._settings = settings_of(made.pop("layers"), **made)
@@ -79,9 +79,14 @@ def search(
     return Searcher(index, model=model, device=device).find(queries, top, exact=exact)
 
 
-def _about(index: Path) -> dict[str, Any]:
-    """Return what the index says of itself."""
+def about_index(index: Path) -> dict[str, Any]:
+    """Return what the index says of itself. Raises QuestionError where there is none."""
     names = {ABOUT, VECTORS, GRAPH, LINES, PLACES}
+    if not index.exists():
+        raise QuestionError(
+            f"{index}: there is nothing; make an index with: bertsmith embed MODEL FILE --out "
+            f"{index.with_suffix('.index')}"
+        )
     missing = sorted(name for name in names if not (index / name).is_file())
     if missing:
         raise QuestionError(

@@ -100,10 +100,13 @@ class Recipe:
 def recipe_of(settings: VectorSettings, told: Pooling | None, config: ModelConfig) -> Recipe:
     """Work the settings out for a model; ``told``: what its directory says of pooling, if it does.
 
-    Raises SettingsError for layers that the model has not, and ModelError where a Dense that
-    follows does not fit.
+    Raises SettingsError for layers that the model has not or that are named twice, and ModelError
+    where a Dense that follows does not fit.
     """
     states = tuple(_state(layer, config.layers) for layer in settings.layers)
+    if len(set(states)) < len(states):
+        # A few bytes could name one a million times, and each token has all before pooling.
+        raise SettingsError("layers: a layer stands there twice; name each of them once")
     shares = settings.weights or None
     if settings.combine == "mean":
         shares = (1 / len(states),) * len(states)

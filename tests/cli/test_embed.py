@@ -208,6 +208,9 @@ def test_search_prints_the_nearest_lines(run: Run, model: Path, lines: Path) -> 
     rows = [row.strip().split("\t") for row in done.out.splitlines()]
     assert rows[0] == ["1.0000", "2", SENTENCES[1]]
     assert len(rows) == 2
+    shown = run("inspect", index)
+    assert f"index {index}: 5 lines, vectors of 22 numbers" in shown.out
+    assert f"next: bertsmith search {index}" in shown.err
     both = run("search", index, "-", "--top", 1, "--exact", stdin="\n".join(SENTENCES[:2]).encode())
     assert [line.strip() for line in both.out.splitlines()] == [
         SENTENCES[0], f"1.0000\t1\t{SENTENCES[0]}", SENTENCES[1], f"1.0000\t2\t{SENTENCES[1]}",
@@ -226,6 +229,7 @@ def test_search_prints_the_nearest_lines(run: Run, model: Path, lines: Path) -> 
         (["embed", "MODEL", "--out", "OUT.csv"], "expected a name that ends in .npy"),
         (["embed", "MODEL", "--resume"], "name it with --out"),
         (["embed", "MODEL", "--layer", "9"], "there is no layer 9 in a model of 2"),
+        (["embed", "MODEL", "--layer", "-1,2"], "a layer stands there twice"),
         (["embed", "MODEL", "--layer", "a"], "--layer a: expected numbers, parted by commas"),
         (["embed", "MODEL", "--layer", "1.5"], "expected whole numbers"),
         (["embed", "MODEL", "--pooling", "median"], "pooling"),
@@ -237,7 +241,8 @@ def test_search_prints_the_nearest_lines(run: Run, model: Path, lines: Path) -> 
         (["embed", "SINGLE", "--pooling", "pooled"], "has no pooler"),
         (["similar", "MODEL", "EMPTY", "--word", "x"], "in none of the 0 texts"),
         (["similar", "MODEL", "--word", " "], "is not in"),
-        (["search", "nowhere", "x"], "not an index (no"),
+        (["search", "nowhere", "x"], "nowhere: there is nothing; make an index with"),
+        (["search", "MODEL", "x"], "not an index (no"),
         (["search", "INDEX", ""], "question 1 is empty"),
     ],
 )

@@ -60,9 +60,10 @@ def test_inspect_shows_a_run_and_its_model(run: Run, tuned: Path) -> None:
     assert done.status == 0, done.err
     assert "held out" in done.out
     assert "accuracy" in done.out
-    shown = run("inspect", tuned / "model").out
-    assert "on top: fine-tuned (single)" in shown
-    assert "masked LM" not in shown.splitlines()[1]
+    shown = run("inspect", tuned / "model")
+    assert "on top: fine-tuned (single)" in shown.out
+    assert "next: bertsmith predict" in shown.err
+    assert "masked LM" not in shown.out.splitlines()[1]
 
 
 def test_endings_are_columns(run: Run, model: Path, tmp_path: Path) -> None:
@@ -210,6 +211,14 @@ def test_what_is_skipped_has_a_place(run: Run, tuned: Path, model: Path, tmp_pat
     assert told["counts"]["train"]["skipped"] == {"an empty label": 1}
     [only] = told["settings"]
     assert only["least"] <= only["median"] <= only["greatest"]
+    shown = run("inspect", out).out
+    assert f"runs {out}: 2, all finished; the best one by accuracy: {told['best']}" in shown
+    assert f"median and range: {only['median']:.4f}" in shown
+    (out / "results.json").unlink()
+    shutil.rmtree(out / "seed-1" / "model")
+    assert "1 of 2 begun are finished" in run("inspect", out).out
+    (out / "results.json").write_text("{}")
+    assert "results.json: it is broken" in run("inspect", out).err
 
 
 def test_several_that_are_stopped_say_where(
@@ -260,8 +269,20 @@ def test_mistakes_are_told(run: Run, model: Path, table: Path, tmp_path: Path) -
     )  # fmt: skip
     assert done.status == 2
     assert "line 2: there is no column 'words'; the columns are 'line', 'mood'" in done.err
+    done = run(
+        "finetune", "classify", "--model", model, "--data", table, "--text", "mood",
+        "--label", "mood", "--out", tmp_path / "run",
+    )  # fmt: skip
+    assert "task: the column 'mood' is both text and label" in done.err
     assert not (tmp_path / "run").exists()
     done = run("predict", model, "a text")
     assert done.status == 2
     assert "not fine-tuned on a task" in done.err
     assert run("predict", model).status == 2
+
+
+def test_a_file_without_a_line_is_told(run: Run, tuned: Path) -> None:
+    """No answer is no error, but a word is said of it."""
+    done = run("predict", tuned / "model", "--input", "-", stdin=b"")
+    assert (done.status, done.out) == (0, "")
+    assert done.err == "standard input: there is no line in it, so there is nothing to do\n"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bertsmith.cli.inspect import _NEXT
+from bertsmith.cli.inspect import _NEXT, _NEXT_OF_HEADS
 from bertsmith.text.wordpiece import Tokenizer
 
 Run = Callable[..., Any]
@@ -94,5 +94,5 @@ def test_the_unknown_is_refused_with_what_is_known(run: Run, tmp_path: Path, nam
 
 def test_every_next_command_is_a_verb(run: Run) -> None:
     """What inspect advises exists."""
-    for command in _NEXT.values():
+    for command in (*_NEXT.values(), *_NEXT_OF_HEADS.values()):
         assert run(command.split()[1], "--help").status == 0

@@ -17,7 +17,7 @@ from bertsmith.data.pool import Pool
 from bertsmith.data.prepare import prepare, summary
 from bertsmith.data.store import Manifest, Store
 from bertsmith.data.worker import Task, document_hash
-from bertsmith.errors import CorpusError, StoreError, TokenizerError
+from bertsmith.errors import CorpusError, SettingsError, StoreError, TokenizerError
 from bertsmith.progress import Silent
 from bertsmith.text.corpus import CorpusOptions, read, sources
 from bertsmith.text.recipe import SPECIAL, Recipe
@@ -216,6 +216,24 @@ def test_a_source_that_changed_is_refused(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="the tokenizer changed"):
         prepare(sources([str(source)]), other, out, shard_characters=SHARD)
     assert content(out) == before
+
+
+def test_a_source_that_failed_may_be_mended(corpus: Path, tmp_path: Path) -> None:
+    """As long as no shard stands, nothing would be lost by other sources in the same place."""
+    source, out = tmp_path / "corpus.jsonl", tmp_path / "store"
+    source.write_text('{"text": "The first."}\n{"txet": "The second."}\n')
+    with pytest.raises(CorpusError, match="line 2"):
+        make(source, out)
+    source.write_bytes(corpus.read_bytes())
+    assert content(out) != {}
+    assert make(source, out).report["documents"] == 200
+
+
+def test_a_language_has_a_code(corpus: Path, tmp_path: Path) -> None:
+    """A name in words is refused before anything is written."""
+    with pytest.raises(SettingsError, match=r"language 'Korean': expected .*such as en or ko"):
+        make(corpus, tmp_path / "store", language="Korean")
+    assert not (tmp_path / "store").exists()
 
 
 def test_a_finished_store_is_left_alone(corpus: Path, undisturbed: Path, tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ def test_each_fault_is_told(fault: Callable[[Path], None], said: str, release: P
 
 def test_a_path_without_a_checkpoint(tmp_path: Path) -> None:
     """A path that is not there, and a file of another kind, are told."""
-    with pytest.raises(ModelError, match="no such checkpoint"):
+    with pytest.raises(ModelError, match="no such folder or checkpoint"):
         read_tensorflow(tmp_path / "nowhere")
     (tmp_path / "notes.txt").write_text("just some notes")
     with pytest.raises(ModelError, match="not a TensorFlow checkpoint, neither of the V2 form"):

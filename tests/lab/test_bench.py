@@ -223,6 +223,9 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         Laboratory("masking", out=tmp_path, sources=Sources(tmp_path / "none.txt"))
     with pytest.raises(TaskError, match="give the folder of the labelled tasks with --tasks"):
         Laboratory("masking", out=tmp_path, sources=Sources(text))
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(TaskError, match=r"--text .*empty.txt: this file is empty"):
+        Laboratory("masking", out=tmp_path, sources=Sources(tmp_path / "empty.txt"))
     with pytest.raises(TaskError, match="no folder SST-2 or glue/SST-2 there for sst-2"):
         Laboratory("masking", out=tmp_path, sources=Sources(text, tasks=tmp_path))
     with pytest.raises(SettingsError, match="only features, pooling, context, positions take"):

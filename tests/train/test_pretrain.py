@@ -306,6 +306,7 @@ def test_a_corpus_too_small_says_so(train: Train, tmp_path: Path, documents: int
     small = make_store(tmp_path / "small", documents=documents)
     with pytest.raises(StoreError, match=r"document|example"):
         train(data=small, steps=2)
+    assert not (tmp_path / "run" / "settings.toml").exists(), "another store may be given there"
 
 
 def test_measures_exclude_each_other(train: Train) -> None:

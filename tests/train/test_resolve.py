@@ -93,6 +93,12 @@ def test_an_unknown_key_names_the_nearest_and_its_place(settle: Any, tmp_path: P
         SettingsError, match=r"unknown setting 'data\.lenght'; did you mean 'length"
     ):
         settle(assignments=["data.lenght=64"])
+    with pytest.raises(SettingsError, match=r"'run\.epochs'; did you mean 'schedule\.epochs'"):
+        settle(assignments=["run.epochs=3"])
+    with pytest.raises(SettingsError, match=r"'lr'; did you mean 'optim\.lr'"):
+        settle(assignments=["lr=3"])
+    with pytest.raises(SettingsError, match=r"'optim\.learning' \(known here: lr"):
+        settle(assignments=["optim.learning=3"])
     with pytest.raises(SettingsError) as told:
         settle(config=config, assignments=["optims.lr=1.0"])
     assert "unknown setting 'optims'; did you mean 'optim'?" in str(told.value)

@@ -61,6 +61,7 @@ def test_left_to_right_learns_and_is_told_from_masked(store: Path, tmp_path: Pat
     losses = [line["masked_lm"] for line in journal.read(done.run) if line["kind"] == "heldout"]
     assert losses[-1] < losses[0]
     assert done.model is not None
+    assert not done.masks
     with pytest.raises(ModelError, match="trained left to right"):
         fill(done.model, "ba [MASK].")
     seeing = assignments(**{**CAUSAL, "model__attention": "bidirectional"})

@@ -116,7 +116,7 @@ def test_the_model_must_be_the_same(index: Path, model: Path) -> None:
 def test_what_is_no_index_is_refused(index: Path, tmp_path: Path) -> None:
     """A missing folder, another one, a broken file: each is told, with how to make an index."""
     for path in (tmp_path / "none", tmp_path):
-        with pytest.raises(QuestionError, match=r"not an index \(no .*bertsmith embed MODEL"):
+        with pytest.raises(QuestionError, match=r"bertsmith embed MODEL FILE --out"):
             search(path, ["a"])
     broken = shutil.copytree(index, tmp_path / "broken.index")
     for content in ("{", "[]", "{}"):

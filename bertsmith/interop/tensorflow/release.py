@@ -72,7 +72,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if prefix.is_file() and is_table(prefix):
         return TensorSlices(prefix)
     if not path.exists():
-        raise ModelError(f"{path}: no such checkpoint; expected {index.name} beside its data")
+        raise ModelError(
+            f"{path}: no such folder or checkpoint; expected the folder of a model, or the name of "
+            f"a TensorFlow checkpoint ({index.name} beside its data)"
+        )
     raise ModelError(
         f"{path}: not a TensorFlow checkpoint, neither of the V2 form (no {index.name}) nor V1"
     )
