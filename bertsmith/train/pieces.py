@@ -3,7 +3,9 @@
 It never knows how batches are drawn, nor what is computed from them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -11,7 +13,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertsmith.data.packing import Batch
+from bertsmith.model.abreast import at_once
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.packed import Packed
+from bertsmith.train.device import Machine
+
+#: The most pieces computed at once: each has a gradient of its own, which wants memory.
+MOST = 2
+#: The fewest tokens of such a piece: below, its gradient costs more than is won
+#: (docs/measurements.md).
+_LEAST = 512
 
 
 @dataclass(frozen=True)
@@ -52,15 +63,35 @@ def to_device(batch: Batch, device: torch.device) -> Piece:
     )
 
 
-def cut(batch: Batch, most_tokens: int) -> list[Batch]:
-    """Cut a batch between sequences into pieces of at most ``most_tokens`` (one is the least)."""
-    if len(batch.ids) <= most_tokens:
-        return [batch]
-    pieces, first = [], 0
-    while first < len(batch):
-        room = int(batch.boundaries[first]) + most_tokens
-        last = int(np.searchsorted(batch.boundaries, room, "right")) - 1
-        last = min(max(last, first + 1), len(batch))
-        pieces.append(batch.slice(first, last))
-        first = last
-    return pieces
+def together(machine: Machine, config: ModelConfig, *, compiled: bool = False) -> int:
+    """Return how many pieces of a batch are computed at once: two on the CPU, where it can.
+
+    Batch norm's statistics are of one piece after the other, and a compiled graph of one thread.
+    """
+    alone = compiled or config.norm == "batch"
+    return 1 if alone else min(at_once(machine.device), MOST)
+
+
+def ranges(sizes: Sequence[int], most: int, count: int = 1) -> list[range]:
+    """Part sequences of ``sizes`` tokens, in order, into pieces; return the numbers of each.
+
+    A piece has at most ``most`` tokens (a sequence is the least). What would be one piece becomes
+    ``count`` of about the same size, if each has tokens enough to be worth a thread.
+    """
+    ends = np.cumsum(sizes)
+    total, borders = int(ends[-1]), [0]
+    if total <= most:
+        count = count if total >= count * _LEAST else 1
+        borders += [int(np.abs(ends - total * k / count).argmin()) + 1 for k in range(1, count)]
+    else:
+        while (first := borders[-1]) < len(sizes):
+            room = (int(ends[first - 1]) if first else 0) + most
+            borders.append(max(int(np.searchsorted(ends, room, "right")), first + 1))
+    places = sorted({*borders, len(sizes)})
+    return [range(first, last) for first, last in pairwise(places)]
+
+
+def cut(batch: Batch, most: int, count: int = 1) -> list[Batch]:
+    """Cut a batch between sequences into pieces; see ``ranges``."""
+    found = ranges(np.diff(batch.boundaries).tolist(), most, count)
+    return [batch] if len(found) < 2 else [batch.slice(own.start, own.stop) for own in found]

@@ -1,17 +1,21 @@
 """A batch in pieces is the batch: the same losses and the same gradients."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from bertsmith.data.store import Store
 from bertsmith.model.dropout import Noise
-from bertsmith.train.pieces import Piece, cut
+from bertsmith.train.pieces import Piece, cut, ranges
 from bertsmith.train.resolve import Wishes, resolve
 from bertsmith.train.schedule import Phase
 from bertsmith.train.session import Session
+from bertsmith.train.step import take_step
 from tests.train.conftest import assignments
 
 
@@ -75,6 +79,76 @@ def test_cuts_keep_every_sequence_once(session: Session, store: Path) -> None:
         # No two neighbours would fit together: the pieces are as few as in order they can be.
         sizes = [len(piece.ids) for piece in pieces]
         assert all(a + int(p.boundaries[1]) > most for a, p in zip(sizes, pieces[1:], strict=False))
+
+
+def test_enough_tokens_become_pieces_of_like_size() -> None:
+    """From 512 tokens a piece on; otherwise, and above the limit, as if it were one at a time."""
+    chance = np.random.default_rng(0)
+    for _ in range(50):
+        sizes = chance.integers(3, 129, 32).tolist()
+        if sum(sizes) < 1024:
+            continue
+        first, second = ranges(sizes, 10**6, 2)
+        assert (first.start, first.stop, second.stop) == (0, second.start, 32)
+        halves = [sum(sizes[own.start : own.stop]) for own in (first, second)]
+        assert abs(halves[0] - halves[1]) <= max(sizes)
+        assert ranges(sizes, 100, 2) == ranges(sizes, 100)
+    assert ranges([511, 512], 10**6, 2) == [range(2)]
+    assert ranges([512, 512], 10**6, 2) == [range(1), range(1, 2)]
+    assert ranges([3, 2000], 10**6, 2) == [range(1), range(1, 2)]
+    assert ranges([2000], 10**6, 2) == [range(1)]
+
+
+def _at_once(store: Path, together: int, **changes: Any) -> tuple[int, list[torch.Tensor]]:
+    """Return how many pieces two steps have, and the weights after them."""
+    chosen = assignments(data__batch=64, model__init_range=0.3, run__threads=2, **changes)
+    opened = Store.open(store)
+    session = Session(resolve(Wishes(data=store, assignments=chosen), opened), opened)
+    work = session.work([Phase(0, 9, 32)])
+    batches, count = work.pieces(0), 0
+    assert work.together == 2
+    session.model.train()
+    for step in range(2):
+        whole = next(batches)
+        take_step(work.losses, whole, session.model, session.optimizer, session.machine,
+                  step=step, seed=0, rate=1e-3, clip=1.0, together=together)  # fmt: skip
+        count += len(whole)
+    return count, [own.detach().clone() for own in session.model.parameters()]
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Two threads of PyTorch's, whatever the machine has."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("limit", [16384, 512])
+def test_two_pieces_at_once_are_one_after_the_other(store: Path, limit: int) -> None:
+    """The same weights, dropout and all; and the same to the bit each time."""
+    count, alone = _at_once(store, 1, run__micro_tokens=limit)
+    assert count == (4 if limit == 16384 else 8)
+    once, again = (_at_once(store, 2, run__micro_tokens=limit)[1] for _ in range(2))
+    for expected, first, second in zip(alone, once, again, strict=True):
+        torch.testing.assert_close(first, expected, rtol=1e-4, atol=1e-6)
+        assert torch.equal(first, second)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_what_is_one_after_the_other_stays_so(store: Path) -> None:
+    """Batch norm's statistics, a compiled graph, a single thread: one piece at a time."""
+    opened = Store.open(store)
+    for chosen, together in (({}, 2), ({"model__norm": "batch"}, 1), ({"run__threads": 1}, 1)):
+        own = {"run__threads": 2} | chosen
+        settings = resolve(Wishes(data=store, assignments=assignments(**own)), opened)
+        session = Session(settings, opened)
+        assert session.work([Phase(0, 1, 32)]).together == together
+    session.compute = nn.Identity()
+    torch.set_num_threads(2)
+    assert session.work([Phase(0, 1, 32)]).together == 1
 
 
 def test_the_terms_are_means_over_the_whole_batch(session: Session) -> None:
