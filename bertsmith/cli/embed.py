@@ -59,8 +59,9 @@ def embed(
     pooling: Annotated[
         str | None,
         typer.Option(
-            help="mean, max, mean-max, first, last, pooled, or none: a vector a token. Else as the "
-            "model says, or mean.",
+            help="mean, max, mean-max, first, last, pooled, or none: a vector a token; or "
+            "sentence-transformers' mean_sqrt_len_tokens and weightedmean. Else as the model says, "
+            "or mean.",
             show_default=False,
         ),
     ] = None,
