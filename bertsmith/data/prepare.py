@@ -219,6 +219,9 @@ def _join(
     progress.finish()
     splits = {name: writer.close() for name, writer in writers.items()}
     if not splits["train"].documents:
+        # Nothing would be lost by other sources in the same place.
+        for path in shards:
+            path.unlink()
         raise StoreError(f"{out}: the corpus holds no word, so there is nothing to learn from")
     facts = report.to_json() | {"documents_without_tokens": empty}
     manifest = Manifest(

@@ -24,8 +24,16 @@ _TAKING = threading.Lock()
 
 
 def at_once(device: torch.device) -> int:
-    """Return how many batches the calling thread should have computed at once on a device."""
-    return min(torch.get_num_threads(), _MOST) if device.type == "cpu" else 1
+    """Return how many batches the calling thread should have computed at once on a device.
+
+    The share of each is the same, so that what is computed does not depend on who computes it:
+    as many as leave the fewest threads idle.
+    """
+    threads = torch.get_num_threads()
+    if device.type != "cpu" or threads == 1:
+        return 1
+    sizes = range(2, min(threads, _MOST) + 1)
+    return max(sizes, key=lambda size: (size * (threads // size), size))
 
 
 def take(threads: int) -> None:
@@ -84,12 +92,10 @@ class _Crew:
         self._tasks: SimpleQueue[tuple[Any, Future[Any]] | None] = SimpleQueue()
         self._over = False
         self._autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-        share, more = divmod(torch.get_num_threads(), size)
+        share = torch.get_num_threads() // size
         self._threads = [
-            threading.Thread(
-                target=self._work, args=(share + (number < more),), name="abreast", daemon=True
-            )
-            for number in range(size)
+            threading.Thread(target=self._work, args=(share,), name="abreast", daemon=True)
+            for _ in range(size)
         ]
         for own in self._threads:
             own.start()
@@ -105,8 +111,16 @@ class _Crew:
         self._over = True
         for _ in self._threads:
             self._tasks.put(None)
+        stop: KeyboardInterrupt | None = None
         for own in self._threads:
-            own.join()
+            while own.is_alive():
+                try:
+                    own.join()
+                except KeyboardInterrupt as again:
+                    # Whoever left a thread in the midst of a product would crash.
+                    stop = again
+        if stop is not None:
+            raise stop
 
     def _work(self, threads: int) -> None:
         take(threads)

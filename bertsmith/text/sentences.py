@@ -12,7 +12,7 @@ from bertsmith.errors import SettingsError
 
 def check_language(code: str) -> str:
     """Return ``code`` if it has the form of a language's code; SettingsError if not."""
-    if not re.fullmatch("[a-z]{2,3}", code):
+    if not re.fullmatch("[a-z]{2,3}(-[a-z]{2,8})*", code):
         raise SettingsError(
             f"language {code!r}: expected a language's ISO 639-1 code, such as en or ko"
         )

@@ -66,29 +66,43 @@ def to_device(batch: Batch, device: torch.device) -> Piece:
 def together(machine: Machine, config: ModelConfig, *, compiled: bool = False) -> int:
     """Return how many pieces of a batch are computed at once: two on the CPU, where it can.
 
-    Batch norm's statistics are of one piece after the other, and a compiled graph of one thread.
+    Batch norm's statistics are of one piece after the other, and a compiled graph of one thread;
+    an odd thread would be idle.
     """
-    alone = compiled or config.norm == "batch"
+    alone = compiled or config.norm == "batch" or torch.get_num_threads() % MOST
     return 1 if alone else min(at_once(machine.device), MOST)
 
 
 def ranges(sizes: Sequence[int], most: int, count: int = 1) -> list[range]:
     """Part sequences of ``sizes`` tokens, in order, into pieces; return the numbers of each.
 
-    A piece has at most ``most`` tokens (a sequence is the least). What would be one piece becomes
-    ``count`` of about the same size, if each has tokens enough to be worth a thread.
+    ``count`` pieces, computed at once, have at most ``most`` tokens together (a sequence is the
+    least), and about the same size each; too few tokens are not parted.
     """
     ends = np.cumsum(sizes)
-    total, borders = int(ends[-1]), [0]
-    if total <= most:
-        count = count if total >= count * _LEAST else 1
-        borders += [int(np.abs(ends - total * k / count).argmin()) + 1 for k in range(1, count)]
-    else:
-        while (first := borders[-1]) < len(sizes):
-            room = (int(ends[first - 1]) if first else 0) + most
-            borders.append(max(int(np.searchsorted(ends, room, "right")), first + 1))
-    places = sorted({*borders, len(sizes)})
-    return [range(first, last) for first, last in pairwise(places)]
+    if count == 1 or ends[-1] < count * _LEAST:
+        return _filled(ends, most)
+    for number in range(count, len(sizes) + 1, count):
+        borders = [int(np.abs(ends - ends[-1] * k / number).argmin()) + 1 for k in range(1, number)]
+        found = _between([0, *borders, len(sizes)])
+        if max(int(ends[own.stop - 1] - ends[own.start] + sizes[own.start]) for own in found) <= (
+            most // count
+        ):
+            return found
+    return _filled(ends, most // count)
+
+
+def _filled(ends: NDArray[np.int64], most: int) -> list[range]:
+    """Return as few pieces as there can be in order. ``ends``: where each sequence does, int64."""
+    borders = [0]
+    while (first := borders[-1]) < len(ends):
+        room = (int(ends[first - 1]) if first else 0) + most
+        borders.append(max(int(np.searchsorted(ends, room, "right")), first + 1))
+    return _between(borders)
+
+
+def _between(borders: Sequence[int]) -> list[range]:
+    return [range(first, last) for first, last in pairwise(sorted(set(borders)))]
 
 
 def cut(batch: Batch, most: int, count: int = 1) -> list[Batch]:

@@ -109,8 +109,9 @@ def _add_gradients(
         return told, torch.autograd.grad(total, learnt, allow_unused=True)
 
     sums: dict[str, Tensor] = {}
-    for first in range(0, len(whole), together):
-        numbers = range(first, min(first + together, len(whole)))
+
+    def add(numbers: range) -> None:
+        # A function of its own: no gradient is kept while the next ones are computed.
         each = partial(compute, alone=len(numbers) == 1)
         for _, (terms, gradients) in abreast(each, numbers, machine.device):
             for own, gradient in zip(learnt, gradients, strict=False):
@@ -118,6 +119,9 @@ def _add_gradients(
                     own.grad = gradient if own.grad is None else own.grad.add_(gradient)
             for name, value in terms.items():
                 sums[name] = sums[name] + value if name in sums else value
+
+    for first in range(0, len(whole), together):
+        add(range(first, min(first + together, len(whole))))
     return sums
 
 

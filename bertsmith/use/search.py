@@ -85,7 +85,7 @@ def about_index(index: Path) -> dict[str, Any]:
     if not index.exists():
         raise QuestionError(
             f"{index}: there is nothing; make an index with: bertsmith embed MODEL FILE --out "
-            f"{index.with_suffix('.index')}"
+            "NAME.index"
         )
     missing = sorted(name for name in names if not (index / name).is_file())
     if missing:

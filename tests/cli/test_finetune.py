@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 import shutil
 import signal
 import sys
@@ -212,13 +213,19 @@ def test_what_is_skipped_has_a_place(run: Run, tuned: Path, model: Path, tmp_pat
     [only] = told["settings"]
     assert only["least"] <= only["median"] <= only["greatest"]
     shown = run("inspect", out).out
-    assert f"runs {out}: 2, all finished; the best one by accuracy: {told['best']}" in shown
+    assert f"runs {out}: 2, all finished\n\nthe best one by accuracy: {told['best']}" in shown
     assert f"median and range: {only['median']:.4f}" in shown
+    results = (out / "results.json").read_text()
+    (out / "results.json").write_text(re.sub('"accuracy": [0-9.]+', '"accuracy": null', results))
+    assert "seed-1  nan" in run("inspect", out).out
+    shutil.copytree(out / "seed-1", out / "seed-2")
+    assert "3 of 3 begun are finished: the same command goes on" in run("inspect", out).out
     (out / "results.json").unlink()
     shutil.rmtree(out / "seed-1" / "model")
-    assert "1 of 2 begun are finished" in run("inspect", out).out
-    (out / "results.json").write_text("{}")
-    assert "results.json: it is broken" in run("inspect", out).err
+    assert "2 of 3 begun are finished" in run("inspect", out).out
+    for broken in ("{}", '{"metric": "f1", "best": "seed-0", "settings": [{"runs": {}}]}'):
+        (out / "results.json").write_text(broken)
+        assert "results.json: it is broken" in run("inspect", out).err
 
 
 def test_several_that_are_stopped_say_where(

@@ -309,6 +309,8 @@ def test_a_corpus_without_words(tmp_path: Path) -> None:
     (tmp_path / "silent.txt").write_text("\u200b\u200b\n")
     with pytest.raises(StoreError, match="holds no word"):
         make(tmp_path / "silent.txt", tmp_path / "two")
+    (tmp_path / "silent.txt").write_text("The end\n")
+    assert make(tmp_path / "silent.txt", tmp_path / "two").splits["train"].documents == 1
 
 
 def test_a_plain_file_is_one_document_and_how_it_is_parted(tmp_path: Path) -> None:
