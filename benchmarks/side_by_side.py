@@ -61,10 +61,7 @@ class Contestant:
 
     def _stream(self) -> Iterator[list[Piece]]:
         length = self._session.settings.data.length
-        work = self._session.work([Phase(0, 10**9, length)])
-        # Both take the same batch in one piece, though Bertsmith would compute two at once.
-        work.together = 1
-        return work.pieces(0)
+        return self._session.work([Phase(0, 10**9, length)]).pieces(0)
 
     def probe(self, minutes: float) -> None:
         """Time some steps, fix the number that fits into the minutes, and start anew."""

@@ -21,7 +21,7 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.train import computing, device, optimizer, warming
 from bertsmith.train.examples import mean_losses
 from bertsmith.train.optimizer import OptimSettings
-from bertsmith.train.pieces import cut, to_device, together
+from bertsmith.train.pieces import cut, to_device
 from bertsmith.train.step import take_step
 
 #: Steps of a probe; the first one is not counted.
@@ -138,15 +138,13 @@ def _probe(config: ModelConfig, data: DataSettings) -> float:
     if data.objective == "left-to-right":
         places = np.arange(len(batch.ids))
         batch = replace(batch, masked_positions=places, masked_labels=np.zeros_like(places))
-    at_once = together(machine, config)
-    pieces = cut(batch, computing.MICRO_TOKENS, at_once)
+    pieces = cut(batch, computing.MICRO_TOKENS)
     whole = [to_device(piece, machine.device) for piece in pieces]
     losses = partial(mean_losses, model)
     seconds = []
     for number in range(_PROBED + 1):
         began = time.perf_counter()
-        take_step(losses, whole, model, adam, machine, step=number, seed=0, rate=1e-5, clip=1.0,
-                  together=at_once)  # fmt: skip
+        take_step(losses, whole, model, adam, machine, step=number, seed=0, rate=1e-5, clip=1.0)
         device.synchronize(machine)
         seconds.append(time.perf_counter() - began)
     return sorted(seconds[1:])[_PROBED // 2]

@@ -14,7 +14,7 @@ from bertsmith.model.bert import Losses, PreTrainingModel
 from bertsmith.model.dropout import Noise
 from bertsmith.train.device import Machine
 from bertsmith.train.heldout import evaluate, heldout_stream
-from bertsmith.train.pieces import Piece, cut, to_device, together
+from bertsmith.train.pieces import Piece, cut, to_device
 from bertsmith.train.recipe import PretrainSettings
 from bertsmith.train.schedule import Phase
 
@@ -50,7 +50,6 @@ class Pretraining:
         self.model, self._compute, self._settings, self._machine = model, compute, settings, machine
         self._phases, self._train, self._facts = phases, train, facts
         self._stream = heldout_stream(heldout, facts, settings.data)
-        self.together = together(machine, model.config, compiled=compute is not model)
 
     def pieces(self, first_step: int) -> Iterator[list[Piece]]:
         """Yield the pieces of each step's batch; a phase begins with an epoch of its own."""
@@ -66,7 +65,7 @@ class Pretraining:
             steps = phase.last - phase.first - skipped
             if steps > 0:
                 for batch in batches(epochs, skipped * size, size, steps=steps):
-                    cuts = cut(batch, run.micro_tokens, self.together)
+                    cuts = cut(batch, run.micro_tokens)
                     yield [to_device(piece, self._machine.device) for piece in cuts]
             epoch = epochs.place(examples - 1)[0] + 1
 

@@ -24,12 +24,7 @@ from bertsmith.train.stopping import Stopper
 
 
 class Work(Protocol):
-    """What the loop trains.
-
-    together: how many pieces of a batch are computed at once.
-    """
-
-    together: int
+    """What the loop trains."""
 
     def pieces(self, first_step: int) -> Iterator[list[Any]]:
         """Yield for each step from ``first_step`` on the pieces of its batch."""
@@ -196,7 +191,7 @@ class _Loop:
         result = take_step(
             work.losses, whole, self._model, self._optimizer, self._machine,
             step=step, seed=plan.seed, rate=rate, clip=plan.clip, whereabouts=work.whereabouts,
-            watch=plan.watch if told else None, together=work.together,
+            watch=plan.watch if told else None,
         )  # fmt: skip
         seconds = clock.lap()
         self.state = replace(self.state, step=step + 1, seconds=clock.total)

@@ -125,7 +125,6 @@ class Session:
         take_step(
             work.losses, whole, self.model, self.optimizer, self.machine,
             step=number, seed=self.settings.run.seed, rate=0.0, clip=self.settings.optim.clip,
-            together=work.together,
         )  # fmt: skip
         device.synchronize(self.machine)
 

@@ -6,14 +6,12 @@ It never knows what is trained, nor which step comes next.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bertsmith.errors import DivergedError
-from bertsmith.model.abreast import abreast
 from bertsmith.model.dropout import Noise
 from bertsmith.train.device import Machine
 
@@ -56,17 +54,23 @@ def take_step(
     clip: float,
     whereabouts: Callable[[int], str] = "that of step {}".format,
     watch: Mapping[str, Sequence[nn.Parameter]] | None = None,
-    together: int = 1,
 ) -> StepResult:
     """Compute the gradient of a batch piece by piece, and update the weights once.
 
-    ``losses`` is that of a Work, ``whereabouts`` tells people which batch a step has, ``watch``
-    names parts of the model whose gradients' norms are wanted, and so many pieces as ``together``
-    are computed at once, each on its share of the threads.
+    ``losses`` is that of a Work, ``whereabouts`` tells people which batch a step has, and ``watch``
+    names parts of the model whose gradients' norms are wanted.
     Raises DivergedError before the weights are touched if loss or gradient is not finite.
     """
-    seeds = [step_seed(seed, step, number) for number in range(len(whole))]
-    sums = _add_gradients(losses, whole, seeds, model, machine, together)
+    sums: dict[str, Tensor] = {}
+    for number, piece in enumerate(whole):
+        piece_seed = step_seed(seed, step, number)
+        if machine.device.type == "cuda":
+            torch.cuda.manual_seed(piece_seed)
+        with machine.autocast():
+            terms = losses(piece, whole, Noise(torch.tensor(piece_seed)))
+        torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
+        for name, value in terms.items():
+            sums[name] = sums[name] + value.detach() if name in sums else value.detach()
     gradients = {name: _norm(own) for name, own in (watch or {}).items()}
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
     told = {name: float(value) for name, value in sums.items()}
@@ -83,46 +87,6 @@ def take_step(
     optimizer.step()
     optimizer.zero_grad()
     return result
-
-
-def _add_gradients(
-    losses: Losses,
-    whole: list[Any],
-    seeds: list[int],
-    model: nn.Module,
-    machine: Machine,
-    together: int,
-) -> dict[str, Tensor]:
-    """Add the gradient of each piece to the parameters' own, in order; return the summed terms."""
-    learnt = [own for own in model.parameters() if own.requires_grad]
-
-    def compute(number: int, *, alone: bool) -> tuple[dict[str, Tensor], Sequence[Tensor | None]]:
-        if machine.device.type == "cuda":
-            torch.cuda.manual_seed(seeds[number])
-        with machine.autocast():
-            terms = losses(whole[number], whole, Noise(torch.tensor(seeds[number])))
-        total = torch.stack(list(terms.values())).sum()
-        told = {name: value.detach() for name, value in terms.items()}
-        if alone:
-            total.backward()  # type: ignore[no-untyped-call]
-            return told, []
-        return told, torch.autograd.grad(total, learnt, allow_unused=True)
-
-    sums: dict[str, Tensor] = {}
-
-    def add(numbers: range) -> None:
-        # A function of its own: no gradient is kept while the next ones are computed.
-        each = partial(compute, alone=len(numbers) == 1)
-        for _, (terms, gradients) in abreast(each, numbers, machine.device):
-            for own, gradient in zip(learnt, gradients, strict=False):
-                if gradient is not None:
-                    own.grad = gradient if own.grad is None else own.grad.add_(gradient)
-            for name, value in terms.items():
-                sums[name] = sums[name] + value if name in sums else value
-
-    for first in range(0, len(whole), together):
-        add(range(first, min(first + together, len(whole))))
-    return sums
 
 
 def _norm(parameters: Sequence[nn.Parameter]) -> float:

@@ -23,7 +23,6 @@ from bertsmith.tasks.inputs import Inputs, Part
 from bertsmith.tasks.outputs import outputs
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train.device import Machine
-from bertsmith.train.pieces import ranges, together
 
 #: Units whose held-out loss is computed at once.
 _AT_ONCE = 64
@@ -64,7 +63,6 @@ class Tuning:
                 f"{task.train}: the tokenizer leaves nothing that could be learnt; expected one "
                 "example at least with a token that is asked about"
             )
-        self.together = together(machine, model.config)
         self._batch, self._micro_tokens, self._seed = task.batch, micro_tokens, seed
 
     @property
@@ -87,10 +85,17 @@ class Tuning:
         return [self._taught[place] for place in chance.permutation(len(self._taught)).tolist()]
 
     def _cut(self, chosen: list[int]) -> Iterator[list[int]]:
-        """Part a batch; see ``ranges``."""
-        sizes = [self._train.size(number) for number in chosen]
-        for own in ranges(sizes, self._micro_tokens, self.together):
-            yield chosen[own.start : own.stop]
+        """Part a batch where the tokens of a piece would be too many."""
+        part: list[int] = []
+        tokens = 0
+        for number in chosen:
+            size = self._train.size(number)
+            if part and tokens + size > self._micro_tokens:
+                yield part
+                part, tokens = [], 0
+            part.append(number)
+            tokens += size
+        yield part
 
     def _piece(self, part: list[int]) -> Part:
         return self._train.part(part, self._weights).to(self._machine.device)

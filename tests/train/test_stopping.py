@@ -67,8 +67,6 @@ def test_a_signal_saves_and_leaves(
 class _Toy:
     """Work of one number, that can send a signal in a step or while evaluating."""
 
-    together = 1
-
     def __init__(self) -> None:
         self.model = nn.Linear(1, 1)
 
