@@ -106,6 +106,11 @@ def _heads(directory: Path, weights: bundle.Weights, info: Mapping[str, Any]) ->
     return [name for name, has in there.items() if has]
 
 
+def is_finished(run: Path) -> bool:
+    """Tell whether a RUN has come to its end and has written its model."""
+    return (run / "model" / bundle.WEIGHTS).is_file()
+
+
 def describe_run(path: Path) -> Description:
     """Describe a RUN: its settings, how far it is, its figures and checkpoints."""
     settings = read_toml(path / "settings.toml")
@@ -114,7 +119,7 @@ def describe_run(path: Path) -> Description:
     last = {kind: _last(told, kind) for kind in ("train", "heldout")}
     step = max((line.get("step", 0) for line in told), default=0)
     steps = settings.get("schedule", {}).get("steps")
-    finished = (path / "model" / bundle.WEIGHTS).is_file()
+    finished = is_finished(path)
     state = "finished" if finished else "not finished: the same command goes on with it"
     lines = [f"run {path}: {state}", f"step {step:,} of {f'{steps:,}' if steps else 'unknown'}"]
     for kind, name in (("train", "training batches"), ("heldout", "held out")):

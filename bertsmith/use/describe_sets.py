@@ -11,6 +11,7 @@ import numpy as np
 from bertsmith.errors import RunError
 from bertsmith.files import figures_of
 from bertsmith.train.several import RESULTS
+from bertsmith.use.describe import is_finished
 from bertsmith.use.description import Description, flat, indented, read_object
 from bertsmith.use.neighbours import VECTORS, damaged, mapped
 from bertsmith.use.search import about_index
@@ -19,7 +20,7 @@ from bertsmith.use.search import about_index
 def describe_several(path: Path) -> Description:
     """Describe the runs of ``finetune --seeds`` or ``--grid``: their figures, and the best one."""
     runs = sorted(file.parent for file in path.glob("*seed-*/settings.toml"))
-    names, done = ([run.name for run in own] for own in (runs, filter(_finished, runs)))
+    names, done = ([run.name for run in own] for own in (runs, filter(is_finished, runs)))
     facts: dict[str, Any] = {"path": str(path), "runs": names, "done": done}
     results = read_object(path / RESULTS) if (path / RESULTS).exists() else None
     try:
@@ -39,10 +40,6 @@ def describe_several(path: Path) -> Description:
         unfinished = [f"  {name}" for name in names if name not in told or name not in done]
         lines = ["", "not finished, or not counted yet", *unfinished, *lines]
     return Description(facts | (results or {}), [first, *lines])
-
-
-def _finished(run: Path) -> bool:
-    return (run / "model").is_dir()
 
 
 def _told(results: dict[str, Any]) -> list[str]:

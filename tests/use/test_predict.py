@@ -97,7 +97,7 @@ def test_a_lone_text_or_a_loaded_model_is_told(tmp_path: Path, tokenizer: Tokeni
     with pytest.raises(QuestionError, match=r"a list of texts, not one: put 'iron' into \[ \]"):
         predict(directory, "iron")
     with pytest.raises(ModelError, match="Bundle: not a fine-tuned model; give the path"):
-        predict(load(directory), ["iron"])  # type: ignore[arg-type]
+        predict(load(directory), ["iron"])  # type: ignore[arg-type] # the mistake itself
 
 
 def test_a_submission_has_a_row_each(tmp_path: Path, tokenizer: Tokenizer) -> None:
