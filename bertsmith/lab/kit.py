@@ -65,7 +65,10 @@ class Kit:
         model: dict[str, Any] | None = None,
         **values: Any,
     ) -> Stage:
-        """Return a pre-training run, less what differs from the usual one: tables of settings."""
+        """Return a pre-training run with both of the paper's tasks.
+
+        values: tables of settings that differ.
+        """
         scale, count = self.scale, steps or self.scale.steps
         sizes = scale.model(**(model or {}))
         usual: dict[str, Any] = {
@@ -78,6 +81,14 @@ class Kit:
         # Written out, so that a recipe that has changed is another run.
         whole = merged(defaults(scale.recipe, sizes), usual)
         return Stage("pretrain", merged(whole, values), {"store": store or self.store()})
+
+    def usual(self, seed: int = 0, **values: Any) -> Stage:
+        """Return the run that most experiments start from, with or without next sentence.
+
+        It is the paper's where a scale is large enough to learn it for certain.
+        """
+        run = self.pretrained if self.scale.next_sentence else self.masked_only
+        return run(seed, **values)
 
     def masked_only(self, seed: int = 0, **values: Any) -> Stage:
         """Return a run without next sentence, for comparing losses of words.

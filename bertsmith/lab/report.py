@@ -143,6 +143,25 @@ def lines(series: Mapping[str, Sequence[Sequence[float]]], x: str, y: str, **mar
     return drawn
 
 
+def means(courses: Mapping[str, Mapping[int, Sequence[float | None]]], x: str, y: str) -> Draw:
+    """Return what draws a line through the means of each course, and a dot for each seed.
+
+    courses: by name, the seeds' values at each x.
+    """
+    series = {name: [(place, mean(_finite(own))) for place, own in course.items() if _finite(own)]
+              for name, course in courses.items()}  # fmt: skip
+
+    def drawn(axes: Any) -> None:
+        lines(series, x, y)(axes)
+        for number, course in enumerate(courses.values()):
+            points = [(place, value) for place, own in course.items() for value in _finite(own)]
+            if points:
+                axes.plot(*zip(*points, strict=True), ".", color=COLOURS[number % len(COLOURS)],
+                          markersize=7, alpha=0.6)  # fmt: skip
+
+    return drawn
+
+
 def _finite(values: Sequence[float | None]) -> list[float]:
     return [value for value in values if value is not None and math.isfinite(value)]
 

@@ -5,10 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from bertsmith.cli.lab import NAMES
 from bertsmith.lab.experiments.every import EXPERIMENTS
+from bertsmith.lab.kit import Kit
 from bertsmith.lab.laboratory import ON_A_MODEL, Laboratory
+from bertsmith.lab.report import means
+from bertsmith.lab.scale import SCALES
+from bertsmith.lab.sources import Sources
 
 #: Rows of each table of an experiment at smoke.
 ROWS = {
@@ -29,6 +34,34 @@ def test_the_help_names_every_experiment() -> None:
     """The names that --help gives, unloaded, are those that there are."""
     assert tuple(EXPERIMENTS) == NAMES
     assert set(ROWS) == set(NAMES)
+
+
+def test_next_sentence_is_left_out_where_it_may_not_be_learnt(tmp_path: Path) -> None:
+    """The run that most experiments start from has it at the paper's size, and not in 800 steps."""
+    text = Sources(english=tmp_path)
+    full, small = (Kit(SCALES[name], text, tmp_path) for name in ("full", "small"))
+    assert full.usual(1).settings == full.pretrained(1).settings
+    assert small.usual(1).settings == small.masked_only(1).settings
+    assert small.usual(1).settings["data"]["nsp"] is False
+    assert "nsp" not in small.pretrained(1).settings["data"]
+
+
+def test_a_course_is_drawn_through_its_means_with_a_dot_for_each_seed() -> None:
+    """What failed or diverged leaves a gap; it is no zero."""
+    axes = Figure().subplots()
+    courses = {
+        "masked LM": {160: [0.5, 0.7], 320: [None, 0.8], 480: [None, None]},
+        "left to right": {160: [float("nan"), 0.4]},
+    }
+    means(courses, "steps", "score")(axes)
+    drawn = [own.get_xydata().tolist() for own in axes.get_lines()]
+    assert drawn == [
+        [[160, pytest.approx(0.6)], [320, 0.8]], [[160, 0.4]],
+        [[160, 0.5], [160, 0.7], [320, 0.8]], [[160, 0.4]],
+    ]  # fmt: skip
+    colours = [own.get_color() for own in axes.get_lines()]
+    assert colours[:2] == colours[2:]
+    assert colours[0] != colours[1]
 
 
 @pytest.mark.slow
@@ -57,9 +90,9 @@ def test_what_can_be_checked_by_hand(out: Path) -> None:
     steps = {name: json.loads((out / f"smoke/{name}.json").read_text())["stages"]
              for name in ("masking", "activations", "positions", "pretraining-tasks")}  # fmt: skip
     usual = steps["pretraining-tasks"]["MLM + NSP, model, 0"]
-    assert usual == steps["masking"]["(80, 10, 10), model, 0"]
     alone = steps["pretraining-tasks"]["MLM, no NSP, model, 0"]
     assert alone != usual
+    assert alone == steps["masking"]["(80, 10, 10), model, 0"]
     assert alone == steps["activations"]["gelu, 0"]
     assert alone == steps["positions"]["learned, from sinusoids, with first heads, 0"]
     others = {value for own in steps.values() for value in own.values() if value != usual}
@@ -78,8 +111,6 @@ def test_what_can_be_checked_by_hand(out: Path) -> None:
 @pytest.mark.parametrize("name", ON_A_MODEL)
 def test_on_a_model_that_was_given(name: str, out: Path, tmp_path: Path) -> None:
     """Asked of a model directory, an experiment trains no model of its own."""
-    from bertsmith.lab.sources import Sources
-
     plain = Laboratory("activations", scale="smoke", out=out)
     plain.run()
     usual = next(stage for key, stage in plain.stages.items() if key == ("gelu", 0))

@@ -91,7 +91,7 @@ def _stages(kit: Kit) -> Stages:
     return {
         (language, seed): Stage(
             _SENSES, _settings(language),
-            {"model": kit.pretrained(seed, store=kit.store(language))},
+            {"model": kit.usual(seed, store=kit.store(language))},
         )
         for language in languages
         for seed in range(kit.scale.seeds)

@@ -32,7 +32,7 @@ def lstm(kit: Kit, layers: str) -> dict[str, Any]:
 def _stages(kit: Kit) -> Stages:
     stages: Stages = {}
     for seed in range(kit.scale.seeds):
-        model = None if kit.sources.model else kit.pretrained(seed)
+        model = None if kit.sources.model else kit.usual(seed)
         for row in PAPER:
             more = {} if row == "fine-tuned" else lstm(kit, row)
             stages[row, seed] = kit.tuned(model, "conll2003", seed, **more)

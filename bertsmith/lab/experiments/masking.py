@@ -37,7 +37,7 @@ def _stages(kit: Kit) -> Stages:
     for seed in range(kit.scale.seeds):
         for mixture in PAPER:
             mask, _, random = mixture
-            model = kit.pretrained(seed, **_mixture(mask, random))
+            model = kit.usual(seed, **_mixture(mask, random))
             stages[mixture, "model", seed] = model
             stages[mixture, "sst-2", seed] = kit.tuned(model, "sst-2", seed)
             stages[mixture, "ner", seed] = kit.tuned(model, "conll2003", seed)
@@ -57,14 +57,11 @@ def _report(kit: Kit, found: Results) -> Report:
         }
         models = [found[mixture, "model", seed] for seed in seeds]
         loss = [heldout(own) for own in models]
-        pairs = [heldout(own, "next_sentence_accuracy") for own in models]
-        figures["/".join(map(str, mixture))] = {
-            **scores, "held-out loss": loss, "next sentence": pairs,
-        }  # fmt: skip
+        figures["/".join(map(str, mixture))] = {**scores, "held-out loss": loss}
         told = (f"{spread(scores[use])} ({own})" for use, own in zip(USES, paper, strict=True))
         shares = (f"{share} %" for share in mixture)
-        rows.append([*shares, spread(loss), spread(pairs), *told])
-    columns = ["mask", "same", "random", "held-out loss (its own mixture)", "next sentences right",
+        rows.append([*shares, spread(loss), *told])
+    columns = ["mask", "same", "random", "held-out loss (its own mixture)",
                *(f"{name} (paper, %)" for _, name in USES.values())]  # fmt: skip
     groups = {USES[use][1]: {name: own[use] for name, own in figures.items()} for use in USES}
     return Report(

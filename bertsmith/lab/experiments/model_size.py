@@ -30,7 +30,7 @@ def _stages(kit: Kit) -> Stages:
     for seed in range(kit.scale.seeds):
         for size in _SIZES[kit.scale.name]:
             sizes = dict(zip(("layers", "width", "heads"), size, strict=True))
-            model = kit.pretrained(seed, model=sizes)
+            model = kit.usual(seed, model=sizes)
             stages[size, "model", seed] = model
             for task in TASKS:
                 stages[size, task, seed] = kit.tuned(model, task, seed)
@@ -46,17 +46,15 @@ def _report(kit: Kit, found: Results) -> Report:
             "parameters": next((own["parameters"] for own in models
                                 if own and "parameters" in own), None),
             "perplexity": [heldout(own, "perplexity") for own in models],
-            "next sentence": [heldout(own, "next_sentence_accuracy") for own in models],
         }  # fmt: skip
         known |= {task: [score(found[size, task, seed], task) for seed in seeds] for task in TASKS}
         figures[" x ".join(map(str, size))] = known
         count = known["parameters"]
         rows.append([
             *map(str, size), NOTHING if count is None else f"{count / 1e6:.2f} M",
-            spread(known["perplexity"], ".1f"), spread(known["next sentence"]),
-            *(spread(known[task]) for task in TASKS),
+            spread(known["perplexity"], ".1f"), *(spread(known[task]) for task in TASKS),
         ])  # fmt: skip
-    columns = ["layers", "width", "heads", "parameters", "perplexity", "next sentences right",
+    columns = ["layers", "width", "heads", "parameters", "perplexity",
                *(METRICS[task][1] for task in TASKS)]  # fmt: skip
     paper = [[*map(str, size), *map(str, told)] for size, told in _PAPER.items()]
     tables = [

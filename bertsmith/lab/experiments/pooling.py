@@ -102,9 +102,9 @@ def _stages(kit: Kit) -> Stages:
         }
     stages: Stages = {}
     for seed in range(kit.scale.seeds):
-        needs = {"model": kit.pretrained(seed)}
+        needs = {"model": kit.usual(seed)}
         stages["similarity", seed] = Stage(_SIMILARITY, settings, needs, files)
-    stages["map", 0] = Stage(_MAP, {"most": _MAPPED}, {"model": kit.pretrained(0)}, shown)
+    stages["map", 0] = Stage(_MAP, {"most": _MAPPED}, {"model": kit.usual(0)}, shown)
     return stages
 
 

@@ -5,7 +5,7 @@ It never knows how a stage is made.
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.kit import Kit, score
-from bertsmith.lab.report import Panel, Report, Table, average, lines, spread
+from bertsmith.lab.report import Panel, Report, Table, means, spread
 from bertsmith.lab.stages import Stage
 
 TASKS = ("sst-2", "sts-b")
@@ -13,11 +13,11 @@ _MODELS = ("masked LM", "left to right")
 
 
 def _runs(kit: Kit, seed: int) -> dict[str, Stage]:
-    return {"masked LM": kit.pretrained(seed), "left to right": kit.left_to_right(seed)}
+    return {"masked LM": kit.usual(seed), "left to right": kit.left_to_right(seed)}
 
 
 def _moments(kit: Kit) -> list[int]:
-    return list(kit.moments(kit.pretrained(0)))
+    return list(kit.moments(kit.usual()))
 
 
 def _stages(kit: Kit) -> Stages:
@@ -48,11 +48,9 @@ def _report(kit: Kit, found: Results) -> Report:
     )
     panels = []
     for task in TASKS:
-        series = {}
-        for name in _MODELS:
-            means = ((moment, average(scores[name, task, moment])) for moment in moments)
-            series[name] = [(moment, value) for moment, value in means if value is not None]
-        panels.append(Panel(task, lines(series, "pre-training steps", "held-out score")))
+        courses = {name: {moment: scores[name, task, moment] for moment in moments}
+                   for name in _MODELS}  # fmt: skip
+        panels.append(Panel(task, means(courses, "pre-training steps", "held-out score")))
     figures = {f"{name}, {task}, {moment}": own for (name, task, moment), own in scores.items()}
     return Report([Table(title, columns, rows)], panels, figures)
 
