@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.dropout import Dropout, Noise
 from bertsmith.model.grouping import grouped, rounded
+from bertsmith.model.linear import Linear
 from bertsmith.model.packed import Packed
 from bertsmith.model.padding import pad, unpad
 from bertsmith.model.varlen import variable_length_attention
@@ -216,8 +217,8 @@ class SelfAttention(nn.Module):
         """``site`` numbers the dropout on the probabilities."""
         super().__init__()
         self.heads, self.head_width = config.heads, config.head_width
-        self.query_key_value = nn.Linear(config.width, 3 * config.width)
-        self.output = nn.Linear(config.width, config.width)
+        self.query_key_value = Linear(config.width, 3 * config.width)
+        self.output = Linear(config.width, config.width)
         self.dropout = Dropout(config.attention_dropout, site)
 
     def forward(

@@ -11,6 +11,7 @@ from bertsmith.model.activations import ACTIVATIONS
 from bertsmith.model.attention import Layout, SelfAttention
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.dropout import Dropout, Noise
+from bertsmith.model.linear import Linear
 from bertsmith.model.norms import norm_of
 
 #: Dropout sites of a layer: attention probabilities, attention output, feed-forward output.
@@ -31,9 +32,9 @@ class Layer(nn.Module):
         self.attention = SelfAttention(config, first_site)
         self.attention_dropout = Dropout(config.dropout, first_site + 1)
         self.attention_norm = norm_of(config)
-        self.up = nn.Linear(config.width, config.feed_forward)
+        self.up = Linear(config.width, config.feed_forward)
         self.activation = ACTIVATIONS[config.activation]
-        self.down = nn.Linear(config.feed_forward, config.width)
+        self.down = Linear(config.feed_forward, config.width)
         self.feed_forward_dropout = Dropout(config.dropout, first_site + 2)
         self.feed_forward_norm = norm_of(config)
 

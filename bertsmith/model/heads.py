@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from bertsmith.model.activations import ACTIVATIONS
 from bertsmith.model.config import ModelConfig
+from bertsmith.model.linear import Linear
 
 
 class MaskedLanguageModel(nn.Module):
@@ -20,10 +21,10 @@ class MaskedLanguageModel(nn.Module):
     def __init__(self, config: ModelConfig, words: nn.Embedding) -> None:
         """``words`` is the embedding table whose weight is the decoder's too."""
         super().__init__()
-        self.transform = nn.Linear(config.width, config.width)
+        self.transform = Linear(config.width, config.width)
         self.activation = ACTIVATIONS[config.activation]
         self.norm = nn.LayerNorm(config.width, config.norm_eps)
-        self.decoder = nn.Linear(config.width, config.vocab_size)
+        self.decoder = Linear(config.width, config.vocab_size)
         self.decoder.weight = words.weight
 
     @torch.no_grad()

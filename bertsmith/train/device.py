@@ -19,6 +19,7 @@ import torch.utils.deterministic
 
 from bertsmith.errors import RunError
 from bertsmith.model.attention import Kernel
+from bertsmith.model.cpu import has_bf16
 
 Precision = Literal["fp32", "bf16"]
 
@@ -77,18 +78,6 @@ def find(
     if not cuda:
         keep_freed_memory()
     return Machine(torch.device(device), precision, kernel)  # type: ignore[arg-type]
-
-
-def has_bf16() -> bool:
-    """Tell whether this CPU multiplies bf16 itself: emulated, it is slower than float32."""
-    facts = torch.cpu.get_capabilities()
-    return bool(facts.get("avx512_bf16") or facts.get("amx_bf16"))
-
-
-def has_vnni() -> bool:
-    """Tell whether this CPU adds up products of 8 bits in 32: others do it in 16, and may clip."""
-    facts = torch.cpu.get_capabilities()
-    return any(facts.get(name) for name in ("avx512_vnni", "avx_vnni", "amx_int8"))
 
 
 def make_deterministic(*, cuda: bool) -> None:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from bertsmith.errors import ModelError
 from bertsmith.model.bert import BertModel
+from bertsmith.model.cpu import has_bf16, has_vnni
 from bertsmith.model.encoder import Layer
 from bertsmith.model.smoothing import even_columns
-from bertsmith.train.device import has_bf16, has_vnni
 
 #: The largest weights. CPUs without VNNI add two products up in 16 bits, which hold 2 * 255 * 63 or
 #: 2 * 127 * 127: there either the weights or the inputs give a bit up.

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
@@ -49,12 +50,12 @@ def test_next_sentence_is_left_out_where_it_may_not_be_learnt(tmp_path: Path) ->
 def test_a_course_is_drawn_through_its_means_with_a_dot_for_each_seed() -> None:
     """What failed or diverged leaves a gap; it is no zero."""
     axes = Figure().subplots()
-    courses = {
+    courses: dict[str, dict[int, list[float | None]]] = {
         "masked LM": {160: [0.5, 0.7], 320: [None, 0.8], 480: [None, None]},
         "left to right": {160: [float("nan"), 0.4]},
     }
     means(courses, "steps", "score")(axes)
-    drawn = [own.get_xydata().tolist() for own in axes.get_lines()]
+    drawn = [np.asarray(own.get_xydata()).tolist() for own in axes.get_lines()]
     assert drawn == [
         [[160, pytest.approx(0.6)], [320, 0.8]], [[160, 0.4]],
         [[160, 0.5], [160, 0.7], [320, 0.8]], [[160, 0.4]],

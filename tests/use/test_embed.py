@@ -16,10 +16,10 @@ from transformers import AutoModel, AutoTokenizer
 from bertsmith.bundle import load_encoder
 from bertsmith.errors import ModelError, QuestionError, SettingsError
 from bertsmith.model.bert import BertModel
+from bertsmith.model.cpu import has_vnni
 from bertsmith.model.encoder import Layer
 from bertsmith.model.packed import Packed
 from bertsmith.model.smoothing import even_columns
-from bertsmith.train.device import has_vnni
 from bertsmith.use.embed import Embedder, Floats, embed
 from bertsmith.use.quick import _rows, quickened
 

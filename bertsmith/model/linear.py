@@ -1,0 +1,65 @@
+"""nn.Linear, multiplied by the quicker of the two libraries that PyTorch brings for CPUs.
+
+PyTorch gives float32 products to MKL; where that is slow (see ``cpu``), oneDNN, which comes with
+PyTorch as well, takes them here. It never knows what is multiplied.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bertsmith.model.cpu import has_slow_mkl
+
+
+class Linear(nn.Linear):
+    """nn.Linear: the same weights, and the same numbers up to rounding."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, in] -> [T, out]."""
+        if not taken(x, self.weight):
+            return super().forward(x)
+        found: Tensor = _Product.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        return found
+
+
+def taken(x: Tensor, weight: Tensor) -> bool:
+    """Tell whether oneDNN is to multiply: float32 on such a CPU, and not in a compiled graph."""
+    return (
+        has_slow_mkl()
+        and x.is_cpu
+        and x.dtype == weight.dtype == torch.float32
+        and x.dim() == 2
+        and x.numel() > 0
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+    )
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x weight^T + bias by oneDNN, which reads transposed tensors as they lie.
+
+    x: [T, in]; weight: [out, in]; bias: [out].
+    """
+    multiply = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001 - oneDNN has no other way in
+    found: Tensor = multiply(x, weight, bias, "none", [], "")
+    return found
+
+
+class _Product(torch.autograd.Function):
+    """x W^T + b; its gradients are g W, g^T x, and the sum of g over the rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return product(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        asked = ctx.needs_input_grad
+        return (
+            product(gradient, weight.t()) if asked[0] else None,
+            product(gradient.t(), x.t()) if asked[1] else None,
+            gradient.sum(0) if asked[2] else None,
+        )
