@@ -11,6 +11,10 @@ from torch import Tensor, nn
 
 from bertsmith.model.cpu import has_slow_mkl
 
+#: Rows of a product that has no gradient come in multiples of this: oneDNN writes and keeps code
+#: for each number of them, half a megabyte a Linear, by which a server would grow by a gigabyte.
+_ROWS = 16
+
 
 class Linear(nn.Linear):
     """nn.Linear: the same weights, and the same numbers up to rounding."""
@@ -19,6 +23,8 @@ class Linear(nn.Linear):
         """[T, in] -> [T, out]."""
         if not taken(x, self.weight):
             return super().forward(x)
+        if not torch.is_grad_enabled():
+            return product(_even(x), self.weight, self.bias)[: x.shape[0]]
         found: Tensor = _Product.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
         return found
 
@@ -44,6 +50,17 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     multiply = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001 - oneDNN has no other way in
     found: Tensor = multiply(x, weight, bias, "none", [], "")
     return found
+
+
+def _even(x: Tensor) -> Tensor:
+    """Return x with rows of zeros up to a multiple of _ROWS, itself if it has so many."""
+    rows = -(-x.shape[0] // _ROWS) * _ROWS
+    if rows == x.shape[0]:
+        return x
+    even = x.new_empty(rows, x.shape[1])
+    even[: x.shape[0]] = x
+    even[x.shape[0] :] = 0.0
+    return even
 
 
 class _Product(torch.autograd.Function):

@@ -11,6 +11,7 @@ import resource
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +21,7 @@ import torch.utils.deterministic
 from bertsmith.errors import RunError
 from bertsmith.model.attention import Kernel
 from bertsmith.model.cpu import has_bf16
+from bertsmith.model.linear import product, taken
 
 Precision = Literal["fp32", "bf16"]
 
@@ -107,12 +109,13 @@ def matrix_ceiling(machine: Machine, seconds: float = 0.1) -> float:
     """Measure the best square matrix product of the machine, in multiply-adds a second."""
     edge = _CEILING_EDGE[machine.device.type]
     a = torch.randn(edge, edge, device=machine.device, dtype=machine.dtype)
-    a @ a
+    square = partial(product if taken(a, a) else torch.matmul, a, a)
+    square()
     best, end = 0.0, time.perf_counter() + seconds
     # Once at least: on a busy or slow machine a single product takes longer than the budget.
     while best == 0.0 or time.perf_counter() < end:
         began = time.perf_counter()
-        a @ a
+        square()
         synchronize(machine)
         best = max(best, edge**3 / (time.perf_counter() - began))
     return best

@@ -56,6 +56,16 @@ def test_numbers_and_gradients(
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 300])
+def test_in_use_rows_come_in_sixteens(rows: int, asked: list[tuple[int, ...]]) -> None:
+    """So that there are few numbers of rows to prepare for; nobody sees those on top."""
+    own, x = Linear(9, 5), torch.randn(rows, 9)
+    with torch.inference_mode():
+        found = own(x)
+    torch.testing.assert_close(found, own(x).detach(), rtol=1e-5, atol=1e-6)
+    assert asked == [(-(-rows // 16) * 16, 9, 5), (rows, 9, 5)]
+
+
 @pytest.mark.parametrize("frozen", ["weight", "bias", "x"])
 def test_what_is_frozen_is_not_multiplied(frozen: str, asked: list[tuple[int, ...]]) -> None:
     """It gets no gradient, and costs none."""
