@@ -32,13 +32,14 @@ class Linear(nn.Linear):
 def taken(x: Tensor, weight: Tensor) -> bool:
     """Tell whether oneDNN is to multiply: float32 on such a CPU, and not in a compiled graph."""
     return (
-        has_slow_mkl()
+        # First of all: a compiled graph ends where it cannot see through a question.
+        not torch.compiler.is_compiling()
+        and has_slow_mkl()
         and x.is_cpu
         and x.dtype == weight.dtype == torch.float32
         and x.dim() == 2
         and x.numel() > 0
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
     )
 
 
