@@ -122,12 +122,12 @@ def results() -> str:
     return "\n".join(rows)
 
 
-def trainer() -> str:
+def trainer(machine: str) -> str:
     """Return the table of fine-tuning beside transformers' Trainer, a row for each task."""
     names = ("Bertsmith", "Trainer, its defaults", "Trainer, like lengths", "time by defaults",
              "time by like lengths")  # fmt: skip
     rows = [f"| task | settings | {' | '.join(names)} |", "| --- " * (2 + len(names)) + "|"]
-    for file in sorted((ROOT / "benchmarks" / "results" / "finetune").glob("*.jsonl")):
+    for file in sorted((ROOT / "benchmarks" / "results" / "finetune" / machine).glob("*.jsonl")):
         lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
         runs = [
             [one for one in lines if one["name"] == name]
@@ -237,8 +237,10 @@ def wanted() -> dict[Path, str]:
     text = filled(readme.read_text(encoding="utf-8"), "tree", tree())
     table = ROOT / "docs" / "results.md"
     told = table.read_text(encoding="utf-8")
-    for name, made in (("results", results), ("trainer", trainer), ("seeds", seeds)):
-        told = filled(told, name, made())
+    made = {"results": results(), "seeds": seeds()}
+    made |= {f"trainer, {machine}": trainer(machine) for machine in ("avx512", "avx2")}
+    for name, content in made.items():
+        told = filled(told, name, content)
     lab = ROOT / "docs" / "lab.md"
     shown = lab.read_text(encoding="utf-8")
     for name, content in lab_tables().items():
