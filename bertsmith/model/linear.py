@@ -15,6 +15,8 @@ from bertsmith.model.cpu import has_slow_mkl
 #: Rows of a product that has no gradient come in multiples of this: oneDNN writes and keeps code
 #: for each number of them, half a megabyte a Linear, by which a server would grow by a gigabyte.
 _ROWS = 16
+#: Multiply-adds of a product from which on oneDNN is ahead (benchmarks/products.py).
+LEAST = 4_000_000
 
 
 class Linear(nn.Linear):
@@ -31,7 +33,7 @@ class Linear(nn.Linear):
 
 
 def taken(x: Tensor, weight: Tensor) -> bool:
-    """Tell whether oneDNN is to multiply: float32 on such a CPU, and not in a compiled graph."""
+    """Tell whether oneDNN is to multiply: no small one of float32 on such a CPU."""
     return (
         # First of all: a compiled graph ends where it cannot see through a question.
         not torch.compiler.is_compiling()
@@ -39,7 +41,7 @@ def taken(x: Tensor, weight: Tensor) -> bool:
         and x.is_cpu
         and x.dtype == weight.dtype == torch.float32
         and x.dim() == 2
-        and x.numel() > 0
+        and x.shape[0] * weight.numel() >= LEAST
         and not torch.is_autocast_enabled("cpu")
     )
 

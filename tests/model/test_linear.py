@@ -26,6 +26,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         return multiply(x, weight, bias)
 
     monkeypatch.setattr(linear, "has_slow_mkl", lambda: True)
+    monkeypatch.setattr(linear, "LEAST", 1)
     for module in (linear, loss):
         monkeypatch.setattr(module, "product", told)
     return shapes
@@ -99,6 +100,16 @@ def test_a_step_of_the_model_is_the_same(asked: list[tuple[int, ...]]) -> None:
     assert len(asked) == 3 * (2 * 4 + 1 + 1)
     for one, other in zip(by_onednn, by_mkl, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_small_products_stay(asked: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is to be gained, nothing is prepared."""
+    monkeypatch.setattr(linear, "LEAST", 2 * 6 * 4)
+    own = Linear(6, 4)
+    own(torch.randn(1, 6))
+    assert asked == []
+    own(torch.randn(2, 6))
+    assert asked == [(2, 6, 4)]
 
 
 def test_only_float32_on_the_cpu_goes_there(asked: list[tuple[int, ...]]) -> None:
