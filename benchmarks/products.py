@@ -1,8 +1,8 @@
 """Float32 products by oneDNN beside MKL's, as a Linear and in a whole step of pre-training.
 
 A Linear is timed forward, and with both gradients; with a number of tokens that came before, and
-with one that did not, for which oneDNN writes its code first. The two libraries take turns in one
-process, whatever this CPU's own choice is; a ratio is that of the medians.
+with one that did not, for which oneDNN may have to write its code first. The two libraries take
+turns in one process, whatever this CPU's own choice is; a ratio is that of the medians.
 
     python benchmarks/products.py [--threads N] [--json FILE]
 """
@@ -62,11 +62,12 @@ def linears(ratios: dict[str, float], figures: dict[str, float]) -> None:
         own = Linear(inputs, outputs)
         for tokens in TOKENS:
             fresh = count(tokens + 1)
+            many = torch.randn(tokens + 2 * TURNS + 3, inputs)
             x = torch.randn(tokens, inputs, requires_grad=True)
             cases: dict[str, Callable[[], object]] = {
                 "forward": lambda x=x, own=own: own(x.detach()),  # type: ignore[misc]
                 "forward, a number of tokens that is new": (
-                    lambda fresh=fresh, own=own: own(torch.randn(next(fresh), own.in_features))
+                    lambda fresh=fresh, own=own, many=many: own(many[: next(fresh)])
                 ),  # type: ignore[misc]
                 "forward and backward": lambda x=x, own=own: own(x).sum().backward(),  # type: ignore[misc]
             }

@@ -12,9 +12,6 @@ from torch.autograd.function import once_differentiable
 
 from bertsmith.model.cpu import has_slow_mkl
 
-#: Rows of a product that has no gradient come in multiples of this: oneDNN writes and keeps code
-#: for each number of them, half a megabyte a Linear, by which a server would grow by a gigabyte.
-_ROWS = 16
 #: Multiply-adds of a product from which on oneDNN is ahead (benchmarks/products.py).
 LEAST = 4_000_000
 
@@ -26,14 +23,12 @@ class Linear(nn.Linear):
         """[T, in] -> [T, out]."""
         if not taken(x, self.weight):
             return super().forward(x)
-        if not torch.is_grad_enabled():
-            return product(_even(x), self.weight, self.bias)[: x.shape[0]]
         found: Tensor = _Product.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
         return found
 
 
 def taken(x: Tensor, weight: Tensor) -> bool:
-    """Tell whether oneDNN is to multiply: no small one of float32 on such a CPU."""
+    """Tell whether oneDNN is to multiply: no small product of float32 on such a CPU."""
     return (
         # First of all: a compiled graph ends where it cannot see through a question.
         not torch.compiler.is_compiling()
@@ -43,45 +38,60 @@ def taken(x: Tensor, weight: Tensor) -> bool:
         and x.dim() == 2
         and x.shape[0] * weight.numel() >= LEAST
         and not torch.is_autocast_enabled("cpu")
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     )
+
+
+def rows_of(tokens: int) -> int:
+    """Return how many rows are computed for so many tokens: the next of eight numbers an octave.
+
+    PyTorch's libraries prepare code for each number of rows and keep it, half a megabyte a Linear:
+    with a number for each batch that there can be, a server would grow by a gigabyte.
+    """
+    step = max(16, 1 << (max(tokens - 1, 8).bit_length() - 4))
+    return -(-tokens // step) * step
+
+
+def filled(x: Tensor) -> Tensor:
+    """Return x [T, D] with rows of zeros up to ``rows_of`` T, in plain memory."""
+    tokens, rows = x.shape[0], rows_of(x.shape[0])
+    if rows == tokens:
+        return x.contiguous()
+    even = x.new_empty(rows, x.shape[1])
+    even[:tokens] = x
+    even[tokens:] = 0.0
+    return even
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x weight^T + bias by oneDNN, which reads transposed tensors as they lie.
 
-    x: [T, in]; weight: [out, in]; bias: [out].
+    x: [T, in]; weight: [out, in]; bias: [out], in plain memory.
     """
     multiply = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001 - oneDNN has no other way in
     found: Tensor = multiply(x, weight, bias, "none", [], "")
     return found
 
 
-def _even(x: Tensor) -> Tensor:
-    """Return x with rows of zeros up to a multiple of _ROWS, itself if it has so many."""
-    rows = -(-x.shape[0] // _ROWS) * _ROWS
-    if rows == x.shape[0]:
-        return x
-    even = x.new_empty(rows, x.shape[1])
-    even[: x.shape[0]] = x
-    even[x.shape[0] :] = 0.0
-    return even
-
-
 class _Product(torch.autograd.Function):
-    """x W^T + b; its gradients are g W, g^T x, and the sum of g over the rows."""
+    """x W^T + b; its gradients are g W, g^T x, and the sum of g over the rows.
+
+    Rows of zeros that fill x and g up add nothing to g^T x.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return product(x, weight, bias)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        even = filled(x)
+        ctx.save_for_backward(even if ctx.needs_input_grad[1] else None, weight)
+        return product(even, weight, None if bias is None else bias.contiguous())[: x.shape[0]]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
-        asked = ctx.needs_input_grad
+        asked, even = ctx.needs_input_grad, filled(gradient)
         return (
-            product(gradient, weight.t()) if asked[0] else None,
-            product(gradient.t(), x.t()) if asked[1] else None,
+            product(even, weight.t())[: gradient.shape[0]] if asked[0] else None,
+            product(even.t(), x.t()) if asked[1] else None,
             gradient.sum(0) if asked[2] else None,
         )

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bertsmith.model.linear import product, taken
-
 #: Floats of logits held at once (30 MB). Larger buffers are handed back to the system at each
 #: step, and then fetched and zeroed again page by page.
 CHUNK_FLOATS = 7_500_000
@@ -102,10 +100,7 @@ class Exponentials:
             size = rows * words.shape[0]
             z = buffer[used : used + size].view(rows, words.shape[0])
             used += size
-            if taken(x, words):
-                z.copy_(product(x, words, offsets))
-            else:
-                torch.addmm(offsets, x, words.t(), out=z)
+            torch.addmm(offsets, x, words.t(), out=z)
             peaks.append(z.amax(1, keepdim=True))
             masses.append(z.sub_(peaks[-1]).exp_().sum(1, keepdim=True))
             parts.append(z)
@@ -138,13 +133,8 @@ class Gradients:
             torch.split(self.weight, WORDS), torch.split(self.bias, WORDS), strict=True,
         )  # fmt: skip
         for e, factor, words, grad_words, grad_offsets in parts:
-            scaled = x * factor[:, None]
-            if taken(x, words):
-                own.addcmul_(product(e, words.t()), factor[:, None])
-                grad_words.add_(product(e.t(), scaled.t()))
-            else:
-                own.addcmul_(e @ words, factor[:, None])
-                grad_words.addmm_(e.t(), scaled)
+            own.addcmul_(e @ words, factor[:, None])
+            grad_words.addmm_(e.t(), x * factor[:, None])
             grad_offsets.addmv_(e.t(), factor)
         own.sub_(weight.index_select(0, labels))
         self.weight.index_add_(0, labels, x, alpha=-1)

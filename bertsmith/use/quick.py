@@ -13,6 +13,7 @@ from bertsmith.errors import ModelError
 from bertsmith.model.bert import BertModel
 from bertsmith.model.cpu import has_bf16, has_vnni
 from bertsmith.model.encoder import Layer
+from bertsmith.model.linear import rows_of
 from bertsmith.model.smoothing import even_columns
 
 #: The largest weights. CPUs without VNNI add two products up in 16 bits, which hold 2 * 255 * 63 or
@@ -57,22 +58,12 @@ class _Eight(nn.Module):
         largest = torch.maximum(x.amax(-1, keepdim=True), -x.amin(-1, keepdim=True))
         largest.clamp_(min=1e-12)
         tokens = x.shape[0]
-        even = x.new_empty(_rows(tokens), x.shape[1])
+        even = x.new_empty(rows_of(tokens), x.shape[1])
         torch.div(x, largest, out=even[:tokens])
         even[tokens:].zero_()
         whole = torch.ops.quantized.linear_dynamic(even, self.packed, self.narrow_input)
         product = whole[:tokens]
         return torch.addcmul(self.bias, product, largest, out=product if out is None else out)
-
-
-def _rows(tokens: int) -> int:
-    """Return how many rows are computed for so many tokens: the next of eight numbers an octave.
-
-    PyTorch keeps what it prepared for each number of rows, half a megabyte a Linear: with a number
-    for each batch that there can be, a server would grow by a gigabyte.
-    """
-    step = max(16, 1 << (max(tokens - 1, 8).bit_length() - 4))
-    return -(-tokens // step) * step
 
 
 class _Projections(nn.Module):

@@ -5,18 +5,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bertsmith.model import linear
 from bertsmith.model import loss as loss_module
 from bertsmith.model.loss import linear_cross_entropy
 
 P, D, V = 29, 7, 53
-
-
-@pytest.fixture(params=["MKL", "oneDNN"], autouse=True)
-def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have either library of PyTorch's multiply, whatever this CPU is."""
-    monkeypatch.setattr(linear, "has_slow_mkl", lambda: request.param == "oneDNN")
-    monkeypatch.setattr(linear, "LEAST", 1)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from bertsmith import bundle
+from bertsmith.model import linear
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.train.finetune import finetune
 from bertsmith.train.schedule import ScheduleSettings, lr_factor
@@ -46,9 +47,16 @@ def labelled(kind: str) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.parametrize("library", ["MKL", "oneDNN"])
 @pytest.mark.parametrize("kind", ["single", "regression"])
-def test_same_weights_after_the_same_steps(kind: str, tmp_path: Path) -> None:
+def test_same_weights_after_the_same_steps(
+    kind: str, library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Losses, Adam, warm-up, decay and clipping together; a rate near 0 shows the beginning."""
+    # Where PyTorch has no oneDNN, both are MKL.
+    onednn = library == "oneDNN" and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    monkeypatch.setattr(linear, "has_slow_mkl", lambda: onednn)
+    monkeypatch.setattr(linear, "LEAST", 1)
     words = tokenizer_of()
     config = primes(vocab_size=words.vocab_size, width=32, heads=2, dropout=0.0,
                     attention_dropout=0.0)  # fmt: skip

@@ -18,10 +18,11 @@ from bertsmith.errors import ModelError, QuestionError, SettingsError
 from bertsmith.model.bert import BertModel
 from bertsmith.model.cpu import has_vnni
 from bertsmith.model.encoder import Layer
+from bertsmith.model.linear import rows_of
 from bertsmith.model.packed import Packed
 from bertsmith.model.smoothing import even_columns
 from bertsmith.use.embed import Embedder, Floats, embed
-from bertsmith.use.quick import _rows, quickened
+from bertsmith.use.quick import quickened
 
 TEXTS = [
     "The forge stood where the two roads met.",
@@ -308,6 +309,6 @@ def test_the_quick_form_of_every_norm(
 
 def test_the_quick_form_prepares_for_few_sizes() -> None:
     """PyTorch keeps something for each number of rows: there are few of them, and few are idle."""
-    rows = [_rows(tokens) for tokens in range(1, 2049)]
+    rows = [rows_of(tokens) for tokens in range(1, 2049)]
     assert len(set(rows)) < 50
     assert all(0 <= own - tokens < max(16, tokens / 8) for tokens, own in enumerate(rows, 1))
