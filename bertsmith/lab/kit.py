@@ -85,7 +85,8 @@ class Kit:
     def usual(self, seed: int = 0, **values: Any) -> Stage:
         """Return the run that most experiments start from, with or without next sentence.
 
-        It is the paper's where a scale is large enough to learn it for certain.
+        It is the paper's where a scale is large enough to learn it for certain. First weights and
+        rate are the same with and without, so that nothing else differs.
         """
         run = self.pretrained if self.scale.next_sentence else self.masked_only
         return run(seed, **values)
