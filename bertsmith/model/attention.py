@@ -24,6 +24,8 @@ from bertsmith.model.varlen import variable_length_attention
 Kernel = Literal["reference", "padded", "varlen"]
 #: What dropout multiplies probabilities with, drawn for a tensor of their shape.
 Keep = Callable[[Tensor], Tensor]
+#: Tokens of a sequence up to which all its probabilities may be held at once, for the gradient.
+LONGEST_MULTIPLIED = 512
 
 
 @dataclass(frozen=True)
@@ -195,16 +197,31 @@ def padded_attention(qkv: Tensor, where: Layout, keep: Keep | None, rate: float)
 
 def _attend(qkv: Tensor, group: Group, kept: Tensor | None, rate: float) -> Tensor:
     """Attend in one group: [B, S, 3, N, H] -> [B * S, N, H]."""
-    heads, head_width = qkv.shape[3:]
     q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-    if kept is None:
+    if kept is None and not _is_sooner_multiplied(qkv):
         mixed = F.scaled_dot_product_attention(q, k, v, group.mask, dropout_p=rate)
     else:
-        scores = (q * head_width**-0.5) @ k.transpose(-1, -2)
-        if group.mask is not None:
-            scores.add_(group.mask)
-        mixed = (scores.softmax(-1) * kept) @ v
-    return mixed.transpose(1, 2).reshape(-1, heads, head_width)
+        mixed = _multiplied(q, k, v, group.mask, kept)
+    return mixed.transpose(1, 2).reshape(-1, *qkv.shape[3:])
+
+
+def _is_sooner_multiplied(qkv: Tensor) -> bool:
+    """Tell whether PyTorch's attention takes longer than its products and softmax one by one.
+
+    In bf16 on a CPU it does (benchmarks/attention.py); a compiled graph is left as it is.
+    """
+    plain = qkv.is_cpu and qkv.dtype == torch.bfloat16 and not torch.compiler.is_compiling()
+    return plain and qkv.shape[1] <= LONGEST_MULTIPLIED
+
+
+def _multiplied(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kept: Tensor | None) -> Tensor:
+    """Attend by two products and a softmax, all in the dtype of q, k and v [B, N, S, H]."""
+    with torch.autocast("cpu", enabled=False):
+        scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+        if mask is not None:
+            scores.add_(mask)
+        p = scores.softmax(-1)
+        return (p if kept is None else p * kept) @ v
 
 
 class SelfAttention(nn.Module):

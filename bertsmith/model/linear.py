@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from bertsmith.model.cpu import has_slow_mkl
 
@@ -21,10 +22,13 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, out]."""
-        if not taken(x, self.weight):
+        if taken(x, self.weight):
+            found: Tensor = _Product.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
+            return found
+        rows = rows_in_bf16(x)
+        if rows == x.shape[0]:
             return super().forward(x)
-        found: Tensor = _Product.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
-        return found
+        return super().forward(F.pad(x, (0, 0, 0, rows - x.shape[0])))[: x.shape[0]]
 
 
 def taken(x: Tensor, weight: Tensor) -> bool:
@@ -40,6 +44,19 @@ def taken(x: Tensor, weight: Tensor) -> bool:
         and not torch.is_autocast_enabled("cpu")
         and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     )
+
+
+def rows_in_bf16(x: Tensor) -> int:
+    """Return how many rows of x [T, D] are multiplied: ``rows_of`` T in bf16 on a CPU, else T.
+
+    PyTorch gives bf16 products to oneDNN by itself, with as many rows as they have.
+    """
+    plain = x.is_cpu and x.dim() == 2 and not torch.compiler.is_compiling()
+    if not plain or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        return x.shape[0]
+    auto = torch.is_autocast_enabled("cpu") and x.dtype == torch.float32
+    dtype = torch.get_autocast_dtype("cpu") if auto else x.dtype
+    return rows_of(x.shape[0]) if dtype == torch.bfloat16 and x.shape[0] else x.shape[0]
 
 
 def rows_of(tokens: int) -> int:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bertsmith.model.linear import rows_in_bf16
+
 #: Floats of logits held at once (30 MB). Larger buffers are handed back to the system at each
 #: step, and then fetched and zeroed again page by page.
 CHUNK_FLOATS = 7_500_000
@@ -150,4 +152,8 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
     if plain:
         loss: Tensor = _ChunkedCrossEntropy.apply(x.contiguous(), weight, bias, labels)  # type: ignore[no-untyped-call]
         return loss
+    filling = rows_in_bf16(x) - x.shape[0]
+    if filling:
+        # Rows that count for nothing.
+        x, labels = F.pad(x, (0, 0, 0, filling)), F.pad(labels, (0, filling), value=-100)
     return F.cross_entropy(F.linear(x, weight, bias).float(), labels, reduction="sum")
