@@ -214,7 +214,9 @@ def _is_sooner_multiplied(qkv: Tensor) -> bool:
     return plain and qkv.shape[1] <= LONGEST_MULTIPLIED
 
 
-def _multiplied(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kept: Tensor | None) -> Tensor:
+def _multiplied(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kept: Tensor | None
+) -> Tensor:
     """Attend by two products and a softmax, all in the dtype of q, k and v [B, N, S, H]."""
     with torch.autocast("cpu", enabled=False):
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
