@@ -223,7 +223,8 @@ def _multiplied(
         if mask is not None:
             scores.add_(mask)
         p = scores.softmax(-1)
-        return (p if kept is None else p * kept) @ v
+        mixed: Tensor = (p if kept is None else p * kept) @ v
+    return mixed
 
 
 class SelfAttention(nn.Module):

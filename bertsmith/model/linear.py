@@ -49,7 +49,7 @@ def taken(x: Tensor, weight: Tensor) -> bool:
 def rows_in_bf16(x: Tensor) -> int:
     """Return how many rows of x [T, D] are multiplied: ``rows_of`` T in bf16 on a CPU, else T.
 
-    PyTorch gives bf16 products to oneDNN by itself, with as many rows as they have.
+    PyTorch gives them to oneDNN by itself, with as many rows as there are.
     """
     plain = x.is_cpu and x.dim() == 2 and not torch.compiler.is_compiling()
     if not plain or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]

@@ -207,6 +207,32 @@ def test_grouping_is_the_cheapest(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(number for part in parts for number in part) == list(range(8))
 
 
+@pytest.mark.parametrize("lengths", [RAGGED, EQUAL, UNLIKE], ids=["ragged", "equal", "unlike"])
+@DIRECTIONS
+@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
+def test_bf16_is_multiplied_out(
+    lengths: tuple[int, ...], causal: bool, train: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bf16 on a CPU `padded` is float32's up to rounding, and PyTorch's kernel is not asked."""
+    expected, slopes = run(lengths, "reference", causal, train)
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", None)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, found_slopes = run(lengths, "padded", causal, train)
+    assert found.dtype == torch.bfloat16
+    for ours, theirs in zip([found, *found_slopes], [expected, *slopes], strict=True):
+        assert (ours - theirs).norm() < 0.015 * theirs.norm()
+
+
+def test_long_sequences_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all probabilities at once would take much memory, bf16 goes the way of float32."""
+    monkeypatch.setattr(attending, "LONGEST_MULTIPLIED", max(EQUAL))
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", None)
+    with torch.autocast("cpu", torch.bfloat16):
+        run(EQUAL, "padded", causal=False, train=False)
+        with pytest.raises(TypeError, match="not callable"):
+            run((max(EQUAL) + 1,), "padded", causal=False, train=False)
+
+
 @pytest.mark.parametrize("kernel", ["reference", "padded"])
 def test_sequences_of_one_length_are_dropped_differently(kernel: Kernel) -> None:
     """Two equal sequences of one batch get decisions of their own in training."""

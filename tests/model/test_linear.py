@@ -77,6 +77,40 @@ def test_few_numbers_of_rows_are_prepared(asked: list[tuple[int, ...]]) -> None:
     }
 
 
+def test_rows_of_bf16_are_filled_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few numbers of them, by autocast or in bf16 itself, and the same outputs and gradients."""
+    multiplied: list[int] = []
+    plain = nn.Linear.forward
+
+    def told(self: nn.Linear, x: Tensor) -> Tensor:
+        multiplied.append(x.shape[0])
+        return plain(self, x)
+
+    monkeypatch.setattr(nn.Linear, "forward", told)
+    torch.manual_seed(0)
+    own = Linear(9, 5)
+    half = Linear(9, 5).bfloat16()
+    half.load_state_dict(own.state_dict())
+    for rows in (*range(1, 40), 1000):
+        x = torch.randn(rows, 9, requires_grad=True)
+        slope = torch.randn(rows, 5).bfloat16()
+        weights = [x, *own.parameters()]
+        with torch.autocast("cpu", torch.bfloat16):
+            found = [own(x)]
+            expected = [plain(own, x)]
+        torch.testing.assert_close(half(x.bfloat16()), found[0])
+        found += torch.autograd.grad(found[0], weights, slope)
+        expected += torch.autograd.grad(expected[0], weights, slope)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0.02, atol=0.02)
+    assert set(multiplied) == {16, 32, 48, rows_of(1000)}
+    assert own(torch.randn(3, 9)).shape == (3, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert own(torch.randn(0, 9)).shape == (0, 5)
+        assert own(torch.randn(2, 3, 9)).shape == (2, 3, 5)
+    assert multiplied[-3:] == [3, 0, 2], "float32, no rows and more axes stay as they are"
+
+
 def test_memory_that_is_not_plain(asked: list[tuple[int, ...]]) -> None:
     """Columns and rows of something larger, and one number all over, as x and as bias."""
     weight = torch.randn(6, 40)

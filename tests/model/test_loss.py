@@ -69,6 +69,30 @@ def test_only_some_need_a_gradient(
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+def test_in_bf16_what_fills_up_counts_for_nothing(
+    terms: tuple[Tensor, Tensor, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows are filled up; loss and gradients are float32's up to rounding."""
+    *inputs, labels = terms
+    rows = []
+    multiply = F.linear
+
+    def told(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        rows.append(x.shape[0])
+        return multiply(x, weight, bias)
+
+    monkeypatch.setattr("torch.nn.functional.linear", told)
+    results = []
+    for enabled in (True, False):
+        own = [value.clone().requires_grad_() for value in inputs]
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            value = linear_cross_entropy(own[0], own[1], own[2], labels)
+        results.append([value.detach(), *torch.autograd.grad(value, own)])
+    assert rows == [32]
+    for ours, theirs in zip(*results, strict=True):
+        assert (ours - theirs).norm() < 0.01 * theirs.norm()
+
+
 def strided(base: Tensor) -> Tensor:
     """Cut [P, D] out of the middle."""
     return base[3 : P + 3, 2 : D + 2]
