@@ -1,26 +1,31 @@
-"""Attention on the CPU with sequences padded in groups of like lengths, against all together.
+"""Attention on the CPU: sequences in groups of like lengths, and bf16 without PyTorch's kernel.
 
-Forward and backward of one layer's attention, as in fine-tuning (dropout on the probabilities) and
-as it is used (none), for batches of 32 sequences whose lengths spread like those of four tasks.
-The two ways take turns in one process; a ratio is that of the medians.
+Groups: forward and backward of one layer's attention, as in fine-tuning (dropout on the
+probabilities) and as it is used (none), for batches of 32 sequences whose lengths spread like those
+of four tasks, against all of them padded together. bf16: two products and a softmax one by one,
+against PyTorch's scaled_dot_product_attention, for 4,096 tokens in sequences of one length. Two
+ways take turns in one process; a ratio is that of the medians.
 
-    python benchmarks/attention.py [--json FILE]
+    python benchmarks/attention.py [--threads N] [--json FILE]
 """
 
 import argparse
 import random
 import time
+from itertools import product
 from pathlib import Path
 from statistics import median
 
 import torch
 from reporting import report
+from torch import Tensor
 
 from bertsmith.model import attention
-from bertsmith.model.attention import SelfAttention, layout
+from bertsmith.model.attention import SelfAttention, layout, padded_attention
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.dropout import Noise
 from bertsmith.model.packed import pack
+from bertsmith.train.device import keep_freed_memory
 
 #: Mean and deviation of the logarithm of a length, least and most: near the quartiles of the
 #: training files under a vocabulary of 30,522 words.
@@ -31,6 +36,8 @@ TASKS = {
     "CoLA": (2.4, 0.35, 4, 47),
 }
 BATCH, TURNS = 32, 9
+#: Heads and their width (the lab's, and a mini model's), and lengths.
+HEADS, LENGTHS, TOKENS = ((4, 32), (4, 64)), (16, 64, 128, 256, 512), 4096
 
 
 def lengths_of(task: str) -> list[int]:
@@ -56,15 +63,62 @@ def seconds(layer: SelfAttention, lengths: list[int], *, together: bool) -> floa
         attention.grouped = grouped
 
 
+def seconds_in_bf16(qkv: Tensor, length: int, *, multiplied: bool) -> float:
+    """Return the time of forward, and of backward pass if qkv [T, 3, N, H] wants a gradient."""
+    count = qkv.shape[0] // length
+    packed = pack([([0] * length, [0] * length)] * count)
+    where = layout(packed, "padded", causal=False, dtype=torch.float32)
+    before = attention.LONGEST_MULTIPLIED
+    attention.LONGEST_MULTIPLIED = before if multiplied else 0
+    try:
+        began = time.perf_counter()
+        with torch.autocast("cpu", torch.bfloat16):
+            mixed = padded_attention(qkv, where, None, 0.0)
+        if qkv.requires_grad:
+            mixed.backward(torch.ones_like(mixed))  # type: ignore[no-untyped-call]
+        return time.perf_counter() - began
+    finally:
+        attention.LONGEST_MULTIPLIED = before
+
+
+def kernels(ratios: dict[str, float], figures: dict[str, float]) -> None:
+    """Measure PyTorch's attention in bf16 beside two products and a softmax."""
+    for (heads, width), length, train in product(HEADS, LENGTHS, (True, False)):
+        tokens = TOKENS // length * length
+        qkv = torch.randn(tokens, 3, heads, width).bfloat16().requires_grad_(train)
+        found: dict[bool, list[float]] = {True: [], False: []}
+        for _ in range(TURNS):
+            for multiplied, taken in found.items():
+                taken.append(seconds_in_bf16(qkv, length, multiplied=multiplied))
+        ours, theirs = median(found[True]), median(found[False])
+        what = "with gradients" if train else "forward"
+        key = f"bf16, heads of {width}, {length} tokens, {what}"
+        ratios[f"{key}: PyTorch's attention / multiplied out"] = theirs / ours
+        figures[f"{key}: ms multiplied out"] = 1000 * ours
+        print(f"{key}: {theirs / ours:.2f} x")
+
+
 def main() -> None:
     """Measure each task both ways, and print how many times as long all together takes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    # As in training and in use: else large tensors are faulted in again page by page.
+    keep_freed_memory()
+    ratios: dict[str, float] = {}
+    figures: dict[str, float] = {}
+    kernels(ratios, figures)
+    groups(ratios, figures)
+    report("attention", ratios, figures, options.json)
+
+
+def groups(ratios: dict[str, float], figures: dict[str, float]) -> None:
+    """Measure padding in groups beside padding all together."""
     # all-MiniLM-L6-v2's width and heads.
     config = ModelConfig(vocab_size=10, width=384, heads=12, attention_dropout=0.1)
     layer = SelfAttention(config, site=0)
-    ratios, figures = {}, {}
     for task in TASKS:
         for name, train in (("training", True), ("use", False)):
             layer.train(train)
@@ -78,7 +132,6 @@ def main() -> None:
             ratios[f"{key}: all together / in groups"] = whole / parts
             figures[f"{key}: ms in groups"] = 1000 * parts
             print(f"{key}: {whole / parts:.2f} x ({sum(lengths)} tokens, longest {max(lengths)})")
-    report("attention in groups of like lengths", ratios, figures, options.json)
 
 
 if __name__ == "__main__":
