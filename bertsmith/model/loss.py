@@ -3,6 +3,7 @@
 It never knows what the classes mean.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -10,18 +11,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bertsmith.model.linear import rows_in_bf16
+from bertsmith.model.linear import filled, product, taken
 
-#: Floats of logits held at once (30 MB). Larger buffers are handed back to the system at each
+#: Logits held at once (30 MB in float32). Larger tensors are handed back to the system at each
 #: step, and then fetched and zeroed again page by page.
-CHUNK_FLOATS = 7_500_000
+CHUNK_LOGITS = 7_500_000
 #: Words a product: with all of them at once the product would run at half the machine's speed.
 WORDS = 2048
+
+#: x [R, in], weight [out, in], bias [out] or None -> x weight^T + bias [R, out].
+Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 @torch.library.custom_op("bertsmith::cross_entropy_and_gradients", mutates_args=())
 def cross_entropy_and_gradients(
-    x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, wanted: bool
+    x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, dtype: torch.dtype, wanted: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the summed loss [] and its gradients of x, weight and bias (empty if not wanted).
 
@@ -32,21 +36,24 @@ def cross_entropy_and_gradients(
     dX = sum (E_c W_c) f_c - W[label], dW_c = E_c^T (X f_c) - X in the rows of the labels, db
     likewise. The logits of a chunk of rows live only until their gradient has been formed.
 
+    What is multiplied is in ``dtype``; exponentials, sums and gradients are float32.
     An operator of its own, so that a compiled graph runs the same code.
     """
-    chunks = max(1, -(-x.shape[0] * weight.shape[0] // CHUNK_FLOATS))
+    chunks = max(1, -(-x.shape[0] * weight.shape[0] // CHUNK_LOGITS))
     rows = max(1, -(-x.shape[0] // chunks))
-    buffer = x.new_empty(rows * weight.shape[0])
-    total = x.new_zeros(())
+    total = x.new_zeros((), dtype=torch.float32)
     grads = Gradients.zeros(x, weight, bias) if wanted else None
-    for first in range(0, x.shape[0], rows):
-        part, target = x[first : first + rows], labels[first : first + rows]
-        softmax = Exponentials.of(part, weight, bias, buffer)
-        own = weight.index_select(0, target)
-        picked = (part * own).sum(1) + bias.index_select(0, target)
-        total += (softmax.normalizer - picked).sum()
-        if grads is not None:
-            grads.add(first, part, weight, target, softmax)
+    with torch.autocast("cpu", enabled=False):
+        x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
+        for first in range(0, x.shape[0], rows):
+            part, target = x[first : first + rows], labels[first : first + rows]
+            softmax = Exponentials.of(part, weight, bias)
+            own = weight.index_select(0, target).float()
+            picked = (part.float() * own).sum(1) + bias.index_select(0, target)
+            total += (softmax.normalizer - picked).sum()
+            if grads is not None:
+                grads.add(first, weight, softmax)
+                grads.take_labels(first, part, own, target)
     if grads is None:
         return total, x.new_empty(0), x.new_empty(0), x.new_empty(0)
     return total, grads.x, grads.weight, grads.bias
@@ -54,91 +61,109 @@ def cross_entropy_and_gradients(
 
 @cross_entropy_and_gradients.register_fake
 def _(
-    x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, wanted: bool
+    x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, dtype: torch.dtype, wanted: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     del labels
-    shapes = [one.shape if wanted else (0,) for one in (x, weight, bias)]
-    grads = [x.new_empty(shape) for shape in shapes]
-    return x.new_empty(()), grads[0], grads[1], grads[2]
+    total = x.new_empty((), dtype=torch.float32)
+    if not wanted:
+        return total, *(x.new_empty(0, dtype=dtype) for _ in range(3))  # type: ignore[return-value]
+    grads = [x.new_empty(one.shape, dtype=torch.float32) for one in (x, weight, bias)]
+    return total, grads[0], grads[1], grads[2]
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
     """The gradients are there when the loss is; the backward pass only scales them."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, dtype: torch.dtype
+    ) -> Tensor:
         wanted = any(ctx.needs_input_grad)
-        outputs: tuple[Tensor, ...] = cross_entropy_and_gradients(x, weight, bias, labels, wanted)
+        outputs: tuple[Tensor, ...] = cross_entropy_and_gradients(
+            x, weight, bias, labels, dtype, wanted
+        )
         if wanted:
             ctx.save_for_backward(*outputs[1:])
+            ctx.dtypes = x.dtype, weight.dtype, bias.dtype
         return outputs[0]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        grad_x, grad_weight, grad_bias = ctx.saved_tensors
-        return grad_x.mul_(gradient), grad_weight.mul_(gradient), grad_bias.mul_(gradient), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        grads = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        return *(own.mul_(gradient).to(dtype) for own, dtype in grads), None, None
 
 
 @dataclass(frozen=True)
 class Exponentials:
     """softmax(Z) of some rows in parts of the vocabulary, a factor apart.
 
-    parts: exp(Z_c - m_c), each [rows, words of c]. factors: exp(m_c - normalizer), each [rows].
-    normalizer: log sum exp Z, [rows].
+    x: [R, D], the rows of X, filled up with zeros. multiply: what made Z of them.
+    parts: exp(Z_c - m_c), each [R, words of c]. factors: exp(m_c - normalizer), each float32 [R],
+    0 for what fills up. normalizer: log sum exp Z, float32, of the rows themselves.
     """
 
+    x: Tensor
+    multiply: Multiply
     parts: list[Tensor]
     factors: list[Tensor]
     normalizer: Tensor
 
     @classmethod
-    def of(cls, x: Tensor, weight: Tensor, bias: Tensor, buffer: Tensor) -> Self:
-        """Compute them from x [rows, D], weight [V, D], bias [V] into ``buffer`` [rows * V]."""
+    def of(cls, x: Tensor, weight: Tensor, bias: Tensor) -> Self:
+        """Compute them from x [rows, D], weight [V, D] and bias [V], all of one dtype."""
+        onednn, rows = taken(x, weight[:WORDS]), x.shape[0]
+        multiply: Multiply = product if onednn else F.linear
+        even = filled(x) if onednn or x.dtype == torch.bfloat16 else x
         parts, peaks, masses = [], [], []
-        rows, used = x.shape[0], 0
         for words, offsets in zip(
             torch.split(weight, WORDS), torch.split(bias, WORDS), strict=True
         ):
-            size = rows * words.shape[0]
-            z = buffer[used : used + size].view(rows, words.shape[0])
-            used += size
-            torch.addmm(offsets, x, words.t(), out=z)
+            z = multiply(even, words, offsets).float()
             peaks.append(z.amax(1, keepdim=True))
             masses.append(z.sub_(peaks[-1]).exp_().sum(1, keepdim=True))
-            parts.append(z)
+            parts.append(z.to(x.dtype))
         peak = torch.cat(peaks, 1)
         normalizer = (peak + torch.cat(masses, 1).log()).logsumexp(1)
-        factors = list((peak - normalizer[:, None]).exp().unbind(1))
-        return cls(parts, factors, normalizer)
+        factors = (peak - normalizer[:, None]).exp()
+        factors[rows:] = 0.0
+        return cls(even, multiply, parts, list(factors.unbind(1)), normalizer[:rows])
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients of the summed loss: x [P, D], weight [V, D], bias [V]."""
+    """Gradients of the summed loss: x [P, D], weight [V, D], bias [V], all float32."""
 
     x: Tensor
     weight: Tensor
     bias: Tensor
 
     @classmethod
-    def zeros(cls, x: Tensor, weight: Tensor, bias: Tensor) -> Self:
-        """Start at nothing."""
-        return cls(torch.zeros_like(x), torch.zeros_like(weight), torch.zeros_like(bias))
+    def zeros(cls, *like: Tensor) -> Self:
+        """Start at nothing, for tensors of the shapes of x, weight and bias."""
+        return cls(*(torch.zeros_like(one, dtype=torch.float32) for one in like))
 
-    def add(
-        self, first: int, x: Tensor, weight: Tensor, labels: Tensor, softmax: Exponentials
-    ) -> None:
-        """Add what the rows from ``first`` on give: x [rows, D], labels int64 [rows]."""
-        own = self.x[first : first + x.shape[0]]
+    def add(self, first: int, weight: Tensor, softmax: Exponentials) -> None:
+        """Add softmax(Z) of the rows from ``first`` on, by X and by weight [V, D]."""
+        x, multiply = softmax.x, softmax.multiply
+        own = self.x[first : first + len(softmax.normalizer)]
         parts = zip(
             softmax.parts, softmax.factors, torch.split(weight, WORDS),
             torch.split(self.weight, WORDS), torch.split(self.bias, WORDS), strict=True,
         )  # fmt: skip
         for e, factor, words, grad_words, grad_offsets in parts:
-            own.addcmul_(e @ words, factor[:, None])
-            grad_words.addmm_(e.t(), x * factor[:, None])
-            grad_offsets.addmv_(e.t(), factor)
-        own.sub_(weight.index_select(0, labels))
+            found = multiply(e, words.t(), None)[: len(own)]
+            own.addcmul_(found.float(), factor[: len(own), None])
+            scaled = (x * factor[:, None]).to(x.dtype)
+            if multiply is F.linear and x.dtype == torch.float32:
+                grad_words.addmm_(e.t(), scaled)
+            else:
+                grad_words.add_(multiply(e.t(), scaled.t(), None))
+            grad_offsets.add_(torch.mv(e.t(), factor.to(e.dtype)))
+
+    def take_labels(self, first: int, x: Tensor, own: Tensor, labels: Tensor) -> None:
+        """Take the one-hot away: x [rows, D], the labels' own weights [rows, D], labels [rows]."""
+        x = x.float()
+        self.x[first : first + len(x)].sub_(own)
         self.weight.index_add_(0, labels, x, alpha=-1)
         self.bias.index_add_(0, labels, torch.ones_like(x[:, 0]), alpha=-1)
 
@@ -148,12 +173,8 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
 
     x: [P, D]; weight: [V, D]; bias: [V]; labels: int64 [P], one class a row.
     """
-    plain = x.is_cpu and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    if plain:
-        loss: Tensor = _ChunkedCrossEntropy.apply(x.contiguous(), weight, bias, labels)  # type: ignore[no-untyped-call]
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+    if x.is_cpu and dtype in (torch.float32, torch.bfloat16):
+        loss: Tensor = _ChunkedCrossEntropy.apply(x.contiguous(), weight, bias, labels, dtype)  # type: ignore[no-untyped-call]
         return loss
-    filling = rows_in_bf16(x) - x.shape[0]
-    if filling:
-        # Rows that count for nothing.
-        x, labels = F.pad(x, (0, 0, 0, filling)), F.pad(labels, (0, filling), value=-100)
     return F.cross_entropy(F.linear(x, weight, bias).float(), labels, reduction="sum")

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bertsmith.model import loss as loss_module
+from bertsmith.model.linear import product, rows_of
 from bertsmith.model.loss import linear_cross_entropy
 
 P, D, V = 29, 7, 53
@@ -36,7 +37,7 @@ def test_equals_the_plain_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Value and gradients agree for every size of piece and part, and any gradient from above."""
-    monkeypatch.setattr(loss_module, "CHUNK_FLOATS", max(1, rows * V))
+    monkeypatch.setattr(loss_module, "CHUNK_LOGITS", max(1, rows * V))
     monkeypatch.setattr(loss_module, "WORDS", words)
     *inputs, labels = terms
     found: list[Tensor] = []
@@ -69,16 +70,46 @@ def test_only_some_need_a_gradient(
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this PyTorch's oneDNN has no way in"
+)
+@pytest.mark.parametrize("rows", [1, 10, 29, 1000])
+def test_by_onednn_it_is_the_same(
+    rows: int, terms: tuple[Tensor, Tensor, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where oneDNN multiplies float32, rows are filled up and count for nothing."""
+    monkeypatch.setattr(loss_module, "CHUNK_LOGITS", rows * V)
+    monkeypatch.setattr(loss_module, "WORDS", 20)
+    monkeypatch.setattr(loss_module, "taken", lambda *_: True)
+    shapes = set()
+
+    def told(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        shapes.add(x.shape)
+        return product(x, weight, bias)
+
+    monkeypatch.setattr(loss_module, "product", told)
+    *inputs, labels = terms
+    results = []
+    for function in (linear_cross_entropy, plain):
+        own = [value.clone().requires_grad_() for value in inputs]
+        value = function(own[0], own[1], own[2], labels)
+        results.append([value.detach(), *torch.autograd.grad(value, own)])
+    even = rows_of(min(rows, P))
+    assert {(even, D), (even, 20), (20, even), (even, V % 20), (V % 20, even)} <= shapes
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
 def test_in_bf16_what_fills_up_counts_for_nothing(
     terms: tuple[Tensor, Tensor, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its rows are filled up; loss and gradients are float32's up to rounding."""
     *inputs, labels = terms
-    rows = []
+    shapes = set()
     multiply = F.linear
 
-    def told(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        rows.append(x.shape[0])
+    def told(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        shapes.add((*x.shape, weight.shape[0]) if x.dtype == torch.bfloat16 else None)
         return multiply(x, weight, bias)
 
     monkeypatch.setattr("torch.nn.functional.linear", told)
@@ -88,7 +119,7 @@ def test_in_bf16_what_fills_up_counts_for_nothing(
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             value = linear_cross_entropy(own[0], own[1], own[2], labels)
         results.append([value.detach(), *torch.autograd.grad(value, own)])
-    assert rows == [32]
+    assert shapes == {(32, D, V), (32, V, D), (V, 32, D), None}
     for ours, theirs in zip(*results, strict=True):
         assert (ours - theirs).norm() < 0.01 * theirs.norm()
 
