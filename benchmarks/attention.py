@@ -3,8 +3,8 @@
 Groups: forward and backward of one layer's attention, as in fine-tuning (dropout on the
 probabilities) and as it is used (none), for batches of 32 sequences whose lengths spread like those
 of four tasks, against all of them padded together. bf16: two products and a softmax one by one,
-against PyTorch's scaled_dot_product_attention, for 4,096 tokens in sequences of one length. Two
-ways take turns in one process; a ratio is that of the medians.
+against PyTorch's scaled_dot_product_attention, forward and backward, for 4,096 tokens in sequences
+of one length. Two ways take turns in one process; a ratio is that of the medians.
 
     python benchmarks/attention.py [--threads N] [--json FILE]
 """
@@ -64,7 +64,7 @@ def seconds(layer: SelfAttention, lengths: list[int], *, together: bool) -> floa
 
 
 def seconds_in_bf16(qkv: Tensor, length: int, *, multiplied: bool) -> float:
-    """Return the time of forward, and of backward pass if qkv [T, 3, N, H] wants a gradient."""
+    """Return the time of forward and backward pass for qkv [T, 3, N, H]."""
     count = qkv.shape[0] // length
     packed = pack([([0] * length, [0] * length)] * count)
     where = layout(packed, "padded", causal=False, dtype=torch.float32)
@@ -74,8 +74,7 @@ def seconds_in_bf16(qkv: Tensor, length: int, *, multiplied: bool) -> float:
         began = time.perf_counter()
         with torch.autocast("cpu", torch.bfloat16):
             mixed = padded_attention(qkv, where, None, 0.0)
-        if qkv.requires_grad:
-            mixed.backward(torch.ones_like(mixed))  # type: ignore[no-untyped-call]
+        mixed.backward(torch.ones_like(mixed))  # type: ignore[no-untyped-call]
         return time.perf_counter() - began
     finally:
         attention.LONGEST_MULTIPLIED = before
@@ -83,16 +82,15 @@ def seconds_in_bf16(qkv: Tensor, length: int, *, multiplied: bool) -> float:
 
 def kernels(ratios: dict[str, float], figures: dict[str, float]) -> None:
     """Measure PyTorch's attention in bf16 beside two products and a softmax."""
-    for (heads, width), length, train in product(HEADS, LENGTHS, (True, False)):
+    for (heads, width), length in product(HEADS, LENGTHS):
         tokens = TOKENS // length * length
-        qkv = torch.randn(tokens, 3, heads, width).bfloat16().requires_grad_(train)
+        qkv = torch.randn(tokens, 3, heads, width).bfloat16().requires_grad_()
         found: dict[bool, list[float]] = {True: [], False: []}
         for _ in range(TURNS):
             for multiplied, taken in found.items():
                 taken.append(seconds_in_bf16(qkv, length, multiplied=multiplied))
         ours, theirs = median(found[True]), median(found[False])
-        what = "with gradients" if train else "forward"
-        key = f"bf16, heads of {width}, {length} tokens, {what}"
+        key = f"bf16, heads of {width}, {length} tokens"
         ratios[f"{key}: PyTorch's attention / multiplied out"] = theirs / ours
         figures[f"{key}: ms multiplied out"] = 1000 * ours
         print(f"{key}: {theirs / ours:.2f} x")

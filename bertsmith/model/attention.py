@@ -24,7 +24,7 @@ from bertsmith.model.varlen import variable_length_attention
 Kernel = Literal["reference", "padded", "varlen"]
 #: What dropout multiplies probabilities with, drawn for a tensor of their shape.
 Keep = Callable[[Tensor], Tensor]
-#: Tokens of a sequence up to which all its probabilities may be held at once, for the gradient.
+#: Tokens of a sequence up to which its probabilities are kept for the gradient, in bf16 on a CPU.
 LONGEST_MULTIPLIED = 512
 
 
@@ -208,10 +208,12 @@ def _attend(qkv: Tensor, group: Group, kept: Tensor | None, rate: float) -> Tens
 def _is_sooner_multiplied(qkv: Tensor) -> bool:
     """Tell whether PyTorch's attention takes longer than its products and softmax one by one.
 
-    In bf16 on a CPU it does (benchmarks/attention.py); a compiled graph is left as it is.
+    In bf16 on a CPU its gradient does (benchmarks/attention.py). Without one little is gained, and
+    what oneDNN prepares for each number of sequences would pile up; a compiled graph is left as
+    it is.
     """
     plain = qkv.is_cpu and qkv.dtype == torch.bfloat16 and not torch.compiler.is_compiling()
-    return plain and qkv.shape[1] <= LONGEST_MULTIPLIED
+    return plain and qkv.requires_grad and qkv.shape[1] <= LONGEST_MULTIPLIED
 
 
 def _multiplied(

@@ -1,7 +1,8 @@
 """nn.Linear, multiplied by the quicker of the two libraries that PyTorch brings for CPUs.
 
 PyTorch gives float32 products to MKL; where that is slow (see ``cpu``), oneDNN, which comes with
-PyTorch as well, takes them here. It never knows what is multiplied.
+PyTorch as well, takes them here. What oneDNN multiplies, bf16 too, gets few numbers of rows. It
+never knows what is multiplied.
 """
 
 from typing import Any
@@ -25,10 +26,10 @@ class Linear(nn.Linear):
         if taken(x, self.weight):
             found: Tensor = _Product.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
             return found
-        rows = rows_in_bf16(x)
-        if rows == x.shape[0]:
+        if not is_bf16(x):
             return super().forward(x)
-        return super().forward(F.pad(x, (0, 0, 0, rows - x.shape[0])))[: x.shape[0]]
+        filling = rows_of(x.shape[0]) - x.shape[0]
+        return super().forward(F.pad(x, (0, 0, 0, filling)))[: x.shape[0]]
 
 
 def taken(x: Tensor, weight: Tensor) -> bool:
@@ -46,24 +47,29 @@ def taken(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def rows_in_bf16(x: Tensor) -> int:
-    """Return how many rows of x [T, D] are multiplied: ``rows_of`` T in bf16 on a CPU, else T.
+def is_bf16(x: Tensor) -> bool:
+    """Tell whether rows of x are multiplied in bf16 on the CPU: by oneDNN, as PyTorch has it."""
+    return (
+        not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        and x.is_cpu
+        and x.dim() == 2
+        and x.shape[0] > 0
+        and dtype_multiplied(x) == torch.bfloat16
+    )
 
-    PyTorch gives them to oneDNN by itself, with as many rows as there are.
-    """
-    plain = x.is_cpu and x.dim() == 2 and not torch.compiler.is_compiling()
-    if not plain or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
-        return x.shape[0]
-    auto = torch.is_autocast_enabled("cpu") and x.dtype == torch.float32
-    dtype = torch.get_autocast_dtype("cpu") if auto else x.dtype
-    return rows_of(x.shape[0]) if dtype == torch.bfloat16 and x.shape[0] else x.shape[0]
+
+def dtype_multiplied(x: Tensor) -> torch.dtype:
+    """Return in what dtype the CPU multiplies x: autocast's, which leaves float64 alone."""
+    auto = torch.is_autocast_enabled("cpu") and x.dtype != torch.float64
+    return torch.get_autocast_dtype("cpu") if auto else x.dtype
 
 
 def rows_of(tokens: int) -> int:
     """Return how many rows are computed for so many tokens: the next of eight numbers an octave.
 
-    PyTorch's libraries prepare code for each number of rows and keep it, half a megabyte a Linear:
-    with a number for each batch that there can be, a server would grow by a gigabyte.
+    PyTorch's libraries prepare code for each number of rows and keep it, half a megabyte or more a
+    Linear: with a number for each batch that there can be, a server would grow by a gigabyte.
     """
     step = max(16, 1 << (max(tokens - 1, 8).bit_length() - 4))
     return -(-tokens // step) * step

@@ -9,9 +9,10 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from bertsmith.model.linear import filled, product, taken
+from bertsmith.model.linear import dtype_multiplied, filled, product, taken
 
 #: Logits held at once (30 MB in float32). Larger tensors are handed back to the system at each
 #: step, and then fetched and zeroed again page by page.
@@ -44,16 +45,18 @@ def cross_entropy_and_gradients(
     total = x.new_zeros((), dtype=torch.float32)
     grads = Gradients.zeros(x, weight, bias) if wanted else None
     with torch.autocast("cpu", enabled=False):
-        x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
+        x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype).contiguous()
         for first in range(0, x.shape[0], rows):
             part, target = x[first : first + rows], labels[first : first + rows]
             softmax = Exponentials.of(part, weight, bias)
             own = weight.index_select(0, target).float()
             picked = (part.float() * own).sum(1) + bias.index_select(0, target)
-            total += (softmax.normalizer - picked).sum()
+            # Rounded as the logits are: else a sure answer would have a loss below 0.
+            total += (softmax.normalizer - picked.to(dtype)).sum()
             if grads is not None:
                 grads.add(first, weight, softmax)
                 grads.take_labels(first, part, own, target)
+            del softmax
     if grads is None:
         return total, x.new_empty(0), x.new_empty(0), x.new_empty(0)
     return total, grads.x, grads.weight, grads.bias
@@ -88,6 +91,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return outputs[0]
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         grads = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         return *(own.mul_(gradient).to(dtype) for own, dtype in grads), None, None
@@ -140,7 +144,7 @@ class Gradients:
     @classmethod
     def zeros(cls, *like: Tensor) -> Self:
         """Start at nothing, for tensors of the shapes of x, weight and bias."""
-        return cls(*(torch.zeros_like(one, dtype=torch.float32) for one in like))
+        return cls(*(one.new_zeros(one.shape, dtype=torch.float32) for one in like))
 
     def add(self, first: int, weight: Tensor, softmax: Exponentials) -> None:
         """Add softmax(Z) of the rows from ``first`` on, by X and by weight [V, D]."""
@@ -173,8 +177,9 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
 
     x: [P, D]; weight: [V, D]; bias: [V]; labels: int64 [P], one class a row.
     """
-    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
-    if x.is_cpu and dtype in (torch.float32, torch.bfloat16):
+    dtype = dtype_multiplied(x)
+    alike = torch.is_autocast_enabled("cpu") or x.dtype == weight.dtype
+    if x.is_cpu and alike and dtype in (torch.float32, torch.bfloat16):
         loss: Tensor = _ChunkedCrossEntropy.apply(x.contiguous(), weight, bias, labels, dtype)  # type: ignore[no-untyped-call]
         return loss
     return F.cross_entropy(F.linear(x, weight, bias).float(), labels, reduction="sum")

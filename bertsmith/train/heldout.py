@@ -81,7 +81,7 @@ class Heldout:
 def evaluate(
     model: PreTrainingModel, stream: Stream, sequences: int, machine: Machine, at_once: int = 64
 ) -> Heldout:
-    """Evaluate the first ``sequences`` examples of a held-out stream, in float32 on the CPU.
+    """Evaluate the first ``sequences`` examples of a held-out stream, in the machine's precision.
 
     ``model`` must be in eval mode. Examples with next-sentence labels count for both tasks.
     """

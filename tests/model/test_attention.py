@@ -231,6 +231,9 @@ def test_long_sequences_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> 
         run(EQUAL, "padded", causal=False, train=False)
         with pytest.raises(TypeError, match="not callable"):
             run((max(EQUAL) + 1,), "padded", causal=False, train=False)
+        # And what needs no gradient, as in use.
+        with torch.no_grad(), pytest.raises(TypeError, match="not callable"):
+            run(EQUAL, "padded", causal=False, train=False)
 
 
 @pytest.mark.parametrize("kernel", ["reference", "padded"])

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bertsmith.model import linear
 from bertsmith.model import loss as loss_module
 from bertsmith.model.linear import product, rows_of
 from bertsmith.model.loss import linear_cross_entropy
@@ -122,6 +123,44 @@ def test_in_bf16_what_fills_up_counts_for_nothing(
     assert shapes == {(32, D, V), (32, V, D), (V, 32, D), None}
     for ours, theirs in zip(*results, strict=True):
         assert (ours - theirs).norm() < 0.01 * theirs.norm()
+
+
+def test_in_bf16_no_loss_is_below_zero() -> None:
+    """The label's logit is rounded as all are, so that the sum of sure answers is near 0."""
+    torch.manual_seed(1)
+    weight, labels = torch.randn(400, 128), torch.arange(400)
+    x = weight * 0.2
+    bias = torch.zeros(400)
+    with torch.autocast("cpu", torch.bfloat16):
+        each = [linear_cross_entropy(x[n : n + 1], weight, bias, labels[n : n + 1])
+                for n in range(400)]  # fmt: skip
+    assert min(each) >= 0.0
+    exact = float(plain(x, weight, bias, labels))
+    assert abs(float(sum(each)) - exact) < 0.1 * exact + 0.01
+
+
+def test_double_stays_double() -> None:
+    """Autocast leaves float64 alone, and unlike dtypes without it are PyTorch's error."""
+    x, weight, bias = torch.randn(P, D).double(), torch.randn(V, D).double(), torch.randn(V)
+    labels = torch.randint(V, (P,))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = linear_cross_entropy(x, weight, bias.double(), labels)
+    exact = F.cross_entropy(F.linear(x, weight, bias.double()), labels, reduction="sum")
+    torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=0)
+    with pytest.raises(RuntimeError, match="dtype"):
+        linear_cross_entropy(x.bfloat16(), weight.float(), bias, labels)
+
+
+def test_bias_that_is_not_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second number of a larger one, and one number all over."""
+    monkeypatch.setattr(
+        linear, "has_slow_mkl", lambda: hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
+    monkeypatch.setattr(linear, "LEAST", 1)
+    x, weight, labels = torch.randn(P, D), torch.randn(V, D), torch.randint(V, (P,))
+    for bias in (torch.randn(2 * V)[::2], torch.randn(1).expand(V)):
+        found = linear_cross_entropy(x, weight, bias, labels)
+        torch.testing.assert_close(found, plain(x, weight, bias, labels))
 
 
 def strided(base: Tensor) -> Tensor:
