@@ -26,9 +26,9 @@ class Linear(nn.Linear):
         if taken(x, self.weight):
             found: Tensor = _Product.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
             return found
-        if not is_bf16(x):
+        filling = rows_of(x.shape[0]) - x.shape[0] if is_bf16(x) else 0
+        if not filling:
             return super().forward(x)
-        filling = rows_of(x.shape[0]) - x.shape[0]
         return super().forward(F.pad(x, (0, 0, 0, filling)))[: x.shape[0]]
 
 
