@@ -58,7 +58,7 @@ def _report(kit: Kit, found: Results) -> Report:
                *(METRICS[task][1] for task in TASKS)]  # fmt: skip
     paper = [[*map(str, size), *map(str, told)] for size, told in _PAPER.items()]
     tables = [
-        Table("Table 6: model size (learning rate by width, as the recipe has it)", columns, rows),
+        Table("Table 6: model size (learning rate of the recipe)", columns, rows),
         Table(
             "The paper's", ["layers", "width", "heads", "perplexity", "MRPC, %", "SST-2, %"], paper
         ),
