@@ -42,8 +42,9 @@ class ModelConfig(Settings):
     attention_dropout: Probability = 0.1
     norm_eps: Annotated[float, Field(gt=0.0)] = 1e-12
     init_range: Annotated[float, Field(gt=0.0)] = 0.02
-    #: Where LayerNorm stands: after each sum (the paper) or before each sub-layer; or, after each
-    #: sum, batch norm over the tokens in its place, or nothing.
+    #: Where LayerNorm stands: after each sum (the paper); or before each sub-layer, after the
+    #: embeddings and at the end, as in RoBERTa-PreLayerNorm; or, after each sum, batch norm over
+    #: the tokens in its place, or nothing.
     norm: Literal["post", "pre", "batch", "none"] = "post"
     attention: Literal["bidirectional", "causal"] = "bidirectional"
     positions: Literal["learned", "sinusoidal"] = "learned"

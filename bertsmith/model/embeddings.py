@@ -36,8 +36,7 @@ class Embeddings(nn.Module):
         self.words = nn.Embedding(config.vocab_size, config.width)
         self.positions = nn.Embedding(config.max_positions, config.width)
         self.segments = nn.Embedding(config.segments, config.width)
-        # Pre-norm layers normalize their own input.
-        self.norm = nn.Identity() if config.norm == "pre" else norm_of(config)
+        self.norm = norm_of(config)
         self.normed = config.norm != "none"
         self.dropout = Dropout(config.dropout, site)
         self.fixed_positions = config.positions == "sinusoidal"

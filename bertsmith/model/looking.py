@@ -79,11 +79,9 @@ def look_across(model: PreTrainingModel, cls_id: int) -> None:
     _look_away(space, _Head(second, 0) if few else _Head(first, 1), ahead)
     seeker = _Head(first, 1 if few else 2)
     _look_for_words(space, seeker, cls_id)
-    # The second layer's norm divides by what heads have added, about; and, but for pre-norm, where
-    # they add to something quieter, by what they had read.
-    own = 0.0 if model.config.norm == "pre" else 1.0
+    # The second layer's norm divides by what heads have read and added, about.
     normed = model.config.norm != "none"
-    louder = (own + 2 * _ASIDE**2 + _MARK**2) ** 0.5 if normed else 1.0
+    louder = (1 + 2 * _ASIDE**2 + _MARK**2) ** 0.5 if normed else 1.0
     _count(space, _Head(second, 1 if few else 0), seeker.output[:, 0] / louder)
     if model.nsp is not None:
         model.nsp.classifier.weight.zero_()

@@ -1,9 +1,10 @@
-"""The layers against PyTorch's own encoder, which knows pre-norm and causal attention too."""
+"""The layers against PyTorch's own encoder, and pre-norm against that of transformers."""
 
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from bertsmith.model.bert import BertModel, PreTrainingModel
@@ -57,14 +58,53 @@ def test_equals_the_encoder_of_pytorch(norm: str, attention: str) -> None:
     torch.testing.assert_close(last, expected[0], rtol=1e-5, atol=1e-5)
 
 
-def test_pre_norm_leaves_the_embeddings_as_they_are() -> None:
-    """Pre-norm layers normalize their own input: the plain sum enters the first layer."""
-    model = shaken(PreTrainingModel(primes(norm="pre"))).bert.eval()
-    packed = example(model.config).packed
-    table = model.embeddings
-    expected = table.words.weight[packed.ids] + table.positions.weight[packed.positions]
-    first = next(model.hidden_states(packed))
-    torch.testing.assert_close(first, expected + table.segments.weight[packed.segments])
+def prelayernorm_of(model: BertModel) -> Any:
+    """Return the RoBERTa-PreLayerNorm of transformers with the same weights."""
+    config = model.config
+    made = transformers.RobertaPreLayerNormConfig(
+        vocab_size=config.vocab_size, hidden_size=config.width, num_hidden_layers=config.layers,
+        num_attention_heads=config.heads, intermediate_size=config.feed_forward,
+        hidden_act="gelu", max_position_embeddings=config.max_positions,
+        type_vocab_size=config.segments, layer_norm_eps=config.norm_eps,
+    )  # fmt: skip
+    peer: Any = transformers.RobertaPreLayerNormModel(made, add_pooling_layer=False)
+    tables = ("words", "word_embeddings"), ("positions", "position_embeddings"), (
+        "segments", "token_type_embeddings")  # fmt: skip
+    pairs = [(getattr(model.embeddings, own), getattr(peer.embeddings, other))
+             for own, other in (*tables, ("norm", "LayerNorm"))]  # fmt: skip
+    layers: Any = model.encoder.layers
+    for ours, theirs in zip(layers, peer.encoder.layer, strict=True):
+        three = ours.attention.query_key_value
+        heads = theirs.attention.self
+        for number, one in enumerate((heads.query, heads.key, heads.value)):
+            one.weight.data, one.bias.data = (
+                part.data.chunk(3)[number] for part in (three.weight, three.bias)
+            )
+        pairs += [
+            (ours.attention_norm, theirs.attention.LayerNorm),
+            (ours.attention.output, theirs.attention.output.dense),
+            (ours.feed_forward_norm, theirs.intermediate.LayerNorm),
+            (ours.up, theirs.intermediate.dense),
+            (ours.down, theirs.output.dense),
+        ]
+    for own, other in (*pairs, (model.encoder.norm, peer.LayerNorm)):
+        other.load_state_dict(own.state_dict())
+    return peer.eval()
+
+
+def test_pre_norm_is_that_of_transformers() -> None:
+    """RoBERTa-PreLayerNorm: a LayerNorm after the embeddings, before each part, and at the end."""
+    config = primes(norm="pre", activation="gelu", layers=3)
+    model = shaken(PreTrainingModel(config)).bert.eval()
+    batch = example(config, (29,))
+    packed = batch.packed
+    with torch.no_grad():
+        found = model(packed)
+        expected = prelayernorm_of(model)(
+            input_ids=packed.ids[None], token_type_ids=packed.segments[None],
+            position_ids=packed.positions[None],
+        )  # fmt: skip
+    torch.testing.assert_close(found, expected.last_hidden_state[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])

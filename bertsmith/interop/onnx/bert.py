@@ -118,7 +118,7 @@ class Bert:
         segments = graph.add("Gather", "segments", table, self.segments)
         placed = graph.add("Add", "words and positions", words, positions)
         total = graph.add("Add", "embeddings", placed, segments)
-        return total if self.config.norm == "pre" else self.norm("bert.embeddings.norm", total)
+        return self.norm("bert.embeddings.norm", total)
 
     def _unseen(self) -> str:
         """float32 [B, 1, 1, S] or, causal, [B, 1, S, S]: 0 for what is seen, else _UNSEEN."""
