@@ -16,7 +16,7 @@ from bertsmith.model.dropout import Noise
 from bertsmith.model.embeddings import Embeddings, sinusoids
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import MaskedLanguageModel, NextSentence, Pooler
-from bertsmith.model.loss import linear_cross_entropy
+from bertsmith.model.loss import CHUNK_LOGITS, linear_cross_entropy
 from bertsmith.model.norms import BatchNorm
 from bertsmith.model.packed import Packed
 
@@ -161,14 +161,25 @@ class PreTrainingModel(nn.Module):
     ) -> Losses:
         """Return the losses and the hits of a batch; arguments as for ``forward``."""
         words, first = self._asked(packed, masked_positions, not_next)
-        logits = self.mlm(words).float()
-        masked = F.cross_entropy(logits, masked_labels, reduction="sum")
-        hits = (logits.argmax(-1) == masked_labels).sum()
+        masked, hits = self._judged(words, masked_labels)
         if not_next is None:
             return Losses(masked, None, hits, None)
         scores = self._pair_logits(first).float()
         loss = F.cross_entropy(scores, not_next, reduction="sum")
         return Losses(masked, loss, hits, (scores.argmax(-1) == not_next).sum())
+
+    def _judged(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the summed loss and the hits of P predictions, some rows at a time.
+
+        All P x V logits at once can be gigabytes, with copies: left to right, P is all tokens.
+        """
+        rows = max(1, CHUNK_LOGITS // self.config.vocab_size)
+        losses, hits = [], []
+        for part, own in zip(torch.split(hidden, rows), torch.split(labels, rows), strict=True):
+            logits = self.mlm(part).float()
+            losses.append(F.cross_entropy(logits, own, reduction="sum"))
+            hits.append((logits.argmax(-1) == own).sum())
+        return torch.stack(losses).sum(), torch.stack(hits).sum()
 
 
 @torch.no_grad()

@@ -174,6 +174,24 @@ def test_losses_are_sums_and_hits_are_counted() -> None:
     assert twice.next_sentence is None
 
 
+def test_an_evaluation_holds_some_rows_of_logits_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows of a batch can be gigabytes; in parts they have the same sums, and none is lost."""
+    model = PreTrainingModel(primes(init_range=0.3)).eval()
+    packed, positions, labels, not_next = example(model.config).arguments
+    whole = model.evaluate(packed, positions, labels, not_next)
+    held: list[int] = []
+    model.mlm.register_forward_hook(lambda *passed: held.append(len(passed[-1])))
+    monkeypatch.setattr("bertsmith.model.bert.CHUNK_LOGITS", 4 * model.config.vocab_size)
+    found = model.evaluate(packed, positions, labels, not_next)
+    torch.testing.assert_close(found.masked, whole.masked)
+    assert found.masked_hits == whole.masked_hits
+    assert len(labels) % 4 != 0
+    assert (max(held), sum(held)) == (4, len(labels))
+    none = model.evaluate(packed, positions[:0], labels[:0], not_next)
+    assert none.masked_hits is not None
+    assert (float(none.masked), int(none.masked_hits)) == (0.0, 0)
+
+
 def test_a_model_without_next_sentence_says_so() -> None:
     """Asking for next-sentence logits of a model without that head is a clear error."""
     model = PreTrainingModel(primes(nsp=False))
