@@ -90,7 +90,8 @@ def lab(
         put(done.report.markdown().rstrip())
     for stage, why in done.failures.items():
         say(f"failed: {stage}: {why}")
-    say(f"wrote {', '.join(map(str, done.files))}")
+    if done.files:
+        say(f"wrote {', '.join(map(str, done.files))}")
     if done.failures:
         say(f"{done.missing} results are missing; the same command tries them again")
         raise typer.Exit(1)
@@ -104,7 +105,7 @@ def _tell_plan(laboratory: "Laboratory", *, as_json: bool) -> None:
     planned = laboratory.plan()
     total = sum(own.seconds or 0.0 for own in planned) / 60
     if as_json:
-        stages = [{"name": own.stage.name, "settings": dict(own.stage.settings),
+        stages = [{"name": own.stage.name, "words": own.words, "settings": dict(own.stage.settings),
                   "minutes": None if own.seconds is None else own.seconds / 60}
                  for own in planned]  # fmt: skip
         put_json({"stages": stages, "minutes": total})
@@ -113,9 +114,8 @@ def _tell_plan(laboratory: "Laboratory", *, as_json: bool) -> None:
     for own in planned:
         steps = own.stage.settings.get("steps", "")
         minutes = "" if own.seconds is None else f"{own.seconds / 60:.1f}"
-        what = own.stage.settings.get("task", "")
-        rows.append((own.stage.name, str(what), f"{steps:,}" if steps else "", minutes))
-    put_table(("to make", "task", "steps", "minutes"), rows)
+        rows.append((own.stage.name, own.words, f"{steps:,}" if steps else "", minutes))
+    put_table(("to make", "what", "steps", "minutes"), rows)
     wanted, dark = len(laboratory.stages), sum(own.seconds is None for own in planned)
     about = "at least" if dark else "about"
     beside = f", and {dark} whose time cannot be told beforehand" if dark else ""

@@ -11,7 +11,7 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -34,6 +34,11 @@ WHOLE = "result.json"
 #: What a result is compared by when its stage was made again, and no run of another machine, or of
 #: another number of threads, has to the last digit.
 _COMPARED = ("heldout", "figures")
+#: What a result of a kind must hold to be one, unless it tells that the run diverged.
+_HELD = {
+    "pretrain": ("heldout", "heldout_curve", "training", "gradients"),
+    "finetune": ("figures",),
+}
 
 
 class _Quiet:
@@ -69,7 +74,8 @@ class Bench:
         """Read a result with all that is told of it; None where there is none, or half of one."""
         try:
             record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-            if isinstance(record["result"], dict):
+            result, held = record["result"], _HELD.get(record["kind"], ())
+            if isinstance(result, dict) and ("diverged" in result or result.keys() >= set(held)):
                 return record
         except FileNotFoundError:
             return None
@@ -158,9 +164,12 @@ class Bench:
         except StoppedError:
             raise
         except StoreError as error:
-            # It is not the user's own, and `bertsmith prepare` is not the way to another one.
-            way = f"{error} (in the lab: remove {self.work / stage.needs['store'].name}, and ask "
-            self._failed(stage, f"{way}again)" if "store" in stage.needs else str(error))
+            way = ""
+            if "store" in stage.needs:
+                # It is not the user's own, and `bertsmith prepare` is not the way to another one.
+                place = self.work / stage.needs["store"].name
+                way = f" (in the lab: remove {place}, and ask again)"
+            self._failed(stage, f"{error}{way}")
             return False
         except BertsmithError as error:
             self._failed(stage, str(error))
@@ -223,7 +232,9 @@ class Bench:
         self.failures[stage.name] = why
         self.progress.note(f"{stage.name} failed: {why}")
         if trace and (folder := self.work / stage.name).is_dir():
-            (folder / "traceback.txt").write_text(trace, encoding="utf-8")
+            # What went wrong may be the disk.
+            with suppress(OSError):
+                (folder / "traceback.txt").write_text(trace, encoding="utf-8")
 
     def _keep(self, stage: Stage, made: dict[str, Any]) -> None:
         """Write a result, and all that was run, for whoever doubts it.
@@ -255,5 +266,5 @@ def _told(stage: Stage, result: dict[str, Any], seconds: float | None) -> dict[s
         "wall_seconds": None if seconds is None else round(seconds, 1),
         "date": datetime.now(UTC).date().isoformat(),
         "machine": {"processor": device.processor(), "threads": torch.get_num_threads(),
-                    "torch": torch.__version__},
+                    "torch": torch.__version__, "auto": device.automatic()},
     }  # fmt: skip

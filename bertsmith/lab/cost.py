@@ -3,7 +3,6 @@
 It never makes a stage.
 """
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ import numpy as np
 
 from bertsmith.bundle import load_encoder
 from bertsmith.data.settings import DataSettings
+from bertsmith.lab.sources import read_squad
 from bertsmith.lab.stages import Stage
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.config import ModelConfig
@@ -22,6 +22,7 @@ from bertsmith.train import computing, device, optimizer, warming
 from bertsmith.train.examples import mean_losses
 from bertsmith.train.optimizer import OptimSettings
 from bertsmith.train.pieces import cut, to_device
+from bertsmith.train.schedule import ScheduleSettings
 from bertsmith.train.step import take_step
 
 #: Steps of a probe; the first one is not counted.
@@ -51,7 +52,8 @@ class Costs:
         """Return the seconds that a stage will take, about; None where nobody can tell."""
         if stage.kind in ("text", "words", "store"):
             text = stage if stage.kind == "text" else stage.needs["text"]
-            most = min(text.settings["characters"], _bytes(text.files["text"]))
+            size = sum(file.stat().st_size for file in text.files.values())
+            most = min(text.settings["characters"], size)
             words = stage.needs.get("words", stage)
             return float(most / (_MORPHEMES if words.settings.get("segment") else _CHARACTERS))
         if stage.kind == "pretrain":
@@ -65,15 +67,25 @@ class Costs:
         steps, run, data = (stage.settings[name] for name in ("steps", "run", "data"))
         every = run.get("eval_every") or max(min(10, steps), steps // 20)
         scored = steps // every * run["eval_sequences"] / data["batch"]
-        return float((steps + _FORWARD * scored) * self._step(stage))
+        short = self._step(stage)
+        schedule = ScheduleSettings.parse(stage.settings["schedule"], "the probe")
+        if schedule.long_length is None:
+            return float((steps + _FORWARD * scored) * short)
+        long = self._step(stage, schedule.long_length)
+        share = schedule.long_share
+        return float(steps * (share * long + (1 - share) * short) + _FORWARD * scored * short)
 
-    def _step(self, stage: Stage) -> float:
-        """Return the seconds of one pre-training step, from a probe of that shape."""
+    def _step(self, stage: Stage, length: int | None = None) -> float:
+        """Return the seconds of one pre-training step, from a probe of that shape.
+
+        ``length``: of its second phase, None for the first.
+        """
         settings = stage.settings
         words = stage.needs["store"].needs["words"].settings["size"]
         shape = {"vocab_size": words, "feed_forward": 4 * settings["model"]["width"]}
         model = settings["model"] | shape
-        data = DataSettings.parse(settings["data"], "the probe")
+        data = DataSettings.parse(settings["data"] | ({"length": length} if length else {}),
+                                  "the probe")  # fmt: skip
         return self._probed(model | {"nsp": data.nsp}, data)
 
     def _probed(self, model: Mapping[str, Any], data: DataSettings) -> float:
@@ -101,14 +113,10 @@ class Costs:
         if source is not None:
             data = source.settings["data"]
             return self._step(source) / float(data["batch"] * data["length"])
-        given = load_encoder(stage.files["model"]).config.model_dump()
-        return self._probed(given | {"nsp": True}, _GIVEN) / (_GIVEN.batch * _GIVEN.length)
-
-
-def _bytes(path: Path) -> int:
-    if path.is_dir():
-        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    return path.stat().st_size
+        config = load_encoder(stage.files["model"]).config
+        length = min(_GIVEN.length, config.max_positions)
+        data = _GIVEN.model_copy(update={"length": length})
+        return self._probed(config.model_dump() | {"nsp": True}, data) / (data.batch * length)
 
 
 def _size(path: Path) -> tuple[float, int]:
@@ -118,7 +126,7 @@ def _size(path: Path) -> tuple[float, int]:
     and CoNLL's sentences end at an empty one.
     """
     if path.suffix == ".json":
-        articles = json.loads(path.read_text(encoding="utf-8"))["data"]
+        articles = read_squad(path)["data"]
         asked = [(one["question"], each["context"]) for article in articles
                  for each in article["paragraphs"] for one in each["qas"]]  # fmt: skip
         return sum(len("".join(own).encode()) for own in asked) / _BYTES, len(asked)

@@ -40,7 +40,7 @@ class Kit:
     def text(self, language: str = "en") -> Stage:
         """Return the stage that cuts a language's text to the scale's size."""
         return Stage("text", {"characters": self.scale.characters}, {},
-                    {"text": self.sources.text(language)})  # fmt: skip
+                    self.sources.texts(language))  # fmt: skip
 
     def words(
         self, language: str = "en", size: int | None = None, segment: str | None = None

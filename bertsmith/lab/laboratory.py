@@ -3,14 +3,15 @@
 It never knows the command line.
 """
 
+import json
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bertsmith.bundle import locate
-from bertsmith.errors import MissingExtraError, RunError, SettingsError
+from bertsmith.errors import MissingExtraError, RunError, SettingsError, TaskError
 from bertsmith.files import write_json, write_whole
 from bertsmith.lab import report, toy
 from bertsmith.lab.bench import Bench
@@ -20,10 +21,12 @@ from bertsmith.lab.experiments.every import EXPERIMENTS
 from bertsmith.lab.kit import RUNS, Kit
 from bertsmith.lab.making import StoppedError
 from bertsmith.lab.report import Report
-from bertsmith.lab.scale import SCALES
+from bertsmith.lab.scale import SCALES, Scale
 from bertsmith.lab.sources import Sources
-from bertsmith.lab.stages import Stage
+from bertsmith.lab.stages import Stage, content_of
 from bertsmith.progress import Progress, Silent
+from bertsmith.text.archives import SUFFIXES as PACKED
+from bertsmith.text.sources import kind_of
 
 #: Experiments that can be asked of a model that was not made here.
 ON_A_MODEL = ("features", "pooling", "context", "positions")
@@ -35,9 +38,13 @@ WORK = "work"
 
 @dataclass(frozen=True)
 class Planned:
-    """A stage that is to be made, and its seconds as far as they can be told."""
+    """A stage that is to be made, and its seconds as far as they can be told.
+
+    words: what people call it, or what it is first made for.
+    """
 
     stage: Stage
+    words: str
     seconds: float | None
 
 
@@ -90,19 +97,39 @@ class Laboratory:
         # Of another scale, nothing is shared, and tables stand beside each other.
         self.out = self.out / scale
         work = Path(work) / scale if work else self.out / WORK
-        if scale == "smoke":
-            given = toy.stand_in(given, work / "toy")
         progress = progress or Silent()
+        given.check(self.out, work)
+        for what in _too_little(SCALES[scale], given):
+            progress.note(what)
+        if scale == "smoke":
+            korean = given.korean
+            given = toy.stand_in(given, work / "toy")
+            if given.model:
+                # The toy's Korean is asked of models that were made of it alone.
+                given = replace(given, korean=korean)
         if name in IN_KOREAN and given.korean is None and not given.model:
             progress.note(f"without --korean-text, {name} is of English alone")
         self.kit = Kit(SCALES[scale].with_seeds(seeds), given, work)
         self.bench = Bench(self.out, work, progress, self.experiment.makers)
-        self.stages: Stages = self.experiment.stages(self.kit)
+        try:
+            self.stages: Stages = self.experiment.stages(self.kit)
+            # Of all that is read, before anything starts: what changes later is for the next call.
+            self._named = {key: stage.name for key, stage in self.stages.items()}
+        except OSError as error:
+            raise TaskError(f"{error.filename}: it cannot be read ({error.strerror})") from error
+        stood, own = self._stood().get("model_hash"), self._model().get("model_hash")
+        if stood is not None and own is not None and stood != own:
+            raise RunError(f"{self._file('md')} is of another model; give another --out")
 
     def plan(self) -> list[Planned]:
         """Return what is still to be made, in order, with its cost from a short probe."""
         costs = Costs()
-        return [Planned(stage, costs.of(stage)) for stage in self.missing()]
+        words: dict[str, str] = {}
+        for key, stage in self.stages.items():
+            words[stage.name] = _words(key)
+        for key, stage in self.stages.items():
+            _name_needs(stage, _words(key), words)
+        return [Planned(stage, words[stage.name], costs.of(stage)) for stage in self.missing()]
 
     def missing(self) -> list[Stage]:
         """Return the stages that are still to be made, in order."""
@@ -131,11 +158,11 @@ class Laboratory:
         vain = {key for key, own in results.items()
                 if own and "diverged" in own and self.stages[key].kind not in RUNS}  # fmt: skip
         found = self.experiment.report(self.kit, {**results, **dict.fromkeys(vain)})
-        name = self.experiment.name
-        if self.kit.sources.model:
-            # Beside the tables of models that were made here.
-            name = f"given-{name}"
-        table, facts, picture = (self.out / f"{name}.{end}" for end in ("md", "json", "png"))
+        missing = sum(own is None for own in results.values())
+        table, facts, picture = (self._file(end) for end in ("md", "json", "png"))
+        if missing and self._stood().get("missing") == []:
+            self.bench.progress.note(f"{table} stays as it was: it is whole, and this is not")
+            return Done(self.experiment, found, self.bench.failures, missing, [])
         write_whole(table, found.markdown())
         write_json(facts, self._facts(found, results), rows=True)
         files = [table, facts]
@@ -145,8 +172,27 @@ class Laboratory:
                 files.append(picture)
         except MissingExtraError as error:
             self.bench.progress.note(str(error))
-        missing = sum(own is None for own in results.values())
         return Done(self.experiment, found, self.bench.failures, missing, files)
+
+    def _file(self, end: str) -> Path:
+        """Return a file that tells what came out; of a given model, beside those of models here."""
+        given = "given-" if self.kit.sources.model else ""
+        return self.out / f"{given}{self.experiment.name}.{end}"
+
+    def _stood(self) -> dict[str, Any]:
+        """Return the facts of the tables that stand there already, nothing where none do."""
+        try:
+            found: dict[str, Any] = json.loads(self._file("json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found
+
+    def _model(self) -> dict[str, str]:
+        """Return which model was given, by its name and the hash of its files."""
+        given = self.kit.sources.model
+        if given is None:
+            return {}
+        return {"model": Path(given).name, "model_hash": content_of(Path(given))[:12]}
 
     def _facts(self, found: Report, results: Mapping[Any, Any]) -> dict[str, Any]:
         return {
@@ -155,12 +201,39 @@ class Laboratory:
             "question": self.experiment.question,
             "scale": self.kit.scale.name,
             "seeds": self.kit.scale.seeds,
-            "stages": {_words(key): stage.name for key, stage in self.stages.items()},
+            **self._model(),
+            "stages": {_words(key): name for key, name in self._named.items()},
             "missing": [_words(key) for key, own in results.items() if own is None],
             "failures": self.bench.failures,
             "tables": [table.to_json() for table in found.tables],
             "figures": found.figures,
         }
+
+
+def _name_needs(stage: Stage, words: str, named: dict[str, str]) -> None:
+    """Name what a stage needs by what it is first needed for."""
+    for part, need in stage.needs.items():
+        named.setdefault(need.name, f"the {part} of {words}")
+        _name_needs(need, words, named)
+
+
+def _too_little(scale: Scale, given: Sources) -> Iterator[str]:
+    """Tell of each text that has fewer characters than the scale takes of it, where that is known.
+
+    The paper's scale takes all that there is.
+    """
+    for option, language, place in (("--text", "en", given.english),
+                                    ("--korean-text", "ko", given.korean)):  # fmt: skip
+        if place is None or scale.name == "full" or given.model:
+            continue
+        files = given.texts(language).values()
+        size = sum(file.stat().st_size for file in files)
+        packed = any(kind_of(file) == "parquet" or file.suffix in PACKED for file in files)
+        if not packed and size < scale.characters:
+            yield (
+                f"{option} {place}: {size:,} bytes, where scale {scale.name} takes "
+                f"{scale.characters:,} characters; what it finds is of less than that scale"
+            )
 
 
 def _words(key: Any) -> str:

@@ -6,7 +6,8 @@ It never knows which experiment a stage belongs to.
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,13 +16,13 @@ from typing import Any
 from bertsmith.bundle import load
 from bertsmith.data.plan import PrepareOptions
 from bertsmith.data.prepare import prepare
-from bertsmith.errors import BertsmithError, DivergedError, RunError
+from bertsmith.errors import BertsmithError, CorpusError, DivergedError, RunError, StoreError
 from bertsmith.files import whole_directory
 from bertsmith.lab.stages import Stage
 from bertsmith.model.bert import parameter_count
 from bertsmith.progress import Progress
 from bertsmith.settings import merged
-from bertsmith.text.corpus import CorpusOptions, Report, read, sources
+from bertsmith.text.corpus import CorpusOptions, Report, Source, read, sources
 from bertsmith.text.learning import VocabularyOptions, learn
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train import checkpoint, journal
@@ -50,8 +51,8 @@ Maker = Callable[[Job], dict[str, Any]]
 
 #: Under which name the outcome of a stage stands in its folder.
 OUTCOME = "outcome"
-#: The file of a cut text.
-TEXT = "text.jsonl"
+#: The file of a cut text, and of one with a sentence a line in each document.
+TEXT, SENTENCES = "text.jsonl", "sentences.jsonl"
 #: Under this name a result hands over a signal that came when the stage was done.
 LATE = "late"
 #: Points of a training curve that a result keeps.
@@ -69,25 +70,47 @@ class StoppedError(BertsmithError):
 def cut_text(job: Job) -> dict[str, Any]:
     """Keep the first documents of a corpus, up to a number of characters, as JSON lines."""
     most, report = job.stage.settings["characters"], Report()
+    found = sources([str(file) for file in job.stage.files.values()])
     documents = size = 0
-    with (
-        whole_directory(job.folder / OUTCOME) as new,
-        (new / TEXT).open("w", encoding="utf-8") as out,
-    ):
-        for document in read(sources([str(job.stage.files["text"])]), CorpusOptions(), report):
-            out.write(json.dumps({"text": document.text}, ensure_ascii=False) + "\n")
-            documents, size = documents + 1, size + len(document.text)
-            if size >= most:
-                break
-        report.require_documents()
+    presplit = True
+    with whole_directory(job.folder / OUTCOME) as new:
+        with (new / TEXT).open("w", encoding="utf-8") as out, _told_of_corpus():
+            for document in read(found, CorpusOptions(), report):
+                out.write(json.dumps({"text": document.text}, ensure_ascii=False) + "\n")
+                presplit = presplit and document.presplit
+                documents, size = documents + 1, size + len(document.text)
+                if size >= most:
+                    break
+            report.require_documents()
+        if presplit:
+            (new / TEXT).rename(new / SENTENCES)
     return {"documents": documents, "characters": size}
+
+
+@contextmanager
+def _told_of_corpus() -> Iterator[None]:
+    """Name the command that has options for text that the lab cannot read as it is."""
+    try:
+        yield
+    except CorpusError as error:
+        raise CorpusError(
+            f"{error} (the lab has no such options: bring the text into JSON lines by `bertsmith "
+            "corpus convert`, and give it that)"
+        ) from error
+
+
+def _corpus(job: Job) -> tuple[list[Source], CorpusOptions]:
+    """Return the text that a stage needs, and how it is read."""
+    folder = job.needs["text"]
+    presplit = (folder / SENTENCES).exists()
+    file = folder / (SENTENCES if presplit else TEXT)
+    return sources([str(file)]), CorpusOptions(format="sentences" if presplit else "auto")
 
 
 def learn_words(job: Job) -> dict[str, Any]:
     """Learn a vocabulary of the text that the stage needs."""
     options = VocabularyOptions(**job.stage.settings, threads=os.cpu_count() or 1)
-    found = sources([str(job.needs["text"] / TEXT)])
-    learnt = learn(found, CorpusOptions(), options, job.progress)
+    learnt = learn(*_corpus(job), options, job.progress)
     with whole_directory(job.folder / OUTCOME) as new:
         learnt.tokenizer.save(new)
     shares = {name: value for name, value in learnt.quality.to_json().items()
@@ -98,9 +121,15 @@ def learn_words(job: Job) -> dict[str, Any]:
 def make_store(job: Job) -> dict[str, Any]:
     """Turn the text that the stage needs into a store, with the vocabulary that it needs."""
     words = Tokenizer.load(job.needs["words"])
-    found = sources([str(job.needs["text"] / TEXT)])
-    options = PrepareOptions(**job.stage.settings)
+    found, reading = _corpus(job)
+    options = PrepareOptions(**job.stage.settings, corpus=reading)
     manifest = prepare(found, words, job.folder / OUTCOME, options, job.progress)
+    if not all(split.documents for split in manifest.splits.values()):
+        total = sum(split.documents for split in manifest.splits.values())
+        raise StoreError(
+            f"the text has {total} documents, which cannot be parted into training and held-out "
+            "ones; give more: a folder of files, or a file of JSON lines with a document each"
+        )
     counts = {name: split.model_dump() for name, split in manifest.splits.items()}
     return {"splits": counts, "characters": manifest.report["characters"]}
 

@@ -11,6 +11,7 @@ from typing import Any
 from bertsmith.errors import TaskError
 from bertsmith.files import write_whole
 from bertsmith.tasks.public import TASKS
+from bertsmith.text.sources import kind_of, sources
 
 #: Where the files of a task may lie in the folder of all tasks, the usual names first.
 _FOLDERS: dict[str, tuple[str, ...]] = {
@@ -46,6 +47,36 @@ class Sources:
             raise TaskError(f"{option} {found}: this file is empty")
         return found
 
+    def texts(self, language: str) -> dict[str, Path]:
+        """Return the files that a language's text is read from, each by the part that it plays.
+
+        A part tells how its file is read where the file's own name decides that. Raises TaskError,
+        and CorpusError where there is no text.
+        """
+        place = self.text(language)
+        files = [Path(one.name) for one in sources([str(place)])]
+        if len(files) > 1:
+            return {f"text {file.relative_to(place)}": file for file in files}
+        kind = kind_of(files[0])
+        return {"text" if kind == "jsonl" else f"text, {kind}": files[0]}
+
+    def check(self, *written: Path) -> None:
+        """Raise TaskError for text that is not there, or that is a folder around what is written.
+
+        written: folders whose files would else be read as text the next time.
+        """
+        for language, option, place in (("en", "--text", self.english),
+                                        ("ko", "--korean-text", self.korean)):  # fmt: skip
+            if place is None:
+                continue
+            self.text(language)
+            for folder in written:
+                if place.is_dir() and folder.resolve().is_relative_to(place.resolve()):
+                    raise TaskError(
+                        f"{option} {place}: {folder}, which the lab writes, lies in it and would "
+                        "be read as text; give another --out, or a folder with texts alone"
+                    )
+
     def task(self, name: str) -> Path:
         """Return the folder of a public task. TaskError, naming where it was looked for."""
         if self.tasks is None:
@@ -75,9 +106,20 @@ class Sources:
         return train, held
 
 
+def read_squad(path: Path) -> dict[str, Any]:
+    """Return what a file in SQuAD's form holds, its articles under "data". Raises TaskError."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(content["data"], list):
+            return dict(content)
+    except (ValueError, LookupError, TypeError):
+        pass
+    raise TaskError(f'{path}: this is no file in SQuAD\'s form (JSON with a list under "data")')
+
+
 def cut_squad(path: Path, every: int, out: Path) -> Path:
     """Write every so many-th article of a file in SQuAD's form, and return where."""
-    data = json.loads(path.read_text(encoding="utf-8"))
-    content: dict[str, Any] = {**data, "data": data["data"][::every]}
+    content = read_squad(path)
+    content["data"] = content["data"][::every]
     write_whole(out, json.dumps(content, ensure_ascii=False))
     return out

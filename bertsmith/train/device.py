@@ -64,7 +64,7 @@ def find(
         )
     cuda = device.startswith("cuda")
     if precision == "auto":
-        precision = "bf16" if cuda or has_bf16() else "fp32"
+        precision = _precision(cuda=cuda)
     varlen = cuda and precision == "bf16" and attention_dropout == 0.0
     if kernel == "auto":
         kernel = "varlen" if varlen else "padded"
@@ -90,6 +90,16 @@ def make_deterministic(*, cuda: bool) -> None:
     torch.use_deterministic_algorithms(True)
     # Otherwise every fresh tensor is filled with NaN first, which costs time and changes nothing.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def automatic() -> str:
+    """Return the device and the precision that "auto" comes to here: "cpu, bf16" and so on."""
+    cuda = torch.cuda.is_available()
+    return f"{'cuda' if cuda else 'cpu'}, {_precision(cuda=cuda)}"
+
+
+def _precision(*, cuda: bool) -> Literal["bf16", "fp32"]:
+    return "bf16" if cuda or has_bf16() else "fp32"
 
 
 def keep_freed_memory() -> None:

@@ -190,6 +190,12 @@ def test_a_plan_tells_runs_and_minutes_and_makes_nothing(tmp_path: Path) -> None
     assert kinds.count("pretrain") == 6
     assert kinds.count("finetune") == 18
     assert all(own.seconds is not None and own.seconds > 0 for own in planned)
+    words = [own.words for own in planned]
+    assert words[:2] == [
+        "the text of (80, 10, 10), model, 0",
+        "the words of (80, 10, 10), model, 0",
+    ]
+    assert len(set(words)) == len(words)
     assert not (tmp_path / "smoke" / "results").exists()
     costs = Costs()
     kit = laboratory.kit

@@ -39,7 +39,8 @@ def test_the_help_names_every_experiment() -> None:
 
 def test_next_sentence_is_left_out_where_it_may_not_be_learnt(tmp_path: Path) -> None:
     """The run that most experiments start from has it at the paper's size, and not in 800 steps."""
-    text = Sources(english=tmp_path)
+    (tmp_path / "text.txt").write_text("one\n")
+    text = Sources(english=tmp_path / "text.txt")
     full, small = (Kit(SCALES[name], text, tmp_path) for name in ("full", "small"))
     assert full.usual(1).settings == full.pretrained(1).settings
     assert small.usual(1).settings == small.masked_only(1).settings
@@ -124,3 +125,18 @@ def test_on_a_model_that_was_given(name: str, out: Path, tmp_path: Path) -> None
     assert any(
         own.name.startswith(KINDS_OF[name]) for own in (tmp_path / "smoke/results").iterdir()
     )
+
+
+@pytest.mark.slow
+def test_a_language_that_a_given_model_does_not_know(out: Path, tmp_path: Path) -> None:
+    """Distances of [UNK] from itself are no finding: nothing is told of that language."""
+    plain = Laboratory("activations", scale="smoke", out=out)
+    plain.run()
+    model = out / "smoke/work" / plain.stages["gelu", 0].name / "outcome" / "model"
+    alone = Laboratory("context", scale="smoke", out=tmp_path, sources=Sources(model=str(model)))
+    assert [key for key, _ in alone.stages] == ["en"]
+    korean = Sources(model=str(model), korean=plain.kit.sources.korean)
+    done = Laboratory("context", scale="smoke", out=tmp_path, sources=korean).run()
+    assert len(done.failures) == 1
+    assert "its vocabulary has none of the Korean words" in next(iter(done.failures.values()))
+    assert [table.title.partition(":")[0] for table in done.report.tables] == ["English"]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from bertsmith.errors import ModelError
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.kit import Kit
 from bertsmith.lab.making import Job
@@ -29,10 +30,20 @@ def measure_senses(job: Job) -> dict[str, Any]:
 
     parted: how often two of one sense are nearer than two of different ones (the area under the
     ROC curve; ties count half). static: of the word's own embedding, the mean of its pieces'. It
-    is the same everywhere, unless a Korean noun has become one piece with its particle.
+    is the same everywhere, unless a Korean noun has become one piece with its particle. Words that
+    the model does not know are left out.
     """
     embedder = Embedder.load(job.model)
-    words: dict[str, dict[str, list[str]]] = job.stage.settings["words"]
+    asked: dict[str, dict[str, list[str]]] = job.stage.settings["words"]
+    unknown = embedder.tokenizer.unk_id
+    words = {word: senses for word, senses in asked.items()
+             if unknown not in embedder.tokenizer.encode(word)}  # fmt: skip
+    if not words:
+        language = _NAMES[job.stage.settings["language"]]
+        raise ModelError(
+            f"{job.model}: its vocabulary has none of the {language} words {', '.join(asked)}; "
+            "ask a model of that language"
+        )
     layers = range(embedder.config.layers + 1)
     return {"static": _apart(embedder, words, None),
             "layers": [_apart(embedder, words, layer) for layer in layers]}  # fmt: skip

@@ -4,12 +4,14 @@ It never knows how a model was trained.
 """
 
 import csv
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bertsmith.errors import TaskError
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.kit import Kit
 from bertsmith.lab.making import Job
@@ -52,13 +54,11 @@ def measure_similarity(job: Job) -> dict[str, Any]:
 def measure_map(job: Job) -> dict[str, Any]:
     """Lay labelled sentences out on a plane, layer by layer: the two axes along which most vary."""
     embedder = Embedder.load(job.model)
-    with job.stage.files["sentences"].open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-    rows = rows[: job.stage.settings["most"]]
-    labels = [row["label"] for row in rows]
+    rows = _rows(job.stage.files["sentences"], ("sentence", "label"), job.stage.settings["most"])
+    sentences, labels = ([row[place] for row in rows] for place in range(2))
     maps, parted = [], []
     for layer in range(embedder.config.layers + 1):
-        vectors = embedder.encode([row["sentence"] for row in rows], layer=layer, pooling="mean")
+        vectors = embedder.encode(sentences, layer=layer, pooling="mean")
         maps.append([[round(float(x), 3) for x in point] for point in _plane(vectors)])
         parted.append(_parted(vectors, labels))
     return {"labels": labels, "maps": maps, "parted": parted}
@@ -66,10 +66,32 @@ def measure_map(job: Job) -> dict[str, Any]:
 
 def _pairs(path: Path, most: int) -> list[tuple[str, str, float]]:
     """Read pairs of STS-B's form: sentence1, sentence2 and score."""
+    found = []
+    for number, (one, other, score) in enumerate(
+        _rows(path, ("sentence1", "sentence2", "score"), most), 2
+    ):
+        try:
+            found.append((one, other, float(score)))
+        except ValueError:
+            raise TaskError(f"{path}, line {number}: the score {score!r} is no number") from None
+    return found
+
+
+def _rows(path: Path, columns: tuple[str, ...], most: int) -> list[tuple[str, ...]]:
+    """Return the columns of a TSV file's first lines. TaskError where there are none."""
+    found = []
     with path.open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-        found = [(row["sentence1"], row["sentence2"], float(row["score"])) for row in rows]
-    return found[:most]
+        if absent := [name for name in columns if name not in (rows.fieldnames or ())]:
+            raise TaskError(f"{path}, line 1: no column {absent[0]}; it needs {', '.join(columns)}")
+        for number, row in enumerate(islice(rows, most), 2):
+            cells = tuple(row[name] for name in columns)
+            if None in cells:
+                raise TaskError(f"{path}, line {number}: it has fewer columns than the first line")
+            found.append(cells)
+    if len(found) <= 1:
+        raise TaskError(f"{path}: it holds {len(found)} lines beside the header, too few")
+    return found
 
 
 def _plane(vectors: Floats) -> Floats:
@@ -116,7 +138,8 @@ def _report(kit: Kit, found: Results) -> Report:  # noqa: ARG001 - all reports a
     shown = found["map", 0]
     tables, panels, figures = [], [], {}
     if known:
-        mean = np.mean(known, 0)
+        finite = np.ma.masked_invalid(np.stack(known)).mean(0)
+        mean = np.ma.filled(finite, np.nan)
         last = len(mean) - 1
         names = [f"{layer} ({layer - last - 1})" if layer else "embeddings"
                  for layer in range(last + 1)]  # fmt: skip

@@ -1,0 +1,273 @@
+"""What an experiment reads: told apart by what is read, refused before anything starts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bertsmith.data.settings import DataSettings
+from bertsmith.errors import CorpusError, RunError, StoreError, TaskError
+from bertsmith.files import write_json
+from bertsmith.lab import cost, stages
+from bertsmith.lab.cost import Costs
+from bertsmith.lab.experiment import Results
+from bertsmith.lab.experiments import pooling
+from bertsmith.lab.experiments.every import EXPERIMENTS
+from bertsmith.lab.kit import Kit
+from bertsmith.lab.laboratory import Laboratory
+from bertsmith.lab.making import KINDS, OUTCOME, SENTENCES, TEXT, Job
+from bertsmith.lab.scale import SCALES
+from bertsmith.lab.sources import Sources, read_squad
+from bertsmith.lab.stages import Stage
+from bertsmith.model.config import ModelConfig
+from bertsmith.progress import Silent
+
+LINES = "\n".join(json.dumps({"text": f"the {word} sat. it ran."}) for word in ("cat", "dog"))
+
+
+class Heard(Silent):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def note(self, text: str) -> None:
+        """Keep it."""
+        self.said.append(text)
+
+
+def key(place: Path) -> str:
+    """Return the key of the stage that reads a text."""
+    return Kit(SCALES["smoke"], Sources(english=place), place.parent / "work").text().key
+
+
+def test_a_text_is_what_is_read_of_it(tmp_path: Path) -> None:
+    """The name counts where it decides how a file is read; what nobody reads does not."""
+    alone, folder = tmp_path / "a.jsonl", tmp_path / "folder"
+    folder.mkdir()
+    for file in (alone, folder / "b.jsonl"):
+        file.write_text(LINES)
+    assert key(alone) == key(folder)
+    (folder / ".DS_Store").write_text("x")
+    (folder / "picture.png").write_text("x")
+    assert key(alone) == key(folder)
+    (folder / "c.txt").write_text("one more")
+    assert key(alone) != key(folder)
+    plain, marked = tmp_path / "m.txt", tmp_path / "m.md"
+    for file in (plain, marked):
+        file.write_text("# a\n\nthe cat sat\n")
+    assert key(plain) != key(marked)
+
+
+def test_a_folder_around_what_the_lab_writes_is_refused(tmp_path: Path) -> None:
+    """Its own results and stores would be read as text the next time."""
+    (tmp_path / "a.jsonl").write_text(LINES)
+    text = Sources(english=tmp_path)
+    with pytest.raises(TaskError, match=r"--text .*lies in it and would be read as text"):
+        Laboratory("learning", scale="smoke", out=tmp_path / "lab", sources=text)
+    beside = Laboratory("learning", scale="smoke", sources=Sources(english=tmp_path / "a.jsonl"),
+                        out=tmp_path / "lab")  # fmt: skip
+    assert beside.stages
+
+
+def test_what_cannot_be_read_is_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of a task without permission would else end the lab after hours of pre-training."""
+
+    def refusing(path: Path) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / "a.jsonl").write_text(LINES)
+    text = Sources(english=tmp_path / "a.jsonl")
+    with monkeypatch.context() as patch:
+        patch.setattr(stages, "sha256_of_file", refusing)
+        with pytest.raises(TaskError, match=r"a.jsonl: it cannot be read \(Permission denied\)"):
+            Laboratory("learning", scale="smoke", out=tmp_path / "lab", sources=text)
+    korean = Sources(tmp_path / "a.jsonl", korean=tmp_path / "none")
+    with pytest.raises(TaskError, match=r"--korean-text .*none: there is nothing there"):
+        Laboratory("learning", scale="smoke", out=tmp_path / "lab", sources=korean)
+
+
+def test_too_little_text_is_told(tmp_path: Path) -> None:
+    """What a scale finds of a page of text is no finding of that scale."""
+    (tmp_path / "a.jsonl").write_text(LINES)
+    heard = Heard()
+    Laboratory("activations", out=tmp_path / "lab", progress=heard,
+               sources=Sources(english=tmp_path / "a.jsonl"))  # fmt: skip
+    assert any("where scale small takes 40,000,000 characters" in own for own in heard.said)
+
+
+def made(tmp_path: Path, kind: str, stage: Stage, **needs: Path) -> dict[str, Any]:
+    """Make a stage, without a bench."""
+    folder = tmp_path / kind
+    folder.mkdir()
+    return KINDS[kind](Job(stage, folder, needs, Silent()))
+
+
+def test_a_sentence_a_line_stays_one(tmp_path: Path) -> None:
+    """The lab's store has the sentences that `prepare` makes of the same file."""
+    lines = "He met Smith. They talked.\n" + "The cat sat.\n" * 4
+    text = tmp_path / "lines.txt"
+    text.write_text("\n".join(f"{lines}It had {number}.\n" for number in range(30)))
+    stage = Kit(SCALES["smoke"], Sources(english=text), tmp_path).text()
+    assert made(tmp_path, "text", stage)["documents"] == 30
+    cut = tmp_path / "text" / OUTCOME
+    assert (cut / SENTENCES).exists()
+    assert not (cut / TEXT).exists()
+    words = Stage("words", {"size": 60, "segment": None}, {"text": stage})
+    made(tmp_path, "words", words, text=cut)
+    store = Stage("store", {"language": "en", "held_out": 0.1}, {"text": stage, "words": words})
+    told = made(tmp_path, "store", store, text=cut, words=tmp_path / "words" / OUTCOME)
+    assert sum(own["sentences"] for own in told["splits"].values()) == 30 * 6
+
+
+def test_a_text_of_one_document_is_refused_in_the_words_of_the_lab(tmp_path: Path) -> None:
+    """Nothing could be held out of it; nobody here has asked for a store."""
+    text = tmp_path / "one.jsonl"
+    text.write_text(json.dumps({"text": "the cat sat. it ran. " * 40}))
+    stage = Kit(SCALES["smoke"], Sources(english=text), tmp_path).text()
+    made(tmp_path, "text", stage)
+    cut = tmp_path / "text" / OUTCOME
+    words = Stage("words", {"size": 60, "segment": None}, {"text": stage})
+    made(tmp_path, "words", words, text=cut)
+    store = Stage("store", {"language": "en", "held_out": 0.1}, {"text": stage, "words": words})
+    with pytest.raises(StoreError, match="the text has 1 documents, which cannot be parted"):
+        made(tmp_path, "store", store, text=cut, words=tmp_path / "words" / OUTCOME)
+
+
+def test_text_that_needs_an_option_is_sent_to_the_command_that_has_it(tmp_path: Path) -> None:
+    """The lab has no --field."""
+    text = tmp_path / "a.jsonl"
+    text.write_text(json.dumps({"content": "the cat sat."}))
+    stage = Kit(SCALES["smoke"], Sources(english=text), tmp_path).text()
+    with pytest.raises(CorpusError, match=r"no such options: .*by `bertsmith corpus convert`"):
+        made(tmp_path, "text", stage)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"data": 1}', '{"version": "1"}'])
+def test_what_is_not_squad_is_named(tmp_path: Path, content: str) -> None:
+    """A plan reads it as well."""
+    file = tmp_path / "train-v1.1.json"
+    file.write_text(content)
+    with pytest.raises(TaskError, match=r"train-v1.1.json: this is no file in SQuAD's form"):
+        read_squad(file)
+
+
+def test_rows_that_a_map_cannot_use_are_named(tmp_path: Path) -> None:
+    """By file and line, not by the error of whoever reads them."""
+    file = tmp_path / "dev.tsv"
+    names = ("sentence1", "sentence2", "score")
+    for content, what in (
+        ("sentence1\tscore\na\t1\n", "line 1: no column sentence2"),
+        ("sentence1\tsentence2\tscore\na\tb\t1\na\n", "line 3: it has fewer columns"),
+        ("sentence1\tsentence2\tscore\n", "it holds 0 lines beside the header"),
+    ):
+        file.write_text(content)
+        with pytest.raises(TaskError, match=f"dev.tsv.*{what}"):
+            pooling._rows(file, names, 10)
+    file.write_text("sentence1\tsentence2\tscore\na\tb\t1\nc\td\tabc\n")
+    with pytest.raises(TaskError, match="line 3: the score 'abc' is no number"):
+        pooling._pairs(file, 10)
+
+
+def test_a_constant_layer_of_one_seed_takes_no_other_with_it(tmp_path: Path) -> None:
+    """The picture and the figures have the mean of the seeds that have one, as the table has."""
+    one, other = [[0.5] * 5, [0.7] * 5], [[0.3] * 5, [None] * 5]
+    kit = Kit(SCALES["smoke"], Sources(), tmp_path)
+    found: Results = {("similarity", 0): {"layers": one}, ("similarity", 1): {"layers": other},
+                      ("map", 0): None}  # fmt: skip
+    report = EXPERIMENTS["pooling"].report(kit, found)
+    (values,) = report.figures.values()
+    np.testing.assert_allclose(values, [[0.4] * 5, [0.7] * 5])
+    assert report.tables[0].rows[0][1] == "0.700 (1 of 2; 1 diverged or constant)"
+
+
+def test_a_plan_counts_the_long_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of the paper's steps have four times the tokens, and attention more than that."""
+    monkeypatch.setattr(cost, "_probe", lambda config, data: float(data.length))  # noqa: ARG005
+    (tmp_path / "a.jsonl").write_text(LINES)
+    run = Kit(SCALES["full"], Sources(english=tmp_path / "a.jsonl"), tmp_path).usual()
+    scored = 20 * 4096 / 256 / 3
+    wanted = 1_000_000 * (0.9 * 128 + 0.1 * 512) + scored * 128
+    assert Costs().of(run) == pytest.approx(wanted)
+
+
+def test_a_plan_asks_a_given_model_for_no_more_than_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of 64 positions is probed at 64."""
+    probed: list[int] = []
+
+    def probe(_: ModelConfig, data: DataSettings) -> float:
+        probed.append(data.length)
+        return 1.0
+
+    monkeypatch.setattr(cost, "_probe", probe)
+    config = ModelConfig(
+        vocab_size=99, layers=1, width=8, heads=1, feed_forward=8, max_positions=64
+    )
+    monkeypatch.setattr(cost, "load_encoder", lambda _: type("M", (), {"config": config}))
+    kit = Kit(SCALES["small"], Sources(model=str(tmp_path)), tmp_path)
+    files = {"train": tmp_path / "a.tsv", "dev": tmp_path / "a.tsv"}
+    (tmp_path / "a.tsv").write_text("a\tb\n" * 9)
+    monkeypatch.setattr(Sources, "files", lambda *_: tuple(files.values()))
+    assert Costs().of(kit.tuned(None, "mrpc")) is not None
+    assert probed == [64]
+
+
+def test_a_whole_table_is_not_replaced_by_one_with_gaps(tmp_path: Path) -> None:
+    """A mistake in an option, or Ctrl-C in a run with more seeds, leaves what was found."""
+    heard = Heard()
+    laboratory = Laboratory("activations", scale="smoke", out=tmp_path, seeds=1, progress=heard)
+    assert laboratory.tell().missing == 4
+    curves: dict[str, Any] = {"heldout_curve": [], "training": [], "gradients": []}
+    lost = {"kind": "pretrain", "result": {"diverged": "the loss is nan", **curves}}
+    for stage in laboratory.stages.values():
+        write_json(tmp_path / "smoke/results" / f"{stage.name}.json", lost)
+    assert laboratory.tell().missing == 0
+    files = {path: path.read_bytes() for path in (tmp_path / "smoke").glob("activations.*")}
+    assert len(files) == 3
+    more = Laboratory("activations", scale="smoke", out=tmp_path, seeds=2, progress=heard)
+    done = more.tell()
+    assert (done.missing, done.files) == (4, [])
+    assert files == {path: path.read_bytes() for path in files}
+    assert any("stays as it was: it is whole, and this is not" in own for own in heard.said)
+
+
+def test_a_table_of_another_model_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two RUNs have their models under the same name."""
+    monkeypatch.setattr("bertsmith.lab.laboratory.locate", Path)
+    for name in ("a", "b"):
+        (tmp_path / name / "model").mkdir(parents=True)
+        (tmp_path / name / "model" / "weights").write_text(name)
+
+    def asked(name: str) -> Laboratory:
+        given = Sources(model=str(tmp_path / name / "model"))
+        return Laboratory("positions", scale="smoke", out=tmp_path / "lab", sources=given)
+
+    asked("a").tell()
+    told = json.loads((tmp_path / "lab/smoke/given-positions.json").read_text())
+    assert told["model"] == "model"
+    asked("a")
+    with pytest.raises(RunError, match=r"given-positions.md is of another model; give another"):
+        asked("b")
+
+
+def test_half_a_result_counts_as_missing(tmp_path: Path) -> None:
+    """What a kind must hold and does not, no report is asked to tell."""
+    laboratory = Laboratory("activations", scale="smoke", out=tmp_path)
+    stage = next(iter(laboratory.stages.values()))
+    file = tmp_path / "smoke/results" / f"{stage.name}.json"
+    halves: list[dict[str, Any]] = [
+        {"result": {}},
+        {"kind": "pretrain", "result": {"heldout": {"masked_lm": 4.1}}},
+    ]
+    for half in halves:
+        write_json(file, half)
+        assert laboratory.bench.result(stage) is None
+    assert laboratory.tell().missing == 4
