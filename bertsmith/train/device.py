@@ -115,6 +115,16 @@ def keep_freed_memory() -> None:
         mallopt(_TRIM_THRESHOLD, 2**31 - 1)
 
 
+def give_back_freed_memory() -> None:
+    """Give what is free back to the system after all, where nothing of its size is asked for soon.
+
+    Kept blocks of many sizes come to more than the work ever had at once (malloc_trim(3)).
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
 def matrix_ceiling(machine: Machine, seconds: float = 0.1) -> float:
     """Measure the best square matrix product of the machine, in multiply-adds a second."""
     edge = _CEILING_EDGE[machine.device.type]

@@ -17,7 +17,7 @@ from bertsmith.model.dropout import Noise
 from bertsmith.progress import Progress
 from bertsmith.train import checkpoint
 from bertsmith.train.checkpoint import State
-from bertsmith.train.device import Machine
+from bertsmith.train.device import Machine, give_back_freed_memory
 from bertsmith.train.journal import Journal
 from bertsmith.train.step import take_step
 from bertsmith.train.stopping import Stopper
@@ -131,6 +131,7 @@ def train(
     finally:
         progress.finish()
         journal.close()
+        give_back_freed_memory()
     if loop.state.step < plan.steps:
         return Outcome(loop.state, stopper.signal)
     return Outcome(loop.state, None, stopper.signal)

@@ -122,6 +122,20 @@ def test_a_signal_in_the_last_step_stops_nothing(tmp_path: Path) -> None:
     assert (outcome.signal, outcome.state.step) == (None, 9)
 
 
+def test_memory_is_given_back_once_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not between steps, which ask for the same blocks again; of a stopped run as well."""
+    toy, taken = _Toy(), []
+    monkeypatch.setattr("bertsmith.train.loop.give_back_freed_memory",
+                        lambda: taken.append(len(read(tmp_path))))  # fmt: skip
+    optimizer = build(toy.model, OptimSettings())
+    train(toy, toy.model, optimizer, MACHINE, PLAN, tmp_path, _Signals(4))
+    assert taken == [len(read(tmp_path))]
+    train(toy, toy.model, optimizer, MACHINE, PLAN, tmp_path, Silent())
+    assert taken[1:] == [len(read(tmp_path))]
+
+
 def test_the_second_signal_acts_as_always() -> None:
     """The first Ctrl-C is noted, the second interrupts; afterwards all is as before."""
     before = signal.getsignal(signal.SIGINT)
