@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bertsmith.bundle import locate
+from bertsmith.bundle import fingerprint, locate
 from bertsmith.errors import MissingExtraError, RunError, SettingsError, TaskError
 from bertsmith.files import write_json, write_whole
 from bertsmith.lab import report, toy
@@ -23,7 +23,7 @@ from bertsmith.lab.making import StoppedError
 from bertsmith.lab.report import Report
 from bertsmith.lab.scale import SCALES, Scale
 from bertsmith.lab.sources import Sources
-from bertsmith.lab.stages import Stage, content_of
+from bertsmith.lab.stages import Stage
 from bertsmith.progress import Progress, Silent
 from bertsmith.text.archives import SUFFIXES as PACKED
 from bertsmith.text.sources import kind_of
@@ -80,17 +80,7 @@ class Laboratory:
 
         ``sources``: at scale "smoke" a toy language stands in for what is not given.
         """
-        if name not in EXPERIMENTS:
-            raise SettingsError(f"unknown experiment {name!r}; known: {', '.join(EXPERIMENTS)}")
-        if scale not in SCALES:
-            raise SettingsError(f"unknown scale {scale!r}; known: {', '.join(SCALES)}")
-        given = sources or Sources()
-        if given.model and name not in ON_A_MODEL:
-            raise SettingsError(
-                f"{name} trains models of its own; only {', '.join(ON_A_MODEL)} take --model"
-            )
-        if given.model:
-            given = replace(given, model=str(locate(given.model)))
+        given = _asked(name, scale, sources or Sources())
         self.experiment, self.out = EXPERIMENTS[name], Path(out)
         if self.out.exists() and not self.out.is_dir():
             raise RunError(f"{self.out}: this is a file; give --out a directory")
@@ -98,15 +88,11 @@ class Laboratory:
         self.out = self.out / scale
         work = Path(work) / scale if work else self.out / WORK
         progress = progress or Silent()
-        given.check(self.out, work)
+        given.check(("en", "ko") if name in IN_KOREAN else ("en",), self.out, work)
         for what in _too_little(SCALES[scale], given):
             progress.note(what)
         if scale == "smoke":
-            korean = given.korean
             given = toy.stand_in(given, work / "toy")
-            if given.model:
-                # The toy's Korean is asked of models that were made of it alone.
-                given = replace(given, korean=korean)
         if name in IN_KOREAN and given.korean is None and not given.model:
             progress.note(f"without --korean-text, {name} is of English alone")
         self.kit = Kit(SCALES[scale].with_seeds(seeds), given, work)
@@ -116,9 +102,10 @@ class Laboratory:
             # Of all that is read, before anything starts: what changes later is for the next call.
             self._named = {key: stage.name for key, stage in self.stages.items()}
         except OSError as error:
-            raise TaskError(f"{error.filename}: it cannot be read ({error.strerror})") from error
-        stood, own = self._stood().get("model_hash"), self._model().get("model_hash")
-        if stood is not None and own is not None and stood != own:
+            raise TaskError(f"{error.filename or self.out}: {error.strerror or error}") from error
+        self._model = _identity(given.model)
+        stood = self._stood().get("model_hash")
+        if stood is not None and stood != self._model.get("model_hash", stood):
             raise RunError(f"{self._file('md')} is of another model; give another --out")
 
     def plan(self) -> list[Planned]:
@@ -160,8 +147,11 @@ class Laboratory:
         found = self.experiment.report(self.kit, {**results, **dict.fromkeys(vain)})
         missing = sum(own is None for own in results.values())
         table, facts, picture = (self._file(end) for end in ("md", "json", "png"))
-        if missing and self._stood().get("missing") == []:
-            self.bench.progress.note(f"{table} stays as it was: it is whole, and this is not")
+        if missing and table.exists() and self._lacks(results):
+            self.bench.progress.note(
+                f"{table} stays as it was: it is whole, and there are results in it that are not "
+                "in this one"
+            )
             return Done(self.experiment, found, self.bench.failures, missing, [])
         write_whole(table, found.markdown())
         write_json(facts, self._facts(found, results), rows=True)
@@ -182,17 +172,16 @@ class Laboratory:
     def _stood(self) -> dict[str, Any]:
         """Return the facts of the tables that stand there already, nothing where none do."""
         try:
-            found: dict[str, Any] = json.loads(self._file("json").read_text(encoding="utf-8"))
+            found: Any = json.loads(self._file("json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        return found
+        return found if isinstance(found, dict) else {}
 
-    def _model(self) -> dict[str, str]:
-        """Return which model was given, by its name and the hash of its files."""
-        given = self.kit.sources.model
-        if given is None:
-            return {}
-        return {"model": Path(given).name, "model_hash": content_of(Path(given))[:12]}
+    def _lacks(self, results: Results) -> bool:
+        """Tell whether the tables that stand there are whole, and hold what these would not."""
+        stood = self._stood()
+        here = {self._named[key] for key, own in results.items() if own is not None}
+        return stood.get("missing") == [] and not here.issuperset(stood["stages"].values())
 
     def _facts(self, found: Report, results: Mapping[Any, Any]) -> dict[str, Any]:
         return {
@@ -201,13 +190,35 @@ class Laboratory:
             "question": self.experiment.question,
             "scale": self.kit.scale.name,
             "seeds": self.kit.scale.seeds,
-            **self._model(),
+            **self._model,
             "stages": {_words(key): name for key, name in self._named.items()},
             "missing": [_words(key) for key, own in results.items() if own is None],
             "failures": self.bench.failures,
             "tables": [table.to_json() for table in found.tables],
             "figures": found.figures,
         }
+
+
+def _asked(name: str, scale: str, given: Sources) -> Sources:
+    """Return the sources with the model's own directory; SettingsError for what is not known."""
+    if name not in EXPERIMENTS:
+        raise SettingsError(f"unknown experiment {name!r}; known: {', '.join(EXPERIMENTS)}")
+    if scale not in SCALES:
+        raise SettingsError(f"unknown scale {scale!r}; known: {', '.join(SCALES)}")
+    if not given.model:
+        return given
+    if name not in ON_A_MODEL:
+        raise SettingsError(
+            f"{name} trains models of its own; only {', '.join(ON_A_MODEL)} take --model"
+        )
+    return replace(given, model=str(locate(given.model)))
+
+
+def _identity(model: str | None) -> dict[str, str]:
+    """Return which model was given, by its name and the hash of what makes it that model."""
+    if model is None:
+        return {}
+    return {"model": Path(model).name, "model_hash": fingerprint(Path(model))[:12]}
 
 
 def _name_needs(stage: Stage, words: str, named: dict[str, str]) -> None:

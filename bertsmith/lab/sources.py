@@ -4,6 +4,7 @@ It never knows what an experiment does with them.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,21 +61,25 @@ class Sources:
         kind = kind_of(files[0])
         return {"text" if kind == "jsonl" else f"text, {kind}": files[0]}
 
-    def check(self, *written: Path) -> None:
-        """Raise TaskError for text that is not there, or that is a folder around what is written.
+    def check(self, languages: Sequence[str], *written: Path) -> None:
+        """Raise TaskError for text that is not there, or for a folder around what is written.
 
-        written: folders whose files would else be read as text the next time.
+        languages: those that are read; of a model that was given none is. written: folders whose
+        files would else be read as text, or be a part of the model, the next time.
         """
+        around = [("--model", Path(self.model))] if self.model else []
         for language, option, place in (("en", "--text", self.english),
                                         ("ko", "--korean-text", self.korean)):  # fmt: skip
-            if place is None:
-                continue
-            self.text(language)
+            if place is not None:
+                self.text(language)
+                if language in languages and not self.model:
+                    around.append((option, place))
+        for option, place in around:
             for folder in written:
-                if place.is_dir() and folder.resolve().is_relative_to(place.resolve()):
+                if _holds(place, folder):
                     raise TaskError(
                         f"{option} {place}: {folder}, which the lab writes, lies in it and would "
-                        "be read as text; give another --out, or a folder with texts alone"
+                        "be a part of it the next time; give another --out or another folder"
                     )
 
     def task(self, name: str) -> Path:
@@ -106,15 +111,28 @@ class Sources:
         return train, held
 
 
+def _holds(place: Path, folder: Path) -> bool:
+    """Tell whether a folder is read with the one around it: hidden ones are passed over."""
+    if not place.is_dir() or not folder.resolve().is_relative_to(place.resolve()):
+        return False
+    parts = folder.resolve().relative_to(place.resolve()).parts
+    return not any(part.startswith(".") for part in parts)
+
+
 def read_squad(path: Path) -> dict[str, Any]:
     """Return what a file in SQuAD's form holds, its articles under "data". Raises TaskError."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(content["data"], list):
-            return dict(content)
+        content: dict[str, Any] = dict(json.loads(path.read_text(encoding="utf-8")))
+        for article in content["data"]:
+            for paragraph in article["paragraphs"]:
+                asked = [paragraph["context"], *(one["question"] for one in paragraph["qas"])]
+                "".join(asked)
     except (ValueError, LookupError, TypeError):
-        pass
-    raise TaskError(f'{path}: this is no file in SQuAD\'s form (JSON with a list under "data")')
+        raise TaskError(
+            f"{path}: this is no file in SQuAD's form (JSON; under data articles with paragraphs, "
+            "a context and questions under qas in each)"
+        ) from None
+    return content
 
 
 def cut_squad(path: Path, every: int, out: Path) -> Path:

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ _LENGTH = 12
 #: Of each kind, how often what it makes of the same settings has changed: raised by hand when
 #: defaults or code change what comes out, so that older results are not taken for today's.
 FORMS: dict[str, int] = {"senses": 2, "softmax": 2}
+#: The same of runs by a setting of their model: pre-norm has a LayerNorm after the embeddings now.
+_MODEL_FORMS: dict[tuple[str, str], int] = {("norm", "pre"): 2}
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,17 @@ class Stage:
             "needs": {part: stage.key for part, stage in self.needs.items()},
             "files": {part: content_of(path) for part, path in self.files.items()},
         }
-        if self.kind in FORMS:
-            content["form"] = FORMS[self.kind]
+        if (form := self._form()) is not None:
+            content["form"] = form
         text = json.dumps(content, sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]
+
+    def _form(self) -> int | None:
+        if self.kind == "pretrain":
+            model = self.settings.get("model", {})
+            return next((form for (name, value), form in _MODEL_FORMS.items()
+                         if model.get(name) == value), None)  # fmt: skip
+        return FORMS.get(self.kind)
 
     @property
     def name(self) -> str:
@@ -69,7 +78,7 @@ def _hash(path: Path) -> str:
     return _remembered(path, (facts.st_size, facts.st_mtime_ns))
 
 
-@lru_cache(maxsize=4096)
+@cache
 def _remembered(path: Path, facts: tuple[int, int]) -> str:  # noqa: ARG001 - of the memory's key
     """Hash a file once, however many stages read it, as long as it is the same one."""
     return sha256_of_file(path)

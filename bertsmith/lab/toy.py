@@ -26,13 +26,16 @@ _KOREAN = (
 
 
 def stand_in(given: Sources, folder: Path) -> Sources:
-    """Return the sources with a toy for each that is not given, written into ``folder``."""
+    """Return the sources with a toy for each that is not given, written into ``folder``.
+
+    Its Korean is asked of models alone that were made of it.
+    """
     if not (folder / "whole").exists():
         _write(folder)
     return replace(
         given,
         english=given.english or folder / "english.jsonl",
-        korean=given.korean or folder / "korean.jsonl",
+        korean=given.korean or (None if given.model else folder / "korean.jsonl"),
         tasks=given.tasks or folder / "tasks",
     )
 

@@ -65,8 +65,16 @@ def test_a_folder_around_what_the_lab_writes_is_refused(tmp_path: Path) -> None:
     """Its own results and stores would be read as text the next time."""
     (tmp_path / "a.jsonl").write_text(LINES)
     text = Sources(english=tmp_path)
-    with pytest.raises(TaskError, match=r"--text .*lies in it and would be read as text"):
-        Laboratory("learning", scale="smoke", out=tmp_path / "lab", sources=text)
+    for out in ("lab", "."):
+        with pytest.raises(TaskError, match=r"--text .*lies in it and would be a part of it"):
+            Laboratory("learning", scale="smoke", out=tmp_path / out, sources=text)
+    text.check(("en",), tmp_path / ".lab")
+    text.check((), tmp_path / "lab")
+    given = Sources(english=tmp_path, model=str(tmp_path / "model"))
+    given.check(("en",), tmp_path / "lab")
+    (tmp_path / "model").mkdir()
+    with pytest.raises(TaskError, match=r"--model .*lies in it"):
+        given.check(("en",), tmp_path / "model" / "lab")
     beside = Laboratory("learning", scale="smoke", sources=Sources(english=tmp_path / "a.jsonl"),
                         out=tmp_path / "lab")  # fmt: skip
     assert beside.stages
@@ -84,7 +92,7 @@ def test_what_cannot_be_read_is_told_before_anything_starts(
     text = Sources(english=tmp_path / "a.jsonl")
     with monkeypatch.context() as patch:
         patch.setattr(stages, "sha256_of_file", refusing)
-        with pytest.raises(TaskError, match=r"a.jsonl: it cannot be read \(Permission denied\)"):
+        with pytest.raises(TaskError, match=r"a.jsonl: Permission denied"):
             Laboratory("learning", scale="smoke", out=tmp_path / "lab", sources=text)
     korean = Sources(tmp_path / "a.jsonl", korean=tmp_path / "none")
     with pytest.raises(TaskError, match=r"--korean-text .*none: there is nothing there"):
@@ -147,7 +155,10 @@ def test_text_that_needs_an_option_is_sent_to_the_command_that_has_it(tmp_path: 
         made(tmp_path, "text", stage)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"data": 1}', '{"version": "1"}'])
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"data": 1}', '{"version": "1"}', '{"data": [{}]}',
+                '{"data": [{"paragraphs": [{"context": 1, "qas": []}]}]}'],
+)  # fmt: skip
 def test_what_is_not_squad_is_named(tmp_path: Path, content: str) -> None:
     """A plan reads it as well."""
     file = tmp_path / "train-v1.1.json"
@@ -168,8 +179,12 @@ def test_rows_that_a_map_cannot_use_are_named(tmp_path: Path) -> None:
         file.write_text(content)
         with pytest.raises(TaskError, match=f"dev.tsv.*{what}"):
             pooling._rows(file, names, 10)
-    file.write_text("sentence1\tsentence2\tscore\na\tb\t1\nc\td\tabc\n")
-    with pytest.raises(TaskError, match="line 3: the score 'abc' is no number"):
+    for score in ("abc", "nan"):
+        file.write_text(f"sentence1\tsentence2\tscore\na\tb\t1\n\nc\td\t{score}\n")
+        with pytest.raises(TaskError, match=f"line 4: the score '{score}' is no number"):
+            pooling._pairs(file, 10)
+    file.write_bytes(b"sentence1\tsentence2\tscore\n\xff\tb\t1\n")
+    with pytest.raises(TaskError, match=r"dev.tsv: it is not UTF-8 text"):
         pooling._pairs(file, 10)
 
 
@@ -219,7 +234,7 @@ def test_a_plan_asks_a_given_model_for_no_more_than_it_has(
 
 
 def test_a_whole_table_is_not_replaced_by_one_with_gaps(tmp_path: Path) -> None:
-    """A mistake in an option, or Ctrl-C in a run with more seeds, leaves what was found."""
+    """A mistake in an option leaves what was found; what has all of that and more is written."""
     heard = Heard()
     laboratory = Laboratory("activations", scale="smoke", out=tmp_path, seeds=1, progress=heard)
     assert laboratory.tell().missing == 4
@@ -230,11 +245,17 @@ def test_a_whole_table_is_not_replaced_by_one_with_gaps(tmp_path: Path) -> None:
     assert laboratory.tell().missing == 0
     files = {path: path.read_bytes() for path in (tmp_path / "smoke").glob("activations.*")}
     assert len(files) == 3
-    more = Laboratory("activations", scale="smoke", out=tmp_path, seeds=2, progress=heard)
-    done = more.tell()
+    (tmp_path / "a.jsonl").write_text(LINES)
+    other = Laboratory("activations", scale="smoke", out=tmp_path, seeds=1, progress=heard,
+                       sources=Sources(english=tmp_path / "a.jsonl"))  # fmt: skip
+    done = other.tell()
     assert (done.missing, done.files) == (4, [])
     assert files == {path: path.read_bytes() for path in files}
-    assert any("stays as it was: it is whole, and this is not" in own for own in heard.said)
+    assert any("stays as it was: it is whole" in own for own in heard.said)
+    more = Laboratory("activations", scale="smoke", out=tmp_path, seeds=2, progress=heard).tell()
+    assert (more.missing, len(more.files)) == (4, 3)
+    (tmp_path / "smoke/activations.json").write_text("[]")
+    assert len(other.tell().files) == 3
 
 
 def test_a_table_of_another_model_is_not_replaced(
@@ -244,7 +265,7 @@ def test_a_table_of_another_model_is_not_replaced(
     monkeypatch.setattr("bertsmith.lab.laboratory.locate", Path)
     for name in ("a", "b"):
         (tmp_path / name / "model").mkdir(parents=True)
-        (tmp_path / name / "model" / "weights").write_text(name)
+        (tmp_path / name / "model" / "config.json").write_text(name)
 
     def asked(name: str) -> Laboratory:
         given = Sources(model=str(tmp_path / name / "model"))
@@ -253,7 +274,8 @@ def test_a_table_of_another_model_is_not_replaced(
     asked("a").tell()
     told = json.loads((tmp_path / "lab/smoke/given-positions.json").read_text())
     assert told["model"] == "model"
-    asked("a")
+    (tmp_path / "a" / "model" / "README.md").write_text("a card")
+    asked("a").tell()
     with pytest.raises(RunError, match=r"given-positions.md is of another model; give another"):
         asked("b")
 
@@ -271,3 +293,19 @@ def test_half_a_result_counts_as_missing(tmp_path: Path) -> None:
         write_json(file, half)
         assert laboratory.bench.result(stage) is None
     assert laboratory.tell().missing == 4
+
+
+def test_results_of_an_older_pre_norm_are_not_todays(tmp_path: Path) -> None:
+    """Its embeddings were not normalized then; all other runs keep their keys."""
+    (tmp_path / "a.jsonl").write_text(LINES)
+    kit = Kit(SCALES["smoke"], Sources(english=tmp_path / "a.jsonl"), tmp_path)
+    pre, post = (kit.usual(0, model={"norm": norm}) for norm in ("pre", "post"))
+    keys = [(own.key, _key_without_form(own)) for own in (pre, post)]
+    assert keys[0][0] != keys[0][1]
+    assert keys[1][0] == keys[1][1]
+
+
+def _key_without_form(stage: Stage) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stages, "_MODEL_FORMS", {})
+        return Stage(stage.kind, stage.settings, stage.needs, stage.files).key

@@ -35,9 +35,7 @@ def measure_senses(job: Job) -> dict[str, Any]:
     """
     embedder = Embedder.load(job.model)
     asked: dict[str, dict[str, list[str]]] = job.stage.settings["words"]
-    unknown = embedder.tokenizer.unk_id
-    words = {word: senses for word, senses in asked.items()
-             if unknown not in embedder.tokenizer.encode(word)}  # fmt: skip
+    words = {word: senses for word, senses in asked.items() if _knows(embedder, word, senses)}
     if not words:
         language = _NAMES[job.stage.settings["language"]]
         raise ModelError(
@@ -45,8 +43,17 @@ def measure_senses(job: Job) -> dict[str, Any]:
             "ask a model of that language"
         )
     layers = range(embedder.config.layers + 1)
-    return {"static": _apart(embedder, words, None),
+    return {"words": list(words), "static": _apart(embedder, words, None),
             "layers": [_apart(embedder, words, layer) for layer in layers]}  # fmt: skip
+
+
+def _knows(embedder: Embedder, word: str, senses: Mapping[str, list[str]]) -> bool:
+    """Tell whether no piece of the word is [UNK] where it stands; alone it may have others."""
+    texts = [text for own in senses.values() for text in own]
+    unknown = embedder.tokenizer.unk_id
+    marks = [replace(one, vectors=np.array([[own == unknown] for own in one.ids], np.float32))
+             for one in embedder.tokens(texts, layer=0)]  # fmt: skip
+    return not any(own.vector.any() for own in embedder.places(texts, word, marks))
 
 
 def _apart(

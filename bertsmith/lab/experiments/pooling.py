@@ -4,6 +4,7 @@ It never knows how a model was trained.
 """
 
 import csv
+import math
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -66,32 +67,47 @@ def measure_map(job: Job) -> dict[str, Any]:
 
 def _pairs(path: Path, most: int) -> list[tuple[str, str, float]]:
     """Read pairs of STS-B's form: sentence1, sentence2 and score."""
-    found = []
-    for number, (one, other, score) in enumerate(
-        _rows(path, ("sentence1", "sentence2", "score"), most), 2
-    ):
-        try:
-            found.append((one, other, float(score)))
-        except ValueError:
-            raise TaskError(f"{path}, line {number}: the score {score!r} is no number") from None
-    return found
+    return [
+        (one, other, float(score))
+        for one, other, score in _rows(path, ("sentence1", "sentence2", "score"), most, "score")
+    ]
 
 
-def _rows(path: Path, columns: tuple[str, ...], most: int) -> list[tuple[str, ...]]:
-    """Return the columns of a TSV file's first lines. TaskError where there are none."""
+def _rows(
+    path: Path, columns: tuple[str, ...], most: int, number: str | None = None
+) -> list[tuple[str, ...]]:
+    """Return the columns of a TSV file's first lines. TaskError, by line, where there are none.
+
+    ``number``: which of them is a number.
+    """
     found = []
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-        if absent := [name for name in columns if name not in (rows.fieldnames or ())]:
-            raise TaskError(f"{path}, line 1: no column {absent[0]}; it needs {', '.join(columns)}")
-        for number, row in enumerate(islice(rows, most), 2):
-            cells = tuple(row[name] for name in columns)
-            if None in cells:
-                raise TaskError(f"{path}, line {number}: it has fewer columns than the first line")
-            found.append(cells)
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+            for name in columns:
+                if name not in (rows.fieldnames or ()):
+                    told = ", ".join(columns)
+                    raise TaskError(f"{path}, line 1: no column {name}; it needs {told}")
+            for row in islice(rows, most):
+                cells = tuple(row[name] for name in columns)
+                place = f"{path}, line {rows.line_num}"
+                if None in cells:
+                    raise TaskError(f"{place}: it has fewer columns than the first line")
+                if number is not None and not _is_number(row[number]):
+                    raise TaskError(f"{place}: the {number} {row[number]!r} is no number")
+                found.append(cells)
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{path}: it is not UTF-8 text ({error.reason})") from None
     if len(found) <= 1:
         raise TaskError(f"{path}: it holds {len(found)} lines beside the header, too few")
     return found
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return math.isfinite(float(cell))
+    except ValueError:
+        return False
 
 
 def _plane(vectors: Floats) -> Floats:
