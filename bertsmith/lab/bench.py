@@ -99,7 +99,8 @@ class Bench:
     def missing(self, stages: Iterable[Stage]) -> list[Stage]:
         """Return every stage that ``make`` would work on, each once, in order.
 
-        What is in vain is not among them: that it is, is written down in no time.
+        What is in vain is not among them, nor what the work folder holds of another folder of
+        results: either is written down in no time.
         """
         found: dict[str, Stage] = {}
         for stage in stages:
@@ -108,11 +109,10 @@ class Bench:
         return list(found.values())
 
     def _collect(self, stage: Stage, found: dict[str, Stage]) -> None:
-        if stage.name in found:
+        if stage.name in found or self._whole(stage) is not None:
             return
         for need in stage.needs.values():
-            if not self._stands(need):
-                self._collect(need, found)
+            self._collect(need, found)
         found[stage.name] = stage
 
     def _file(self, stage: Stage) -> Path:

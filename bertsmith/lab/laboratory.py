@@ -169,6 +169,11 @@ class Laboratory:
         given = "given-" if self.kit.sources.model else ""
         return self.out / f"{given}{self.experiment.name}.{end}"
 
+    def _seeds(self) -> int:
+        """Return how many seeds were asked: one, where the experiment is of one run or of none."""
+        one = self.experiment.stages(replace(self.kit, scale=self.kit.scale.with_seeds(1)))
+        return 1 if one.keys() == self.stages.keys() else self.kit.scale.seeds
+
     def _stood(self) -> dict[str, Any]:
         """Return the facts of the tables that stand there already, nothing where none do."""
         try:
@@ -189,7 +194,7 @@ class Laboratory:
             "source": self.experiment.source,
             "question": self.experiment.question,
             "scale": self.kit.scale.name,
-            "seeds": self.kit.scale.seeds,
+            "seeds": self._seeds(),
             **self._model,
             "stages": {_words(key): name for key, name in self._named.items()},
             "missing": [_words(key) for key, own in results.items() if own is None],

@@ -9,14 +9,11 @@ from typing import Any
 import pytest
 
 from bertsmith.errors import ModelError, RunError, SettingsError, TaskError
-from bertsmith.files import write_json
-from bertsmith.lab.cost import Costs
 from bertsmith.lab.experiments.every import EXPERIMENTS
 from bertsmith.lab.experiments.normalization import NORMS
 from bertsmith.lab.kit import Kit
 from bertsmith.lab.laboratory import Laboratory
 from bertsmith.lab.making import StoppedError
-from bertsmith.lab.report import Table, spread
 from bertsmith.lab.scale import SCALES
 from bertsmith.lab.sources import Sources, cut_squad
 from bertsmith.lab.stages import Stage
@@ -182,39 +179,6 @@ def test_a_run_that_diverges_is_a_result(tmp_path: Path, monkeypatch: pytest.Mon
     assert any("diverged" in cell for cell in rows["none"]), rows
 
 
-def test_a_plan_tells_runs_and_minutes_and_makes_nothing(tmp_path: Path) -> None:
-    """Every stage that is missing has its cost, by a probe of each shape; nothing is written."""
-    laboratory = Laboratory("masking", scale="smoke", out=tmp_path)
-    planned = laboratory.plan()
-    kinds = [own.stage.kind for own in planned]
-    assert kinds.count("pretrain") == 6
-    assert kinds.count("finetune") == 18
-    assert all(own.seconds is not None and own.seconds > 0 for own in planned)
-    words = [own.words for own in planned]
-    assert words[:2] == [
-        "the text of (80, 10, 10), model, 0",
-        "the words of (80, 10, 10), model, 0",
-    ]
-    assert len(set(words)) == len(words)
-    assert not (tmp_path / "smoke" / "results").exists()
-    costs = Costs()
-    kit = laboratory.kit
-    short, long = (kit.pretrained(steps=steps) for steps in (10, 1000))
-    one, other = costs.of(short), costs.of(long)
-    assert one is not None
-    assert other is not None
-    # An evaluation of 32 sequences, forward alone, is a third of four steps; of ten steps there is
-    # one, of a thousand there are twenty.
-    assert other == pytest.approx(one * (1000 + 20 * 4 / 3) / (10 + 4 / 3))
-    # Left to right, every word is predicted, by a head that costs most of so small a model; with
-    # many words so much more that no noise of the machine hides it.
-    store = kit.store(size=30_000)
-    causal, masked = costs.of(kit.left_to_right(store=store)), costs.of(kit.pretrained(store=store))
-    assert causal is not None
-    assert masked is not None
-    assert causal > masked
-
-
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     """Unknown names, missing text or tasks, a model where none is asked: told with a way out."""
     text = tmp_path / "text.txt"
@@ -274,24 +238,3 @@ def test_files_of_a_task_are_found(tmp_path: Path) -> None:
     assert [path.parent for path in found] == [tmp_path / "work" / "tasks"] * 2
     dev.write_text(json.dumps({"version": "2", "data": articles[:1]}))
     assert json.loads(kit._files("squad")[1].read_text())["version"] == "2"
-
-
-def test_a_list_of_numbers_takes_a_line(tmp_path: Path) -> None:
-    """What is read is what was written, whatever else it has."""
-    value = {"map": [[1.0, -0.5e-7, None], [3]], "names": ["[\n 1,\n 2\n]", "b"], "none": [],
-             "mixed": [1, "a"], "table": [{"row": [1, 2]}]}  # fmt: skip
-    write_json(tmp_path / "a.json", value, rows=True)
-    text = (tmp_path / "a.json").read_text()
-    assert json.loads(text) == value
-    assert "[1.0, -5e-08, null],\n" in text
-    assert '"row": [1, 2]' in text
-
-
-def test_a_cell_has_mean_and_deviation() -> None:
-    """Over seeds: mean ± standard deviation; a single one alone; nothing for nothing."""
-    assert spread([1.0, 2.0, 3.0]) == "2.000 ± 1.000"
-    assert spread([1.0, None, float("nan")], ".1f") == "1.0 (1 of 3; 1 diverged or constant)"
-    assert spread([None]) == "-"
-    assert spread([float("nan")]) == "1 diverged or constant"
-    table = Table("T", ["a", "b"], [["1", "2"]])
-    assert table.markdown().splitlines()[2:] == ["| a | b |", "| --- | --- |", "| 1 | 2 |"]

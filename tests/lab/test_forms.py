@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from bertsmith.data.plan import PrepareOptions
-from bertsmith.lab.kit import METRICS
+from bertsmith.lab import stages
+from bertsmith.lab.kit import METRICS, Kit
+from bertsmith.lab.scale import SCALES
+from bertsmith.lab.sources import Sources
 from bertsmith.lab.stages import FORMS, Stage
 from bertsmith.model.config import ModelConfig
 from bertsmith.tasks.public import TASKS
@@ -16,6 +19,7 @@ from bertsmith.text.corpus import CorpusOptions
 from bertsmith.text.learning import VocabularyOptions
 from bertsmith.train.recipe import PretrainSettings
 from bertsmith.train.tunesettings import FinetuneSettings
+from tests.lab.given import LINES
 
 FILE = Path(__file__).with_name("defaults.json")
 
@@ -55,6 +59,22 @@ def test_a_form_is_part_of_the_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Stage("number", {"a": 1}).key == before
     monkeypatch.setitem(FORMS, "number", 2)
     assert Stage("number", {"a": 1}).key != before
+
+
+def test_results_of_an_older_pre_norm_are_not_todays(tmp_path: Path) -> None:
+    """Its embeddings were not normalized then; all other runs keep their keys."""
+    (tmp_path / "a.jsonl").write_text(LINES)
+    kit = Kit(SCALES["smoke"], Sources(english=tmp_path / "a.jsonl"), tmp_path)
+    pre, post = (kit.usual(0, model={"norm": norm}) for norm in ("pre", "post"))
+    keys = [(own.key, _key_without_form(own)) for own in (pre, post)]
+    assert keys[0][0] != keys[0][1]
+    assert keys[1][0] == keys[1][1]
+
+
+def _key_without_form(stage: Stage) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stages, "_MODEL_FORMS", {})
+        return Stage(stage.kind, stage.settings, stage.needs, stage.files).key
 
 
 if __name__ == "__main__":

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from bertsmith.files import write_json
 from bertsmith.lab.bench import Bench
+from bertsmith.lab.laboratory import Laboratory
 from bertsmith.lab.making import OUTCOME, Job
 from bertsmith.lab.stages import Stage
 from bertsmith.progress import Silent
+from tests.lab.given import Heard
 from tests.lab.numbers import bench, number
 
 
@@ -42,15 +45,11 @@ def test_what_is_made_again_is_told_beside_what_stood(tmp_path: Path) -> None:
         return {"heldout": {"masked_lm": loss, "other": float("nan")}, "more": [1]}
 
     base = Stage("score", {})
-    notes: list[str] = []
-
-    class Told(Silent):
-        def note(self, text: str) -> None:
-            notes.append(text)
+    heard = Heard()
 
     def once(add: int) -> dict[str, Any]:
         makers = {"score": score, "number": number}
-        made = Bench(tmp_path / "out", tmp_path / "work", Told(), makers)
+        made = Bench(tmp_path / "out", tmp_path / "work", heard, makers)
         made.make({"a": Stage("number", {"add": add}, {"base": base})})
         record: dict[str, Any] = json.loads((made.out / f"results/{base.name}.json").read_text())
         shutil.rmtree(tmp_path / "work")
@@ -58,18 +57,18 @@ def test_what_is_made_again_is_told_beside_what_stood(tmp_path: Path) -> None:
 
     assert "again" not in once(1)
     assert [own["heldout"]["masked_lm"] for own in once(2)["again"]] == [5.0]
-    assert not [line for line in notes if "not the same" in line]
+    assert not [line for line in heard.said if "not the same" in line]
     loss = 5.1
     record = once(3)
     assert record["result"]["heldout"]["masked_lm"] == 5.0
     assert [own["heldout"]["masked_lm"] for own in record["again"]] == [5.0, 5.1]
-    assert len([line for line in notes if "made again, not the same" in line]) == 1
+    assert len([line for line in heard.said if "made again, not the same" in line]) == 1
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["with its work", "alone"])
 @pytest.mark.parametrize("content", ["", "{", "{}", "[]", '{"result": 3}'])
 def test_a_damaged_result_is_made_again(content: str, kept: bool, tmp_path: Path) -> None:
-    """It counts as missing, in a plan and in a run; where its work stands, that still has it."""
+    """It counts as missing; where its work stands, it is taken from there, which is no work."""
     calls = 0
 
     def counted(job: Job) -> dict[str, Any]:
@@ -88,7 +87,7 @@ def test_a_damaged_result_is_made_again(content: str, kept: bool, tmp_path: Path
         shutil.rmtree(tmp_path / "work")
     made = fresh()
     assert made.result(stage) is None
-    assert made.missing([stage]) == [stage]
+    assert made.missing([stage]) == ([] if kept else [stage])
     made.make({"a": stage})
     assert made.result(stage) == {"value": 2}
     assert calls == (1 if kept else 2)
@@ -194,3 +193,18 @@ def test_two_processes_share_their_work(tmp_path: Path) -> None:
     assert [own.result(stage) for own, stage in zip(benches, wanted, strict=True)] == [
         {"value": 3}, {"value": 4},
     ]  # fmt: skip
+
+
+def test_half_a_result_counts_as_missing(tmp_path: Path) -> None:
+    """What a kind must hold and does not, no report is asked to tell."""
+    laboratory = Laboratory("activations", scale="smoke", out=tmp_path)
+    stage = next(iter(laboratory.stages.values()))
+    file = tmp_path / "smoke/results" / f"{stage.name}.json"
+    halves: list[dict[str, Any]] = [
+        {"result": {}},
+        {"kind": "pretrain", "result": {"heldout": {"masked_lm": 4.1}}},
+    ]
+    for half in halves:
+        write_json(file, half)
+        assert laboratory.bench.result(stage) is None
+    assert laboratory.tell().missing == 4

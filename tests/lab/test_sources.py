@@ -4,38 +4,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from bertsmith.data.settings import DataSettings
-from bertsmith.errors import CorpusError, RunError, StoreError, TaskError
-from bertsmith.files import write_json
-from bertsmith.lab import cost, stages
-from bertsmith.lab.cost import Costs
-from bertsmith.lab.experiment import Results
+from bertsmith.errors import CorpusError, StoreError, TaskError
+from bertsmith.lab import stages
 from bertsmith.lab.experiments import pooling
-from bertsmith.lab.experiments.every import EXPERIMENTS
 from bertsmith.lab.kit import Kit
 from bertsmith.lab.laboratory import Laboratory
 from bertsmith.lab.making import KINDS, OUTCOME, SENTENCES, TEXT, Job
 from bertsmith.lab.scale import SCALES
 from bertsmith.lab.sources import Sources, read_squad
 from bertsmith.lab.stages import Stage
-from bertsmith.model.config import ModelConfig
 from bertsmith.progress import Silent
-
-LINES = "\n".join(json.dumps({"text": f"the {word} sat. it ran."}) for word in ("cat", "dog"))
-
-
-class Heard(Silent):
-    """Keeps what is said."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def note(self, text: str) -> None:
-        """Keep it."""
-        self.said.append(text)
+from tests.lab.given import LINES, Heard
 
 
 def key(place: Path) -> str:
@@ -186,126 +167,3 @@ def test_rows_that_a_map_cannot_use_are_named(tmp_path: Path) -> None:
     file.write_bytes(b"sentence1\tsentence2\tscore\n\xff\tb\t1\n")
     with pytest.raises(TaskError, match=r"dev.tsv: it is not UTF-8 text"):
         pooling._pairs(file, 10)
-
-
-def test_a_constant_layer_of_one_seed_takes_no_other_with_it(tmp_path: Path) -> None:
-    """The picture and the figures have the mean of the seeds that have one, as the table has."""
-    one, other = [[0.5] * 5, [0.7] * 5], [[0.3] * 5, [None] * 5]
-    kit = Kit(SCALES["smoke"], Sources(), tmp_path)
-    found: Results = {("similarity", 0): {"layers": one}, ("similarity", 1): {"layers": other},
-                      ("map", 0): None}  # fmt: skip
-    report = EXPERIMENTS["pooling"].report(kit, found)
-    (values,) = report.figures.values()
-    np.testing.assert_allclose(values, [[0.4] * 5, [0.7] * 5])
-    assert report.tables[0].rows[0][1] == "0.700 (1 of 2; 1 diverged or constant)"
-
-
-def test_a_plan_counts_the_long_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tenth of the paper's steps have four times the tokens, and attention more than that."""
-    monkeypatch.setattr(cost, "_probe", lambda config, data: float(data.length))  # noqa: ARG005
-    (tmp_path / "a.jsonl").write_text(LINES)
-    run = Kit(SCALES["full"], Sources(english=tmp_path / "a.jsonl"), tmp_path).usual()
-    scored = 20 * 4096 / 256 / 3
-    wanted = 1_000_000 * (0.9 * 128 + 0.1 * 512) + scored * 128
-    assert Costs().of(run) == pytest.approx(wanted)
-
-
-def test_a_plan_asks_a_given_model_for_no_more_than_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A model of 64 positions is probed at 64."""
-    probed: list[int] = []
-
-    def probe(_: ModelConfig, data: DataSettings) -> float:
-        probed.append(data.length)
-        return 1.0
-
-    monkeypatch.setattr(cost, "_probe", probe)
-    config = ModelConfig(
-        vocab_size=99, layers=1, width=8, heads=1, feed_forward=8, max_positions=64
-    )
-    monkeypatch.setattr(cost, "load_encoder", lambda _: type("M", (), {"config": config}))
-    kit = Kit(SCALES["small"], Sources(model=str(tmp_path)), tmp_path)
-    files = {"train": tmp_path / "a.tsv", "dev": tmp_path / "a.tsv"}
-    (tmp_path / "a.tsv").write_text("a\tb\n" * 9)
-    monkeypatch.setattr(Sources, "files", lambda *_: tuple(files.values()))
-    assert Costs().of(kit.tuned(None, "mrpc")) is not None
-    assert probed == [64]
-
-
-def test_a_whole_table_is_not_replaced_by_one_with_gaps(tmp_path: Path) -> None:
-    """A mistake in an option leaves what was found; what has all of that and more is written."""
-    heard = Heard()
-    laboratory = Laboratory("activations", scale="smoke", out=tmp_path, seeds=1, progress=heard)
-    assert laboratory.tell().missing == 4
-    curves: dict[str, Any] = {"heldout_curve": [], "training": [], "gradients": []}
-    lost = {"kind": "pretrain", "result": {"diverged": "the loss is nan", **curves}}
-    for stage in laboratory.stages.values():
-        write_json(tmp_path / "smoke/results" / f"{stage.name}.json", lost)
-    assert laboratory.tell().missing == 0
-    files = {path: path.read_bytes() for path in (tmp_path / "smoke").glob("activations.*")}
-    assert len(files) == 3
-    (tmp_path / "a.jsonl").write_text(LINES)
-    other = Laboratory("activations", scale="smoke", out=tmp_path, seeds=1, progress=heard,
-                       sources=Sources(english=tmp_path / "a.jsonl"))  # fmt: skip
-    done = other.tell()
-    assert (done.missing, done.files) == (4, [])
-    assert files == {path: path.read_bytes() for path in files}
-    assert any("stays as it was: it is whole" in own for own in heard.said)
-    more = Laboratory("activations", scale="smoke", out=tmp_path, seeds=2, progress=heard).tell()
-    assert (more.missing, len(more.files)) == (4, 3)
-    (tmp_path / "smoke/activations.json").write_text("[]")
-    assert len(other.tell().files) == 3
-
-
-def test_a_table_of_another_model_is_not_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two RUNs have their models under the same name."""
-    monkeypatch.setattr("bertsmith.lab.laboratory.locate", Path)
-    for name in ("a", "b"):
-        (tmp_path / name / "model").mkdir(parents=True)
-        (tmp_path / name / "model" / "config.json").write_text(name)
-
-    def asked(name: str) -> Laboratory:
-        given = Sources(model=str(tmp_path / name / "model"))
-        return Laboratory("positions", scale="smoke", out=tmp_path / "lab", sources=given)
-
-    asked("a").tell()
-    told = json.loads((tmp_path / "lab/smoke/given-positions.json").read_text())
-    assert told["model"] == "model"
-    (tmp_path / "a" / "model" / "README.md").write_text("a card")
-    asked("a").tell()
-    with pytest.raises(RunError, match=r"given-positions.md is of another model; give another"):
-        asked("b")
-
-
-def test_half_a_result_counts_as_missing(tmp_path: Path) -> None:
-    """What a kind must hold and does not, no report is asked to tell."""
-    laboratory = Laboratory("activations", scale="smoke", out=tmp_path)
-    stage = next(iter(laboratory.stages.values()))
-    file = tmp_path / "smoke/results" / f"{stage.name}.json"
-    halves: list[dict[str, Any]] = [
-        {"result": {}},
-        {"kind": "pretrain", "result": {"heldout": {"masked_lm": 4.1}}},
-    ]
-    for half in halves:
-        write_json(file, half)
-        assert laboratory.bench.result(stage) is None
-    assert laboratory.tell().missing == 4
-
-
-def test_results_of_an_older_pre_norm_are_not_todays(tmp_path: Path) -> None:
-    """Its embeddings were not normalized then; all other runs keep their keys."""
-    (tmp_path / "a.jsonl").write_text(LINES)
-    kit = Kit(SCALES["smoke"], Sources(english=tmp_path / "a.jsonl"), tmp_path)
-    pre, post = (kit.usual(0, model={"norm": norm}) for norm in ("pre", "post"))
-    keys = [(own.key, _key_without_form(own)) for own in (pre, post)]
-    assert keys[0][0] != keys[0][1]
-    assert keys[1][0] == keys[1][1]
-
-
-def _key_without_form(stage: Stage) -> str:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stages, "_MODEL_FORMS", {})
-        return Stage(stage.kind, stage.settings, stage.needs, stage.files).key

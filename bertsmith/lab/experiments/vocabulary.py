@@ -11,6 +11,7 @@ from bertsmith.lab.kit import Kit, heldout
 from bertsmith.lab.making import Job
 from bertsmith.lab.report import NOTHING, Panel, Report, Table, average, lines, spread
 from bertsmith.lab.stages import Stage
+from bertsmith.train.schedule import ScheduleSettings, phases
 
 #: Words of a vocabulary, by scale.
 _SIZES = {"smoke": (300, 400), "small": (8000, 16000, 32000), "full": (8000, 16000, 32000)}
@@ -141,10 +142,18 @@ def _row(kit: Kit, found: Results, place: tuple[str, str | None, int]) -> dict[s
         "tokens a sentence": tokens / sum(own["sentences"] for own in counts),
         "unknown": words["unknown_share"],
         "characters a token": a_token,
-        "characters read": _steps(kit) * kit.scale.batch * kit.scale.length * a_token / 1000,
+        "characters read": _tokens_read(kit) * a_token / 1000,
         "nats a character": [None if loss is None else loss / a_token for loss in losses],
     }
     return row
+
+
+def _tokens_read(kit: Kit) -> int:
+    """Return the tokens of a run if each sequence is full: of both phases, where it has two."""
+    settings = kit.left_to_right(0, steps=_steps(kit)).settings
+    schedule = ScheduleSettings.parse({**settings["schedule"], "steps": settings["steps"]}, "a run")
+    parts = phases(schedule, kit.scale.length)
+    return kit.scale.batch * sum((own.last - own.first) * own.length for own in parts)
 
 
 def _told(value: float | None, form: str) -> str:
