@@ -4,7 +4,7 @@ It never knows how a model was trained, nor the forms of other makers' directori
 """
 
 from bertsmith.bundle.config import CONFIG, config_json, read_config
-from bertsmith.bundle.directory import WEIGHTS, locate, pinned
+from bertsmith.bundle.directory import WEIGHTS, locate, pinned, tokenizer_of
 from bertsmith.bundle.either import load_either, save_either
 from bertsmith.bundle.encoder import EncoderBundle, load_encoder
 from bertsmith.bundle.extend import extend
@@ -54,4 +54,5 @@ __all__ = [
     "start_task",
     "stored_in",
     "to_disk",
+    "tokenizer_of",
 ]

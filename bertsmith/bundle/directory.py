@@ -51,6 +51,16 @@ def locate(model: Path | str) -> Path:
     )
 
 
+def tokenizer_of(place: Path) -> Path:
+    """Return where the tokenizer stands that a path names: a RUN's or a hub id's is its model's.
+
+    Raises ModelError for a RUN without a model and for a hub id that gives nothing; any other path
+    is returned as it is, for the tokenizer's own reader to tell what is there.
+    """
+    run = place.is_dir() and any((place / part).is_dir() for part in ("model", "checkpoints"))
+    return locate(place) if run or is_hub_id(place) else place
+
+
 def pinned(model: Path | str) -> Path:
     """Return ``model`` as an absolute path that means the same tomorrow.
 

@@ -16,7 +16,10 @@ from bertsmith.cli.app import app
 @app.command()
 def prepare(
     corpus: shared.Corpus,
-    tokenizer: Annotated[Path, typer.Option(help="What `bertsmith vocab` wrote, or a vocab.txt.")],
+    tokenizer: Annotated[
+        Path,
+        typer.Option(help="What `bertsmith vocab` wrote, a vocab.txt, a model, a RUN or a hub id."),
+    ],
     out: Annotated[Path, typer.Option(help="The folder of the store.")],
     language: shared.Language = "en",
     held_out: Annotated[
@@ -49,7 +52,7 @@ def prepare(
 
     reading = shared.corpus_options(form, field, on_error, deduplicate)
     options = PrepareOptions(language=language, held_out=held_out, corpus=reading)
-    words = Tokenizer.load(tokenizer)
+    words = Tokenizer.load(_place(tokenizer))
     with shared.bars() as bars:
         manifest = data.prepare(shared.found(corpus), words, out, options, bars, workers)
     for line in data.summary(manifest):
@@ -59,3 +62,15 @@ def prepare(
         say(f"next: bertsmith pretrain --data {out} --out RUN")
     if as_json:
         put_json(manifest.model_dump(mode="json"))
+
+
+def _place(tokenizer: Path) -> Path:
+    """Return where a tokenizer's files stand; of a RUN or a hub id, in its model."""
+    from bertsmith.text.tokenizer_files import vocabulary_in
+
+    if vocabulary_in(tokenizer) is not None:
+        return tokenizer
+    # It loads torch, which any other tokenizer does without.
+    from bertsmith.bundle import tokenizer_of
+
+    return tokenizer_of(tokenizer)

@@ -121,15 +121,18 @@ def _with(recipe: Recipe, **changes: Any) -> Recipe:
     return Recipe(**(vars(recipe) | changes))
 
 
+def vocabulary_in(path: Path) -> Path | None:
+    """Return the file that holds the vocabulary: the path itself or one in it; None without any."""
+    places = (path, path / TOKENIZER, path / VOCAB)
+    return next((place for place in places if place.is_file()), None)
+
+
 def _tokenizer_file(path: Path) -> Path:
     """Return the file that holds the vocabulary."""
-    if path.is_file():
-        return path
     if not path.exists():
         raise TokenizerError(f"{path}: no such tokenizer; make one with: bertsmith vocab")
-    for name in (TOKENIZER, VOCAB):
-        if (path / name).is_file():
-            return path / name
+    if (file := vocabulary_in(path)) is not None:
+        return file
     foreign = [what for name, what in FOREIGN.items() if (path / name).is_file()]
     found = f"a tokenizer of another kind, {foreign[0]}" if foreign else "no tokenizer"
     raise TokenizerError(

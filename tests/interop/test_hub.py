@@ -190,6 +190,10 @@ def test_the_command_line_takes_an_id(hub: Hub, tmp_path: Path) -> None:
     assert offline.returncode == 0, offline.stderr
     assert offline.stdout == first.stdout
     assert len(hub.log) == count
+    (tmp_path / "text.jsonl").write_text('{"text": "word3"}\n{"text": "word4 word5"}\n')
+    command[3:] = ["prepare", "text.jsonl", "--tokenizer", NAME, "--out", "s", "--workers", "1"]
+    prepared = run(HF_HUB_OFFLINE="1")
+    assert prepared.returncode == 0, prepared.stderr
     command[3:] = ["push", str(tmp_path / "m"), "acme/again", "--private", "--json"]
     sent = run()
     assert sent.returncode == 0, sent.stderr
