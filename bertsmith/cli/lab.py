@@ -88,12 +88,14 @@ def lab(
                   "files": list(map(str, done.files))})  # fmt: skip
     else:
         put(done.report.markdown().rstrip())
+    words = laboratory.words()
     for stage, why in done.failures.items():
-        say(f"failed: {stage}: {why}")
+        say(f"failed: {words.get(stage, stage)} ({stage}): {why}")
     if done.files:
         say(f"wrote {', '.join(map(str, done.files))}")
     if done.failures:
-        say(f"{done.missing} results are missing; the same command tries them again")
+        are = "results are" if done.missing > 1 else "result is"
+        say(f"{done.missing} {are} missing; the same command tries again")
         raise typer.Exit(1)
     say(f"next: look at {done.files[-1]}")
 
@@ -105,16 +107,16 @@ def _tell_plan(laboratory: "Laboratory", *, as_json: bool) -> None:
     planned = laboratory.plan()
     total = sum(own.seconds or 0.0 for own in planned) / 60
     if as_json:
-        stages = [{"name": own.stage.name, "words": own.words, "settings": dict(own.stage.settings),
+        stages = [{"name": own.stage.name, "words": own.words, "steps": own.steps,
+                  "settings": dict(own.stage.settings),
                   "minutes": None if own.seconds is None else own.seconds / 60}
                  for own in planned]  # fmt: skip
         put_json({"stages": stages, "minutes": total})
         return
     rows = []
     for own in planned:
-        steps = own.stage.settings.get("steps", "")
         minutes = "" if own.seconds is None else f"{own.seconds / 60:.1f}"
-        rows.append((own.stage.name, own.words, f"{steps:,}" if steps else "", minutes))
+        rows.append((own.stage.name, own.words, f"{own.steps:,}" if own.steps else "", minutes))
     put_table(("to make", "what", "steps", "minutes"), rows)
     wanted, dark = len(laboratory.stages), sum(own.seconds is None for own in planned)
     about = "at least" if dark else "about"

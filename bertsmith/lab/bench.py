@@ -138,6 +138,9 @@ class Bench:
             return False
         if self._stands(stage) or (not again and self.result(stage) is not None):
             return True
+        if self._whole(stage) is not None:
+            # For another folder of results: it is taken over, and nothing that it needs is made.
+            return self._tried(stage, partial(self._make, stage))
         for part, need in stage.needs.items():
             if not self._stands(need) and not self._diverged(need):
                 self.progress.note(f"  its {part}: {need.name}")
@@ -155,7 +158,8 @@ class Bench:
         return any(self._diverged(need) or self._vain(need) for need in stage.needs.values())
 
     def _diverged(self, stage: Stage) -> bool:
-        return "diverged" in (self.result(stage) or {})
+        made = self.result(stage) or (self._whole(stage) or {}).get("result", {})
+        return "diverged" in made
 
     def _tried(self, stage: Stage, make: Callable[[], int | None]) -> bool:
         """Tell whether a stage could be made; raise StoppedError where a signal asks to stop."""
@@ -206,6 +210,8 @@ class Bench:
             raise RunError(f"made again it diverged, which it had not: {result['diverged']}")
         # Of what was made in several goes, the last one's seconds say nothing.
         made = _told(stage, result, None if goes_on else time.perf_counter() - began)
+        if stage.needs:
+            made["made_of"] = self._made_of(stage)
         if stage.kind in SPENT:
             self._keep(stage, made)
             shutil.rmtree(folder)
@@ -214,6 +220,16 @@ class Bench:
             write_json(folder / WHOLE, {**made, **left}, rows=True)
             self._keep(stage, made)
         return late
+
+    def _made_of(self, stage: Stage) -> dict[str, Any]:
+        """Return when and where what a stage needs was made, and what that was made of.
+
+        Their results may be of an earlier time: a model may have been made again since.
+        """
+        records = {part: self._whole(need) for part, need in stage.needs.items()}
+        told = ("date", "machine", "made_of")
+        return {part: {name: own[name] for name in told if name in own}
+                for part, own in records.items() if own}  # fmt: skip
 
     @contextmanager
     def _alone(self, folder: Path) -> Iterator[None]:

@@ -3,41 +3,31 @@
 It never makes a stage.
 """
 
-import time
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bertsmith.bundle import load_encoder
 from bertsmith.data.settings import DataSettings
-from bertsmith.lab.sources import read_squad
+from bertsmith.lab.probe import seconds_of_a_step
+from bertsmith.lab.sources import characters_in, read_squad
 from bertsmith.lab.stages import Stage
-from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.config import ModelConfig
-from bertsmith.train import computing, device, optimizer, warming
-from bertsmith.train.examples import mean_losses
-from bertsmith.train.optimizer import OptimSettings
-from bertsmith.train.pieces import cut, to_device
 from bertsmith.train.schedule import ScheduleSettings
-from bertsmith.train.step import take_step
 
-#: Steps of a probe; the first one is not counted.
-_PROBED = 3
-#: Characters of text a second that become a vocabulary or a store, and bytes of a task's file a
-#: token: rough, and small beside the training.
-_CHARACTERS, _BYTES = 1.5e6, 4.5
-#: Characters a second that become Korean morphemes, which are found anew by each stage.
-_MORPHEMES = 5e4
-#: A forward pass beside a whole step; a step with a BiLSTM on top that both learn, beside one
-#: without (2026-11-22, four layers of width 128, four tasks: 3.2 to 5.3). Frozen, the layers need
-#: no backward pass, which pays for the BiLSTM's.
-_FORWARD, _BILSTM = 1 / 3, 4.5
-
-
+#: Characters of text a second that become a vocabulary or a store; Korean morphemes, which are
+#: found anew by each stage.
+_CHARACTERS, _MORPHEMES = 1.5e6, 5e4
+#: Bytes of a task's file a token: 2.7 to 3.5 with 4,000 words (2026-11-23).
+_BYTES = 3.1
+#: A forward pass beside a whole step.
+_FORWARD = 1 / 3
+#: Lengths of a task's batches are probed in steps of so many tokens.
+_NEAR = 16
 #: What a model that was given is probed with.
 _GIVEN = DataSettings(batch=32, length=128)
 
@@ -47,12 +37,14 @@ class Costs:
     """Probes each shape of model once."""
 
     _seconds: dict[str, float] = field(default_factory=dict)
+    #: Shapes of models that were given.
+    _given: dict[Path, dict[str, Any]] = field(default_factory=dict)
 
     def of(self, stage: Stage) -> float | None:
         """Return the seconds that a stage will take, about; None where nobody can tell."""
         if stage.kind in ("text", "words", "store"):
             text = stage if stage.kind == "text" else stage.needs["text"]
-            size = sum(file.stat().st_size for file in text.files.values())
+            size = sum(map(characters_in, text.files.values()))
             most = min(text.settings["characters"], size)
             words = stage.needs.get("words", stage)
             return float(most / (_MORPHEMES if words.settings.get("segment") else _CHARACTERS))
@@ -80,50 +72,82 @@ class Costs:
 
         ``length``: of its second phase, None for the first.
         """
-        settings = stage.settings
-        words = stage.needs["store"].needs["words"].settings["size"]
-        shape = {"vocab_size": words, "feed_forward": 4 * settings["model"]["width"]}
-        model = settings["model"] | shape
-        data = DataSettings.parse(settings["data"] | ({"length": length} if length else {}),
-                                  "the probe")  # fmt: skip
-        return self._probed(model | {"nsp": data.nsp}, data)
+        own = stage.settings["data"] | ({"length": length} if length else {})
+        data = DataSettings.parse(own, "the probe")
+        return self._probed(_shape(stage) | {"nsp": data.nsp}, data)
 
-    def _probed(self, model: Mapping[str, Any], data: DataSettings) -> float:
-        known = f"{sorted(model.items())} {data.batch} {data.length} {data.objective}"
+    def _probed(
+        self,
+        model: Mapping[str, Any],
+        data: DataSettings,
+        features: Mapping[str, Any] | None = None,
+    ) -> float:
+        said = sorted((features or {}).items())
+        known = f"{sorted(model.items())} {data.batch} {data.length} {data.objective} {said}"
         if known not in self._seconds:
-            self._seconds[known] = _probe(ModelConfig.parse(model, "the probe"), data)
+            config = ModelConfig.parse(model, "the probe")
+            self._seconds[known] = seconds_of_a_step(config, data, features)
         return self._seconds[known]
 
     def _tuning(self, stage: Stage) -> float:
-        values = stage.settings["values"]
-        (train, examples), (dev, _) = (_size(stage.files[name]) for name in ("train", "dev"))
-        most = values["task"]["examples"]
-        if most is not None:
-            train *= min(1.0, most / max(examples, 1))
-        features = values.get("features", {})
-        factor = _BILSTM if features and not features.get("frozen", True) else 1.0
-        steps = values["schedule"]["epochs"] * train * factor
-        return float((steps + _FORWARD * dev) * self._a_token(stage))
+        """Return the seconds of a fine-tuning, in batches as long as its examples are on average.
 
-    def _a_token(self, stage: Stage) -> float:
-        """Return the seconds that a token takes in a step of the model that is fine-tuned."""
+        A frozen encoder has no backward pass; its BiLSTM has one.
+        """
+        batch = stage.settings["values"]["task"]["batch"]
+        tokens, examples = _size(stage.files["train"])
+        dev, _ = _size(stage.files["dev"])
+        config, most = self._tuned(stage)
+        length = math.ceil(tokens / max(examples, 1) / _NEAR) * _NEAR
+        data = _GIVEN.model_copy(update={"batch": batch, "length": min(max(length, _NEAR), most)})
+        features = stage.settings["values"].get("features")
+        a_step = self._probed(config, data, features)
+        return (steps_of(stage) + _FORWARD * dev / (data.batch * data.length)) * a_step
+
+    def _tuned(self, stage: Stage) -> tuple[dict[str, Any], int]:
+        """Return the shape of the model that is fine-tuned, and its positions."""
         source = stage.needs.get("model")
-        while source is not None and source.kind != "pretrain":
+        while source is not None and source.kind not in ("pretrain", "begun"):
             source = source.needs.get("run")
         if source is not None:
-            data = source.settings["data"]
-            return self._step(source) / float(data["batch"] * data["length"])
-        config = load_encoder(stage.files["model"]).config
-        length = min(_GIVEN.length, config.max_positions)
-        data = _GIVEN.model_copy(update={"length": length})
-        return self._probed(config.model_dump() | {"nsp": True}, data) / (data.batch * length)
+            model = _shape(source)
+        else:
+            place = stage.files["model"]
+            if place not in self._given:
+                self._given[place] = load_encoder(place).config.model_dump() | {"nsp": True}
+            model = self._given[place]
+        return model, int(model["max_positions"])
+
+
+def steps_of(stage: Stage) -> int:
+    """Return the steps that a stage trains, of a fine-tuning about; 0 for what does not train."""
+    if stage.kind != "finetune":
+        return int(stage.settings.get("steps", 0)) if stage.kind == "pretrain" else 0
+    values = stage.settings["values"]
+    most, batch = values["task"]["examples"], int(values["task"]["batch"])
+    examples = _size(stage.files["train"])[1]
+    read = examples if most is None else min(int(most), examples)
+    return max(1, round(float(values["schedule"]["epochs"]) * math.ceil(read / batch)))
+
+
+def _shape(run: Stage) -> dict[str, Any]:
+    """Return the sizes of a run's model."""
+    model = run.settings["model"]
+    words = run.needs["store"].needs["words"].settings["size"]
+    return {**model, "vocab_size": words, "feed_forward": 4 * model["width"]}
 
 
 def _size(path: Path) -> tuple[float, int]:
+    facts = path.stat()
+    return _sized(path, (facts.st_size, facts.st_mtime_ns))
+
+
+@cache
+def _sized(path: Path, facts: tuple[int, int]) -> tuple[float, int]:  # noqa: ARG001 - the memory's key
     """Return the tokens of a task's file, roughly, and its examples.
 
-    In SQuAD's form each question is read with its context; the lines of others are as they stand,
-    and CoNLL's sentences end at an empty one.
+    In SQuAD's form each question is read with its context. Of CoNLL's lines the word is read, and
+    an empty one ends a sentence; those of others are as they stand.
     """
     if path.suffix == ".json":
         articles = read_squad(path)["data"]
@@ -131,28 +155,12 @@ def _size(path: Path) -> tuple[float, int]:
                  for each in article["paragraphs"] for one in each["qas"]]  # fmt: skip
         return sum(len("".join(own).encode()) for own in asked) / _BYTES, len(asked)
     content = path.read_bytes()
-    ends = b"\n\n" if path.suffix == ".txt" else b"\n"
-    return len(content) / _BYTES, content.count(ends)
-
-
-def _probe(config: ModelConfig, data: DataSettings) -> float:
-    """Return the median seconds of a step on made-up ids."""
-    machine = device.find(
-        "auto", "auto", "auto", attention_dropout=config.attention_dropout, threads=None
-    )
-    model = PreTrainingModel(config, machine.kernel).to(machine.device).train()
-    adam = optimizer.build(model, OptimSettings())
-    batch = warming.first_batches(data, data.length, data.batch * data.length)[0]
-    if data.objective == "left-to-right":
-        places = np.arange(len(batch.ids))
-        batch = replace(batch, masked_positions=places, masked_labels=np.zeros_like(places))
-    pieces = cut(batch, computing.MICRO_TOKENS)
-    whole = [to_device(piece, machine.device) for piece in pieces]
-    losses = partial(mean_losses, model)
-    seconds = []
-    for number in range(_PROBED + 1):
-        began = time.perf_counter()
-        take_step(losses, whole, model, adam, machine, step=number, seed=0, rate=1e-5, clip=1.0)
-        device.synchronize(machine)
-        seconds.append(time.perf_counter() - began)
-    return sorted(seconds[1:])[_PROBED // 2]
+    lines = content.splitlines()
+    if path.suffix == ".txt":
+        lines = [b"" if line.startswith(b"-DOCSTART-") else line for line in lines]
+        words = [line.split(maxsplit=1)[0] for line in lines if line.strip()]
+        ends = sum(not line.strip() and bool(before.strip())
+                   for before, line in pairwise([b"", *lines, b""]))  # fmt: skip
+        return sum(len(word) + 1 for word in words) / _BYTES, ends
+    # The first line has the columns' names.
+    return len(content) / _BYTES, len(lines) - 1

@@ -106,6 +106,11 @@ class Kit:
             **merged({"data": {"nsp": False, "objective": "left-to-right"}}, values),
         )  # fmt: skip
 
+    def begun(self, run: Stage) -> Stage:
+        """Return the model that a run begins with: what a task owes to no pre-training."""
+        settings = {name: run.settings[name] for name in ("recipe", "model", "data", "run")}
+        return Stage("begun", settings, {"store": run.needs["store"]})
+
     def moments(self, run: Stage) -> dict[int, Stage]:
         """Return the model of a run at each of its moments, by the step; the last is its own.
 

@@ -15,18 +15,16 @@ from bertsmith.errors import MissingExtraError, RunError, SettingsError, TaskErr
 from bertsmith.files import write_json, write_whole
 from bertsmith.lab import report, toy
 from bertsmith.lab.bench import Bench
-from bertsmith.lab.cost import Costs
+from bertsmith.lab.cost import Costs, steps_of
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.experiments.every import EXPERIMENTS
 from bertsmith.lab.kit import RUNS, Kit
 from bertsmith.lab.making import StoppedError
 from bertsmith.lab.report import Report
 from bertsmith.lab.scale import SCALES, Scale
-from bertsmith.lab.sources import Sources
+from bertsmith.lab.sources import Sources, characters_in, is_packed
 from bertsmith.lab.stages import Stage
 from bertsmith.progress import Progress, Silent
-from bertsmith.text.archives import SUFFIXES as PACKED
-from bertsmith.text.sources import kind_of
 
 #: Experiments that can be asked of a model that was not made here.
 ON_A_MODEL = ("features", "pooling", "context", "positions")
@@ -40,11 +38,12 @@ WORK = "work"
 class Planned:
     """A stage that is to be made, and its seconds as far as they can be told.
 
-    words: what people call it, or what it is first made for.
+    words: what people call it, or what it is first made for. steps: of training, 0 without any.
     """
 
     stage: Stage
     words: str
+    steps: int
     seconds: float | None
 
 
@@ -89,7 +88,7 @@ class Laboratory:
         work = Path(work) / scale if work else self.out / WORK
         progress = progress or Silent()
         given.check(("en", "ko") if name in IN_KOREAN else ("en",), self.out, work)
-        for what in _too_little(SCALES[scale], given):
+        for what in _too_little(SCALES[scale], given, korean=name in IN_KOREAN):
             progress.note(what)
         if scale == "smoke":
             given = toy.stand_in(given, work / "toy")
@@ -110,13 +109,24 @@ class Laboratory:
 
     def plan(self) -> list[Planned]:
         """Return what is still to be made, in order, with its cost from a short probe."""
-        costs = Costs()
-        words: dict[str, str] = {}
-        for key, stage in self.stages.items():
-            words[stage.name] = _words(key)
+        costs, words = Costs(), self.words()
+        missing, progress = self.missing(), self.bench.progress
+        planned = []
+        progress.start("probing", len(missing), "stages")
+        try:
+            for stage in missing:
+                planned.append(Planned(stage, words[stage.name], steps_of(stage), costs.of(stage)))
+                progress.advance(1)
+        finally:
+            progress.finish()
+        return planned
+
+    def words(self) -> dict[str, str]:
+        """Return what people call each stage, by its name: what needs it first gives it one."""
+        words = {stage.name: _words(key) for key, stage in self.stages.items()}
         for key, stage in self.stages.items():
             _name_needs(stage, _words(key), words)
-        return [Planned(stage, words[stage.name], costs.of(stage)) for stage in self.missing()]
+        return words
 
     def missing(self) -> list[Stage]:
         """Return the stages that are still to be made, in order."""
@@ -233,22 +243,22 @@ def _name_needs(stage: Stage, words: str, named: dict[str, str]) -> None:
         _name_needs(need, words, named)
 
 
-def _too_little(scale: Scale, given: Sources) -> Iterator[str]:
+def _too_little(scale: Scale, given: Sources, *, korean: bool) -> Iterator[str]:
     """Tell of each text that has fewer characters than the scale takes of it, where that is known.
 
-    The paper's scale takes all that there is.
+    The paper's scale takes all that there is. korean: whether Korean is read.
     """
-    for option, language, place in (("--text", "en", given.english),
-                                    ("--korean-text", "ko", given.korean)):  # fmt: skip
+    asked = [("--text", "en", given.english)]
+    asked += [("--korean-text", "ko", given.korean)] if korean else []
+    for option, language, place in asked:
         if place is None or scale.name == "full" or given.model:
             continue
         files = given.texts(language).values()
-        size = sum(file.stat().st_size for file in files)
-        packed = any(kind_of(file) == "parquet" or file.suffix in PACKED for file in files)
-        if not packed and size < scale.characters:
+        size = sum(map(characters_in, files))
+        if size < scale.characters and not any(map(is_packed, files)):
             yield (
-                f"{option} {place}: {size:,} bytes, where scale {scale.name} takes "
-                f"{scale.characters:,} characters; what it finds is of less than that scale"
+                f"{option} {place}: about {float(f'{size:.2g}'):,.0f} characters, where scale "
+                f"{scale.name} takes {scale.characters:,}; what it finds is of less than that scale"
             )
 
 

@@ -16,7 +16,14 @@ from typing import Any
 from bertsmith.bundle import load
 from bertsmith.data.plan import PrepareOptions
 from bertsmith.data.prepare import prepare
-from bertsmith.errors import BertsmithError, CorpusError, DivergedError, RunError, StoreError
+from bertsmith.errors import (
+    BertsmithError,
+    CorpusError,
+    DivergedError,
+    RunError,
+    StoreError,
+    TaskError,
+)
 from bertsmith.files import whole_directory
 from bertsmith.lab.stages import Stage
 from bertsmith.model.bert import parameter_count
@@ -27,7 +34,7 @@ from bertsmith.text.learning import VocabularyOptions, learn
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train import checkpoint, journal
 from bertsmith.train.finetune import finetune
-from bertsmith.train.pretrain import pretrain
+from bertsmith.train.pretrain import begin, pretrain
 from bertsmith.train.snapshot import snapshot
 
 
@@ -169,6 +176,14 @@ def _curves(run: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def begin_model(job: Job) -> dict[str, Any]:
+    """Make the model that a run begins with."""
+    settings = dict(job.stage.settings)
+    recipe = settings.pop("recipe")
+    begin(job.needs["store"], job.folder / OUTCOME, recipe=recipe, values=settings)
+    return {}
+
+
 def take_snapshot(job: Job) -> dict[str, Any]:
     """Make a model directory of a checkpoint on the way of a run."""
     snapshot(job.needs["run"], job.stage.settings["step"], job.folder / OUTCOME)
@@ -197,6 +212,9 @@ def tune_model(job: Job) -> dict[str, Any]:
             done = begin()
     except DivergedError as error:
         return {"diverged": str(error)}
+    except TaskError as error:
+        hint = " (an option of finetune; the lab has none)" if "--skip-bad" in str(error) else ""
+        raise TaskError(f"{error}{hint}") from error
     if done.signal is not None:
         raise StoppedError(done.signal)
     return {"metrics": done.metrics, "figures": done.figures, "counts": done.counts,
@@ -211,6 +229,7 @@ KINDS: dict[str, Maker] = {
     "words": learn_words,
     "store": make_store,
     "pretrain": train_model,
+    "begun": begin_model,
     "snapshot": take_snapshot,
     "finetune": tune_model,
 }

@@ -4,7 +4,7 @@ It never knows how a figure came about.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -17,6 +17,13 @@ from bertsmith.errors import MissingExtraError
 NOTHING = "-"
 #: Colours of a picture, told apart by people who see few of them (Okabe and Ito 2008).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
+
+#: Letters of the names under a plot.
+_LETTERS = 84
+#: Panels beside each other.
+_BESIDE = 2
+#: Points of a line beyond which they are not marked.
+_MARKED = 40
 
 #: Draws into the axes of a picture.
 Draw = Callable[[Any], None]
@@ -45,7 +52,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot of a picture: its title and what draws it."""
+    """One plot of a picture: its title and what draws it; ``wide``: in a row of its own."""
 
     title: str
     draw: Draw
@@ -71,14 +78,17 @@ def average(values: Sequence[float | None]) -> float | None:
     return mean(known) if known else None
 
 
-def spread(values: Sequence[float | None], form: str = ".3f") -> str:
+def spread(
+    values: Sequence[float | None], form: str = ".3f", *, lost: str = "diverged or constant"
+) -> str:
     """Return mean ± standard deviation over the seeds, and how many they are if some lack.
 
-    None: not run, or failed. NaN: diverged, or a correlation with a constant.
+    None: not run, or failed. NaN: diverged, or a correlation with a constant; ``lost`` says which
+    of them there can be.
     """
     known = _finite(values)
-    lost = sum(value is not None and not math.isfinite(value) for value in values)
-    ended = f"{lost} diverged or constant" if lost else ""
+    count = sum(value is not None and not math.isfinite(value) for value in values)
+    ended = f"{count} {lost}" if count else ""
     if not known:
         return ended or NOTHING
     told = format(mean(known), form)
@@ -93,24 +103,32 @@ def draw(report: Report, path: Path, title: str) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except ImportError:
+    except ModuleNotFoundError:
         raise MissingExtraError("matplotlib", "plot", "drawing an experiment") from None
-    count = len(report.panels)
-    columns = min(count, 2)
-    rows = math.ceil(count / columns)
-    figure = Figure(figsize=(6.4 * columns, 4.4 * rows), dpi=110, layout="constrained")
+    rows = list(_rows(report.panels))
+    columns = _BESIDE if any(panel.wide for panel in report.panels) else max(map(len, rows))
+    figure = Figure(figsize=(6.4 * columns, 4.4 * len(rows)), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     # As many letters as a plot is wide, at this size.
     figure.suptitle(fill(title, 75 * columns), fontsize=12, x=0.01, ha="left")
-    grid = figure.subplots(rows, columns, squeeze=False)
-    for place, axes in enumerate(grid.flat):
-        if place >= count:
-            axes.set_axis_off()
-            continue
-        panel = report.panels[place]
-        panel.draw(axes)
-        axes.set_title(panel.title, loc="left", fontsize=10)
+    grid = figure.add_gridspec(len(rows), columns)
+    for line, row in enumerate(rows):
+        for place, panel in enumerate(row):
+            axes = figure.add_subplot(grid[line, :] if panel.wide else grid[line, place])
+            panel.draw(axes)
+            axes.set_title(panel.title, loc="left", fontsize=10)
     figure.savefig(path)
+
+
+def _rows(panels: Sequence[Panel]) -> Iterator[list[Panel]]:
+    """Lay panels out, two in a row, or one that is wide."""
+    row: list[Panel] = []
+    for panel in panels:
+        if row and (panel.wide or row[0].wide or len(row) == _BESIDE):
+            yield row
+            row = []
+        row.append(panel)
+    yield row
 
 
 def plain(axes: Any, x: str, y: str) -> None:
@@ -128,9 +146,11 @@ def lines(series: Mapping[str, Sequence[Sequence[float]]], x: str, y: str, **mar
         for number, (name, points) in enumerate(series.items()):
             if points:
                 colour = COLOURS[number % len(COLOURS)]
-                style = "-" if number < len(COLOURS) else "--"
+                # So that a line is seen under another one.
+                style = "--" if number % 2 else "-"
+                marker = "o" if len(points) <= _MARKED else ""
                 axes.plot(*zip(*points, strict=True), color=colour, linestyle=style, label=name,
-                          linewidth=1.5, marker="o", markersize=2.5)  # fmt: skip
+                          linewidth=1.5, marker=marker, markersize=2.5)  # fmt: skip
         for name, level in marks.items():
             axes.axhline(level, color="#444444", linestyle=":", linewidth=1,
                          label=name.replace("_", " "))  # fmt: skip
@@ -143,16 +163,18 @@ def lines(series: Mapping[str, Sequence[Sequence[float]]], x: str, y: str, **mar
     return drawn
 
 
-def means(courses: Mapping[str, Mapping[int, Sequence[float | None]]], x: str, y: str) -> Draw:
+def means(
+    courses: Mapping[str, Mapping[int, Sequence[float | None]]], x: str, y: str, **marks: float
+) -> Draw:
     """Return what draws a line through the means of each course, and a dot for each seed.
 
-    courses: by name, the seeds' values at each x.
+    courses: by name, the seeds' values at each x. marks: level lines by name.
     """
     series = {name: [(place, mean(_finite(own))) for place, own in course.items() if _finite(own)]
               for name, course in courses.items()}  # fmt: skip
 
     def drawn(axes: Any) -> None:
-        lines(series, x, y)(axes)
+        lines(series, x, y, **marks)(axes)
         for number, course in enumerate(courses.values()):
             points = [(place, value) for place, own in course.items() for value in _finite(own)]
             if points:
@@ -169,32 +191,35 @@ def _finite(values: Sequence[float | None]) -> list[float]:
 def dots(groups: Mapping[str, Mapping[str, Sequence[float | None]]], y: str) -> Draw:
     """Return what draws, in groups by name, a line at each series' mean and a dot for each seed.
 
-    No bars: these would have to begin at 0, and what is compared lies close together.
+    A single series needs no name: the groups have theirs. No bars: these would have to begin at 0,
+    and what is compared lies close together.
     """
 
     def drawn(axes: Any) -> None:
-        names, labelled = list(groups), set[str]()
+        names = list(groups)
         series = list(dict.fromkeys(name for own in groups.values() for name in own))
         width = 0.8 / max(len(series), 1)
         for number, name in enumerate(series):
             colour = COLOURS[number % len(COLOURS)]
+            # What the legend shows, which must not look like a value.
+            axes.plot([], [], "s", color=colour, label=name)
             for place, group in enumerate(names):
                 known = _finite(groups[group].get(name, ()))
                 where = place - 0.4 + (number + 0.5) * width
                 if known:
-                    label = None if name in labelled else name
-                    labelled.add(name)
                     ends = (where - 0.42 * width, where + 0.42 * width)
-                    axes.hlines(mean(known), *ends, color=colour, linewidth=3, label=label)
+                    axes.hlines(mean(known), *ends, color=colour, linewidth=3)
                     axes.plot([where] * len(known), known, ".", color=colour, markersize=7)
-        axes.grid(axis="y", color="#dddddd", linewidth=0.6)
         axes.set_axisbelow(True)
-        axes.set_xticks(range(len(names)), names, fontsize=8)
+        across = max(5, _LETTERS // max(len(names), 1))
+        axes.set_xticks(range(len(names)), [fill(name, across) for name in names], fontsize=8)
         # Where a group has nothing yet, its place stays.
         axes.set_xlim(-0.5, len(names) - 0.5)
         plain(axes, "", y)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(frameon=False, fontsize=8)
+        axes.grid(axis="x", visible=False)
+        if len(series) > 1:
+            axes.legend(frameon=False, fontsize=8, ncols=min(len(series), 4),
+                        loc="lower left", bbox_to_anchor=(0, -0.25))  # fmt: skip
 
     return drawn
 

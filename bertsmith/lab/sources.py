@@ -12,6 +12,7 @@ from typing import Any
 from bertsmith.errors import TaskError
 from bertsmith.files import write_whole
 from bertsmith.tasks.public import TASKS
+from bertsmith.text.archives import SUFFIXES as PACKED
 from bertsmith.text.sources import kind_of, sources
 
 #: Where the files of a task may lie in the folder of all tasks, the usual names first.
@@ -22,6 +23,8 @@ _FOLDERS: dict[str, tuple[str, ...]] = {
     "squad": ("squad", "SQuAD"),
     "conll2003": ("conll2003",),
 }
+#: Bytes of a text by which its characters are reckoned.
+_BEGINNING = 2**18
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,24 @@ class Sources:
             if not file.exists():
                 raise TaskError(f"{file}: not there; {name} needs it")
         return train, held
+
+
+def characters_in(file: Path) -> int:
+    """Return the characters of a file, about: as many a byte as at its beginning.
+
+    Those of a packed one, or of Parquet, count as its bytes.
+    """
+    size = file.stat().st_size
+    if is_packed(file):
+        return size
+    with file.open("rb") as content:
+        begins = content.read(_BEGINNING)
+    return round(size * len(begins.decode("utf-8", "ignore")) / max(len(begins), 1))
+
+
+def is_packed(file: Path) -> bool:
+    """Tell whether a file's size says little about its characters."""
+    return kind_of(file) == "parquet" or file.suffix in PACKED
 
 
 def _holds(place: Path, folder: Path) -> bool:

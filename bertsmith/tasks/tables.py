@@ -238,7 +238,7 @@ def _parquet(path: Path) -> Iterator[Row]:
     try:
         from pyarrow import ArrowInvalid
         from pyarrow.parquet import ParquetFile
-    except ImportError:
+    except ModuleNotFoundError:
         raise MissingExtraError("pyarrow", "parquet", f"{path}: reading Parquet") from None
     try:
         number, file = 0, ParquetFile(path)

@@ -125,7 +125,7 @@ def parquet_rows(path: Path, form: str, field: str, faults: Faults) -> Iterator[
     try:
         import pyarrow as pa
         from pyarrow import parquet
-    except ImportError:
+    except ModuleNotFoundError:
         raise MissingExtraError("pyarrow", "parquet", f"reading {path}") from None
     row = 0
     try:

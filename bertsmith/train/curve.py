@@ -19,7 +19,7 @@ def draw(run: Path, title: str) -> Path:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except ImportError:
+    except ModuleNotFoundError:
         raise MissingExtraError("matplotlib", "plot", "drawing the loss curve") from None
     lines = journal.read(run)
     training = [line for line in lines if line["kind"] == "train"]

@@ -80,6 +80,19 @@ def pretrain(
         return _run(session, run, progress)
 
 
+def begin(data: Path | str, out: Path | str, **wishes: Any) -> None:
+    """Write the model that ``pretrain`` has before its first step, to the directory ``out``.
+
+    ``wishes`` are those of ``Wishes``. Raises BertsmithError.
+    """
+    store = Store.open(data)
+    settings = _wished(store, Path(data), None, 1, None, None, wishes)
+    session = Session(settings, store)
+    facts = {"settings": settings.model_dump(mode="json"), "step": 0}
+    info = {"task": "pretraining", "recipe": settings.run.recipe, "provenance": facts}
+    bundle.save(Path(out), session.model.cpu(), session.tokenizer, info)
+
+
 def plan(
     data: Path | str,
     *,

@@ -23,7 +23,7 @@ def with_fonts(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     try:
         from matplotlib import font_manager, rcParams
-    except ImportError:
+    except ModuleNotFoundError:
         raise MissingExtraError("matplotlib", "plot", "drawing words") from None
     manager = font_manager.fontManager
     usual = font_manager.FontProperties(family=rcParams["font.family"])

@@ -28,7 +28,7 @@ def graph_library() -> Any:
     """Return the module usearch.index. Raises MissingExtraError."""
     try:
         import usearch.index as library
-    except ImportError:
+    except ModuleNotFoundError:
         raise MissingExtraError("usearch", "search", "an index to be searched") from None
     return library
 

@@ -99,7 +99,7 @@ def draw(found: Similarities, path: Path) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except ImportError:
+    except ModuleNotFoundError:
         raise MissingExtraError("matplotlib", "plot", "drawing distances") from None
     count = len(found.places)
     if count > _DRAWN:

@@ -144,7 +144,7 @@ def arrow() -> Any:
     try:
         import pyarrow as pa
         import pyarrow.parquet
-    except ImportError:
+    except ModuleNotFoundError:
         raise MissingExtraError("pyarrow", "parquet", "writing Parquet") from None
     return pa
 

@@ -56,7 +56,8 @@ def test_a_failed_run_is_told_and_tried_again(
         done = run(*options)
     assert done.status == 1
     assert "the disk is full" in done.err
-    assert "1 results are missing; the same command tries them again" in done.err
+    assert "failed: relu, 0 (pretrain-" in done.err
+    assert "1 result is missing; the same command tries again" in done.err
     rows = [line for line in done.out.splitlines() if line.startswith("| ReLU")]
     assert rows == ["| ReLU | - | - |"]
     assert run(*options).status == 0

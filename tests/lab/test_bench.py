@@ -18,7 +18,7 @@ from bertsmith.lab.scale import SCALES
 from bertsmith.lab.sources import Sources, cut_squad
 from bertsmith.lab.stages import Stage
 from bertsmith.lab.toy import stand_in
-from bertsmith.train import loop
+from bertsmith.train import device, loop
 from bertsmith.train.step import take_step
 from tests.lab.numbers import bench
 
@@ -66,6 +66,8 @@ def test_stages_are_made_once_and_in_order(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "out/results" / f"{wanted['a'].name}.json").read_text())
     assert record["settings"] == {"add": 10}
     assert record["needs"] == {"base": base.name}
+    assert record["made_of"]["base"] == {name: record[name] for name in ("date", "machine")}
+    assert record["machine"]["auto"] == device.automatic()
 
 
 def test_results_outlive_the_work(tmp_path: Path) -> None:

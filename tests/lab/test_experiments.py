@@ -18,7 +18,7 @@ from bertsmith.lab.sources import Sources
 
 #: Rows of each table of an experiment at smoke.
 ROWS = {
-    "pretraining-tasks": [4], "model-size": [2, 6], "training-steps": [6], "features": [7],
+    "pretraining-tasks": [6], "model-size": [2, 6], "training-steps": [7], "features": [7],
     "masking": [6], "pooling": [5], "context": [6, 6], "activations": [4],
     "normalization": [4, 16, 4], "positions": [4, 3], "vocabulary": [6, 2], "learning": [5],
 }  # fmt: skip

@@ -1,19 +1,23 @@
 """A plan: what is to be made, and what that costs here."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from bertsmith.data.settings import DataSettings
-from bertsmith.lab import cost
+from bertsmith.lab import cost, probe
 from bertsmith.lab.bench import Bench
 from bertsmith.lab.cost import Costs
+from bertsmith.lab.experiments.every import EXPERIMENTS
 from bertsmith.lab.kit import Kit
 from bertsmith.lab.laboratory import Laboratory
 from bertsmith.lab.making import OUTCOME
+from bertsmith.lab.probe import seconds_of_a_step
 from bertsmith.lab.scale import SCALES
-from bertsmith.lab.sources import Sources
+from bertsmith.lab.sources import Sources, characters_in
 from bertsmith.lab.stages import Stage
+from bertsmith.lab.toy import stand_in
 from bertsmith.model.config import ModelConfig
 from bertsmith.progress import Silent
 from tests.lab.given import LINES
@@ -29,6 +33,10 @@ def test_a_plan_tells_runs_and_minutes_and_makes_nothing(tmp_path: Path) -> None
     assert kinds.count("finetune") == 18
     assert all(own.seconds is not None and own.seconds > 0 for own in planned)
     words = [own.words for own in planned]
+    tuned = next(own for own in planned if own.stage.kind == "finetune")
+    values = tuned.stage.settings["values"]
+    assert tuned.steps == 48 * values["schedule"]["epochs"] / values["task"]["batch"] == 6
+    assert next(own for own in planned if own.stage.kind == "pretrain").steps == 12
     assert words[:2] == [
         "the text of (80, 10, 10), model, 0",
         "the words of (80, 10, 10), model, 0",
@@ -44,18 +52,20 @@ def test_a_plan_tells_runs_and_minutes_and_makes_nothing(tmp_path: Path) -> None
     # An evaluation of 32 sequences, forward alone, is a third of four steps; of ten steps there is
     # one, of a thousand there are twenty.
     assert other == pytest.approx(one * (1000 + 20 * 4 / 3) / (10 + 4 / 3))
-    # Left to right, every word is predicted, by a head that costs most of so small a model; with
-    # many words so much more that no noise of the machine hides it.
-    store = kit.store(size=30_000)
-    causal, masked = costs.of(kit.left_to_right(store=store)), costs.of(kit.pretrained(store=store))
-    assert causal is not None
-    assert masked is not None
-    assert causal > masked
+
+
+def test_left_to_right_a_probe_predicts_every_word() -> None:
+    """As a run does, whose head costs most of a small model; of masked words it is a seventh."""
+    causal = DataSettings(batch=8, length=32, objective="left-to-right", nsp=False)
+    found = probe._batch(causal)
+    assert found.masked_positions.tolist() == list(range(len(found.ids)))
+    masked = probe._batch(DataSettings(batch=8, length=32))
+    assert 0 < len(masked.masked_positions) < len(masked.ids) / 6
 
 
 def test_a_plan_counts_the_long_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth of the paper's steps have four times the tokens, and attention more than that."""
-    monkeypatch.setattr(cost, "_probe", lambda config, data: float(data.length))  # noqa: ARG005
+    monkeypatch.setattr(cost, "seconds_of_a_step", lambda _, data, __: float(data.length))
     (tmp_path / "a.jsonl").write_text(LINES)
     run = Kit(SCALES["full"], Sources(english=tmp_path / "a.jsonl"), tmp_path).usual()
     scored = 20 * 4096 / 256 / 3
@@ -69,18 +79,18 @@ def test_a_plan_asks_a_given_model_for_no_more_than_it_has(
     """A model of 64 positions is probed at 64."""
     probed: list[int] = []
 
-    def probe(_: ModelConfig, data: DataSettings) -> float:
+    def probe(_: ModelConfig, data: DataSettings, __: object) -> float:
         probed.append(data.length)
         return 1.0
 
-    monkeypatch.setattr(cost, "_probe", probe)
+    monkeypatch.setattr(cost, "seconds_of_a_step", probe)
     config = ModelConfig(
         vocab_size=99, layers=1, width=8, heads=1, feed_forward=8, max_positions=64
     )
     monkeypatch.setattr(cost, "load_encoder", lambda _: type("M", (), {"config": config}))
     kit = Kit(SCALES["small"], Sources(model=str(tmp_path)), tmp_path)
     files = {"train": tmp_path / "a.tsv", "dev": tmp_path / "a.tsv"}
-    (tmp_path / "a.tsv").write_text("a\tb\n" * 9)
+    (tmp_path / "a.tsv").write_text(f"{'a word ' * 50}\tb\n" * 9)
     monkeypatch.setattr(Sources, "files", lambda *_: tuple(files.values()))
     assert Costs().of(kit.tuned(None, "mrpc")) is not None
     assert probed == [64]
@@ -100,3 +110,66 @@ def test_a_plan_leaves_out_what_another_folder_of_results_has(tmp_path: Path) ->
     (tmp_path / "work" / base.name / OUTCOME).unlink()
     third = Stage("number", {"add": 30}, {"base": base})
     assert other.missing([third]) == [base, third]
+
+
+def test_the_moments_of_learning_outlive_its_best_evaluations(tmp_path: Path) -> None:
+    """Each evaluation may leave a checkpoint, and what is asked about is among the first ones."""
+    (tmp_path / "a.jsonl").write_text(LINES)
+    kit = Kit(SCALES["small"], Sources(english=tmp_path / "a.jsonl"), tmp_path)
+    stages = EXPERIMENTS["learning"].stages(kit)
+    run, moments = stages["run"].settings, [key[1] for key in stages if key != "run"]
+    assert moments == [0, 400, 2000, 8000]
+    left = run["steps"] // run["run"]["eval_every"] + run["steps"] // run["checkpoint"]["every"]
+    assert run["checkpoint"]["keep"] >= left
+    assert all(moment % run["checkpoint"]["every"] == 0 for moment in moments)
+
+
+@pytest.mark.parametrize("task", ["mrpc", "sts-b", "conll2003", "squad"])
+def test_examples_are_counted_as_they_are_read(task: str, tmp_path: Path) -> None:
+    """A header and an empty line are none, whatever ends a line."""
+    train = stand_in(Sources(), tmp_path / "toy").files(task)[0]
+    assert cost._size(train)[1] == 72
+    train.write_bytes(train.read_bytes().replace(b"\n", b"\r\n"))
+    assert cost._size(train)[1] == 72
+
+
+def test_what_is_taken_over_asks_for_nothing_that_it_was_made_of(tmp_path: Path) -> None:
+    """A base that was thrown away is not made again for a result that stands elsewhere."""
+    base = Stage("number", {})
+    first = Stage("number", {"add": 10}, {"base": base})
+    bench(tmp_path).make({"a": first})
+    shutil.rmtree(tmp_path / "work" / base.name)
+    other = Bench(tmp_path / "other", tmp_path / "work", Silent(), {"number": number})
+    assert other.missing([first]) == []
+    other.make({"a": first})
+    assert other.result(first) == {"value": 12}
+    assert not (tmp_path / "work" / base.name).exists()
+
+
+def test_what_diverged_for_another_folder_of_results_is_in_vain_here(tmp_path: Path) -> None:
+    """Neither it nor what needs it is planned."""
+    lost = Stage("number", {"diverges": True})
+    vain = Stage("number", {"add": 1}, {"base": lost})
+    bench(tmp_path).make({"a": vain})
+    other = Bench(tmp_path / "other", tmp_path / "work", Silent(), {"number": number})
+    assert other.missing([lost, vain]) == []
+    other.make({"a": lost, "b": vain})
+    assert all("diverged" in (other.result(own) or {}) for own in (lost, vain))
+
+
+def test_characters_are_told_from_bytes(tmp_path: Path) -> None:
+    """Three bytes of Korean are one character, and cost what one does."""
+    (tmp_path / "a.txt").write_text("가나다라 " * 1000, encoding="utf-8")
+    assert characters_in(tmp_path / "a.txt") == 5000
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_bilstm_is_probed_as_it_is(frozen: bool) -> None:
+    """On the same sequences, it takes longer where it is wider."""
+    config = ModelConfig(
+        vocab_size=99, layers=4, width=16, heads=2, feed_forward=32, max_positions=64
+    )
+    data = DataSettings(batch=8, length=32)
+    narrow, wide = (seconds_of_a_step(config, data, {"width": width, "frozen": frozen})
+                    for width in (8, 256))  # fmt: skip
+    assert wide > narrow > 0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bertsmith.errors import CorpusError, StoreError, TaskError
-from bertsmith.lab import stages
+from bertsmith.lab import making, stages
 from bertsmith.lab.experiments import pooling
 from bertsmith.lab.kit import Kit
 from bertsmith.lab.laboratory import Laboratory
@@ -15,6 +15,7 @@ from bertsmith.lab.making import KINDS, OUTCOME, SENTENCES, TEXT, Job
 from bertsmith.lab.scale import SCALES
 from bertsmith.lab.sources import Sources, read_squad
 from bertsmith.lab.stages import Stage
+from bertsmith.lab.toy import stand_in
 from bertsmith.progress import Silent
 from tests.lab.given import LINES, Heard
 
@@ -86,7 +87,7 @@ def test_too_little_text_is_told(tmp_path: Path) -> None:
     heard = Heard()
     Laboratory("activations", out=tmp_path / "lab", progress=heard,
                sources=Sources(english=tmp_path / "a.jsonl"))  # fmt: skip
-    assert any("where scale small takes 40,000,000 characters" in own for own in heard.said)
+    assert any("where scale small takes 40,000,000;" in own for own in heard.said)
 
 
 def made(tmp_path: Path, kind: str, stage: Stage, **needs: Path) -> dict[str, Any]:
@@ -167,3 +168,18 @@ def test_rows_that_a_map_cannot_use_are_named(tmp_path: Path) -> None:
     file.write_bytes(b"sentence1\tsentence2\tscore\n\xff\tb\t1\n")
     with pytest.raises(TaskError, match=r"dev.tsv: it is not UTF-8 text"):
         pooling._pairs(file, 10)
+
+
+def test_an_option_that_the_lab_has_not_is_told_to_be_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bad row of a task is told with the option of `finetune` that leaves it out."""
+
+    def bad(*_: object, **__: object) -> None:
+        raise TaskError("train.tsv, line 3: no label; leave such examples out with --skip-bad")
+
+    monkeypatch.setattr(making, "finetune", bad)
+    kit = Kit(SCALES["smoke"], stand_in(Sources(), tmp_path / "toy"), tmp_path)
+    stage = kit.tuned(kit.usual(), "mrpc")
+    with pytest.raises(TaskError, match=r"line 3: .*--skip-bad \(an option of finetune; the lab"):
+        made(tmp_path, "finetune", stage, model=tmp_path)

@@ -14,7 +14,7 @@ from bertsmith.lab.experiments import vocabulary
 from bertsmith.lab.experiments.every import EXPERIMENTS
 from bertsmith.lab.kit import Kit
 from bertsmith.lab.laboratory import Laboratory
-from bertsmith.lab.report import Table, spread
+from bertsmith.lab.report import Panel, Table, _rows, spread
 from bertsmith.lab.scale import SCALES
 from bertsmith.lab.sources import Sources
 from tests.lab.given import LINES, Heard
@@ -76,7 +76,7 @@ def test_a_constant_layer_of_one_seed_takes_no_other_with_it(tmp_path: Path) -> 
     report = EXPERIMENTS["pooling"].report(kit, found)
     (values,) = report.figures.values()
     np.testing.assert_allclose(values, [[0.4] * 5, [0.7] * 5])
-    assert report.tables[0].rows[0][1] == "0.700 (1 of 2; 1 diverged or constant)"
+    assert report.tables[0].rows[0][1] == "0.700 (1 of 2; 1 constant)"
 
 
 def test_a_cell_has_mean_and_deviation() -> None:
@@ -98,6 +98,17 @@ def test_a_list_of_numbers_takes_a_line(tmp_path: Path) -> None:
     assert json.loads(text) == value
     assert "[1.0, -5e-08, null],\n" in text
     assert '"row": [1, 2]' in text
+
+
+def test_a_wide_panel_has_a_row_of_its_own() -> None:
+    """Others stand two beside each other, in their order."""
+
+    def drawn(_: Any) -> None:
+        pass
+
+    panels = [Panel(name, drawn, wide=name.isupper()) for name in "abcDefG"]
+    rows = ["".join(panel.title for panel in row) for row in _rows(panels)]
+    assert rows == ["ab", "c", "D", "ef", "G"]
 
 
 @pytest.mark.parametrize(("name", "told"), [("learning", 1), ("activations", 3)])

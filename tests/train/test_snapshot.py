@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from bertsmith import bundle
 from bertsmith.errors import DivergedError, ModelError, RunError, SettingsError
 from bertsmith.train import journal
-from bertsmith.train.pretrain import pretrain
+from bertsmith.train.pretrain import begin, pretrain
 from bertsmith.train.snapshot import snapshot
 from bertsmith.use.fill import fill
 from tests.train.conftest import assignments
@@ -35,6 +35,20 @@ def test_a_snapshot_is_the_model_of_its_step(store: Path, tmp_path: Path) -> Non
     assert bundle.load(tmp_path / "third").info["provenance"]["step"] == 3
     with pytest.raises(RunError, match="no checkpoint of step 4; there: 3, 6, 9"):
         snapshot(run, 4, tmp_path / "fourth")
+
+
+def test_a_run_begins_with_the_model_that_begin_writes(store: Path, tmp_path: Path) -> None:
+    """A run that hardly learns stays near it; another seed begins elsewhere."""
+    for name, seed in (("run", 1), ("other", 2)):
+        chosen = assignments(optim__lr=1e-12, optim__weight_decay=0, run__seed=seed)
+        pretrain(store, tmp_path / name, steps=1, assignments=chosen)
+        begin(store, tmp_path / f"{name}-0", assignments=chosen)
+    weights = [load_file(tmp_path / path / "model.safetensors")
+               for path in ("run/model", "run-0", "other-0")]  # fmt: skip
+    for name, first in weights[1].items():
+        torch.testing.assert_close(weights[0][name], first, rtol=0, atol=1e-9)
+    assert any(not torch.equal(weights[1][name], weights[2][name]) for name in weights[1])
+    assert bundle.load(tmp_path / "run-0").info["provenance"]["step"] == 0
 
 
 def test_the_journal_has_gradients_by_layer(store: Path, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def _onnx() -> Any:
         import onnx.checker
         import onnx.helper
         import onnx.numpy_helper
-    except ImportError:
+    except ModuleNotFoundError:
         raise MissingExtraError("onnx", "onnx", "writing ONNX") from None
     return onnx
 
@@ -134,7 +134,7 @@ def _quantized(proto: Any, folder: Path) -> Any:
     """Return a model in 8 bits, by files in ``folder``, which is removed."""
     try:
         from onnxruntime.quantization import QuantType, quantize_dynamic
-    except ImportError:
+    except ModuleNotFoundError:
         raise MissingExtraError("onnxruntime", "onnx", "quantizing to int8") from None
     onnx = _onnx()
     folder.mkdir()

@@ -15,14 +15,17 @@ from bertsmith.errors import ModelError
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.kit import Kit
 from bertsmith.lab.making import Job
-from bertsmith.lab.report import Panel, Report, Table, average, lines, spread
+from bertsmith.lab.report import Draw, Panel, Report, Table, means, spread
 from bertsmith.lab.senses import SENSES
 from bertsmith.lab.stages import Stage
 from bertsmith.use.embed import Embedder
 from bertsmith.use.similar import cosine_distances
 
-_SENSES = "senses"
+#: The kind of its stages.
+KIND = "senses"
 _NAMES = {"en": "English", "ko": "Korean"}
+#: Values of each seed, by what they are and by layer.
+_Courses = dict[str, dict[int, list[float | None]]]
 
 
 def measure_senses(job: Job) -> dict[str, Any]:
@@ -94,26 +97,21 @@ def _distances(
     return same, other
 
 
-def _settings(language: str) -> dict[str, Any]:
+def senses_stage(kit: Kit, language: str, seed: int) -> Stage:
+    """Return the stage that measures the usual model of a language, or the one that was given."""
     words = {word: {name: list(texts) for name, texts in senses.items()}
              for word, senses in SENSES[language].items()}  # fmt: skip
-    return {"language": language, "words": words}
+    settings = {"language": language, "words": words}
+    if kit.sources.model:
+        return Stage(KIND, settings, {}, {"model": Path(kit.sources.model)})
+    return Stage(KIND, settings, {"model": kit.usual(seed, store=kit.store(language))})
 
 
 def _stages(kit: Kit) -> Stages:
     languages = ["en"] + (["ko"] if kit.sources.korean else [])
-    if kit.sources.model:
-        given = {"model": Path(kit.sources.model)}
-        return {(language, 0): Stage(_SENSES, _settings(language), {}, given)
-                for language in languages}  # fmt: skip
-    return {
-        (language, seed): Stage(
-            _SENSES, _settings(language),
-            {"model": kit.usual(seed, store=kit.store(language))},
-        )
-        for language in languages
-        for seed in range(kit.scale.seeds)
-    }  # fmt: skip
+    seeds = range(1 if kit.sources.model else kit.scale.seeds)
+    return {(language, seed): senses_stage(kit, language, seed)
+            for language in languages for seed in seeds}  # fmt: skip
 
 
 def _report(kit: Kit, found: Results) -> Report:  # noqa: ARG001 - all reports are asked alike
@@ -125,25 +123,44 @@ def _report(kit: Kit, found: Results) -> Report:  # noqa: ARG001 - all reports a
         if known is None:
             continue
         name, rows = _NAMES[language], []
-        middles = []
+        courses: _Courses = {what: {} for what in known[0]}
         vectors = ["the word's own (static)", "embeddings, with position",
                    *(f"layer {layer}" for layer in range(1, len(known) - 1))]  # fmt: skip
         for place, vector in enumerate(vectors):
-            told = {what: [own[place][what] if own else None for own in runs]
-                    for what in known[place]}  # fmt: skip
+            told = {what: [own[place][what] if own else None for own in runs] for what in courses}
             rows.append([vector, *(spread(told[what]) for what in ("same", "other", "parted"))])
-            middles.append(average(told["parted"]))
             figures[f"{name}, {vector}"] = told
-        level, *curve = middles
-        points = [(layer, value) for layer, value in enumerate(curve) if value is not None]
+            for what, values in told.items():
+                courses[what][place - 1] = values
         tables.append(Table(
             f"{name}: cosine distance of a word in two sentences",
             ["vector", "same sense", "different senses", "same is nearer than different"], rows,
         ))  # fmt: skip
-        marks = {} if level is None else {"static_vectors": level}
-        drawn = lines({name: points}, "layer", "same sense is nearer", **marks)
-        panels.append(Panel(name, drawn))
+        panels += _panels(name, courses)
     return Report(tables, panels, figures)
+
+
+def _panels(name: str, courses: _Courses) -> list[Panel]:
+    """Return how well senses are parted and how far apart they are, by layer; -1 is static."""
+    parted = means({"layers": courses["parted"]}, "", "same sense is nearer, share", by_chance=0.5)
+    apart = {"same sense": courses["same"], "different senses": courses["other"]}
+    distances = means(apart, "", "cosine distance")
+    layers = max(courses["parted"])
+    # One scale for all models and languages; chance is in its middle.
+    return [
+        Panel(f"{name}: are senses told apart?", _by_layer(parted, layers, (0.0, 1.0))),
+        Panel(f"{name}: how far apart?", _by_layer(distances, layers, (0.0, None))),
+    ]
+
+
+def _by_layer(draw: Draw, layers: int, limits: tuple[float, float | None]) -> Draw:
+    def drawn(axes: Any) -> None:
+        draw(axes)
+        names = ["static", "embed-\ndings", *map(str, range(1, layers + 1))]
+        axes.set_xticks(range(-1, layers + 1), names, fontsize=8)
+        axes.set_ylim(*limits)
+
+    return drawn
 
 
 EXPERIMENT = Experiment(
@@ -152,5 +169,5 @@ EXPERIMENT = Experiment(
     question="Does a word's vector tell its senses apart, and from which layer on?",
     stages=_stages,
     report=_report,
-    makers={_SENSES: measure_senses},
+    makers={KIND: measure_senses},
 )

@@ -47,7 +47,7 @@ def _report(kit: Kit, found: Results) -> Report:
     rows = [[row, spread(scores[row]), f"{paper:.1f}"] for row, paper in PAPER.items()]
     table = Table("Table 7: entity F1, CoNLL-2003 dev, sentences alone (the paper: in documents)",
                   ["what the tagger reads", "F1", "the paper's, %"], rows)  # fmt: skip
-    drawn = dots({"F1": dict(scores)}, "entity F1, held out")
+    drawn = dots({row: {"F1": own} for row, own in scores.items()}, "entity F1, held out")
     return Report([table], [Panel("fine-tuned and frozen", drawn)], dict(scores))
 
 

@@ -8,17 +8,19 @@ from typing import Any
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.kit import Kit
 from bertsmith.lab.making import Job
-from bertsmith.lab.report import NOTHING, Panel, Report, Table, lines
+from bertsmith.lab.report import NOTHING, Draw, Panel, Report, Table, lines
 from bertsmith.lab.stages import Stage
 from bertsmith.use.fill import fill
 
 _FILLED = "filled"
 #: Words that a table shows of each moment.
 _TOP = 3
-#: The moments of a run that are asked, in twentieths: one before words are more than frequent.
-_MOMENTS, _TWENTIETHS = (1, 4, 10, 20), 20
+#: The moments of a run that are asked beside its beginning, in twentieths.
+_MOMENTS, _TWENTIETHS = (1, 5, 20), 20
 #: How many times as long as usual the run is at "small": words come long after their frequencies.
-_LONGER = {"small": 2}
+_LONGER = {"small": 10}
+#: Points of the held-out curve for each twentieth: at first it falls fast.
+_FINER = 4
 SENTENCES = (
     "the capital of france is [MASK] .",
     "he was born in [MASK] 1950 .",
@@ -42,15 +44,20 @@ def _run(kit: Kit) -> Stage:
         return kit.masked_only(0)
     steps = kit.scale.steps * _LONGER[kit.scale.name]
     every = max(1, steps // _TWENTIETHS)
-    return kit.masked_only(0, steps=steps, checkpoint={"every": every, "keep": 2 * _TWENTIETHS})
+    return kit.masked_only(
+        0, steps=steps, run={"eval_every": max(1, every // _FINER)},
+        # Each of its evaluations may be the best one, and is a checkpoint then.
+        checkpoint={"every": every, "keep": (_FINER + 1) * _TWENTIETHS},
+    )  # fmt: skip
 
 
 def _moments(kit: Kit) -> dict[int, Stage]:
-    """Return the models that are asked, by their steps, the last one among them."""
-    found = list(kit.moments(_run(kit)).items())
+    """Return the models that are asked, by their steps, from the first to the last one."""
+    run = _run(kit)
+    found = list(kit.moments(run).items())
     chosen = {round(moment * len(found) / _TWENTIETHS) for moment in _MOMENTS}
-    return {step: model for number, (step, model) in enumerate(found, 1)
-            if number in chosen or number == 1}  # fmt: skip
+    later = {step: model for number, (step, model) in enumerate(found, 1) if number in chosen}
+    return {0: kit.begun(run), **later}
 
 
 def _stages(kit: Kit) -> Stages:
@@ -77,23 +84,51 @@ def _report(kit: Kit, found: Results) -> Report:
     if run and "heldout" in run:
         curves = {"training": run["training"], "held out": run["heldout_curve"]}
         marks = {"unigram_entropy": run["heldout"]["unigram_entropy"]}
-    words = _words(rows, moments)
-    drawn = lines(curves, "steps", "masked-LM loss, nats", **marks)
-    panels = [Panel("loss", drawn), Panel("words filled in", words)]
+    panels = [Panel("loss", _losses(curves, marks, moments), wide=True),
+              Panel("the words it fills in, the most probable first", _words(rows, moments),
+                    wide=True)]  # fmt: skip
     table = Table("What it fills in, the most probable first", columns, rows)
     return Report([table], panels, {**marks, **curves})
 
 
-def _words(rows: list[list[str]], moments: list[int]) -> Any:
+def _losses(curves: dict[str, Any], marks: dict[str, float], moments: list[int]) -> Draw:
+    """Draw the held-out loss over that of the batches, and the moments that are asked."""
+    held = lines({"held out": curves.get("held out", ())}, "steps", "masked-LM loss, nats", **marks)
+
+    def drawn(axes: Any) -> None:
+        if curves:
+            axes.plot(*zip(*curves["training"], strict=True), color="#bbbbbb", linewidth=1,
+                      label="training, a batch")  # fmt: skip
+        held(axes)
+        for moment in moments:
+            axes.axvline(moment, color="#D55E00", linewidth=1, alpha=0.6)
+        top = axes.get_ylim()[1]
+        for moment in moments:
+            axes.annotate(f"{moment:,}", (moment, top), (3, -9), textcoords="offset points",
+                          fontsize=8, color="#D55E00")  # fmt: skip
+
+    return drawn
+
+
+def _words(rows: list[list[str]], moments: list[int]) -> Draw:
+    """Write a sentence a line, and under each moment the words."""
+
     def drawn(axes: Any) -> None:
         axes.set_axis_off()
-        for line, (sentence, *cells) in enumerate(rows):
-            top = 1 - line / len(rows)
-            axes.text(0, top, sentence, va="top", fontsize=10.5, weight="bold", parse_math=False)
-            for number, (moment, cell) in enumerate(zip(moments, cells, strict=True), 1):
-                where = top - number * 0.037
-                axes.text(0.02, where, f"{moment:,}", va="top", fontsize=9.5, color="#666666")
-                axes.text(0.16, where, cell, va="top", fontsize=9.5, parse_math=False)
+        places = [0.37 + 0.63 * number / len(moments) for number in range(len(moments))]
+        step = 1 / (len(rows) + 1)
+        for place, moment in zip(places, moments, strict=True):
+            axes.text(place, 1 - step / 2, f"after {moment:,} steps", va="center", fontsize=10,
+                      color="#D55E00")  # fmt: skip
+        for line, (sentence, *cells) in enumerate(rows, 1):
+            height = 1 - (line + 0.5) * step
+            axes.axhline(height + step / 2, color="#dddddd", linewidth=0.8)
+            axes.text(0, height, sentence, va="center", fontsize=10.5, weight="bold",
+                      parse_math=False)  # fmt: skip
+            for place, cell in zip(places, cells, strict=True):
+                axes.text(place, height, cell, va="center", fontsize=10, parse_math=False)
+        axes.set_ylim(0, 1)
+        axes.set_xlim(0, 1)
 
     return drawn
 

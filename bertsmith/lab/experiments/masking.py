@@ -7,7 +7,7 @@ from typing import Any
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.experiments.features import lstm
-from bertsmith.lab.kit import Kit, heldout, score
+from bertsmith.lab.kit import METRICS, Kit, heldout, score
 from bertsmith.lab.report import Panel, Report, Table, dots, spread
 
 #: Shares of mask, same and random, and the paper's figures: MNLI, and NER fine-tuned and by
@@ -63,11 +63,13 @@ def _report(kit: Kit, found: Results) -> Report:
         rows.append([*shares, spread(loss), *told])
     columns = ["mask", "same", "random", "held-out loss (its own mixture)",
                *(f"{name} (paper, %)" for _, name in USES.values())]  # fmt: skip
-    groups = {USES[use][1]: {name: own[use] for name, own in figures.items()} for use in USES}
-    return Report(
-        [Table("Table 8: mixtures of mask, same word and random word", columns, rows)],
-        [Panel("held out, by mask/same/random", dots(groups, "score"))], figures,
-    )  # fmt: skip
+    panels = []
+    for use, (task, name) in USES.items():
+        groups = {mixture: {use: own[use]} for mixture, own in figures.items()}
+        title = f"{name}, held out, by mask/same/random"
+        panels.append(Panel(title, dots(groups, METRICS[task][0])))
+    title = "Table 8: mixtures of mask, same word and random word"
+    return Report([Table(title, columns, rows)], panels, figures)
 
 
 EXPERIMENT = Experiment(

@@ -5,6 +5,7 @@ It never knows how a model was trained.
 
 import csv
 import math
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 
 from bertsmith.errors import TaskError
 from bertsmith.lab.experiment import Experiment, Results, Stages
+from bertsmith.lab.experiments.context import KIND as SENSES
+from bertsmith.lab.experiments.context import measure_senses, senses_stage
 from bertsmith.lab.kit import Kit
 from bertsmith.lab.making import Job
 from bertsmith.lab.report import NOTHING, Panel, Report, Table, grid, spread
@@ -25,6 +28,10 @@ POOLINGS = ("mean", "max", "mean-max", "first", "last")
 #: Sentences of the map.
 _MAPPED = 300
 _SIMILARITY, _MAP = "layer-similarity", "sentence-map"
+#: The column of word vectors, each the mean of its word's pieces.
+_WORDS = "words: same sense nearer than different (see context)"
+#: Deviations from the middle of a map to its edge.
+_EDGE = 3.0
 #: SST-2's labels in words.
 _LIKED = {"0": "negative", "1": "positive"}
 Floats = NDArray[np.float32]
@@ -141,6 +148,7 @@ def _stages(kit: Kit) -> Stages:
     stages: Stages = {}
     for seed in range(kit.scale.seeds):
         needs = {"model": kit.usual(seed)}
+        stages["words", seed] = senses_stage(kit, "en", seed)
         stages["similarity", seed] = Stage(_SIMILARITY, settings, needs, files)
     stages["map", 0] = Stage(_MAP, {"most": _MAPPED}, {"model": kit.usual(0)}, shown)
     return stages
@@ -160,15 +168,19 @@ def _report(kit: Kit, found: Results) -> Report:  # noqa: ARG001 - all reports a
         names = [f"{layer} ({layer - last - 1})" if layer else "embeddings"
                  for layer in range(last + 1)]  # fmt: skip
         parted = shown["parted"] if shown else [None] * (last + 1)
+        words = [own for key, own in found.items() if key[0] == "words"]  # type: ignore[index]
         rows = [
             [names[layer],
-             *(spread([None if own is None else float(own[layer, place]) for own in runs])
+             *(spread([None if own is None else float(own[layer, place]) for own in runs],
+                      lost="constant")
                for place in range(len(POOLINGS))),
-             NOTHING if parted[layer] is None else f"{parted[layer]:.3f}"]
+             NOTHING if parted[layer] is None else f"{parted[layer]:.3f}",
+             *_word_cell(words, layer)]
             for layer in range(last, -1, -1)
         ]  # fmt: skip
         title = "Spearman of the cosine with people's scores (STS-B, held out), no fine-tuning"
         columns = ["layer", *POOLINGS, "neighbour of the same label (SST-2, mean, seed 0)"]
+        columns += [_WORDS] if words else []
         tables.append(Table(title, columns, rows))
         figures["spearman by layer from the embeddings on"] = mean.tolist()
         drawn = grid(mean.tolist()[::-1], names[::-1], POOLINGS)
@@ -180,10 +192,21 @@ def _report(kit: Kit, found: Results) -> Report:  # noqa: ARG001 - all reports a
     return Report(tables, panels, figures)
 
 
+def _word_cell(words: Sequence[Mapping[str, Any] | None], layer: int) -> list[str]:
+    """Return the cell of word vectors; a given model has a table of its own, of `context`."""
+    parted = [own["layers"][layer]["parted"] if own else None for own in words]
+    return [spread(parted)] if words else []
+
+
 def _scattered(points: list[list[float]], labels: list[str]) -> Any:
     def drawn(axes: Any) -> None:
         for label, colour in zip(sorted(set(labels)), ("#D55E00", "#0072B2"), strict=False):
-            own = [p for p, name in zip(points, labels, strict=True) if name == label]
+            # What lies far out stands at the edge, so that the rest is not pressed together.
+            own = [
+                [min(max(x, -_EDGE), _EDGE) for x in point]
+                for point, name in zip(points, labels, strict=True)
+                if name == label
+            ]
             told = _LIKED.get(label, label)
             axes.scatter(*zip(*own, strict=True), s=8, color=colour, alpha=0.6, label=told)
         axes.set_xticks([])
@@ -198,8 +221,8 @@ def _scattered(points: list[list[float]], labels: list[str]) -> Any:
 EXPERIMENT = Experiment(
     name="pooling",
     source="section 5.3 (features), after bert-as-service",
-    question="Which layer, pooled how, makes the best vectors of sentences?",
+    question="Which layer, pooled how, makes the best vectors of sentences, and of words?",
     stages=_stages,
     report=_report,
-    makers={_SIMILARITY: measure_similarity, _MAP: measure_map},
+    makers={_SIMILARITY: measure_similarity, _MAP: measure_map, SENSES: measure_senses},
 )

@@ -12,7 +12,7 @@ from bertsmith.bundle import load_encoder
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.kit import Kit, heldout
 from bertsmith.lab.making import Job
-from bertsmith.lab.report import NOTHING, Panel, Report, Table, lines, plain, spread
+from bertsmith.lab.report import NOTHING, Panel, Report, Table, dots, lines, plain, spread
 from bertsmith.lab.stages import Stage
 
 #: What differs from the usual run, of which positions begin as sinusoids in dimensions of their
@@ -82,6 +82,9 @@ def _report(kit: Kit, found: Results) -> Report:
     columns = ["table", *(f"{shift} apart" for shift in shown)]
     tables.append(Table("Cosine similarity of two positions, their mean taken off", columns, rows))
     panels = [Panel(name, _drawn(own["map"])) for name, own in maps.items()]
+    if figures:
+        losses = {name: {"loss": own} for name, own in figures.items()}
+        panels.insert(0, Panel("held out", dots(losses, "masked-LM loss, nats")))
     curves = {name: list(enumerate(own["by_distance"]))[:-1] for name, own in maps.items()}
     panels.append(Panel("by distance", lines(curves, "positions apart", "cosine similarity")))
     return Report(tables, panels, figures)

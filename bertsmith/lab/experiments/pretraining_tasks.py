@@ -9,8 +9,13 @@ from bertsmith.lab.report import NOTHING, Panel, Report, Table, dots, spread
 
 #: A pair task, a similarity task, sentiment, and question answering.
 TASKS = ("mrpc", "sts-b", "sst-2", "squad")
+#: What a task has without any pre-training: from chance, and from the recipe's first weights, whose
+#: heads begin by looking at neighbours and at equal words of the other segment.
+_CHANCE, _FIRST = _FLOORS = ("not pre-trained, from chance", "not pre-trained, first weights")
 #: The models of the table, and the paper's figures for those of the tasks that it has.
 PAPER: dict[str, dict[str, float]] = {
+    _CHANCE: {},
+    _FIRST: {},
     "MLM + NSP": {"mrpc": 86.7, "sst-2": 92.7, "squad": 88.5},
     "MLM, no NSP": {"mrpc": 86.5, "sst-2": 92.6, "squad": 87.9},
     "left to right, no NSP": {"mrpc": 77.5, "sst-2": 92.1, "squad": 77.8},
@@ -21,10 +26,12 @@ PAPER: dict[str, dict[str, float]] = {
 def _stages(kit: Kit) -> Stages:
     stages: Stages = {}
     for seed in range(kit.scale.seeds):
-        causal = kit.left_to_right(seed)
+        masked, causal = kit.masked_only(seed), kit.left_to_right(seed)
         models = {
+            _CHANCE: kit.begun(kit.masked_only(seed, run={"first_weights": "random"})),
+            _FIRST: kit.begun(masked),
             "MLM + NSP": kit.pretrained(seed),
-            "MLM, no NSP": kit.masked_only(seed),
+            "MLM, no NSP": masked,
             "left to right, no NSP": causal,
             "left to right + BiLSTM": causal,
         }
@@ -42,7 +49,8 @@ def _report(kit: Kit, found: Results) -> Report:
     rows, figures = [], {}
     for name, paper in PAPER.items():
         scores = {task: [score(found[name, task, seed], task) for seed in seeds] for task in TASKS}
-        loss = [heldout(found[name, "model", seed]) for seed in seeds]
+        models = [found[name, "model", seed] for seed in seeds]
+        loss = [None if name in _FLOORS else heldout(own) for own in models]
         figures[name] = {**scores, "held-out loss": loss}
         told = [f"{spread(scores[task])} ({_percent(paper.get(task))})" for task in TASKS]
         rows.append([name, spread(loss), *told])
@@ -51,10 +59,12 @@ def _report(kit: Kit, found: Results) -> Report:
         "held-out loss of its own objective",
         *(f"{METRICS[task][1]} (paper, %)" for task in TASKS),
     ]
-    groups = {task: {name: figures[name][task] for name in PAPER} for task in TASKS}
     title = "Table 5: pre-training tasks, scored on held-out examples"
-    panel = Panel("held out", dots(groups, "score"))
-    return Report([Table(title, columns, rows)], [panel], figures)
+    panels = []
+    for task in TASKS:
+        groups = {name: {task: figures[name][task]} for name in PAPER}
+        panels.append(Panel(f"{METRICS[task][1]}, held out", dots(groups, METRICS[task][0])))
+    return Report([Table(title, columns, rows)], panels, figures)
 
 
 def _percent(value: float | None) -> str:

@@ -17,7 +17,7 @@ def _runs(kit: Kit, seed: int) -> dict[str, Stage]:
 
 
 def _moments(kit: Kit) -> list[int]:
-    return list(kit.moments(kit.usual()))
+    return [0, *kit.moments(kit.usual())]
 
 
 def _stages(kit: Kit) -> Stages:
@@ -25,7 +25,7 @@ def _stages(kit: Kit) -> Stages:
     for seed in range(kit.scale.seeds):
         for name, run in _runs(kit, seed).items():
             stages[name, "run", seed] = run
-            for moment, model in kit.moments(run).items():
+            for moment, model in {0: kit.begun(run), **kit.moments(run)}.items():
                 for task in TASKS:
                     stages[name, task, moment, seed] = kit.tuned(model, task, seed)
     return stages
@@ -43,8 +43,9 @@ def _report(kit: Kit, found: Results) -> Report:
     ]
     columns = ["steps", *(f"{task}, {name}" for task in TASKS for name in _MODELS)]
     title = (
-        "Figure 5: held-out score against pre-training steps (the paper, MNLI: left to right "
-        "rises faster at first, masked LM is ahead almost at once and stays there)"
+        "Figure 5: held-out score against pre-training steps, at 0 of the first weights (the "
+        "paper, MNLI: left to right rises faster at first, masked LM is ahead almost at once and "
+        "stays there)"
     )
     panels = []
     for task in TASKS:

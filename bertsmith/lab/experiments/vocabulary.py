@@ -3,13 +3,14 @@
 It never knows how a run is made.
 """
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bertsmith.lab import softmax
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.kit import Kit, heldout
 from bertsmith.lab.making import Job
-from bertsmith.lab.report import NOTHING, Panel, Report, Table, average, lines, spread
+from bertsmith.lab.report import NOTHING, Draw, Panel, Report, Table, lines, means, spread
 from bertsmith.lab.stages import Stage
 from bertsmith.train.schedule import ScheduleSettings, phases
 
@@ -73,15 +74,13 @@ def _stages(kit: Kit) -> Stages:
 def _report(kit: Kit, found: Results) -> Report:
     rows: list[list[str]] = []
     figures: dict[str, Any] = {}
-    curves: dict[str, list[tuple[float, float]]] = {}
+    losses: dict[str, dict[int, list[float | None]]] = {}
     for language, segment in _languages(kit):
         name = _LANGUAGES[language, segment]
         for size in _SIZES[kit.scale.name]:
             told = _row(kit, found, (language, segment, size))
             figures[f"{name}, {size}"] = told
-            middle = average(told["nats a character"])
-            if middle is not None:
-                curves.setdefault(name, []).append((size, middle))
+            losses.setdefault(name, {})[size] = told["nats a character"]
             rows.append([
                 name, f"{size:,}", *(_told(told[key], form) for key, form in (
                     ("words learnt", ",.0f"), ("tokens a sentence", ".1f"), ("unknown", ".3%"),
@@ -97,9 +96,26 @@ def _report(kit: Kit, found: Results) -> Report:
         f"Vocabularies, left to right, after {_steps(kit):,} steps (the paper's has 30,000 words; "
         "[UNK] is not predicted, nor whether a space stands before a morpheme)"
     )
-    panels = [Panel("loss by vocabulary", lines(curves, "words asked", "nats a character"))]
-    costs, more = _softmax(figures["softmax"])
-    return Report([Table(title, columns, rows), costs], [*panels, *more], figures)
+    costs, panels = _softmax(figures["softmax"])
+    return Report([Table(title, columns, rows), costs], [*_panels(losses), *panels], figures)
+
+
+def _panels(losses: Mapping[str, Mapping[int, Sequence[float | None]]]) -> Iterator[Panel]:
+    """Draw the losses of each language: between languages, characters are no common measure."""
+    for language in ("English", "Korean"):
+        own = {name: course for name, course in losses.items() if name.startswith(language)}
+        if own:
+            drawn = means(own, "words asked", "nats a character")
+            sizes = next(iter(own.values()))
+            yield Panel(f"loss by vocabulary, {language}", _at_sizes(drawn, sizes))
+
+
+def _at_sizes(draw: Draw, sizes: Iterable[int]) -> Draw:
+    def drawn(axes: Any) -> None:
+        draw(axes)
+        axes.set_xticks(list(sizes), [f"{size:,}" for size in sizes])
+
+    return drawn
 
 
 def _softmax(costs: list[dict[str, Any]]) -> tuple[Table, list[Panel]]:
@@ -119,7 +135,8 @@ def _softmax(costs: list[dict[str, Any]]) -> tuple[Table, list[Panel]]:
     for what, unit, scale in (("seconds", "ms a step", 1000), ("bytes", "MiB", 2**-20)):
         series = {words: [(own["words"] / 1000, scale * own[form][what]) for own in costs]
                   for form, words in forms.items()}  # fmt: skip
-        panels.append(Panel(f"softmax, {unit}", lines(series, "thousand words", unit)))
+        panels.append(Panel(f"the output softmax alone: {unit}",
+                            lines(series, "thousand words", unit)))  # fmt: skip
     title = "The output softmax by its words, forward and backward"
     return Table(title, columns, rows), panels
 

@@ -4,7 +4,7 @@ from bertsmith.errors import MissingExtraError
 
 try:
     import gradio as gr
-except ImportError:
+except ModuleNotFoundError:
     raise MissingExtraError("gradio", "serve", "the page for people") from None
 
 __all__ = ["gr"]
