@@ -88,7 +88,7 @@ def lab(
                   "files": list(map(str, done.files))})  # fmt: skip
     else:
         put(done.report.markdown().rstrip())
-    words = laboratory.words()
+    words = laboratory.words() if done.failures else {}
     for stage, why in done.failures.items():
         say(f"failed: {words.get(stage, stage)} ({stage}): {why}")
     if done.files:

@@ -15,7 +15,7 @@ from bertsmith.bundle import load_encoder
 from bertsmith.data.settings import DataSettings
 from bertsmith.lab.probe import seconds_of_a_step
 from bertsmith.lab.sources import characters_in, read_squad
-from bertsmith.lab.stages import Stage
+from bertsmith.lab.stages import Stage, content_of
 from bertsmith.model.config import ModelConfig
 from bertsmith.train.schedule import ScheduleSettings
 
@@ -122,7 +122,7 @@ class Costs:
 def steps_of(stage: Stage) -> int:
     """Return the steps that a stage trains, of a fine-tuning about; 0 for what does not train."""
     if stage.kind != "finetune":
-        return int(stage.settings.get("steps", 0)) if stage.kind == "pretrain" else 0
+        return int(stage.settings.get("steps", 0))
     values = stage.settings["values"]
     most, batch = values["task"]["examples"], int(values["task"]["batch"])
     examples = _size(stage.files["train"])[1]
@@ -138,13 +138,13 @@ def _shape(run: Stage) -> dict[str, Any]:
 
 
 def _size(path: Path) -> tuple[float, int]:
-    facts = path.stat()
-    return _sized(path, (facts.st_size, facts.st_mtime_ns))
+    """Return the tokens of a task's file, roughly, and its examples."""
+    return _sized(path, content_of(path))
 
 
 @cache
-def _sized(path: Path, facts: tuple[int, int]) -> tuple[float, int]:  # noqa: ARG001 - the memory's key
-    """Return the tokens of a task's file, roughly, and its examples.
+def _sized(path: Path, content_hash: str) -> tuple[float, int]:  # noqa: ARG001 - of the memory's key
+    """Count a file once, however many stages read it, as long as it is the same one.
 
     In SQuAD's form each question is read with its context. Of CoNLL's lines the word is read, and
     an empty one ends a sentence; those of others are as they stand.

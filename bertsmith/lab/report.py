@@ -72,12 +72,6 @@ class Report:
         return "\n\n".join(table.markdown() for table in self.tables) + "\n"
 
 
-def average(values: Sequence[float | None]) -> float | None:
-    """Return the mean over the seeds that have a number, None where none has."""
-    known = _finite(values)
-    return mean(known) if known else None
-
-
 def spread(
     values: Sequence[float | None], form: str = ".3f", *, lost: str = "diverged or constant"
 ) -> str:
@@ -146,8 +140,8 @@ def lines(series: Mapping[str, Sequence[Sequence[float]]], x: str, y: str, **mar
         for number, (name, points) in enumerate(series.items()):
             if points:
                 colour = COLOURS[number % len(COLOURS)]
-                # So that a line is seen under another one.
-                style = "--" if number % 2 else "-"
+                # So that a line is seen under another one, and none is like the one of its colour.
+                style = "--" if (number + number // len(COLOURS)) % 2 else "-"
                 marker = "o" if len(points) <= _MARKED else ""
                 axes.plot(*zip(*points, strict=True), color=colour, linestyle=style, label=name,
                           linewidth=1.5, marker=marker, markersize=2.5)  # fmt: skip

@@ -22,7 +22,7 @@ from bertsmith.train.place import FILE, alone, check_place, take_up
 from bertsmith.train.probe import Cost
 from bertsmith.train.recipe import PretrainSettings
 from bertsmith.train.resolve import Wishes, resolve
-from bertsmith.train.session import Session, describe, parts, provenance
+from bertsmith.train.session import Session, describe, parts, provenance, provenance_on_the_way
 
 MODEL = "model"
 
@@ -88,9 +88,8 @@ def begin(data: Path | str, out: Path | str, **wishes: Any) -> None:
     store = Store.open(data)
     settings = _wished(store, Path(data), None, 1, None, None, wishes)
     session = Session(settings, store)
-    facts = {"settings": settings.model_dump(mode="json"), "step": 0}
-    info = {"task": "pretraining", "recipe": settings.run.recipe, "provenance": facts}
-    bundle.save(Path(out), session.model.cpu(), session.tokenizer, info)
+    facts = provenance_on_the_way(settings, 0)
+    bundle.save(Path(out), session.model.cpu(), session.tokenizer, facts)
 
 
 def plan(

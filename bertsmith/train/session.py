@@ -160,6 +160,15 @@ def describe(session: Session) -> str:
     )
 
 
+def provenance_on_the_way(settings: PretrainSettings, step: int) -> dict[str, Any]:
+    """Return what the directory of a model says that is not the last one of its run."""
+    return {
+        "task": "pretraining",
+        "recipe": settings.run.recipe,
+        "provenance": {"settings": settings.model_dump(mode="json"), "step": step},
+    }
+
+
 def provenance(session: Session, heldout: dict[str, float]) -> dict[str, Any]:
     """Return what a model directory says of its making."""
     settings, manifest = session.settings, session.store.manifest

@@ -15,6 +15,7 @@ from bertsmith.train import checkpoint
 from bertsmith.train.place import FILE
 from bertsmith.train.pretrain import MODEL
 from bertsmith.train.recipe import PretrainSettings
+from bertsmith.train.session import provenance_on_the_way
 
 
 def snapshot(run: Path, step: int, out: Path) -> None:
@@ -33,11 +34,9 @@ def snapshot(run: Path, step: int, out: Path) -> None:
         )
     model = PreTrainingModel(settings.model)
     checkpoint.load_weights(known[step], model)
-    info = {"task": "pretraining", "recipe": settings.run.recipe,
-            "provenance": {"settings": settings.model_dump(mode="json"), "step": step}}  # fmt: skip
     finished = run / MODEL
     words = Tokenizer.load(finished) if finished.exists() else _of_store(settings)
-    bundle.save(out, model, words, info)
+    bundle.save(out, model, words, provenance_on_the_way(settings, step))
 
 
 def _of_store(settings: PretrainSettings) -> Tokenizer:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from bertsmith.errors import RunError
 from bertsmith.files import write_json
@@ -14,7 +15,7 @@ from bertsmith.lab.experiments import vocabulary
 from bertsmith.lab.experiments.every import EXPERIMENTS
 from bertsmith.lab.kit import Kit
 from bertsmith.lab.laboratory import Laboratory
-from bertsmith.lab.report import Panel, Table, _rows, spread
+from bertsmith.lab.report import Panel, Table, _rows, lines, spread
 from bertsmith.lab.scale import SCALES
 from bertsmith.lab.sources import Sources
 from tests.lab.given import LINES, Heard
@@ -126,3 +127,11 @@ def test_characters_are_counted_of_both_phases(tmp_path: Path) -> None:
     small, full = (Kit(SCALES[name], text, tmp_path) for name in ("small", "full"))
     assert vocabulary._tokens_read(small) == 400 * 32 * 128
     assert vocabulary._tokens_read(full) == 500_000 * 256 * (0.9 * 128 + 0.1 * 512)
+
+
+def test_no_two_of_many_lines_look_alike() -> None:
+    """A model of the paper's size has more layers than there are colours."""
+    axes = Figure().subplots()
+    lines({f"layer {number}": [(0, 1.0), (1, 2.0)] for number in range(14)}, "x", "y")(axes)
+    looks = {(own.get_color(), own.get_linestyle()) for own in axes.get_lines()}
+    assert len(looks) == 14

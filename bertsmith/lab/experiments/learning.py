@@ -8,7 +8,7 @@ from typing import Any
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.kit import Kit
 from bertsmith.lab.making import Job
-from bertsmith.lab.report import NOTHING, Draw, Panel, Report, Table, lines
+from bertsmith.lab.report import COLOURS, NOTHING, Draw, Panel, Report, Table, lines
 from bertsmith.lab.stages import Stage
 from bertsmith.use.fill import fill
 
@@ -19,6 +19,8 @@ _TOP = 3
 _MOMENTS, _TWENTIETHS = (1, 5, 20), 20
 #: How many times as long as usual the run is at "small": words come long after their frequencies.
 _LONGER = {"small": 10}
+#: The colour of what is asked at a moment.
+_ASKED = COLOURS[1]
 #: Points of the held-out curve for each twentieth: at first it falls fast.
 _FINER = 4
 SENTENCES = (
@@ -101,11 +103,11 @@ def _losses(curves: dict[str, Any], marks: dict[str, float], moments: list[int])
                       label="training, a batch")  # fmt: skip
         held(axes)
         for moment in moments:
-            axes.axvline(moment, color="#D55E00", linewidth=1, alpha=0.6)
+            axes.axvline(moment, color=_ASKED, linewidth=1, alpha=0.6)
         top = axes.get_ylim()[1]
         for moment in moments:
             axes.annotate(f"{moment:,}", (moment, top), (3, -9), textcoords="offset points",
-                          fontsize=8, color="#D55E00")  # fmt: skip
+                          fontsize=8, color=_ASKED)  # fmt: skip
 
     return drawn
 
@@ -119,7 +121,7 @@ def _words(rows: list[list[str]], moments: list[int]) -> Draw:
         step = 1 / (len(rows) + 1)
         for place, moment in zip(places, moments, strict=True):
             axes.text(place, 1 - step / 2, f"after {moment:,} steps", va="center", fontsize=10,
-                      color="#D55E00")  # fmt: skip
+                      color=_ASKED)  # fmt: skip
         for line, (sentence, *cells) in enumerate(rows, 1):
             height = 1 - (line + 0.5) * step
             axes.axhline(height + step / 2, color="#dddddd", linewidth=0.8)

@@ -27,8 +27,10 @@ def _stages(kit: Kit) -> Stages:
     stages: Stages = {}
     for seed in range(kit.scale.seeds):
         masked, causal = kit.masked_only(seed), kit.left_to_right(seed)
+        # The paper's recipe begins from chance as it is.
+        by_chance = {} if kit.scale.recipe == "paper" else {"run": {"first_weights": "random"}}
         models = {
-            _CHANCE: kit.begun(kit.masked_only(seed, run={"first_weights": "random"})),
+            _CHANCE: kit.begun(kit.masked_only(seed, **by_chance)),
             _FIRST: kit.begun(masked),
             "MLM + NSP": kit.pretrained(seed),
             "MLM, no NSP": masked,
