@@ -7,7 +7,7 @@ import ast
 from typing import Any
 
 #: Lines of a file, and of a function without its docstring.
-FILE_LINES, FUNCTION_LINES = 300, 40
+FILE_LINES, FUNCTION_LINES = 500, 60
 #: Longer ones, each with its reason; keep this short.
 LONG_FILES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {}
@@ -37,15 +37,12 @@ def _length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
 
 
-def test_every_module_says_what_it_is_for_and_what_it_never_does(modules: dict[str, Any]) -> None:
-    """Each module docstring has two sentences: what it is for, and what it never knows or does."""
-    wrong = []
-    for module in modules.values():
-        docstring = " ".join((ast.get_docstring(module.tree) or "").split())
-        second = docstring.partition(". ")[2] or docstring.partition(".) ")[2]
-        if not second or not any(word in second for word in ("never", "Never", "knows no")):
-            wrong.append(f"{module.path}: {docstring!r}")
-    assert not wrong, "\n".join(wrong)
+def test_every_module_has_a_docstring(modules: dict[str, Any]) -> None:
+    """Each module starts with a docstring that says what the module does."""
+    undocumented = [
+        str(module.path) for module in modules.values() if not ast.get_docstring(module.tree)
+    ]
+    assert not undocumented, "\n".join(undocumented)
 
 
 def test_nothing_prints_outside_the_command_line(modules: dict[str, Any]) -> None:
@@ -91,7 +88,7 @@ def test_no_generator_lives_in_a_module(modules: dict[str, Any]) -> None:
 
 
 def test_files_and_functions_are_short(modules: dict[str, Any]) -> None:
-    """A file has at most 300 lines and a function 40, save the few that give a reason."""
+    """A file has at most 500 lines and a function 60, except those listed with a reason."""
     files = {module.name for module in modules.values() if module.lines > FILE_LINES}
     functions = {
         f"{module.name}.{function.name}"
