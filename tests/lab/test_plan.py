@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,8 @@ from bertsmith.lab.sources import Sources, characters_in
 from bertsmith.lab.stages import Stage
 from bertsmith.lab.toy import stand_in
 from bertsmith.model.config import ModelConfig
+from bertsmith.model.features import FeatureModel
+from bertsmith.model.packed import Packed
 from bertsmith.progress import Silent
 from tests.lab.given import LINES
 from tests.lab.numbers import bench, number
@@ -164,12 +167,22 @@ def test_characters_are_told_from_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("frozen", [True, False])
-def test_a_bilstm_is_probed_as_it_is(frozen: bool) -> None:
-    """On the same sequences, it takes longer where it is wider."""
+def test_a_bilstm_is_probed_as_it_is(frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe times training steps of a BiLSTM of the requested width on the given batch."""
     config = ModelConfig(
         vocab_size=99, layers=4, width=16, heads=2, feed_forward=32, max_positions=64
     )
     data = DataSettings(batch=8, length=32)
-    narrow, wide = (seconds_of_a_step(config, data, {"width": width, "frozen": frozen})
-                    for width in (8, 256))  # fmt: skip
-    assert wide > narrow > 0
+    calls: list[tuple[FeatureModel, int]] = []
+    forward = FeatureModel.forward
+
+    def recording_forward(self: FeatureModel, packed: Packed, *args: Any) -> Any:
+        calls.append((self, len(packed.ids)))
+        return forward(self, packed, *args)
+
+    monkeypatch.setattr(FeatureModel, "forward", recording_forward)
+    assert seconds_of_a_step(config, data, {"width": 24, "frozen": frozen}) > 0
+    model, num_tokens = calls[-1]
+    assert model.features.width == 24
+    assert 200 < num_tokens <= 8 * 32
+    assert any(parameter.requires_grad for parameter in model.bert.parameters()) != frozen
