@@ -1,0 +1,56 @@
+"""Stores of earlier versions open; fixtures/v0.1 was written by commit 6675940."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bertsmith.data.masking import TokenFacts
+from bertsmith.data.pool import Pool
+from bertsmith.data.prepare import prepare
+from bertsmith.data.settings import DataSettings
+from bertsmith.data.store import SPLITS, Store
+from bertsmith.data.stream import Stream
+from bertsmith.data.worker import Task
+from bertsmith.text.corpus import sources
+from bertsmith.text.wordpiece import Tokenizer
+
+V01 = Path(__file__).parent / "fixtures" / "v0.1"
+
+
+def test_store_v01_opens() -> None:
+    """A store of version 0.1, which has no checksums, opens and yields examples."""
+    store = Store.open(V01 / "store")
+    counts = {name: store.split(name).counts for name in SPLITS}
+    assert (counts["train"].documents, counts["train"].tokens) == (52, 3185)
+    assert (counts["heldout"].documents, counts["heldout"].tokens) == (8, 379)
+    tokenizer = store.tokenizer()
+    train = store.split("train")
+    first = train.ids[: train.sentences[1]].tolist()
+    assert tokenizer.decode(first) == "stone river evening water evening."
+    settings = DataSettings(length=32)
+    stream = Stream(train, TokenFacts.of(tokenizer), settings, settings.length, 0, 0)
+    assert len(stream.batch(0, 8)) == 8
+
+
+def test_unfinished_store_v01_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unfinished store of version 0.1 is finished; its parts are not made again."""
+    shutil.copytree(V01 / "unfinished", tmp_path / "store")
+    parts = {path.name for path in (tmp_path / "store" / "parts").glob("*.npz")}
+    assert len(parts) == 6
+    submitted: list[str] = []
+    submit = Pool.submit
+
+    def record(self: Pool, task: Task) -> object:
+        submitted.append(task.path.name)
+        return submit(self, task)
+
+    monkeypatch.setattr(Pool, "submit", record)
+    tokenizer = Tokenizer.load(V01 / "unfinished" / "tokenizer")
+    corpus = sources([str(V01 / "sources")])
+    manifest = prepare(corpus, tokenizer, tmp_path / "store", workers=1, shard_characters=2000)
+    assert submitted
+    assert not parts & set(submitted)
+    assert sum(counts.tokens for counts in manifest.splits.values()) == 3185 + 379
+    assert json.loads((tmp_path / "store" / "manifest.json").read_text())["format"] == 1
