@@ -1,0 +1,189 @@
+"""Record the numbers that Bertsmith computes, so that two commits can be compared digit by digit.
+
+Trains, fine-tunes, embeds and exports tiny models on generated text through the command line, and
+collects the losses of every step, the vectors and the ONNX outputs. A change that should not alter
+numbers leaves all of them identical:
+
+    python benchmarks/fingerprint.py --json before.json       # at the old commit
+    python benchmarks/fingerprint.py --compare before.json    # at the new commit
+
+Everything runs in fp32 on one CPU thread. The numbers depend on the CPU and the PyTorch version, so
+both files must come from one machine.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+NAMES = ["Anna", "Omar", "Lena", "Igor", "Mina", "Hugo"]
+PLACES = ["Oslo", "Paris", "Seoul", "Lima", "Cairo"]
+OBJECTS = ["a lamp", "the old map", "two apples", "a green coat", "the letter", "some water"]
+VERBS = ["carried", "found", "sold", "painted", "hid", "forgot"]
+FP32 = ["--set", "run.precision=fp32", "--set", "run.log_every=1", "--set", "run.device=cpu"]
+
+
+def run(work: Path, *arguments: object) -> None:
+    """Run one Bertsmith command; raise RuntimeError with its messages if it fails."""
+    command = [sys.executable, "-m", "bertsmith", *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    result = subprocess.run(
+        command, cwd=work, env=environment, capture_output=True, text=True, check=False
+    )
+    if result.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{result.stderr}")
+
+
+def write_data(work: Path) -> None:
+    """Write a corpus and one labelled file per task family, the same ones every time."""
+    generator = random.Random(0)
+
+    def sentence() -> tuple[str, str, str]:
+        name, place = generator.choice(NAMES), generator.choice(PLACES)
+        verb, thing = generator.choice(VERBS), generator.choice(OBJECTS)
+        return f"{name} {verb} {thing} in {place} .", name, place
+
+    documents = [[sentence()[0] for _ in range(12)] for _ in range(240)]
+    lines = [json.dumps({"text": "\n".join(document)}) for document in documents]
+    (work / "corpus.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    rows = ["text,label"]
+    tags: list[str] = []
+    paragraphs = []
+    endings = ["prompt,first,second,right"]
+    for number in range(96):
+        text, name, place = sentence()
+        rows.append(f"{text},{'north' if place in ('Oslo', 'Seoul') else 'south'}")
+        entities = {name: "B-PER", place: "B-LOC"}
+        tags += [f"{word} {entities.get(word, 'O')}" for word in text.split()] + [""]
+        question = {
+            "id": str(number),
+            "question": f"Where was {name} ?",
+            "answers": [{"text": place, "answer_start": text.index(place)}],
+        }
+        paragraphs.append({"context": text, "qas": [question]})
+        other = generator.choice([option for option in PLACES if option != place])
+        pair = [place, other] if number % 2 else [other, place]
+        endings.append(f"{text},{pair[0]},{pair[1]},{0 if number % 2 else 1}")
+    (work / "classify.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    (work / "tag.conll").write_text("\n".join(tags) + "\n", encoding="utf-8")
+    (work / "choose.csv").write_text("\n".join(endings) + "\n", encoding="utf-8")
+    squad = {"version": "1.1", "data": [{"title": "places", "paragraphs": paragraphs}]}
+    (work / "answer.json").write_text(json.dumps(squad), encoding="utf-8")
+
+
+def losses(run_directory: Path) -> list[dict[str, Any]]:
+    """Return the training losses of each logged step, without times and rates."""
+    lines = (run_directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    return [
+        {key: record[key] for key in sorted(record) if "loss" in key or key in ("step", "lr")}
+        for record in records
+        if record["kind"] == "train"
+    ]
+
+
+def digest(array: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Return the shape, the SHA-256 and the first values of an array."""
+    return {
+        "shape": list(array.shape),
+        "sha256": hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest(),
+        "first": [repr(float(value)) for value in array.ravel()[:4]],
+    }
+
+
+def onnx_outputs(directory: Path) -> dict[str, Any]:
+    """Run every ONNX graph of a directory on fixed ids and return a digest of each output."""
+    digests = {}
+    for path in sorted(directory.rglob("*.onnx")):
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        ids = np.arange(5, 21, dtype=np.int64).reshape(2, 8)
+        values = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+        inputs = {item.name: values.get(item.name, np.zeros_like(ids))
+                  for item in session.get_inputs()}  # fmt: skip
+        outputs = session.run(None, inputs)
+        for item, array in zip(session.get_outputs(), outputs, strict=True):
+            digests[f"{path.name} {item.name}"] = digest(array)
+    return digests
+
+
+def fingerprint(work: Path) -> dict[str, Any]:
+    """Train and use tiny models in ``work`` and return their numbers by name."""
+    write_data(work)
+    run(work, "vocab", "corpus.jsonl", "--size", 200, "--out", "vocab")
+    run(
+        work,
+        "prepare",
+        "corpus.jsonl",
+        "--tokenizer",
+        "vocab",
+        "--held-out",
+        0.05,
+        "--out",
+        "store",
+    )
+    numbers: dict[str, Any] = {}
+    shape = ["--set", "model.layers=2", "--set", "model.width=32", "--set", "model.heads=2",
+             "--set", "model.feed_forward=64", "--set", "data.batch=16"]  # fmt: skip
+    for recipe in ("fast", "paper"):
+        out = f"run-{recipe}"
+        run(work, "pretrain", "--data", "store", "--recipe", recipe, "--steps", 10, "--out", out,
+            *shape, *FP32)  # fmt: skip
+        numbers[f"pretrain {recipe}"] = losses(work / out)
+    families: dict[str, list[object]] = {
+        "classify": ["--data", "classify.csv", "--text", "text", "--label", "label"],
+        "answer": ["--data", "answer.json"],
+        "choose": ["--data", "choose.csv", "--text", "prompt", "--endings", "first,second",
+                   "--label", "right"],
+        "tag": ["--data", "tag.conll"],
+    }  # fmt: skip
+    for family, options in families.items():
+        run(work, "finetune", family, "--model", "run-fast", *options, "--out", family,
+            "--set", "schedule.epochs=4", *FP32)  # fmt: skip
+        numbers[f"finetune {family}"] = losses(work / family)
+    sentences = [
+        json.loads(line)["text"].splitlines()[0]
+        for line in (work / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:20]
+    ]
+    (work / "sentences.txt").write_text("\n".join(sentences) + "\n", encoding="utf-8")
+    for pooling in ("mean", "first"):
+        run(work, "embed", "run-fast", "sentences.txt", "--pooling", pooling, "--device", "cpu",
+            "--out", f"{pooling}.npy")  # fmt: skip
+        numbers[f"embed {pooling}"] = digest(np.load(work / f"{pooling}.npy"))
+    for model in ("run-fast", "classify"):
+        run(work, "export", model, "--to", "onnx", "--out", f"{model}-onnx")
+        numbers[f"onnx {model}"] = onnx_outputs(work / f"{model}-onnx")
+    return numbers
+
+
+def main() -> None:
+    """Compute the fingerprint; write it, or compare it with an older one."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
+    parser.add_argument("--compare", type=Path, help="a file that --json wrote earlier")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as work:
+        numbers = fingerprint(Path(work))
+    if options.json:
+        options.json.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+    if options.compare is None:
+        print(f"{len(numbers)} groups of numbers: {', '.join(numbers)}")
+        return
+    before = json.loads(options.compare.read_text(encoding="utf-8"))
+    different = [name for name in numbers if numbers[name] != before.get(name)]
+    for name in numbers:
+        print(f"{'DIFFERENT' if name in different else 'identical'}  {name}")
+    sys.exit(bool(different))
+
+
+if __name__ == "__main__":
+    main()
