@@ -66,16 +66,22 @@ def _example(
     texts = tuple(text_of(row, name) for name in names)
     label = None
     if labelled:
-        label = _label(cell(row, task.label), task.kind)
+        label = _label(cell(row, task.label), task.kind, labels)
         _refuse_unknown(label, labels)
     return Example(texts, label, row.where)
 
 
-def _label(value: Any, kind: Kind) -> str | float | frozenset[str]:
+def _label(
+    value: Any, kind: Kind, labels: Sequence[str] | None = None
+) -> str | float | frozenset[str]:
+    """Return the label in a cell. labels: the known names, where "nan" may be one."""
     if kind == "multi":
         given = value.split(SEPARATOR) if isinstance(value, str) else value
         given = given if isinstance(given, list) else [given]
+        for item in given:
+            _refuse_missing(item, labels)
         return frozenset(name for name in map(_name, given) if name)
+    _refuse_missing(value, labels)
     if kind == "single":
         if isinstance(value, list):
             raise BadExampleError("several labels where one is expected", "; see --kind multi")
@@ -83,6 +89,8 @@ def _label(value: Any, kind: Kind) -> str | float | frozenset[str]:
         if not name:
             raise BadExampleError("an empty label")
         return name
+    if isinstance(value, str) and not value.strip():
+        raise BadExampleError("an empty label")
     if isinstance(value, bool):
         raise BadExampleError("a score that is no number", f": {value!r}")
     try:
@@ -92,6 +100,23 @@ def _label(value: Any, kind: Kind) -> str | float | frozenset[str]:
     if not math.isfinite(number):
         raise BadExampleError("a score that is not finite", f": {value!r}")
     return number
+
+
+def _refuse_missing(value: Any, labels: Sequence[str] | None) -> None:
+    """Raise BadExampleError for NaN, as pandas writes a missing value, in any case.
+
+    A class that is really called so can be named in ``task.labels``.
+    """
+    if isinstance(value, float) and math.isnan(value):
+        raise BadExampleError("a missing label", ": NaN")
+    if (
+        isinstance(value, str)
+        and value.strip().lower() == "nan"
+        and value.strip() not in (labels or ())
+    ):
+        raise BadExampleError(
+            "a missing label", f": {value!r} (a class of that name has to be listed in task.labels)"
+        )
 
 
 def _name(value: Any) -> str:

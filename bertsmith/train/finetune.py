@@ -37,7 +37,7 @@ from bertsmith.train.taskdata import (
     with_model,
     with_task,
 )
-from bertsmith.train.telling import tell
+from bertsmith.train.telling import tell, tell_baseline
 from bertsmith.train.tunesettings import FinetuneSettings
 from bertsmith.train.tuning import Scored, Tuning
 
@@ -149,6 +149,7 @@ def _train(
     )  # fmt: skip
     if outcome.signal is not None:
         return result
+    tell_baseline(progress, task, data, figures)
     info = {"task": task.name, "provenance": settings.model_dump(mode="json"),
             "heldout": figures}  # fmt: skip
     save_task(run / MODEL, model, start.tokenizer, head, info)

@@ -3,11 +3,17 @@
 It never knows where that is shown.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from bertsmith.bundle import TaskBundle
 from bertsmith.progress import Progress
 from bertsmith.tasks.inputs import Counts
+from bertsmith.tasks.label_counts import (
+    summarize_labels,
+    warn_about_accuracy,
+    warn_about_labels,
+)
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train import device
 from bertsmith.train.taskdata import TaskData
@@ -33,6 +39,10 @@ def tell(
         progress.note(note)
     for name, counts in data.counts.items():
         _tell_counts(progress, name, counts)
+    for name, examples in {"train": data.train, **data.heldout}.items():
+        progress.note(f"{name}: {summarize_labels(examples, task.kind)}")
+    for warning in warn_about_labels(data.train, task):
+        progress.note(f"warning: train: {warning}")
     for name, file in task.heldout.items():
         if Path(file).samefile(task.train):
             progress.note(
@@ -46,6 +56,21 @@ def tell(
                 f"{name}: {labels.pop()!r} is the label of every example, so that its scores tell "
                 "nothing of other labels, and correlations are NaN"
             )
+
+
+def tell_baseline(
+    progress: Progress, task: TaskSettings, data: TaskData, figures: Mapping[str, float]
+) -> None:
+    """Warn if a classifier is no more accurate than its commonest held-out label.
+
+    Balanced class weights give up accuracy on purpose, so nothing is compared with them.
+    """
+    if task.kind != "single" or task.class_weights == "balanced":
+        return
+    name, examples = next(iter(data.heldout.items()))
+    warning = warn_about_accuracy(examples, figures["accuracy"])
+    if warning:
+        progress.note(f"warning: {name}: {warning}")
 
 
 def _tell_counts(progress: Progress, name: str, counts: Counts) -> None:

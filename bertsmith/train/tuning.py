@@ -158,6 +158,10 @@ class Tuning:
             rows = torch.from_numpy(np.concatenate([found[number] for number in numbers]))
             each = self._family.losses(rows, part, self._head)
             total, count = total + float(each.sum()), count + len(each)
-        figures = self._family.score(found, own.inputs, own.examples, self._head, self._task)
+        task = self._task
+        if self._head.kind == "single" and "accuracy" not in task.metrics:
+            # The accuracy is compared with that of the commonest label after training.
+            task = task.model_copy(update={"metrics": [*task.metrics, "accuracy"]})
+        figures = self._family.score(found, own.inputs, own.examples, self._head, task)
         loss = total / count if count else math.nan
         return {"loss": loss, **figures, "examples": float(len(own.examples))}

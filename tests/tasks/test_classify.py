@@ -36,8 +36,12 @@ def words() -> Tokenizer:
         ("single", "red,1,1", r"line 3: 3 columns where 2 are expected"),
         ("single", "red,9", r"line 3: an unknown label: '9'; known are '0', '1'"),
         ("regression", "red,much", r"line 3: a score that is no number: 'much'"),
-        ("regression", "red,nan", r"line 3: a score that is not finite"),
+        ("regression", "red,nan", r"line 3: a missing label: 'nan'"),
+        ("regression", "red, ", r"line 3: an empty label"),
         ("multi", "red,1|7", r"line 3: an unknown label: '7'"),
+        ("single", "red,NaN", r"line 3: a missing label: 'NaN'"),
+        ("multi", "red,nan", r"line 3: a missing label: 'nan'"),
+        ("multi", "red,1|NaN", r"line 3: a missing label: 'NaN'"),
     ],
 )
 def test_a_bad_row_is_told_or_counted(tmp_path: Path, kind: Kind, row: str, message: str) -> None:
@@ -51,6 +55,21 @@ def test_a_bad_row_is_told_or_counted(tmp_path: Path, kind: Kind, row: str, mess
     assert [example.texts for example in examples] == [("red",), ("green",)]
     assert (counts.read, counts.used, sum(counts.skipped.values())) == (3, 2, 1)
     assert list(counts.as_dict()["first_skipped"].values()) == [f"{file}, line 3"]
+
+
+def test_nan_is_a_class_only_where_it_is_listed(tmp_path: Path) -> None:
+    """Without labels "NaN" in any case is missing; listed in task.labels it is a class."""
+    file = tmp_path / "a.csv"
+    file.write_text("text,label\nred,NaN\ngreen,nan\nblue,na\nred,None\n")
+    examples, counts = read(file, TaskSettings(skip_bad=True))
+    assert [example.label for example in examples] == ["na", "None"]
+    assert counts.skipped == {"a missing label": 2}
+    with pytest.raises(TaskError, match=r"has to be listed in task\.labels"):
+        read(file, TaskSettings())
+    labels = ["NaN", "na", "None"]
+    examples, counts = read(file, TaskSettings(skip_bad=True), labels=labels)
+    assert [example.label for example in examples] == labels
+    assert counts.skipped == {"a missing label": 1}
 
 
 def test_an_id_stands_once(tmp_path: Path) -> None:
@@ -84,13 +103,13 @@ def test_scores_that_are_all_alike_teach_nothing(tmp_path: Path) -> None:
         ("single", "red \ud83d", "1", "line 1: half a character"),
         ("single", "red", {"a": 1}, "line 1: a label that is no name"),
         ("single", "red", ["0", "1"], "line 1: several labels where one is expected"),
-        ("single", "red", float("nan"), "line 1: a label that is not finite: nan"),
+        ("single", "red", float("nan"), "line 1: a missing label: NaN"),
         ("multi", "red", [float("inf")], "line 1: a label that is not finite: inf"),
         ("multi", "red", {"a": 1}, "line 1: a label that is no name"),
         ("multi", "red", ["0", ["1"]], r"line 1: a label that is no name: \['1'\]"),
         ("regression", "red", True, "line 1: a score that is no number: True"),
         ("regression", "red", [1.0], "line 1: a score that is no number"),
-        ("regression", "red", float("nan"), "line 1: a score that is not finite"),
+        ("regression", "red", float("nan"), "line 1: a missing label: NaN"),
     ],
 )
 def test_json_of_another_type_is_a_bad_row(

@@ -63,6 +63,29 @@ def test_a_label_that_is_never_trained_on_is_told(start: Path, tmp_path: Path) -
     assert again.counts == result.counts
 
 
+def test_labels_are_counted_and_a_useless_classifier_is_reported(
+    start: Path, tmp_path: Path
+) -> None:
+    """Counts come before the first step, the comparison with the majority after the last.
+
+    It works with any metric, also with one that is not the accuracy.
+    """
+    rows = [{"text": "w", "label": "yes" if n % 10 else "no"} for n in range(40)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    progress = Notes()
+    task = {**QUICK["task"], "metrics": ["macro_f1"]}
+    values = {**QUICK, "task": {**task, "heldout": {"dev": str(tmp_path / "t.jsonl")}},
+              "schedule": {"steps": 1}}  # fmt: skip
+    finetune("classify", start, tmp_path / "run", data=tmp_path / "t.jsonl", values=values,
+             progress=progress)  # fmt: skip
+    assert "train: 2 labels: yes 36 (90.0%), no 4 (10.0%)" in progress.notes
+    assert "dev: 2 labels: yes 36 (90.0%), no 4 (10.0%)" in progress.notes
+    warnings = [line for line in progress.notes if line.startswith("warning: ")]
+    assert warnings[0].startswith("warning: train: 90.0% of the examples have the label 'yes'")
+    assert "is no better than always answering 'yes' (0.9000)" in warnings[1]
+    assert len(warnings) == 2
+
+
 def test_a_held_out_file_that_is_trained_on_is_told(start: Path, tmp_path: Path) -> None:
     """It is taken, since somebody may want it, but not without a word."""
     data, told = table(tmp_path / "train.jsonl", "single", 20), Notes()

@@ -1,0 +1,84 @@
+"""Summaries of labels and the warnings about them."""
+
+import pytest
+
+from bertsmith.tasks.choose import Question
+from bertsmith.tasks.classify import Example
+from bertsmith.tasks.conll import Sentence
+from bertsmith.tasks.label_counts import (
+    summarize_labels,
+    warn_about_accuracy,
+    warn_about_labels,
+)
+from bertsmith.tasks.questions import Example as SpanExample
+from bertsmith.tasks.settings import TaskSettings
+
+
+def labelled(*labels: str | float | frozenset[str]) -> list[Example]:
+    """Return one text for each label."""
+    return [Example(("text",), label, "f") for label in labels]
+
+
+def sentence(*tags: str) -> Sentence:
+    """Return a sentence with these tags."""
+    return Sentence("", tuple((n, n) for n in range(len(tags))), tags, 0, "f")
+
+
+def test_summary_of_classes() -> None:
+    """Labels come with counts and shares, the commonest first; ten are named, in one line."""
+    assert summarize_labels(labelled("b", "a", "b", "b"), "single") == (
+        "2 labels: b 3 (75.0%), a 1 (25.0%)"
+    )
+    many = labelled(*(f"c{n:02}" for n in range(12)))
+    assert summarize_labels(many, "single").endswith("c09 1 (8.3%), and 2 more")
+    long = summarize_labels(labelled("a\n" + "b" * 99, "c"), "single")
+    assert "\n" not in long
+    assert len(long) < 100
+
+
+def test_summary_of_other_kinds() -> None:
+    """Several labels a text, numbers, endings, tags, entities and spans each have a summary."""
+    several = labelled(frozenset(("a", "b")), frozenset("a"), frozenset())
+    assert summarize_labels(several, "multi") == "2 labels: a 2 (66.7%), b 1 (33.3%)"
+    assert summarize_labels(labelled(1.0, 4.0), "regression") == "scores from 1 to 4, mean 2.5"
+    prompts = [Question("p", ("a", "b"), right, "f") for right in (1, 1, 0)]
+    assert summarize_labels(prompts, "choice").startswith("2 labels: ending 1 2 (66.7%)")
+    tagged = [sentence("B-PER", "I-PER", "O", "B-LOC"), sentence("B-PER")]
+    assert summarize_labels(tagged, "entities") == "2 entity types: PER 2 (66.7%), LOC 1 (33.3%)"
+    assert summarize_labels([sentence("N", "V", "N", "N")], "tags").startswith("2 tags: N 3 (75")
+    spans = [SpanExample("q", "c", answers, "1", "f") for answers in ((("c", 0),), ())]
+    assert summarize_labels(spans, "span") == "questions with an answer 1, without 1"
+
+
+@pytest.mark.parametrize(
+    ("labels", "settings", "message"),
+    [
+        ([str(n) for n in range(6)] * 2, {}, ""),
+        ([str(n) for n in range(7)] + ["0"] * 6, {}, "7 different labels in 13 examples"),
+        (["a"] * 8 + ["b"] * 2, {}, ""),
+        (["a"] * 9 + ["b"] * 2, {}, "81.8% of the examples have the label 'a'"),
+        (["a"] * 9 + ["b"] * 2, {"class_weights": "balanced"}, ""),
+    ],
+)
+def test_warnings_about_classes(labels: list[str], settings: dict[str, str], message: str) -> None:
+    """More classes than half the rows, or one with more than 80% of them, is reported."""
+    task = TaskSettings.parse(settings, "the test")
+    warnings = warn_about_labels(labelled(*labels), task)
+    assert len(warnings) == bool(message)
+    assert message in "".join(warnings)
+
+
+def test_numbers_are_no_classes() -> None:
+    """A column of different numbers is what regression needs."""
+    task = TaskSettings(kind="regression")
+    assert warn_about_labels(labelled(1.0, 2.0, 3.0), task) == []
+
+
+@pytest.mark.parametrize(
+    ("labels", "accuracy", "warned"),
+    [("aab", 2 / 3, True), ("aab", 0.5, True), ("aab", 1.0, False), ("aa", 1.0, False),
+     ("aa", 0.5, True), ("abb", 0.7, False)],
+)  # fmt: skip
+def test_no_better_than_the_majority(labels: str, accuracy: float, warned: bool) -> None:
+    """An accuracy up to the share of the commonest held-out label is reported; 1 never is."""
+    assert (warn_about_accuracy(labelled(*labels), accuracy) is not None) == warned
