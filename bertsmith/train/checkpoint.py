@@ -1,15 +1,15 @@
-"""Checkpoints: weights, optimizer moments and the step, each directory whole or not there.
+"""Checkpoints: atomic directories with weights, optimizer state and checksums.
 
-It never knows what is trained.
-
-    RUN/checkpoints/step-N/weights.safetensors    parameters under the model's own names
-    RUN/checkpoints/step-N/moments.safetensors    Adam's two moments, NAME.exp_avg, NAME.exp_avg_sq
-    RUN/checkpoints/step-N/state.json             step, seconds, best held-out loss so far
+RUN/checkpoints/step-N/weights.safetensors    parameters under the model's own names
+RUN/checkpoints/step-N/moments.safetensors    Adam's two moments, NAME.exp_avg, NAME.exp_avg_sq
+RUN/checkpoints/step-N/state.json             step, seconds, best held-out loss so far
+RUN/checkpoints/step-N/checksums.json         SHA-256 of each file above; absent in version 0.1
+RUN/checkpoints/step-N.damaged/               a checkpoint that failed its checksums
 """
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -21,11 +21,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from bertsmith.errors import RunError
-from bertsmith.files import whole_directory, write_json
+from bertsmith.files import sha256_of_file, whole_directory, write_json
+from bertsmith.progress import Progress
 from bertsmith.settings import Settings
 
 FOLDER = "checkpoints"
 WEIGHTS, MOMENTS, STATE = "weights.safetensors", "moments.safetensors", "state.json"
+CHECKSUMS, DAMAGED = "checksums.json", ".damaged"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 #: What reading a damaged checkpoint, or one of another model, ends with.
 _DAMAGE = (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError)
@@ -63,6 +65,8 @@ def save(
         save_file(_weights(model), new / WEIGHTS)
         save_file(_moments(model, optimizer), new / MOMENTS)
         write_json(new / STATE, asdict(state))
+        checksums = {name: sha256_of_file(new / name) for name in (WEIGHTS, MOMENTS, STATE)}
+        write_json(new / CHECKSUMS, checksums)
     steps = [step for step, _ in found(run)]
     for step in steps[:-keep]:
         if step != state.best_step:
@@ -90,9 +94,47 @@ def found(run: Path) -> list[tuple[int, Path]]:
     return sorted((int(path.name[5:]), path) for path in names)
 
 
+def resume(
+    run: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress
+) -> State:
+    """Restore the newest intact checkpoint of ``run``; the state of step 0 if there is none yet.
+
+    Newer, damaged checkpoints are logged and renamed to step-N.damaged, so that a new checkpoint
+    can take their name. Raises RunError, and renames nothing, if no checkpoint can be restored.
+    """
+    stored = found(run)
+    errors: list[tuple[Path, RunError]] = []
+    for _, directory in reversed(stored):
+        try:
+            state = restore(directory, model, optimizer)
+        except RunError as error:
+            errors.append((directory, error))
+            continue
+        for damaged, reason in errors:
+            progress.note(f"{reason}; kept as {damaged.name}{DAMAGED}")
+            _set_aside(damaged)
+        return state
+    if not stored:
+        return State()
+    reasons = "".join(f"\n  {error}" for _, error in errors)
+    raise RunError(
+        f"{run}: no checkpoint of this run can be restored:{reasons}\nrestore one from a "
+        f"backup, or remove {run / FOLDER} to train again from the first step"
+    )
+
+
+def _set_aside(directory: Path) -> None:
+    """Rename a damaged checkpoint; an older damaged one of the same step is replaced."""
+    target = directory.with_name(directory.name + DAMAGED)
+    if target.exists():
+        shutil.rmtree(target)
+    directory.replace(target)
+
+
 def restore(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     """Load a checkpoint into model and optimizer; RunError if it is damaged or does not fit."""
     try:
+        _verify(directory, (WEIGHTS, MOMENTS, STATE))
         state = State(**json.loads((directory / STATE).read_text(encoding="utf-8")))
         moments = load_file(directory / MOMENTS)
         _load(directory, model)
@@ -104,19 +146,43 @@ def restore(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer)
             entry["step"] = torch.tensor(float(state.step), device=parameter.device)
             optimizer.state[parameter] = entry
     except _DAMAGE as error:
-        raise RunError(
-            f"{directory}: this checkpoint cannot be read ({error}); remove the directory and run "
-            "again, to go on from the one before it"
-        ) from None
+        raise RunError(f"{directory}: this checkpoint cannot be read: {error}") from None
     return state
 
 
 def load_weights(directory: Path, model: nn.Module) -> None:
     """Load the weights of a checkpoint alone; RunError if it is damaged or does not fit."""
     try:
+        _verify(directory, (WEIGHTS,))
         _load(directory, model)
     except _DAMAGE as error:
-        raise RunError(f"{directory}: this checkpoint cannot be read ({error})") from None
+        raise RunError(f"{directory}: this checkpoint cannot be read: {error}") from None
+
+
+def load_best(run: Path, step: int, model: nn.Module) -> None:
+    """Load the weights of the best evaluation, at ``step``; RunError if they cannot be read."""
+    directory = run / FOLDER / f"step-{step}"
+    try:
+        load_weights(directory, model)
+    except RunError as error:
+        raise RunError(
+            f"{error}\nit holds the best weights of this run; restore it from a backup, or remove "
+            f"{run / FOLDER} to train again from the first step"
+        ) from None
+
+
+def _verify(directory: Path, names: Sequence[str]) -> None:
+    """Raise ValueError if a file has changed since it was written.
+
+    Checkpoints of version 0.1 have no checksums and are not verified.
+    """
+    path = directory / CHECKSUMS
+    if not path.exists():
+        return
+    checksums = json.loads(path.read_text(encoding="utf-8"))
+    for name in names:
+        if sha256_of_file(directory / name) != checksums[name]:
+            raise ValueError(f"{name} does not match its checksum")
 
 
 @torch.no_grad()

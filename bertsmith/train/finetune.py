@@ -140,7 +140,7 @@ def _train(
     state, figures = outcome.state, _last_figures(run)
     best = options.choose == "best" or options.patience is not None
     if outcome.signal is None and best and state.best_step is not None:
-        checkpoint.restore(dict(checkpoint.found(run))[state.best_step], model, adam)
+        checkpoint.load_best(run, state.best_step, model)
         figures = _last_figures(run, state.best_step)
     counts = {name: one.as_dict() for name, one in data.counts.items()}
     result = Tuned(

@@ -115,11 +115,9 @@ def train(
 
     On SIGTERM or Ctrl-C it finishes the step, saves a checkpoint and returns.
     """
-    state = State()
     checkpoint.sweep(run)
-    stored = checkpoint.found(run)
-    if stored:
-        state = checkpoint.restore(stored[-1][1], model, optimizer)
+    state = checkpoint.resume(run, model, optimizer, progress)
+    if state.step:
         progress.note(f"going on from step {state.step} of {plan.steps}")
     journal = Journal(run, state.step)
     progress.start("training", plan.steps, "steps")

@@ -184,6 +184,37 @@ def test_several_seeds_keep_the_best(start: Path, tmp_path: Path) -> None:
     assert again.settings == found.settings
 
 
+def test_several_seeds_resume_past_a_damaged_checkpoint(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in its second run and its newest checkpoint damaged, the result is the same."""
+    data = table(tmp_path / "train.jsonl", "single", 40)
+    values = {**QUICK, "schedule": {"steps": 6}, "checkpoint": {"every": 2}}
+    expected = finetune_several("classify", start, tmp_path / "undisturbed", seeds=2, data=data,
+                                values=values)  # fmt: skip
+    steps = 0
+
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 6 + 5:
+            raise KeyboardInterrupt
+        return take_step(*arguments, **named)
+
+    out = tmp_path / "interrupted"
+    monkeypatch.setattr(loop, "take_step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        finetune_several("classify", start, out, seeds=2, data=data, values=values)
+    newest = out / "seed-1" / "checkpoints" / "step-4" / "moments.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1] + b"!")
+    result = finetune_several("classify", start, out, seeds=2, data=data, values=values)
+    assert steps == 6 + 5 + 4, "resumed after step 2"
+    for run, other in zip(result.settings[0].runs, expected.settings[0].runs, strict=True):
+        assert (run.run / "model" / bundle.WEIGHTS).read_bytes() == (
+            other.run / "model" / bundle.WEIGHTS
+        ).read_bytes()
+
+
 def test_a_signal_at_the_end_of_a_run_stops_those_that_follow(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
