@@ -51,7 +51,11 @@ def lab(
     seeds: Annotated[
         int | None, typer.Option(help="Runs of each; by default as the scale says.", min=1)
     ] = None,
-    out: Annotated[Path, typer.Option(help="Results, tables and pictures.")] = Path("lab"),
+    out: Annotated[Path, typer.Option(help="Tables and pictures, in OUT/SCALE.")] = Path("lab"),
+    results: Annotated[
+        Path | None,
+        typer.Option(help="Folder of SCALE/results.jsonl; by default OUT."),
+    ] = None,
     work: Annotated[
         Path | None, typer.Option(help="Stores, runs and models; by default OUT/SCALE/work.")
     ] = None,
@@ -72,7 +76,7 @@ def lab(
     laboratory = Laboratory(
         name, scale=scale.value,
         sources=Sources(text, korean_text, tasks, None if model is None else str(model)),
-        out=out, work=work, seeds=seeds, progress=Bars(),
+        out=out, results=results, work=work, seeds=seeds, progress=Bars(),
     )  # fmt: skip
     if plan:
         _tell_plan(laboratory, as_json=as_json)

@@ -1,8 +1,7 @@
 """Makes the stages of an experiment one after another: what stands is not made again.
 
-It never knows what the stages are for. A result stands in ``OUT/results`` as a small file, to be
-kept; what it was made of (stores, runs, models) stands in the work folder, and may be thrown away:
-it is only made again where a result that is still missing needs it.
+Results are kept in ``results.jsonl``. What they were computed from (stores, runs, models) is in the
+work folder and may be deleted: it is only made again where a missing result needs it.
 """
 
 import fcntl
@@ -24,11 +23,11 @@ from bertsmith import __version__
 from bertsmith.errors import BertsmithError, RunError, StoreError
 from bertsmith.files import json_of, write_json
 from bertsmith.lab.making import KINDS, LATE, OUTCOME, SPENT, Job, Maker, StoppedError
+from bertsmith.lab.results import FILE, ResultsFile
 from bertsmith.lab.stages import Stage
 from bertsmith.progress import Progress
 from bertsmith.train import device
 
-RESULTS = "results"
 #: What is written into a stage's folder last, its result: an outcome alone may be half of one.
 WHOLE = "result.json"
 #: What a result is compared by when its stage was made again, and no run of another machine, or of
@@ -58,32 +57,31 @@ class Bench:
     failures: what went wrong in this process, by the name of the stage.
     """
 
+    #: The folder of the results file.
     out: Path
     work: Path
     progress: Progress
     makers: Mapping[str, Maker] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
-    _damaged: set[Path] = field(default_factory=set)
+    _incomplete: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        """Open the results file."""
+        self.results = ResultsFile(self.out / FILE, self.progress.note)
 
     def result(self, stage: Stage) -> dict[str, Any] | None:
         """Return the result of a stage, None where it has not been made."""
-        record = self._record(self._file(stage))
+        record = self._record(stage)
         return None if record is None else record["result"]
 
-    def _record(self, file: Path) -> dict[str, Any] | None:
-        """Read a result with all that is told of it; None where there is none, or half of one."""
-        try:
-            record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-            result, held = record["result"], _HELD.get(record["kind"], ())
-            if isinstance(result, dict) and ("diverged" in result or result.keys() >= set(held)):
-                return record
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, LookupError, TypeError):
-            pass
-        if file not in self._damaged:
-            self._damaged.add(file)
-            self.progress.note(f"{file}: this result is damaged, and counts as missing")
+    def _record(self, stage: Stage) -> dict[str, Any] | None:
+        """Return the complete record of a stage, None if there is none or only a part of one."""
+        record = self.results.get(stage.name)
+        if record is None or _is_complete(record):
+            return record
+        if stage.name not in self._incomplete:
+            self._incomplete.add(stage.name)
+            self.progress.note(f"{self.results.path}: {stage.name} is incomplete; it is made again")
         return None
 
     def make(self, stages: Mapping[str, Stage]) -> None:
@@ -115,9 +113,6 @@ class Bench:
             self._collect(need, found)
         found[stage.name] = stage
 
-    def _file(self, stage: Stage) -> Path:
-        return self.out / RESULTS / f"{stage.name}.json"
-
     def _stands(self, stage: Stage) -> bool:
         """Tell whether a stage is made and what it made is still there."""
         return self.result(stage) is not None and self._whole(stage) is not None
@@ -125,7 +120,7 @@ class Bench:
     def _whole(self, stage: Stage) -> dict[str, Any] | None:
         """Return what was told of a stage when all of it was made, if that is still there."""
         folder = self.work / stage.name
-        made = self._record(folder / WHOLE)
+        made = _read_record(folder / WHOLE)
         gone = made is not None and made.get(OUTCOME, True) and not (folder / OUTCOME).exists()
         return None if gone else made
 
@@ -258,7 +253,7 @@ class Bench:
         One that stood already stays, since others were made of it; what it became this time stands
         beside it under "again".
         """
-        stood, now = self._record(self._file(stage)), made
+        stood, now = self._record(stage), made
         if stood is not None:
             brief = {name: made["result"][name] for name in _COMPARED if name in made["result"]}
             before = {name: stood["result"].get(name) for name in brief}
@@ -267,7 +262,25 @@ class Bench:
                 self.progress.note(f"  {stage.name}: made again, not the same to the last digit")
             once = {"date": made["date"], "machine": made["machine"], **brief}
             now = {**stood, "again": [*stood.get("again", ()), once]}
-        write_json(self._file(stage), now, rows=True)
+        self.results.append(stage.name, now)
+
+
+def _is_complete(record: Mapping[str, Any]) -> bool:
+    """Tell whether a record holds all that a result of its kind must hold."""
+    try:
+        result, required = record["result"], _HELD.get(record["kind"], ())
+    except (LookupError, TypeError):
+        return False
+    return isinstance(result, dict) and ("diverged" in result or result.keys() >= set(required))
+
+
+def _read_record(path: Path) -> dict[str, Any] | None:
+    """Read the record in a work folder; None if it is missing, damaged or incomplete."""
+    try:
+        record: Any = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) and _is_complete(record) else None
 
 
 def _told(stage: Stage, result: dict[str, Any], seconds: float | None) -> dict[str, Any]:

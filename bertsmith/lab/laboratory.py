@@ -61,7 +61,8 @@ class Done:
 class Laboratory:
     """One experiment at one scale, with its folders.
 
-    out: results, tables and pictures. work: stores, runs and models, which may be thrown away.
+    out: tables and pictures. results: the results file, by default next to them. work: stores, runs
+    and models, which may be thrown away.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Laboratory:
         scale: str = "small",
         sources: Sources | None = None,
         out: Path | str = "lab",
+        results: Path | str | None = None,
         work: Path | str | None = None,
         seeds: int | None = None,
         progress: Progress | None = None,
@@ -86,8 +88,9 @@ class Laboratory:
         # Of another scale, nothing is shared, and tables stand beside each other.
         self.out = self.out / scale
         work = Path(work) / scale if work else self.out / WORK
+        results = Path(results) / scale if results else self.out
         progress = progress or Silent()
-        given.check(("en", "ko") if name in IN_KOREAN else ("en",), self.out, work)
+        given.check(("en", "ko") if name in IN_KOREAN else ("en",), self.out, results, work)
         for what in _too_little(SCALES[scale], given, korean=name in IN_KOREAN):
             progress.note(what)
         if scale == "smoke":
@@ -95,7 +98,7 @@ class Laboratory:
         if name in IN_KOREAN and given.korean is None and not given.model:
             progress.note(f"without --korean-text, {name} is of English alone")
         self.kit = Kit(SCALES[scale].with_seeds(seeds), given, work)
-        self.bench = Bench(self.out, work, progress, self.experiment.makers)
+        self.bench = Bench(results, work, progress, self.experiment.makers)
         try:
             self.stages: Stages = self.experiment.stages(self.kit)
             # Of all that is read, before anything starts: what changes later is for the next call.

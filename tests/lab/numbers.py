@@ -3,12 +3,14 @@
 It never knows what is tested.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import RunError
 from bertsmith.lab.bench import Bench
 from bertsmith.lab.making import OUTCOME, Job
+from bertsmith.lab.results import FILE
 from bertsmith.progress import Silent
 
 
@@ -29,3 +31,16 @@ def number(job: Job) -> dict[str, Any]:
 def bench(folder: Path) -> Bench:
     """Return a bench that knows how numbers are made."""
     return Bench(folder / "out", folder / "work", Silent(), {"number": number})
+
+
+def records(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the records of a results file by name, the last one of each."""
+    lines = (folder / FILE).read_text(encoding="utf-8").splitlines()
+    return {record["name"]: record for record in map(json.loads, lines)}
+
+
+def remove_record(folder: Path, name: str) -> None:
+    """Remove the lines of a name from a results file."""
+    path = folder / FILE
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if json.loads(line)["name"] != name))

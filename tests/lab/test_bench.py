@@ -20,7 +20,7 @@ from bertsmith.lab.stages import Stage
 from bertsmith.lab.toy import stand_in
 from bertsmith.train import device, loop
 from bertsmith.train.step import take_step
-from tests.lab.numbers import bench
+from tests.lab.numbers import bench, records, remove_record
 
 
 def test_a_stage_is_its_settings_needs_and_files(tmp_path: Path) -> None:
@@ -60,10 +60,10 @@ def test_stages_are_made_once_and_in_order(tmp_path: Path) -> None:
     made.make(wanted)
     assert [made.result(stage) for stage in wanted.values()] == [{"value": 12}, {"value": 22}]
     files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-    assert len(list((tmp_path / "out/results").iterdir())) == 3
+    assert len(records(tmp_path / "out")) == 3
     bench(tmp_path).make(wanted)
     assert files == {path: path.stat().st_mtime_ns for path in files}
-    record = json.loads((tmp_path / "out/results" / f"{wanted['a'].name}.json").read_text())
+    record = records(tmp_path / "out")[wanted["a"].name]
     assert record["settings"] == {"add": 10}
     assert record["needs"] == {"base": base.name}
     assert record["made_of"]["base"] == {name: record[name] for name in ("date", "machine")}
@@ -80,7 +80,7 @@ def test_results_outlive_the_work(tmp_path: Path) -> None:
     assert bench(tmp_path).missing(wanted.values()) == []
     bench(tmp_path).make(wanted)
     assert not (tmp_path / "work").exists()
-    (tmp_path / "out/results" / f"{wanted['b'].name}.json").unlink()
+    remove_record(tmp_path / "out", wanted["b"].name)
     assert bench(tmp_path).missing(wanted.values()) == [base, wanted["b"]]
     bench(tmp_path).make(wanted)
     assert bench(tmp_path).result(wanted["b"]) == {"value": 22}
@@ -132,14 +132,11 @@ def test_nothing_is_made_of_what_diverged(tmp_path: Path) -> None:
 def test_an_experiment_tells_of_runs_that_diverged(name: str, tmp_path: Path) -> None:
     """Nothing was measured on them: nothing is looked for in what is not there."""
     laboratory = Laboratory(name, scale="smoke", out=tmp_path, seeds=2)
-    results = tmp_path / "smoke" / "results"
-    results.mkdir(parents=True)
     for stage in laboratory.stages.values():
         result: dict[str, Any] = {"diverged": "the loss is nan"}
         if stage.kind == "pretrain":
             result |= {"training": [], "gradients": [], "heldout_curve": []}
-        content = {"result": result}
-        (results / f"{stage.name}.json").write_text(json.dumps(content))
+        laboratory.bench.results.append(stage.name, {"kind": stage.kind, "result": result})
     done = laboratory.run()
     assert (done.failures, done.missing) == ({}, 0)
 
@@ -162,7 +159,7 @@ def test_a_stopped_experiment_goes_on(
     with pytest.raises(StoppedError) as stopped:
         Laboratory("activations", scale="smoke", out=tmp_path).run()
     assert stopped.value.signal == signal.SIGTERM
-    assert len(list((tmp_path / "smoke/results").glob("pretrain-*.json"))) == 1
+    assert [name.partition("-")[0] for name in records(tmp_path / "smoke")].count("pretrain") == 1
     assert (tmp_path / "smoke/activations.md").exists()
     done = Laboratory("activations", scale="smoke", out=tmp_path).run()
     assert (done.missing, done.failures) == (0, {})

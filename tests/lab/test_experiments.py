@@ -15,6 +15,7 @@ from bertsmith.lab.laboratory import ON_A_MODEL, Laboratory
 from bertsmith.lab.report import means
 from bertsmith.lab.scale import SCALES
 from bertsmith.lab.sources import Sources
+from tests.lab.numbers import records
 
 #: Rows of each table of an experiment at smoke.
 ROWS = {
@@ -78,7 +79,7 @@ def test_an_experiment_runs_at_smoke(name: str, out: Path) -> None:
     told: dict[str, Any] = json.loads(facts.read_text(encoding="utf-8"))
     assert [len(own["rows"]) for own in told["tables"]] == ROWS[name]
     assert told["missing"] == []
-    assert set(told["stages"].values()) <= {own.stem for own in (out / "smoke/results").iterdir()}
+    assert set(told["stages"].values()) <= records(out / "smoke").keys()
     lines = [line for line in table.read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
     assert len(lines) == sum(ROWS[name]) + 2 * len(ROWS[name])
     assert Laboratory(name, scale="smoke", out=out).plan() == []
@@ -99,12 +100,13 @@ def test_what_can_be_checked_by_hand(out: Path) -> None:
     assert alone == steps["positions"]["learned, from sinusoids, with first heads, 0"]
     others = {value for own in steps.values() for value in own.values() if value != usual}
     assert len([own for own in others if own.startswith("pretrain-")]) == 2 + 5 + 3 + 3
-    record = json.loads((out / f"smoke/results/{usual}.json").read_text())
+    record = records(out / "smoke")[usual]
     assert record["settings"]["model"]["layers"] == 4
     assert record["result"]["training"][-1][0] == record["settings"]["steps"]
     assert record["machine"]["torch"]
-    map_ = next((out / "smoke/results").glob("position-map-*.json"))
-    values = json.loads(map_.read_text())["result"]["map"]
+    maps = (record for name, record in records(out / "smoke").items()
+            if name.startswith("position-map-"))  # fmt: skip
+    values = next(maps)["result"]["map"]
     assert len(values) == len(values[0])
     assert all(row[place] == pytest.approx(1.0) for place, row in enumerate(values))
 
@@ -119,12 +121,10 @@ def test_on_a_model_that_was_given(name: str, out: Path, tmp_path: Path) -> None
     model = out / "smoke/work" / usual.name / "outcome" / "model"
     done = Laboratory(name, scale="smoke", out=tmp_path, sources=Sources(model=str(model))).run()
     assert done.failures == {}
-    kinds = {own.name.partition("-")[0] for own in (tmp_path / "smoke/results").iterdir()}
-    assert "pretrain" not in kinds
+    names = records(tmp_path / "smoke")
+    assert not any(stage.startswith("pretrain-") for stage in names)
     assert done.missing == 0
-    assert any(
-        own.name.startswith(KINDS_OF[name]) for own in (tmp_path / "smoke/results").iterdir()
-    )
+    assert any(stage.startswith(KINDS_OF[name]) for stage in names)
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def test_a_plan_tells_runs_and_minutes_and_makes_nothing(tmp_path: Path) -> None
         "the words of (80, 10, 10), model, 0",
     ]
     assert len(set(words)) == len(words)
-    assert not (tmp_path / "smoke" / "results").exists()
+    assert not (tmp_path / "smoke" / "results.jsonl").exists()
     costs = Costs()
     kit = laboratory.kit
     short, long = (kit.pretrained(steps=steps) for steps in (10, 1000))

@@ -1,6 +1,5 @@
 """Made again, or by two at once: nothing half made stands, nothing that stood is lost."""
 
-import json
 import shutil
 import threading
 import time
@@ -13,10 +12,11 @@ from bertsmith.files import write_json
 from bertsmith.lab.bench import Bench
 from bertsmith.lab.laboratory import Laboratory
 from bertsmith.lab.making import OUTCOME, Job
+from bertsmith.lab.results import FILE
 from bertsmith.lab.stages import Stage
 from bertsmith.progress import Silent
 from tests.lab.given import Heard
-from tests.lab.numbers import bench, number
+from tests.lab.numbers import bench, number, records
 
 
 def test_half_of_what_is_made_again_does_not_stand(tmp_path: Path) -> None:
@@ -51,9 +51,8 @@ def test_what_is_made_again_is_told_beside_what_stood(tmp_path: Path) -> None:
         makers = {"score": score, "number": number}
         made = Bench(tmp_path / "out", tmp_path / "work", heard, makers)
         made.make({"a": Stage("number", {"add": add}, {"base": base})})
-        record: dict[str, Any] = json.loads((made.out / f"results/{base.name}.json").read_text())
         shutil.rmtree(tmp_path / "work")
-        return record
+        return records(made.out)[base.name]
 
     assert "again" not in once(1)
     assert [own["heldout"]["masked_lm"] for own in once(2)["again"]] == [5.0]
@@ -65,33 +64,66 @@ def test_what_is_made_again_is_told_beside_what_stood(tmp_path: Path) -> None:
     assert len([line for line in heard.said if "made again, not the same" in line]) == 1
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["with its work", "alone"])
-@pytest.mark.parametrize("content", ["", "{", "{}", "[]", '{"result": 3}'])
-def test_a_damaged_result_is_made_again(content: str, kept: bool, tmp_path: Path) -> None:
-    """It counts as missing; where its work stands, it is taken from there, which is no work."""
-    calls = 0
+@pytest.mark.parametrize("has_work", [True, False], ids=["with its work", "alone"])
+@pytest.mark.parametrize("line", ["", '{"na', "[]", '{"name": "NAME", "result": 3}'])
+def test_a_damaged_result_is_made_again(line: str, has_work: bool, tmp_path: Path) -> None:
+    """A damaged line counts as missing; if its work is still there, nothing is computed again."""
+    num_calls = 0
 
-    def counted(job: Job) -> dict[str, Any]:
-        nonlocal calls
-        calls += 1
+    def counting_maker(job: Job) -> dict[str, Any]:
+        nonlocal num_calls
+        num_calls += 1
         return number(job)
 
-    def fresh() -> Bench:
-        return Bench(tmp_path / "out", tmp_path / "work", Silent(), {"number": counted})
+    def new_bench() -> Bench:
+        return Bench(tmp_path / "out", tmp_path / "work", Silent(), {"number": counting_maker})
 
     stage = Stage("number", {"add": 1})
-    fresh().make({"a": stage})
-    file = tmp_path / "out" / "results" / f"{stage.name}.json"
-    file.write_text(content)
-    if not kept:
+    new_bench().make({"a": stage})
+    (tmp_path / "out" / FILE).write_text(line.replace("NAME", stage.name))
+    if not has_work:
         shutil.rmtree(tmp_path / "work")
-    made = fresh()
+    made = new_bench()
     assert made.result(stage) is None
-    assert made.missing([stage]) == ([] if kept else [stage])
+    assert made.missing([stage]) == ([] if has_work else [stage])
     made.make({"a": stage})
     assert made.result(stage) == {"value": 2}
-    assert calls == (1 if kept else 2)
-    assert "again" not in json.loads(file.read_text())
+    assert new_bench().result(stage) == {"value": 2}
+    assert num_calls == (1 if has_work else 2)
+
+
+def test_a_truncated_last_line_loses_only_itself(tmp_path: Path) -> None:
+    """After a kill in the middle of a write, other results stay and new ones can be appended."""
+    stages = {str(add): Stage("number", {"add": add}) for add in range(3)}
+    bench(tmp_path).make(stages)
+    path = tmp_path / "out" / FILE
+    content = path.read_bytes()
+    path.write_bytes(content[:-20])
+    log = Heard()
+    made = Bench(tmp_path / "out", tmp_path / "work", log, {"number": number})
+    assert [made.result(stage) for stage in stages.values()] == [{"value": 1}, {"value": 2}, None]
+    assert [line for line in log.said if "the last line is incomplete" in line]
+    made.make(stages)
+    assert [bench(tmp_path).result(stage) for stage in stages.values()] == [
+        {"value": 1}, {"value": 2}, {"value": 3},
+    ]  # fmt: skip
+    assert path.read_bytes().startswith(content[:-20] + b"\n")
+
+
+def test_results_of_version_0_1_are_read(tmp_path: Path) -> None:
+    """The single files of version 0.1 count as results, with a message; new ones go to the log."""
+    old, new = Stage("number", {"add": 1}), Stage("number", {"add": 2})
+    bench(tmp_path).make({"old": old})
+    record = records(tmp_path / "out")[old.name]
+    (tmp_path / "out" / FILE).unlink()
+    shutil.rmtree(tmp_path / "work")
+    write_json(tmp_path / "out" / "results" / f"{old.name}.json", record)
+    log = Heard()
+    made = Bench(tmp_path / "out", tmp_path / "work", log, {"number": number})
+    made.make({"old": old, "new": new})
+    assert (made.result(old), made.result(new)) == ({"value": 2}, {"value": 3})
+    assert list(records(tmp_path / "out")) == [new.name]
+    assert [line for line in log.said if "reading results of version 0.1" in line]
 
 
 def test_what_was_left_and_is_gone_is_made_again(tmp_path: Path) -> None:
@@ -138,7 +170,7 @@ def test_a_place_that_cannot_be_written_fails_alone(tmp_path: Path) -> None:
     assert made.result(stages["b"]) == {"value": 2}
     shutil.rmtree(tmp_path / "out")
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "results").write_text("in the way as well")
+    (tmp_path / "out" / FILE).mkdir()
     other = bench(tmp_path)
     other.make(stages)
     assert other.failures.keys() == {own.name for own in stages.values()}
@@ -199,12 +231,11 @@ def test_half_a_result_counts_as_missing(tmp_path: Path) -> None:
     """What a kind must hold and does not, no report is asked to tell."""
     laboratory = Laboratory("activations", scale="smoke", out=tmp_path)
     stage = next(iter(laboratory.stages.values()))
-    file = tmp_path / "smoke/results" / f"{stage.name}.json"
     halves: list[dict[str, Any]] = [
         {"result": {}},
         {"kind": "pretrain", "result": {"heldout": {"masked_lm": 4.1}}},
     ]
     for half in halves:
-        write_json(file, half)
+        laboratory.bench.results.append(stage.name, half)
         assert laboratory.bench.result(stage) is None
     assert laboratory.tell().missing == 4

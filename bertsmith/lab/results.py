@@ -1,0 +1,110 @@
+"""The results file of a scale: one JSON record per line, appended as stages finish.
+
+A killed process loses at most the line it was writing. The last record of a name counts. Several
+processes may append to one file.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bertsmith.files import json_of, sync
+
+FILE = "results.jsonl"
+#: Version 0.1 wrote one file per result into this folder, next to today's file.
+LEGACY_FOLDER = "results"
+
+
+class ResultsFile:
+    """Results by the name of their stage, read lazily and kept up to date with the file."""
+
+    def __init__(self, path: Path, log: Callable[[str], None]) -> None:
+        """Open ``path``, which need not exist yet. ``log`` takes warnings about damaged lines."""
+        self.path = path
+        self._log = log
+        self._records: dict[str, dict[str, Any]] = {}
+        #: How far the file was read: bytes and lines up to the end of the last complete line.
+        self._offset = self._num_lines = 0
+        self._reported: set[str] = set()
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        """Return the last record of a stage, None if there is none.
+
+        Reads results that version 0.1 wrote as single files, too.
+        """
+        self._refresh()
+        return self._records.get(name) or self._legacy_record(name)
+
+    def append(self, name: str, record: dict[str, Any]) -> None:
+        """Append a record and flush it to the disk. Raises OSError if that fails."""
+        line = json_of({"name": name, **record}) + "\n"
+        is_new = not self.path.exists()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            size = file.seek(0, os.SEEK_END)
+            if size:
+                file.seek(size - 1)
+                if file.read(1) != b"\n":
+                    # A process was killed while it wrote; its line must not take this one with it.
+                    line = "\n" + line
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        if is_new:
+            sync(self.path.parent)
+
+    def _refresh(self) -> None:
+        """Read the lines that were added since the last call."""
+        try:
+            with self.path.open("rb") as file:
+                # Waits for a line that another process is writing.
+                fcntl.flock(file, fcntl.LOCK_SH)
+                if os.fstat(file.fileno()).st_size < self._offset:
+                    self._records, self._offset, self._num_lines = {}, 0, 0
+                file.seek(self._offset)
+                data = file.read()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            self._records, self._offset, self._num_lines = {}, 0, 0
+            return
+        complete = data[: data.rfind(b"\n") + 1]
+        for line in complete.splitlines():
+            self._num_lines += 1
+            self._add(line)
+        self._offset += len(complete)
+        if len(complete) < len(data):
+            self._warn(f"{self.path}: the last line is incomplete; its result counts as missing")
+
+    def _add(self, line: bytes) -> None:
+        if not line.strip():
+            return
+        try:
+            record = json.loads(line)
+            self._records[record["name"]] = record
+        except (ValueError, LookupError, TypeError, RecursionError):
+            self._warn(f"{self.path}, line {self._num_lines}: not a result; it counts as missing")
+
+    def _legacy_record(self, name: str) -> dict[str, Any] | None:
+        path = self.path.with_name(LEGACY_FOLDER) / f"{name}.json"
+        try:
+            record = json.loads(path.read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError):
+            record = None
+        if not isinstance(record, dict):
+            self._warn(f"{path}: this result is damaged; it counts as missing")
+            return None
+        self._warn(
+            f"{path.parent}: reading results of version 0.1; new results go to {self.path.name}"
+        )
+        return record
+
+    def _warn(self, message: str) -> None:
+        """Log each message once."""
+        if message not in self._reported:
+            self._reported.add(message)
+            self._log(message)
