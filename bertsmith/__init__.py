@@ -15,6 +15,8 @@ The axis letters, the same in every docstring of the package:
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from bertsmith.version import __version__
+
 if TYPE_CHECKING:
     from bertsmith.bundle.pretrained import load
     from bertsmith.data.prepare import prepare
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
     from bertsmith.use.score import score
     from bertsmith.use.search import search
     from bertsmith.use.similar import similar
-
-__version__ = "0.1.0"
 
 #: Public name -> the module that holds it. The imports above tell type checkers the same.
 _PUBLIC = {

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-from bertsmith import __version__
 from bertsmith.data.draws import Flags
 from bertsmith.data.heldout import held_out_limit
 from bertsmith.data.plan import (
@@ -44,6 +43,7 @@ from bertsmith.progress import Progress, Silent
 from bertsmith.text.corpus import Document, Report, Source, read
 from bertsmith.text.sentences import check_language
 from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.version import __version__
 
 PARTS, PLAN, LOCK = "parts", "plan.json", "lock"
 

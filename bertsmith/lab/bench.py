@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from bertsmith import __version__
 from bertsmith.errors import BertsmithError, RunError, StoreError
 from bertsmith.files import json_of, write_json
 from bertsmith.lab.making import KINDS, LATE, OUTCOME, SPENT, Job, Maker, StoppedError
@@ -27,6 +26,7 @@ from bertsmith.lab.results import FILE, ResultsFile
 from bertsmith.lab.stages import Stage
 from bertsmith.progress import Progress
 from bertsmith.train import device
+from bertsmith.version import __version__
 
 #: What is written into a stage's folder last, its result: an outcome alone may be half of one.
 WHOLE = "result.json"

@@ -12,7 +12,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
-import bertsmith
 from bertsmith.serve.asking import Asking, said
 from bertsmith.serve.document import document
 from bertsmith.serve.embeddings import EmbeddingRoutes
@@ -24,6 +23,7 @@ from bertsmith.serve.models import Served
 from bertsmith.serve.routes import Routes
 from bertsmith.serve.service import Service
 from bertsmith.serve.settings import ServeSettings
+from bertsmith.version import __version__
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -54,7 +54,7 @@ def create_app(
         asking.close()
 
     app = FastAPI(
-        title="Bertsmith", version=bertsmith.__version__, lifespan=lifespan, docs_url=None,
+        title="Bertsmith", version=__version__, lifespan=lifespan, docs_url=None,
         redoc_url=None,
     )  # fmt: skip
     app.state.service = service

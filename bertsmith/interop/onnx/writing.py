@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import bertsmith
 from bertsmith.bundle import CONFIG, Bundle, TaskBundle, load_either, load_encoder, locate
 from bertsmith.bundle.either import is_bare
 from bertsmith.errors import MissingExtraError
@@ -16,6 +15,7 @@ from bertsmith.files import check_new, whole_directory
 from bertsmith.interop.onnx.graph import Graph, Port
 from bertsmith.interop.onnx.heads import AnyBundle, graph_of
 from bertsmith.interop.onnx.smoothing import smooth
+from bertsmith.version import __version__
 
 #: The names that Optimum looks for.
 MODEL, QUANTIZED = "model.onnx", "model_quantized.onnx"
@@ -110,7 +110,7 @@ def _proto(graph: Graph, metadata: dict[str, str]) -> Any:
         opset_imports=[helper.make_opsetid("", OPSET)],
         ir_version=FORM,
         producer_name="bertsmith",
-        producer_version=bertsmith.__version__,
+        producer_version=__version__,
     )
     helper.set_model_props(proto, metadata)
     return proto
