@@ -21,6 +21,7 @@ from bertsmith.cli.asking import (
     resolved_device,
     tell_notes,
 )
+from bertsmith.cli.classes import class_lines, confusion_lines
 from bertsmith.cli.console import put, put_json, say, tell_counts
 from bertsmith.errors import QuestionError, SettingsError
 from bertsmith.settings import wished
@@ -136,8 +137,9 @@ def evaluate(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Score a fine-tuned model on a labelled table, by the metrics of its task.
+    """Score a fine-tuned model on a labelled table, by the metrics of its task and by label.
 
+    Of many labels those with the lowest F1 and the most confused pairs are shown, with --json all.
     Columns are those of the table that it was fine-tuned on, unless they are named here.
     """
     from bertsmith.bundle import load_task
@@ -155,7 +157,10 @@ def evaluate(
         put_json(figures)
         return
     counts = figures.pop("counts")
+    classes, confusion = figures.pop("classes", {}), figures.pop("confusion", {})
     put(", ".join(f"{name} {value:.4f}" for name, value in figures.items()))
+    for line in class_lines(classes) + confusion_lines(confusion):
+        put(line)
     tell_counts(counts)
     for reason, where in counts.get("first_skipped", {}).items():
         say(f"{counts['skipped'][reason]:,} skipped: {reason} (the first: {where})")

@@ -4,6 +4,7 @@ It never trains, and it never prints. Sections 4.2 and 4.3 of the paper.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,9 @@ from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.spans import Window, best_spans, covering, owners, stretches
 from bertsmith.text.wordpiece import Tokenizer
 
-__all__ = ["LENGTH", "Example", "encode", "labels_of", "losses", "metrics_of", "read", "score"]
+__all__ = [
+    "LENGTH", "Example", "encode", "labels_of", "losses", "metrics_of", "read", "report", "score",
+]  # fmt: skip
 
 #: As in the original's run_squad.py.
 LENGTH = 384
@@ -149,6 +152,16 @@ def score(
     nulls = np.array([one.null - one.spans[0].score for one in found], np.float64)
     answers = [[text for text, _ in example.answers or ()] for example in examples]
     return squad.figures(said, nulls, answers, task.null_threshold)
+
+
+def report(
+    outputs: list[NDArray[np.float32]],  # noqa: ARG001 - see Family
+    inputs: Inputs,  # noqa: ARG001
+    examples: Sequence[Example],  # noqa: ARG001
+    head: Head,  # noqa: ARG001
+) -> dict[str, Any]:
+    """Return nothing: spans have no classes."""
+    return {}
 
 
 def metrics_of(task: TaskSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:  # noqa: ARG001

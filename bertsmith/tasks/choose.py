@@ -206,6 +206,16 @@ def score(
     return {name: found[name] for name in task.metrics}
 
 
+def report(
+    outputs: list[NDArray[np.float32]],  # noqa: ARG001 - see Family
+    inputs: Inputs,  # noqa: ARG001
+    examples: Sequence[Question],  # noqa: ARG001
+    head: Head,  # noqa: ARG001
+) -> dict[str, Any]:
+    """Return nothing: the endings of different prompts are no classes."""
+    return {}
+
+
 def metrics_of(task: TaskSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:  # noqa: ARG001
     """Return the usual metrics and the known ones; see ``Family``."""
     return ("accuracy",), ("accuracy",)

@@ -248,6 +248,29 @@ def score(
     return {name: found[name] for name in task.metrics}
 
 
+def report(
+    outputs: list[NDArray[np.float32]],
+    inputs: Inputs,
+    examples: Sequence[Example],  # noqa: ARG001 - other families need them
+    head: Head,
+) -> dict[str, Any]:
+    """Return the scores of each label, and what it was confused with; see ``Family``."""
+    assert inputs.targets is not None
+    if head.kind == "regression":
+        return {}
+    logits, targets = np.concatenate(outputs), np.concatenate(inputs.targets)
+    if head.kind == "single":
+        return metrics.class_report(logits.argmax(-1), targets, head.labels)
+    predicted, right = logits > 0, targets > 0
+    counts = ((predicted & right).sum(0), predicted.sum(0), right.sum(0))
+    return {
+        "classes": {
+            name: metrics.scores_from_counts(*map(int, own))
+            for name, *own in zip(head.labels, *counts, strict=True)
+        }
+    }
+
+
 def metrics_of(task: TaskSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the usual metrics and the known ones; see ``Family``."""
     if task.kind == "single":

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bertsmith.tasks.inputs import BadExampleError
+from bertsmith.tasks.metrics import scores_from_counts
 
 OUTSIDE = "O"
 #: The prefixes of all schemes in those of IOBES; L and U are names for E and S in BILOU.
@@ -81,24 +82,36 @@ def entity_scores(
     An entity counts as found if its borders and its type are right. The macro F1 is the mean over
     the types that occur on either side. Nothing found, or nothing to find, scores 0.
     """
-    said: Counter[str] = Counter()
-    true: Counter[str] = Counter()
-    both: Counter[str] = Counter()
-    for one, other in zip(predicted, right, strict=True):
-        found, wanted = set(entities(one)), set(entities(other))
-        said.update(entity.label for entity in found)
-        true.update(entity.label for entity in wanted)
-        both.update(entity.label for entity in found & wanted)
-    names = said.keys() | true.keys()
-    each = [_f1(both[name], said[name], true[name]) for name in names]
-    hits, all_said, all_true = both.total(), said.total(), true.total()
+    correct, found, true = _count_entities(predicted, right)
+    overall = scores_from_counts(correct.total(), found.total(), true.total())
+    by_type = [scores["f1"] for scores in type_scores(predicted, right).values()]
     return {
-        "f1": _f1(hits, all_said, all_true),
-        "precision": hits / all_said if all_said else 0.0,
-        "recall": hits / all_true if all_true else 0.0,
-        "macro_f1": sum(each) / len(each) if each else 0.0,
+        **{name: overall[name] for name in ("f1", "precision", "recall")},
+        "macro_f1": sum(by_type) / len(by_type) if by_type else 0.0,
     }
 
 
-def _f1(hits: int, said: int, true: int) -> float:
-    return 2 * hits / (said + true) if said + true else 0.0
+def type_scores(
+    predicted: Sequence[Sequence[str]], right: Sequence[Sequence[str]]
+) -> dict[str, dict[str, float]]:
+    """Return precision, recall, F1 and support of each entity type that occurs on either side."""
+    correct, found, true = _count_entities(predicted, right)
+    return {
+        name: scores_from_counts(correct[name], found[name], true[name])
+        for name in sorted(found.keys() | true.keys())
+    }
+
+
+def _count_entities(
+    predicted: Sequence[Sequence[str]], right: Sequence[Sequence[str]]
+) -> tuple[Counter[str], Counter[str], Counter[str]]:
+    """Count by type the entities on both sides, those predicted, and those that are right."""
+    correct: Counter[str] = Counter()
+    found: Counter[str] = Counter()
+    true: Counter[str] = Counter()
+    for predicted_tags, right_tags in zip(predicted, right, strict=True):
+        left, other = set(entities(predicted_tags)), set(entities(right_tags))
+        found.update(entity.label for entity in left)
+        true.update(entity.label for entity in other)
+        correct.update(entity.label for entity in left & other)
+    return correct, found, true

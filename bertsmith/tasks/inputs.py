@@ -216,5 +216,18 @@ class Family(Protocol):
     ) -> dict[str, float]:
         """Return the named metrics of the model's outputs, float32 [m, C] for each unit."""
 
+    def report(
+        self,
+        outputs: list[NDArray[np.float32]],
+        inputs: Inputs,
+        examples: Sequence[Any],
+        head: Head,
+    ) -> dict[str, Any]:
+        """Return scores by class, for JSON; empty where a family has no classes.
+
+        classes: precision, recall, F1 and support of each label. confusion: for each right label
+        the counts of the predicted ones, where each target has one label.
+        """
+
     def metrics_of(self, task: TaskSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the metrics where a task names none, the deciding one first, and all there are."""

@@ -3,7 +3,8 @@
 It never knows where either came from.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +49,45 @@ def matthews(predicted: Ints, right: Ints) -> float:
     above = np.trace(table) * n - said @ true
     below = (n * n - said @ said) * (n * n - true @ true)
     return float(above / np.sqrt(below)) if below > 0 else 0.0
+
+
+def confusion_matrix(predicted: Ints, right: Ints, num_classes: int) -> Ints:
+    """Return int64 [C, C]: row i, column j counts the examples of class i predicted as class j.
+
+    predicted, right: int64 [n], class numbers below ``num_classes``.
+    """
+    cells = np.bincount(right * num_classes + predicted, minlength=num_classes**2)
+    return cells.reshape(num_classes, num_classes).astype(np.int64)
+
+
+def scores_from_counts(correct: int, predicted: int, support: int) -> dict[str, float]:
+    """Return precision, recall and F1, 0 where undefined, and the support of one class.
+
+    correct: true positives. predicted: times it was predicted. support: times it is right.
+    """
+    total = predicted + support
+    return {
+        "precision": correct / predicted if predicted else 0.0,
+        "recall": correct / support if support else 0.0,
+        "f1": 2 * correct / total if total else 0.0,
+        "support": support,
+    }
+
+
+def class_report(predicted: Ints, right: Ints, labels: Sequence[str]) -> dict[str, Any]:
+    """Return ``classes``, the scores of each label, and ``confusion``, of two int64 [n].
+
+    ``confusion`` maps each right label to the counts of what was predicted, without zeros.
+    """
+    matrix = confusion_matrix(predicted, right, len(labels))
+    totals = zip(labels, matrix.diagonal(), matrix.sum(0), matrix.sum(1), strict=True)
+    return {
+        "classes": {name: scores_from_counts(*map(int, counts)) for name, *counts in totals},
+        "confusion": {
+            name: {labels[place]: int(row[place]) for place in np.flatnonzero(row).tolist()}
+            for name, row in zip(labels, matrix, strict=True)
+        },
+    }
 
 
 def pearson(predicted: Floats, right: Floats) -> float:

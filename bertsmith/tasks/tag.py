@@ -16,8 +16,9 @@ from torch.nn import functional as F
 
 from bertsmith.bundle import Head
 from bertsmith.errors import TaskError
+from bertsmith.tasks import metrics
 from bertsmith.tasks.conll import Sentence, sentences
-from bertsmith.tasks.entities import OUTSIDE, entity_scores
+from bertsmith.tasks.entities import OUTSIDE, entity_scores, type_scores
 from bertsmith.tasks.inputs import Counts, Inputs, Part
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.text.wordpiece import Tokenizer
@@ -253,16 +254,43 @@ def score(
     task: TaskSettings,
 ) -> dict[str, float]:
     """Return the named metrics over all units, those that were cut off included; see ``Family``."""
-    rows = np.concatenate(outputs)
-    chosen = [head.labels[place] for place in rows.argmax(-1)]
-    said = list(tags_of(examples, inputs.memo, chosen))
-    right = [list(example.tags or ()) for example in examples]
+    said, right = _predicted_and_right(outputs, inputs, examples, head)
     hits = [one == other for own, true in zip(said, right, strict=True)
             for one, other in zip(own, true, strict=True)]  # fmt: skip
     found: dict[str, Any] = {"accuracy": float(np.mean(hits))}
     if head.kind == "entities":
         found |= entity_scores(said, right)
     return {name: found[name] for name in task.metrics}
+
+
+def _predicted_and_right(
+    outputs: list[NDArray[np.float32]], inputs: Inputs, examples: Sequence[Sentence], head: Head
+) -> tuple[list[list[str]], list[list[str]]]:
+    """Return the predicted and the right tags of each sentence."""
+    rows = np.concatenate(outputs)
+    chosen = [head.labels[place] for place in rows.argmax(-1)]
+    right = [list(example.tags or ()) for example in examples]
+    return list(tags_of(examples, inputs.memo, chosen)), right
+
+
+def report(
+    outputs: list[NDArray[np.float32]],
+    inputs: Inputs,
+    examples: Sequence[Sentence],
+    head: Head,
+) -> dict[str, Any]:
+    """Return the scores of each entity type, or of each tag with confusions; see ``Family``."""
+    predicted, right = _predicted_and_right(outputs, inputs, examples, head)
+    if head.kind == "entities":
+        return {"classes": type_scores(predicted, right)}
+    # A unit without a piece gets a tag from its neighbours, which may be none of the model's.
+    names = dict.fromkeys([*head.labels, *(tag for tags in predicted for tag in tags)])
+    number = {name: place for place, name in enumerate(names)}
+    chosen, targets = (
+        np.array([number[tag] for tags in side for tag in tags], np.int64)
+        for side in (predicted, right)
+    )
+    return metrics.class_report(chosen, targets, list(names))
 
 
 def metrics_of(task: TaskSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -10,6 +10,8 @@ from typing import Any
 
 from bertsmith.bundle import TaskBundle
 from bertsmith.errors import QuestionError
+from bertsmith.tasks.families import task_of
+from bertsmith.tasks.settings import is_number
 from bertsmith.use.answer import answer_each, question_example
 from bertsmith.use.choose import choose_each, prompt_example
 from bertsmith.use.predict import Prediction, predict_each, text_example
@@ -118,7 +120,9 @@ def _words(answer: Prediction, bundle: TaskBundle) -> str:
     if answer.score is not None:
         return f"{answer.score:.4f}"
     if bundle.head.kind == "multi":
-        return "|".join(_likely(answer))
+        likely = [(name, share) for name, share in answer.labels if share > 0.5]
+        shares = "|".join(f"{share:.4f}" for _, share in likely)
+        return f"{'|'.join(name for name, _ in likely)}\t{shares}"
     name, share = answer.labels[0]
     return f"{name}\t{share:.4f}"
 
@@ -161,9 +165,14 @@ def _chosen(bundle: TaskBundle, asked: _Asked) -> Told:
     first, second = tee(asked)
     answers = choose_each(bundle, (item for _, item in first))
     for (line, (prompt, endings)), answer in zip(second, answers, strict=True):
+        best, columns = answer.best, task_of(bundle).endings
+        # Numbers of columns are no names.
+        named = len(columns) == len(endings) and not any(map(is_number, columns))
         value = {"prompt": prompt, "endings": endings, "probabilities": answer.probabilities,
-                 "best": answer.best, "cut_off": answer.cut_off}  # fmt: skip
-        yield value, f"{answer.best}\t{answer.probabilities[answer.best]:.4f}\t{line}"
+                 "best": best, "ending": endings[best],
+                 "column": columns[best] if named else None,
+                 "cut_off": answer.cut_off}  # fmt: skip
+        yield value, f"{best}\t{answer.probabilities[best]:.4f}\t{endings[best]}\t{line}"
 
 
 #: By the kind of the model: what a line asks, and what is told of the answers.

@@ -28,6 +28,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return the metrics of a fine-tuned model on the examples of a file, and what was read.
 
+    ``classes`` has the scores of each label and ``confusion`` the counts of predicted labels by
+    right label; see ``Family.report``.
     The file is read as that which the model was fine-tuned on; ``changes`` are fields of
     ``TaskSettings`` that are others here, such as ``text``, a column. Raises BertsmithError.
     """
@@ -46,4 +48,5 @@ def evaluate(
     inputs = family.encode(examples, bundle.tokenizer, bundle.head, task, counts)
     found = outputs(bundle.model, inputs)
     figures = family.score(found, inputs, examples, bundle.head, task)
-    return {**figures, "counts": counts.as_dict()}
+    report = family.report(found, inputs, examples, bundle.head)
+    return {**figures, **report, "counts": counts.as_dict()}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bertsmith.bundle import INFO, WEIGHTS, Head, save_task
 from bertsmith.cli.console import put_json
@@ -83,6 +84,11 @@ def test_endings_are_columns(run: Run, model: Path, tmp_path: Path) -> None:
     assert told["endings"] == ["rings", "sleeps"]
     assert sum(told["probabilities"]) == pytest.approx(1)
     assert told["probabilities"][told["best"]] == max(told["probabilities"])
+    assert told["ending"] == ["rings", "sleeps"][told["best"]]
+    assert told["column"] == ["a", "b"][told["best"]]
+    line = run("predict", tmp_path / "run", "the anvil\trings\tsleeps").out
+    best, share = told["best"], max(told["probabilities"])
+    assert line == f"{best}\t{share:.4f}\t{told['ending']}\tthe anvil\trings\tsleeps\n"
 
 
 def test_predict_tells_labels(run: Run, tuned: Path) -> None:
@@ -153,6 +159,26 @@ def test_evaluate_knows_the_columns(run: Run, tuned: Path, table: Path) -> None:
     told = json.loads(run("evaluate", tuned, "--data", table, "--json").out)
     assert 0 <= told["accuracy"] <= 1
     assert told["counts"] == {"read": 24, "used": 24, "cut_off": 0, "skipped": {}}
+    assert sum(scores["support"] for scores in told["classes"].values()) == 24
+    assert list(told["confusion"]) == list(told["classes"]) == ["loud", "still"]
+    lines = run("evaluate", tuned, "--data", table).out.splitlines()
+    assert lines[3].split() == ["label", "precision", "recall", "f1", "support"]
+    assert "rows: right labels, columns: predicted labels" in lines
+
+
+def test_several_labels_come_with_their_probabilities(
+    run: Run, words: Tokenizer, tmp_path: Path
+) -> None:
+    """Those above one half, in the order of their probabilities, which the JSON has too."""
+    config = ModelConfig(vocab_size=words.vocab_size, layers=1, width=22, heads=2, feed_forward=31,
+                         max_positions=43)  # fmt: skip
+    head = Head("multi", ("a", "b", "c"))
+    model = head.model(config)
+    with torch.no_grad():
+        model.get_parameter("output.weight").zero_()
+        model.get_parameter("output.bias").copy_(torch.tensor([1.0, -1.0, 2.0]))
+    save_task(tmp_path / "m", model, words, head, {})
+    assert run("predict", tmp_path / "m", "an anvil").out == "c|a\t0.8808|0.7311\tan anvil\n"
 
 
 def test_a_classifier_of_others_is_evaluated(run: Run, words: Tokenizer, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from bertsmith.bundle import Head, Kind
 from bertsmith.errors import TaskError
-from bertsmith.tasks.classify import Example, encode, labels_of, read, score
+from bertsmith.tasks.classify import Example, encode, labels_of, read, report, score
 from bertsmith.tasks.families import with_metrics
 from bertsmith.tasks.inputs import Counts, Inputs
 from bertsmith.tasks.public import TASKS
@@ -238,6 +238,25 @@ def test_scores() -> None:
     assert many == {"f1": pytest.approx(6 / 7), "accuracy": pytest.approx(2 / 3)}
     number = scored([[row[0]] for row in logits], [1.0, 3.0, -1.0], "regression")
     assert number["pearson"] == pytest.approx(1.0)
+
+
+def test_report_by_label() -> None:
+    """Of one label scores and confusions, of several scores by label, of numbers nothing."""
+    logits = [[1.0, 2.0], [3.0, -1.0], [-1.0, -2.0]]
+
+    def reported(targets: Any, kind: Kind) -> dict[str, Any]:
+        rows = [np.array([row], np.float32) for row in logits]
+        right = [np.array([target]) for target in targets]
+        inputs = Inputs([[]] * 3, [""] * 3, [False] * 3, right)
+        return report(rows, inputs, [], Head(kind, ("a", "b")))
+
+    one = reported([1, 0, 1], "single")
+    assert one["confusion"] == {"a": {"a": 1}, "b": {"a": 1, "b": 1}}
+    assert one["classes"]["a"] == {"precision": 0.5, "recall": 1.0, "f1": 2 / 3, "support": 1}
+    several = reported([[1, 1], [1, 1], [0, 0]], "multi")
+    assert "confusion" not in several
+    assert several["classes"]["b"] == {"precision": 1.0, "recall": 0.5, "f1": 2 / 3, "support": 2}
+    assert reported([1.0, 2.0, 3.0], "regression") == {}
 
 
 @pytest.mark.parametrize("name", TASKS)

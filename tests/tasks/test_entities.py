@@ -3,10 +3,10 @@
 import random
 
 import pytest
-from seqeval.metrics import f1_score, precision_score, recall_score
+from seqeval.metrics import classification_report, f1_score, precision_score, recall_score
 from seqeval.metrics.sequence_labeling import get_entities
 
-from bertsmith.tasks.entities import Entity, bio2, entities, entity_scores
+from bertsmith.tasks.entities import Entity, bio2, entities, entity_scores, type_scores
 from bertsmith.tasks.inputs import BadExampleError
 
 TAGS = ["O", *(f"{prefix}-{name}" for prefix in "BIES" for name in ("PER", "LOC"))]
@@ -42,6 +42,13 @@ def test_the_same_scores_as_seqeval(tags: list[str]) -> None:
         if any(one != "O" for own in [*right, *said] for one in own):
             macro = float(f1_score(right, said, average="macro"))
             assert found["macro_f1"] == pytest.approx(macro)
+            by_type = classification_report(right, said, output_dict=True, zero_division=0)
+            for name, scores in type_scores(said, right).items():
+                expected = by_type[name]
+                assert scores["support"] == expected["support"]
+                for key, value in (("precision", "precision"), ("recall", "recall"),
+                                   ("f1", "f1-score")):  # fmt: skip
+                    assert scores[key] == pytest.approx(float(expected[value]))
 
 
 def test_schemes_are_read_as_one() -> None:

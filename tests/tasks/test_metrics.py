@@ -57,6 +57,22 @@ def test_f1_of_two_classes(pair: tuple[list[int], list[int]]) -> None:
     )
 
 
+@given(PAIRS)
+def test_class_report(pair: tuple[list[int], list[int]]) -> None:
+    """Scores by class and the confusion counts are scikit-learn's, for absent classes too."""
+    predicted, right, names = np.array(pair[0]), np.array(pair[1]), "abcde"
+    report = metrics.class_report(predicted, right, names)
+    expected = peer.precision_recall_fscore_support(
+        right, predicted, labels=range(5), zero_division=0
+    )
+    for name, *scores in zip(names, *expected, strict=True):
+        assert list(report["classes"][name].values()) == pytest.approx(scores)
+    matrix = peer.confusion_matrix(right, predicted, labels=range(5))
+    counts = [[report["confusion"][one].get(other, 0) for other in names] for one in names]
+    assert counts == matrix.tolist()
+    assert all(count for row in report["confusion"].values() for count in row.values())
+
+
 def test_f1_of_many_labels() -> None:
     """Over 0/1 matrices F1 is micro-averaged."""
     chance = np.random.default_rng(0)

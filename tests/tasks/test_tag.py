@@ -14,7 +14,7 @@ from bertsmith.tasks.conll import Sentence
 from bertsmith.tasks.inputs import Counts, Inputs
 from bertsmith.tasks.public import TASKS
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.tasks.tag import encode, labels_of, read, score, tags_of
+from bertsmith.tasks.tag import encode, labels_of, read, report, score, tags_of
 from bertsmith.text.recipe import Recipe
 from bertsmith.text.wordpiece import SPECIAL, Tokenizer
 
@@ -318,6 +318,22 @@ def test_long_documents_take_linear_time(words: Tokenizer) -> None:
         return min(durations)
 
     assert cpu_seconds(16_000) < 60 * cpu_seconds(1000)
+
+
+def test_report_of_tags_and_entities(words: Tokenizer) -> None:
+    """Entities are scored by type, plain tags by tag with confusions."""
+    example = sentence("Peter rejects Oslo", "B-PER O B-LOC")
+    head = Head("tags", ("O", "B-PER", "B-LOC"))
+    found = encode([example], words, head, ENTITIES, Counts())
+    rows = [np.eye(3, dtype=np.float32)[[1, 0, 1]]]
+    tags = report(rows, found, [example], head)
+    assert tags["confusion"] == {"O": {"O": 1}, "B-PER": {"B-PER": 1}, "B-LOC": {"B-PER": 1}}
+    entities = report(rows, found, [example], Head("entities", head.labels))
+    assert {name: own["recall"] for name, own in entities["classes"].items()} == {
+        "LOC": 0.0,
+        "PER": 1.0,
+    }
+    assert "confusion" not in entities
 
 
 def test_characters_of_one_piece_share_an_entity(words: Tokenizer) -> None:

@@ -79,15 +79,16 @@ def test_questions_without_end(tmp_path: Path, tokenizer: Tokenizer) -> None:
 
 
 def test_lines_are_prompts_with_their_endings(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Parted by tabs; the answer is the ending's index, its probability and the line."""
+    """Parted by tabs; the answer is the ending's index, probability and text, and the line."""
     bundle = load_task(made(tmp_path / "m", tokenizer))
     ((value, line),) = told(bundle, ["iron\thammer\tthe boy"])
     (answer,) = choose(bundle, [QUESTIONS[1]])
     assert value == {
         "prompt": "iron", "endings": ["hammer", "the boy"], "best": answer.best,
         "probabilities": pytest.approx(answer.probabilities), "cut_off": False,
+        "ending": ("hammer", "the boy")[answer.best], "column": None,
     }  # fmt: skip
     best = f"{answer.probabilities[answer.best]:.4f}"
-    assert line == f"{answer.best}\t{best}\tiron\thammer\tthe boy"
+    assert line == f"{answer.best}\t{best}\t{value['ending']}\tiron\thammer\tthe boy"
     with pytest.raises(QuestionError, match="line 1 has fewer than two endings"):
         list(told(bundle, ["iron"]))
