@@ -35,13 +35,24 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+@contextmanager
+def with_filename(path: Path) -> Iterator[None]:
+    """Add ``path`` to an OSError from the block that names no file, as a failed write does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 def write_whole(path: Path, content: bytes | str) -> None:
     """Write a file under a temporary name, fsync it, and rename it into place."""
     data = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with with_filename(path), temporary.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -107,6 +118,13 @@ def whole_directory(path: Path) -> Iterator[Path]:
             raise
         sync(path.parent)
         shutil.rmtree(aside, ignore_errors=True)
+    except OSError as error:
+        # The temporary name means nothing to a user, and a failed write has no name at all.
+        named = error.filename
+        inside = isinstance(named, str) and Path(named).is_relative_to(temporary)
+        if error.errno is not None and (inside or named is None):
+            error.filename = str(path)
+        raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -11,7 +11,7 @@ from bertsmith.bundle.extend import extend
 from bertsmith.bundle.identity import fingerprint
 from bertsmith.bundle.names import names, to_disk
 from bertsmith.bundle.pretrained import INFO, Bundle, load, save
-from bertsmith.bundle.stored import Stored, read_file, stored_in
+from bertsmith.bundle.stored import Stored, read_file, save_tensors, stored_in
 from bertsmith.bundle.task import (
     Head,
     Kind,
@@ -51,6 +51,7 @@ __all__ = [
     "save",
     "save_either",
     "save_task",
+    "save_tensors",
     "start_task",
     "stored_in",
     "to_disk",

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from bertsmith.bundle.card import CARD, card
 from bertsmith.bundle.config import CONFIG, config_json, read_config, read_json
 from bertsmith.bundle.directory import WEIGHTS, locate
 from bertsmith.bundle.names import to_disk
+from bertsmith.bundle.stored import save_tensors
 from bertsmith.bundle.weights import built, open_weights, said
 from bertsmith.errors import ModelError
 from bertsmith.files import whole_directory, write_json, write_whole
@@ -85,7 +85,7 @@ def save(
     """Write a model directory, whole or not at all; an older one is replaced at the end."""
     config = model.config
     with whole_directory(directory) as new:
-        save_file(to_disk(model.state_dict()), new / WEIGHTS, metadata={"format": "pt"})
+        save_tensors(to_disk(model.state_dict()), new / WEIGHTS, metadata={"format": "pt"})
         write_json(new / CONFIG, config_json(config) | {"pad_token_id": tokenizer.pad_id})
         write_json(new / INFO, {**info, "positions": config.positions, "nsp": config.nsp})
         tokenizer.save(new, config.max_positions)

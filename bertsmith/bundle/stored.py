@@ -3,7 +3,10 @@
 It never knows what a tensor is for.
 """
 
-from collections.abc import Callable
+import os
+import re
+import stat
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from bertsmith.bundle import pickles
@@ -23,6 +27,8 @@ FLOATS: Final = frozenset({"float32", "float16", "bfloat16"})
 #: Bytes of a header: about 100 a tensor, so a model of some thousand layers has as many.
 _HEADER: Final = 8 * 2**20
 _DTYPES: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+#: How the library ends the message of a failed write: "... (os error 28)".
+_OS_ERROR: Final = re.compile(r"\(os error (\d+)\)")
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,26 @@ class Stored:
     shape: tuple[int, ...]
     dtype: str
     read: Callable[[], Tensor]
+
+
+def save_tensors(
+    tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None
+) -> None:
+    """Write a safetensors file with the permissions that any new file gets here (the umask).
+
+    Raises OSError, with the file's name, where it cannot be written.
+    """
+    # The library writes a temporary file that only its owner may read, and renames it.
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)
+    try:
+        save_file(dict(tensors), path, metadata=metadata)
+    except SafetensorError as error:
+        code = _OS_ERROR.search(str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from None
+    path.chmod(mode)
 
 
 def stored_in(directory: Path) -> dict[str, Stored]:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import save_file
 
 from bertsmith.bundle.card import CARD, card
 from bertsmith.bundle.config import CONFIG, classes_of, config_json, read_json
 from bertsmith.bundle.directory import WEIGHTS, locate
 from bertsmith.bundle.names import to_disk
 from bertsmith.bundle.pretrained import INFO, read_parts, spare_rows
+from bertsmith.bundle.stored import save_tensors
 from bertsmith.bundle.weights import built, fill, matched, open_weights, said
 from bertsmith.errors import ModelError
 from bertsmith.files import whole_directory, write_json, write_whole
@@ -115,7 +115,7 @@ def save_task(
     if head.kind in _PROBLEMS:
         raw["problem_type"] = _PROBLEMS[head.kind]
     with whole_directory(directory) as new:
-        save_file(to_disk(model.state_dict()), new / WEIGHTS, metadata={"format": "pt"})
+        save_tensors(to_disk(model.state_dict()), new / WEIGHTS, metadata={"format": "pt"})
         write_json(new / CONFIG, raw)
         own = {"kind": head.kind, "positions": model.config.positions}
         write_json(new / INFO, {**info, **own})

@@ -17,9 +17,10 @@ from typing import Annotated
 import torch
 from pydantic import Field
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from bertsmith.bundle import save_tensors
 from bertsmith.errors import RunError
 from bertsmith.files import sha256_of_file, whole_directory, write_json
 from bertsmith.progress import Progress
@@ -62,8 +63,8 @@ def save(
     """Write a checkpoint and remove those that are neither among the last ``keep`` nor the best."""
     directory = run / FOLDER / f"step-{state.step}"
     with whole_directory(directory) as new:
-        save_file(_weights(model), new / WEIGHTS)
-        save_file(_moments(model, optimizer), new / MOMENTS)
+        save_tensors(_weights(model), new / WEIGHTS)
+        save_tensors(_moments(model, optimizer), new / MOMENTS)
         write_json(new / STATE, asdict(state))
         checksums = {name: sha256_of_file(new / name) for name in (WEIGHTS, MOMENTS, STATE)}
         write_json(new / CHECKSUMS, checksums)

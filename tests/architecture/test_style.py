@@ -45,6 +45,17 @@ def test_every_module_has_a_docstring(modules: dict[str, Any]) -> None:
     assert not undocumented, "\n".join(undocumented)
 
 
+def test_one_module_writes_tensor_files(modules: dict[str, Any]) -> None:
+    """Only ``bundle.stored`` calls safetensors' writer, which ignores the umask."""
+    users = [
+        module.name
+        for module in modules.values()
+        for name, _, _ in module.imports()
+        if name in ("safetensors.torch.save_file", "safetensors.numpy.save_file")
+    ]
+    assert users == ["bertsmith.bundle.stored"]
+
+
 def test_nothing_prints_outside_the_command_line(modules: dict[str, Any]) -> None:
     """Library code never prints: it returns, raises, or tells the progress it was given."""
     banned = {"print", "sys.stdout", "sys.stderr", "sys.stdout.write", "sys.stderr.write"}

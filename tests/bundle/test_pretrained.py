@@ -357,7 +357,7 @@ def test_a_run_is_taken_for_its_model(tmp_path: Path) -> None:
         bundle.load(tmp_path / "run")
 
 
-@pytest.mark.parametrize("place", ["save_file", "write_json", "tokenizer", "rename"])
+@pytest.mark.parametrize("place", ["save_tensors", "write_json", "tokenizer", "rename"])
 def test_a_failed_save_loses_nothing(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
+from bertsmith.bundle import save_tensors
 from bertsmith.errors import RunError
 from bertsmith.files import write_json
 from bertsmith.progress import Silent
@@ -87,7 +87,7 @@ def test_a_crash_in_the_middle_leaves_the_older_ones(
 
         return replacement
 
-    monkeypatch.setattr(checkpoint, "save_file", fails_later(save_file))
+    monkeypatch.setattr(checkpoint, "save_tensors", fails_later(save_tensors))
     monkeypatch.setattr(checkpoint, "write_json", fails_later(write_json))
     with pytest.raises(OSError, match="No space"):
         save(tmp_path, State(step=2), model, optimizer, keep=1)

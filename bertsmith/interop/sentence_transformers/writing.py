@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from bertsmith.bundle import (
@@ -18,6 +17,7 @@ from bertsmith.bundle import (
     EncoderBundle,
     config_json,
     load_encoder,
+    save_tensors,
     to_disk,
 )
 from bertsmith.bundle.encoder import load_pooler
@@ -73,7 +73,7 @@ def write_sentence_transformers(
         tensors = {
             name.removeprefix("bert."): value for name, value in to_disk(state | pooler).items()
         }
-        save_file(tensors, new / WEIGHTS, metadata={"format": "pt"})
+        save_tensors(tensors, new / WEIGHTS, metadata={"format": "pt"})
         write_json(new / CONFIG, raw | {"pad_token_id": bundle.tokenizer.pad_id})
         write_json(new / INFO, {**bundle.info, "positions": bundle.config.positions})
         bundle.tokenizer.save(new, bundle.config.max_positions)
@@ -160,4 +160,4 @@ def _write_dense(folder: Path, dense: Dense) -> None:
     tensors = {"linear.weight": dense.weight}
     if dense.bias is not None:
         tensors["linear.bias"] = dense.bias
-    save_file(tensors, folder / WEIGHTS)
+    save_tensors(tensors, folder / WEIGHTS)

@@ -1,0 +1,45 @@
+"""Tensor files: permissions and failed writes."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from bertsmith.bundle import save_tensors, stored
+from bertsmith.files import whole_directory
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_tensor_files_follow_the_umask(tmp_path: Path, umask: int) -> None:
+    """A tensor file gets the permissions of any other new file, not 0600."""
+    before = os.umask(umask)
+    try:
+        save_tensors({"a": torch.ones(3)}, tmp_path / "model.safetensors")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "model.safetensors").stat().st_mode & 0o777 == 0o666 & ~umask
+    assert load_file(tmp_path / "model.safetensors")["a"].tolist() == [1, 1, 1]
+
+
+def test_full_disk_is_an_os_error_with_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk while tensors are written is an OSError that names the final directory."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(stored, "save_file", fail)
+    with (
+        pytest.raises(OSError, match="No space left") as caught,
+        whole_directory(tmp_path / "model") as directory,
+    ):
+        save_tensors({"a": torch.ones(3)}, directory / "model.safetensors")
+    assert caught.value.errno == errno.ENOSPC
+    assert caught.value.filename == str(tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
