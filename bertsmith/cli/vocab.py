@@ -45,7 +45,9 @@ app.add_typer(group)
 def learn(
     corpus: shared.Corpus,
     out: Annotated[Path, typer.Option("--out", help="The folder to write the tokenizer to.")],
-    size: Annotated[int, typer.Option(help="How many words.")] = 30522,
+    size: Annotated[
+        int, typer.Option(help="How many words, above 109 (161 with --cased).")
+    ] = 30522,
     cased: Annotated[bool, typer.Option("--cased", help="Keep capital letters.")] = False,
     strip_accents: Annotated[
         bool, typer.Option("--strip-accents", help="Take accents off (Hangul stays whole).")
@@ -74,7 +76,8 @@ def learn(
 ) -> None:
     """Learn a WordPiece vocabulary from text, and tell how well it fits text held out.
 
-    The same text gives the same vocabulary, byte for byte.
+    The same text gives the same vocabulary, byte for byte. ASCII digits, letters and punctuation
+    are always in it.
     """
     from bertsmith.cli.console import put_json
     from bertsmith.files import whole_directory

@@ -3,6 +3,7 @@
 It never knows words: only which characters begin one and which go on in one.
 """
 
+import string
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -33,6 +34,21 @@ class Alphabet:
 
     characters: tuple[str, ...]
     continuing: tuple[str, ...]
+
+    @property
+    def num_pieces(self) -> int:
+        """The number of vocabulary entries: one per character, one per continuing character."""
+        return len(self.characters) + len(self.continuing)
+
+
+def ascii_alphabet(*, lowercase: bool) -> Alphabet:
+    """Return the ASCII digits, letters and punctuation, without capitals if text is lowercased.
+
+    The tokenizer splits at punctuation, so only digits and letters continue a word.
+    """
+    letters = string.ascii_lowercase if lowercase else string.ascii_letters
+    continuing = sorted(string.digits + letters)
+    return Alphabet(tuple(sorted([*continuing, *string.punctuation])), tuple(continuing))
 
 
 class CharacterCounts:
@@ -68,24 +84,32 @@ class CharacterCounts:
             counts = np.bincount(points[chosen])
             self._counts[row, : len(counts)] += counts
 
-    def choose(self, coverage: float, pieces: int) -> Alphabet:
-        """Choose the most frequent characters that make up ``coverage`` of the text.
+    @property
+    def is_empty(self) -> bool:
+        """Whether no text had a character that is part of a word."""
+        return not self._counts.any()
 
-        They take at most ``pieces`` words of the vocabulary: one as itself, one more if it
-        continues words. Equal counts are ordered by code point.
+    def choose(self, coverage: float, max_pieces: int, required: Alphabet) -> Alphabet:
+        """Choose ``required`` and the most frequent characters that cover ``coverage`` of the text.
+
+        The chosen characters outside ``required`` take at most ``max_pieces`` vocabulary entries:
+        one each, and one more if the character continues words. Ties are ordered by code point.
         """
         totals, continuing = self._cleaned()
         order = sorted(totals, key=lambda character: (-totals[character], character))
         needed = coverage * sum(totals.values())
-        chosen: list[str] = []
-        covered = used = 0
+        characters, continues = set(required.characters), set(required.continuing)
+        covered = num_pieces = 0
         for character in order:
-            used += 2 if character in continuing else 1
-            if covered >= needed or used > pieces:
+            if character not in characters:
+                num_pieces += 2 if character in continuing else 1
+            if covered >= needed or num_pieces > max_pieces:
                 break
-            chosen.append(character)
             covered += totals[character]
-        return Alphabet(tuple(sorted(chosen)), tuple(sorted(c for c in chosen if c in continuing)))
+            characters.add(character)
+            if character in continuing:
+                continues.add(character)
+        return Alphabet(tuple(sorted(characters)), tuple(sorted(continues)))
 
     def within(self, alphabet: Alphabet) -> Callable[[str], str]:
         """Return what takes words with a character beyond ``alphabet`` out of a counted text."""

@@ -15,7 +15,7 @@ from tokenizers.trainers import WordPieceTrainer
 
 from bertsmith.errors import TokenizerError
 from bertsmith.progress import Progress, Silent
-from bertsmith.text.alphabet import Alphabet, CharacterCounts
+from bertsmith.text.alphabet import Alphabet, CharacterCounts, ascii_alphabet
 from bertsmith.text.recipe import CONTINUES, SPECIAL, UNK, Recipe, normalizer
 from bertsmith.text.segment import Segmenter, segmented
 from bertsmith.text.wordpiece import Tokenizer
@@ -26,7 +26,7 @@ _LARGE, _SMALL = 1 << 19, 1 << 14
 _MOST: Final = 2**31 - 1
 #: Texts segmented at once.
 _BATCH: Final = 64
-#: The least share of a vocabulary that is left for words of several characters.
+#: The least share of the entries after special tokens and ASCII that is left for longer pieces.
 _WORDS_SHARE: Final = 0.5
 
 
@@ -46,14 +46,14 @@ def train(
 
     The texts are gone through twice; an iterator that gives them once is kept in a temporary file
     between, as are segmented texts. ``min_frequency``: how often a pair of pieces must occur to be
-    joined. ``coverage``: the share of the characters of the text that the vocabulary shall know,
-    the most frequent first; all characters together take at most half of the vocabulary. A corpus
-    too small for ``size`` gives a smaller vocabulary. Raises TokenizerError for a number out of
-    range, or texts without a word.
+    joined. The vocabulary always holds the ASCII digits, letters and punctuation, so that no ASCII
+    text is [UNK]. ``coverage``: the share of the characters of the text that the vocabulary shall
+    know, the most frequent first; those beyond ASCII take at most half of the remaining entries. A
+    corpus too small for ``size`` gives a smaller vocabulary. Raises TokenizerError for a number out
+    of range, or texts without a word.
     """
-    least = 2 * len(SPECIAL)
-    if size <= least:
-        raise TokenizerError(f"a vocabulary of {size} words: expected more than {least}")
+    required = ascii_alphabet(lowercase=not cased)
+    _check_size(size, required, cased=cased)
     if size > _MOST:
         raise TokenizerError(f"a vocabulary of {size} words: expected {_MOST:,} at most")
     if not 1 <= min_frequency <= _MOST:
@@ -74,14 +74,27 @@ def train(
         if iter(texts) is texts:
             texts = _spooled(texts, spool)
         counts, total = _count(texts, recipe, progress)
-        alphabet = counts.choose(coverage, int((size - len(SPECIAL)) * (1 - _WORDS_SHARE)))
-        if not alphabet.characters:
+        if counts.is_empty:
             raise TokenizerError("there is no word in these texts to learn a vocabulary from")
+        remaining = size - len(SPECIAL) - required.num_pieces
+        alphabet = counts.choose(coverage, int(remaining * (1 - _WORDS_SHARE)), required)
         chunks = _within(texts, counts.within(alphabet), recipe)
         engine = _trained(chunks, size, min_frequency, recipe, alphabet, total, progress)
     progress.finish()
     vocab = _ordered(engine.get_vocab())
     return Tokenizer(Recipe(**(vars(recipe) | {"vocab": vocab})), segmenter)
+
+
+def _check_size(size: int, required: Alphabet, *, cased: bool) -> None:
+    """Raise TokenizerError if the entries that every vocabulary has leave no room for words."""
+    minimum = len(SPECIAL) + required.num_pieces
+    if size <= minimum:
+        letters = "letters" if cased else "lower-case letters"
+        raise TokenizerError(
+            f"the vocabulary size is too small: {size:,}, but the {len(SPECIAL)} special tokens "
+            f"and the {required.num_pieces} pieces of the ASCII digits, {letters} and punctuation "
+            f"take {minimum} entries; choose a size above {minimum}"
+        )
 
 
 def _segmented(texts: Iterable[str], segmenter: Segmenter) -> Iterator[str]:

@@ -65,7 +65,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture(scope="session")
 def words() -> Tokenizer:
     """A vocabulary learnt from three sentences."""
-    return train(iter(SENTENCES * 3), 131)
+    return train(iter(SENTENCES * 3), 181)
 
 
 def save_model(directory: Path, words: Tokenizer, *, nsp: bool = True) -> Path:

@@ -92,9 +92,9 @@ def test_learn_is_meant_where_no_command_is_named(run: Run, tmp_path: Path) -> N
     """``vocab FILE`` and ``vocab learn FILE`` make the same; so do options that come first."""
     (tmp_path / "a.txt").write_text("The ferry crossed the river twice a day. " * 20)
     forms = (
-        ["vocab", tmp_path / "a.txt", "--size", 40],
-        ["vocab", "learn", tmp_path / "a.txt", "--size", 40],
-        ["vocab", "--size", 40, tmp_path / "a.txt"],
+        ["vocab", tmp_path / "a.txt", "--size", 120],
+        ["vocab", "learn", tmp_path / "a.txt", "--size", 120],
+        ["vocab", "--size", 120, tmp_path / "a.txt"],
     )
     made = []
     for number, form in enumerate(forms):
@@ -103,5 +103,5 @@ def test_learn_is_meant_where_no_command_is_named(run: Run, tmp_path: Path) -> N
         made.append((tmp_path / str(number) / "vocab.txt").read_bytes())
     assert made[0] == made[1] == made[2]
     (tmp_path / "extend").write_text("The ferry crossed the river twice a day. " * 20)
-    done = run("vocab", f"{tmp_path}/extend", "--size", 40, "--out", tmp_path / "named")
+    done = run("vocab", f"{tmp_path}/extend", "--size", 120, "--out", tmp_path / "named")
     assert done.status == 0, done.err

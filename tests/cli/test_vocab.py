@@ -29,10 +29,10 @@ def corpus(tmp_path: Path) -> Path:
 def test_a_vocabulary_is_written_and_reported(run: Run, corpus: Path, tmp_path: Path) -> None:
     """The folder holds the four files; the report and the next command stand on stderr."""
     out = tmp_path / "out"
-    done = run("vocab", corpus, "--size", 90, "--out", out)
+    done = run("vocab", corpus, "--size", 170, "--out", out)
     assert done.status == 0, done.err
     assert {path.name for path in out.iterdir()} == FILES
-    assert Tokenizer.load(out).vocab_size == 90
+    assert Tokenizer.load(out).vocab_size == 170
     assert done.out == ""
     for part in ("held-out", "pieces a word", "[UNK]", "longest words", f"wrote {out}", "next:"):
         assert part in done.err
@@ -40,9 +40,9 @@ def test_a_vocabulary_is_written_and_reported(run: Run, corpus: Path, tmp_path: 
 
 def test_the_report_as_json(run: Run, corpus: Path, tmp_path: Path) -> None:
     """--json puts one object on stdout with the facts of the report."""
-    done = run("vocab", corpus, "--size", 90, "--out", tmp_path / "out", "--json")
+    done = run("vocab", corpus, "--size", 170, "--out", tmp_path / "out", "--json")
     facts = json.loads(done.out)
-    assert facts["words"] == 90
+    assert facts["words"] == 170
     assert facts["held_out"] is True
     assert facts["corpus"]["documents"] == 400
     assert 1 <= facts["quality"]["pieces_a_word"] < 4
@@ -51,7 +51,7 @@ def test_the_report_as_json(run: Run, corpus: Path, tmp_path: Path) -> None:
 def test_options_reach_the_tokenizer(run: Run, corpus: Path, tmp_path: Path) -> None:
     """Case, accents and Chinese characters are as asked, in the files too."""
     options = ["--cased", "--strip-accents", "--no-split-chinese"]
-    run("vocab", corpus, "--size", 90, "--out", tmp_path / "out", *options)
+    run("vocab", corpus, "--size", 170, "--out", tmp_path / "out", *options)
     tokenizer = Tokenizer.load(tmp_path / "out")
     assert not tokenizer.lowercase
     assert tokenizer.strip_accents
@@ -71,8 +71,8 @@ def test_a_small_corpus_gives_fewer_words_and_says_so(
 
 def test_standard_input_is_enough(run: Run, corpus: Path, tmp_path: Path) -> None:
     """A pipe gives the vocabulary that the file gives."""
-    run("vocab", corpus, "--size", 90, "--out", tmp_path / "one")
-    piped = run("vocab", "-", "--size", 90, "--out", tmp_path / "two", stdin=corpus.read_bytes())
+    run("vocab", corpus, "--size", 170, "--out", tmp_path / "one")
+    piped = run("vocab", "-", "--size", 170, "--out", tmp_path / "two", stdin=corpus.read_bytes())
     assert piped.status == 0, piped.err
     assert Tokenizer.load(tmp_path / "one").hash == Tokenizer.load(tmp_path / "two").hash
 
@@ -80,27 +80,27 @@ def test_standard_input_is_enough(run: Run, corpus: Path, tmp_path: Path) -> Non
 def test_nothing_is_replaced_by_mistake(run: Run, corpus: Path, tmp_path: Path) -> None:
     """A tokenizer is replaced with --force only, other files never, and a failure keeps the old."""
     out = tmp_path / "out"
-    run("vocab", corpus, "--size", 90, "--out", out)
+    run("vocab", corpus, "--size", 170, "--out", out)
     before = Tokenizer.load(out).hash
-    again = run("vocab", corpus, "--size", 70, "--out", out)
+    again = run("vocab", corpus, "--size", 165, "--out", out)
     assert again.status == 2
     assert "--force" in again.err
     assert run("vocab", tmp_path / "nowhere", "--out", out, "--force").status == 2
     assert Tokenizer.load(out).hash == before
-    assert run("vocab", corpus, "--size", 70, "--out", out, "--force").status == 0
-    assert Tokenizer.load(out).vocab_size == 70
-    other = run("vocab", corpus, "--size", 70, "--out", tmp_path, "--force")
+    assert run("vocab", corpus, "--size", 165, "--out", out, "--force").status == 0
+    assert Tokenizer.load(out).vocab_size == 165
+    other = run("vocab", corpus, "--size", 165, "--out", tmp_path, "--force")
     assert other.status == 2
     assert "holds other files" in other.err
     assert corpus.exists()
-    named = run("vocab", corpus, "--size", 70, "--out", corpus)
+    named = run("vocab", corpus, "--size", 165, "--out", corpus)
     assert "expected the name of a folder" in named.err
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--size", 5], "a vocabulary of 5 words"),
+        (["--size", 5], "vocabulary size is too small: 5"),
         (["--coverage", 2], "a coverage of 2.0"),
         (["--segment", "mecab"], "no segmenter is named 'mecab'"),
         (["--field", "body"], "no field 'body'"),

@@ -48,7 +48,7 @@ MODES: list[Mode] = ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     """A vocabulary learnt from the texts, lowered."""
-    return train(iter(TEXTS * 3), 150)
+    return train(iter(TEXTS * 3), 200)
 
 
 def config_of(tokenizer: Tokenizer, **changes: Any) -> ModelConfig:
@@ -137,7 +137,7 @@ def test_what_they_write_is_read(
 
 def test_text_lowered_before_a_cased_tokenizer(tmp_path: Path) -> None:
     """do_lower_case of the Transformer is heard, though the tokenizer keeps capitals."""
-    cased = train(iter(TEXTS * 3), 150, cased=True)
+    cased = train(iter(TEXTS * 3), 260, cased=True)
     assert not cased.lowercase
     save(tmp_path / "m", shaken(PreTrainingModel(config_of(cased))), cased, {})
     write_sentence_transformers(tmp_path / "m", tmp_path / "o")

@@ -107,7 +107,7 @@ def test_a_sentence_a_line_stays_one(tmp_path: Path) -> None:
     cut = tmp_path / "text" / OUTCOME
     assert (cut / SENTENCES).exists()
     assert not (cut / TEXT).exists()
-    words = Stage("words", {"size": 60, "segment": None}, {"text": stage})
+    words = Stage("words", {"size": 130, "segment": None}, {"text": stage})
     made(tmp_path, "words", words, text=cut)
     store = Stage("store", {"language": "en", "held_out": 0.1}, {"text": stage, "words": words})
     told = made(tmp_path, "store", store, text=cut, words=tmp_path / "words" / OUTCOME)
@@ -121,7 +121,7 @@ def test_a_text_of_one_document_is_refused_in_the_words_of_the_lab(tmp_path: Pat
     stage = Kit(SCALES["smoke"], Sources(english=text), tmp_path).text()
     made(tmp_path, "text", stage)
     cut = tmp_path / "text" / OUTCOME
-    words = Stage("words", {"size": 60, "segment": None}, {"text": stage})
+    words = Stage("words", {"size": 130, "segment": None}, {"text": stage})
     made(tmp_path, "words", words, text=cut)
     store = Stage("store", {"language": "en", "held_out": 0.1}, {"text": stage, "words": words})
     with pytest.raises(StoreError, match="the text has 1 documents, which cannot be parted"):

@@ -84,7 +84,7 @@ HEADS: dict[str, tuple[Head, list[float] | None]] = {
 def service(tmp_path_factory: pytest.TempPathFactory) -> Counting:
     """A random model of each kind, all with one vocabulary."""
     root = tmp_path_factory.mktemp("served")
-    words = train(iter(TEXT * 3), 173)
+    words = train(iter(TEXT * 3), 227)
     torch.manual_seed(3)
     bundle.save(root / "plain", PreTrainingModel(_config(words)), words, {})
     models = [served("plain", root / "plain")]

@@ -18,7 +18,7 @@ from tests.serve.little import HEADS, TEXT, Running, listening, shape
 @pytest.fixture(scope="session")
 def words() -> Tokenizer:
     """A vocabulary learnt from five sentences, lowered."""
-    return train(iter(TEXT * 3), 173)
+    return train(iter(TEXT * 3), 227)
 
 
 @pytest.fixture(scope="session")

@@ -93,12 +93,13 @@ def test_every_character_of_the_text_is_known() -> None:
 
 
 def test_rare_characters_do_not_eat_the_vocabulary() -> None:
-    """Of thousands of characters the most frequent are kept, in at most half of the vocabulary."""
+    """Of thousands of characters the most frequent are kept; half of the size is left for words."""
     rare = "".join(map(chr, range(0x4E00, 0x4E00 + 3000)))
     texts = [*little_text(), rare, "가나다라 " * 2000]
     tokenizer = train(texts, 400)
     single = [word for word in tokenizer.vocab if len(word.removeprefix("##")) == 1]
-    assert len(single) <= 200
+    beyond_ascii = [word for word in single if not word.isascii()]
+    assert len(beyond_ascii) <= (400 - 109) // 2
     assert tokenizer.id("가") is not None
     assert tokenizer.id("##나") is not None
     assert tokenizer.vocab_size == 400
@@ -154,14 +155,42 @@ def test_no_word_is_learnt_that_does_not_occur(*, strip_accents: bool) -> None:
     assert "xyzw" not in words
 
 
-@pytest.mark.parametrize(("size", "coverage"), [(10, 0.9), (100, 0.0), (100, 1.5)])
-def test_sizes_and_shares_out_of_range_are_refused(size: int, coverage: float) -> None:
-    """A size without room for words, or a coverage that is no share, is an error."""
+@pytest.mark.parametrize("coverage", [0.0, 1.5])
+def test_a_coverage_out_of_range_is_refused(coverage: float) -> None:
+    """A coverage that is no share is an error."""
     with pytest.raises(TokenizerError, match="expected"):
-        train(little_text(), size, coverage=coverage)
+        train(little_text(), 200, coverage=coverage)
 
 
-@pytest.mark.parametrize(("size", "frequency"), [(10**20, 2), (100, 0), (100, -4), (100, 10**20)])
+@pytest.mark.parametrize(("cased", "minimum"), [(False, 5 + 104), (True, 5 + 156)])
+def test_a_size_without_room_for_words_is_refused(*, cased: bool, minimum: int) -> None:
+    """The error names the size, what special tokens and ASCII characters take, and the minimum."""
+    message = (
+        rf"too small: {minimum}, .* 5 special tokens .* {minimum - 5} pieces .* take {minimum}"
+    )
+    with pytest.raises(TokenizerError, match=message):
+        train(little_text(), minimum, cased=cased)
+    assert train(little_text(), minimum + 1, cased=cased).vocab_size == minimum + 1
+
+
+@pytest.mark.parametrize("cased", [False, True])
+def test_every_vocabulary_writes_ascii_text(*, cased: bool) -> None:
+    """Digits, letters and punctuation that the corpus lacks are encoded without [UNK]."""
+    novel = ["call me ishmael some years ago never mind how long precisely"] * 50
+    korean = ["옛날 옛적에 호랑이가 담배를 피우던 시절에"] * 50
+    printable = "".join(map(chr, range(33, 127)))
+    texts = ["1984", "Q&A", "q&a", "x86_64", "http://a.b/?c=1#d~e", printable, printable[::-1]]
+    for corpus in (novel, korean):
+        tokenizer = train(corpus, 400, cased=cased)
+        for text in texts:
+            assert tokenizer.unk_id not in tokenizer.encode(text), text
+        assert tokenizer.unk_id not in tokenizer.encode(corpus[0])
+        capitals = [word for word in tokenizer.vocab if len(word) == 1 and "A" <= word <= "Z"]
+        assert len(capitals) == (26 if cased else 0)
+        assert tokenizer.hash == train(corpus, 400, cased=cased).hash
+
+
+@pytest.mark.parametrize(("size", "frequency"), [(10**20, 2), (200, 0), (200, -4), (200, 10**20)])
 def test_numbers_beyond_the_trainers_are_refused(size: int, frequency: int) -> None:
     """It counts in 32 bits, and what occurs never cannot be joined."""
     with pytest.raises(TokenizerError, match="expected"):
@@ -171,7 +200,7 @@ def test_numbers_beyond_the_trainers_are_refused(size: int, frequency: int) -> N
 def test_text_without_words_is_refused() -> None:
     """Blanks give no vocabulary."""
     with pytest.raises(TokenizerError, match="no word"):
-        train([" ", "\n"], 100)
+        train([" ", "\n"], 200)
 
 
 def test_quality_counts_words_and_pieces() -> None:
@@ -208,6 +237,6 @@ def test_held_out_documents_are_not_learnt_from(tmp_path: Path) -> None:
     assert learnt.corpus.documents == 3300
     assert 0 < learnt.quality.characters < 0.1 * learnt.corpus.characters
     (tmp_path / "a.jsonl").write_text("\n".join(lines[:3]))
-    few = learn(found, CorpusOptions(), VocabularyOptions(size=100), Silent())
+    few = learn(found, CorpusOptions(), VocabularyOptions(size=200), Silent())
     assert not few.held_out
     assert few.quality.characters == few.corpus.characters

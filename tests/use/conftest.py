@@ -25,7 +25,7 @@ TEXT = [
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     """A vocabulary learnt from five sentences, lowered."""
-    return train(iter(TEXT * 3), 173)
+    return train(iter(TEXT * 3), 227)
 
 
 def make(directory: Path, tokenizer: Tokenizer, *, nsp: bool = True, spread: float = 0.3) -> Path:
