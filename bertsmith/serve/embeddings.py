@@ -1,22 +1,22 @@
-"""The endpoints of vectors, as OpenAI's clients and text-embeddings-inference have them.
-
-It never computes: the service does.
-"""
+"""The endpoints of vectors, as OpenAI's clients and text-embeddings-inference have them."""
 
 import base64
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from fastapi import APIRouter, Request
+import orjson
+from fastapi import Request
 from starlette.responses import Response
 
 from bertsmith.errors import QuestionError
-from bertsmith.serve.asking import Asking, said
+from bertsmith.serve.asking import Asking, list_json, numbers_json, said
 from bertsmith.serve.bodies import EmbedBody, OpenAiBody, SimilarityBody, Vectors
 from bertsmith.serve.patience import LargeError, Patience
 from bertsmith.serve.routes import several
 from bertsmith.serve.service import Embedding
+from bertsmith.use.embed import Floats
 from bertsmith.use.vectors import VectorSettings
 
 #: Characters of a request that are tokenized at once; what is longer would hold up others, and is
@@ -30,7 +30,7 @@ class EmbeddingRoutes:
     def __init__(self, asking: Asking) -> None:
         self._asking, self._service = asking, asking.service
         self._began = int(time.time())
-        self.router = APIRouter()
+        self.router = asking.router()
         self.router.post("/v1/embeddings")(self.openai)
         self.router.get("/v1/models")(self.models)
         for path in ("embed", "embed_all", "similarity"):
@@ -57,19 +57,21 @@ class EmbeddingRoutes:
             raise QuestionError(
                 "dimensions: this model's vectors cannot be shortened; leave dimensions out"
             )
-        texts = [body.input] if isinstance(body.input, str) else body.input
-        if not texts or not all(isinstance(text, str) for text in texts):
-            raise QuestionError(
-                "input: expected a text or a list of texts, at least one; ids of another "
-                "tokenizer mean nothing to this model (LangChain: check_embedding_ctx_length=False)"
+        texts = several(body.input)
+        embedding, vectors = await self._vectors(request, body.model, texts, VectorSettings())
+
+        def encode() -> bytes:
+            items = (
+                orjson.dumps({"object": "embedding", "index": number, "embedding": vector})
+                for number, vector in enumerate(_encoded(vectors, body.encoding_format))
             )
-        own, found = await self._vectors(request, body.model, texts, VectorSettings())  # type: ignore[arg-type]
-        data = [
-            {"object": "embedding", "index": number, "embedding": _form(one, body.encoding_format)}
-            for number, one in enumerate(found)
-        ]
-        usage = {"prompt_tokens": own.tokens, "total_tokens": own.tokens}
-        return said({"object": "list", "data": data, "model": own.model, "usage": usage})
+            usage = {"prompt_tokens": embedding.tokens, "total_tokens": embedding.tokens}
+            data = orjson.Fragment(list_json(items))
+            return orjson.dumps(
+                {"object": "list", "data": data, "model": embedding.model, "usage": usage}
+            )
+
+        return await self._asking.encoded(encode, _size(vectors))
 
     async def models(self) -> Response:
         """Tell the models for OpenAI's clients."""
@@ -81,8 +83,12 @@ class EmbeddingRoutes:
         """Embed texts: a list of vectors."""
         settings = body.settings(pooling=body.pooling, normalize=body.normalize)
         texts = several(body.inputs)
-        _, found = await self._vectors(request, body.model, texts, settings, truncate=body.truncate)
-        return said(found)
+        _, vectors = await self._vectors(
+            request, body.model, texts, settings, truncate=body.truncate
+        )
+        return await self._asking.encoded(
+            lambda: list_json(map(numbers_json, vectors)), _size(vectors)
+        )
 
     async def embed_all(self, request: Request, body: Vectors) -> Response:
         """Embed texts: for each a list of its tokens' vectors."""
@@ -92,7 +98,10 @@ class EmbeddingRoutes:
         )
         if not body.truncate and any(own.cut_off for own in found):
             raise LargeError("a text is too long; shorten it, or send truncate: true")
-        return said([own.vectors for own in found])
+        vectors = [item.vectors for item in found]
+        return await self._asking.encoded(
+            lambda: list_json(map(numbers_json, vectors)), _size(vectors)
+        )
 
     async def similarity(self, request: Request, body: SimilarityBody) -> Response:
         """Tell the cosine of one sentence and each of several others."""
@@ -102,8 +111,15 @@ class EmbeddingRoutes:
         return said(np.stack(found[1:]) @ found[0])
 
 
-def _form(vector: Any, form: str) -> Any:
-    """Return a vector as a client asked for it."""
-    if form == "float":
-        return vector
-    return base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()
+def _size(vectors: Sequence[Floats]) -> int:
+    """Return how many numbers some arrays have together."""
+    return sum(vector.size for vector in vectors)
+
+
+def _encoded(vectors: Sequence[Floats], encoding: str) -> Iterator[Any]:
+    """Yield each vector as the client wants it: JSON numbers, or base64 of float32."""
+    for vector in vectors:
+        if encoding == "float":
+            yield orjson.Fragment(numbers_json(vector))
+        else:
+            yield base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()

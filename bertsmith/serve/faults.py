@@ -9,7 +9,6 @@ from typing import Any, Final
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.exception_handlers import http_exception_handler
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -22,7 +21,8 @@ _STATUS: Final[dict[type[BertsmithError], int]] = {
     BusyError: 429, LateError: 504, StoppingError: 503, LargeError: 422, GoneError: _GONE,
     ModelError: 404,
 }  # fmt: skip
-_JSON: Final = 'expected an object such as {"inputs": ["a text"]}'
+#: Characters of a message, which may repeat a name that the client chose.
+_MAX_MESSAGE: Final = 2000
 _TYPES: Final = {
     400: "bad_request", 401: "unauthorized", 404: "not_found", 405: "method_not_allowed",
     408: "timeout", 413: "too_large", 422: "invalid_request", 429: "busy", 431: "too_large",
@@ -35,6 +35,8 @@ def fault(status: int, message: str, headers: dict[str, str] | None = None) -> R
 
     ``type`` says in a word what the status says; ``code`` is the status.
     """
+    if len(message) > _MAX_MESSAGE:
+        message = message[: _MAX_MESSAGE - 1] + "…"
     told = {"message": message, "type": _TYPES.get(status, "error"), "code": status, "param": None}
     body = orjson.dumps({"error": told})
     return Response(body, status, headers, media_type="application/json")
@@ -43,7 +45,6 @@ def fault(status: int, message: str, headers: dict[str, str] | None = None) -> R
 def add_faults(app: FastAPI) -> None:
     """Have an app tell every error in this form."""
     app.add_exception_handler(BertsmithError, _ours)
-    app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Exception, _unknown)
 
@@ -61,29 +62,11 @@ async def _ours(_: Request, error: Exception) -> Response:
     return fault(status, str(error), headers)
 
 
-async def _invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    kind = request.headers.get("content-type", "")
-    if "json" not in kind:
-        return fault(422, f"the header Content-Type is {kind!r}; expected application/json")
-    told = []
-    if error.errors()[0]["type"] == "json_invalid":
-        [place], why = error.errors()[0]["loc"][1:], error.errors()[0]["ctx"]["error"]
-        return fault(422, f"the body is no JSON: {why} at character {place}; {_JSON}")
-    for one in error.errors()[:5]:
-        place = ".".join(str(part) for part in one["loc"] if part != "body") or "the body"
-        told.append(f"{place}: {one['msg']}")
-    more = len(error.errors()) - len(told)
-    return fault(422, "; ".join(told) + (f"; and {more} more" if more > 0 else ""))
-
-
 async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message: Any = error.detail
     if error.status_code == 404:
         message = f"there is no {request.url.path} here; /docs lists what there is"
-    elif error.status_code == 400 and "parsing the body" in str(message):
-        message = f"the body cannot be read as JSON in UTF-8, or is too deep; {_JSON}"
     elif error.status_code == 405:
         message = f"{request.method} is not what {request.url.path} takes; /docs tells"
     return fault(error.status_code, str(message), dict(error.headers or {}))

@@ -43,6 +43,17 @@ class Patience:
         self.gone = False
         self._waiting: Future[Any] | None = None
 
+    def remaining(self) -> float:
+        """Return the seconds until the deadline; negative after it."""
+        return self.deadline - time.monotonic()
+
+    def check(self) -> None:
+        """Raise GoneError or LateError where nobody waits for the answer any more."""
+        if self.gone:
+            raise GoneError("the client went away")
+        if self.remaining() < 0:
+            raise late()
+
     def waits_for(self, future: Future[Any]) -> None:
         """Remember what is cancelled if the client goes away."""
         self._waiting = future

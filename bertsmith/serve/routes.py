@@ -1,16 +1,15 @@
-"""The endpoints of what this package's models can do, one a task.
+"""The endpoints of what this package's models can do, one a task."""
 
-It never computes: the service does.
-"""
-
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from fastapi import APIRouter, Request
+import orjson
+from fastapi import Request
 from starlette.responses import Response
 
 from bertsmith.bundle import TaskBundle
-from bertsmith.serve.asking import Asking, said
+from bertsmith.serve.asking import Asking, json_response, list_json, said
 from bertsmith.serve.bodies import (
     AnswerBody,
     ChooseBody,
@@ -32,7 +31,7 @@ class Routes:
 
     def __init__(self, asking: Asking) -> None:
         self._asking, self._service = asking, asking.service
-        self.router = APIRouter()
+        self.router = asking.router()
         self.router.get("/models")(self.models)
         for path in ("tokenize", "fill", "pair", "classify", "tag", "answer", "choose"):
             self.router.post(f"/{path}")(getattr(self, path))
@@ -45,71 +44,76 @@ class Routes:
         """Cut texts into tokens: ids, words and characters [start, stop)."""
         texts, special = several(body.inputs), body.add_special_tokens
 
-        def told(_: Patience) -> list[list[dict[str, Any]]]:
-            own, found = self._service.tokenized(body.model, texts)
-            return [_tokens(own, ids, places, special=special) for ids, places in found]
+        def answer(until: Patience) -> Response:
+            own, found = self._service.tokenized(body.model, texts, until)
+            return json_response(list_json(_tokens(own, found, special=special, until=until)))
 
-        return said(await self._asking.thread(request, told))
+        return await self._asking.thread(request, answer)
 
     async def fill(self, request: Request, body: FillBody) -> Response:
         """Fill in the masks of a text: the likeliest words with their probabilities."""
         texts = several(body.inputs)
-        found = await self._asking.thread(
-            request, lambda until: self._service.fill(body.model, texts, body.top, until)
-        )
-        told = [
-            {"masks": [{"place": mask.place, "words": mask.words} for mask in own]} for own in found
-        ]
-        return as_asked(body.inputs, told)
+
+        def answer(until: Patience) -> Response:
+            found = self._service.fill(body.model, texts, body.top, until)
+            items = ({"masks": [{"place": mask.place, "words": mask.words} for mask in masks]}
+                     for masks in found)  # fmt: skip
+            return as_asked(body.inputs, items)
+
+        return await self._asking.thread(request, answer)
 
     async def pair(self, request: Request, body: PairBody) -> Response:
         """Tell how probable it is that B follows A."""
         pairs = several(body.inputs)
-        found = await self._asking.thread(
-            request, lambda until: self._service.pair(body.model, pairs, until)
-        )
-        told = [asdict(own) for own in found]
-        return as_asked(body.inputs, told)
+
+        def answer(until: Patience) -> Response:
+            found = self._service.pair(body.model, pairs, until)
+            return as_asked(body.inputs, map(asdict, found))
+
+        return await self._asking.thread(request, answer)
 
     async def classify(self, request: Request, body: ClassifyBody) -> Response:
         """Tell the labels of a text or a pair with their probabilities, or its number."""
         texts: list[str | tuple[str, str]] = several(body.inputs)
-        found = await self._asking.thread(
-            request, lambda until: self._service.classify(body.model, texts, until)
-        )
-        told = [_prediction(own) for own in found]
-        return as_asked(body.inputs, told)
+
+        def answer(until: Patience) -> Response:
+            found = self._service.classify(body.model, texts, until)
+            return as_asked(body.inputs, map(_prediction, found))
+
+        return await self._asking.thread(request, answer)
 
     async def tag(self, request: Request, body: TagBody) -> Response:
         """Find the entities of a text, or the tag of each of its words, with their characters."""
         texts = several(body.inputs)
-        found = await self._asking.thread(
-            request, lambda until: self._service.tag(body.model, texts, until)
-        )
-        told = [[asdict(span) for span in own.spans] for own in found]
-        return as_asked(body.inputs, told)
+
+        def answer(until: Patience) -> Response:
+            found = self._service.tag(body.model, texts, until)
+            return as_asked(body.inputs, (list(map(asdict, tagged.spans)) for tagged in found))
+
+        return await self._asking.thread(request, answer)
 
     async def answer(self, request: Request, body: AnswerBody) -> Response:
         """Answer a question from its context, with the characters of the answer."""
-        asked = several(body.inputs)
-        given = [(own.question, own.context) for own in asked]
-        found = await self._asking.thread(
-            request, lambda until: self._service.answer(body.model, given, until)
-        )
-        told = [{**asdict(own.best), "null_score": own.null_score, "cut_off": own.cut_off,
-                 "candidates": [asdict(one) for one in own.candidates[:5]]}
-                for own in found]  # fmt: skip
-        return as_asked(body.inputs, told)
+        questions = [(item.question, item.context) for item in several(body.inputs)]
+
+        def answer(until: Patience) -> Response:
+            found = self._service.answer(body.model, questions, until)
+            items = ({**asdict(own.best), "null_score": own.null_score, "cut_off": own.cut_off,
+                      "candidates": [asdict(one) for one in own.candidates[:5]]}
+                     for own in found)  # fmt: skip
+            return as_asked(body.inputs, items)
+
+        return await self._asking.thread(request, answer)
 
     async def choose(self, request: Request, body: ChooseBody) -> Response:
         """Tell which ending fits a prompt, with the probability of each."""
-        asked = several(body.inputs)
-        given = [(own.prompt, own.endings) for own in asked]
-        found = await self._asking.thread(
-            request, lambda until: self._service.choose(body.model, given, until)
-        )
-        told = [asdict(own) for own in found]
-        return as_asked(body.inputs, told)
+        questions = [(item.prompt, item.endings) for item in several(body.inputs)]
+
+        def answer(until: Patience) -> Response:
+            found = self._service.choose(body.model, questions, until)
+            return as_asked(body.inputs, map(asdict, found))
+
+        return await self._asking.thread(request, answer)
 
 
 def several(inputs: One | list[One]) -> list[One]:
@@ -117,9 +121,11 @@ def several(inputs: One | list[One]) -> list[One]:
     return inputs if isinstance(inputs, list) else [inputs]
 
 
-def as_asked(inputs: object, told: list[Any]) -> Response:
+def as_asked(inputs: object, items: Iterable[Any]) -> Response:
     """Return the answers to a list that was asked, or the one answer to one thing."""
-    return said(told if isinstance(inputs, list) else told[0])
+    if isinstance(inputs, list):
+        return json_response(list_json(map(orjson.dumps, items)))
+    return said(next(iter(items)))
 
 
 def _told(own: Served) -> dict[str, Any]:
@@ -133,18 +139,23 @@ def _told(own: Served) -> dict[str, Any]:
 
 
 def _tokens(
-    own: Served, ids: list[int], places: list[tuple[int, int]], *, special: bool
-) -> list[dict[str, Any]]:
+    own: Served,
+    encoded: Sequence[tuple[list[int], list[tuple[int, int]]]],
+    *,
+    special: bool,
+    until: Patience,
+) -> Iterator[bytes]:
+    """Yield the tokens of each text as JSON. Raises LateError or GoneError."""
     tokenizer = own.bundle.tokenizer
-    each = zip(ids, tokenizer.tokens(ids), places, strict=True)
-    told = [{"id": number, "text": word, "special": False, "start": start, "stop": stop}
-            for number, word, (start, stop) in each]  # fmt: skip
-    if not special:
-        return told
     first, last = ({"id": number, "text": tokenizer.tokens([number])[0], "special": True,
                     "start": None, "stop": None}
                    for number in (tokenizer.cls_id, tokenizer.sep_id))  # fmt: skip
-    return [first, *told, last]
+    for ids, places in encoded:
+        until.check()
+        rows = zip(ids, tokenizer.tokens(ids), places, strict=True)
+        tokens = [{"id": number, "text": word, "special": False, "start": start, "stop": stop}
+                  for number, word, (start, stop) in rows]  # fmt: skip
+        yield orjson.dumps([first, *tokens, last] if special else tokens)
 
 
 def _prediction(own: Prediction) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -34,6 +34,9 @@ from bertsmith.use.pair import Pair, Pairing, follows, pair_each
 from bertsmith.use.predict import Prediction, predict_each
 from bertsmith.use.tag import Tagged, tag_each
 from bertsmith.use.vectors import Recipe, VectorSettings
+
+#: Characters that /tokenize reads between two looks at its deadline.
+_GROUP_CHARACTERS: Final = 65_536
 
 
 @dataclass(frozen=True)
@@ -247,13 +250,24 @@ class Service:
         return self.find(name, ability)
 
     def tokenized(
-        self, name: str | None, texts: Sequence[str]
+        self, name: str | None, texts: Sequence[str], patience: Patience | None = None
     ) -> tuple[Served, list[tuple[list[int], list[tuple[int, int]]]]]:
-        """Return ids and characters of the tokens of each text, and whose they are."""
-        own = self.checked(name, "embed", texts)
-        found = own.bundle.tokenizer.encode_batch_with_offsets(texts)
-        within("tokens", sum(len(ids) for ids, _ in found), self.settings.tokens)
-        return own, found
+        """Return ids and characters of the tokens of each text, and whose they are.
+
+        Raises:
+            LargeError: the texts have too many tokens.
+            LateError: the time is over; it is looked at between groups of texts.
+            GoneError: the client went away.
+        """
+        own, until = self.checked(name, "embed", texts), self._until(patience)
+        encoded: list[tuple[list[int], list[tuple[int, int]]]] = []
+        tokens = 0
+        for group in _groups(texts, _GROUP_CHARACTERS):
+            until.check()
+            encoded += own.bundle.tokenizer.encode_batch_with_offsets(group)
+            tokens += sum(len(ids) for ids, _ in encoded[-len(group) :])
+            within("tokens", tokens, self.settings.tokens)
+        return own, encoded
 
     def _outputs(self, own: Served, patience: Patience) -> Compute:
         """Return what computes a fine-tuned model's outputs together with those of others."""
@@ -285,3 +299,17 @@ class Service:
 def _task(own: Served) -> TaskBundle:
     assert isinstance(own.bundle, TaskBundle)
     return own.bundle
+
+
+def _groups(texts: Sequence[str], characters: int) -> Iterator[list[str]]:
+    """Yield the texts in groups of about so many characters."""
+    group: list[str] = []
+    size = 0
+    for text in texts:
+        group.append(text)
+        size += len(text)
+        if size >= characters:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

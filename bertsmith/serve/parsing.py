@@ -1,0 +1,118 @@
+"""Parses and validates request bodies; large ones in a thread, so that other requests go on."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from fastapi import Request
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+from starlette.responses import Response
+
+from bertsmith.errors import QuestionError
+from bertsmith.serve.bodies import TAGS
+from bertsmith.serve.patience import Patience, late
+from bertsmith.serve.settings import ServeSettings
+
+#: Bodies with more bytes are parsed in a thread; for smaller ones that would take longer.
+MAX_INLINE_BYTES: Final = 16_384
+#: Characters of a field's name in an error message; a client chooses the names.
+_MAX_NAME: Final = 100
+_EXPECTED: Final = 'send an object such as {"inputs": ["a text"]}'
+
+
+def parse_body(body: bytes, model: type[BaseModel], settings: ServeSettings) -> BaseModel:
+    """Return a JSON body as a model.
+
+    Raises:
+        QuestionError: the body is not JSON, or does not match the model.
+        LargeError: a list is longer than the settings allow.
+    """
+    try:
+        value = from_json(body.removeprefix(b"\xef\xbb\xbf"), cache_strings="none")
+    except ValueError as error:
+        raise QuestionError(_describe_syntax_error(str(error))) from None
+    try:
+        return model.model_validate(value, context={"texts": settings.texts})
+    except ValidationError as error:
+        raise QuestionError(_describe_errors(error)) from None
+
+
+def _describe_syntax_error(reason: str) -> str:
+    # JSON can escape half of a UTF-16 surrogate pair, which is no character.
+    if "surrogate" in reason or "hex escape" in reason:
+        return f"a text has half a character (a lone surrogate): {reason}; send it whole"
+    return f"the body is not valid JSON in UTF-8: {reason}; {_EXPECTED}"
+
+
+def _describe_errors(error: ValidationError) -> str:
+    """Return what is wrong with the first few fields; the bodies' schemas allow few errors."""
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    messages = []
+    for item in errors[:5]:
+        field = ".".join(str(part) for part in item["loc"] if part not in TAGS)
+        messages.append(f"{field[:_MAX_NAME] or 'the body'}: {item['msg']}")
+    return "; ".join(messages)
+
+
+class BodyParser:
+    """Parses the bodies of an app's requests."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self._settings = settings
+        # One thread: parsing holds Python's lock, and each thread more would delay all others.
+        self._executor = ThreadPoolExecutor(1, "body-parser")
+
+    async def parse(self, request: Request, model: type[BaseModel]) -> BaseModel:
+        """Return the body of a request.
+
+        Sets ``request.state.patience``: the request's time begins when its body is complete.
+
+        Raises:
+            QuestionError: the body is not valid.
+            LargeError: a list is longer than the settings allow.
+            LateError: there was no time left to parse it.
+        """
+        # Not request.body(), which would keep the bytes until the answer is sent.
+        body = b"".join([chunk async for chunk in request.stream()])
+        request.state.patience = Patience(self._settings.seconds)
+        content_type = request.headers.get("content-type", "")
+        if "json" not in content_type:
+            raise QuestionError(
+                f"the header Content-Type is {content_type!r}; expected application/json"
+            )
+        if len(body) <= MAX_INLINE_BYTES:
+            return parse_body(body, model, self._settings)
+        loop = asyncio.get_running_loop()
+        parsing = loop.run_in_executor(self._executor, parse_body, body, model, self._settings)
+        try:
+            return await asyncio.wait_for(parsing, self._settings.seconds)
+        except TimeoutError:
+            raise late() from None
+
+    def route_class(self) -> type[APIRoute]:
+        """Return the class of routes whose endpoint takes ``(request, body)``."""
+        parse = self.parse
+
+        class ParsedRoute(APIRoute):
+            def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+                endpoint, field = self.endpoint, self.body_field
+                if field is None:
+                    return super().get_route_handler()
+                model = field.field_info.annotation
+                assert isinstance(model, type)
+                assert issubclass(model, BaseModel)
+
+                async def handle(request: Request) -> Response:
+                    response: Response = await endpoint(request, await parse(request, model))
+                    return response
+
+                return handle
+
+        return ParsedRoute
+
+    def close(self) -> None:
+        """Drop the bodies that wait to be parsed."""
+        self._executor.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,174 @@
+"""Request bodies: few errors whatever their size, and no large one delays other requests."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from bertsmith.errors import BertsmithError, QuestionError
+from bertsmith.serve import bodies, embeddings, parsing
+from bertsmith.serve.asking import list_json
+from bertsmith.serve.models import Served
+from bertsmith.serve.parsing import parse_body
+from bertsmith.serve.patience import LargeError
+from bertsmith.serve.settings import ServeSettings
+from tests.serve.little import Running, listening
+
+MODELS = [
+    bodies.EmbedBody, bodies.Vectors, bodies.SimilarityBody, bodies.TokenizeBody, bodies.FillBody,
+    bodies.PairBody, bodies.ClassifyBody, bodies.TagBody, bodies.AnswerBody, bodies.ChooseBody,
+    bodies.OpenAiBody,
+]  # fmt: skip
+COUNT = 3000
+#: Values with thousands of mistakes.
+HOSTILE: dict[str, Any] = {
+    "numbers": [0] * COUNT,
+    "nulls": [None] * COUNT,
+    "lists": [[]] * COUNT,
+    "objects": [{}] * COUNT,
+    "pair of thousands": ["a"] * COUNT,
+    "pairs of thousands": [["a"] * COUNT],
+    "pairs of numbers": [[0, 0]] * COUNT,
+    "object": {str(number): 0 for number in range(COUNT)},
+    "objects of thousands": [{str(number): 0 for number in range(COUNT)}],
+    "sentences": {"source_sentence": "a", "sentences": [0] * COUNT},
+    "endings": {"prompt": "a", "endings": [0] * COUNT},
+    "endings of several": [{"prompt": "a", "endings": [0] * COUNT}] * COUNT,
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_body_has_few_errors(model: type[BaseModel], name: str) -> None:
+    """Validation stops at the first invalid item, also without a limit on the length."""
+    field = "input" if model is bodies.OpenAiBody else "inputs"
+    for context in (None, {"texts": 10 * COUNT}):
+        assert _count_errors(model, {field: HOSTILE[name]}, context) <= 3
+
+
+def _count_errors(model: type[BaseModel], body: Any, context: Any) -> int:
+    try:
+        model.model_validate(body, context=context)
+    except ValidationError as error:
+        return error.error_count()
+    return 0
+
+
+@pytest.mark.parametrize("model", [model for model in MODELS if model is not bodies.OpenAiBody])
+def test_only_one_unknown_key_is_an_error(model: type[BaseModel]) -> None:
+    """A body of unknown keys gives an error for the missing field, and one for a key."""
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate({str(number): 0 for number in range(COUNT)})
+    places = [error["loc"] for error in caught.value.errors()]
+    assert sorted(places) == [("0",), ("inputs",)]
+
+
+@pytest.mark.parametrize("model", [bodies.EmbedBody, bodies.Vectors])
+@pytest.mark.parametrize("field", ["layer", "weights"])
+@pytest.mark.parametrize("items", [["a"] * COUNT, [1] * COUNT])
+def test_lists_of_numbers_are_limited(model: type[BaseModel], field: str, items: Any) -> None:
+    """A list of thousands of layers or weights is one error."""
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate({"inputs": "a", field: items})
+    assert caught.value.error_count() == 1
+
+
+def test_a_long_list_is_refused_before_its_items_are_checked() -> None:
+    """The limit comes from the settings, and the message names it."""
+    body = b'{"inputs": [' + b"0," * 20 + b"0]}"
+    with pytest.raises(LargeError, match="the request has 21 texts; this server takes 20"):
+        parse_body(body, bodies.EmbedBody, ServeSettings(texts=20))
+    with pytest.raises(QuestionError, match=r"^inputs\.0: Input should be a valid string$"):
+        parse_body(body, bodies.EmbedBody, ServeSettings(texts=21))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "the body is not valid JSON in UTF-8: EOF while parsing a value at line 1"),
+        (b'{"inputs": "\xff"}', "the body is not valid JSON in UTF-8: invalid unicode"),
+        (b'{"a":' * 10_000, "recursion limit exceeded"),
+        (b"[1" + b"1" * 10_000 + b"]", "number out of range"),
+        (b'{"inputs": "\\ud800"}', "half a character"),
+        (b'{"inputs": "\\udc00 a"}', "half a character"),
+        (b"[]", "the body: Input should be a valid dictionary"),
+        (b'{"inputs": 5}', "inputs: Input should be a valid string"),
+        (b'{"inputs": ["a", 5]}', "inputs.1: Input should be a valid string"),
+        (b'{"inputs": "a", "' + b"n" * 1000 + b'": 0}', "^n{100}: Extra inputs"),
+    ],
+)
+def test_errors_say_where(body: bytes, message: str) -> None:
+    """Whatever is sent, the error is short and names a place."""
+    with pytest.raises(BertsmithError, match=message) as caught:
+        parse_body(body, bodies.EmbedBody, ServeSettings())
+    assert len(str(caught.value)) < 300
+
+
+def test_a_byte_order_mark_is_skipped() -> None:
+    """Some editors write one before the JSON that people then send."""
+    parsed = parse_body('\ufeff{"inputs": "a"}'.encode(), bodies.EmbedBody, ServeSettings())
+    assert parsed == bodies.EmbedBody(inputs="a")
+
+
+def test_token_ids_are_refused_for_openai() -> None:
+    """Thousands of ids, or of lists of ids, are one error that says what to do."""
+    ids = ([1] * COUNT, [[1] * 5] * COUNT)
+    for value in ids:
+        with pytest.raises(ValidationError, match="ids of another tokenizer") as caught:
+            bodies.OpenAiBody.model_validate({"input": value})
+        assert caught.value.error_count() == 1
+
+
+def _hold(function: Callable[..., Any], is_large: Callable[..., bool]) -> tuple[Any, Any, Any]:
+    """Return a function that waits where its argument is large, and events for begun and let."""
+    begun, let = threading.Event(), threading.Event()
+
+    def held(*arguments: Any) -> Any:
+        if is_large(arguments[0]):
+            begun.set()
+            assert let.wait(60)
+        return function(*arguments)
+
+    return held, begun, let
+
+
+def _check_others_are_answered(server: Running, body: Any, begun: Any, let: Any) -> None:
+    """Send a large request, and small ones while it is held."""
+    with ThreadPoolExecutor(1) as pool:
+        large = pool.submit(server.post, "/embed", body)
+        assert begun.wait(60)
+        for _ in range(3):
+            assert server.post("/embed", {"inputs": "a hammer"}).status_code == 200
+            assert httpx.get(f"{server.url}/health", timeout=60).status_code == 200
+        assert not large.done()
+        let.set()
+        assert large.result(60).status_code == 200
+
+
+def test_requests_are_answered_while_a_large_body_is_parsed(
+    models: list[Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large body is parsed and validated off the event loop."""
+    held, begun, let = _hold(parse_body, lambda body: len(body) > 100_000)
+    monkeypatch.setattr(parsing, "parse_body", held)
+    with listening(models[:1]) as server:
+        _check_others_are_answered(server, {"inputs": ["a " * 1000] * 100}, begun, let)
+
+
+def test_requests_are_answered_while_a_large_answer_is_serialized(
+    models: list[Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vectors of many texts become JSON off the event loop."""
+    held, begun, let = _hold(list_json, lambda _: True)
+
+    def inline(items: Any) -> bytes:
+        found = list(items)
+        return held(found) if len(found) > 10 else b"[" + b",".join(found) + b"]"
+
+    monkeypatch.setattr(embeddings, "list_json", inline)
+    with listening(models[:1]) as server:
+        _check_others_are_answered(server, {"inputs": ["a"] * 1000}, begun, let)
