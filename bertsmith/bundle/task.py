@@ -206,7 +206,9 @@ def _head(directory: Path, info: Mapping[str, Any]) -> Head:
             (own for own, name in _PROBLEMS.items() if name == problem),
             "regression" if len(labels) == 1 else "single",
         )
-    elif info.get("kind") == "tags" or not any(name.startswith("B-") for name in labels):
+    elif info.get("kind") == "tags" or not (
+        {"B", "I"} <= set(labels) or any(name.startswith("B-") for name in labels)
+    ):
         kind = "tags"
     assert kind is not None
     return Head(kind, () if kind == "regression" and len(labels) == 1 else labels)

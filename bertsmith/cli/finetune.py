@@ -88,6 +88,12 @@ def finetune(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave bad rows out, counted, instead of stopping.")
     ] = False,
+    encoding: Annotated[
+        str | None, typer.Option(help="The files' encoding if it is not UTF-8, such as cp949.")
+    ] = None,
+    delimiter: Annotated[
+        str | None, typer.Option(help="What separates the columns of CSV; else it is detected.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
     assign: Annotated[
         list[str] | None, typer.Option("--set", help="One setting, such as optim.lr=2e-5.")
@@ -103,6 +109,7 @@ def finetune(
             "text": text, "pair": pair, "label": label, "kind": kind.value if kind else None,
             "endings": endings.split(",") if endings else None,
             "batch": batch, "length": length, "skip_bad": skip_bad or None,
+            "encoding": encoding, "delimiter": delimiter,
             "heldout": {"dev": str(dev.resolve())} if dev else None,
         },
         "optim": {"lr": lr},

@@ -134,6 +134,12 @@ def evaluate(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave bad rows out, counted, instead of stopping.")
     ] = False,
+    encoding: Annotated[
+        str | None, typer.Option(help="The table's encoding if it is not UTF-8, such as cp949.")
+    ] = None,
+    delimiter: Annotated[
+        str | None, typer.Option(help="What separates the columns of CSV; else it is detected.")
+    ] = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -145,7 +151,8 @@ def evaluate(
     from bertsmith.bundle import load_task
     from bertsmith.use.evaluate import evaluate as scored
 
-    named = {"text": text, "pair": pair, "label": label, "skip_bad": skip_bad}
+    named = {"text": text, "pair": pair, "label": label, "skip_bad": skip_bad,
+             "encoding": encoding, "delimiter": delimiter}  # fmt: skip
     said = {name: value for name, value in named.items() if value is not None}
     changes = wished(None, {"task": said}, assign or [])
     if len(changes) > 1 or not isinstance(changes["task"], dict):
@@ -164,3 +171,5 @@ def evaluate(
     tell_counts(counts)
     for reason, where in counts.get("first_skipped", {}).items():
         say(f"{counts['skipped'][reason]:,} skipped: {reason} (the first: {where})")
+    for note in counts.get("notes", []):
+        say(note)

@@ -24,7 +24,7 @@ from bertsmith.tasks import metrics
 from bertsmith.tasks.inputs import BadExampleError, Counts, Inputs, Part
 from bertsmith.tasks.sequences import joined, shortened
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.tasks.tables import Row, cell, checked_text, rows, text_of, unique_id
+from bertsmith.tasks.tables import Row, cell, checked_text, rows, task_rows, text_of, unique_id
 from bertsmith.text.wordpiece import Tokenizer
 
 #: As in the original's run_classifier.py.
@@ -60,7 +60,7 @@ def read(
     file = task.answers_file(path) if labelled else None
     answers = None if file is None else _answers(file)
     examples, counts, seen = [], Counts(), set[str]()
-    for row in rows(path, header=task.header):
+    for row in task_rows(path, task, counts):
         with counts.one(row.where, task, labelled=labelled):
             value = None
             name = unique_id(row, task.id, seen, needed=answers is not None)

@@ -22,7 +22,7 @@ from bertsmith.tasks import metrics
 from bertsmith.tasks.inputs import BadExampleError, Counts, Inputs, Part
 from bertsmith.tasks.sequences import joined, shortened
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.tasks.tables import Row, cell, rows, text_of, unique_id
+from bertsmith.tasks.tables import Row, cell, task_rows, text_of, unique_id
 from bertsmith.text.wordpiece import Tokenizer
 
 #: As in the original's run_classifier.py.
@@ -52,7 +52,7 @@ def read(
 ) -> tuple[list[Example], Counts]:
     """Read texts or pairs from a table; see ``Family``."""
     examples, counts, seen = [], Counts(), set[str]()
-    for row in rows(path, header=task.header):
+    for row in task_rows(path, task, counts):
         with counts.one(row.where, task, labelled=labelled):
             unique_id(row, task.id, seen)
             examples.append(_example(row, task, labels, labelled=labelled))

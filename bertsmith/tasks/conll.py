@@ -1,26 +1,42 @@
-"""Tagged sentences from files in CoNLL's form, CoNLL-U, or JSON lines.
-
-It never knows how a sentence becomes an input.
-"""
+"""Tagged sentences from files in CoNLL's form, CoNLL-U, or JSON lines."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from bertsmith.errors import SettingsError, TaskError
 from bertsmith.tasks import conllu
 from bertsmith.tasks.entities import bio2
 from bertsmith.tasks.inputs import BadExampleError, Counts
 from bertsmith.tasks.settings import TaskSettings, is_number
-from bertsmith.tasks.tables import Row, cell, opened, refuse_half, rows, unique_id
+from bertsmith.tasks.tables import (
+    Row,
+    TableSource,
+    cell,
+    open_table,
+    refuse_half,
+    table_format,
+    unique_id,
+)
+from bertsmith.tasks.textfiles import open_lines
 
 #: What parts documents in CoNLL's files.
 DOCUMENT = "-DOCSTART-"
 #: JSON lines: the keys where the columns of CoNLL's form are meant, and that of the document.
 _KEYS, _DOCUMENT = ("tokens", "tags"), "document"
 _BLANKS = re.compile("[ \\t]+")
+#: Formats that hold a sentence a row, and all formats of tagged sentences.
+ROW_FORMATS = ("jsonl", "json", "parquet")
+FORMATS = ("conll", "conllu", *ROW_FORMATS)
+#: Lines by which the separator and the number of columns are told.
+_SAMPLE_LINES = 500
+#: How KLUE's comments begin.
+_COMMENT = "##"
 
 
 @dataclass(frozen=True)
@@ -39,10 +55,12 @@ class Sentence:
 
 
 @dataclass(frozen=True)
-class _Raw:
+class RawSentence:
     """A sentence as it stands in the file; ``fault``: why it cannot be used, if so.
 
-    lines: the number of each unit's, where units have lines of their own.
+    lines: the number of each unit's, where units have lines of their own. cells: the row that holds
+    it, where it is one. source: the lines of the file from the end of the sentence before it to its
+    own end, without their ends; the first is number ``first_line``.
     """
 
     units: list[str]
@@ -51,6 +69,17 @@ class _Raw:
     where: str
     fault: BadExampleError | None = None
     lines: list[int] = field(default_factory=list)
+    cells: Mapping[str, Any] = field(default_factory=dict)
+    source: list[str] = field(default_factory=list)
+    first_line: int = 1
+
+
+def sentence_format(path: Path) -> str:
+    """Return the format of a file of tagged sentences by its suffix: one of ``FORMATS``."""
+    if conllu.is_conllu(path):
+        return "conllu"
+    form = table_format(path)
+    return form if form in ROW_FORMATS else "conll"
 
 
 def sentences(
@@ -58,20 +87,45 @@ def sentences(
 ) -> tuple[list[Sentence], Counts]:
     """Read the sentences of a file; a bad one is an error or a counted skip. Raises TaskError."""
     found, counts = [], Counts()
-    lines = path.suffix.lower() in (".jsonl", ".parquet")
-    for raw in _rows(path, task, labelled) if lines else _blocks(path, task, labelled):
+    source = TableSource(path, encoding=task.encoding)
+    for raw in read_sentences(source, task, labelled=labelled):
         with counts.one(raw.where, task, labelled=labelled):
-            found.append(_sentence(raw, path, task, labels, labelled=labelled))
+            found.append(to_sentence(raw, path, task, labels, labelled=labelled))
     return counts.checked(found, path), counts
 
 
-def _sentence(
-    raw: _Raw, path: Path, task: TaskSettings, labels: Sequence[str] | None, *, labelled: bool
+def read_sentences(
+    source: TableSource, task: TaskSettings, *, labelled: bool, with_source: bool = False
+) -> Iterator[RawSentence]:
+    """Yield the sentences of a file as they stand there.
+
+    with_source: with their lines; those after the last sentence come with one that has no units.
+    Raises TaskError.
+    """
+    form = source.format or sentence_format(source.path)
+    if form in ROW_FORMATS:
+        yield from _rows(replace(source, format=form), task, labelled)
+        return
+    with open_lines(source.path, encoding=source.encoding, stream=source.stream) as lines:
+        yield from _blocks(lines, source.path, task, labelled, form, with_source=with_source)
+
+
+def to_sentence(
+    raw: RawSentence,
+    path: Path,
+    task: TaskSettings,
+    labels: Sequence[str] | None,
+    *,
+    labelled: bool,
 ) -> Sentence:
+    """Return a sentence with its text and places. Raises BadExampleError."""
     if raw.fault:
         raise raw.fault
     if task.unit == "word" and not all(unit.strip() for unit in raw.units):
-        raise BadExampleError("an empty word")
+        advice = ""
+        if all(len(unit) == 1 for unit in raw.units):
+            advice = "; if each unit is one character, give --set task.unit=character"
+        raise BadExampleError("an empty word", advice)
     between = "" if task.unit == "character" else " "
     units, start = [], 0
     for unit in raw.units:
@@ -91,127 +145,184 @@ def _sentence(
     return Sentence(between.join(raw.units), tuple(units), tags, raw.document, raw.where)
 
 
-def _blocks(path: Path, task: TaskSettings, labelled: bool) -> Iterator[_Raw]:
+def _blocks(
+    lines: Iterator[str],
+    path: Path,
+    task: TaskSettings,
+    labelled: bool,
+    form: str,
+    *,
+    with_source: bool,
+) -> Iterator[RawSentence]:
     """Yield the sentences of CoNLL's form: a unit a line; a blank line or a document ends one."""
-    column, begins_document = _number, _begins_document
-    is_aside: Callable[[str], bool] = partial(_is_aside, task.unit)
-    if conllu.is_conllu(path):
-        column, begins_document = conllu.column, conllu.begins_document
-        is_aside = conllu.is_aside
+    is_universal = form == "conllu"
+    rules = _CONLLU if is_universal else _CONLL
+    column = conllu.column if is_universal else _number
     word = column(task.text, "text", path)
     tag = column(task.label, "label", path) if labelled else None
-    form: _Form | None = None
-    own, document = _Raw([], [], 0, ""), 0
-    with opened(path) as file:
-        for number, line in enumerate(file, 1):
-            bare = line.rstrip("\r\n")
-            begins = begins_document(bare)
-            if not begins and is_aside(bare):
-                continue
-            if begins or not bare.strip():
-                if own.units:
-                    yield own
-                document += begins
-                own = _Raw([], [], document, "")
-                continue
-            form = form or _Form.of(bare, word, tag, f"{path}, line {number:,}")
-            if not own.units:
-                own = replace(own, where=f"{path}, line {number:,}")
-            columns = form.columns(bare)
-            if columns is None:
-                columns = [""] * form.count
-                if own.fault is None:
-                    own = replace(own, fault=form.fault(bare, f"{path}, line {number:,}"))
-            own.units.append(columns[word])
-            own.lines.append(number)
-            if tag is not None:
-                own.tags.append(columns[tag])
-    if own.units:
-        yield own
+    sample = list(islice(lines, _SAMPLE_LINES))
+    columns = _Columns.of(sample, rules, word, tag, path)
+    is_aside: Callable[[str], bool] = conllu.is_aside
+    if not is_universal:
+        is_aside = partial(_is_aside, task.unit, columns)
+    block = RawSentence([], [], 0, "")
+    for number, line in enumerate(chain(sample, lines), 1):
+        bare = line.rstrip("\r\n")
+        begins = rules.begins_document(bare)
+        if begins and block.units:
+            yield block
+            block = RawSentence([], [], block.document, "", first_line=number)
+        if with_source:
+            block.source.append(bare)
+        if begins:
+            block = replace(block, document=block.document + 1)
+        elif is_aside(bare):
+            continue
+        elif not bare.strip():
+            if block.units:
+                yield block
+                block = RawSentence([], [], block.document, "", first_line=number + 1)
+        else:
+            assert columns is not None
+            block = _with_unit(block, bare, columns, word, tag, f"{path}, line {number:,}")
+            block.lines.append(number)
+    if block.units or block.source:
+        yield block
+
+
+def _with_unit(
+    block: RawSentence, line: str, columns: "_Columns", word: int, tag: int | None, place: str
+) -> RawSentence:
+    if not block.units:
+        block = replace(block, where=place)
+    cells = columns.split(line)
+    if cells is None:
+        cells = [""] * columns.count
+        if block.fault is None:
+            block = replace(block, fault=columns.fault(line, place))
+    block.units.append(cells[word])
+    if tag is not None:
+        block.tags.append(cells[tag])
+    return block
 
 
 def _begins_document(line: str) -> bool:
     return line.split(maxsplit=1)[:1] == [DOCUMENT]
 
 
-def _is_aside(unit: str, line: str) -> bool:
-    """Tell whether a line is a comment of KLUE's files."""
-    return unit == "character" and line.startswith("##")
+@dataclass(frozen=True)
+class _Rules:
+    """Which lines of a form begin a document, and which are certainly no unit."""
+
+    begins_document: Callable[[str], bool]
+    is_comment: Callable[[str], bool]
+
+
+_CONLL = _Rules(_begins_document, lambda line: line.startswith(_COMMENT))
+_CONLLU = _Rules(conllu.begins_document, conllu.is_aside)
+
+
+def _is_aside(unit: str, columns: "_Columns | None", line: str) -> bool:
+    """Tell whether a line is a comment of KLUE's files; "##" may be a word, too."""
+    if not line.startswith(_COMMENT):
+        return False
+    if unit == "character" or columns is None:
+        return True
+    if columns.tabs:
+        return line.startswith(f"{_COMMENT} ") or columns.split(line) is None
+    return columns.split(line) is None
 
 
 @dataclass(frozen=True)
-class _Form:
-    """How the lines of a file are parted, by its first one."""
+class _Columns:
+    """How the lines of a file are split; ``first`` is the place of the first line of this form."""
 
     tabs: bool
     count: int
     first: str
 
     @classmethod
-    def of(cls, line: str, word: int, tag: int | None, place: str) -> "_Form":
-        """Return the form of a file that begins so; TaskError if it lacks a column."""
-        tabs = "\t" in line
-        form = cls(tabs, len(_parted(line, tabs=tabs)), place)
-        for asked in (word, tag):
-            if asked is not None and not -form.count <= asked < form.count:
+    def of(
+        cls, sample: Sequence[str], rules: _Rules, word: int, tag: int | None, path: Path
+    ) -> "_Columns | None":
+        """Return the commonest form of some lines, so that a damaged first one has no say.
+
+        None where they hold no unit. Raises TaskError if that form lacks a column.
+        """
+        lines = [(number, line.rstrip("\r\n")) for number, line in enumerate(sample, 1)]
+        lines = [(number, line) for number, line in lines
+                 if line.strip() and not rules.begins_document(line)
+                 and not rules.is_comment(line)]  # fmt: skip
+        if not lines:
+            return None
+        tabs = 2 * sum("\t" in line for _, line in lines) > len(lines)
+        counts = [len(split_columns(line, tabs=tabs)) for _, line in lines]
+        count = Counter(counts).most_common(1)[0][0]
+        place = f"{path}, line {lines[counts.index(count)][0]:,}"
+        form = cls(tabs, count, place)
+        for column in (word, tag):
+            if column is not None and not -count <= column < count:
                 raise TaskError(
-                    f"{place}: a line of {form.count} columns where column {asked} is expected"
+                    f"{place}: a line of {count} columns where column {column} is expected"
                 )
-        if tag is not None and word % form.count == tag % form.count:
+        if tag is not None and word % count == tag % count:
             raise TaskError(
-                f"{place}: words and tags would both be column {word % form.count} of "
-                f"{form.count}; expected a word and its tag, parted by blanks or tabs (other "
+                f"{place}: words and tags would both be column {word % count} of "
+                f"{count}; expected a word and its tag, parted by blanks or tabs (other "
                 "columns: task.text and task.label)"
             )
         return form
 
-    def columns(self, line: str) -> list[str] | None:
-        """Return the columns of a line; None where they are not as many as the first one's."""
-        found = _parted(line, tabs=self.tabs)
-        return found if len(found) == self.count else None
+    def split(self, line: str) -> list[str] | None:
+        """Return the columns of a line; None where there are more or fewer of them."""
+        cells = split_columns(line, tabs=self.tabs)
+        return cells if len(cells) == self.count else None
 
     def fault(self, line: str, place: str) -> BadExampleError:
         """Return what is wrong with a line of other columns."""
-        count, between = len(_parted(line, tabs=self.tabs)), "tabs" if self.tabs else "blanks"
+        count, between = len(split_columns(line, tabs=self.tabs)), "tabs" if self.tabs else "blanks"
         detail = f": {count} parted by {between} where {self.first} has {self.count}"
         return BadExampleError("a line of other columns", detail, place)
 
 
-def _parted(line: str, *, tabs: bool) -> list[str]:
+def split_columns(line: str, *, tabs: bool) -> list[str]:
+    """Return the columns of a line, which tabs or blanks separate."""
     if tabs:
         return line.split("\t")
     # A word may hold a blank that does not break, at which ``split`` would part it.
     return line.split() if line.isascii() else _BLANKS.split(line.strip(" \t"))
 
 
-def _rows(path: Path, task: TaskSettings, labelled: bool) -> Iterator[_Raw]:
+def _rows(source: TableSource, task: TaskSettings, labelled: bool) -> Iterator[RawSentence]:
     """Yield the sentences of JSON lines or Parquet: a list of words and a list of tags a row."""
     names = [key if is_number(name) else name
              for name, key in zip((task.text, task.label), _KEYS, strict=True)]  # fmt: skip
     number, last, seen = -1, None, set[str]()
-    for row in rows(path):
-        # Without a document each row is its own.
-        here = row.cells.get(_DOCUMENT)
-        number, last = number + (here is None or here != last), here
-        try:
-            unique_id(row, task.id, seen)
-            units = _listed(row, names[0])
-            # Hugging Face's data sets have numbers for tags.
-            tags = _listed(row, names[1], numbers=True) if labelled else []
-        except BadExampleError as error:
-            yield _Raw([], [], number, row.where, error)
-            continue
-        fault = None
-        if labelled and len(units) != len(tags):
-            fault = BadExampleError(f"{len(units)} words but {len(tags)} tags")
-        elif not units:
-            fault = BadExampleError("a sentence without words")
-        elif task.context == "document" and here is None:
-            fault = BadExampleError(
-                f"no column {_DOCUMENT!r} to tell which rows task.context 'document' may put "
-                "together"
-            )
-        yield _Raw(units, tags, number, row.where, fault)
+    with open_table(source) as table:
+        for row in table.rows:
+            # Without a document each row is its own.
+            here = row.cells.get(_DOCUMENT)
+            number, last = number + (here is None or here != last), here
+            raw = RawSentence([], [], number, row.where, cells=row.cells)
+            try:
+                unique_id(row, task.id, seen)
+                units = _listed(row, names[0])
+                # Hugging Face's data sets have numbers for tags.
+                tags = _listed(row, names[1], numbers=True) if labelled else []
+            except BadExampleError as error:
+                yield replace(raw, fault=error)
+                continue
+            fault = None
+            if labelled and len(units) != len(tags):
+                fault = BadExampleError(f"{len(units)} words but {len(tags)} tags")
+            elif not units:
+                fault = BadExampleError("a sentence without words")
+            elif task.context == "document" and here is None:
+                fault = BadExampleError(
+                    f"no column {_DOCUMENT!r} to tell which rows task.context 'document' may put "
+                    "together"
+                )
+            yield replace(raw, units=units, tags=tags, fault=fault)
 
 
 def _listed(row: Row, name: str, *, numbers: bool = False) -> list[str]:

@@ -25,15 +25,18 @@ class Entity:
     label: str
 
 
-def _parts(tag: str) -> tuple[str, str]:
-    """Return prefix and type of a tag; BadExampleError if it is none."""
+def _parts(tag: str) -> tuple[str, str | None]:
+    """Return prefix and type of a tag; BadExampleError if it is none.
+
+    The type is None outside, and "" of a bare prefix: some schemes have one type without a name.
+    """
     if tag == OUTSIDE:
-        return OUTSIDE, ""
+        return OUTSIDE, None
     prefix, dash, name = tag.partition("-")
-    if not dash or not name or prefix not in _PREFIXES:
+    if bool(dash) != bool(name) or prefix not in _PREFIXES:
         raise BadExampleError(
             "a tag that is no entity's",
-            f": {tag!r}; expected O, B-…, I-…; for plain tags --kind tags",
+            f": {tag!r}; expected O, B-…, I-…, or O, B, I; for plain tags --kind tags",
         )
     return _PREFIXES[prefix], name
 
@@ -54,13 +57,14 @@ def entities(tags: Sequence[str]) -> Iterator[Entity]:
 
     Where tags break their scheme, an entity begins wherever the one before cannot go on.
     """
-    start, open_name, before = 0, "", OUTSIDE
+    start, before = 0, OUTSIDE
+    open_name: str | None = None
     for place, tag in enumerate([*tags, OUTSIDE]):
         prefix, name = _parts(tag)
         goes_on = open_name == name and prefix in "IE" and before in "BI"
-        if open_name and not goes_on:
+        if open_name is not None and not goes_on:
             yield Entity(start, place, open_name)
-        if name and not (open_name and goes_on):
+        if name is not None and not goes_on:
             start = place
         open_name, before = name, prefix
 
@@ -69,9 +73,19 @@ def bio2(tags: Sequence[str]) -> list[str]:
     """Return the same entities in BIO2: B- where one begins, I- inside. Reads any scheme."""
     result = [OUTSIDE] * len(tags)
     for found in entities(tags):
-        result[found.start] = f"B-{found.label}"
-        result[found.start + 1 : found.end] = [f"I-{found.label}"] * (found.end - found.start - 1)
+        result[found.start] = _joined("B", found.label)
+        inside = [_joined("I", found.label)] * (found.end - found.start - 1)
+        result[found.start + 1 : found.end] = inside
     return result
+
+
+def inside_tag(tag: str) -> str:
+    """Return the tag with which an entity goes on; a tag that is no entity's stays as it is."""
+    return f"I{tag[1:]}" if tag[:2] in ("B-", "I-") or tag in ("B", "I") else tag
+
+
+def _joined(prefix: str, name: str) -> str:
+    return f"{prefix}-{name}" if name else prefix
 
 
 def entity_scores(

@@ -13,8 +13,9 @@ from bertsmith.tasks import answer, choose, classify, tag
 from bertsmith.tasks.entities import strange
 from bertsmith.tasks.inputs import Family
 from bertsmith.tasks.questions import FIELDS as SPAN_FIELDS
-from bertsmith.tasks.questions import FLAT
+from bertsmith.tasks.questions import is_flat
 from bertsmith.tasks.settings import TaskSettings
+from bertsmith.tasks.textfiles import UTF8
 
 FAMILIES: dict[str, Family] = {
     "classify": classify, "answer": answer, "choose": choose, "tag": tag,
@@ -32,7 +33,7 @@ FACTS: dict[str, dict[str, Any]] = {"answer": SPAN_FIELDS, "tag": {"text": "0", 
 #: Fields of ``TaskSettings`` that not every family reads, and those that do.
 _READ_BY: dict[str, tuple[str, ...]] = {
     "pair": ("classify", "answer", "choose"),
-    "header": ("classify", "choose"),
+    **dict.fromkeys(("header", "delimiter"), ("classify", "choose")),
     "id": ("classify", "choose", "tag"),
     **dict.fromkeys(("endings", "answers"), ("choose",)),
     **dict.fromkeys(("unit", "context"), ("tag",)),
@@ -65,11 +66,11 @@ def refuse_unread(kind: Kind, said: Mapping[str, Any], files: Iterable[Path]) ->
             )
     for file in files:
         named = sorted(said.keys() & SPAN_FIELDS.keys())
-        if family == "answer" and named and file.suffix.lower() not in FLAT:
+        if family == "answer" and named and not is_flat(file):
             raise SettingsError(
                 f"task.{named[0]}: the fields of SQuAD's form, as in {file}, have names of their "
-                f"own; leave it out, or give questions in a file whose name ends in "
-                f"{' or '.join(FLAT)}"
+                "own; leave it out, or give questions in a file whose name ends in .jsonl or "
+                ".parquet"
             )
 
 
@@ -103,6 +104,8 @@ def task_of(bundle: TaskBundle, changes: Mapping[str, Any] | None = None) -> Tas
     tuned = {name: value for name, value in bundle.info.get("heldout", {}).items()
              if name == "null_threshold"}  # fmt: skip
     usual = {**FACTS.get(name_of(bundle.head.kind), {}), "length": bundle.config.max_positions}
-    base = {**usual, **said, **tuned, "labels": list(bundle.head.labels), "skip_bad": False}
+    base = {**usual, **said, **tuned, "labels": list(bundle.head.labels)}
+    # How the training files were written says nothing of other files.
+    base |= {"skip_bad": False, "encoding": UTF8, "delimiter": ""}
     task = TaskSettings.parse({**base, "kind": bundle.head.kind, **(changes or {})}, "the model")
     return task.model_copy(update={"metrics": with_metrics(task)})

@@ -44,6 +44,8 @@ class Counts:
     first: dict[str, str] = field(default_factory=dict)
     unseen: list[str] | None = None
     untaught: int = 0
+    #: What a user should know of how the file was read.
+    notes: list[str] = field(default_factory=list)
 
     @contextmanager
     def one(self, where: str, task: TaskSettings, *, labelled: bool = True) -> Iterator[None]:
@@ -77,7 +79,8 @@ class Counts:
         counts = {"read": self.read, "used": self.used, "cut_off": self.cut_off,
                   "skipped": dict(self.skipped)}  # fmt: skip
         more = {"first_skipped": self.first or None, "unseen": self.unseen,
-                "unreached": self.unreached or None, "untaught": self.untaught or None}  # fmt: skip
+                "unreached": self.unreached or None, "untaught": self.untaught or None,
+                "notes": self.notes or None}  # fmt: skip
         return counts | {name: value for name, value in more.items() if value is not None}
 
 

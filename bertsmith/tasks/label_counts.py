@@ -1,10 +1,12 @@
 """Label counts of a data set, their one-line summary, and warnings about them."""
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bertsmith.bundle import Kind
+from bertsmith.errors import TaskError
 from bertsmith.tasks.entities import entities
 from bertsmith.tasks.settings import TaskSettings
 
@@ -12,6 +14,8 @@ from bertsmith.tasks.settings import TaskSettings
 _NAMED, _NAME_LENGTH = 10, 40
 #: A label with a larger share of the examples is reported: accuracy says little there.
 _DOMINANT_SHARE = 0.8
+#: More different numbers than this are rarely the names of classes.
+_MANY_NUMBERS = 20
 
 
 def count_labels(examples: Sequence[Any], kind: Kind) -> Counter[str]:
@@ -67,6 +71,13 @@ def warn_about_labels(examples: Sequence[Any], task: TaskSettings) -> list[str]:
             "numbers with --kind regression"
         )
         return [warning]
+    numbers = _parse_numbers(counts)
+    if len(numbers) > _MANY_NUMBERS:
+        warning = (
+            f"{len(numbers):,} different numbers are labels, each a class; if they are a score, "
+            "give --kind regression"
+        )
+        return [warning]
     ((name, count),) = counts.most_common(1)
     share = count / len(examples)
     if share <= _DOMINANT_SHARE or task.class_weights == "balanced":
@@ -77,6 +88,45 @@ def warn_about_labels(examples: Sequence[Any], task: TaskSettings) -> list[str]:
         "--set task.class_weights=balanced"
     )
     return [warning]
+
+
+def refuse_numeric_labels(examples: Sequence[Any], task: TaskSettings) -> None:
+    """Raise TaskError where the labels of a classifier are a scale of numbers rather than classes.
+
+    Numbers are a scale if one is not whole, or if there are many that do not simply count classes
+    from 0 or 1.
+    """
+    if task.kind != "single" or task.labels:
+        return
+    counts = count_labels(examples, task.kind)
+    numbers = _parse_numbers(counts)
+    if not numbers or _are_indices(numbers):
+        return
+    fractions = [value for value in numbers if not value.is_integer()]
+    if not fractions and len(numbers) <= _MANY_NUMBERS:
+        return
+    shown = f"such as {fractions[0]:g}" if fractions else f"{min(numbers):g} to {max(numbers):g}"
+    raise TaskError(
+        f"{task.train}: the column {task.label!r} holds {len(numbers):,} different numbers "
+        f"({shown}), each of which would be a class; give --kind regression to predict a number, "
+        "or --kind single if each is a class"
+    )
+
+
+def _parse_numbers(labels: Iterable[str]) -> list[float]:
+    """Return the labels as numbers; nothing if one of them is none."""
+    try:
+        numbers = [float(label) for label in labels]
+    except ValueError:
+        return []
+    return numbers if all(map(math.isfinite, numbers)) else []
+
+
+def _are_indices(numbers: Sequence[float]) -> bool:
+    """Tell whether numbers are 0, 1, 2 and so on, or 1, 2, 3, without a gap."""
+    return min(numbers) in (0, 1) and set(numbers) == {
+        min(numbers) + n for n in range(len(numbers))
+    }
 
 
 def warn_about_accuracy(examples: Sequence[Any], accuracy: float) -> str | None:

@@ -11,16 +11,21 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bertsmith.errors import TaskError
 from bertsmith.tasks.inputs import BadExampleError, Counts
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.tasks.tables import Row, no_utf8, rows
+from bertsmith.tasks.tables import Row, table_format, task_rows
+from bertsmith.tasks.textfiles import UTF8, open_text
 from bertsmith.text.alphabet import has_surrogates
 
-#: Files that hold a question a row; any other is read as SQuAD's JSON.
-FLAT = (".jsonl", ".parquet")
+#: Formats of files that hold a question a row; JSON does so, too, if it is an array.
+FLAT = ("csv", "tsv", "jsonl", "parquet")
+#: Characters in which the first one that is no blank stands.
+_HEAD = 4096
+#: Blanks, and the bytes of UTF-8's mark, each as a character.
+_BEFORE = " \t\r\n\u00ef\u00bb\u00bf"
 #: What its fields are called in SQuAD's form, and in a flat file where nobody says: the question,
 #: its context and its answers, as ``TaskSettings`` names columns.
 FIELDS = {"text": "question", "pair": "context", "label": "answers"}
@@ -53,10 +58,12 @@ def read(
     """Read questions from SQuAD's JSON (v1.1 or v2.0) or from a flat file; see ``Family``."""
     examples: list[Example] = []
     counts, seen = Counts(), set[str]()
-    flat = path.suffix.lower() in FLAT
+    flat = is_flat(path)
     named = {name: getattr(task, name) or usual for name, usual in FIELDS.items()}
     fields = named if flat else FIELDS
-    for number, row in enumerate(rows(path) if flat else _asked(path), 1):
+    for number, row in enumerate(
+        task_rows(path, task, counts) if flat else squad_rows(path, task.encoding), 1
+    ):
         if flat and not row.fault and "id" not in row.cells:
             row = replace(row, cells={**row.cells, "id": number})  # noqa: PLW2901 - SQuAD's has one
         with counts.one(row.where, task, labelled=labelled):
@@ -68,9 +75,21 @@ def read(
     return counts.checked(examples, path), counts
 
 
-def _asked(path: Path) -> Iterator[Row]:
+def is_flat(path: Path) -> bool:
+    """Tell whether a file holds a question a row; any other is read as SQuAD's JSON."""
+    form = table_format(path)
+    if form != "json":
+        return form in FLAT
+    if not path.is_file():
+        return False
+    # Any byte is a character of Latin-1, and a bracket is one byte in every usual encoding.
+    with open_text(path, encoding="latin-1") as pieces:
+        return next(pieces, "")[:_HEAD].lstrip(_BEFORE).startswith("[")
+
+
+def squad_rows(path: Path, encoding: str = UTF8, stream: IO[bytes] | None = None) -> Iterator[Row]:
     """Yield each question of a file of SQuAD's, its context with it, as a row."""
-    for number, article in enumerate(_list(_json(path), "data", str(path)), 1):
+    for number, article in enumerate(_list(_json(path, encoding, stream), "data", str(path)), 1):
         title = article.get("title") if isinstance(article, dict) else None
         where = f"{path}, article {number:,}" + (f" ({title})" if title else "")
         for count, paragraph in enumerate(_list(article, "paragraphs", where), 1):
@@ -84,19 +103,14 @@ def _asked(path: Path) -> Iterator[Row]:
                     yield Row(f"{place}, question number {index:,}", {}, "no JSON object")
 
 
-def _json(path: Path) -> Any:
+def _json(path: Path, encoding: str, stream: IO[bytes] | None) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise TaskError(f"{path}: no such file") from None
-    except UnicodeDecodeError:
-        raise no_utf8(path) from None
-    except OSError as error:
-        raise TaskError(f"{path}: cannot be read: {error.strerror or error}") from None
+        with open_text(path, encoding=encoding, stream=stream) as pieces:
+            return json.loads("".join(pieces))
     except (ValueError, RecursionError) as error:
         raise TaskError(
-            f"{path}: not JSON: {error}; expected a file of SQuAD's, or questions a line in a file "
-            f"whose name ends in {' or '.join(FLAT)}"
+            f"{path}: not JSON: {error}; expected a file of SQuAD's, an array of questions, or a "
+            "question a row in a file whose name ends in .jsonl or .parquet"
         ) from None
 
 

@@ -54,6 +54,9 @@ class TaskSettings(Settings):
     #: The column that names the rows, where there is one: no name may stand twice. "": no matter.
     id: Column = "id"
     header: bool = True
+    #: Of the files: their encoding, and what separates the columns of CSV ("": detected).
+    encoding: str = "utf-8"
+    delimiter: str = ""
     #: choose: the columns of the endings, or the one whose cells are lists of them.
     endings: list[Column] = Field(default_factory=list)
     #: choose: how the name of the file goes on that holds "id,label" of each row; "" where the

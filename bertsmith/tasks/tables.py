@@ -1,28 +1,63 @@
-"""Rows of CSV, TSV, JSON lines and Parquet files, each with its place for error messages.
+"""Rows of CSV, TSV, JSON and Parquet files, each with its place for error messages."""
 
-It never knows what a column means.
-"""
-
-import csv
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 from bertsmith.errors import MissingExtraError, TaskError
-from bertsmith.tasks.inputs import BadExampleError
+from bertsmith.tasks import delimited, jsonrows
+from bertsmith.tasks.delimited import TAB, Dialect
+from bertsmith.tasks.inputs import BadExampleError, Counts
+from bertsmith.tasks.settings import TaskSettings
+from bertsmith.tasks.textfiles import UTF8, open_text, split_lines
 from bertsmith.text.alphabet import has_surrogates
+from bertsmith.text.archives import DAMAGE, unpack
+from bertsmith.text.archives import SUFFIXES as PACKED
 
-#: Cells can be long texts; csv's own limit is 128 KB.
-_LONGEST_CELL = 2**27
 _QUOTED = (
     "a quotation mark that does not end its cell; inside a cell that begins with one it is written "
     "twice"
 )
-SUFFIXES = (".csv", ".tsv", ".txt", ".jsonl", ".parquet")
+#: The format of a table by the suffix of its file, which may be followed by one of ``PACKED``.
+FORMATS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json",
+           ".parquet": "parquet"}  # fmt: skip
+_KNOWN = ".csv, .tsv, .txt, .jsonl, .json, .parquet"
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """A table to read.
+
+    format: csv, tsv, jsonl, json or parquet; None: by the suffix. header: whether the first line of
+    CSV or TSV names the columns. delimiter: of CSV; None: a comma, or what else splits the records
+    evenly. stream: read instead of the file; then ``path`` is a name for messages.
+    """
+
+    path: Path
+    format: str | None = None
+    header: bool = True
+    encoding: str = UTF8
+    delimiter: str | None = None
+    stream: IO[bytes] | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """An open table. columns: None for JSON, where each row has its own.
+
+    dialect: of CSV and TSV. schema: of Parquet. notes: what a user should know of how it is read.
+    """
+
+    rows: Iterator["Row"]
+    format: str
+    columns: list[str] | None = None
+    dialect: Dialect | None = None
+    schema: Any = None
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -46,15 +81,38 @@ def cell(row: Row, name: str) -> Any:
     """
     if row.fault:
         raise BadExampleError(row.fault)
-    if name not in row.cells:
+    value = nested_value(row.cells, name)
+    if value is _ABSENT:
         fault, known = f"there is no column {name!r}", ", ".join(map(repr, row.cells))
         if row.own:
             raise BadExampleError(fault, f"; the columns are {known}")
         raise TaskError(f"{row.where}: {fault}; the columns are {known}")
-    value = row.cells[name]
     if value is None:
         raise BadExampleError("nothing where a value is expected", f" in column {name!r}")
     return value
+
+
+#: What ``nested_value`` returns where there is no such column.
+_ABSENT = object()
+
+
+def nested_value(cells: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a column; "labels.label" is a key of the object in the column "labels".
+
+    ``_ABSENT`` where there is no such column, or no such key.
+    """
+    if name in cells:
+        return cells[name]
+    first, dot, other = name.partition(".")
+    inner = cells.get(first)
+    if dot and isinstance(inner, Mapping):
+        return nested_value(inner, other)
+    return _ABSENT
+
+
+def has_column(row: Row, name: str) -> bool:
+    """Tell whether a row has a column, or a key in one; see ``nested_value``."""
+    return nested_value(row.cells, name) is not _ABSENT
 
 
 def text_of(row: Row, name: str) -> str:
@@ -103,100 +161,102 @@ def _kind_of(value: Any) -> str:
     return kinds.get(type(value), type(value).__name__)
 
 
-def rows(path: Path, *, header: bool = True) -> Iterator[Row]:
-    """Yield the rows of a table; what kind it is, the suffix tells (``.txt`` is read as ``.tsv``).
+def table_format(path: Path) -> str | None:
+    """Return the format of a table by the suffix of its file, packed or not; None if unknown."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    while suffixes and suffixes[-1] in PACKED:
+        suffixes.pop()
+    return FORMATS.get(suffixes[-1]) if suffixes else None
+
+
+def rows(
+    path: Path,
+    *,
+    header: bool = True,
+    encoding: str = UTF8,
+    delimiter: str | None = None,
+    notes: list[str] | None = None,
+) -> Iterator[Row]:
+    """Yield the rows of a table; its suffix tells its format, and ``.txt`` is read as ``.tsv``.
 
     CSV is quoted as usual; in TSV a quotation mark is a character like any other, as in GLUE's
-    files. Without ``header`` the columns are named "0", "1" and so on. Raises TaskError.
+    files. Without ``header`` the columns are named "0", "1" and so on. notes: what a user should
+    know of how it is read is added to it. Raises TaskError.
     """
-    suffix = path.suffix.lower()
-    if path.is_dir():
-        raise TaskError(f"{path}: a folder; expected a file, {', '.join(SUFFIXES)}")
-    if suffix not in SUFFIXES:
-        raise TaskError(f"{path}: unknown kind of table; expected one of {', '.join(SUFFIXES)}")
-    if suffix == ".parquet":
-        yield from _parquet(path)
-        return
-    with opened(path) as file:
-        yield from _json_lines(file, path) if suffix == ".jsonl" else _cells(file, path, header)
+    source = TableSource(path, header=header, encoding=encoding, delimiter=delimiter)
+    with open_table(source) as table:
+        if notes is not None:
+            notes += table.notes
+        yield from table.rows
+
+
+def task_rows(path: Path, task: TaskSettings, counts: Counts) -> Iterator[Row]:
+    """Yield the rows of one of a task's tables; see ``rows``."""
+    return rows(
+        path, header=task.header, encoding=task.encoding, delimiter=task.delimiter or None,
+        notes=counts.notes,
+    )  # fmt: skip
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[TextIO]:
-    """Open a text file, UTF-8 with or without a mark; what goes wrong is a TaskError."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            yield file
-    except FileNotFoundError:
-        raise TaskError(f"{path}: no such file") from None
-    except UnicodeDecodeError:
-        raise no_utf8(path) from None
-    except OSError as error:
-        raise TaskError(f"{path}: cannot be read: {error.strerror or error}") from None
+def open_table(source: TableSource) -> Iterator[Table]:
+    """Open a table to be read row by row, with flat memory. Raises TaskError."""
+    path = source.path
+    if source.stream is None and path.is_dir():
+        raise TaskError(f"{path}: a folder; expected a file, {_KNOWN}")
+    form = source.format or table_format(path)
+    if form is None and _is_text(path):
+        form = "tsv"
+    if form is None:
+        raise TaskError(f"{path}: unknown kind of table; expected one of {_KNOWN}")
+    if form == "parquet":
+        yield _parquet_table(source)
+        return
+    with open_text(path, encoding=source.encoding, stream=source.stream) as pieces:
+        if form == "json":
+            yield Table(_objects(jsonrows.read_json(pieces, path), path), form)
+        elif form == "jsonl":
+            yield Table(_objects(jsonrows.read_lines(split_lines(pieces)), path), form)
+        else:
+            yield _delimited_table(split_lines(pieces), source, form)
 
 
-def no_utf8(path: Path) -> TaskError:
-    """Return the error for a file that is not UTF-8, with the first line that is not."""
-    # The decoder's own error counts from the start of a chunk. Here each byte that it cannot take
-    # stands as half a character, which cannot be encoded.
-    with path.open(encoding="utf-8-sig", newline="", errors="surrogateescape") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                line.encode()
-            except UnicodeEncodeError as error:
-                byte = ord(line[error.start]) & 0xFF
-                return TaskError(f"{path}, line {number:,}: not UTF-8, but the byte 0x{byte:02x}; "
-                                 "expected UTF-8")  # fmt: skip
-    return TaskError(f"{path}: not UTF-8; expected UTF-8")
+def _is_text(path: Path) -> bool:
+    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in PACKED]
+    return suffixes[-1:] == [".txt"]
 
 
-def _cells(file: TextIO, path: Path, header: bool) -> Iterator[Row]:
-    names: list[str] | None = None
-    for number, cells in _records(file, path):
+def _delimited_table(lines: Iterator[str], source: TableSource, form: str) -> Table:
+    path, delimiter = source.path, source.delimiter
+    if delimiter is not None:
+        delimiter = delimited.check_delimiter(delimiter)
+    dialect, count, lines = delimited.open_records(
+        lines, tsv=form == "tsv", delimiter=delimiter, header=source.header
+    )
+    records = delimited.read_records(lines, dialect, path, header=source.header)
+    names, first = [str(number) for number in range(count or 0)], 0
+    if source.header:
+        first, cells = next(((line, cells) for line, cells in records if cells), (0, None))
+        names = cells or []
+        _refuse_twins(names, f"{path}, line {first:,}")
+    notes: list[str] = []
+    if delimiter is None and form == "csv" and dialect.delimiter != ",":
+        shown = "a tab" if dialect.delimiter == TAB else f"{dialect.delimiter!r}"
+        notes.append(f"{path}: columns are separated by {shown}")
+    return Table(_rows(records, names, path), form, names, dialect, notes=notes)
+
+
+def _rows(
+    records: Iterator[tuple[int, list[str] | None]], names: list[str], path: Path
+) -> Iterator[Row]:
+    for number, cells in records:
         where = f"{path}, line {number:,}"
         if cells is None:
             yield Row(where, {}, _QUOTED)
-            continue
-        if names is None:
-            names = cells if header else [str(number) for number in range(len(cells))]
-            _refuse_twins(names, where)
-            if header:
-                continue
-        if not cells:
-            continue
-        if len(cells) != len(names):
+        elif len(cells) == len(names):
+            yield Row(where, dict(zip(names, cells, strict=True)))
+        elif cells:
             yield Row(where, {}, f"{len(cells)} columns where {len(names)} are expected")
-            continue
-        yield Row(where, dict(zip(names, cells, strict=True)))
-
-
-def _records(file: TextIO, path: Path) -> Iterator[tuple[int, list[str] | None]]:
-    """Yield the last line of each record, and its cells; None for one that cannot be parted.
-
-    TaskError where more lines than one are lost to it: how many rows those were, nobody knows.
-    """
-    csv.field_size_limit(_LONGEST_CELL)
-    plain = path.suffix.lower() != ".csv"
-    reader = (
-        csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-        if plain
-        # Strict: else a quotation mark that is never closed would swallow the rest of the file.
-        else csv.reader(file, strict=True)
-    )
-    while True:
-        begun, cells = reader.line_num + 1, None
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            if begun == 1 or reader.line_num > begun:
-                raise TaskError(
-                    f"{path}, line {begun:,}: the row that begins here cannot be parted into cells "
-                    f"(line {reader.line_num:,}: {error}); a cell that begins with a quotation "
-                    "mark ends with one, and one inside it is written twice"
-                ) from None
-        yield reader.line_num, cells
 
 
 def _refuse_twins(names: list[str], where: str) -> None:
@@ -205,52 +265,51 @@ def _refuse_twins(names: list[str], where: str) -> None:
         raise TaskError(f"{where}: the column {twice[0]!r} stands there twice; rename one of them")
 
 
-def _json_lines(file: TextIO, path: Path) -> Iterator[Row]:
-    later = False
-    for number, line in enumerate(file, 1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number:,}"
-        try:
-            value = json.loads(line, object_pairs_hook=_once)
-        except BadExampleError as fault:
-            yield Row(where, {}, str(fault))
-            continue
-        except (ValueError, RecursionError):
-            yield Row(where, {}, "a line that is not JSON")
-            continue
-        if isinstance(value, dict):
-            yield Row(where, value, own=later)
-            later = True
-        else:
-            yield Row(where, {}, "a line that is no JSON object")
+def _objects(values: Iterator[jsonrows.Value], path: Path) -> Iterator[Row]:
+    is_later = False
+    for number, value, fault in values:
+        yield Row(f"{path}, line {number:,}", value, fault, own=is_later)
+        is_later = is_later or not fault
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object; BadExampleError where a key stands twice: one would be lost."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise BadExampleError("a key that stands twice in its object")
-    return found
-
-
-def _parquet(path: Path) -> Iterator[Row]:
+def _parquet_table(source: TableSource) -> Table:
+    path = source.path
     try:
         from pyarrow import ArrowInvalid
         from pyarrow.parquet import ParquetFile
     except ModuleNotFoundError:
         raise MissingExtraError("pyarrow", "parquet", f"{path}: reading Parquet") from None
     try:
-        number, file = 0, ParquetFile(path)
-        _refuse_twins(file.schema_arrow.names, str(path))
+        # Parquet is read from its end, so what is packed or piped is held in memory.
+        if source.stream is not None:
+            file = ParquetFile(BytesIO(unpack(source.stream)[1].read()))
+        elif path.suffix.lower() in PACKED:
+            with path.open("rb") as packed:
+                file = ParquetFile(BytesIO(unpack(packed)[1].read()))
+        else:
+            file = ParquetFile(path)
+    except FileNotFoundError:
+        raise TaskError(f"{path}: no such file") from None
+    except (OSError, ArrowInvalid, *DAMAGE) as error:
+        raise TaskError(f"{path}: not a readable Parquet file: {error}") from None
+    schema = file.schema_arrow
+    _refuse_twins(schema.names, str(path))
+    return Table(_parquet_rows(file, path), "parquet", list(schema.names), schema=schema)
+
+
+def _parquet_rows(file: Any, path: Path) -> Iterator[Row]:
+    from pyarrow import ArrowInvalid
+
+    number = 0
+    try:
         for batch in file.iter_batches():
             for cells in _plain(batch, path, number):
                 number += 1
                 yield Row(f"{path}, row {number:,}", cells)
-    except FileNotFoundError:
-        raise TaskError(f"{path}: no such file") from None
     except (OSError, ArrowInvalid) as error:
         raise TaskError(f"{path}: not a readable Parquet file: {error}") from None
+    finally:
+        file.close()
 
 
 def _plain(batch: Any, path: Path, before: int) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from bertsmith.bundle import Head
 from bertsmith.errors import TaskError
 from bertsmith.tasks import metrics
 from bertsmith.tasks.conll import Sentence, sentences
-from bertsmith.tasks.entities import OUTSIDE, entity_scores, type_scores
+from bertsmith.tasks.entities import OUTSIDE, entity_scores, inside_tag, type_scores
 from bertsmith.tasks.inputs import Counts, Inputs, Part
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.text.wordpiece import Tokenizer
@@ -70,7 +70,10 @@ def labels_of(examples: Sequence[Sentence], where: str) -> tuple[str, ...]:
             f"{where}: {'every tag is ' + repr(min(found)) if found else 'there is no tag'}; "
             "expected two different ones at least"
         )
-    found |= {f"I-{tag[2:]}" for tag in found if tag.startswith("B-")}
+    begins = {tag for tag in found if tag.startswith("B-")}
+    if found <= {OUTSIDE, "B", "I"}:
+        begins |= found & {"B"}
+    found |= set(map(inside_tag, begins))
     return tuple(sorted(found, key=lambda tag: (tag != OUTSIDE, tag[2:], tag)))
 
 
@@ -227,7 +230,7 @@ def tags_of(
                 tags.append(chosen[first + slot])
                 continue
             before = tags[-1] if tags else OUTSIDE
-            inside = f"I-{before[2:]}" if before[:2] in ("B-", "I-") else before
+            inside = inside_tag(before)
             if slot < 0:
                 after = following[place]
                 follows = None if after < 0 else chosen[first + after]

@@ -74,7 +74,8 @@ class Lines:
             faults.meet(
                 "not UTF-8",
                 self.place(error.start),
-                "expected UTF-8 text; convert the file, for example with iconv -f LATIN1 -t UTF-8",
+                "expected UTF-8 text; convert the file, for example with iconv -f CP949 -t UTF-8 "
+                "(Korean) or iconv -f LATIN1 -t UTF-8 (Western European)",
                 f"byte 0x{line[error.start]:02x}",
             )
             return None

@@ -90,7 +90,7 @@ def finetune(
     check_place(run)
     said = wished(config, values, assignments)
     settings = resolve_task(task, model, Path(data) if data else None, said)
-    examples = read_data(settings.task)
+    examples = read_data(settings.task, allow_numeric="kind" in said.get("task", {}))
     head = head_of(settings.task, examples)
     examples.counts["train"].unseen = unseen_labels(settings.task, head, examples)
     facts = {"labels": list(head.labels), "fingerprint": fingerprint(settings.task)}

@@ -18,6 +18,7 @@ from bertsmith.settings import merged, read_toml
 from bertsmith.tasks.entities import strange
 from bertsmith.tasks.families import FACTS, FAMILIES, KINDS, family_of, refuse_unread, with_metrics
 from bertsmith.tasks.inputs import Counts
+from bertsmith.tasks.label_counts import refuse_numeric_labels
 from bertsmith.tasks.public import TASKS
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train.place import FILE
@@ -172,12 +173,17 @@ def refuse_changed_files(run: Path, task: TaskSettings) -> None:
         )
 
 
-def read_data(task: TaskSettings) -> TaskData:
-    """Read the training and held-out examples; without held-out files a share is held out."""
+def read_data(task: TaskSettings, *, allow_numeric: bool = True) -> TaskData:
+    """Read the training and held-out examples; without held-out files a share is held out.
+
+    allow_numeric: whether the classes may be a scale of numbers. Raises TaskError.
+    """
     family, known = family_of(task.kind), task.labels or None
     counts: dict[str, Counts] = {}
     train, counts["train"] = family.read(Path(task.train), task, labels=known)
     train = _first(train, task, counts["train"])
+    if not allow_numeric:
+        refuse_numeric_labels(train, task)
     if not task.heldout:
         kept, held = _parted(train, task)
         return TaskData(kept, {"heldout": held}, counts)

@@ -86,6 +86,8 @@ def _tell_counts(progress: Progress, name: str, counts: Counts) -> None:
         said.append(f"{counts.untaught:,} inputs without a target, left out of training")
     if said:
         progress.note(f"{name}: of {counts.read:,} examples {'; '.join(said)}")
+    for note in counts.notes:
+        progress.note(note)
     if counts.unseen:
         progress.note(
             f"{name}: no example has the label {', '.join(map(repr, counts.unseen))}, so the "

@@ -146,11 +146,12 @@ def test_an_empty_context_is_each_questions_fault(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[1]", "a.json: there is no list 'data'"),
+        ("7", "a.json: there is no list 'data'"),
         ('{"data": [{"title": "T"}]}', r"article 1 \(T\): there is no list 'paragraphs'"),
         ('{"data": [{"paragraphs": [3]}]}', "article 1, paragraph 1: there is no list 'qas'"),
         ('{"id": 1}\n{"id": 2}\n', r"not JSON: .*whose name ends in \.jsonl or \.parquet"),
-        ("[" * 10**5, "a.json: not JSON: "),
+        ("[" * 10**5, r"a\.json, line 1: not JSON: nested too deeply"),
+        ("[{}, ]", r"a\.json, line 1: not JSON: Expecting value; repair the array"),
     ],
 )
 def test_a_file_of_another_form_is_told(tmp_path: Path, content: str, message: str) -> None:
@@ -161,7 +162,7 @@ def test_a_file_of_another_form_is_told(tmp_path: Path, content: str, message: s
     with pytest.raises(TaskError, match="no such file"):
         read(tmp_path / "b.json", task())
     (tmp_path / "b.json").write_bytes(b'{"data":\n"caf\xe9"}')
-    with pytest.raises(TaskError, match=r"b\.json, line 2: not UTF-8, but the byte 0xe9"):
+    with pytest.raises(TaskError, match=r"b\.json, line 2: not UTF-8: byte 0xe9"):
         read(tmp_path / "b.json", task())
 
 

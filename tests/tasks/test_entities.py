@@ -61,8 +61,20 @@ def test_schemes_are_read_as_one() -> None:
     assert list(entities(wanted)) == [Entity(0, 2, "X"), Entity(2, 3, "X"), Entity(4, 5, "Y")]
 
 
-@pytest.mark.parametrize("tag", ["PER", "B", "B-", "X-PER", ""])
+@pytest.mark.parametrize("tag", ["PER", "B-", "X", "X-PER", ""])
 def test_what_is_no_tag_is_told(tag: str) -> None:
     """It is named, with what is expected."""
     with pytest.raises(BadExampleError, match=r"no entity's: .*expected O, B-"):
         list(entities(["O", tag]))
+
+
+def test_bare_prefixes_are_one_type_without_a_name() -> None:
+    """B and I alone, as in data with one kind of entity; scores count them like any other."""
+    assert list(entities(["B", "I", "O", "B", "B"])) == [
+        Entity(0, 2, ""),
+        Entity(3, 4, ""),
+        Entity(4, 5, ""),
+    ]
+    assert bio2(["I", "I", "O", "S"]) == ["B", "I", "O", "B"]
+    assert entity_scores([["B", "I"]], [["B", "O"]])["f1"] == 0.0
+    assert entity_scores([["B", "I"]], [["B", "I"]])["f1"] == 1.0

@@ -2,10 +2,12 @@
 
 import pytest
 
+from bertsmith.errors import TaskError
 from bertsmith.tasks.choose import Question
 from bertsmith.tasks.classify import Example
 from bertsmith.tasks.conll import Sentence
 from bertsmith.tasks.label_counts import (
+    refuse_numeric_labels,
     summarize_labels,
     warn_about_accuracy,
     warn_about_labels,
@@ -82,3 +84,36 @@ def test_numbers_are_no_classes() -> None:
 def test_no_better_than_the_majority(labels: str, accuracy: float, warned: bool) -> None:
     """An accuracy up to the share of the commonest held-out label is reported; 1 never is."""
     assert (warn_about_accuracy(labelled(*labels), accuracy) is not None) == warned
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (
+            ["0", "2.75", "5"],
+            r"f\.csv: the column 'label' holds 3 different numbers \(such as 2\.75",
+        ),
+        ([str(3 * n) for n in range(25)], r"25 different numbers \(0 to 72\).*--kind regression"),
+        (["1.0", "2.0", "3.0"], None),
+        ([str(n) for n in range(1, 90)], None),
+        ([*map(str, range(40, 80)), "other"], None),
+        (["nan", "inf", "1.5"], None),
+    ],
+)
+def test_a_scale_of_numbers_is_no_set_of_classes(labels: list[str], message: str | None) -> None:
+    """Fractions, or many numbers with gaps; classes that are counted from 0 or 1 may be many."""
+    task = TaskSettings(train="f.csv")
+    if message is None:
+        refuse_numeric_labels(labelled(*labels), task)
+        return
+    with pytest.raises(TaskError, match=message):
+        refuse_numeric_labels(labelled(*labels), task)
+    refuse_numeric_labels(labelled(*labels), task.model_copy(update={"labels": labels}))
+    refuse_numeric_labels(labelled(0.5, 1.5), task.model_copy(update={"kind": "regression"}))
+
+
+def test_many_counted_classes_are_warned_about() -> None:
+    """They may be a score all the same."""
+    found = labelled(*(str(n % 30) for n in range(90)))
+    (warning,) = warn_about_labels(found, TaskSettings())
+    assert "30 different numbers are labels" in warning

@@ -175,6 +175,50 @@ def test_a_word_is_not_its_own_tag(tmp_path: Path, text: str) -> None:
         read(tmp_path / "a.txt", ENTITIES.model_copy(update={"kind": "tags", "label": "-1"}))
 
 
+@pytest.mark.parametrize("separator", ["\t", " "])
+def test_comments_of_klue_are_passed_over(tmp_path: Path, separator: str) -> None:
+    """Also in files of words, where "##" may be a word of its own."""
+    units = ["Oslo B-LC", "## O", "is O", "", "## s2\t<it> has", "it O"]
+    units = [one if "s2" in one else one.replace(" ", separator) for one in units]
+    (tmp_path / "a.tsv").write_text("\n".join(["## word, tag:", "## s1\t<Oslo:LC> is", *units, ""]))
+    found, counts = read(tmp_path / "a.tsv", ENTITIES.model_copy(update={"label": "1"}))
+    assert [one.text for one in found] == ["Oslo ## is", "it"]
+    assert counts.read == 2
+
+
+def test_a_damaged_first_line_of_conll_does_not_decide_the_columns(tmp_path: Path) -> None:
+    """The commonest form does, and the sentence of the damaged line is a bad one."""
+    (tmp_path / "a.txt").write_text("damaged\n\na O\nb B-X\n\nc O\n")
+    task = ENTITIES.model_copy(update={"label": "1"})
+    with pytest.raises(TaskError, match=r"line 1: a line of other columns: 1 .* line 3 has 2"):
+        read(tmp_path / "a.txt", task)
+    found, counts = read(tmp_path / "a.txt", task.model_copy(update={"skip_bad": True}))
+    assert [one.text for one in found] == ["a b", "c"]
+    assert sum(counts.skipped.values()) == 1
+
+
+def test_characters_read_as_words_get_advice(tmp_path: Path) -> None:
+    """A blank that is a character is an empty word; the message names the setting."""
+    (tmp_path / "k.tsv").write_text("서\tB-LC\n \tO\n살\tO\n")
+    with pytest.raises(TaskError, match=r"an empty word; if .* --set task\.unit=character"):
+        read(tmp_path / "k.tsv", ENTITIES.model_copy(update={"label": "1"}))
+
+
+def test_bare_tags_are_labels(tmp_path: Path) -> None:
+    """B and I without a type; an unseen I is added, as for types."""
+    (tmp_path / "a.txt").write_text("a B\nb O\n\nc I\n")
+    found, _ = read(tmp_path / "a.txt", ENTITIES.model_copy(update={"label": "1"}))
+    assert [one.tags for one in found] == [("B", "O"), ("B",)]
+    assert labels_of(found, "f") == ("O", "B", "I")
+
+
+def test_sentences_come_as_a_json_array(tmp_path: Path) -> None:
+    """As well as JSON lines, packed or not."""
+    (tmp_path / "a.json").write_text('[{"tokens": ["a", "b"], "tags": ["O", "B-X"]}]')
+    [found], _ = read(tmp_path / "a.json", ENTITIES)
+    assert (found.text, found.tags) == ("a b", ("O", "B-X"))
+
+
 def test_a_word_may_hold_a_blank_that_does_not_break(tmp_path: Path) -> None:
     """Only blanks and tabs part columns, and in a file with tabs only these."""
     (tmp_path / "a.txt").write_text("New\u00a0York   B-X \n is\tO\n")

@@ -220,6 +220,21 @@ def test_part_of_the_training_file(start: Path, tmp_path: Path) -> None:
         read_data(task.model_copy(update={"heldout_fold": 5}))
 
 
+def test_a_column_of_scores_is_not_learnt_as_classes(start: Path, tmp_path: Path) -> None:
+    """The error suggests regression; whoever says that each number is a class is obeyed."""
+    data = tmp_path / "scores.csv"
+    rows = [f"{WORDS[n % 9]},{n % 7 / 2}" for n in range(28)]
+    data.write_text("\n".join(["text,label", *rows]) + "\n")
+    with pytest.raises(TaskError, match=r"7 different numbers .*--kind regression"):
+        finetune("classify", start, tmp_path / "run", data=data, values={"task": {}})
+    assert not (tmp_path / "run").exists()
+    result = finetune(
+        "classify", start, tmp_path / "run", data=data,
+        values={**QUICK, "task": {"kind": "single"}, "schedule": {"steps": 1}},
+    )  # fmt: skip
+    assert result.figures["examples"] == 3
+
+
 def test_what_belongs_together_is_held_out_together(tmp_path: Path) -> None:
     """Questions of one context, and the sentences of one document where that is their context."""
     answers = {"text": ["c"], "answer_start": [0]}
