@@ -71,6 +71,8 @@ def train_command(store: Path, out: Path, options: argparse.Namespace, mode: str
         "run.eval_every": max(options.steps // 6, 1),
         "run.eval_sequences": 32,
         "checkpoint.every": options.every,
+        # The moments are compared too.
+        "checkpoint.keep_optimizer": "true",
         "data.batch": options.batch,
         # Both moments and both dropouts shall matter.
         "model.attention_dropout": 0.1,

@@ -155,7 +155,8 @@ def train_model(job: Job) -> dict[str, Any]:
     assert done.model is not None
     every = settings["checkpoint"]["every"]
     for number, path in checkpoint.found(run):
-        if number % every:
+        # A run that is started once more after its end resumes from its last checkpoint.
+        if number % every and number != done.outcome.state.step:
             shutil.rmtree(path)
     parameters = parameter_count(load(done.model).model)
     return {"heldout": done.heldout, "seconds": done.outcome.state.seconds,

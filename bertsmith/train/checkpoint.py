@@ -1,7 +1,8 @@
 """Checkpoints: atomic directories with weights, optimizer state and checksums.
 
 RUN/checkpoints/step-N/weights.safetensors    parameters under the model's own names
-RUN/checkpoints/step-N/moments.safetensors    Adam's two moments, NAME.exp_avg, NAME.exp_avg_sq
+RUN/checkpoints/step-N/moments.safetensors    Adam's two moments, NAME.exp_avg, NAME.exp_avg_sq;
+                                              removed when the run is finished
 RUN/checkpoints/step-N/state.json             step, seconds, best held-out loss so far
 RUN/checkpoints/step-N/checksums.json         SHA-256 of each file above; absent in version 0.1
 RUN/checkpoints/step-N.damaged/               a checkpoint that failed its checksums
@@ -9,7 +10,7 @@ RUN/checkpoints/step-N.damaged/               a checkpoint that failed its check
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -41,6 +42,8 @@ class CheckpointSettings(Settings):
     every: Annotated[int, Field(gt=0)] | None = None
     #: How many of the last ones stay, besides the best.
     keep: Annotated[int, Field(ge=1)] = 2
+    #: Whether a finished run keeps the optimizer state, twice the size of its weights.
+    keep_optimizer: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,11 +98,36 @@ def found(run: Path) -> list[tuple[int, Path]]:
     return sorted((int(path.name[5:]), path) for path in names)
 
 
+def remove_optimizer_state(run: Path, progress: Progress) -> None:
+    """Remove the optimizer state of a finished run, and its damaged checkpoints.
+
+    The weights stay: model directories of earlier steps are made from them.
+    """
+    damaged = [*(run / FOLDER).glob(f"step-*{DAMAGED}")]
+    moments = [path for _, directory in found(run) if (path := directory / MOMENTS).exists()]
+    files = moments + [path for directory in damaged for path in directory.iterdir()]
+    size = sum(path.stat().st_size for path in files)
+    for path in moments:
+        path.unlink()
+    for directory in damaged:
+        shutil.rmtree(directory)
+    if files:
+        progress.note(
+            f"removed the optimizer state of this finished run ({size / 1e6:,.1f} MB); "
+            "checkpoint.keep_optimizer=true keeps it"
+        )
+
+
 def resume(
-    run: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress
+    run: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    is_finished: Callable[[State], bool] | None = None,
 ) -> State:
     """Restore the newest intact checkpoint of ``run``; the state of step 0 if there is none yet.
 
+    is_finished: whether a run with that state takes no further step and needs no optimizer state.
     Newer, damaged checkpoints are logged and renamed to step-N.damaged, so that a new checkpoint
     can take their name. Raises RunError, and renames nothing, if no checkpoint can be restored.
     """
@@ -107,7 +135,7 @@ def resume(
     errors: list[tuple[Path, RunError]] = []
     for _, directory in reversed(stored):
         try:
-            state = restore(directory, model, optimizer)
+            state = restore(directory, model, optimizer, is_finished)
         except RunError as error:
             errors.append((directory, error))
             continue
@@ -132,23 +160,44 @@ def _set_aside(directory: Path) -> None:
     directory.replace(target)
 
 
-def restore(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
-    """Load a checkpoint into model and optimizer; RunError if it is damaged or does not fit."""
+def restore(
+    directory: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    is_finished: Callable[[State], bool] | None = None,
+) -> State:
+    """Load a checkpoint into model and optimizer; RunError if it is damaged or does not fit.
+
+    The optimizer state of a finished run may be missing; see ``resume``.
+    """
     try:
-        _verify(directory, (WEIGHTS, MOMENTS, STATE))
+        _verify(directory, (STATE, WEIGHTS))
         state = State(**json.loads((directory / STATE).read_text(encoding="utf-8")))
-        moments = load_file(directory / MOMENTS)
+        if (directory / MOMENTS).exists() or is_finished is None or not is_finished(state):
+            _restore_optimizer(directory, model, optimizer, state.step)
         _load(directory, model)
-        for name, parameter in _trained(model):
-            entry: dict[str, Tensor] = {
-                kind: moments[f"{name}.{kind}"].to(parameter.device) for kind in _MOMENTS
-            }
-            # Fused Adam keeps its count as a float32 on the parameter's device.
-            entry["step"] = torch.tensor(float(state.step), device=parameter.device)
-            optimizer.state[parameter] = entry
     except _DAMAGE as error:
         raise RunError(f"{directory}: this checkpoint cannot be read: {error}") from None
     return state
+
+
+def _restore_optimizer(
+    directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int
+) -> None:
+    if not (directory / MOMENTS).exists():
+        raise ValueError(
+            f"{MOMENTS} is missing; a finished run has removed it (checkpoint.keep_optimizer keeps "
+            "it), and its model can be trained further by a new run"
+        )
+    _verify(directory, (MOMENTS,))
+    moments = load_file(directory / MOMENTS)
+    for name, parameter in _trained(model):
+        entry: dict[str, Tensor] = {
+            kind: moments[f"{name}.{kind}"].to(parameter.device) for kind in _MOMENTS
+        }
+        # Fused Adam keeps its count as a float32 on the parameter's device.
+        entry["step"] = torch.tensor(float(step), device=parameter.device)
+        optimizer.state[parameter] = entry
 
 
 def load_weights(directory: Path, model: nn.Module) -> None:

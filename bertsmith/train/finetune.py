@@ -109,7 +109,12 @@ def finetune(
         if stored is not None and (run / RESULT).exists() and not gone:
             progress.note(f"{run}: this run is finished")
             return _finished(run)
-        return _train(stored or settings, start, head, examples, run, progress, new=stored is None)
+        result = _train(
+            stored or settings, start, head, examples, run, progress, new=stored is None
+        )
+        if result.model is not None and not settings.checkpoint.keep_optimizer:
+            checkpoint.remove_optimizer_state(run, progress)
+        return result
 
 
 def _train(

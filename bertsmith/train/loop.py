@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -116,7 +117,8 @@ def train(
     On SIGTERM or Ctrl-C it finishes the step, saves a checkpoint and returns.
     """
     checkpoint.sweep(run)
-    state = checkpoint.resume(run, model, optimizer, progress)
+    is_finished = partial(_is_finished, plan)
+    state = checkpoint.resume(run, model, optimizer, progress, is_finished)
     if state.step:
         progress.note(f"going on from step {state.step} of {plan.steps}")
     journal = Journal(run, state.step)
@@ -133,6 +135,15 @@ def train(
     if loop.state.step < plan.steps:
         return Outcome(loop.state, stopper.signal)
     return Outcome(loop.state, None, stopper.signal)
+
+
+def _is_finished(plan: Plan, state: State) -> bool:
+    """Tell whether all steps are done, or evaluations have not become better for too long."""
+    steps_since_best = 0 if state.best_step is None else state.step - state.best_step
+    out_of_patience = (
+        plan.patience is not None and steps_since_best >= plan.patience * plan.eval_every
+    )
+    return out_of_patience or state.step >= plan.steps
 
 
 class _Loop:
@@ -162,7 +173,7 @@ class _Loop:
         clock = _Clock(self.state.seconds)
         batches = self._work.pieces(self.state.step)
         self._model.train()
-        while not self._over() and stopper.signal is None:
+        while not _is_finished(self._plan, self.state) and stopper.signal is None:
             self._step(next(batches), clock)
             if self._evaluate() or self._due(self._plan.checkpoint_every):
                 self._save()
@@ -171,13 +182,6 @@ class _Loop:
             # A signal may come at any moment of a step, so it is here that what it stopped is
             # saved.
             self._save()
-
-    def _over(self) -> bool:
-        """Tell whether all steps are done, or evaluations have not become better for too long."""
-        plan, state = self._plan, self.state
-        late = 0 if state.best_step is None else state.step - state.best_step
-        tired = plan.patience is not None and late >= plan.patience * plan.eval_every
-        return tired or state.step >= plan.steps
 
     def _due(self, every: int) -> bool:
         return self.state.step % every == 0 or self.state.step == self._plan.steps

@@ -16,7 +16,7 @@ from bertsmith.settings import Settings, read_toml
 FILE, LOCK = "settings.toml", ".lock"
 #: Settings that may differ when a run is taken up again: they change nothing that is learnt.
 #: A store may have moved: ``run.store`` tells whether it is the same one.
-_FREE = ("checkpoint.keep", "run.tensorboard", "run.data")
+_FREE = ("checkpoint.keep", "checkpoint.keep_optimizer", "run.tensorboard", "run.data")
 
 #: Settings that stand in the file only if they were asked for.
 _SAID = ("task.", "features", "run.freeze", "run.patience")

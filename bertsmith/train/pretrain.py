@@ -16,7 +16,7 @@ from bertsmith.errors import MissingExtraError, RunError
 from bertsmith.files import write_whole
 from bertsmith.model.bert import parameter_count
 from bertsmith.progress import Progress, Silent
-from bertsmith.train import curve, device, journal, loop, recipe, schedule
+from bertsmith.train import checkpoint, curve, device, journal, loop, recipe, schedule
 from bertsmith.train.loop import Outcome, Plan
 from bertsmith.train.place import FILE, alone, check_place, take_up
 from bertsmith.train.probe import Cost
@@ -77,7 +77,10 @@ def pretrain(
             session.require_heldout()
             session.settings = settle(session, progress, began)
             write_whole(run / FILE, session.settings.to_toml())
-        return _run(session, run, progress)
+        result = _run(session, run, progress)
+        if result.model is not None and not wished.checkpoint.keep_optimizer:
+            checkpoint.remove_optimizer_state(run, progress)
+        return result
 
 
 def begin(data: Path | str, out: Path | str, **wishes: Any) -> None:

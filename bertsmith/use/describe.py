@@ -147,10 +147,16 @@ def describe_run(path: Path) -> Description:
 def describe_checkpoint(path: Path) -> Description:
     """Describe a checkpoint: where the run stood, its weights, and the optimizer's moments."""
     state = read_object(path / checkpoint.STATE)
-    weights, moments = tensors(path / checkpoint.WEIGHTS), tensors(path / checkpoint.MOMENTS)
+    weights = tensors(path / checkpoint.WEIGHTS)
+    # A finished run keeps the weights alone.
+    has_moments = (path / checkpoint.MOMENTS).exists()
+    moments = tensors(path / checkpoint.MOMENTS) if has_moments else []
     lines = [f"checkpoint {path}", *indented(flat(state))]
     lines += ["", f"weights: {len(weights)} tensors", *_table(weights)]
-    lines += ["", f"moments: {len(moments)} tensors", *_table(moments)]
+    if has_moments:
+        lines += ["", f"moments: {len(moments)} tensors", *_table(moments)]
+    else:
+        lines += ["", "no optimizer state (a finished run removes it)"]
     facts = {
         "path": str(path),
         "state": state,

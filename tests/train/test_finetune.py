@@ -4,6 +4,7 @@ These tests never look at what is wrong with data: tests/train/test_finetune_dat
 """
 
 import json
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,14 @@ def test_patience_ends_a_run_early_with_the_best_weights(start: Path, tmp_path: 
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     first = json.loads(next(line for line in lines if '"heldout"' in line))
     assert result.figures == {k: v for k, v in first.items() if k not in ("step", "kind")}
+    # The run is finished, so its checkpoints need no optimizer state to write the model again.
+    assert not list((tmp_path / "run").rglob("moments.safetensors"))
+    weights = (tmp_path / "run" / "model" / bundle.WEIGHTS).read_bytes()
+    shutil.rmtree(tmp_path / "run" / "model")
+    again = tune(start, tmp_path / "run", data, "single", optim={"lr": 1e-12},
+                 schedule={"epochs": 9.0}, run={"threads": 1, "patience": 2})  # fmt: skip
+    assert again.figures == result.figures
+    assert (tmp_path / "run" / "model" / bundle.WEIGHTS).read_bytes() == weights
 
 
 def test_scoring_at_the_end_only(start: Path, tmp_path: Path) -> None:

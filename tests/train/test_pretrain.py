@@ -16,7 +16,7 @@ from bertsmith.data.store import Store
 from bertsmith.errors import RunError, SettingsError, StoreError
 from bertsmith.settings import read_toml
 from bertsmith.train import probe
-from bertsmith.train.checkpoint import FOLDER, found, restore
+from bertsmith.train.checkpoint import CHECKSUMS, FOLDER, MOMENTS, found, load_weights
 from bertsmith.train.examples import Pretraining
 from bertsmith.train.journal import read
 from bertsmith.train.pretrain import plan, pretrain
@@ -81,7 +81,7 @@ def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(
     train: Train, tmp_path: Path
 ) -> None:
     """Wherever the newest checkpoint is damaged, the run ends with the undisturbed run's bytes."""
-    settings = {"checkpoint__every": 4, "run__eval_every": 4}
+    settings = {"checkpoint__every": 4, "run__eval_every": 4, "checkpoint__keep_optimizer": "true"}
     train("undisturbed", steps=8, **settings)
     name = "model/model.safetensors"
     for file in ("weights.safetensors", "moments.safetensors"):
@@ -270,7 +270,7 @@ def test_two_phases(train: Train, tmp_path: Path) -> None:
     """The last steps have the longer sequences; stopped and resumed in them changes nothing."""
     many: dict[str, Any] = {
         "steps": 8, "schedule__long_length": 64, "schedule__long_share": 0.25,
-        "checkpoint__every": 1, "checkpoint__keep": 9,
+        "checkpoint__every": 1, "checkpoint__keep": 9, "checkpoint__keep_optimizer": "true",
     }  # fmt: skip
     train("whole", **many)
     settings = PretrainSettings.parse(read_toml(tmp_path / "whole" / "settings.toml"), "here")
@@ -349,10 +349,61 @@ def test_a_foreign_checkpoint_is_no_pickle(finished: Path, tmp_path: Path) -> No
     step, directory = found(finished)[-1]
     copy = tmp_path / "run" / FOLDER / directory.name
     shutil.copytree(directory, copy)
+    (copy / CHECKSUMS).unlink()
     torch.save({"weight": torch.zeros(1)}, copy / "weights.safetensors")
     model = bundle.load(finished).model
     with pytest.raises(RunError, match=f"step-{step}"):
-        restore(copy, model, torch.optim.AdamW(model.parameters()))
+        load_weights(copy, model)
     save_file({"weight": torch.zeros(1)}, copy / "weights.safetensors")
     with pytest.raises(RunError, match="cannot be read"):
-        restore(copy, model, torch.optim.AdamW(model.parameters()))
+        load_weights(copy, model)
+
+
+def test_a_finished_run_keeps_no_optimizer_state(train: Train, tmp_path: Path) -> None:
+    """Checkpoints of a finished run hold weights alone, unless checkpoint.keep_optimizer is set.
+
+    The command that wrote the run decides: given once more without the setting, it removes them.
+    """
+    train("small", steps=4, checkpoint__every=2)
+    train("large", steps=4, checkpoint__every=2, checkpoint__keep_optimizer="true")
+    for run, files in (("small", set()), ("large", {MOMENTS})):
+        for step, directory in found(tmp_path / run):
+            assert {path.name for path in directory.iterdir()} == {
+                "weights.safetensors", "state.json", CHECKSUMS, *files
+            }, step  # fmt: skip
+    weights = (tmp_path / "large/model/model.safetensors").read_bytes()
+    train("large", steps=4, checkpoint__every=2)
+    assert not list((tmp_path / "large").rglob(MOMENTS))
+    # Neither a model that is gone nor a damaged checkpoint before the last needs optimizer state.
+    shutil.rmtree(tmp_path / "large" / "model")
+    train("large", steps=4, checkpoint__every=2)
+    assert (tmp_path / "large/model/model.safetensors").read_bytes() == weights
+
+
+def test_optimizer_state_is_removed_after_the_model_is_written(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the model cannot be written, the checkpoints keep all that training needs."""
+
+    def failing(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bundle, "save", failing)
+        with pytest.raises(OSError, match="No space"):
+            train(steps=4, checkpoint__every=2)
+    assert len(list((tmp_path / "run").rglob(MOMENTS))) == 2
+    train(steps=4, checkpoint__every=2)
+    assert not list((tmp_path / "run").rglob(MOMENTS))
+
+
+def test_a_finished_run_made_longer_by_hand_says_what_to_do(train: Train, tmp_path: Path) -> None:
+    """Without optimizer state more steps are refused, and the error names the two ways out."""
+    train(steps=4, checkpoint__every=2)
+    file = tmp_path / "run" / "settings.toml"
+    file.write_text(file.read_text().replace("steps = 4", "steps = 6"))
+    with pytest.raises(RunError) as raised:
+        train(steps=6, checkpoint__every=2)
+    for words in ("a finished run has removed it (checkpoint.keep_optimizer keeps it)",
+                  "trained further by a new run", "to train again from the first"):  # fmt: skip
+        assert words in str(raised.value)

@@ -85,7 +85,8 @@ def test_left_to_right_learns_and_is_told_from_masked(store: Path, tmp_path: Pat
 
 def test_batch_norm_goes_on_where_it_was(store: Path, tmp_path: Path) -> None:
     """Its running statistics are part of a checkpoint: a resumed run has the same weights."""
-    chosen = assignments(model__norm="batch", checkpoint__every=3, run__eval_every=50)
+    chosen = assignments(model__norm="batch", checkpoint__every=3, run__eval_every=50,
+                         checkpoint__keep_optimizer="true")  # fmt: skip
     whole = pretrain(store, tmp_path / "whole", steps=6, assignments=chosen)
     run = tmp_path / "parted"
     pretrain(store, run, steps=6, assignments=chosen)

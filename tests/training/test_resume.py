@@ -26,7 +26,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _command(store: Path, out: Path, **changes: Any) -> list[str]:
     chosen = assignments(
         model__attention_dropout=0.1, checkpoint__every=3, run__eval_every=5, run__micro_tokens=64,
-        schedule__long_length=48, schedule__long_share=0.3, **changes,
+        schedule__long_length=48, schedule__long_share=0.3,
+        checkpoint__keep_optimizer="true", **changes,
     )  # fmt: skip
     command = [sys.executable, "-m", "bertsmith", "pretrain", "--data", str(store)]
     command += ["--out", str(out), "--steps", str(STEPS)]
@@ -89,7 +90,7 @@ def test_compiled_killed_and_resumed_equals_never_killed(store: Path, tmp_path: 
 def test_the_comparison_sees_a_difference(store: Path, tmp_path: Path) -> None:
     """One bit of a weight, or one figure of the journal, and two runs are told apart."""
     run = tmp_path / "run"
-    pretrain(store, run, steps=1, assignments=assignments())
+    pretrain(store, run, steps=1, assignments=assignments(checkpoint__keep_optimizer="true"))
     before = content(run, 1)
     path = run / "checkpoints" / "step-1" / "weights.safetensors"
     data = bytearray(path.read_bytes())

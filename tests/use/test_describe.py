@@ -13,6 +13,7 @@ from bertsmith.bundle import Bundle
 from bertsmith.data import store
 from bertsmith.errors import ModelError, QuestionError, RunError
 from bertsmith.model.bert import parameter_count
+from bertsmith.progress import Silent
 from bertsmith.text import tokenizer_files
 from bertsmith.train import checkpoint, place
 from bertsmith.train.checkpoint import State
@@ -127,6 +128,17 @@ def test_a_checkpoint_is_described(a_run: Path, loaded: Bundle) -> None:
     # Adam's first moment after one step: 0.1 of the gradient, which is 0.5 everywhere.
     means = {one["name"]: one["mean"] for one in found.facts["moments"]}
     assert means["nsp.classifier.bias.exp_avg"] == pytest.approx(0.05)
+
+
+def test_a_checkpoint_of_a_finished_run_is_described(a_run: Path) -> None:
+    """Without optimizer state the weights are described, and the run's checkpoints are smaller."""
+    before = describe_run(a_run).facts["checkpoints"][1]["bytes"]
+    checkpoint.remove_optimizer_state(a_run, Silent())
+    found = describe_checkpoint(a_run / "checkpoints" / "step-40")
+    assert found.facts["weights"]
+    assert found.facts["moments"] == []
+    assert "no optimizer state (a finished run removes it)" in found.lines
+    assert describe_run(a_run).facts["checkpoints"][1]["bytes"] < before / 2
 
 
 def test_a_broken_state_is_an_error(a_run: Path) -> None:
