@@ -23,7 +23,7 @@ class PrepareOptions(Settings):
     """The choices of ``prepare``.
 
     ``language``: ISO 639-1 code for sentence boundaries. ``held_out``: the share of tokens to
-    hold out, 0 for none; None chooses (see ``held_out_limit``).
+    hold out, 0 for none; None chooses (see ``choose_held_out``).
     """
 
     language: str = "en"

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bertsmith.data.draws import Flags
-from bertsmith.data.heldout import held_out_limit
+from bertsmith.data.heldout import HeldOutRule, Lengths, choose_held_out
 from bertsmith.data.plan import (
     SHARD_CHARACTERS,
     Plan,
@@ -32,6 +31,7 @@ from bertsmith.data.store import (
     SPLITS,
     TOKENIZER,
     Manifest,
+    SplitName,
     SplitWriter,
     Store,
     bits_for,
@@ -204,17 +204,20 @@ def _join(
     progress: Progress,
 ) -> Manifest:
     """Join the shards into the flat files of both splits, write the manifest, remove the shards."""
-    limit = _limit(shards, plan.options.held_out)
+
+    def lengths() -> Iterator[Lengths]:
+        return (Shard.load(path).lengths for path in shards)
+
+    rule = choose_held_out(lengths, plan.options.held_out)
     bits = bits_for(tokenizer.vocab_size)
     writers = {name: SplitWriter(out, name, bits) for name in SPLITS}
-    empty = 0
+    empty = cut = 0
     progress.start("Joining the shards", len(shards), "shards")
     for path in shards:
         shard = Shard.load(path)
         empty += shard.empty
-        held_out = shard.hashes < np.uint64(limit)
-        _append(writers["train"], shard, ~held_out)
-        _append(writers["heldout"], shard, held_out)
+        cut += rule.count_cut(shard.lengths)
+        _append(writers, shard, rule)
         progress.advance(1)
     progress.finish()
     splits = {name: writer.close() for name, writer in writers.items()}
@@ -223,13 +226,13 @@ def _join(
         for path in shards:
             path.unlink()
         raise StoreError(f"{out}: the corpus holds no word, so there is nothing to learn from")
-    facts = report.to_json() | {"documents_without_tokens": empty}
+    facts = report.to_json() | {"documents_without_tokens": empty, "documents_cut": cut}
     manifest = Manifest(
         bits=bits,
         vocab_size=tokenizer.vocab_size,
         lowercase=tokenizer.lowercase,
         plan=plan,
-        held_out_below=limit / 2.0**64,
+        held_out_below=rule.limit / 2.0**64,
         splits=splits,
         report=facts,
         made_by=f"bertsmith {__version__}",
@@ -239,31 +242,24 @@ def _join(
     return manifest
 
 
-def _limit(shards: list[Path], share: float | None) -> int:
-    """Find the hash below which documents are held out, looking at all shards once."""
-    hashes, tokens = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
-    for path in shards:
-        shard = Shard.load(path)
-        hashes.append(shard.hashes)
-        ends = np.append(0, np.cumsum(shard.sentence_sizes))[np.cumsum(shard.document_sizes)]
-        tokens.append(np.diff(ends, prepend=0))
-    return held_out_limit(np.concatenate(hashes), np.concatenate(tokens), share)
-
-
-def _append(writer: SplitWriter, shard: Shard, chosen: Flags) -> None:
-    """Append the chosen documents [documents] of a shard to a split."""
-    sentences = np.repeat(chosen, shard.document_sizes)
-    tokens = np.repeat(sentences, shard.sentence_sizes)
-    writer.append(shard.ids[tokens], shard.sentence_sizes[sentences], shard.document_sizes[chosen])
+def _append(writers: dict[SplitName, SplitWriter], shard: Shard, rule: HeldOutRule) -> None:
+    """Append the documents of a shard to the splits."""
+    held_out, train, heldout = rule.assign(shard.lengths)
+    tokens = np.repeat(held_out, shard.sentence_sizes)
+    writers["train"].append(shard.ids[~tokens], shard.sentence_sizes[~held_out], train)
+    writers["heldout"].append(shard.ids[tokens], shard.sentence_sizes[held_out], heldout)
 
 
 def summary(manifest: Manifest) -> list[str]:
     """Return what was made and what was left out, a line each, for people."""
     facts = dict(manifest.report)
     empty = facts.pop("documents_without_tokens", 0)
+    cut = facts.pop("documents_cut", 0)
     lines = Report(**facts).lines()
     if empty:
         lines.append(f"{empty:,} documents without a word left out")
+    if cut:
+        lines.append(f"{cut:,} documents cut into parts to meet the held-out share")
     for counts, what in zip(
         (manifest.splits[name] for name in SPLITS), ("to learn from", "held out"), strict=True
     ):
@@ -271,10 +267,10 @@ def summary(manifest: Manifest) -> list[str]:
             f"{what}: {counts.documents:,} documents, {counts.sentences:,} sentences, "
             f"{counts.tokens:,} tokens"
         )
+    train = manifest.splits["train"]
     if not manifest.splits["heldout"].documents and manifest.plan.options.held_out != 0.0:
         lines.append(
-            "too few different documents to hold any out, and pretrain needs some: a plain file is "
-            "one document, unless --format sentences says that blank lines part documents; give "
-            "more files, or JSON lines with a document each"
+            "nothing is held out: the corpus is too small or repeats itself too much "
+            f"({train.sentences:,} sentences), and pretrain needs held-out text; add more text"
         )
     return lines

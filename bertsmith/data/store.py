@@ -50,8 +50,8 @@ class Manifest(Settings):
     """What a store says of itself; each of these numbers has its home here.
 
     ``plan``: the sources, the tokenizer's hash and the choices. ``held_out_below``: documents
-    whose hash is below this fraction of all hashes are held out. ``report``: what was read, and
-    what was left out and why.
+    and parts of documents whose hash is below this fraction of all hashes are held out.
+    ``report``: what was read, and what was left out and why.
     """
 
     format: int = FORMAT

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertsmith.data.draws import Ints, Words
+from bertsmith.data.heldout import Lengths
 from bertsmith.data.memo import Memo
 from bertsmith.errors import BertsmithError
 from bertsmith.files import write_whole
@@ -55,6 +56,11 @@ class Shard:
     document_sizes: Ints
     hashes: Words
     empty: int
+
+    @property
+    def lengths(self) -> Lengths:
+        """The sizes of the documents."""
+        return Lengths(self.hashes, self.document_sizes, self.sentence_sizes)
 
     def save(self, path: Path) -> None:
         """Write the shard, whole or not at all."""

@@ -57,7 +57,7 @@ def test_a_store(run: Run, tokenizer: Path, tmp_path: Path) -> None:
     assert "next: bertsmith pretrain --data" in done.err
     found = json.loads(run("inspect", store / "manifest.json", "--json").out)
     assert found["kind"] == "store"
-    assert found["splits"]["train"]["documents"] + found["splits"]["heldout"]["documents"] == 40
+    assert found["report"]["documents"] == 40
 
 
 def test_a_model(run: Run, model: Path) -> None:

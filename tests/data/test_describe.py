@@ -26,7 +26,7 @@ def test_facts_and_examples(tmp_path: Path) -> None:
     """Counts, source, and examples with their masks and pair labels marked."""
     text = describe(make(tmp_path, 20), DataSettings(length=16), examples=20)
     assert "10 words, lower case" in text
-    assert "train: 18 documents" in text
+    assert "train: 20 documents" in text
     assert "heldout: 2 documents" in text
     assert "text.jsonl" in text
     assert "B follows A" in text

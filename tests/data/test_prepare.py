@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 
 from bertsmith.data import prepare as module
+from bertsmith.data.masking import TokenFacts
 from bertsmith.data.plan import Plan, PrepareOptions
 from bertsmith.data.pool import Pool
 from bertsmith.data.prepare import prepare, summary
-from bertsmith.data.store import Manifest, Store
+from bertsmith.data.settings import DataSettings
+from bertsmith.data.store import SPLITS, Manifest, Store
+from bertsmith.data.stream import Stream
 from bertsmith.data.worker import Task, document_hash
 from bertsmith.errors import CorpusError, SettingsError, StoreError, TokenizerError
 from bertsmith.progress import Silent
@@ -313,18 +316,32 @@ def test_a_corpus_without_words(tmp_path: Path) -> None:
     assert make(tmp_path / "silent.txt", tmp_path / "two").splits["train"].documents == 1
 
 
-def test_a_plain_file_is_one_document_and_how_it_is_parted(tmp_path: Path) -> None:
-    """Nothing can be held out of one document: what is told holds some out."""
-    file = tmp_path / "plain.txt"
-    lines = (f"{LETTERS[a]}{LETTERS[b]} the" for a in range(26) for b in range(26))
-    file.write_text("\n\n".join(lines))
-    told = summary(make(file, tmp_path / "one"))
-    assert told[-1].startswith("too few different documents")
-    assert "--format sentences" in told[-1]
-    corpus = CorpusOptions(format="sentences")
-    parted = make(file, tmp_path / "two", corpus=corpus.model_dump())
-    assert parted.splits["heldout"].documents > 5
-    assert not any("too few" in line for line in summary(parted))
+def test_plain_file_is_cut_for_the_held_out_part(tmp_path: Path) -> None:
+    """A single document is cut at sentence boundaries; both sides have documents for pairs."""
+    file, sentences = tmp_path / "plain.txt", [f"{a}{b} the" for a in LETTERS for b in LETTERS]
+    file.write_text("\n\n".join(sentences))
+    manifest = make(file, tmp_path / "store")
+    assert manifest.report["documents_cut"] == 1
+    assert "1 documents cut into parts to meet the held-out share" in summary(manifest)
+    store = Store.open(tmp_path / "store")
+    texts: list[str] = []
+    for name in SPLITS:
+        split_ = store.split(name)
+        texts += [TOKENIZER.decode(split_.ids[a:b].tolist()) for a, b in pairwise(split_.sentences)]
+        assert split_.counts.documents >= 2
+        Stream(split_, TokenFacts.of(TOKENIZER), DataSettings(), 32, 0, 0)
+    assert sorted(texts) == sorted(sentences)
+    share = manifest.splits["heldout"].tokens / (3 * 26**2)
+    assert share == pytest.approx(0.05, rel=0.35)
+
+
+def test_why_nothing_is_held_out(tmp_path: Path) -> None:
+    """Of a corpus that is too small nothing is held out, and the summary says why."""
+    (tmp_path / "plain.txt").write_text("The end.\nThe beginning.\n")
+    lines = summary(make(tmp_path / "plain.txt", tmp_path / "store"))
+    assert lines[-1].startswith("nothing is held out: the corpus is too small")
+    none = make(tmp_path / "plain.txt", tmp_path / "other", held_out=0.0)
+    assert not any("nothing is held out" in line for line in summary(none))
 
 
 def test_a_worker_that_dies_is_told(tmp_path: Path) -> None:

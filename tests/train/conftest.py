@@ -47,14 +47,16 @@ def tokenizer_of(extra: tuple[str, ...] = ()) -> Tokenizer:
     return Tokenizer(Recipe(vocab=(*SPECIAL, ".", *WORDS, *extra)))
 
 
-def make_store(folder: Path, documents: int = 120, extra: tuple[str, ...] = ()) -> Path:
+def make_store(
+    folder: Path, documents: int = 120, extra: tuple[str, ...] = (), most_sentences: int = 12
+) -> Path:
     """Prepare a store of random sentences."""
     chance = np.random.default_rng(0)
     lines = []
     for _ in range(documents):
         sentences = [
             " ".join(chance.choice(WORDS, chance.integers(3, 12))).capitalize() + "."
-            for _ in range(chance.integers(2, 12))
+            for _ in range(chance.integers(2, most_sentences))
         ]
         lines.append(json.dumps({"text": " ".join(sentences)}) + "\n")
     folder.mkdir(parents=True, exist_ok=True)

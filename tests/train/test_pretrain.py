@@ -298,13 +298,21 @@ def test_without_pairs(train: Train) -> None:
     assert not [key for line in read(result.run) for key in line if "next" in key]
 
 
-@pytest.mark.parametrize("documents", [1, 2, 3])
-def test_a_corpus_too_small_says_so(train: Train, tmp_path: Path, documents: int) -> None:
+def test_a_corpus_too_small_says_so(train: Train, tmp_path: Path) -> None:
     """A corpus that holds out nothing, or gives no pair, is a StoreError and no endless epoch."""
-    small = make_store(tmp_path / "small", documents=documents)
+    small = make_store(tmp_path / "small", documents=1, most_sentences=3)
     with pytest.raises(StoreError, match=r"document|example"):
         train(data=small, steps=2)
     assert not (tmp_path / "run" / "settings.toml").exists(), "another store may be given there"
+
+
+@pytest.mark.parametrize("documents", [1, 3])
+def test_few_documents_can_be_learnt_from(train: Train, tmp_path: Path, documents: int) -> None:
+    """A store of a single document of 200 sentences, or of three short ones, can be trained on."""
+    sentences = 200 if documents == 1 else 12
+    small = make_store(tmp_path / "small", documents=documents, most_sentences=sentences)
+    assert Store.open(small).manifest.splits["heldout"].documents >= 2
+    assert train(data=small, steps=2).heldout["next_sentence"] > 0
 
 
 def test_measures_exclude_each_other(train: Train) -> None:
