@@ -3,9 +3,10 @@
 It never tests.
 """
 
+import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -86,3 +87,10 @@ def listening(
         own.should_exit = True
         thread.join(30)
     assert not thread.is_alive()
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    """Let the event loop run until a condition holds; TimeoutError after half a minute."""
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - the code under test has no event for it
+            await asyncio.sleep(0)

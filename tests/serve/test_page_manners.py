@@ -207,6 +207,44 @@ def test_no_other_host_is_asked(browser: Any, address: str) -> None:
     context.close()
 
 
+#: Tries what a script from elsewhere would, and collects what the browser refuses.
+ESCAPES = """() => {
+  window.refused = [];
+  document.addEventListener("securitypolicyviolation",
+    (event) => window.refused.push(event.effectiveDirective));
+  const add = (name, values) => document.body.append(Object.assign(document.createElement(name), values));
+  fetch("http://127.0.0.1:1/").catch(() => 0);
+  add("img", {src: "http://127.0.0.1:1/"});
+  add("iframe", {src: "http://127.0.0.1:1/"});
+  add("script", {src: "http://127.0.0.1:1/"});
+  add("script", {textContent: "window.hacked = 1"});
+  add("link", {rel: "stylesheet", href: "http://127.0.0.1:1/"});
+}"""  # noqa: E501
+
+
+@needs_browser
+def test_the_browser_confines_the_page(browser: Any, address: str) -> None:
+    """The policy of the page breaks nothing of it, and refuses other hosts and other scripts."""
+    page = browser.new_context().new_page()
+    errors: list[str] = []
+    page.on("console", lambda line: errors.extend([line.text] if line.type == "error" else []))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(address)
+    page.get_by_role("tab").first.wait_for()
+    panel = go(page, "Attention")
+    ask(panel, "Show attention", {"Text": TEXT[0]})
+    panel.get_by_label("layer 2, head 3", exact=True).click()
+    panel.locator("h3", has_text="Layer 2, head 3").wait_for()
+    assert errors == []
+    page.evaluate(ESCAPES)
+    page.wait_for_function("window.refused.length >= 6")
+    assert set(page.evaluate("window.refused")) == {
+        "connect-src", "img-src", "frame-src", "script-src-elem", "style-src-elem",
+    }  # fmt: skip
+    assert page.evaluate("window.hacked") is None
+    page.context.close()
+
+
 @needs_browser
 def test_only_what_the_models_can_do(browser: Any, service: Counting) -> None:
     """A model that tags is offered for that, for words and attention, and for nothing else."""

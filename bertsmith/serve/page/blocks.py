@@ -1,32 +1,25 @@
 """The whole page, and how it comes into a server. It never contacts another host."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.routing import Mount
 
 from bertsmith.serve.faults import add_page_faults
+from bertsmith.serve.page.calls import CallRoutes
 from bertsmith.serve.page.endpoints import endpoints
 from bertsmith.serve.page.forms import FORMS
+from bertsmith.serve.page.gateway import Gateway
+from bertsmith.serve.page.jobs import JobQueue
 from bertsmith.serve.page.library import gr
 from bertsmith.serve.page.looking import Looking
 from bertsmith.serve.page.markup import notice, safe
 from bertsmith.serve.page.tabs import attention_tab, form_tab, word_tab
 from bertsmith.serve.service import Service
-
-#: What the page needs of nobody: files sent or fetched (from other hosts, too), and a chat with a
-#: model of theirs that changes the page.
-_CLOSED = (
-    "upload", "upload_progress", "file={rest:path}", "file/{rest:path}", "proxy={rest:path}",
-    "vibe-edit", "undo-vibe-edit", "process_recording", "run-history/{rest:path}", "deep_link",
-    "dev/reload",
-)  # fmt: skip
-#: Visitors' questions that wait, of each kind; beyond it they are told to come again.
-_WAITING = 64
-_AT_ONCE = 4
 
 
 def page(service: Service) -> Any:
@@ -45,7 +38,8 @@ def page(service: Service) -> Any:
                 word_tab(service, looking)
                 attention_tab(service, looking)
         endpoints(service, looking)
-    blocks.queue(default_concurrency_limit=_AT_ONCE, max_size=_WAITING)
+    # Gradio checks paths in inputs only after this. CallRoutes refuses them before.
+    blocks.has_launched = True
     return blocks
 
 
@@ -54,19 +48,33 @@ def mount(app: FastAPI, service: Service) -> FastAPI:
 
     What comes later is hidden behind the page, for it answers every path that is left.
     """
-    for path in _CLOSED:
-        route = f"/gradio_api/{path}"
-        app.router.add_route(route, _closed, ["GET", "POST"], include_in_schema=False)
+    blocks, jobs = page(service), JobQueue()
+    app.router.routes.extend(CallRoutes(blocks, jobs).routes())
+    app.mount("/", GZipMiddleware(Gateway(_gradio_app(blocks))))
+    lifespan = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def closing(owner: FastAPI) -> AsyncIterator[Any]:
+        async with lifespan(owner) as state:
+            yield state
+        jobs.close()
+
+    app.router.lifespan_context = closing
+    return app
+
+
+def _gradio_app(blocks: Any) -> FastAPI:
+    """Return Gradio's app of the page, without its lifespan, which would run its queue."""
     style = files("bertsmith.serve.page").joinpath("style.css").read_text("utf-8")
-    mounted: FastAPI = gr.mount_gradio_app(
-        app, page(service), path="/", theme=_theme(), css=style,
+    parent: FastAPI = gr.mount_gradio_app(
+        FastAPI(), blocks, path="/", theme=_theme(), css=style,
         footer_links=[], run_history=False, show_error=False, max_file_size=1, ssr_mode=False,
         enable_monitoring=False, pwa=False, mcp_server=False,
     )  # fmt: skip
-    for own in mounted.routes:
-        if isinstance(own, Mount) and isinstance(own.app, FastAPI):
-            add_page_faults(own.app)
-    return mounted
+    gradio_app = next(route.app for route in parent.routes if isinstance(route, Mount))
+    assert isinstance(gradio_app, FastAPI)
+    add_page_faults(gradio_app)
+    return gradio_app
 
 
 def _theme() -> Any:
@@ -84,7 +92,3 @@ def _theme() -> Any:
         body_text_color_subdued="*neutral_600", body_text_color_subdued_dark="*neutral_300",
         block_info_text_color="*neutral_600", block_info_text_color_dark="*neutral_300",
     )  # fmt: skip
-
-
-async def _closed(_request: Request) -> Response:
-    return PlainTextResponse("the page has no such thing", 404)

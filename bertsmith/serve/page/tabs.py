@@ -110,7 +110,7 @@ def _head(looking: Looking, model: str | None, text: str, pair: str, layer: int,
     """Show one head large."""
     found = looking.attention(model, text, pair)
     layers, heads = found.probabilities.shape[:2]
-    return _large(found, min(int(layer), layers), min(int(head), heads))
+    return _large(found, max(1, min(int(layer), layers)), max(1, min(int(head), heads)))
 
 
 def _large(found: Attention, layer: int, head: int) -> str:
