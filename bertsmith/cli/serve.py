@@ -48,6 +48,14 @@ def serve(
         list[str] | None,
         typer.Option(help="A page of this origin may ask from a browser; * for any."),
     ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Another name by which browsers and proxies ask, such as bert.example.com; * for "
+            "any. Without it, a loopback --host answers to itself alone, any other to all names.",
+            show_default=False,
+        ),
+    ] = None,
     fast: Annotated[
         bool, typer.Option("--fast", help="Vectors in 8 or 16 bits: quicker, nearly the same.")
     ] = False,
@@ -71,6 +79,7 @@ def serve(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         from bertsmith.serve.app import create_app
+        from bertsmith.serve.hosts import allowed_hosts
         from bertsmith.serve.models import served
         from bertsmith.serve.running import bound, listen
         from bertsmith.serve.settings import ServeSettings
@@ -87,6 +96,7 @@ def serve(
         torch.set_num_threads(threads)
     found = resolved_device(device)
     own = bound(host, port)
+    hosts = allowed_hosts(host, own.getsockname()[0], allow_host or ())
     loaded = []
     for name, path in _named(models):
         loaded.append(served(name, path, device=found, fast=fast))
@@ -99,7 +109,7 @@ def serve(
         from bertsmith.serve.page import mount
 
         made = mount
-    guarded = create_app(loaded, settings, key=key, origins=cors or (), page=made)
+    guarded = create_app(loaded, settings, key=key, origins=cors or (), hosts=hosts, page=made)
     shown = f"[{host}]" if ":" in host else host
     say(f"serving at http://{shown}:{own.getsockname()[1]} (endpoints: /docs); Ctrl-C ends it")
     listen(guarded, settings, own)

@@ -17,10 +17,12 @@ from bertsmith.serve.document import document
 from bertsmith.serve.embeddings import EmbeddingRoutes
 from bertsmith.serve.faults import add_faults, fault
 from bertsmith.serve.guard import Guard
+from bertsmith.serve.hosts import HostCheck
 from bertsmith.serve.keys import Key
 from bertsmith.serve.metrics import Metrics
 from bertsmith.serve.models import Served
 from bertsmith.serve.routes import Routes
+from bertsmith.serve.security_headers import SecurityHeaders
 from bertsmith.serve.service import Service
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.version import __version__
@@ -34,13 +36,15 @@ def create_app(
     *,
     key: str | None = None,
     origins: Sequence[str] = (),
+    hosts: Sequence[str] | None = None,
     page: Callable[[FastAPI, Service], FastAPI] | None = None,
 ) -> Guard:
     """Return the ASGI app of some models.
 
     key: what clients must send, and visitors of the page give as a password; None lets everybody
-    in. origins: pages of other hosts that may ask from a browser (CORS). page: what puts a page for
-    people at /.
+    in. origins: pages of other hosts that may ask from a browser (CORS). hosts: names that the
+    server answers to, see ``hosts.allowed_hosts``; None for all. page: what puts a page for people
+    at /.
     """
     settings, metrics = settings or ServeSettings(), Metrics()
     service = Service(models, settings, metrics.batch)
@@ -63,6 +67,9 @@ def create_app(
     app.add_middleware(
         CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"]
     )
+    if hosts is not None:
+        app.add_middleware(HostCheck, hosts=hosts)
+    app.add_middleware(SecurityHeaders)
     _plain(app, service, metrics)
     app.include_router(EmbeddingRoutes(asking).router)
     app.include_router(Routes(asking).router)

@@ -84,6 +84,8 @@ def config(settings: ServeSettings) -> uvicorn.Config:
         "", http=Patient, ws="none", log_level="warning", access_log=False,
         timeout_keep_alive=75, timeout_graceful_shutdown=int(settings.stop_seconds) or 1,
         server_header=False, lifespan="on",
+        # uvicorn trusts X-Forwarded headers of all clients on this machine by default.
+        proxy_headers=False,
     )  # fmt: skip
 
 

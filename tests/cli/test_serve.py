@@ -27,6 +27,7 @@ Run = Callable[..., Any]
         (["nowhere", "--device", "tpu"], "--device tpu: expected auto, cpu"),
         (["nowhere", "--api-key", ""], "--api-key is empty; give a key, or unset it"),
         (["nowhere", "--host", "300.1.1.1"], "cannot listen at 300.1.1.1"),
+        (["nowhere", "--allow-host", "https://a.example"], "--allow-host is not a host name"),
     ],
 )
 def test_mistakes_are_told_before_anything_listens(

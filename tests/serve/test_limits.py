@@ -295,6 +295,8 @@ def test_a_signal_finishes_what_is_under_way(folders: dict[str, Path], ending: i
                 if httpx.get(f"{url}/ready").status_code == 200:
                     break
             time.sleep(0.1)
+        # Started by the command line, it checks names, too.
+        assert httpx.get(f"{url}/models", headers={"Host": "evil.example"}).status_code == 400
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(httpx.post, f"{url}/embed", json={"inputs": "a"}, timeout=30)
             time.sleep(0.4)
