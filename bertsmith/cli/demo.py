@@ -14,8 +14,6 @@ from bertsmith.cli.console import say
 
 #: Words of the demo's vocabulary: enough for the prose of documentation, and quick to learn.
 VOCABULARY = 8000
-#: The run makes at least so many optimizer steps, however slow the machine.
-LEAST_STEPS = 1000
 #: Held-out sequences that an evaluation reads: all of them, for a narrow interval.
 HELD_OUT = 5000
 
@@ -50,8 +48,7 @@ def demo(
     if not (store / "manifest.json").exists():
         _do("prepare", corpus, "--tokenizer", tokenizer, "--held-out", 0.05, "--out", store)
     # Of four heads, two look at the neighbours, and one compares the sentences of a pair.
-    settings = ("model.heads=4", f"schedule.least_steps={LEAST_STEPS}", "run.eval_every=250",
-                f"run.eval_sequences={HELD_OUT}", f"run.seed={seed}")  # fmt: skip
+    settings = ("model.heads=4", f"run.eval_sequences={HELD_OUT}", f"run.seed={seed}")
     _do(
         "pretrain", "--data", store, "--size", "tiny", "--minutes", minutes, "--out", run,
         *(part for setting in settings for part in ("--set", setting)),

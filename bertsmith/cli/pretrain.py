@@ -36,7 +36,12 @@ def pretrain(
     steps: Annotated[int | None, typer.Option(help="Optimizer steps.", min=1)] = None,
     epochs: Annotated[float | None, typer.Option(help="Walks through the data.", min=0)] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="Time; a probe turns it into steps.", min=0)
+        float | None,
+        typer.Option(
+            help="Time; a probe turns it into steps, and a run that is "
+            "much slower or faster than probed is planned anew once.",
+            min=0,
+        ),
     ] = None,
     start_from: Annotated[
         str | None, typer.Option("--from", help="Go on from a model directory, a RUN or a hub id.")
@@ -115,5 +120,6 @@ def _tell_plan(expected: dict[str, Any]) -> None:
     put(f"speed        {expected['tokens_per_second']:,} tokens a second, "
         f"{expected['ceiling_share']:.0%} of the matrix ceiling "
         f"({expected['ceiling_flops'] / 1e9:,.0f} GFLOP/s)")  # fmt: skip
+    put(f"evaluations  {expected['evaluations']:,} of {expected['eval_sequences']:,} sequences")
     put(f"time         {expected['minutes']:,.1f} minutes")
     put(f"memory       {expected['memory_bytes'] / 2**20:,.0f} MiB")

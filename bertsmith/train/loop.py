@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bertsmith.model.dropout import Noise
 from bertsmith.progress import Progress
 from bertsmith.train import checkpoint
+from bertsmith.train.budget import Replan, TimeBudget
 from bertsmith.train.checkpoint import State
 from bertsmith.train.device import Machine, give_back_freed_memory
 from bertsmith.train.journal import Journal
@@ -76,12 +77,14 @@ class Plan:
 class Outcome:
     """How a run ended: ``signal`` is None when it is finished, else what stopped it.
 
-    late: a signal that came when there was nothing left to stop.
+    late: a signal that came when there was nothing left to stop. replan: why the loop ended before
+    its last step without a signal.
     """
 
     state: State
     signal: int | None
     late: int | None = None
+    replan: Replan | None = None
 
 
 class _Clock:
@@ -111,10 +114,12 @@ def train(
     plan: Plan,
     run: Path,
     progress: Progress,
+    budget: TimeBudget | None = None,
 ) -> Outcome:
     """Train from the last checkpoint of ``run``, or from the start, to the end of the plan.
 
-    On SIGTERM or Ctrl-C it finishes the step, saves a checkpoint and returns.
+    On SIGTERM or Ctrl-C, and where ``budget`` has a new plan, it finishes the step, saves a
+    checkpoint and returns.
     """
     checkpoint.sweep(run)
     is_finished = partial(_is_finished, plan)
@@ -124,7 +129,7 @@ def train(
     journal = Journal(run, state.step)
     progress.start("training", plan.steps, "steps")
     progress.advance(state.step)
-    loop = _Loop(work, model, optimizer, machine, plan, run, state, journal, progress)
+    loop = _Loop(work, model, optimizer, machine, plan, run, state, journal, progress, budget)
     try:
         with Stopper() as stopper:
             loop.run_until(stopper)
@@ -133,7 +138,8 @@ def train(
         journal.close()
         give_back_freed_memory()
     if loop.state.step < plan.steps:
-        return Outcome(loop.state, stopper.signal)
+        replan = loop.replan if stopper.signal is None else None
+        return Outcome(loop.state, stopper.signal, replan=replan)
     return Outcome(loop.state, None, stopper.signal)
 
 
@@ -160,8 +166,11 @@ class _Loop:
         state: State,
         journal: Journal,
         progress: Progress,
+        budget: TimeBudget | None,
     ) -> None:
         self.state = state
+        self.replan: Replan | None = None
+        self._budget = budget
         self._work, self._model, self._optimizer, self._machine = work, model, optimizer, machine
         self._plan, self._run, self._journal, self._progress = plan, run, journal, progress
         self._ceiling = plan.ceiling()
@@ -173,11 +182,15 @@ class _Loop:
         clock = _Clock(self.state.seconds)
         batches = self._work.pieces(self.state.step)
         self._model.train()
-        while not _is_finished(self._plan, self.state) and stopper.signal is None:
+        if self._budget is not None:
+            self._budget.start(self.state.seconds)
+        while not (self.replan or stopper.signal or _is_finished(self._plan, self.state)):
             self._step(next(batches), clock)
             if self._evaluate() or self._due(self._plan.checkpoint_every):
                 self._save()
             clock.skip()
+            if self._budget is not None:
+                self.replan = self._budget.replan(self.state.step, self._plan.steps)
         if self._saved < self.state.step:
             # A signal may come at any moment of a step, so it is here that what it stopped is
             # saved.
@@ -197,6 +210,8 @@ class _Loop:
             watch=plan.watch if told else None,
         )  # fmt: skip
         seconds = clock.lap()
+        if self._budget is not None:
+            self._budget.add(seconds)
         self.state = replace(self.state, step=step + 1, seconds=clock.total)
         speed = work.tokens(whole) / seconds
         share = work.products(whole) / seconds / self._ceiling

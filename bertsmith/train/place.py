@@ -17,7 +17,8 @@ FILE, LOCK = "settings.toml", ".lock"
 #: Settings that may differ when a run is taken up again: they change nothing that is learnt.
 #: A store may have moved: ``run.store`` tells whether it is the same one.
 _FREE = ("checkpoint.keep", "checkpoint.keep_optimizer", "run.tensorboard", "run.data")
-
+#: Settings that a time budget (schedule.minutes) resolves before the first step.
+_BUDGETED = ("run.eval_every", "run.eval_sequences", "schedule.least_steps")
 #: Settings that stand in the file only if they were asked for.
 _SAID = ("task.", "features", "run.freeze", "run.patience")
 Chosen = TypeVar("Chosen", bound=Settings)
@@ -51,9 +52,13 @@ def take_up(run: Path, wished: Chosen) -> Chosen | None:
     if not path.exists():
         return None
     stored = type(wished).parse(read_toml(path), str(path))
+    before = stored.model_dump()
+    has_budget = before["schedule"]["minutes"] is not None
+    free = (*_FREE, *_BUDGETED) if has_budget else _FREE
     differences = [
         f"  {key}: {was!r} there, {now!r} now"
-        for key, was, now in _differences(stored.model_dump(), wished.model_dump())
+        for key, was, now in _differences(before, wished.model_dump())
+        if key not in free
     ]
     if differences:
         raise RunError(
@@ -74,7 +79,7 @@ def _differences(
         elif now is None and was is not None and name.startswith(_SAID):
             # The run does not fill these in by itself: somebody said so, and now does not.
             result.append((name, was, now))
-        elif now not in (None, "auto", was) and name not in _FREE:
+        elif now not in (None, "auto", was):
             result.append((name, was, now))
     return result
 

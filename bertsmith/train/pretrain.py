@@ -3,9 +3,10 @@
 It never knows of the command line; what it has to say goes to a ``Progress``.
 """
 
-import time
+import math
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from bertsmith.errors import MissingExtraError, RunError
 from bertsmith.files import write_whole
 from bertsmith.model.bert import parameter_count
 from bertsmith.progress import Progress, Silent
-from bertsmith.train import checkpoint, curve, device, journal, loop, recipe, schedule
+from bertsmith.train import checkpoint, curve, device, journal, loop, probe, recipe, schedule
+from bertsmith.train.budget import Replan, TimeBudget
 from bertsmith.train.loop import Outcome, Plan
 from bertsmith.train.place import FILE, alone, check_place, take_up
 from bertsmith.train.probe import Cost
@@ -62,7 +64,7 @@ def pretrain(
     Raises BertsmithError.
     """
     run, progress = Path(out), progress or Silent()
-    began = time.perf_counter()
+    began = perf_counter()
     check_place(run)
     store = Store.open(data)
     wished = _wished(store, Path(data), size, steps, epochs, minutes, wishes)
@@ -77,7 +79,7 @@ def pretrain(
             session.require_heldout()
             session.settings = settle(session, progress, began)
             write_whole(run / FILE, session.settings.to_toml())
-        result = _run(session, run, progress)
+        result = _run(session, run, progress, began)
         if result.model is not None and not wished.checkpoint.keep_optimizer:
             checkpoint.remove_optimizer_state(run, progress)
         return result
@@ -108,8 +110,11 @@ def plan(
     store = Store.open(data)
     wished = _wished(store, Path(data), size, steps, epochs, minutes, wishes)
     session = Session(wished, store)
-    cost = session.measure()
-    total = count_steps(session, cost, 0.0)
+    budget = _budget(wished)
+    cost = session.measure(_probe_seconds(budget))
+    resolved = resolve_length(session, cost, budget)
+    total, every = resolved.schedule.total(), resolved.run.eval_every
+    assert every is not None
     tokens = total * cost.tokens_per_step
     return {
         "machine": device.describe(session.machine),
@@ -118,7 +123,9 @@ def plan(
         "batch": wished.data.batch,
         "tokens": round(tokens),
         "epochs": schedule.epochs_in(total, wished.data.batch, session.epoch_shares()),
-        "minutes": cost.seconds(total, wished.run.eval_every) / 60,
+        "minutes": cost.seconds(total, every, resolved.run.eval_sequences) / 60,
+        "evaluations": math.ceil(total / every),
+        "eval_sequences": min(resolved.run.eval_sequences, cost.sequences),
         "tokens_per_second": round(cost.tokens_per_step / cost.step),
         "memory_bytes": cost.memory,
         "ceiling_share": cost.share,
@@ -156,11 +163,12 @@ def _wished(
 def settle(session: Session, progress: Progress, began: float) -> PretrainSettings:
     """Resolve what only this machine and this data tell: device, precision, steps, intervals."""
     settings, machine = session.settings, session.machine
-    cost = None
-    if settings.schedule.steps is None and settings.schedule.minutes is not None:
+    budget, cost = _budget(settings), None
+    if budget is not None:
         progress.note("probing the speed of this machine …")
-        cost = session.measure()
-    total = count_steps(session, cost, time.perf_counter() - began)
+        cost = session.measure(_probe_seconds(budget))
+        # However long the start-up took, half of the time is for training.
+        budget = max(budget - (perf_counter() - began), budget / 2)
     run = settings.run.model_copy(
         update={
             "device": str(machine.device),
@@ -169,24 +177,88 @@ def settle(session: Session, progress: Progress, began: float) -> PretrainSettin
             "threads": torch.get_num_threads(),
         }
     )
-    return recipe.with_length(settings.model_copy(update={"run": run}), total)
+    session.settings = settings.model_copy(update={"run": run})
+    resolved = resolve_length(session, cost, budget)
+    if cost is not None:
+        progress.note(_describe_fit(settings, resolved, cost))
+    return resolved
 
 
-def count_steps(session: Session, cost: Cost | None, spent: float) -> int:
-    """Return the number of steps that the schedule means here. ``spent``: seconds already gone."""
-    timing, data = session.settings.schedule, session.settings.data
-    if timing.steps is not None:
-        return timing.steps
-    if timing.minutes is not None:
+def _describe_fit(before: PretrainSettings, settings: PretrainSettings, cost: Cost) -> str:
+    total, every = settings.schedule.total(), settings.run.eval_every
+    assert every is not None
+    text = f"{total:,} steps fit into {settings.schedule.minutes:g} minutes"
+    sequences = min(settings.run.eval_sequences, cost.sequences)
+    usual = (before.run.eval_every or recipe.interval(total), cost.sequences)
+    if (every, sequences) == usual:
+        return text
+    return (
+        f"{text}; evaluations are limited to {recipe.EVALUATION_SHARE:.0%} of the time: "
+        f"{math.ceil(total / every)} of {sequences:,} sequences"
+    )
+
+
+def _budget(settings: PretrainSettings) -> float | None:
+    """Return the seconds that a run may take; None if its length is given otherwise."""
+    timing = settings.schedule
+    return None if timing.steps or timing.minutes is None else timing.minutes * 60
+
+
+def _probe_seconds(budget: float | None) -> float:
+    return probe.SECONDS if budget is None else min(probe.SECONDS, probe.SHARE * budget)
+
+
+def resolve_length(session: Session, cost: Cost | None, budget: float | None) -> PretrainSettings:
+    """Return the settings with the number of steps and the intervals that follow from it.
+
+    budget: the seconds that are left for a run of so many minutes; it needs ``cost``.
+    """
+    settings = session.settings
+    timing = settings.schedule
+    if budget is not None:
         assert cost is not None
-        steps = cost.steps_in(timing.minutes * 60 - spent, session.settings.run.eval_every)
-        return max(timing.least_steps, steps)
-    assert timing.epochs is not None
-    steps = schedule.steps_for_epochs(timing.epochs, data.batch, session.epoch_shares())
-    return max(timing.least_steps, steps)
+        return recipe.with_budget(settings, cost, budget)
+    steps = timing.steps
+    if steps is None:
+        assert timing.epochs is not None
+        shares = session.epoch_shares()
+        steps = schedule.steps_for_epochs(timing.epochs, settings.data.batch, shares)
+        steps = max(timing.least_steps, steps)
+    return recipe.with_length(settings, steps)
 
 
-def _run(session: Session, run: Path, progress: Progress) -> Result:
+def _run(session: Session, run: Path, progress: Progress, began: float) -> Result:
+    outcome = _train(session, run, progress, began)
+    if outcome.replan is not None:
+        _replan(session, run, progress, outcome.replan)
+        outcome = _train(session, run, progress, began)
+    settings = session.settings
+    figures = [line for line in journal.read(run) if line["kind"] == "heldout"]
+    heldout = {k: v for k, v in figures[-1].items() if k not in ("step", "kind")} if figures else {}
+    model = None
+    if outcome.signal is None:
+        model = run / MODEL
+        bundle.save(model, session.model, session.tokenizer, provenance(session, heldout))
+    picture = _picture(run, settings, progress)
+    masks = settings.data.objective != "left-to-right"
+    return Result(run, model, outcome, settings.schedule.total(), heldout, picture, masks)
+
+
+def _replan(session: Session, run: Path, progress: Progress, replan: Replan) -> None:
+    """Record a new plan in the run's settings, where a resumed run finds it."""
+    settings = session.settings
+    timing = settings.schedule
+    progress.note(
+        f"step {replan.step:,}: at {replan.step_seconds:.3g} s per step, {timing.total():,} steps "
+        f"would take {replan.expected / 60:.1f} minutes instead of {timing.minutes:g}; continuing "
+        f"with {replan.steps:,} steps"
+    )
+    timing = schedule.replanned(timing, replan.step, replan.steps)
+    session.settings = settings.model_copy(update={"schedule": timing})
+    write_whole(run / FILE, session.settings.to_toml())
+
+
+def _train(session: Session, run: Path, progress: Progress, began: float) -> Outcome:
     settings = session.settings
     timing = settings.schedule
     phases = schedule.phases(timing, settings.data.length)
@@ -205,19 +277,13 @@ def _run(session: Session, run: Path, progress: Progress) -> Result:
         ceiling=lambda: device.matrix_ceiling(session.machine),
         watch=parts(session.model) if settings.run.log_gradients else {},
     )
-    outcome = loop.train(
+    budget = None
+    if timing.minutes is not None and timing.replanned_at is None:
+        budget = TimeBudget(timing.minutes * 60, began, timing.least_steps)
+    return loop.train(
         session.work(phases), session.model, session.optimizer, session.machine,
-        order, run, progress,
+        order, run, progress, budget,
     )  # fmt: skip
-    figures = [line for line in journal.read(run) if line["kind"] == "heldout"]
-    heldout = {k: v for k, v in figures[-1].items() if k not in ("step", "kind")} if figures else {}
-    model = None
-    if outcome.signal is None:
-        model = run / MODEL
-        bundle.save(model, session.model, session.tokenizer, provenance(session, heldout))
-    picture = _picture(run, settings, progress)
-    masks = settings.data.objective != "left-to-right"
-    return Result(run, model, outcome, order.steps, heldout, picture, masks)
 
 
 def _picture(run: Path, settings: PretrainSettings, progress: Progress) -> Path | None:

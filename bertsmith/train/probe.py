@@ -1,15 +1,20 @@
-"""A short probe before a run: what a step costs here, and so how many fit into a budget.
+"""A short probe before a run: what a step costs here.
 
-It never knows what the steps learn; whoever probes starts the weights anew afterwards.
+Whoever probes initializes the weights again afterwards.
 """
 
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 #: A probe runs this many steps to warm up, then for this long or this many steps.
-_WARM, _SECONDS, _STEPS = 2, 8.0, 30
+_WARM, SECONDS, _STEPS = 2, 8.0, 30
+#: The share of a time budget that a probe may take.
+SHARE = 0.1
+#: How much longer than the fastest step a quarter of the steps are on a disturbed machine.
+_NOISE = 1.5
 #: Evaluations and checkpoints of a run whose intervals nobody set.
 PAUSES = 20
 
@@ -18,8 +23,9 @@ PAUSES = 20
 class Cost:
     """What a run costs here. Times in seconds, memory in bytes.
 
-    step: the mean over the phases. pause: one evaluation and one checkpoint. memory: the peak.
+    step: the mean over the phases. pause: one evaluation of ``sequences``. memory: the peak.
     ceiling: multiply-adds a second of the machine's matrix product; share: of it, in a step.
+    noisy: whether the times of single steps differ so much that something else disturbs them.
     """
 
     step: float
@@ -28,23 +34,32 @@ class Cost:
     ceiling: float
     share: float
     tokens_per_step: float
+    sequences: int = 1
+    noisy: bool = False
 
-    def seconds(self, steps: int, every: int | None) -> float:
-        """Return the expected time of a run with a pause every so many steps (None: PAUSES)."""
-        pauses = steps / every if every else PAUSES
-        return steps * self.step + pauses * self.pause
-
-    def steps_in(self, seconds: float, every: int | None) -> int:
-        """Return the steps that fit into ``seconds``; not always above 0."""
-        if every:
-            return int(seconds / (self.step + self.pause / every))
-        return int((seconds - PAUSES * self.pause) / self.step)
+    def seconds(self, steps: int, every: int, sequences: int) -> float:
+        """Return the expected time of a run that evaluates ``sequences`` every so many steps."""
+        share = min(sequences / self.sequences, 1.0)
+        return steps * self.step + math.ceil(steps / every) * self.pause * share
 
 
 def time_steps(
-    batches: Iterator[list[Any]], take: Callable[[int, list[Any]], None], seconds: float = _SECONDS
+    batches: Iterator[list[Any]], take: Callable[[int, list[Any]], None], seconds: float = SECONDS
 ) -> tuple[float, list[list[Any]]]:
     """Take steps on ``batches``; return the median seconds of one, and the batches it used."""
+    times, used = step_times(batches, take, seconds)
+    return sorted(times)[len(times) // 2], used
+
+
+def is_noisy(times: Sequence[float]) -> bool:
+    """Tell whether a quarter of the steps took far longer than the fastest one."""
+    return len(times) >= 4 and sorted(times)[len(times) * 3 // 4] > _NOISE * min(times)
+
+
+def step_times(
+    batches: Iterator[list[Any]], take: Callable[[int, list[Any]], None], seconds: float = SECONDS
+) -> tuple[list[float], list[list[Any]]]:
+    """Take steps on ``batches``; return the seconds of each, and the batches they used."""
     times: list[float] = []
     used: list[list[Any]] = []
     end = float("inf")
@@ -59,4 +74,4 @@ def time_steps(
             used.append(whole)
         if now >= end or len(times) >= _STEPS:
             break
-    return sorted(times)[len(times) // 2], used
+    return times, used

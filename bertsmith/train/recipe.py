@@ -3,6 +3,7 @@
 It never knows of tensors; it turns wishes into one resolved file.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -14,6 +15,7 @@ from bertsmith.settings import Settings, merged
 from bertsmith.train import computing
 from bertsmith.train.checkpoint import CheckpointSettings
 from bertsmith.train.optimizer import OptimSettings
+from bertsmith.train.probe import PAUSES, Cost
 from bertsmith.train.schedule import ScheduleSettings
 
 Recipe = Literal["fast", "paper"]
@@ -84,6 +86,11 @@ _FAST_RATE_BEYOND = 2e-4
 #: The width and initial deviation of base, from which those of other sizes follow.
 _BASE_WIDTH, _BASE_SPREAD = 768, 0.02
 
+#: The share of a time budget that evaluations may take.
+EVALUATION_SHARE = 0.1
+#: Seconds between two checkpoints of a run with a time budget, at least, where nobody set them.
+CHECKPOINT_SECONDS = 30.0
+
 #: Steps of the paper's run, taken where nobody says how long.
 PAPER_STEPS = 1_000_000
 
@@ -108,16 +115,49 @@ def defaults(recipe: Recipe, model: Mapping[str, Any], *, nsp: bool = True) -> d
     return merged(base, {"model": dict(model)})
 
 
+def interval(steps: int) -> int:
+    """Return the usual steps between two evaluations or checkpoints: a twentieth of the run."""
+    # A run of some dozen steps is not to spend its time on evaluations.
+    return max(min(10, steps), steps // 20)
+
+
 def with_length(settings: PretrainSettings, steps: int) -> PretrainSettings:
     """Return the settings with the number of steps, and the intervals that follow from it."""
-    # A run of some dozen steps is not to spend its time on evaluations.
-    twentieth = max(min(10, steps), steps // 20)
-    every = settings.checkpoint.every or twentieth
-    run = settings.run.model_copy(update={"eval_every": settings.run.eval_every or twentieth})
+    every = settings.checkpoint.every or interval(steps)
+    run = settings.run.model_copy(update={"eval_every": settings.run.eval_every or interval(steps)})
     return settings.model_copy(
         update={
             "schedule": settings.schedule.model_copy(update={"steps": steps}),
             "run": run,
             "checkpoint": settings.checkpoint.model_copy(update={"every": every}),
+        }
+    )
+
+
+def with_budget(settings: PretrainSettings, cost: Cost, seconds: float) -> PretrainSettings:
+    """Return the settings with the steps that fit into ``seconds``.
+
+    Evaluations get at most EVALUATION_SHARE of the time: there are fewer of them, and where a
+    single one is too long it reads fewer sequences. There is always one after the last step.
+    """
+    timing, run, checkpoint = settings.schedule, settings.run, settings.checkpoint
+    limit, pause, sequences = EVALUATION_SHARE * seconds, cost.pause, run.eval_sequences
+    if pause > limit:
+        sequences = max(1, int(min(sequences, cost.sequences) * limit / pause))
+        pause = limit
+    most = max(1, int(limit / pause)) if pause > 0 else math.inf
+    every = run.eval_every
+    expected = seconds / (every * cost.step + pause) if every else PAUSES
+    count = max(1.0, min(expected, most))
+    steps = max(timing.least_steps, int((seconds - count * pause) / cost.step))
+    every = every or interval(steps)
+    if math.ceil(steps / every) > most:
+        every = math.ceil(steps / most)
+    saving = checkpoint.every or max(interval(steps), math.ceil(CHECKPOINT_SECONDS / cost.step))
+    return settings.model_copy(
+        update={
+            "schedule": timing.model_copy(update={"steps": steps}),
+            "run": run.model_copy(update={"eval_every": every, "eval_sequences": sequences}),
+            "checkpoint": checkpoint.model_copy(update={"every": saving}),
         }
     )

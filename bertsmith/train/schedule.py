@@ -24,6 +24,9 @@ class ScheduleSettings(Settings):
     minutes: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     #: Steps that a budget of minutes may not go below.
     least_steps: Annotated[int, Field(ge=1)] = 1
+    #: A run that was planned anew to meet its minutes: after which step, and how many steps it had.
+    replanned_at: Annotated[int, Field(ge=1)] | None = None
+    planned_steps: Annotated[int, Field(gt=0)] | None = None
     #: Steps over which the learning rate rises from 0, but never more than a tenth of the run.
     warmup_steps: Annotated[int, Field(ge=0)] = 10_000
     #: The length of the last phase, and its share of the steps; None: one length throughout.
@@ -57,9 +60,24 @@ def phases(settings: ScheduleSettings, length: int) -> list[Phase]:
     total = settings.total()
     if settings.long_length is None:
         return [Phase(0, total, length)]
-    turn = total - round(total * settings.long_share)
+    turn = _turn(settings, total)
+    if settings.replanned_at is not None and settings.planned_steps is not None:
+        # Steps that were taken keep their length.
+        before = _turn(settings, settings.planned_steps)
+        turn = before if before <= settings.replanned_at else max(settings.replanned_at, turn)
     both = [Phase(0, turn, length), Phase(turn, total, settings.long_length)]
     return [phase for phase in both if phase.first < phase.last]
+
+
+def _turn(settings: ScheduleSettings, total: int) -> int:
+    return total - round(total * settings.long_share)
+
+
+def replanned(settings: ScheduleSettings, step: int, steps: int) -> ScheduleSettings:
+    """Return the schedule of a run that has ``steps`` steps from now on, after step ``step``."""
+    return settings.model_copy(
+        update={"steps": steps, "replanned_at": step, "planned_steps": settings.total()}
+    )
 
 
 def epochs_in(steps: int, batch: int, examples: list[tuple[float, int]]) -> float:
@@ -77,7 +95,11 @@ def steps_for_epochs(epochs: float, batch: int, examples: list[tuple[float, int]
 
 def warmup(settings: ScheduleSettings) -> int:
     """Return the steps of warm-up: as set, but never more than a tenth of the run."""
-    return min(settings.warmup_steps, settings.total() // 10)
+    return _warmup(settings, settings.total())
+
+
+def _warmup(settings: ScheduleSettings, steps: int) -> int:
+    return min(settings.warmup_steps, steps // 10)
 
 
 def lr_factor(step: int, settings: ScheduleSettings) -> float:
@@ -85,8 +107,31 @@ def lr_factor(step: int, settings: ScheduleSettings) -> float:
 
     Linear from 0 over the warm-up, then linear down to 0 at the end of the run. As in the
     original, decay is measured from step 0, so the line points at the peak of step 0.
+    A run that was planned anew goes on from the rate that it had.
     """
-    rising = warmup(settings)
-    if step < rising:
-        return (step + 1) / rising
-    return 1.0 - step / settings.total()
+    if settings.replanned_at is None or settings.planned_steps is None:
+        return _factor(step, settings.total(), warmup(settings))
+    if step < settings.replanned_at:
+        return _factor(step, settings.planned_steps, _warmup(settings, settings.planned_steps))
+    return _replanned_factor(step, settings.replanned_at, settings.planned_steps, settings)
+
+
+def _factor(step: int, steps: int, rising: int) -> float:
+    return (step + 1) / rising if step < rising else 1.0 - step / steps
+
+
+def _replanned_factor(step: int, first: int, planned: int, settings: ScheduleSettings) -> float:
+    """Return the factor of a step from ``first`` on, the first one of the new plan.
+
+    A warm-up that is not over goes on, over a tenth of what remains, up to the line of a run of
+    the new length; a rate that is falling, or above that line, falls linearly to 0.
+    """
+    steps, before = settings.total(), _warmup(settings, planned)
+    start = _factor(first, planned, before)
+    rising = min(settings.warmup_steps, (steps - first) // 10)
+    peak = 1.0 - (first + rising) / steps
+    if first >= before or start >= peak or rising == 0:
+        return start * (steps - step) / (steps - first)
+    if step < first + rising:
+        return start + (peak - start) * (step - first) / rising
+    return 1.0 - step / steps

@@ -23,12 +23,15 @@ from bertsmith.model.informed import inform
 from bertsmith.model.looking import look_across, look_beside
 from bertsmith.train import device, optimizer, probe, schedule, warming
 from bertsmith.train.examples import Pretraining, mean_losses
-from bertsmith.train.heldout import heldout_stream
+from bertsmith.train.heldout import evaluate, heldout_stream
 from bertsmith.train.pieces import to_device
 from bertsmith.train.probe import Cost
 from bertsmith.train.recipe import PretrainSettings
 from bertsmith.train.schedule import Phase
 from bertsmith.train.step import take_step
+
+#: Held-out sequences by which the time of an evaluation is estimated.
+_TIMED_SEQUENCES = 128
 
 
 class Session:
@@ -99,27 +102,37 @@ class Session:
         """Raise StoreError where the store has nothing to measure the run by."""
         heldout_stream(self.heldout, self.facts, self.settings.data)
 
-    def measure(self) -> Cost:
-        """Take a few steps at each length, and start anew."""
-        settings, times, shares, tokens = self.settings, 0.0, 0.0, 0.0
+    def measure(self, seconds: float = probe.SECONDS) -> Cost:
+        """Take steps for at most ``seconds`` at each length, and start anew."""
+        settings, step, shares, tokens, noisy = self.settings, 0.0, 0.0, 0.0, False
         ceiling = device.matrix_ceiling(self.machine)
         every = schedule.phases(settings.schedule.model_copy(update={"steps": 1000}),
                                 settings.data.length)  # fmt: skip
         for phase in every:
             work = self.work([Phase(0, 1000, phase.length)])
             self.model.train()
-            seconds, used = probe.time_steps(work.pieces(0), partial(self._take, work))
+            times, used = probe.step_times(work.pieces(0), partial(self._take, work), seconds)
+            # The mean, not the median: what disturbs some of the steps here disturbs the run too.
+            mean = sum(times) / len(times)
             weight = (phase.last - phase.first) / 1000
-            times += weight * seconds
-            shares += weight * sum(map(work.products, used)) / len(used) / seconds / ceiling
+            step += weight * mean
+            shares += weight * sum(map(work.products, used)) / len(used) / mean / ceiling
             tokens += weight * sum(map(work.tokens, used)) / len(used)
-        self.model.eval()
-        began = time.perf_counter()
-        work.evaluate()
-        pause = time.perf_counter() - began
+            noisy = noisy or probe.is_noisy(times)
+        pause, sequences = self._time_evaluation()
         memory = device.peak_memory(self.machine)
         self.start()
-        return Cost(times, pause, memory, ceiling, shares, tokens)
+        return Cost(step, pause, memory, ceiling, shares, tokens, sequences, noisy)
+
+    def _time_evaluation(self) -> tuple[float, int]:
+        """Return the seconds of an evaluation, from a part of it, and its sequences."""
+        stream = heldout_stream(self.heldout, self.facts, self.settings.data)
+        sequences = min(self.settings.run.eval_sequences, len(stream))
+        part = min(sequences, _TIMED_SEQUENCES)
+        self.model.eval()
+        began = time.perf_counter()
+        evaluate(self.model, stream, part, self.machine)
+        return (time.perf_counter() - began) * sequences / part, sequences
 
     def _take(self, work: Pretraining, number: int, whole: list[Any]) -> None:
         take_step(

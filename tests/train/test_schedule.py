@@ -1,5 +1,7 @@
 """The schedule as a table: length, phases, warm-up and the course of the learning rate."""
 
+from itertools import pairwise
+
 import pytest
 
 from bertsmith.errors import RunError, SettingsError
@@ -9,6 +11,7 @@ from bertsmith.train.schedule import (
     epochs_in,
     lr_factor,
     phases,
+    replanned,
     steps_for_epochs,
     warmup,
 )
@@ -117,3 +120,40 @@ def test_a_run_without_end_is_refused(name: str) -> None:
     """No end is no number of steps."""
     with pytest.raises(ValueError, match="finite number"):
         ScheduleSettings.model_validate({name: float("inf")})
+
+
+@pytest.mark.parametrize(
+    ("first", "new"),
+    [(1, 20), (3, 60), (20, 200), (99, 300), (100, 150), (300, 500), (300, 5000), (990, 991),
+     (20, 10_000)],
+)  # fmt: skip
+def test_a_new_plan_keeps_the_rate_continuous(first: int, new: int) -> None:
+    """Up to the new plan nothing changes; from there the rate has no jump, and ends near 0."""
+    before = ScheduleSettings(steps=1000, minutes=1.0)
+    after = replanned(before, first, new)
+    assert after.total() == new
+    factors = [lr_factor(step, after) for step in range(new)]
+    assert factors[:first] == [lr_factor(step, before) for step in range(first)]
+    assert factors[first] == pytest.approx(lr_factor(first, before))
+    # As steep as a warm-up over a tenth of the steps that remain, or as the end of a short run.
+    steepest = 1 / max(1, (new - first) // 10) + 1e-9
+    assert all(abs(one - two) <= steepest for one, two in pairwise(factors[first:]))
+    assert lr_factor(new, after) == pytest.approx(0)
+    assert all(0 < factor <= 1 for factor in factors)
+
+
+def test_a_warm_up_goes_on_in_a_new_plan() -> None:
+    """A run that is planned anew in its warm-up still comes near the peak."""
+    settings = replanned(ScheduleSettings(steps=1000, minutes=1.0), 20, 200)
+    assert max(lr_factor(step, settings) for step in range(200)) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("first", "new", "turn"),
+    [(100, 500, 450), (100, 2000, 1800), (460, 500, 460), (950, 960, 900), (950, 1500, 900)],
+)
+def test_a_new_plan_changes_no_step_that_was_taken(first: int, new: int, turn: int) -> None:
+    """Phases keep their share of the new run, but steps that were taken keep their length."""
+    before = ScheduleSettings(steps=1000, minutes=1.0, long_length=512)
+    after = replanned(before, first, new)
+    assert phases(after, 128) == [Phase(0, turn, 128), Phase(turn, new, 512)]
