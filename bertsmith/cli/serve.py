@@ -72,7 +72,7 @@ def serve(
     """Serve models over HTTP: vectors, masks, labels, entities, answers; and a page at /.
 
     OpenAI's clients ask /v1/embeddings; /docs lists all endpoints, and /metrics is for Prometheus.
-    Ctrl-C or SIGTERM finishes what is under way.
+    Ctrl-C, SIGTERM or SIGHUP finishes what is under way.
     """
     # Threads of a product that wait for each other else spin, and take the cores from those that
     # read requests. Read when PyTorch is loaded, which is now.
@@ -81,7 +81,7 @@ def serve(
         from bertsmith.serve.app import create_app
         from bertsmith.serve.hosts import allowed_hosts
         from bertsmith.serve.models import served
-        from bertsmith.serve.running import bound, listen
+        from bertsmith.serve.running import bound, listen, open_port
         from bertsmith.serve.settings import ServeSettings
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "serve", "serving") from None
@@ -110,6 +110,7 @@ def serve(
 
         made = mount
     guarded = create_app(loaded, settings, key=key, origins=cors or (), hosts=hosts, page=made)
+    open_port(own)
     shown = f"[{host}]" if ":" in host else host
     say(f"serving at http://{shown}:{own.getsockname()[1]} (endpoints: /docs); Ctrl-C ends it")
     listen(guarded, settings, own)

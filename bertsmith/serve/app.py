@@ -63,10 +63,9 @@ def create_app(
     )  # fmt: skip
     app.state.service = service
     add_faults(app)
-    # Without origins, too: Gradio lets all of them in, unless the app that it is in says who may.
-    app.add_middleware(
-        CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"]
-    )
+    # Without origins, which the guard answers: Gradio would let all of them in if the app that it
+    # is in had no such middleware.
+    app.add_middleware(CORSMiddleware, allow_methods=["*"], allow_headers=["*"])
     if hosts is not None:
         app.add_middleware(HostCheck, hosts=hosts)
     app.add_middleware(SecurityHeaders)
@@ -78,7 +77,7 @@ def create_app(
         _refuse_other_methods(app)
         app = page(app, service)
     asked = None if key is None else Key(key, page=page is not None)
-    return Guard(app, settings=settings, metrics=metrics, key=asked, cors=bool(origins))
+    return Guard(app, settings=settings, metrics=metrics, key=asked, origins=origins)
 
 
 def _refuse_other_methods(app: FastAPI) -> None:

@@ -13,13 +13,20 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from bertsmith.errors import BertsmithError, ModelError
-from bertsmith.serve.patience import BusyError, GoneError, LargeError, LateError, StoppingError
+from bertsmith.serve.patience import (
+    BusyError,
+    GoneError,
+    LargeError,
+    LateError,
+    NotFiniteError,
+    StoppingError,
+)
 
 #: What nobody reads any more: the client closed its end (nginx's own status for it).
 _GONE: Final = 499
 _STATUS: Final[dict[type[BertsmithError], int]] = {
     BusyError: 429, LateError: 504, StoppingError: 503, LargeError: 422, GoneError: _GONE,
-    ModelError: 404,
+    ModelError: 404, NotFiniteError: 500,
 }  # fmt: skip
 #: Characters of a message, which may repeat a name that the client chose.
 _MAX_MESSAGE: Final = 2000
@@ -57,6 +64,8 @@ def add_page_faults(app: FastAPI) -> None:
 async def _ours(_: Request, error: Exception) -> Response:
     status = next((own for kind, own in _STATUS.items() if isinstance(error, kind)), 422)
     headers = None
+    if status == 500:
+        logging.getLogger("bertsmith.serve").error(str(error))
     if isinstance(error, BusyError):
         headers = {"Retry-After": str(max(1, round(error.seconds)))}
     return fault(status, str(error), headers)

@@ -1,6 +1,6 @@
 """What stands before every endpoint: key, size, time, how many at once; ids, log and metrics.
 
-It never reads what a body says, and no text is logged.
+No text of a request is logged.
 """
 
 import asyncio
@@ -8,19 +8,19 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from bertsmith.serve.faults import fault
 from bertsmith.serve.keys import Key
 from bertsmith.serve.metrics import Metrics
+from bertsmith.serve.receiving import Body, BodyError, BodyReceiver, Message, Receive
 from bertsmith.serve.settings import ServeSettings
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
@@ -28,6 +28,8 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 _LISTENING = ("/gradio_api/heartbeat/", "/gradio_api/queue/data")
 #: What tells that the server lives is told without a key, and however many ask.
 _OPEN = ("/health", "/ready")
+#: Where a request's ``_Request`` stands in its scope.
+_REQUEST = "bertsmith.request"
 _LOG = logging.getLogger("bertsmith.serve")
 
 
@@ -36,13 +38,19 @@ class Guard:
 
     def __init__(
         self, app: App, *, settings: ServeSettings, metrics: Metrics, key: Key | None = None,
-        cors: bool = False,
+        origins: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        """key: what clients must show; None for none. cors: whether other origins may ask."""
+        """key: what clients must show; None for none. origins: others that may ask (CORS)."""
         self._app, self._settings, self._metrics, self._key = app, settings, metrics, key
-        self._cors = cors
+        self._handle: App = self._through
+        if origins:
+            # Around refusals too: without these headers a browser hides them from its page.
+            self._handle = CORSMiddleware(
+                self._through, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
+            )
         #: Being answered, and open pages that listen, which may last for hours.
         self._active = {"requests": 0, "pages": 0}
+        self._receiver = BodyReceiver(settings)
         #: Set when the server stops: streams to open pages would hold it up.
         self.stopping = asyncio.Event()
 
@@ -52,47 +60,54 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = {name.lower(): value for name, value in scope["headers"]}
-        request = _Request(scope, send, _id_of(headers), self._metrics)
-        listens = scope["method"] == "GET" and scope["path"].startswith(_LISTENING)
-        kind = "pages" if listens else "requests"
-        self._active[kind] += 1
+        request = _Request(scope, headers, send, self._metrics)
+        scope[_REQUEST] = request
         try:
-            await self._through(scope, headers, receive, request, kind)
+            await self._handle(scope, receive, request.send)
         except Exception:
             # It is logged and told by now, and comes up again; here it would cost the connection,
             # with the client's next request on it.
             if not request.status:
                 raise
         finally:
-            self._active[kind] -= 1
+            request.size = request.body.num_bytes
+            self._receiver.release(request.body)
             request.told()
 
-    async def _through(
-        self,
-        scope: MutableMapping[str, Any],
-        headers: dict[bytes, bytes],
-        receive: Receive,
-        request: "_Request",
-        kind: str,
-    ) -> None:
-        refused = self._refused(scope, headers, kind)
+    async def _through(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        request: _Request = scope[_REQUEST]
+        refused = self._refused(scope, request)
         if refused is None and scope["method"] in ("POST", "PUT", "PATCH", "DELETE"):
-            refused, receive = await self._read(receive, request)
+            try:
+                content = await self._receiver.receive(request.body, receive)
+            except BodyError as error:
+                refused = fault(error.status, str(error), _retry_after(error.status))
+            else:
+                receive = _replay(content, receive)
+                del content
+                if full := self._too_many(scope, request):
+                    await full(scope, receive, send)
+                    return
         if refused is not None:
             # What of the body was not read stays in the connection.
             refused.headers["Connection"] = "close"
-            await refused(scope, receive, request.send)
+            await refused(scope, receive, send)
             return
-        if scope["method"] != "GET":
-            await self._app(scope, receive, request.send)
-            return
-        await self._streaming(scope, receive, request)
+        self._active[request.kind] += 1
+        try:
+            if scope["method"] == "GET":
+                await self._streaming(scope, receive, send)
+            else:
+                await self._app(scope, receive, send)
+        finally:
+            self._active[request.kind] -= 1
 
     async def _streaming(
-        self, scope: MutableMapping[str, Any], receive: Receive, request: "_Request"
+        self, scope: MutableMapping[str, Any], receive: Receive, send: Send
     ) -> None:
         """Let a request through whose answer may have no end of its own: the server's end is it."""
-        working = asyncio.ensure_future(self._app(scope, receive, request.send))
+        request: _Request = scope[_REQUEST]
+        working = asyncio.ensure_future(self._app(scope, receive, send))
         stopping = asyncio.ensure_future(self.stopping.wait())
         try:
             await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -106,73 +121,50 @@ class Guard:
             stopping.cancel()
             working.cancel()
 
-    def _refused(
-        self, scope: MutableMapping[str, Any], headers: dict[bytes, bytes], kind: str
-    ) -> Response | None:
+    def _refused(self, scope: MutableMapping[str, Any], request: "_Request") -> Response | None:
         """Return the answer to what is not let in by its header."""
-        settings = self._settings
+        settings, headers = self._settings, request.headers
         if self._key is not None and not self._lets_in(self._key, scope, headers):
             return self._key.refusal(headers)
         length = headers.get(b"content-length", b"0")
         if not length.isdigit():
             return fault(400, "the header Content-Length is no number")
         if int(length) > settings.body_bytes:
-            return self._too_large()
-        most = settings.pages if kind == "pages" else settings.requests
-        if self._active[kind] > most and not _is_open(scope):
-            what = "pages are open" if kind == "pages" else "requests are being answered"
-            return fault(429, f"{most:,} {what}; ask again in a second", {"Retry-After": "1"})
-        return None
+            most = settings.body_bytes
+            return fault(413, f"the body is larger than {most:,} bytes; send fewer texts at once")
+        return self._too_many(scope, request)
+
+    def _too_many(self, scope: MutableMapping[str, Any], request: "_Request") -> Response | None:
+        """Return the answer to one request more than may be answered at once."""
+        limits = {"requests": self._settings.requests, "pages": self._settings.pages}
+        most = limits[request.kind]
+        if self._active[request.kind] < most or _is_open(scope):
+            return None
+        what = "pages are open" if request.kind == "pages" else "requests are being answered"
+        return fault(429, f"{most:,} {what}; ask again in a second", _retry_after(429))
 
     def _lets_in(
         self, key: Key, scope: MutableMapping[str, Any], headers: dict[bytes, bytes]
     ) -> bool:
-        # Browsers ask without a key whether they may ask with one, which CORS answers.
-        asks_first = scope["method"] == "OPTIONS" and b"access-control-request-method" in headers
-        free = _is_open(scope) or (asks_first and self._cors)
-        return free or key.fits(scope["method"], headers)
-
-    def _too_large(self) -> Response:
-        most = self._settings.body_bytes
-        return fault(413, f"the body is larger than {most:,} bytes; send fewer texts at once")
-
-    async def _read(self, receive: Receive, request: "_Request") -> tuple[Response | None, Receive]:
-        """Read the body within size and time; return what gives it to the app."""
-        chunks: list[bytes] = []
-        try:
-            async with asyncio.timeout(self._settings.body_seconds):
-                while True:
-                    message = await receive()
-                    if message["type"] != "http.request":
-                        # Gone before the body was whole: there is nobody to answer.
-                        return fault(400, "the body ended early"), receive
-                    chunks.append(message.get("body", b""))
-                    request.size += len(chunks[-1])
-                    if request.size > self._settings.body_bytes:
-                        return self._too_large(), receive
-                    if not message.get("more_body"):
-                        break
-        except TimeoutError:
-            seconds = self._settings.body_seconds
-            return fault(408, f"the body was not there within {seconds:g} seconds"), receive
-        whole: list[Message] = [{"type": "http.request", "body": b"".join(chunks)}]
-
-        async def again() -> Message:
-            return whole.pop() if whole else await receive()
-
-        return None, again
+        return _is_open(scope) or key.fits(scope["method"], headers)
 
 
 class _Request:
     """One request on its way: its id, what was sent back, and the line that tells of it."""
 
     def __init__(
-        self, scope: MutableMapping[str, Any], send: Send, name: str, metrics: Metrics
-    ) -> None:
-        self._scope, self._send, self._name, self._metrics = scope, send, name, metrics
+        self, scope: MutableMapping[str, Any], headers: dict[bytes, bytes], send: Send,
+        metrics: Metrics,
+    ) -> None:  # fmt: skip
+        self._scope, self._send, self._metrics = scope, send, metrics
+        self._name, self.headers = _id_of(headers), headers
         self._began = time.perf_counter()
         self.status = 0
+        #: Of the body.
         self.size = 0
+        self.body = Body()
+        listens = scope["method"] == "GET" and scope["path"].startswith(_LISTENING)
+        self.kind = "pages" if listens else "requests"
         #: Whether what is sent back has no end of its own.
         self.streams = False
 
@@ -201,6 +193,20 @@ class _Request:
             "bytes": self.size,
         }
         _LOG.info(json.dumps(line))
+
+
+def _replay(content: bytes, receive: Receive) -> Receive:
+    """Return what gives a body that is received to the app, and then what comes after it."""
+    messages: list[Message] = [{"type": "http.request", "body": content}]
+
+    async def replay() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return replay
+
+
+def _retry_after(status: int) -> dict[str, str]:
+    return {"Retry-After": "1"} if status == 429 else {}
 
 
 def _is_open(scope: MutableMapping[str, Any]) -> bool:

@@ -1,12 +1,11 @@
-"""One loaded model of a server: what it can do, and what it computes for many clients at once.
+"""One loaded model of a server: what it can do, and what it computes for many clients at once."""
 
-It never knows a request: what comes here is packed already, and runs on a model thread.
-"""
-
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +13,7 @@ from bertsmith.bundle import Bundle, EncoderBundle, TaskBundle, load_either, loa
 from bertsmith.bundle.either import is_bare
 from bertsmith.model.packed import BATCH_TOKENS
 from bertsmith.model.task import TaskModel
+from bertsmith.serve.patience import NotFiniteError
 from bertsmith.tasks.inputs import Inputs
 from bertsmith.tasks.outputs import outputs
 from bertsmith.use.ask import Question, ask
@@ -59,6 +59,27 @@ def served(name: str, path: Path | str, *, device: str = "cpu", fast: bool = Fal
     # Now, since the files may be gone when somebody asks.
     embedder.load_pooler_if_any()
     return Served(name, bundle, embedder, frozenset(can))
+
+
+def finite(model: str, compute: Callable[[Any], Sequence[Any]]) -> Callable[[Any], Sequence[Any]]:
+    """Return what computes the same and raises NotFiniteError for NaN or infinity.
+
+    JSON has no such numbers: an answer would have null instead. Log-probabilities may be -inf.
+    """
+
+    def checked(payloads: Any) -> Sequence[Any]:
+        answers = compute(payloads)
+        for answer in answers:
+            if isinstance(answer, Tensor):
+                is_finite = not bool((answer.isnan() | answer.isposinf()).any())
+            else:
+                numbers = answer.probabilities if isinstance(answer, Attention) else answer
+                is_finite = bool(np.isfinite(numbers).all())
+            if not is_finite:
+                raise NotFiniteError(model)
+        return answers
+
+    return checked
 
 
 def vectors_of(embedder: Embedder, recipe: Recipe, sequences: list[list[int]]) -> list[Floats]:

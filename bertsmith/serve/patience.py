@@ -34,6 +34,16 @@ class LargeError(BertsmithError):
     """One request asks for more than it may."""
 
 
+class NotFiniteError(BertsmithError):
+    """A model computed NaN or infinity."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"the model {model!r} computed numbers that are not finite (NaN or infinity): its "
+            "weights are broken; serve another checkpoint of it"
+        )
+
+
 class Patience:
     """How long one request waits, and its end before that if the client goes away."""
 

@@ -1,13 +1,13 @@
-"""Listens for a server, and ends it cleanly: what is under way is finished, the rest is refused.
-
-It never knows an endpoint.
-"""
+"""Listens for a server, and ends it cleanly: what is under way is finished, the rest is refused."""
 
 import asyncio
 import gc
 import logging
+import resource
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -24,6 +24,9 @@ from bertsmith.serve.settings import ServeSettings
 #: Seconds for which a thread that runs Python keeps another one waiting; Python's own are 0.005, in
 #: which a model thread that only wants to begin its next product could have computed several.
 _SWITCH = 0.0005
+#: Connections that wait to be accepted.
+_BACKLOG = 2048
+_MAX_FILES = 65_536
 _LARGE = "the header is larger than {:,} bytes; leave out what the server does not need"
 
 
@@ -37,17 +40,47 @@ def bound(host: str, port: int) -> socket.socket:
         own.bind((host, port))
     except OSError as error:
         own.close()
-        raise SettingsError(
-            f"cannot listen at {host}, port {port}: {error.strerror or error}; give another --port "
-            "or --host, or stop what listens there"
-        ) from None
+        raise _cannot_listen(host, port, error) from None
     return own
 
 
+def open_port(own: socket.socket) -> None:
+    """Let clients connect to a bound socket.
+
+    Two servers can bind the same port before either listens.
+
+    Raises:
+        SettingsError: another process listens there.
+    """
+    try:
+        own.listen(_BACKLOG)
+    except OSError as error:
+        host, port = own.getsockname()[:2]
+        own.close()
+        raise _cannot_listen(host, port, error) from None
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> SettingsError:
+    return SettingsError(
+        f"cannot listen at {host}, port {port}: {error.strerror or error}; give another --port "
+        "or --host, or stop what listens there"
+    )
+
+
 def listen(app: Guard, settings: ServeSettings, own: socket.socket) -> None:
-    """Serve at a bound socket until SIGTERM or Ctrl-C."""
+    """Serve at a bound socket until SIGTERM, SIGHUP or Ctrl-C."""
+    open_port(own)
+    _raise_file_limit()
     with _steady():
         server(app, config(settings)).run([own])
+
+
+def _raise_file_limit() -> None:
+    """Allow as many connections as the system lets this process have; many allow 1,024 at first."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 @contextmanager
@@ -95,6 +128,21 @@ class _Server(uvicorn.Server):
     def __init__(self, app: Guard, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._app = app
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Finish what is under way on SIGHUP too, which the end of a terminal session sends."""
+        is_main = threading.current_thread() is threading.main_thread()
+        with super().capture_signals():
+            # Under nohup it is ignored, and stays so.
+            if not is_main or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+                yield
+                return
+            before = signal.signal(signal.SIGHUP, self.handle_exit)
+            try:
+                yield
+            finally:
+                signal.signal(signal.SIGHUP, before)
 
     async def shutdown(self, sockets: Any = None) -> None:
         """Stop listening, finish, end."""

@@ -19,7 +19,14 @@ from bertsmith.model.abreast import at_once
 from bertsmith.model.task import TaskModel
 from bertsmith.serve.batching import Batcher
 from bertsmith.serve.bounds import refuse_half, refuse_top, within
-from bertsmith.serve.models import Served, attentions_of, masks_of, outputs_of, vectors_of
+from bertsmith.serve.models import (
+    Served,
+    attentions_of,
+    finite,
+    masks_of,
+    outputs_of,
+    vectors_of,
+)
 from bertsmith.serve.patience import LargeError, Patience, waited
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.tasks.inputs import Inputs
@@ -109,7 +116,8 @@ class Service:
 
         def compute(bundle: Bundle, sequences: Sequence[Pair]) -> list[float]:
             units = [(len(ids), (ids, segments)) for ids, segments in sequences]
-            return self.batcher.run((own.name, "pair"), partial(follows, bundle), units, until)
+            batch = finite(own.name, partial(follows, bundle))
+            return self.batcher.run((own.name, "pair"), batch, units, until)
 
         return list(pair_each(own.bundle, pairs, compute))
 
@@ -185,7 +193,7 @@ class Service:
             )
         within("numbers", len(texts) * recipe.width, self.settings.numbers)
         units = [(len(ids), ids) for ids in encoded.sequences]
-        compute = partial(vectors_of, own.embedder, recipe)
+        compute = finite(own.name, partial(vectors_of, own.embedder, recipe))
         key = (own.name, "embed", settings)
         future = self.batcher.submit(key, compute, units, patience)
         return Embedding(own.name, future, recipe.width, sum(size for size, _ in units))
@@ -211,7 +219,7 @@ class Service:
             units = [(len(ids), ids) for ids in sequences]
             numbers = sum(size for size, _ in units) * recipe.width
             within("numbers", numbers, most or self.settings.numbers)
-            batch = partial(vectors_of, own.embedder, recipe)
+            batch = finite(own.name, partial(vectors_of, own.embedder, recipe))
             yield list(range(len(units))), self.batcher.run(key, batch, units, until)
 
         return own.embedder.token_vectors(texts, own.embedder.recipe(settings), None, compute)
@@ -228,7 +236,7 @@ class Service:
         """Return what each head of each layer looks at, in so many tokens at most."""
         own = self.checked(name, "embed", [text])
         units = [(longest or own.embedder.longest, (text, pair, longest))]
-        compute = partial(attentions_of, own)
+        compute = finite(own.name, partial(attentions_of, own))
         [found] = self.batcher.run((own.name, "attention"), compute, units, self._until(patience))
         result: Attention = found
         return result
@@ -276,7 +284,7 @@ class Service:
             places: Any = inputs.places or itertools.repeat(None)
             payloads = zip(inputs.sequences, places, strict=False)
             units = [(inputs.size(number), own) for number, own in enumerate(payloads)]
-            batch = partial(outputs_of, model)
+            batch = finite(own.name, partial(outputs_of, model))
             return self.batcher.run((own.name, "outputs"), batch, units, patience)
 
         return compute
@@ -288,7 +296,7 @@ class Service:
             bundle: Bundle, lengths: Sequence[int], question: Callable[[int], Question]
         ) -> Iterator[Answers]:
             units = [(length, question(number)) for number, length in enumerate(lengths)]
-            batch = partial(masks_of, bundle)
+            batch = finite(own.name, partial(masks_of, bundle))
             found = self.batcher.run((own.name, "fill"), batch, units, patience)
             for number, shares in enumerate(found):
                 yield Answers([(number, which) for which in range(len(shares))], shares)

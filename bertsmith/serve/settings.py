@@ -30,6 +30,10 @@ class ServeSettings(Settings):
     header_bytes: Count = 65_536
     #: Until a request's header and its body must be there (408; a slow header just ends).
     body_seconds: Seconds = 10.0
+    #: Bodies that are being received at once; of more, the one that began first ends (408).
+    bodies: Count = 512
+    #: Memory for all bodies that are being received or answered (408 for the unfinished, or 429).
+    bodies_bytes: Count = 256 * 2**20
     #: Until a request is answered (504).
     seconds: Seconds = 30.0
     #: Waiting in the queue, of all clients together (429).

@@ -1,7 +1,7 @@
-"""Whom a server answers: clients with the key, and pages of other sites that were asked for.
+"""Whom a server answers: clients with the key, and pages of other sites that were asked for."""
 
-These tests never open a page in a browser: tests/serve/test_page_key.py does.
-"""
+import socket
+from typing import Any
 
 import httpx
 import pytest
@@ -9,6 +9,8 @@ import pytest
 from bertsmith.errors import SettingsError
 from bertsmith.serve.keys import Key
 from bertsmith.serve.models import Served
+from bertsmith.serve.settings import ServeSettings
+from tests.serve.holding import LONG, held_model
 from tests.serve.little import Running, listening
 
 ELSEWHERE = "http://page.example"
@@ -63,6 +65,52 @@ def test_a_page_elsewhere_asks_first_and_then_with_the_key(models: list[Served])
         assert own.post("/embed", {"inputs": "a"}, headers=given).status_code == 200
     with listening(models[:1], key="open") as own:
         assert httpx.options(f"{own.url}/embed", headers=first).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "headers", "content", "status"),
+    [
+        ({}, "open", {}, b"{}", 401),
+        ({"body_bytes": 10}, None, {}, b"x" * 11, 413),
+        ({"body_seconds": 0.1}, None, {"Content-Length": "50"}, b"{", 408),
+        ({"requests": 1}, None, {}, b"{}", 429),
+    ],
+)
+@pytest.mark.parametrize("origin", [ELSEWHERE, "*"])
+def test_refusals_can_be_read_by_a_page_elsewhere(
+    models: list[Served], origin: str, settings: Any, key: str | None, headers: dict[str, str],
+    content: bytes, status: int,
+) -> None:  # fmt: skip
+    """Without CORS headers a browser would hide from the page why it was refused."""
+    sent = {"Origin": ELSEWHERE, "Host": "x", "Content-Length": str(len(content)), **headers}
+    head = "".join(f"{name}: {value}\r\n" for name, value in sent.items())
+    limits = ServeSettings(**settings)
+    with listening(models[:1], limits, key=key, origins=[origin]) as server, held_model() as hold:
+        connect = ("127.0.0.1", server.port), LONG
+        with socket.create_connection(*connect) as first, socket.create_connection(*connect) as own:
+            if status == 429:
+                body = b'{"inputs": "a"}'
+                length = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+                first.sendall(f"POST /embed HTTP/1.1\r\n{length}".encode() + body)
+                assert hold.begun.wait(LONG)
+            own.sendall(f"POST /embed HTTP/1.1\r\n{head}\r\n".encode() + content)
+            found = own.recv(65536).decode()
+    assert found.startswith(f"HTTP/1.1 {status} ")
+    assert f"access-control-allow-origin: {origin}\r\n" in found
+
+
+def test_a_failure_inside_can_be_read_by_a_page_elsewhere(
+    models: list[Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """500 has CORS headers, too, and only one of each."""
+    with listening(models[:1], origins=[ELSEWHERE]) as server:
+        for broken in (False, True):
+            if broken:
+                monkeypatch.setattr("bertsmith.serve.service.Service.embedding", None)
+            found = server.post("/embed", {"inputs": "a"}, headers={"Origin": ELSEWHERE})
+            assert found.status_code == (500 if broken else 200)
+            assert found.headers.get_list("access-control-allow-origin") == [ELSEWHERE]
+            assert "Origin" in found.headers["vary"]
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "bertsmith.example"])

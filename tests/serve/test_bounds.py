@@ -1,20 +1,21 @@
-"""What one request may cost: however small, it is answered within bounds, and holds up nobody.
-
-These tests never look at what an answer says; tests/serve/test_limits.py has size, time and crowds.
-"""
+"""What one request may cost: however small, it is answered within bounds, and holds up nobody."""
 
 import contextlib
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+import torch
 
-from bertsmith.serve.models import Served
+from bertsmith.serve.batching import Batcher
+from bertsmith.serve.models import Served, finite, served
+from bertsmith.serve.patience import NotFiniteError, Patience
 from bertsmith.serve.service import Service
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.wordpiece import Tokenizer
@@ -88,6 +89,76 @@ def test_weights_are_numbers(running: Running, weight: bytes, message: str) -> N
     assert f"weights.1: {message}" in found.json()["error"]["message"]
 
 
+@pytest.fixture(scope="module")
+def broken(folders: dict[str, Path]) -> Iterator[Running]:
+    """A server of all models with NaN among their weights."""
+    models = [served(name, path) for name, path in folders.items()]
+    for model in models:
+        encoder = model.embedder.encoder
+        torch.nn.init.constant_(next(encoder.parameters()), float("nan"))
+    with listening(models) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("path", "model", "body"),
+    [
+        ("/v1/embeddings", "plain", {"input": "a"}),
+        ("/v1/embeddings", "plain", {"input": ["a", "b"], "encoding_format": "base64"}),
+        ("/embed", "plain", {"inputs": ["a", "b"]}),
+        ("/embed", "plain", {"inputs": "a", "pooling": "max", "normalize": False}),
+        ("/embed_all", "plain", {"inputs": "a"}),
+        ("/similarity", "plain", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}),
+        ("/fill", "plain", {"inputs": "a [MASK]"}),
+        ("/pair", "plain", {"inputs": ["a", "b"]}),
+        ("/classify", "mood", {"inputs": "a"}),
+        ("/classify", "topics", {"inputs": "a"}),
+        ("/classify", "grade", {"inputs": "a"}),
+        ("/tag", "names", {"inputs": "a"}),
+        ("/tag", "speech", {"inputs": "a"}),
+        ("/answer", "answers", {"inputs": {"question": "a", "context": "b"}}),
+        ("/choose", "endings", {"inputs": {"prompt": "a", "endings": ["b", "c"]}}),
+    ],
+)
+def test_numbers_that_are_not_finite_are_an_error(
+    broken: Running, path: str, model: str, body: Any
+) -> None:
+    """500 that names the model, where JSON would have null."""
+    found = broken.post(path, {"model": model, **body})
+    assert (found.status_code, found.json()["error"]["type"]) == (500, "internal")
+    message = found.json()["error"]["message"]
+    assert f"the model '{model}' computed numbers that are not finite" in message
+
+
+def test_attention_that_is_not_finite_is_an_error(broken: Running) -> None:
+    """The page draws no NaN."""
+    app: Any = broken.server.config.app
+    with pytest.raises(NotFiniteError, match="the model 'plain' computed"):
+        app._app.state.service.attention("plain", "a")
+
+
+def test_one_text_that_is_not_finite_fails_alone() -> None:
+    """What others sent in the same batch is answered; infinity is an error, too."""
+
+    def compute(payloads: list[float]) -> list[np.ndarray]:
+        return [np.array([payload]) for payload in payloads]
+
+    batcher = Batcher(batch_tokens=10, queue_tokens=10, call_tokens=10, wait=60.0)
+    checked = finite("m", compute)
+    good = batcher.submit("key", checked, [(1, 1.0)], Patience(60))
+    bad = batcher.submit("key", checked, [(9, float("inf"))], Patience(60))
+    assert good.result(60) == [np.array([1.0])]
+    with pytest.raises(NotFiniteError, match="the model 'm'"):
+        bad.result(60)
+    batcher.close(60)
+
+
+def test_a_probability_of_zero_is_finite() -> None:
+    """Its logarithm is -inf."""
+    answers = [torch.tensor([0.0, float("-inf")])]
+    assert finite("m", lambda _: answers)(None) is answers
+
+
 @pytest.mark.parametrize("path", ["/embed", "/v1/embeddings", "/tokenize"])
 def test_a_long_text_is_tokenized_beside(
     models: list[Served], monkeypatch: pytest.MonkeyPatch, path: str
@@ -101,7 +172,7 @@ def test_a_long_text_is_tokenized_beside(
         def held(texts: list[str], *more: Any, plain: Any = plain) -> Any:
             if len(texts[0]) > 10_000:
                 begun.set()
-                assert over.wait(20)
+                assert over.wait(60)
             return plain(texts, *more)
 
         monkeypatch.setattr(Tokenizer, name, lambda _, *given, held=held: held(*given))
@@ -109,17 +180,18 @@ def test_a_long_text_is_tokenized_beside(
     with listening(models[:1]) as server:
         long = threading.Thread(target=server.post, args=(path, {field: "a " * 6000}))
         long.start()
-        assert begun.wait(20)
-        assert httpx.get(f"{server.url}/health", timeout=5).status_code == 200
+        assert begun.wait(60)
+        assert httpx.get(f"{server.url}/health", timeout=60).status_code == 200
+        assert long.is_alive()
         over.set()
-        long.join(30)
+        long.join(60)
 
 
 @pytest.mark.parametrize("header", [b"X-Long: " + b"x" * 300_000, b"X: y\r\n" * 50_000])
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_header_has_a_size(running: Running, header: bytes, ended: bool) -> None:
     """One long line or many short ones, whole or not: 431, and the connection closes."""
-    with socket.create_connection(("127.0.0.1", running.port), 20) as own:
+    with socket.create_connection(("127.0.0.1", running.port), 60) as own:
         with contextlib.suppress(ConnectionError):
             own.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n" + header.rstrip())
             if ended:
@@ -132,7 +204,7 @@ def test_a_header_has_a_size(running: Running, header: bytes, ended: bool) -> No
     assert b"the header is larger than 65,536 bytes" in found
     large = b"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     body = json.dumps({"inputs": "a " * 50_000}).encode()
-    with socket.create_connection(("127.0.0.1", running.port), 20) as own:
+    with socket.create_connection(("127.0.0.1", running.port), 60) as own:
         # The next header begins in the last bytes of a body: that is none too large.
         own.sendall(large + b"Content-Length: %d\r\n\r\n" % len(body) + body + b"GET /health HT")
         assert own.recv(65536).startswith(b"HTTP/1.1 200")
@@ -143,7 +215,7 @@ def test_a_header_has_a_size(running: Running, header: bytes, ended: bool) -> No
 def test_a_trailer_has_a_size(running: Running) -> None:
     """What comes after a chunked body is a header, too."""
     head = b"POST /embed HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: "
-    with socket.create_connection(("127.0.0.1", running.port), 20) as own:
+    with socket.create_connection(("127.0.0.1", running.port), 60) as own:
         with contextlib.suppress(ConnectionError):
             own.sendall(head + b"x" * 2**22)
         with contextlib.suppress(ConnectionError):
@@ -169,7 +241,7 @@ def test_open_pages_take_no_requests_place(models: list[Served]) -> None:
         own = stack.enter_context(
             listening(models[:1], ServeSettings(requests=2, pages=3), page=mount)
         )
-        client = stack.enter_context(httpx.Client(timeout=20))
+        client = stack.enter_context(httpx.Client(timeout=60))
         for number in range(3):
             way = f"{own.url}/gradio_api/heartbeat/own{number}"
             opened = stack.enter_context(client.stream("GET", way))
@@ -234,10 +306,8 @@ def test_a_word_everywhere_is_counted_before_vectors(
 
     service = Service(models[:1])
     monkeypatch.setattr(service, "tokens", lambda *_: pytest.fail("computed"))
-    began = time.monotonic()
     with pytest.raises(QuestionError, match="stands 15,000 times"):
         Looking(service).word(None, "a", ("a " * 300,) * 50)
-    assert time.monotonic() - began < 5
     monkeypatch.undo()
     # Inside other words it does not count.
     looking = Looking(service)

@@ -136,10 +136,10 @@ def _hold(function: Callable[..., Any], is_large: Callable[..., bool]) -> tuple[
     return held, begun, let
 
 
-def _check_others_are_answered(server: Running, body: Any, begun: Any, let: Any) -> None:
+def _check_others_are_answered(server: Running, path: str, body: Any, begun: Any, let: Any) -> None:
     """Send a large request, and small ones while it is held."""
     with ThreadPoolExecutor(1) as pool:
-        large = pool.submit(server.post, "/embed", body)
+        large = pool.submit(server.post, path, body)
         assert begun.wait(60)
         for _ in range(3):
             assert server.post("/embed", {"inputs": "a hammer"}).status_code == 200
@@ -156,19 +156,17 @@ def test_requests_are_answered_while_a_large_body_is_parsed(
     held, begun, let = _hold(parse_body, lambda body: len(body) > 100_000)
     monkeypatch.setattr(parsing, "parse_body", held)
     with listening(models[:1]) as server:
-        _check_others_are_answered(server, {"inputs": ["a " * 1000] * 100}, begun, let)
+        body = {"inputs": ["a " * 1000] * 100}
+        _check_others_are_answered(server, "/embed", body, begun, let)
 
 
+@pytest.mark.parametrize("path", ["/embed", "/embed_all", "/v1/embeddings"])
 def test_requests_are_answered_while_a_large_answer_is_serialized(
-    models: list[Served], monkeypatch: pytest.MonkeyPatch
+    models: list[Served], monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    """Vectors of many texts become JSON off the event loop."""
-    held, begun, let = _hold(list_json, lambda _: True)
-
-    def inline(items: Any) -> bytes:
-        found = list(items)
-        return held(found) if len(found) > 10 else b"[" + b",".join(found) + b"]"
-
-    monkeypatch.setattr(embeddings, "list_json", inline)
+    """Many vectors become JSON off the event loop."""
+    held, begun, let = _hold(list_json, lambda items: len(items) > 10)
+    monkeypatch.setattr(embeddings, "list_json", lambda items: held(list(items)))
+    field = "input" if path.startswith("/v1") else "inputs"
     with listening(models[:1]) as server:
-        _check_others_are_answered(server, {"inputs": ["a"] * 1000}, begun, let)
+        _check_others_are_answered(server, path, {field: ["a"] * 1000}, begun, let)
