@@ -31,6 +31,15 @@ if TYPE_CHECKING:
     from bertsmith.tasks.inputs import Counts
 
 
+NullThreshold = Annotated[
+    float | None,
+    typer.Option(
+        help="Questions: give no answer where that scores more than the best span by more than "
+        "this; inf always gives a span. Default: the threshold tuned in fine-tuning, if any."
+    ),
+]
+
+
 @app.command()
 def predict(
     model: Model,
@@ -62,6 +71,7 @@ def predict(
         Path | None,
         typer.Option(help="A file of SQuAD's: put on stdout what its official program scores."),
     ] = None,
+    null_threshold: NullThreshold = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -71,6 +81,7 @@ def predict(
     """
     from bertsmith.bundle import load_task
     from bertsmith.tasks.inputs import Counts
+    from bertsmith.use.answer import with_null_threshold
     from bertsmith.use.submission import squad_predictions, submission
 
     if sum((read is not None, bool(texts), glue is not None, squad is not None)) != 1:
@@ -81,6 +92,8 @@ def predict(
         raise QuestionError("--skip-bad: each row of a benchmark's file must have its answer")
     bundle = load_task(model, device=resolved_device(device))
     tell_notes(bundle)
+    if null_threshold is not None:
+        bundle = with_null_threshold(bundle, null_threshold)
     counts = Counts()
     if squad is not None:
         put_json(squad_predictions(bundle, squad, counts))
@@ -140,6 +153,7 @@ def evaluate(
     delimiter: Annotated[
         str | None, typer.Option(help="What separates the columns of CSV; else it is detected.")
     ] = None,
+    null_threshold: NullThreshold = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -152,7 +166,8 @@ def evaluate(
     from bertsmith.use.evaluate import evaluate as scored
 
     named = {"text": text, "pair": pair, "label": label, "skip_bad": skip_bad,
-             "encoding": encoding, "delimiter": delimiter}  # fmt: skip
+             "encoding": encoding, "delimiter": delimiter,
+             "null_threshold": null_threshold}  # fmt: skip
     said = {name: value for name, value in named.items() if value is not None}
     changes = wished(None, {"task": said}, assign or [])
     if len(changes) > 1 or not isinstance(changes["task"], dict):

@@ -28,6 +28,9 @@ __all__ = [
 
 #: As in the original's run_squad.py.
 LENGTH = 384
+#: Tokens that the windows of models made elsewhere share; the default of transformers' run_qa.py
+#: and of its pipeline.
+OVERLAP = 128
 #: Ids of a context, and the characters that each stands for: int64 [n, 2].
 _Tokens = tuple[list[int], NDArray[np.int64]]
 
@@ -65,12 +68,11 @@ def encode(
         counts.cut_off += lost
         begin = [tokenizer.cls_id, *asked[:longest], tokenizer.sep_id]
         room = task.length - len(begin) - 1
-        # Neighbours share half of what they hold at least.
-        parts = stretches(len(ids), room, min(task.stride, max(room // 2, 1)))
+        parts = stretches(len(ids), room, _step(task, room))
         counts.unreached += right is not None and not any(
             start <= right[0] and right[1] < stop for start, stop in parts
         )
-        for (start, stop), owned in zip(parts, owners(parts), strict=True):
+        for (start, stop), owned in zip(parts, _owned(parts, task), strict=True):
             end = [*ids[start:stop], tokenizer.sep_id]
             window = Window(number, len(begin), offsets[start:stop], owned)
             _append(found, (begin + end, [0] * len(begin) + [1] * len(end)), example, window,
@@ -79,6 +81,22 @@ def encode(
     if any(example.answers is None for example in examples):
         found.targets = None
     return found
+
+
+def _step(task: TaskSettings, room: int) -> int:
+    """Return the tokens from the start of one window of ``room`` tokens to that of the next."""
+    if task.overlap is None:
+        # Neighbours share at least half of their tokens, also where windows are short.
+        return min(task.stride, max(room // 2, 1))
+    # A large overlap of short windows would make one window for each token.
+    return max(room - task.overlap, room // 8, 1)
+
+
+def _owned(parts: Sequence[tuple[int, int]], task: TaskSettings) -> list[NDArray[np.bool_]]:
+    """Return for each window which of its tokens a span may start with: bool [m] each."""
+    if task.overlap is None:
+        return owners(parts)
+    return [np.ones(stop - start, np.bool_) for start, stop in parts]
 
 
 def _append(

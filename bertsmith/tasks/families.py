@@ -37,7 +37,7 @@ _READ_BY: dict[str, tuple[str, ...]] = {
     "id": ("classify", "choose", "tag"),
     **dict.fromkeys(("endings", "answers"), ("choose",)),
     **dict.fromkeys(("unit", "context"), ("tag",)),
-    **dict.fromkeys(("stride", "longest_question", "longest_answer", "null_threshold"),
+    **dict.fromkeys(("stride", "overlap", "longest_question", "longest_answer", "null_threshold"),
                     ("answer",)),
 }  # fmt: skip
 
@@ -64,6 +64,11 @@ def refuse_unread(kind: Kind, said: Mapping[str, Any], files: Iterable[Path]) ->
             raise SettingsError(
                 f"task.{name}: {family} does not read it, only {', '.join(readers)}; leave it out"
             )
+    if said.get("stride") is not None and said.get("overlap") is not None:
+        raise SettingsError(
+            "task.stride and task.overlap both say how windows of a context follow each other; "
+            "give only one of them"
+        )
     for file in files:
         named = sorted(said.keys() & SPAN_FIELDS.keys())
         if family == "answer" and named and not is_flat(file):
@@ -104,8 +109,14 @@ def task_of(bundle: TaskBundle, changes: Mapping[str, Any] | None = None) -> Tas
     tuned = {name: value for name, value in bundle.info.get("heldout", {}).items()
              if name == "null_threshold"}  # fmt: skip
     usual = {**FACTS.get(name_of(bundle.head.kind), {}), "length": bundle.config.max_positions}
+    if bundle.head.kind == "span" and not said:
+        # Made elsewhere: windows as transformers cuts them where nothing is said.
+        length = min(answer.LENGTH, bundle.config.max_positions)
+        usual |= {"length": length, "overlap": min(answer.OVERLAP, length // 2)}
     base = {**usual, **said, **tuned, "labels": list(bundle.head.labels)}
     # How the training files were written says nothing of other files.
     base |= {"skip_bad": False, "encoding": UTF8, "delimiter": ""}
+    if changes and changes.get("stride") is not None:
+        base["overlap"] = None
     task = TaskSettings.parse({**base, "kind": bundle.head.kind, **(changes or {})}, "the model")
     return task.model_copy(update={"metrics": with_metrics(task)})

@@ -3,6 +3,7 @@
 It never knows how a run trains.
 """
 
+import math
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -74,6 +75,10 @@ class TaskSettings(Settings):
     #: answer: tokens from the start of one window of a context to that of the next; the most tokens
     #: of a question and of an answer. The original's run_squad.py.
     stride: Annotated[int, Field(ge=1)] = 128
+    #: answer: tokens that neighbouring windows of a context share, which transformers calls
+    #: ``doc_stride`` or ``stride``. Where it is set, ``stride`` is not read, and a span may come
+    #: from any window, not only from the one with the most context around its first token.
+    overlap: Annotated[int, Field(ge=0)] | None = None
     longest_question: Annotated[int, Field(ge=1)] = 64
     longest_answer: Annotated[int, Field(ge=1)] = 30
     #: answer: by how much no answer must score more than the best span to be given. None: what the
@@ -83,6 +88,12 @@ class TaskSettings(Settings):
     skip_bad: bool = False
     #: "balanced": an example counts the more, the rarer its label is.
     class_weights: Literal["none", "balanced"] = "none"
+
+    @model_validator(mode="after")
+    def _threshold_is_a_number(self) -> Self:
+        if self.null_threshold is not None and math.isnan(self.null_threshold):
+            raise ValueError("null_threshold is NaN; give a number, or inf to always give a span")
+        return self
 
     @model_validator(mode="after")
     def _columns_differ(self) -> Self:

@@ -21,7 +21,8 @@ class Window:
 
     example: the number of the question. first: the place of its first token in the input.
     offsets: int64 [m, 2], the characters [start, end) of the context that each token stands for.
-    owned: bool [m], whether no other window shows a token more of what is around it.
+    owned: bool [m], whether a span may start with the token. By the rule of ``owners`` each token
+    is owned by one window; without that rule, by all that hold it.
     """
 
     example: int

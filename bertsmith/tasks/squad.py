@@ -65,8 +65,9 @@ def figures(
 
     Without a threshold each span is given under v1.1, and under v2.0 the threshold is tuned here,
     for the best F1 (section 4.3 of the paper); with ``math.inf`` each span is given under both.
-    Under v2.0 there are also the best scores that any threshold gives, and those of each kind of
-    question, and of a threshold that is finite, ``null_threshold``.
+    Under v2.0 there are also the best scores that any threshold gives, the thresholds that give
+    them (``best_f1_thresh``), the scores of each kind of question, and of a threshold that is
+    finite, ``null_threshold``.
     """
     has = np.array([bool(own) for own in answers])
     second = not has.all()
@@ -89,6 +90,7 @@ def figures(
         if chosen.any():
             found |= {f"{kind}_{name}": float(own[chosen].mean()) for name, own in each.items()}
     best = {f"best_{name}": value for name, (value, _) in tuned.items()}
+    best |= {f"best_{name}_thresh": place for name, (_, place) in tuned.items()}
     told = {"null_threshold": threshold} if math.isfinite(threshold) else {}
     return {**found, **best, **told}
 

@@ -4,7 +4,7 @@ It never knows where questions and contexts come from.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -74,14 +74,33 @@ class Answer:
         return self.best.probability
 
 
-def answer(model: TaskBundle | Path | str, questions: Sequence[tuple[str, str]]) -> list[Answer]:
+def answer(
+    model: TaskBundle | Path | str,
+    questions: Sequence[tuple[str, str]],
+    *,
+    null_threshold: float | None = None,
+) -> list[Answer]:
     """Return what a fine-tuned model answers to each (question, context), in their order.
 
     A model that was fine-tuned on questions without an answer gives none where that scores more,
-    by the threshold that was best on its held-out file (``task.null_threshold``).
+    by the threshold that was best on its held-out file (``task.null_threshold``), or by
+    ``null_threshold``: see ``with_null_threshold``.
     Raises ModelError for a model that gives no spans, QuestionError for an empty text.
     """
+    if null_threshold is not None:
+        model = with_null_threshold(opened_task(model, "span"), null_threshold)
     return list(answer_each(model, questions))
+
+
+def with_null_threshold(bundle: TaskBundle, threshold: float) -> TaskBundle:
+    """Return the model with another threshold of no answer, as ``task.null_threshold`` sets it.
+
+    A question gets no answer where no answer scores more than the best span by more than
+    ``threshold``; ``inf`` always gives a span. Raises ModelError for a model that gives no spans.
+    """
+    opened_task(bundle, "span")
+    heldout = {**bundle.info.get("heldout", {}), "null_threshold": threshold}
+    return replace(bundle, info={**bundle.info, "heldout": heldout})
 
 
 def answer_each(

@@ -16,8 +16,8 @@ from bertsmith.tasks.outputs import outputs
 #: Fields of ``TaskSettings`` that say how a file is read and scored; the others are training's.
 _FIELDS = (
     "text", "pair", "label", "id", "header", "encoding", "delimiter", "endings", "answers", "unit",
-    "context", "length", "stride", "longest_question", "longest_answer", "null_threshold",
-    "metrics", "skip_bad",
+    "context", "length", "stride", "overlap", "longest_question", "longest_answer",
+    "null_threshold", "metrics", "skip_bad",
 )  # fmt: skip
 
 

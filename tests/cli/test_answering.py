@@ -65,6 +65,22 @@ def test_predict_answers(run: Run, tuned: Path, folder: Path) -> None:
     assert scored["counts"]["read"] == 8
 
 
+def test_predict_takes_a_null_threshold(run: Run, tuned: Path, folder: Path) -> None:
+    """The same threshold as evaluate's: what it scores is what predict gives."""
+    file = folder / "dev-v2.0.json"
+    asked = ("predict", tuned, f"Who knew?\t{CONTEXT}", "--json", "--null-threshold")
+    assert json.loads(run(*asked, "-100").out)["text"] == ""
+    assert json.loads(run(*asked, "inf").out)["text"]
+    silent = json.loads(run("predict", tuned, "--squad", file, "--null-threshold", "-100").out)
+    assert set(silent.values()) == {""}
+    scored = json.loads(
+        run("evaluate", tuned, "--data", file, "--json", "--null-threshold", "-100").out
+    )
+    assert (scored["null_threshold"], scored["NoAns_exact"]) == (-100.0, 1.0)
+    done = run(*asked, "nan")
+    assert (done.status, "null_threshold is NaN" in done.err) == (2, True)
+
+
 def test_mistakes_are_told(run: Run, tuned: Path, folder: Path, tmp_path: Path) -> None:
     """Two sources, no tab, no SQuAD's file, a model of another kind for GLUE: status 2."""
     done = run("predict", tuned, "a\tb", "--squad", folder / "dev-v2.0.json")

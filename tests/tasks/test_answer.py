@@ -226,6 +226,34 @@ def test_windows_are_the_peers(tmp_path: Path, words: Tokenizer) -> None:
                 assert [tuple(pair) for pair in window.offsets.tolist()] == own
 
 
+@pytest.mark.parametrize("overlap", [0, 1, 3, 6])
+def test_overlapping_windows_are_those_of_transformers(
+    tmp_path: Path, words: Tokenizer, overlap: int
+) -> None:
+    """``task.overlap`` is transformers' stride, and every window may answer with all its tokens."""
+    from transformers import AutoTokenizer
+
+    words.save(tmp_path)
+    peer = AutoTokenizer.from_pretrained(tmp_path)
+    for size in (1, 9, 10, 11, 40):
+        context = " ".join(["red", "Greens", "and", "blue,"][n % 4] for n in range(size))
+        example = Example("who and who?", context, (), "1", "f")
+        inputs = encode([example], words, HEAD, task(length=16, overlap=overlap), Counts())
+        expected = peer(
+            example.question, context, truncation="only_second", max_length=16, stride=overlap,
+            return_overflowing_tokens=True,
+        )  # fmt: skip
+        assert [ids for [(ids, _)] in inputs.sequences] == expected["input_ids"]
+        assert all(window.owned.all() for window in inputs.memo)
+
+
+def test_a_large_overlap_of_short_windows_stays_cheap(words: Tokenizer) -> None:
+    """Windows advance by an eighth of their tokens at least, not by a single token."""
+    example = Example("who", "red " * 200, (), "1", "f")
+    inputs = encode([example], words, HEAD, task(length=36, overlap=128), Counts())
+    assert len(inputs) == 1 + -(-(200 - 32) // 4)
+
+
 def test_the_answer_stands_only_in_windows_that_hold_it_whole(words: Tokenizer) -> None:
     """A window that cuts it points at [CLS], as one without it does."""
     context = "red " * 6 + "green blue" + " red" * 6

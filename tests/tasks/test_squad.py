@@ -136,6 +136,9 @@ def test_no_threshold_is_better_than_the_best(rows: list[tuple[str, list[str], f
     every = [squad.figures(said, nulls, answers, float(one)) for one in {*nulls, -9.0, 9.0}]
     for name in ("exact", "f1"):
         assert found[f"best_{name}"] == pytest.approx(max(one[name] for one in every))
+        threshold = found[f"best_{name}_thresh"]
+        best = squad.figures(said, nulls, answers, threshold)
+        assert best[name] == pytest.approx(found[f"best_{name}"])
     assert found["f1"] == pytest.approx(found["best_f1"])
     assert squad.figures(said, nulls, answers, found["null_threshold"]) == found
 

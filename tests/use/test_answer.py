@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 from bertsmith.bundle import Head, load_task, save_task
-from bertsmith.errors import ModelError, QuestionError, TaskError
+from bertsmith.errors import ModelError, QuestionError, SettingsError, TaskError
 from bertsmith.model.config import ModelConfig
 from bertsmith.tasks.families import task_of
 from bertsmith.text.wordpiece import Tokenizer
@@ -198,8 +199,65 @@ def test_scores_are_of_the_answers_that_are_given(tmp_path: Path, tokenizer: Tok
 
 
 def test_the_tuned_threshold_is_the_models(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """It is read from the held-out figures; what is said now counts more."""
+    """It is read from the held-out figures; what is said now counts more, also in answers."""
     bundle = load_task(made(tmp_path / "m", tokenizer, heldout={"f1": 1.0, "null_threshold": 2.5}))
     assert task_of(bundle).null_threshold == 2.5
     assert task_of(bundle, {"null_threshold": 0.0}).null_threshold == 0.0
     assert task_of(load_task(made(tmp_path / "n", tokenizer))).null_threshold is None
+    (silent,) = answer(bundle, ASKED[:1], null_threshold=-100.0)
+    (spoken,) = answer(bundle, ASKED[:1], null_threshold=float("inf"))
+    assert silent.text == ""
+    assert spoken.text
+    assert silent.null_score == spoken.null_score
+    (edge,) = answer(bundle, ASKED[:1], null_threshold=silent.null_score)
+    assert edge.text == spoken.text
+    with pytest.raises(SettingsError, match="null_threshold is NaN"):
+        answer(bundle, ASKED[:1], null_threshold=float("nan"))
+
+
+def test_a_model_made_elsewhere_has_windows_of_transformers(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    """Without recorded settings 128 tokens are shared, at most half an input; else as recorded."""
+    bundle = load_task(made(tmp_path / "m", tokenizer))
+    assert (task_of(bundle).stride, task_of(bundle).overlap) == (9, None)
+    foreign = replace(bundle, info={})
+    assert (task_of(foreign).length, task_of(foreign).overlap) == (61, 30)
+    large = replace(foreign, config=foreign.config.model_copy(update={"max_positions": 512}))
+    assert (task_of(large).length, task_of(large).overlap) == (384, 128)
+    assert task_of(foreign, {"stride": 7}).overlap is None
+    assert task_of(bundle, {"overlap": 7}).overlap == 7
+    with pytest.raises(SettingsError, match=r"task\.stride and task\.overlap both"):
+        evaluate(bundle, tmp_path / "a.json", changes={"stride": 7, "overlap": 7})
+
+
+def test_answers_with_overlap_are_those_of_run_qa(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """The best span of all windows that share tokens, by transformers' model and tokenizer."""
+    directory = made(tmp_path / "m", tokenizer)
+    words = AutoTokenizer.from_pretrained(directory)
+    model = AutoModelForQuestionAnswering.from_pretrained(directory).eval()
+    bundle = load_task(directory)
+    settings = {"kind": "span", "length": 40, "overlap": 16, "longest_answer": 6}
+    bundle = replace(bundle, info={"provenance": {"task": settings}})
+    differences = 0
+    for place in range(0, 200, 10):
+        context = " ".join(TEXT)[place:]
+        encoded = words(
+            QUESTION, context, truncation="only_second", max_length=40, stride=16, padding=True,
+            return_overflowing_tokens=True, return_offsets_mapping=True, return_tensors="pt",
+        )  # fmt: skip
+        with torch.no_grad():
+            scores = model(**{name: encoded[name] for name in words.model_input_names})
+        spans: dict[str, float] = {}
+        for row, offsets in enumerate(encoded["offset_mapping"].tolist()):
+            inside = [n for n, one in enumerate(encoded.sequence_ids(row)) if one == 1]
+            for first in inside:
+                for last in inside[inside.index(first) :][:6]:
+                    text = context[offsets[first][0] : offsets[last][1]]
+                    value = float(scores.start_logits[row, first] + scores.end_logits[row, last])
+                    spans[text] = max(value, spans.get(text, -np.inf))
+        expected = max(spans, key=lambda text: spans[text])
+        assert answer(bundle, [(QUESTION, context)])[0].text == expected
+        differences += answer(directory, [(QUESTION, context)])[0].text != expected
+    # By steps and the rule of most context the recorded settings answer differently.
+    assert differences
