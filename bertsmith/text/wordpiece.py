@@ -27,6 +27,7 @@ from bertsmith.text.recipe import (
 )
 from bertsmith.text.segment import Segmenter, segmenter_named, spaced
 from bertsmith.text.tokenizer_files import read_recipe, write_recipe
+from bertsmith.text.unknown import TokenCounts
 
 __all__ = ["SPECIAL", "Tokenizer"]
 
@@ -52,6 +53,9 @@ class Tokenizer:
         self._ids = ids_of(self.vocab)
         self._plain = engine(recipe, all_plain=True)
         self._plain.encode_special_tokens = True
+        # By whether special tokens are read out of a text; shared by the copies of ``counting``.
+        self._engines: dict[bool, Any] = {False: self._plain}
+        self._counts: tuple[TokenCounts, ...] = ()
 
     @classmethod
     def load(
@@ -66,6 +70,16 @@ class Tokenizer:
         ``longest``: the longest sequence, in tokens, that the model beside them takes.
         """
         write_recipe(self.recipe, Path(directory), longest)
+
+    def counting(self, counts: TokenCounts) -> Self:
+        """Return a tokenizer that shares this one's engines and counts what it encodes.
+
+        Args:
+            counts: Every text that the copy encodes is added to it. Not safe for several threads.
+        """
+        copy = type(self).__new__(type(self))
+        copy.__dict__.update(self.__dict__, _counts=(*self._counts, counts))
+        return copy
 
     def __reduce__(self) -> tuple[type[Self], tuple[Recipe, Segmenter | None]]:
         return type(self), (self.recipe, self.segmenter)
@@ -151,10 +165,11 @@ class Tokenizer:
         if self.segmenter is not None:
             cuts = self._cuts(texts, special)
             texts = [spaced(text, own) for text, own in zip(texts, cuts, strict=True)]
-        used = self._marking if special else self._plain
         # The fast form leaves out the offsets.
-        found = used.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in found]
+        found = self._engine(special).encode_batch_fast(list(texts), add_special_tokens=False)
+        sequences = [encoding.ids for encoding in found]
+        self._add_counts(sequences, special=special)
+        return sequences
 
     def encode_with_offsets(
         self, text: str, special: bool = False
@@ -167,20 +182,34 @@ class Tokenizer:
     ) -> list[tuple[list[int], list[tuple[int, int]]]]:
         """Return what ``encode_with_offsets`` does of each text, on all cores."""
         cuts = self._cuts(texts, special) if self.segmenter is not None else [[]] * len(texts)
-        used = self._marking if special else self._plain
-        found = used.encode_batch(
+        found = self._engine(special).encode_batch(
             [spaced(text, own) for text, own in zip(texts, cuts, strict=True)],
             add_special_tokens=False,
         )
-        return [
+        encoded = [
             (encoding.ids, _unspaced(encoding.offsets, own) if own else encoding.offsets)
             for encoding, own in zip(found, cuts, strict=True)
         ]
+        self._add_counts([ids for ids, _ in encoded], special=special)
+        return encoded
 
-    @cached_property
-    def _marking(self) -> Any:
-        """The engine that reads special tokens out of a text."""
-        return engine(self.recipe)
+    def _engine(self, special: bool) -> Any:
+        """Return the engine that reads special tokens out of a text, or the plain one."""
+        if special not in self._engines:
+            self._engines[special] = engine(self.recipe)
+        return self._engines[special]
+
+    def _add_counts(self, sequences: Sequence[list[int]], *, special: bool) -> None:
+        """Add the tokens of encoded texts to the counts of ``counting``, if there are any."""
+        if not self._counts:
+            return
+        num_tokens = sum(map(len, sequences))
+        if special:
+            marks = (self.pad_id, self.cls_id, self.sep_id, self.mask_id)
+            num_tokens -= sum(ids.count(mark) for ids in sequences for mark in marks)
+        num_unknown = sum(ids.count(self.unk_id) for ids in sequences)
+        for counts in self._counts:
+            counts.add(num_tokens, num_unknown)
 
     def _cuts(self, texts: Sequence[str], special: bool) -> list[list[int]]:
         """Return where the segmenter parts each text, never inside a special token."""
