@@ -35,7 +35,7 @@ def made_up_facts() -> TokenFacts:
     special, continuations = np.zeros(V, np.bool_), np.zeros(V, np.bool_)
     special[:5] = True
     continuations[-V // 5 :] = True
-    return TokenFacts(V, 2, 3, 4, special, continuations)
+    return TokenFacts(V, 2, 3, 4, special, continuations, 1)
 
 
 def offsets(tokens: int, document: float, chance: np.random.Generator) -> tuple[np.ndarray, ...]:

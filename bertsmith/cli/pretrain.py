@@ -97,12 +97,21 @@ def pretrain(
 
 
 def _tell(heldout: dict[str, float], *, as_json: bool) -> None:
+    from bertsmith.text.unknown import unknown_warning
+
+    share = heldout.get("unknown_share")
+    warning = unknown_warning(share or 0.0, "the held-out tokens")
+    if warning is not None:
+        say(f"{warning}; the figures leave [UNK] out")
     if as_json:
         return
+    # Runs of version 0.1 did not count it.
+    unknown = "" if share is None else f"; {share:.1%} of the tokens are [UNK], left out"
     put(
         f"held out: masked-LM loss {heldout['masked_lm']:.3f} "
         f"(unigram entropy {heldout['unigram_entropy']:.3f}), "
         f"perplexity {heldout['perplexity']:.1f}, accuracy {heldout['masked_accuracy']:.1%}"
+        f"{unknown}"
     )
     if "next_sentence_accuracy" in heldout:
         put(

@@ -8,7 +8,7 @@ import numpy as np
 from bertsmith.data.masking import TokenFacts
 from bertsmith.data.packing import Batch
 from bertsmith.data.settings import DataSettings
-from bertsmith.data.store import SPLITS, Store
+from bertsmith.data.store import SPLITS, Store, unknown_lines
 from bertsmith.data.stream import Stream
 from bertsmith.errors import StoreError
 from bertsmith.text.wordpiece import Tokenizer
@@ -50,6 +50,7 @@ def _facts(store: Store) -> list[str]:
             f"{name}: {counts.documents:,} documents, {counts.sentences:,} sentences, "
             f"{counts.tokens:,} tokens"
         )
+    lines += unknown_lines({name: manifest.token_counts(name) for name in SPLITS})
     for source in manifest.plan.sources:
         size = "a stream" if source.size is None else f"{source.size:,} bytes"
         lines.append(f"source: {source.name} ({size})")

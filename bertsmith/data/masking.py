@@ -26,7 +26,7 @@ class TokenFacts:
     """What masking must know of a vocabulary of V words.
 
     ``special`` bool [V]: never predicted, never drawn; ``continuations`` bool [V]: the pieces
-    that go on with a word ("##").
+    that go on with a word ("##"); ``unk_id``: the id of [UNK], one of ``special``.
     """
 
     vocab_size: int
@@ -35,6 +35,7 @@ class TokenFacts:
     mask_id: int
     special: Flags
     continuations: Flags
+    unk_id: int
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "TokenFacts":
@@ -56,6 +57,7 @@ class TokenFacts:
             mask_id=tokenizer.mask_id,
             special=special,
             continuations=np.asarray(tokenizer.continuations, np.bool_),
+            unk_id=tokenizer.unk_id,
         )
 
 

@@ -30,11 +30,13 @@ from bertsmith.data.store import (
     MANIFEST,
     SPLITS,
     TOKENIZER,
+    UNKNOWN_TOKENS,
     Manifest,
     SplitName,
     SplitWriter,
     Store,
     bits_for,
+    unknown_lines,
     write_manifest,
 )
 from bertsmith.data.worker import Failure, Shard, Task, texts_hash
@@ -210,7 +212,7 @@ def _join(
 
     rule = choose_held_out(lengths, plan.options.held_out)
     bits = bits_for(tokenizer.vocab_size)
-    writers = {name: SplitWriter(out, name, bits) for name in SPLITS}
+    writers = {name: SplitWriter(out, name, bits, tokenizer.unk_id) for name in SPLITS}
     empty = cut = 0
     progress.start("Joining the shards", len(shards), "shards")
     for path in shards:
@@ -227,6 +229,7 @@ def _join(
             path.unlink()
         raise StoreError(f"{out}: the corpus holds no word, so there is nothing to learn from")
     facts = report.to_json() | {"documents_without_tokens": empty, "documents_cut": cut}
+    facts[UNKNOWN_TOKENS] = {name: writer.num_unknown for name, writer in writers.items()}
     manifest = Manifest(
         bits=bits,
         vocab_size=tokenizer.vocab_size,
@@ -255,6 +258,7 @@ def summary(manifest: Manifest) -> list[str]:
     facts = dict(manifest.report)
     empty = facts.pop("documents_without_tokens", 0)
     cut = facts.pop("documents_cut", 0)
+    facts.pop(UNKNOWN_TOKENS, None)
     lines = Report(**facts).lines()
     if empty:
         lines.append(f"{empty:,} documents without a word left out")
@@ -268,6 +272,7 @@ def summary(manifest: Manifest) -> list[str]:
             f"{counts.tokens:,} tokens"
         )
     train = manifest.splits["train"]
+    lines += unknown_lines({name: manifest.token_counts(name) for name in SPLITS})
     if not manifest.splits["heldout"].documents and manifest.plan.options.held_out != 0.0:
         lines.append(
             "nothing is held out: the corpus is too small or repeats itself too much "

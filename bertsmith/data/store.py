@@ -26,6 +26,7 @@ from bertsmith.data.plan import Plan
 from bertsmith.errors import StoreError
 from bertsmith.files import sync, write_json
 from bertsmith.settings import Settings
+from bertsmith.text.unknown import TokenCounts
 from bertsmith.text.wordpiece import Tokenizer
 
 #: The version of the layout above; a reader of another version refuses.
@@ -34,6 +35,11 @@ MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer"
 SplitName = Literal["train", "heldout"]
 SPLITS: tuple[SplitName, ...] = ("train", "heldout")
+#: The key of a manifest's report that holds the number of [UNK] tokens by split.
+UNKNOWN_TOKENS = "unknown_tokens"
+_SPLIT_TITLES: dict[SplitName, str] = {"train": "training", "heldout": "held-out"}
+#: Ids of a split that are compared with [UNK] at once.
+_CHUNK = 1 << 24
 
 _OFFSET = np.dtype("<i8")
 
@@ -68,6 +74,14 @@ class Manifest(Settings):
     def vocabulary_hash(self) -> str:
         """The hash of the tokenizer that made the ids."""
         return self.plan.vocabulary_hash
+
+    def token_counts(self, name: SplitName) -> TokenCounts | None:
+        """Return the tokens and [UNK] tokens of a split; None where they were not counted.
+
+        Stores of version 0.1 have no such count.
+        """
+        unknown = self.report.get(UNKNOWN_TOKENS)
+        return None if unknown is None else TokenCounts(self.splits[name].tokens, unknown[name])
 
 
 @dataclass(frozen=True)
@@ -118,8 +132,13 @@ class SplitWriter:
     The files stand under temporary names until ``close``.
     """
 
-    def __init__(self, directory: Path, name: SplitName, bits: Literal[16, 32]) -> None:
+    def __init__(
+        self, directory: Path, name: SplitName, bits: Literal[16, 32], unk_id: int | None = None
+    ) -> None:
+        """``unk_id``: the id of [UNK], counted in ``num_unknown``."""
         self._directory = directory
+        self._unk_id = unk_id
+        self.num_unknown = 0
         self._type = _id_type(bits)
         self._paths = {part: directory / f"{name}.{part}" for part in _parts(bits)}
         self._files = {part: _temporary(path).open("wb") for part, path in self._paths.items()}
@@ -133,6 +152,8 @@ class SplitWriter:
             raise ValueError("the sizes of sentences and documents do not add up")
         if (sentence_sizes <= 0).any() or (document_sizes <= 0).any():
             raise ValueError("a store holds no empty sentence and no empty document")
+        if self._unk_id is not None:
+            self.num_unknown += int(np.count_nonzero(ids == self._unk_id))
         ends = self._tokens + np.cumsum(sentence_sizes)
         self._files["ids"].write(ids.astype(self._type, copy=False).tobytes())
         self._files["sentences"].write(ends.astype(_OFFSET).tobytes())
@@ -184,6 +205,18 @@ class Store:
                 "use the store's own tokenizer, or run `bertsmith prepare` again with this one"
             )
 
+    def token_counts(self, name: SplitName, unk_id: int) -> TokenCounts:
+        """Return the tokens and [UNK] tokens of a split, from the manifest or from the ids."""
+        counts = self.manifest.token_counts(name)
+        if counts is None:
+            ids = self.split(name).ids
+            unknown = (
+                int(np.count_nonzero(ids[first : first + _CHUNK] == unk_id))
+                for first in range(0, len(ids), _CHUNK)
+            )
+            counts = TokenCounts(len(ids), sum(unknown))
+        return counts
+
     def split(self, name: SplitName) -> Split:
         """Map the documents of ``train`` or ``heldout`` into memory."""
         if name not in SPLITS:
@@ -203,6 +236,19 @@ class Store:
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write the manifest: the last file of a store; without it there is no store."""
     write_json(directory / MANIFEST, manifest.model_dump(mode="json"))
+
+
+def unknown_lines(counts: Mapping[SplitName, TokenCounts | None]) -> list[str]:
+    """Return the share of [UNK] in each split that was counted, and a warning about the highest."""
+    known = {_SPLIT_TITLES[name]: one for name, one in counts.items() if one and one.num_tokens}
+    if not known:
+        return []
+    shares = ", ".join(
+        f"{one.unknown_share:.2%} of the {title} tokens" for title, one in known.items()
+    )
+    highest = max(known, key=lambda title: known[title].unknown_share)
+    warning = known[highest].warning(f"the {highest} tokens")
+    return [f"[UNK]: {shares}", *([warning] if warning else [])]
 
 
 def _parts(bits: Literal[16, 32]) -> Mapping[str, np.dtype[Any]]:

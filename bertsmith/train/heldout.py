@@ -52,7 +52,10 @@ class Heldout:
     #: Sequences whose second segment truly follows; 0 without next sentence.
     followed: int
     #: Unigram entropy of the tokens of these sequences, before masking, special ones left out.
+    #: [UNK] is special, so it is no target of the losses above either.
     unigram_entropy: float
+    #: The share of [UNK] among the tokens of these sequences, other special tokens left out.
+    unknown_share: float
 
     @property
     def larger_class(self) -> float:
@@ -61,13 +64,15 @@ class Heldout:
 
     def figures(self) -> dict[str, float]:
         """Return the figures of the journal."""
-        mean = self.masked_loss / self.predictions
+        # A text of nothing but [UNK] has no target.
+        mean = self.masked_loss / self.predictions if self.predictions else math.nan
         result = {
             "masked_lm": mean,
             # Beyond, float64 ends; so high a loss says that the run is lost anyway.
             "perplexity": math.exp(mean) if mean < 700 else math.inf,
-            "masked_accuracy": self.masked_hits / self.predictions,
+            "masked_accuracy": self.masked_hits / max(self.predictions, 1),
             "unigram_entropy": self.unigram_entropy,
+            "unknown_share": self.unknown_share,
         }
         if self.sequences:
             result["next_sentence"] = self.next_loss / self.sequences
@@ -89,6 +94,7 @@ def evaluate(
     names = ("masked_loss", "masked_hits", "predictions")
     sums = dict.fromkeys((*names, "next_loss", "next_hits", "sequences", "followed"), 0.0)
     words = np.zeros(model.config.vocab_size, np.int64)
+    num_unknown = 0
     for first in range(0, count, at_once):
         batch = stream.batch(first, min(at_once, count - first))
         piece = to_device(batch, machine.device)
@@ -97,6 +103,8 @@ def evaluate(
                 piece.packed, piece.masked_positions, piece.masked_labels, piece.not_next
             )
         words += _words(batch, stream, model.config.vocab_size)
+        # Masking neither replaces [UNK] nor puts it anywhere.
+        num_unknown += int(np.count_nonzero(batch.ids == stream.facts.unk_id))
         assert losses.masked_hits is not None
         sums["masked_loss"] += float(losses.masked)
         sums["masked_hits"] += int(losses.masked_hits)
@@ -116,6 +124,7 @@ def evaluate(
         sequences=int(sums["sequences"]),
         followed=int(sums["followed"]),
         unigram_entropy=unigram_entropy(words),
+        unknown_share=num_unknown / max(num_unknown + int(words.sum()), 1),
     )
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from bertsmith import bundle
-from bertsmith.data.store import Store
-from bertsmith.errors import MissingExtraError, RunError
+from bertsmith.data.store import SPLITS, Store, unknown_lines
+from bertsmith.errors import MissingExtraError, RunError, StoreError
 from bertsmith.files import write_whole
 from bertsmith.model.bert import parameter_count
 from bertsmith.progress import Progress, Silent
@@ -75,6 +75,7 @@ def pretrain(
         progress.note(f"{run}: {describe(session)}")
         for note in session.notes:
             progress.note(note)
+        _report_unknown(session, progress)
         if stored is None:
             session.require_heldout()
             session.settings = settle(session, progress, began)
@@ -83,6 +84,20 @@ def pretrain(
         if result.model is not None and not wished.checkpoint.keep_optimizer:
             checkpoint.remove_optimizer_state(run, progress)
         return result
+
+
+def _report_unknown(session: Session, progress: Progress) -> None:
+    """Note the share of [UNK] in both splits; StoreError where there is nothing else to learn."""
+    store = session.store
+    counts = {name: store.token_counts(name, session.tokenizer.unk_id) for name in SPLITS}
+    for name, split in counts.items():
+        if split.num_tokens and split.num_unknown == split.num_tokens:
+            raise StoreError(
+                f"{store.path}: all {split.num_tokens:,} tokens of the split {name!r} are [UNK]; "
+                "learn a vocabulary from this text (bertsmith vocab) and prepare it again"
+            )
+    for line in unknown_lines(dict(counts)):
+        progress.note(line)
 
 
 def begin(data: Path | str, out: Path | str, **wishes: Any) -> None:

@@ -18,7 +18,7 @@ def facts() -> TokenFacts:
     special, continuations = np.zeros(V, np.bool_), np.zeros(V, np.bool_)
     special[:5] = True
     continuations[60:] = True
-    return TokenFacts(V, 2, 3, 4, special, continuations)
+    return TokenFacts(V, 2, 3, 4, special, continuations, 1)
 
 
 @pytest.fixture(scope="session")

@@ -344,6 +344,46 @@ def test_why_nothing_is_held_out(tmp_path: Path) -> None:
     assert not any("nothing is held out" in line for line in summary(none))
 
 
+def test_unknown_tokens_are_counted(tmp_path: Path) -> None:
+    """The manifest has the number of [UNK] by split, and the summary warns above 2 %."""
+    write_corpus(tmp_path / "known.jsonl", 60)
+    assert make(tmp_path / "known.jsonl", tmp_path / "known").report["unknown_tokens"] == {
+        "train": 0,
+        "heldout": 0,
+    }
+    korean = "나룻배는 아침에 강을 건넜다. 겨울에는 날씨가 춥습니다."
+    lines = [json.dumps({"text": f"{korean} the {'a' * n}."}) + "\n" for n in range(1, 61)]
+    (tmp_path / "korean.jsonl").write_text("".join(lines))
+    manifest = make(tmp_path / "korean.jsonl", tmp_path / "korean")
+    store = Store.open(tmp_path / "korean")
+    for name in ("train", "heldout"):
+        unknown = int((store.split(name).ids == TOKENIZER.unk_id).sum())
+        assert manifest.report["unknown_tokens"][name] == unknown
+        assert unknown > 0
+        counts = store.token_counts(name, TOKENIZER.unk_id)
+        assert (counts.num_tokens, counts.num_unknown) == (manifest.splits[name].tokens, unknown)
+    assert sum(manifest.report["unknown_tokens"].values()) == 7 * 60
+    told = "\n".join(summary(manifest))
+    assert "% of the training tokens, " in told
+    assert told.count("warning: ") == 1
+    assert "are [UNK]: the vocabulary does not cover this text" in told
+    assert "warning" not in "\n".join(summary(Store.open(tmp_path / "known").manifest))
+
+
+def test_a_store_without_the_count_is_counted_from_its_ids(tmp_path: Path) -> None:
+    """A store of version 0.1 opens, has a summary, and its [UNK] are counted when asked for."""
+    (tmp_path / "a.jsonl").write_text('{"text": "the 강. 강을"}\n' * 9 + '{"text": "the a. b"}\n')
+    make(tmp_path / "a.jsonl", tmp_path / "store")
+    manifest = json.loads((tmp_path / "store" / "manifest.json").read_text())
+    del manifest["report"]["unknown_tokens"]
+    (tmp_path / "store" / "manifest.json").write_text(json.dumps(manifest))
+    store = Store.open(tmp_path / "store")
+    assert "[UNK]" not in "\n".join(summary(store.manifest))
+    counts = [store.token_counts(name, TOKENIZER.unk_id) for name in ("train", "heldout")]
+    assert sum(one.num_unknown for one in counts) == 9 * 2
+    assert sum(one.num_tokens for one in counts) == 10 * 4
+
+
 def test_a_worker_that_dies_is_told(tmp_path: Path) -> None:
     """A worker that ends without an answer is an error that names how, and what to do."""
     TOKENIZER.save(tmp_path)
