@@ -62,6 +62,14 @@ def write_whole(path: Path, content: bytes | str) -> None:
     sync(path.parent)
 
 
+def parse_json(text: str | bytes) -> Any:
+    """Return what JSON says. Raises ValueError, also where it is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def json_of(value: Any, indent: int | None = None) -> str:
     """Return ``value`` as JSON; what is not finite becomes null, since JSON knows no NaN."""
     return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)

@@ -46,7 +46,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path}: no such settings file") from None
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SettingsError(f"{path}: not valid TOML: {error}") from None
 
 
@@ -82,7 +82,7 @@ def from_assignments(assignments: Sequence[str]) -> dict[str, Any]:
             raise SettingsError(f"--set {assignment!r}: expected KEY=VALUE, such as optim.lr=2e-4")
         try:
             value = tomllib.loads(f"value = {text.strip()}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (tomllib.TOMLDecodeError, RecursionError):
             value = text.strip()
         nested: Any = value
         for key in reversed(path.strip().split(".")):

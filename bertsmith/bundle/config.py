@@ -3,12 +3,12 @@
 It never knows weights.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import ModelError, SettingsError
+from bertsmith.files import parse_json
 from bertsmith.model.config import ModelConfig
 
 CONFIG = "config.json"
@@ -49,6 +49,8 @@ _OTHERS = {
 }  # fmt: skip
 #: Bytes of a config.json or an index: each of some hundred thousand labels or tensors has a line.
 _MOST = 16 * 2**20
+#: Levels of nesting that are read. Python cannot write what is nested a thousand deep.
+_DEPTH = 64
 
 
 def config_json(config: ModelConfig) -> dict[str, Any]:
@@ -118,9 +120,22 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MOST:
             raise ModelError(f"{path}: {path.stat().st_size:,} bytes; too many for such a file")
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        value = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ModelError(f"{path}: not readable as JSON: {error}") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path}: expected a JSON object, found a {type(value).__name__}")
+    if _is_deep(value):
+        raise ModelError(f"{path}: nested more than {_DEPTH} levels deep; no model needs that")
     return value
+
+
+def _is_deep(value: dict[str, Any]) -> bool:
+    """Tell whether containers are nested deeper than ``_DEPTH``, without recursion."""
+    level: list[Any] = [value]
+    for _ in range(_DEPTH):
+        children = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [item for items in children for item in items if isinstance(item, dict | list)]
+        if not level:
+            return False
+    return True

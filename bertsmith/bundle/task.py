@@ -16,7 +16,7 @@ from bertsmith.bundle.directory import WEIGHTS, locate
 from bertsmith.bundle.names import to_disk
 from bertsmith.bundle.pretrained import INFO, read_parts, spare_rows
 from bertsmith.bundle.stored import save_tensors
-from bertsmith.bundle.weights import built, fill, matched, open_weights, said
+from bertsmith.bundle.weights import allocated, built, fill, matched, open_weights, said
 from bertsmith.errors import ModelError
 from bertsmith.files import whole_directory, write_json, write_whole
 from bertsmith.model.bert import draw_weights
@@ -166,7 +166,7 @@ def start_task(
     plan = matched(model, weights, optional, never=other)
     new = sorted(own - set(plan))
     if features is None:
-        model = model.to_empty(device="cpu")
+        model = allocated(model, directory)
         for name in sorted({name.rpartition(".")[0] for name in new}):
             draw_weights(model.get_submodule(name), config.init_range)
     left_out = fill(model, plan, weights)

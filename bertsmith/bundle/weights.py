@@ -17,6 +17,7 @@ from bertsmith.bundle.names import DECODER, canonical, foreign, is_buffer, names
 from bertsmith.bundle.stored import FLOATS, Stored, stored_in
 from bertsmith.errors import ModelError
 from bertsmith.model.config import ModelConfig
+from bertsmith.model.memory import machine_bytes, readable
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -106,13 +107,27 @@ def built(
     except RuntimeError as error:
         raise ModelError(f"{weights.directory}: sizes that no model can have: {error}") from None
     plan = matched(empty, weights, optional)
-    try:
-        model = empty.to_empty(device="cpu")
-    except RuntimeError as error:
-        raise ModelError(f"{weights.directory}: not enough memory for it: {error}") from None
+    model = allocated(empty, weights.directory)
     tie(model)
     left_out = fill(model, plan, weights)
     return model, left_out
+
+
+def allocated(empty: Model, directory: Path) -> Model:
+    """Return a model of the meta device with memory on the CPU, its values undefined.
+
+    Raises ModelError where the machine has not that much.
+    """
+    needed = sum(own.numel() * own.element_size() for own in empty.parameters())
+    if needed > machine_bytes():
+        raise ModelError(
+            f"{directory}: this model takes {readable(needed)} of memory, and this machine has "
+            f"{readable(machine_bytes())}; use a smaller model or a larger machine"
+        )
+    try:
+        return empty.to_empty(device="cpu")
+    except RuntimeError as error:
+        raise ModelError(f"{directory}: not enough memory for it: {error}") from None
 
 
 def tie(model: nn.Module) -> None:

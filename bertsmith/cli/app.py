@@ -5,13 +5,14 @@ It never knows what a verb does, and loads none of their libraries (``--help`` m
 
 import os
 import sys
-from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bertsmith.errors import BertsmithError
+from bertsmith.cli import failures, streams
+from bertsmith.files import with_filename
 
 app = typer.Typer(
     name="bertsmith",
@@ -22,8 +23,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-#: The exit status of a user's mistake, as of a wrong option.
-MISTAKE = 2
 #: The exit status after Ctrl-C (128 + SIGINT).
 INTERRUPTED = 130
 
@@ -38,39 +37,31 @@ def options(
 
 
 def main() -> None:
-    """Run the program; a user's mistake prints one message and exits with 2."""
-    import_module("bertsmith.cli.verbs")
+    """Run the program; a failure prints one message, and a traceback only with --debug."""
+    streams.prepare()
     try:
+        failures.check_arguments(sys.argv[1:])
+        import_module("bertsmith.cli.verbs")
         try:
             app()
         except SystemExit:
-            if sys.stdout is not None:
+            with with_filename(Path("standard output")):
                 sys.stdout.flush()
             raise
-    except BertsmithError as error:
-        if os.environ.get("BERTSMITH_DEBUG"):
-            raise
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(MISTAKE)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
         # The reader of stdout went away (`| head`): leave quietly, as other tools do.
-        _drop_stdout()
+        streams.discard_stdout()
         sys.exit(1)
-    except OSError as error:
-        # A full disk, a folder that may not be written: nothing of ours, and no traceback helps.
+    except Exception as error:
         if os.environ.get("BERTSMITH_DEBUG"):
             raise
-        place = f"{error.filename}: " if error.filename else ""
-        sys.stderr.write(f"error: {place}{error.strerror or error}\n")
-        _drop_stdout()
-        sys.exit(MISTAKE)
-
-
-def _drop_stdout() -> None:
-    """Have what is still to be written go nowhere, lest Python complain of it at its end."""
-    # There may be no stdout, or no file behind it.
-    with suppress(OSError, AttributeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        message, status = failures.explain(error)
+        sys.stderr.write(f"{message}\n")
+        try:
+            sys.stdout.flush()
+        except OSError:
+            streams.discard_stdout()
+        sys.exit(status)

@@ -6,6 +6,7 @@ It never knows what is computed.
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -23,7 +24,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from bertsmith.files import json_of
+from bertsmith.files import json_of, with_filename
 
 #: Seconds between two plain progress lines where there is no terminal.
 PLAIN_LINE_SECONDS = 15.0
@@ -38,7 +39,8 @@ def say(text: str) -> None:
 
 def put(text: str) -> None:
     """Put a line of the product on stdout."""
-    sys.stdout.write(text + "\n")
+    with with_filename(Path("standard output")):
+        sys.stdout.write(text + "\n")
 
 
 def put_json(value: Any) -> None:

@@ -30,7 +30,10 @@ def describe(
     except StoreError as error:
         return "\n".join([*lines, f"no examples: {error}"])
     lines.append(f"examples an epoch at length {settings.length}: {len(stream):,}")
-    batch = stream.batch(0, min(examples, len(stream)))
+    examples = min(examples, len(stream))
+    if not examples:
+        return "\n".join(lines)
+    batch = stream.batch(0, examples)
     for number in range(len(batch)):
         lines += ["", *_example(batch.slice(number, number + 1), tokenizer)]
     return "\n".join(lines)

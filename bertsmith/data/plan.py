@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import Field
 
 from bertsmith.errors import StoreError
-from bertsmith.files import write_json
+from bertsmith.files import parse_json, write_json
 from bertsmith.progress import Progress
 from bertsmith.settings import Settings
 from bertsmith.text.corpus import CorpusOptions, Source
@@ -73,7 +73,7 @@ def write_plan(path: Path, plan: Plan) -> None:
 def read_plan(path: Path) -> Plan:
     """Read the plan that ``write_plan`` wrote."""
     try:
-        return Plan.model_validate_json(json.dumps(json.loads(path.read_bytes())))
+        return Plan.model_validate_json(json.dumps(parse_json(path.read_bytes())))
     except (OSError, ValueError) as error:
         raise StoreError(
             f"{path}: not a readable plan of an unfinished store ({error}); "

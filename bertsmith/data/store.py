@@ -24,7 +24,7 @@ from pydantic import Field
 from bertsmith.data.draws import Ints
 from bertsmith.data.plan import Plan
 from bertsmith.errors import StoreError
-from bertsmith.files import sync, write_json
+from bertsmith.files import parse_json, sync, with_filename, write_json
 from bertsmith.settings import Settings
 from bertsmith.text.unknown import TokenCounts
 from bertsmith.text.wordpiece import Tokenizer
@@ -154,11 +154,12 @@ class SplitWriter:
             raise ValueError("a store holds no empty sentence and no empty document")
         if self._unk_id is not None:
             self.num_unknown += int(np.count_nonzero(ids == self._unk_id))
-        ends = self._tokens + np.cumsum(sentence_sizes)
-        self._files["ids"].write(ids.astype(self._type, copy=False).tobytes())
-        self._files["sentences"].write(ends.astype(_OFFSET).tobytes())
-        ends = self._sentences + np.cumsum(document_sizes)
-        self._files["documents"].write(ends.astype(_OFFSET).tobytes())
+        sentences = self._tokens + np.cumsum(sentence_sizes)
+        documents = self._sentences + np.cumsum(document_sizes)
+        with with_filename(self._directory):
+            self._files["ids"].write(ids.astype(self._type, copy=False).tobytes())
+            self._files["sentences"].write(sentences.astype(_OFFSET).tobytes())
+            self._files["documents"].write(documents.astype(_OFFSET).tobytes())
         self._tokens += len(ids)
         self._sentences += len(sentence_sizes)
         self._documents += len(document_sizes)
@@ -166,7 +167,8 @@ class SplitWriter:
     def close(self) -> Counts:
         """Put the files in place and return what they hold."""
         for part, path in self._paths.items():
-            self._files[part].close()
+            with with_filename(self._directory):
+                self._files[part].close()
             sync(_temporary(path))
             _temporary(path).replace(path)
         sync(self._directory)
@@ -269,7 +271,7 @@ def _read_manifest(path: Path) -> Manifest:
     if not path.is_dir():
         raise StoreError(f"{path}: no such store; {advice}")
     try:
-        values = json.loads(file.read_bytes())
+        values = parse_json(file.read_bytes())
     except FileNotFoundError:
         if (path / "parts").is_dir():
             raise StoreError(

@@ -37,9 +37,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong in a worker: the error, if it is the user's; else the traceback."""
+    """What went wrong in a worker: the user's or the system's error; else the traceback."""
 
-    error: BertsmithError | None
+    error: BertsmithError | OSError | None
     trace: str
 
 
@@ -123,7 +123,7 @@ def serve(connection: Connection, tokenizer: Path, language: str, bits: int) -> 
     except (EOFError, BrokenPipeError, ConnectionResetError):
         # The parent is gone, or wants no more.
         return
-    except BertsmithError as error:
+    except (BertsmithError, OSError) as error:
         connection.send(Failure(error, ""))
     except Exception:  # noqa: BLE001 - whatever it is, the parent tells of it
         connection.send(Failure(None, traceback.format_exc()))

@@ -22,7 +22,7 @@ from bertsmith.tasks import metrics
 from bertsmith.tasks.inputs import BadExampleError, Counts, Inputs, Part
 from bertsmith.tasks.sequences import joined, shortened
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.tasks.tables import Row, cell, task_rows, text_of, unique_id
+from bertsmith.tasks.tables import Row, cell, refuse_half, task_rows, text_of, unique_id
 from bertsmith.text.wordpiece import Tokenizer
 
 #: As in the original's run_classifier.py.
@@ -130,7 +130,9 @@ def _name(value: Any) -> str:
         if not math.isfinite(value):
             raise BadExampleError("a label that is not finite", f": {value!r}")
         value = int(value) if value.is_integer() else value
-    return str(value).strip()
+    name = str(value).strip()
+    refuse_half(name, "label")
+    return name
 
 
 def _refuse_unknown(label: str | float | frozenset[str], labels: Sequence[str] | None) -> None:

@@ -4,13 +4,13 @@ It never knows how a file was found, named or unpacked.
 """
 
 import html
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from bertsmith.errors import CorpusError, MissingExtraError
+from bertsmith.files import parse_json
 from bertsmith.text import layouts, markdown
 from bertsmith.text.alphabet import has_surrogates
 from bertsmith.text.faults import Faults, Lines, Raw
@@ -38,7 +38,7 @@ def json_lines(lines: Lines, form: str, field: str, faults: Faults) -> Iterator[
         if decoded is None or not decoded.strip():
             continue
         try:
-            value = json.loads(decoded)
+            value = parse_json(decoded)
         except ValueError as error:
             faults.meet(
                 "broken JSON",

@@ -18,7 +18,7 @@ from typing import IO, Any, Final
 import zstandard
 
 from bertsmith.errors import CorpusError
-from bertsmith.files import sync
+from bertsmith.files import sync, with_filename
 from bertsmith.text.archives import SUFFIXES as PACKED
 from bertsmith.text.docstrings import ModuleProse
 from bertsmith.text.sources import CONTAINERS
@@ -59,7 +59,7 @@ def opened_whole(path: Path) -> Iterator[IO[str]]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     packer = _PACKERS.get(PACKED.get(path.suffix.lower(), ""))
     try:
-        with temporary.open("wb") as file:
+        with with_filename(path), temporary.open("wb") as file:
             packed = packer(file) if packer else None
             text = io.TextIOWrapper(packed or file, encoding="utf-8", newline="\n")
             yield text

@@ -3,13 +3,13 @@
 It never knows how documents are counted, numbered or compared.
 """
 
-import json
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Final
 
 from bertsmith.errors import CorpusError
+from bertsmith.files import parse_json
 from bertsmith.text import containers, layouts, markdown
 from bertsmith.text.archives import DAMAGE, HEAD, packing, unpack
 from bertsmith.text.faults import BOM, Faults, Lines, Raw
@@ -86,7 +86,7 @@ def _container(kind: str, head: bytes) -> str:
     if not first.startswith(b"{"):
         return "plain"
     try:
-        json.loads(first)
+        parse_json(first)
     except ValueError:
         # A first line longer than the head cannot be parsed, but begins like JSON.
         return "jsonl" if len(first) >= HEAD - len(BOM) and first.startswith(b'{"') else "plain"

@@ -12,6 +12,7 @@ from typing import Final
 
 from bertsmith.errors import CorpusError
 from bertsmith.files import sha256_of_file
+from bertsmith.text.alphabet import has_surrogates
 from bertsmith.text.archives import SUFFIXES as PACKED
 
 #: What a file's name tells of what it holds; text in any other file is told by its content.
@@ -95,6 +96,8 @@ def _expand(argument: str, ignored: list[str]) -> Iterator[Source]:
 
 
 def _file(path: Path) -> Source:
+    if has_surrogates(str(path)):
+        raise CorpusError(f"{str(path)!r}: the name of this file is not valid UTF-8; rename it")
     if not os.access(path, os.R_OK):
         raise CorpusError(f"{path}: this file may not be read; its permissions forbid it")
     # A pipe or device (process substitution, /dev/stdin) has no size to speak of.

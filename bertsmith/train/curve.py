@@ -3,10 +3,12 @@
 It never knows how the figures came about: it reads the journal.
 """
 
+import io
 from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import MissingExtraError
+from bertsmith.files import write_whole
 from bertsmith.train import journal
 
 NAME = "curve.png"
@@ -34,13 +36,17 @@ def draw(run: Path, title: str) -> Path:
     _heldout(axes, heldout)
     axes.set_xlabel("steps")
     axes.set_ylabel("masked-LM loss (nats a word)")
-    axes.set_title(title, loc="left", fontsize=11)
+    # A run's name is no formula, whatever dollar signs it has.
+    shown = title.encode("utf-8", "replace").decode()
+    axes.set_title(shown, loc="left", fontsize=11, parse_math=False)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     # Over the line of the entropy, which may pass behind it.
     axes.legend(facecolor="white", framealpha=0.9, edgecolor="none")
+    picture = io.BytesIO()
+    figure.savefig(picture)
     path = run / NAME
-    figure.savefig(path)
+    write_whole(path, picture.getvalue())
     return path
 
 

@@ -20,8 +20,10 @@ import torch.utils.deterministic
 
 from bertsmith.errors import RunError
 from bertsmith.model.attention import Kernel
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.cpu import has_bf16
 from bertsmith.model.linear import product, taken
+from bertsmith.model.memory import machine_bytes, num_parameters, readable, training_bytes
 
 Precision = Literal["fp32", "bf16"]
 
@@ -90,6 +92,26 @@ def make_deterministic(*, cuda: bool) -> None:
     torch.use_deterministic_algorithms(True)
     # Otherwise every fresh tensor is filled with NaN first, which costs time and changes nothing.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def require_memory(
+    machine: Machine, config: ModelConfig, batch_tokens: int, micro_tokens: int
+) -> None:
+    """Raise RunError where a step over ``batch_tokens``, so many at once, cannot fit in memory."""
+    total = machine_bytes()
+    if machine.device.type == "cuda":
+        total = torch.cuda.get_device_properties(machine.device).total_memory
+    at_once = min(batch_tokens, micro_tokens)
+    weights = training_bytes(config, 0)
+    # The whole batch is drawn before it is cut: ids, segments and positions, 8 bytes each.
+    needed = training_bytes(config, at_once) + 24 * batch_tokens
+    if needed > total:
+        raise RunError(
+            f"this run needs at least {readable(needed)} of memory ({readable(weights)} for "
+            f"{num_parameters(config):,} weights and their optimizer, the rest for a batch of "
+            f"{batch_tokens:,} tokens, {at_once:,} at once), and {machine.device} has "
+            f"{readable(total)}; take a smaller model, batch or run.micro_tokens"
+        )
 
 
 def automatic() -> str:

@@ -132,6 +132,11 @@ def _train(
         options.device, options.precision, options.kernel,
         attention_dropout=settings.model.attention_dropout, threads=options.threads,
     )  # fmt: skip
+    longest = task.length or settings.model.max_positions
+    tokens = min(task.batch, len(data.train)) * longest
+    # A frozen encoder has no gradients and no moments.
+    if options.freeze is None and not (settings.features and settings.features.frozen):
+        device.require_memory(machine, settings.model, tokens, options.micro_tokens)
     model = start.model.to(machine.device)
     work = _work(settings, start, head, data, machine)
     _freeze(start, options.freeze)

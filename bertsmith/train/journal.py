@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from bertsmith.files import figures_of, json_of, write_whole
+from bertsmith.files import figures_of, json_of, with_filename, write_whole
 
 NAME = "metrics.jsonl"
 #: The keys of a line that differ between two runs of the same steps.
@@ -30,8 +30,9 @@ class Journal:
 
     def write(self, line: dict[str, Any]) -> None:
         """Append a line and hand it to the system."""
-        self._file.write(json_of(line) + "\n")
-        self._file.flush()
+        with with_filename(self.path):
+            self._file.write(json_of(line) + "\n")
+            self._file.flush()
 
     def sync(self) -> None:
         """Have everything on the disk: a checkpoint never knows more than the journal."""

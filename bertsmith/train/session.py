@@ -44,6 +44,10 @@ class Session:
             run.device, run.precision, run.kernel,
             attention_dropout=settings.model.attention_dropout, threads=run.threads,
         )  # fmt: skip
+        longest = max(settings.data.length, settings.schedule.long_length or 0)
+        device.require_memory(
+            self.machine, settings.model, settings.data.batch * longest, run.micro_tokens
+        )
         self.settings, self.store = settings, store
         #: What people should know of the model that the run goes on from.
         self.notes: list[str] = []

@@ -3,7 +3,6 @@
 It never knows what it tells of.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import RunError
+from bertsmith.files import parse_json
 
 #: Columns of a curve drawn in characters, and the characters, low to high.
 _COLUMNS, _HEIGHTS = 60, "▁▂▃▄▅▆▇█"
@@ -27,7 +27,7 @@ class Description:
 def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object of a file. Raises RunError where it is none."""
     try:
-        value: dict[str, Any] = dict(json.loads(path.read_text(encoding="utf-8")))
+        value: dict[str, Any] = dict(parse_json(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise RunError(f"{path}: not a readable JSON object: {error}") from None
     return value

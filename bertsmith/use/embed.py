@@ -21,6 +21,7 @@ from bertsmith.errors import ModelError, QuestionError
 from bertsmith.interop.sentence_transformers import Pooling, read_pooling
 from bertsmith.model.abreast import abreast
 from bertsmith.model.heads import Pooler
+from bertsmith.model.memory import inference_bytes, machine_bytes, readable
 from bertsmith.model.packed import groups, pack, usual_tokens
 from bertsmith.train.device import keep_freed_memory
 from bertsmith.use.ask import refuse_lone
@@ -253,7 +254,21 @@ class Embedder:
                 return [own.cpu().numpy() for own in found]
             return found.cpu().numpy()
 
-        return abreast(compute, groups([len(ids) for ids in sequences], budget), self.device)
+        lengths = [len(ids) for ids in sequences]
+        if batch_tokens is not None:
+            sizes = (sum(lengths[one] for one in group) for group in groups(lengths, budget))
+            self._require_memory(max(sizes, default=0))
+        return abreast(compute, groups(lengths, budget), self.device)
+
+    def _require_memory(self, num_tokens: int) -> None:
+        """Raise QuestionError where a batch of so many tokens cannot fit in memory."""
+        needed = inference_bytes(self.config, num_tokens)
+        if self.device.type == "cpu" and needed > machine_bytes():
+            raise QuestionError(
+                f"a batch of {num_tokens:,} tokens needs at least {readable(needed)} of memory, "
+                f"and this machine has {readable(machine_bytes())}; lower batch_tokens "
+                "(--batch-tokens)"
+            )
 
     def load_pooler_if_any(self) -> None:
         """Read the pooler now, not when it is first asked for; nothing where there is none."""

@@ -5,7 +5,6 @@ It never knows how a vector is made. A run may be stopped at any moment, and gon
 
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +18,7 @@ import numpy as np
 
 from bertsmith.bundle import fingerprint
 from bertsmith.errors import QuestionError
-from bertsmith.files import sync, write_json
+from bertsmith.files import parse_json, sync, write_json
 from bertsmith.progress import Progress, Silent
 from bertsmith.use.embed import Embedder
 from bertsmith.use.neighbours import graph_library
@@ -229,7 +228,7 @@ def _tidy(partial: Path) -> None:
 def _read(partial: Path) -> _State | None:
     """Return where a stopped run stands; None where there is none. Raises QuestionError."""
     try:
-        return _State(**json.loads((partial / STATE).read_text(encoding="utf-8")))
+        return _State(**parse_json((partial / STATE).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError):

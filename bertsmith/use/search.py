@@ -3,7 +3,6 @@
 It never knows how neighbours are found.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 
 from bertsmith.bundle import fingerprint
 from bertsmith.errors import ModelError, QuestionError
+from bertsmith.files import parse_json
 from bertsmith.use.embed import Embedder
 from bertsmith.use.neighbours import GRAPH, VECTORS, Neighbours, mapped
 from bertsmith.use.sinks import ABOUT, LINES, PLACES
@@ -94,7 +94,7 @@ def about_index(index: Path) -> dict[str, Any]:
             "FILE --out NAME.index"
         )
     try:
-        about = dict(json.loads((index / ABOUT).read_text(encoding="utf-8")))
+        about = dict(parse_json((index / ABOUT).read_text(encoding="utf-8")))
     except (ValueError, TypeError):
         about = {}
     if not {"path", "model", "fast", *VectorSettings.model_fields} <= set(about):

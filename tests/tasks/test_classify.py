@@ -104,6 +104,8 @@ def test_scores_that_are_all_alike_teach_nothing(tmp_path: Path) -> None:
         ("single", "red", {"a": 1}, "line 1: a label that is no name"),
         ("single", "red", ["0", "1"], "line 1: several labels where one is expected"),
         ("single", "red", float("nan"), "line 1: a missing label: NaN"),
+        ("single", "red", "g \ud83d", "line 1: half a character .* in column 'label'"),
+        ("multi", "red", ["0", "\ud83d"], "line 1: half a character .* in column 'label'"),
         ("multi", "red", [float("inf")], "line 1: a label that is not finite: inf"),
         ("multi", "red", {"a": 1}, "line 1: a label that is no name"),
         ("multi", "red", ["0", ["1"]], r"line 1: a label that is no name: \['1'\]"),

@@ -3,7 +3,6 @@
 It never runs any of it, and executes nothing that a file names.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from bertsmith.bundle import Stored, stored_in
 from bertsmith.bundle.config import read_json
 from bertsmith.bundle.stored import FLOATS
 from bertsmith.errors import ModelError
+from bertsmith.files import parse_json
 from bertsmith.text.tokenizer_files import CONFIG as TOKENIZER_CONFIG
 
 MODULES: Final = "modules.json"
@@ -127,7 +127,7 @@ def _modules(root: Path) -> list[tuple[str, Path]]:
     """Return the kind and the folder of each module, two or more, a Transformer first."""
     path = root / MODULES
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
         listed = [(str(own["type"]).rpartition(".")[2], str(own["path"])) for own in found]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ModelError(f"{path}: not a readable list of modules: {error!r}") from None
