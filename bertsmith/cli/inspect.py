@@ -41,6 +41,9 @@ def inspect(
     examples: Annotated[int, typer.Option(help="Examples drawn from a store.", min=0)] = 3,
     length: Annotated[int, typer.Option(help="Their length in tokens.", min=8)] = 128,
     seed: Annotated[int, typer.Option(help="The seed they are drawn with.", min=0)] = 0,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Verify the checksums of a store's files.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON on stdout.")] = False,
 ) -> None:
     """Show what a file or folder made by Bertsmith holds.
@@ -49,11 +52,14 @@ def inspect(
     the label of the pair.
     """
     from bertsmith.cli.console import put, put_json, say
+    from bertsmith.errors import StoreError
     from bertsmith.use.artefacts import recognize
 
     kind, opened = recognize(path)
+    if verify and kind != "store":
+        raise StoreError(f"{path}: --verify is for token stores, found: {kind}; leave it out")
     if kind == "store":
-        facts, lines = _store(opened, examples, length, seed)
+        facts, lines = _store(opened, examples, length, seed, verify)
     elif kind == "tokenizer":
         facts, lines = _tokenizer(opened)
     else:
@@ -79,15 +85,24 @@ def _tokenizer(path: Path) -> tuple[dict[str, Any], list[str]]:
     return {"path": str(path)} | found.to_json(), [f"tokenizer {path}", *found.lines()]
 
 
-def _store(path: Path, examples: int, length: int, seed: int) -> tuple[dict[str, Any], list[str]]:
+def _store(
+    path: Path, examples: int, length: int, seed: int, verify: bool
+) -> tuple[dict[str, Any], list[str]]:
+    from bertsmith.cli.corpus_options import bars
     from bertsmith.data.describe import describe
     from bertsmith.data.settings import DataSettings
     from bertsmith.data.store import Store
 
     store = Store.open(path)
+    facts = {"path": str(path)} | store.manifest.model_dump(mode="json")
+    lines = []
+    if verify:
+        with bars() as progress:
+            facts["verified"] = "checksums" if store.verify(progress) else "sizes, offsets, ids"
+        lines = [f"verified: {facts['verified']}"]
     settings = DataSettings.parse({"length": length}, "--length")
     text = describe(store, settings, examples=examples, seed=seed)
-    return {"path": str(path)} | store.manifest.model_dump(mode="json"), text.splitlines()
+    return facts, [*text.splitlines(), *lines]
 
 
 def _trained(kind: "Kind", path: Path) -> tuple[dict[str, Any], list[str]]:

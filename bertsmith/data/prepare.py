@@ -76,7 +76,7 @@ def prepare(
         shard_characters=shard_characters,
     )
     if (out / MANIFEST).exists():
-        return _finished(out, plan)
+        return _finished(out, plan, progress)
     with _begun(out, plan, progress) as parts:
         tokenizer.save(out / TOKENIZER)
         arguments = [str(out / TOKENIZER), options.language, str(bits_for(tokenizer.vocab_size))]
@@ -91,12 +91,14 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _finished(out: Path, plan: Plan) -> Manifest:
+def _finished(out: Path, plan: Plan, progress: Progress) -> Manifest:
     """Return the manifest of a store that stands already, if it is the one asked for."""
-    manifest = Store.open(out).manifest
+    store = Store.open(out)
+    manifest = store.manifest
     found = changes(manifest.plan, plan)
     if found:
         raise StoreError(_refusal(out, "holds a store made from something else", found))
+    store.verify(progress)
     # Parts may be left if the last run was killed at the very end.
     shutil.rmtree(out / PARTS, ignore_errors=True)
     return manifest
@@ -239,6 +241,7 @@ def _join(
         splits=splits,
         report=facts,
         made_by=f"bertsmith {__version__}",
+        checksums={k: v for writer in writers.values() for k, v in writer.checksums.items()},
     )
     write_manifest(out, manifest)
     shutil.rmtree(out / PARTS)

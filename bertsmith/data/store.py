@@ -10,6 +10,7 @@ It never knows how text became ids, nor how examples are drawn from them.
     STORE/heldout.*            the same for the documents held out
 """
 
+import hashlib
 import json
 import mmap
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ from bertsmith.data.draws import Ints
 from bertsmith.data.plan import Plan
 from bertsmith.errors import StoreError
 from bertsmith.files import parse_json, sync, with_filename, write_json
+from bertsmith.progress import Progress, Silent
 from bertsmith.settings import Settings
 from bertsmith.text.unknown import TokenCounts
 from bertsmith.text.wordpiece import Tokenizer
@@ -42,6 +44,10 @@ _SPLIT_TITLES: dict[SplitName, str] = {"train": "training", "heldout": "held-out
 _CHUNK = 1 << 24
 
 _OFFSET = np.dtype("<i8")
+#: The bytes that are hashed together, and the offsets that are checked together.
+_BLOCK_BYTES, _BLOCK_OFFSETS = 1 << 24, 1 << 20
+#: What to do about a damaged store.
+REMAKE = "remove the folder of the store and make it again with `bertsmith prepare`"
 
 
 class Counts(Settings):
@@ -57,7 +63,8 @@ class Manifest(Settings):
 
     ``plan``: the sources, the tokenizer's hash and the choices. ``held_out_below``: documents
     and parts of documents whose hash is below this fraction of all hashes are held out.
-    ``report``: what was read, and what was left out and why.
+    ``report``: what was read, and what was left out and why. ``checksums``: the SHA-256 of each
+    file of the splits, in hexadecimal, by its name; stores of version 0.1 have none.
     """
 
     format: int = FORMAT
@@ -69,6 +76,7 @@ class Manifest(Settings):
     splits: dict[SplitName, Counts]
     report: dict[str, Any] = Field(default_factory=dict)
     made_by: str = ""
+    checksums: dict[str, str] = Field(default_factory=dict)
 
     @property
     def vocabulary_hash(self) -> str:
@@ -142,9 +150,10 @@ class SplitWriter:
         self._type = _id_type(bits)
         self._paths = {part: directory / f"{name}.{part}" for part in _parts(bits)}
         self._files = {part: _temporary(path).open("wb") for part, path in self._paths.items()}
+        self._hashes = {part: hashlib.sha256() for part in self._paths}
         self._tokens = self._sentences = self._documents = 0
         for part in ("sentences", "documents"):
-            self._files[part].write(np.zeros(1, _OFFSET).tobytes())
+            self._write(part, np.zeros(1, _OFFSET))
 
     def append(self, ids: NDArray[Any], sentence_sizes: Ints, document_sizes: Ints) -> None:
         """Add documents: their ids, the tokens a sentence, the sentences a document."""
@@ -157,12 +166,22 @@ class SplitWriter:
         sentences = self._tokens + np.cumsum(sentence_sizes)
         documents = self._sentences + np.cumsum(document_sizes)
         with with_filename(self._directory):
-            self._files["ids"].write(ids.astype(self._type, copy=False).tobytes())
-            self._files["sentences"].write(sentences.astype(_OFFSET).tobytes())
-            self._files["documents"].write(documents.astype(_OFFSET).tobytes())
+            self._write("ids", ids.astype(self._type, copy=False))
+            self._write("sentences", sentences.astype(_OFFSET))
+            self._write("documents", documents.astype(_OFFSET))
         self._tokens += len(ids)
         self._sentences += len(sentence_sizes)
         self._documents += len(document_sizes)
+
+    @property
+    def checksums(self) -> dict[str, str]:
+        """The SHA-256 of what was written to each file so far, by the name of the file."""
+        return {path.name: self._hashes[part].hexdigest() for part, path in self._paths.items()}
+
+    def _write(self, part: str, values: NDArray[Any]) -> None:
+        content = values.tobytes()
+        self._files[part].write(content)
+        self._hashes[part].update(content)
 
     def close(self) -> Counts:
         """Put the files in place and return what they hold."""
@@ -195,6 +214,12 @@ class Store:
         """Load the tokenizer that made the ids; refuse another one in its place."""
         tokenizer = Tokenizer.load(self.path / TOKENIZER)
         self.check_tokenizer(tokenizer)
+        if tokenizer.vocab_size != self.manifest.vocab_size:
+            raise damaged(
+                self.path / MANIFEST,
+                f"it says {self.manifest.vocab_size:,} words, "
+                f"but the tokenizer has {tokenizer.vocab_size:,}",
+            )
         return tokenizer
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
@@ -231,8 +256,63 @@ class Store:
             documents=_map(paths["documents"], _OFFSET),
             name=f"{self.path} ({name})",
         )
-        _check_ends(split)
+        _check_offsets(paths["sentences"], split.sentences, len(split.ids))
+        _check_offsets(paths["documents"], split.documents, len(split.sentences) - 1)
+        for part in ("sentences", "documents"):
+            self._verify_checksum(paths[part], Silent())
         return split
+
+    def verify(self, progress: Progress | None = None) -> bool:
+        """Verify the content of all files; raise StoreError naming the first damaged one.
+
+        Returns whether there were checksums to verify. Without them (stores of version 0.1) the
+        sizes, the offsets and the range of the ids are verified.
+        """
+        progress = Silent() if progress is None else progress
+        paths = {name: self.path / f"{name}.ids" for name in SPLITS}
+        size = sum(path.stat().st_size for path in paths.values())
+        progress.start("Verifying the store", size, "bytes")
+        for name, path in paths.items():
+            self._check_range(path, self.split(name).ids)
+            self._verify_checksum(path, progress)
+        progress.finish()
+        return paths["train"].name in self.manifest.checksums
+
+    def _check_range(self, path: Path, ids: NDArray[Any]) -> None:
+        """Raise StoreError if an id is not in the vocabulary."""
+        step = _BLOCK_BYTES // ids.itemsize
+        largest = max((int(ids[i : i + step].max()) for i in range(0, len(ids), step)), default=0)
+        if largest >= self.manifest.vocab_size:
+            raise damaged(path, out_of_vocabulary(largest, self.manifest.vocab_size))
+
+    def _verify_checksum(self, path: Path, progress: Progress) -> None:
+        """Raise StoreError if a file does not have the checksum of the manifest, if that has one.
+
+        Advances ``progress`` by the bytes of the file.
+        """
+        expected = self.manifest.checksums.get(path.name)
+        if expected is None:
+            progress.advance(path.stat().st_size)
+            return
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                digest.update(block)
+                progress.advance(len(block))
+        if digest.hexdigest() != expected:
+            raise damaged(
+                path, f"its SHA-256 is {digest.hexdigest()[:12]}, expected {expected[:12]}"
+            )
+
+
+def damaged(name: Path | str, finding: str) -> StoreError:
+    """Return the error for a damaged file of a store."""
+    return StoreError(f"{name}: the file is damaged: {finding}; {REMAKE}")
+
+
+def out_of_vocabulary(largest: int, vocab_size: int) -> str:
+    """Return the finding that an id is too large."""
+    return f"it holds the token id {largest:,}, but the vocabulary has {vocab_size:,} words"
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
@@ -280,17 +360,16 @@ def _read_manifest(path: Path) -> Manifest:
             ) from None
         raise StoreError(f"{path}: not a store, it holds no {MANIFEST}; {advice}") from None
     except ValueError as error:
-        raise StoreError(f"{file}: not valid JSON: {error}") from None
+        raise damaged(file, f"not valid JSON: {error}") from None
     found = values.get("format") if isinstance(values, dict) else None
     if found != FORMAT:
         raise StoreError(
-            f"{file}: store format {found!r}, expected {FORMAT}; "
-            "make the store again with this version of Bertsmith"
+            f"{file}: store format {found!r}, expected {FORMAT}; {REMAKE} of this version"
         )
     try:
         return Manifest.model_validate_json(json.dumps(values))
     except ValueError as error:
-        raise StoreError(f"{file}: not a manifest of a store: {error}") from None
+        raise damaged(file, f"not a manifest of a store: {error}") from None
 
 
 def _check_sizes(path: Path, name: SplitName, manifest: Manifest) -> None:
@@ -306,27 +385,24 @@ def _check_sizes(path: Path, name: SplitName, manifest: Manifest) -> None:
         file = path / f"{name}.{part}"
         expected = numbers[part] * kind.itemsize
         if not file.is_file():
-            raise StoreError(f"{file}: missing; make the store again with `bertsmith prepare`")
+            raise StoreError(f"{file}: the file is missing; {REMAKE}")
         if file.stat().st_size != expected:
-            raise StoreError(
-                f"{file}: {file.stat().st_size:,} bytes, expected {expected:,}; the file was cut "
-                "off or changed: make the store again with `bertsmith prepare`"
-            )
+            raise damaged(file, f"it has {file.stat().st_size:,} bytes, expected {expected:,}")
 
 
-def _check_ends(split: Split) -> None:
-    """Refuse offsets that do not start at 0 and end where the other file does."""
-    ends = (
-        int(split.sentences[0]) == 0
-        and int(split.documents[0]) == 0
-        and int(split.sentences[-1]) == len(split.ids)
-        and int(split.documents[-1]) == len(split.sentences) - 1
-    )
-    if not ends:
-        raise StoreError(
-            f"{split.name}: the offsets of sentences and documents do not fit the ids; "
-            "the files were changed: make the store again with `bertsmith prepare`"
+def _check_offsets(path: Path, offsets: Ints, end: int) -> None:
+    """Raise StoreError unless offsets ascend strictly from 0 to ``end``."""
+    if int(offsets[0]) != 0 or int(offsets[-1]) != end:
+        raise damaged(
+            path,
+            f"its offsets run from {int(offsets[0]):,} to {int(offsets[-1]):,}, "
+            f"expected 0 to {end:,}",
         )
+    for first in range(0, len(offsets) - 1, _BLOCK_OFFSETS):
+        block = offsets[first : first + _BLOCK_OFFSETS + 1]
+        if (block[1:] <= block[:-1]).any():
+            number = first + int(np.argmax(block[1:] <= block[:-1])) + 1
+            raise damaged(path, f"its offset number {number:,} does not ascend")
 
 
 def _map(path: Path, kind: np.dtype[Any]) -> NDArray[Any]:

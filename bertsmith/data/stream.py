@@ -23,7 +23,7 @@ from bertsmith.data.next_word import next_words
 from bertsmith.data.packing import Batch, Boundaries, join, longest_of
 from bertsmith.data.pairs import ORDER, Pairs, Walk
 from bertsmith.data.settings import DataSettings
-from bertsmith.data.store import Split
+from bertsmith.data.store import Split, damaged, out_of_vocabulary
 
 #: The examples of a run, which stay in one block. Short, so that a block is a fair sample.
 RUN = 16
@@ -103,6 +103,8 @@ class Stream:
         ids, segments, positions, boundaries = lay_out(
             self._split, pairs, self.facts, nsp=self._settings.nsp
         )
+        if (largest := int(ids.max())) >= self.facts.vocab_size:
+            raise damaged(self._split.name, out_of_vocabulary(largest, self.facts.vocab_size))
         if self.masks:
             ids, masked, labels = mask(ids, boundaries, pairs.state, self.facts, self._settings)
         else:

@@ -6,7 +6,7 @@ It never knows a model.
 import numpy as np
 
 from bertsmith.data.draws import Ints
-from bertsmith.data.store import Split
+from bertsmith.data.store import Split, damaged, out_of_vocabulary
 
 #: The ids counted together.
 _TOGETHER = 1 << 22
@@ -25,8 +25,11 @@ def unigram_entropy(counts: Ints) -> float:
 
 
 def word_counts(split: Split, vocab_size: int) -> Ints:
-    """Return how often each id occurs in a split, int64 [V]."""
+    """Return how often each id occurs in a split, int64 [V]; StoreError for an id beyond V."""
     counts = np.zeros(vocab_size, np.int64)
     for first in range(0, len(split.ids), _TOGETHER):
-        counts += np.bincount(split.ids[first : first + _TOGETHER], minlength=vocab_size)
+        block = np.bincount(split.ids[first : first + _TOGETHER], minlength=vocab_size)
+        if len(block) > vocab_size:
+            raise damaged(split.name, out_of_vocabulary(len(block) - 1, vocab_size))
+        counts += block
     return counts

@@ -71,6 +71,9 @@ def pretrain(
     run.mkdir(parents=True, exist_ok=True)
     with alone(run):
         stored = take_up(run, wished)
+        if stored is None:
+            # A resumed run trusts the ids, so that a restart does not read all of a large store.
+            store.verify(progress)
         session = Session(stored or wished, store)
         progress.note(f"{run}: {describe(session)}")
         for note in session.notes:
@@ -123,6 +126,7 @@ def plan(
 ) -> dict[str, Any]:
     """Return what the same call of ``pretrain`` would do, from a short probe; write nothing."""
     store = Store.open(data)
+    store.verify()
     wished = _wished(store, Path(data), size, steps, epochs, minutes, wishes)
     session = Session(wished, store)
     budget = _budget(wished)

@@ -58,6 +58,17 @@ def test_a_store(run: Run, tokenizer: Path, tmp_path: Path) -> None:
     found = json.loads(run("inspect", store / "manifest.json", "--json").out)
     assert found["kind"] == "store"
     assert found["report"]["documents"] == 40
+    assert "verified" not in found
+    assert "verified: checksums" in run("inspect", store, "--verify").out
+    assert json.loads(run("inspect", store, "--verify", "--json").out)["verified"] == "checksums"
+    ids = store / "train.ids"
+    ids.write_bytes(ids.read_bytes()[:-2] + b"\0\0")
+    done = run("inspect", store, "--verify")
+    assert done.status == 2
+    assert "train.ids: the file is damaged" in done.err
+    done = run("inspect", tokenizer, "--verify")
+    assert done.status == 2
+    assert "--verify is for token stores" in done.err
 
 
 def test_a_model(run: Run, model: Path) -> None:

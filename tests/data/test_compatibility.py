@@ -22,6 +22,7 @@ V01 = Path(__file__).parent / "fixtures" / "v0.1"
 def test_store_v01_opens() -> None:
     """A store of version 0.1, which has no checksums, opens and yields examples."""
     store = Store.open(V01 / "store")
+    assert not store.verify()
     counts = {name: store.split(name).counts for name in SPLITS}
     assert (counts["train"].documents, counts["train"].tokens) == (52, 3185)
     assert (counts["heldout"].documents, counts["heldout"].tokens) == (8, 379)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -252,6 +253,17 @@ def test_a_finished_store_is_left_alone(corpus: Path, undisturbed: Path, tmp_pat
         make(corpus, tmp_path)
     with pytest.raises(StoreError, match="this is a file"):
         make(corpus, tmp_path / "letter.txt")
+
+
+def test_finished_store_that_is_damaged(corpus: Path, undisturbed: Path, tmp_path: Path) -> None:
+    """The same command again verifies the store, and says how to replace a damaged one."""
+    shutil.copytree(undisturbed, tmp_path / "store")
+    file = tmp_path / "store" / "train.ids"
+    content = bytearray(file.read_bytes())
+    content[100] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(StoreError, match=r"train.ids: .*damaged.*; remove the folder"):
+        make(corpus, tmp_path / "store")
 
 
 def test_standard_input_that_changed_is_refused(tmp_path: Path) -> None:

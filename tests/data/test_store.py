@@ -8,16 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bertsmith.data.masking import TokenFacts
 from bertsmith.data.plan import Plan
+from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import (
     SPLITS,
+    Counts,
     Manifest,
     Split,
+    SplitName,
     SplitWriter,
     Store,
     bits_for,
     write_manifest,
 )
+from bertsmith.data.stream import Stream
 from bertsmith.data.unigram import unigram_entropy, word_counts
 from bertsmith.errors import StoreError
 from bertsmith.text.recipe import SPECIAL, Recipe
@@ -30,7 +35,8 @@ def write_store(path: Path, splits: dict[str, Split], vocab_size: int = 97) -> S
     """Write a store of splits in memory, each in two pieces, and open it."""
     path.mkdir()
     bits = bits_for(vocab_size)
-    counts = {}
+    counts: dict[SplitName, Counts] = {}
+    checksums: dict[str, str] = {}
     for name in SPLITS:
         split, writer = splits[name], SplitWriter(path, name, bits)
         sentence_sizes, document_sizes = np.diff(split.sentences), np.diff(split.documents)
@@ -40,9 +46,13 @@ def write_store(path: Path, splits: dict[str, Split], vocab_size: int = 97) -> S
         writer.append(split.ids[:tokens], sentence_sizes[:sentences], document_sizes[:half])
         writer.append(split.ids[tokens:], sentence_sizes[sentences:], document_sizes[half:])
         counts[name] = writer.close()
+        checksums |= writer.checksums
     TOKENIZER.save(path / "tokenizer")
     plan = Plan(vocabulary_hash=TOKENIZER.hash)
-    manifest = Manifest(bits=bits, vocab_size=vocab_size, lowercase=True, plan=plan, splits=counts)
+    manifest = Manifest(
+        bits=bits, vocab_size=vocab_size, lowercase=True, plan=plan, splits=counts,
+        checksums=checksums,
+    )  # fmt: skip
     write_manifest(path, manifest)
     return Store.open(path)
 
@@ -97,21 +107,103 @@ def test_a_cut_off_file_is_refused(store: Store, part: str) -> None:
     file = store.path / f"train.{part}"
     size = file.stat().st_size
     file.write_bytes(file.read_bytes()[:-2])
-    with pytest.raises(StoreError, match=rf"train\.{part}: {size - 2:,} bytes, expected {size:,}"):
+    with pytest.raises(
+        StoreError, match=rf"train\.{part}: .* {size - 2:,} bytes, expected {size:,}"
+    ):
         Store.open(store.path)
     file.unlink()
-    with pytest.raises(StoreError, match=rf"train\.{part}: missing"):
+    with pytest.raises(StoreError, match=rf"train\.{part}: the file is missing"):
         Store.open(store.path)
 
 
-def test_offsets_that_do_not_fit_are_refused(store: Store) -> None:
-    """Offsets that end elsewhere than the ids do are refused."""
-    file = store.path / "train.sentences"
+def flip(file: Path, position: int) -> None:
+    """Change one byte of a file."""
     content = bytearray(file.read_bytes())
-    content[-8:] = (7).to_bytes(8, "little")
+    content[position] ^= 0x81
     file.write_bytes(content)
-    with pytest.raises(StoreError, match="do not fit the ids"):
+
+
+def without_checksums(store: Store) -> None:
+    """Make the manifest one of version 0.1."""
+    file = store.path / "manifest.json"
+    values = json.loads(file.read_text())
+    assert len(values.pop("checksums")) == 6
+    file.write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize("part", ["sentences", "documents"])
+@pytest.mark.parametrize("has_checksums", [True, False])
+def test_damaged_offsets_are_refused(store: Store, part: str, has_checksums: bool) -> None:
+    """Offsets that do not ascend from 0 to the end are refused, with and without checksums."""
+    if not has_checksums:
+        without_checksums(store)
+    file = store.path / f"train.{part}"
+    content = file.read_bytes()
+    offsets = np.frombuffer(content, "<i8")
+    for number, value in ((0, 1), (3, offsets[2]), (5, -1), (5, 1 << 40), (-1, offsets[-1] + 1)):
+        changed = offsets.copy()
+        changed[number] = value
+        file.write_bytes(changed.tobytes())
+        message = rf"train\.{part}: the file is damaged: its offset.*make it again with `bertsmith"
+        with pytest.raises(StoreError, match=message):
+            Store.open(store.path).split("train")
+    file.write_bytes(content)
+    Store.open(store.path).split("train")
+
+
+@pytest.mark.parametrize("part", ["ids", "sentences", "documents"])
+@pytest.mark.parametrize("name", SPLITS)
+def test_any_changed_byte_is_found(store: Store, name: str, part: str) -> None:
+    """A changed byte of any file is found by its checksum; the error names the file."""
+    assert store.verify()
+    file = store.path / f"{name}.{part}"
+    size = file.stat().st_size
+    for position in (0, size // 2, size - 1):
+        flip(file, position)
+        with pytest.raises(StoreError, match=rf"{name}\.{part}: the file is damaged: it"):
+            Store.open(store.path).verify()
+        flip(file, position)
+    assert Store.open(store.path).verify()
+
+
+def test_changed_offset_that_still_ascends(store: Store) -> None:
+    """Offsets are compared with their checksum whenever a split is opened."""
+    file = store.path / "train.sentences"
+    offsets = np.frombuffer(file.read_bytes(), "<i8").copy()
+    gap = int(np.flatnonzero(np.diff(offsets) > 1)[0])
+    offsets[gap + 1] -= 1
+    file.write_bytes(offsets.tobytes())
+    with pytest.raises(StoreError, match=r"train\.sentences.*SHA-256"):
         Store.open(store.path).split("train")
+
+
+def test_ids_beyond_the_vocabulary(store: Store, facts: TokenFacts) -> None:
+    """Without checksums an id beyond the vocabulary is found: by verify, counts and examples."""
+    without_checksums(store)
+    opened = Store.open(store.path)
+    assert not opened.verify()
+    file = store.path / "train.ids"
+    ids = np.frombuffer(file.read_bytes(), "<u2").copy()
+    ids[:] = 5
+    ids[-40:] = 97
+    file.write_bytes(ids.tobytes())
+    opened = Store.open(store.path)
+    with pytest.raises(StoreError, match=r"train\.ids: .*token id 97, but .* 97 words"):
+        opened.verify()
+    with pytest.raises(StoreError, match=r"\(train\): .*token id 97"):
+        word_counts(opened.split("train"), 97)
+    settings = DataSettings(length=16)
+    stream = Stream(opened.split("train"), facts, settings, settings.length, 0, 0)
+    with pytest.raises(StoreError, match=r"\(train\): .*token id 97"):
+        stream.batch(0, len(stream))
+
+
+def test_vocabulary_size_of_the_manifest_is_compared(store: Store) -> None:
+    """A manifest that was changed in its vocabulary size does not fit the tokenizer."""
+    file = store.path / "manifest.json"
+    file.write_text(file.read_text().replace('"vocab_size": 97', '"vocab_size": 91'))
+    with pytest.raises(StoreError, match=r"manifest.json.* 91 words, but the tokenizer has 97"):
+        Store.open(store.path).tokenizer()
 
 
 @pytest.mark.parametrize(

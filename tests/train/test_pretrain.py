@@ -320,6 +320,16 @@ def test_few_documents_can_be_learnt_from(train: Train, tmp_path: Path, document
     assert train(data=small, steps=2).heldout["next_sentence"] > 0
 
 
+def test_damaged_store_is_refused(train: Train, store: Path, tmp_path: Path) -> None:
+    """A new run verifies the checksums of its store; a changed id is found before any step."""
+    shutil.copytree(store, tmp_path / "store")
+    ids = tmp_path / "store" / "train.ids"
+    ids.write_bytes(b"\6" + ids.read_bytes()[1:])
+    with pytest.raises(StoreError, match=r"train\.ids: the file is damaged"):
+        train(data=tmp_path / "store", steps=2)
+    assert not (tmp_path / "run" / "settings.toml").exists()
+
+
 def test_measures_exclude_each_other(train: Train) -> None:
     """Steps and minutes at once are refused; so are zero steps and zero epochs."""
     with pytest.raises(RunError, match=r"only one of --steps, --minutes"):
