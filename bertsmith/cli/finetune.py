@@ -67,6 +67,13 @@ def finetune(
         KindName | None,
         typer.Option(help="One label, several (a|b), or a number; of tags, entities or plain."),
     ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A metric of the held-out part, such as roc_auc, mae or f1:LABEL; may be "
+            "repeated. The first one decides which run or epoch is best."
+        ),
+    ] = None,
     features: Annotated[
         Layers | None,
         typer.Option(help="Leave the encoder as it is; learn a BiLSTM on these of its layers."),
@@ -107,7 +114,7 @@ def finetune(
     values: dict[str, Any] = {
         "task": {
             "text": text, "pair": pair, "label": label, "kind": kind.value if kind else None,
-            "endings": endings.split(",") if endings else None,
+            "endings": endings.split(",") if endings else None, "metrics": metric or None,
             "batch": batch, "length": length, "skip_bad": skip_bad or None,
             "encoding": encoding, "delimiter": delimiter,
             "heldout": {"dev": str(dev.resolve())} if dev else None,

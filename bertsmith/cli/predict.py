@@ -153,6 +153,13 @@ def evaluate(
     delimiter: Annotated[
         str | None, typer.Option(help="What separates the columns of CSV; else it is detected.")
     ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A metric, such as roc_auc, mae or f1:LABEL; may be repeated. Default: the "
+            "metrics of the task."
+        ),
+    ] = None,
     null_threshold: NullThreshold = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -167,7 +174,7 @@ def evaluate(
 
     named = {"text": text, "pair": pair, "label": label, "skip_bad": skip_bad,
              "encoding": encoding, "delimiter": delimiter,
-             "null_threshold": null_threshold}  # fmt: skip
+             "null_threshold": null_threshold, "metrics": metric or None}  # fmt: skip
     said = {name: value for name, value in named.items() if value is not None}
     changes = wished(None, {"task": said}, assign or [])
     if len(changes) > 1 or not isinstance(changes["task"], dict):

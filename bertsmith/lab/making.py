@@ -198,7 +198,9 @@ def tune_model(job: Job) -> dict[str, Any]:
     files = {"train": str(job.stage.files["train"].resolve()),
              "heldout": {"dev": str(job.stage.files["dev"].resolve())}}  # fmt: skip
     # The last step's score is the result: that there are no others is none of a stage's settings.
-    values = merged(values, {"task": files, "run": {"evaluate": "end"}})
+    # So is which examples are read: results from before there was a choice have the first ones.
+    task_values = {**files, "examples_draw": "first"}
+    values = merged(values, {"task": task_values, "run": {"evaluate": "end"}})
     run = job.folder / OUTCOME
     data, begun = job.stage.files["train"].parent, run.exists()
     begin = partial(finetune, task, job.model, run, data=data, values=values, progress=job.progress)

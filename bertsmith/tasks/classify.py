@@ -27,6 +27,7 @@ from bertsmith.text.wordpiece import Tokenizer
 
 #: As in the original's run_classifier.py.
 LENGTH = 128
+ROC_AUC = "roc_auc"
 #: What parts the labels of one text in a multi-label column of CSV or TSV.
 SEPARATOR = "|"
 
@@ -231,7 +232,7 @@ def losses(outputs: Tensor, part: Part, head: Head) -> Tensor:
 def score(
     outputs: list[NDArray[np.float32]],
     inputs: Inputs,
-    examples: Sequence[Example],  # noqa: ARG001 - other families need them
+    examples: Sequence[Example],
     head: Head,
     task: TaskSettings,
 ) -> dict[str, float]:
@@ -241,13 +242,46 @@ def score(
     if head.kind == "regression":
         said, right = logits[:, 0].astype(np.float64), targets.astype(np.float64)
         return {name: metrics.OF_NUMBERS[name](said, right) for name in task.metrics}
-    if head.kind == "single":
-        chosen = logits.argmax(-1)
-        return {name: metrics.OF_CLASSES[name](chosen, targets) for name in task.metrics}
-    several, wanted = (logits > 0).astype(np.int64), targets.astype(np.int64)
-    found = {"f1": metrics.f1(several, wanted),
-             "accuracy": float((several == wanted).all(-1).mean())}  # fmt: skip
-    return {name: found[name] for name in task.metrics}
+    own = of_one_label if head.kind == "single" else of_several_labels
+    scores = own(logits, targets, [name for name in task.metrics if ":" not in name])
+    if len(scores) < len(task.metrics):
+        classes = report(outputs, inputs, examples, head)["classes"]
+        scores |= metrics.label_scores(task.metrics, classes)
+    return {name: scores[name] for name in task.metrics}
+
+
+def of_one_label(
+    logits: NDArray[np.float32], targets: NDArray[np.int64], names: Sequence[str]
+) -> dict[str, float]:
+    """Return the named metrics of classes. logits: [n, C]. targets: [n]."""
+    chosen = logits.argmax(-1)
+    scores = {name: metrics.OF_CLASSES[name](chosen, targets) for name in names if name != ROC_AUC}
+    if ROC_AUC in names:
+        # The order within a class is that of its probability, not of its logit.
+        shares = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
+        shares /= shares.sum(-1, keepdims=True)
+        right = targets[:, None] == np.arange(logits.shape[1])
+        if logits.shape[1] == 2:
+            # Of two classes both areas are equal, up to rounding.
+            shares, right = shares[:, 1:], right[:, 1:]
+        scores[ROC_AUC] = metrics.mean_roc_auc(shares, right)
+    return scores
+
+
+def of_several_labels(
+    logits: NDArray[np.float32], targets: NDArray[np.float32], names: Sequence[str]
+) -> dict[str, float]:
+    """Return the named metrics of texts with several labels. logits, targets: [n, C]."""
+    predicted, right = (logits > 0).astype(np.int64), targets.astype(np.int64)
+    by_label = [metrics.f1(*own) for own in zip(predicted.T, right.T, strict=True)]
+    scores = {
+        "f1": metrics.f1(predicted, right),
+        "accuracy": float((predicted == right).all(-1).mean()),
+        "macro_f1": float(np.mean(by_label)),
+    }
+    if ROC_AUC in names:
+        scores[ROC_AUC] = metrics.mean_roc_auc(logits.astype(np.float64), right == 1)
+    return {name: scores[name] for name in names}
 
 
 def report(
@@ -279,7 +313,7 @@ def metrics_of(task: TaskSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:
         # F1 is that of class 1: of several classes nobody means it.
         several = len(task.labels) > 2
         known = tuple(name for name in metrics.OF_CLASSES if not (several and name == "f1"))
-        return ("accuracy", "macro_f1"), known
+        return ("accuracy", "macro_f1"), (*known, ROC_AUC)
     if task.kind == "multi":
-        return ("f1", "accuracy"), ("f1", "accuracy")
+        return ("f1", "accuracy"), ("f1", "accuracy", "macro_f1", ROC_AUC)
     return ("spearman", "pearson"), tuple(metrics.OF_NUMBERS)

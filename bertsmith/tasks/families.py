@@ -12,6 +12,7 @@ from bertsmith.errors import ModelError, SettingsError
 from bertsmith.tasks import answer, choose, classify, tag
 from bertsmith.tasks.entities import strange
 from bertsmith.tasks.inputs import Family
+from bertsmith.tasks.metrics import SCORES_BY_LABEL, label_metric
 from bertsmith.tasks.questions import FIELDS as SPAN_FIELDS
 from bertsmith.tasks.questions import is_flat
 from bertsmith.tasks.settings import TaskSettings
@@ -27,6 +28,8 @@ KINDS: dict[str, tuple[Kind, ...]] = {
     "choose": ("choice",),
     "tag": ("entities", "tags"),
 }
+#: Kinds that have scores of each label.
+_OF_LABELS: tuple[Kind, ...] = ("single", "multi", "entities", "tags")
 #: Fields of ``TaskSettings`` that stand differently in a family: the fields of flat questions, the
 #: columns of CoNLL's form.
 FACTS: dict[str, dict[str, Any]] = {"answer": SPAN_FIELDS, "tag": {"text": "0", "label": "-1"}}
@@ -82,14 +85,30 @@ def refuse_unread(kind: Kind, said: Mapping[str, Any], files: Iterable[Path]) ->
 def with_metrics(task: TaskSettings) -> list[str]:
     """Return the metrics that are asked for, or the usual ones; SettingsError for unknown ones."""
     usual, known = family_of(task.kind).metrics_of(task)
+    if task.kind in _OF_LABELS:
+        known = (*known, *(f"{score}:LABEL" for score in SCORES_BY_LABEL))
     for name in task.metrics:
-        if name not in known:
+        if name not in known and not _is_label_metric(name, task):
             raise SettingsError(
                 f"task.metrics: {name!r} is no metric of the kind {task.kind!r}"
                 + (f" with {len(task.labels)} labels" if task.labels else "")
                 + f"; known are {', '.join(known)}"
             )
     return task.metrics or list(usual)
+
+
+def _is_label_metric(name: str, task: TaskSettings) -> bool:
+    """Tell whether a metric is a score of one label, such as "f1:LOC", that the task has.
+
+    Before the training file is read, its labels are not known.
+    """
+    found = label_metric(name)
+    if task.kind not in _OF_LABELS or found is None:
+        return False
+    labels = set(task.labels)
+    if task.kind == "entities":
+        labels = {label[2:] for label in labels}
+    return not labels or found[1] in labels
 
 
 def task_of(bundle: TaskBundle, changes: Mapping[str, Any] | None = None) -> TaskSettings:

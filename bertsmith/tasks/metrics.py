@@ -1,9 +1,6 @@
-"""How well predictions agree with what is right: the metrics of GLUE.
+"""Metrics of predictions: those of GLUE and KLUE, ROC-AUC, errors of numbers, scores by class."""
 
-It never knows where either came from.
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,6 +102,67 @@ def spearman(predicted: Floats, right: Floats) -> float:
     return pearson(_ranks(predicted), _ranks(right))
 
 
+def mse(predicted: Floats, right: Floats) -> float:
+    """Return the mean squared error of two float64 [n]."""
+    return float(np.mean((predicted - right) ** 2))
+
+
+def mae(predicted: Floats, right: Floats) -> float:
+    """Return the mean absolute error of two float64 [n]."""
+    return float(np.mean(np.abs(predicted - right)))
+
+
+def f1_at_3(predicted: Floats, right: Floats) -> float:
+    """Return the F1 of the scores from 3.0 on of two float64 [n], as KLUE-STS has it.
+
+    Park et al. 2021 (arXiv:2105.09680): similarities from 0 to 5 are binarized at 3.
+    """
+    return f1((predicted >= 3.0).astype(np.int64), (right >= 3.0).astype(np.int64))
+
+
+def roc_auc(scores: Floats, right: NDArray[np.bool_]) -> float:
+    """Return the area under the ROC curve; NaN where ``right`` has one value only.
+
+    It is the probability that a positive example scores above a negative one, ties counting half.
+    scores: float64 [n]. right: bool [n].
+    """
+    positives = int(right.sum())
+    negatives = len(right) - positives
+    if not positives or not negatives:
+        return float("nan")
+    above = _ranks(scores)[right].sum() - positives * (positives + 1) / 2
+    return float(above / (positives * negatives))
+
+
+def mean_roc_auc(scores: Floats, right: NDArray[np.bool_]) -> float:
+    """Return the mean ROC-AUC of the columns that have both values, NaN where none has.
+
+    scores: float64 [n, C]. right: bool [n, C], one-vs-rest for classes.
+    """
+    areas = [roc_auc(*column) for column in zip(scores.T, right.T, strict=True)]
+    defined = [area for area in areas if not np.isnan(area)]
+    return float(np.mean(defined)) if defined else float("nan")
+
+
+def label_metric(name: str) -> tuple[str, str] | None:
+    """Return score and label of a metric of one label, such as ("f1", "LOC") of "f1:LOC"."""
+    score, colon, label = name.partition(":")
+    return (score, label) if colon and label and score in SCORES_BY_LABEL else None
+
+
+def label_scores(
+    names: Sequence[str], classes: Mapping[str, Mapping[str, float]]
+) -> dict[str, float]:
+    """Return those of the named metrics that are of one label; see ``class_report``."""
+    parts = {name: label_metric(name) for name in names}
+    # A type of entities that occurs nowhere has no scores.
+    return {
+        name: classes.get(part[1], {}).get(part[0], 0.0)
+        for name, part in parts.items()
+        if part is not None
+    }
+
+
 def _ranks(values: Floats) -> Floats:
     """Return the rank of each of [n] values from 1, float64; equal ones share their mean."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
@@ -113,10 +171,14 @@ def _ranks(values: Floats) -> Floats:
     return ranks
 
 
+#: Metrics of which less is better; of all others more is.
+LOWER_IS_BETTER = frozenset({"mse", "mae"})
+#: Scores that there are of each label, named as in "f1:LOC".
+SCORES_BY_LABEL = ("precision", "recall", "f1")
 #: Metrics over class numbers, and over numbers.
 OF_CLASSES: dict[str, Callable[[Ints, Ints], float]] = {
     "accuracy": accuracy, "f1": f1, "macro_f1": macro_f1, "matthews": matthews,
 }  # fmt: skip
 OF_NUMBERS: dict[str, Callable[[Floats, Floats], float]] = {
-    "pearson": pearson, "spearman": spearman,
+    "pearson": pearson, "spearman": spearman, "mse": mse, "mae": mae, "f1_at_3.0": f1_at_3,
 }  # fmt: skip

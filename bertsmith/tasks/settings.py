@@ -40,8 +40,12 @@ class TaskSettings(Settings):
     heldout: dict[str, str] = Field(default_factory=dict)
     #: A hash of all these files; the run finds it out.
     fingerprint: str = ""
-    #: Only the first so many of the training examples; None: all.
+    #: Only so many of the training examples; None: all.
     examples: Annotated[int, Field(ge=2)] | None = None
+    #: Which ones: a random subset, the same for each ``run.seed``, or the first ones of the file.
+    #: Where documents are the context, whole documents are drawn, the last one up to the number.
+    examples_draw: Literal["random", "first"] = "random"
+    examples_seed: Annotated[int, Field(ge=0)] = 0
     #: The share of the training file that is held out where there is no held-out file, and which
     #: one of the 1/share that there are (for cross-validation).
     heldout_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
@@ -68,6 +72,7 @@ class TaskSettings(Settings):
     #: tag: whether an input is a sentence alone or has its neighbours in the document around it;
     #: of tables, those rows that have the same value in a column "document".
     context: Literal["sentence", "document"] = "sentence"
+    #: The first one decides which weights are the best. Empty: the usual ones of the kind.
     metrics: list[str] = Field(default_factory=list)
     #: Tokens of an input, [CLS] and [SEP] counted; what is longer is cut at its end (answer: comes
     #: in several windows). None: the family's own, or as many as the model takes.

@@ -1,9 +1,8 @@
-"""The official scores of SQuAD: exact match, F1, and the threshold of no answer.
-
-It never knows models; it scores texts.
+"""The official scores of SQuAD and KorQuAD: exact match, F1, and the threshold of no answer.
 
 By the published definitions of evaluate-v1.1 and evaluate-v2.0. The second leaves out answers of
-which normalization leaves nothing, and counts nothing said as right where there is no answer.
+which normalization leaves nothing, and counts nothing said as right where there is no answer. The
+F1 of characters is that of KorQuAD 1.0 (Lim et al. 2019, arXiv:1909.07005).
 """
 
 import math
@@ -11,19 +10,28 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
+#: The quotation marks and brackets that KorQuAD's program takes for spaces.
+_KOREAN_MARKS = dict.fromkeys(map(ord, "'\"《》<>〈〉()‘’"), " ")  # noqa: RUF001
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalized(text: str) -> str:
     """Return a text in lower case without (ASCII) punctuation, articles and needless spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def normalized_characters(text: str) -> str:
+    """Return a text without spaces in lower case, and without quotation marks and punctuation.
+
+    As KorQuAD 1.0 normalizes it before its characters are compared.
+    """
+    return "".join(text.translate(_KOREAN_MARKS).lower().translate(_PUNCTUATION).split())
 
 
 def exact(said: str, answer: str) -> float:
@@ -33,22 +41,47 @@ def exact(said: str, answer: str) -> float:
 
 def f1(said: str, answer: str) -> float:
     """Return the F1 of the words of two normalized texts; 0 where none is shared."""
-    ours, theirs = said.split(), answer.split()
-    shared = (Counter(ours) & Counter(theirs)).total()
-    return 2 * shared / (len(ours) + len(theirs)) if shared else 0.0
+    return _overlap(said.split(), answer.split())
 
 
-def f1_or_none(said: str, answer: str) -> float:
-    """Return the F1, or, where either text is empty, whether both are (v2.0)."""
-    return f1(said, answer) if said and answer else float(said == answer)
+def char_f1(predicted: str, answer: str) -> float:
+    """Return the F1 of the characters of two texts from ``normalized_characters``."""
+    return _overlap(predicted, answer)
+
+
+def _overlap(predicted: Sequence[str], answer: Sequence[str]) -> float:
+    shared = (Counter(predicted) & Counter(answer)).total()
+    return 2 * shared / (len(predicted) + len(answer)) if shared else 0.0
+
+
+#: Each metric, and the normalization of the texts that it compares.
+METRICS: dict[str, tuple[Callable[[str, str], float], Callable[[str], str]]] = {
+    "f1": (f1, normalized), "exact": (exact, normalized),
+    "char_f1": (char_f1, normalized_characters),
+}  # fmt: skip
 
 
 def _best(
-    metric: Callable[[str, str], float], said: Sequence[str], answers: Sequence[Sequence[str]]
+    metric: Callable[[str, str], float],
+    predicted: Sequence[str],
+    answers: Sequence[Sequence[str]],
+    *,
+    second: bool,
 ) -> Floats:
-    """Return the metric of each of n texts, the maximum over its answers: float64 [n]."""
-    pairs = zip(said, answers, strict=True)
-    return np.array([max(metric(one, each) for each in own) for one, own in pairs], np.float64)
+    """Return the metric of each of n normalized texts, the maximum over its answers: float64 [n].
+
+    second: by the rules of v2.0. An answer that normalization leaves nothing of is left out, and
+    an empty text is right only where there is no answer.
+    """
+
+    def compare(text: str, answer: str) -> float:
+        return float(text == answer) if second and not (text and answer) else metric(text, answer)
+
+    scores = []
+    for text, own in zip(predicted, answers, strict=True):
+        usable = ([answer for answer in own if answer] or [""]) if second else own
+        scores.append(max(compare(text, answer) for answer in usable))
+    return np.array(scores, np.float64)
 
 
 def figures(
@@ -56,12 +89,15 @@ def figures(
     nulls: Floats,
     answers: Sequence[Sequence[str]],
     threshold: float | None = None,
+    names: Sequence[str] = ("f1", "exact"),
 ) -> dict[str, float]:
     """Return exact match and F1, from 0 to 1, of what was said to n questions.
 
     said: the best span of each. answers: all that are right; an empty list where there is none,
     and if there is such a one anywhere, the rules are those of v2.0. nulls: float64 [n], by how
     much the score of no answer is above that of the span; beyond ``threshold`` none is given.
+
+    names: the metrics, those of v1.1 among them; ``char_f1`` is KorQuAD's.
 
     Without a threshold each span is given under v1.1, and under v2.0 the threshold is tuned here,
     for the best F1 (section 4.3 of the paper); with ``math.inf`` each span is given under both.
@@ -71,20 +107,19 @@ def figures(
     """
     has = np.array([bool(own) for own in answers])
     second = not has.all()
-    texts = [normalized(text) for text in said]
-    right = [[normalized(text) for text in own] for own in answers]
-    if second:
-        right = [[text for text in own if text] or [""] for own in right]
-    nothing = [""] * len(texts)
-    metrics: dict[str, Any] = {"f1": f1_or_none if second else f1, "exact": exact}
-    given = {name: _best(metric, texts, right) for name, metric in metrics.items()}
-    silent = {name: _best(metric, nothing, right) for name, metric in metrics.items()}
+    given, silent = {}, {}
+    for name in names:
+        metric, normalize = METRICS[name]
+        texts = [normalize(text) for text in said]
+        right = [[normalize(text) for text in own] for own in answers]
+        given[name] = _best(metric, texts, right, second=second)
+        silent[name] = _best(metric, [""] * len(said), right, second=second)
     if threshold in (None, math.inf) and not second:
         return {name: float(each.mean()) for name, each in given.items()}
-    tuned = {name: best_threshold(given[name], silent[name], nulls) for name in metrics}
+    tuned = {name: best_threshold(given[name], silent[name], nulls) for name in names}
     if threshold is None:
         threshold = tuned["f1"][1]
-    each = {name: np.where(nulls > threshold, silent[name], given[name]) for name in metrics}
+    each = {name: np.where(nulls > threshold, silent[name], given[name]) for name in names}
     found = {name: float(own.mean()) for name, own in each.items()}
     for kind, chosen in (("HasAns", has), ("NoAns", ~has)):
         if chosen.any():

@@ -263,7 +263,41 @@ def score(
     found: dict[str, Any] = {"accuracy": float(np.mean(hits))}
     if head.kind == "entities":
         found |= entity_scores(said, right)
+    if "char_macro_f1" in task.metrics:
+        found["char_macro_f1"] = _tag_macro_f1(said, right, head.labels)
+    if any(name not in found for name in task.metrics):
+        classes = report(outputs, inputs, examples, head)["classes"]
+        found |= metrics.label_scores(task.metrics, classes)
     return {name: found[name] for name in task.metrics}
+
+
+def _tag_macro_f1(
+    predicted: list[list[str]], right: list[list[str]], labels: Sequence[str]
+) -> float:
+    """Return the mean F1 of all tags, O among them, as KLUE-NER scores characters.
+
+    A tag that is neither right nor predicted anywhere counts as 1, as in the code of KLUE's
+    baseline: f1_score(average="macro", zero_division=1).
+    """
+    chosen, true, names = _numbered(predicted, right, labels)
+    classes = metrics.class_report(chosen, true, names)["classes"]
+    occurs = {*np.unique(chosen).tolist(), *np.unique(true).tolist()}
+    scores = [classes[name]["f1"] if number in occurs else 1.0 for number, name in enumerate(names)]
+    return float(np.mean(scores))
+
+
+def _numbered(
+    predicted: list[list[str]], right: list[list[str]], labels: Sequence[str]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], list[str]]:
+    """Return both sides' tags of all units as numbers, and the names of the numbers."""
+    # A unit without a piece gets a tag from its neighbours, which may be none of the model's.
+    names = dict.fromkeys([*labels, *(tag for tags in (*predicted, *right) for tag in tags)])
+    number = {name: place for place, name in enumerate(names)}
+    chosen, true = (
+        np.array([number[tag] for tags in side for tag in tags], np.int64)
+        for side in (predicted, right)
+    )
+    return chosen, true, list(names)
 
 
 def _predicted_and_right(
@@ -286,14 +320,7 @@ def report(
     predicted, right = _predicted_and_right(outputs, inputs, examples, head)
     if head.kind == "entities":
         return {"classes": type_scores(predicted, right)}
-    # A unit without a piece gets a tag from its neighbours, which may be none of the model's.
-    names = dict.fromkeys([*head.labels, *(tag for tags in predicted for tag in tags)])
-    number = {name: place for place, name in enumerate(names)}
-    chosen, targets = (
-        np.array([number[tag] for tags in side for tag in tags], np.int64)
-        for side in (predicted, right)
-    )
-    return metrics.class_report(chosen, targets, list(names))
+    return metrics.class_report(*_numbered(predicted, right, head.labels))
 
 
 def metrics_of(task: TaskSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -301,4 +328,5 @@ def metrics_of(task: TaskSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if task.kind == "tags":
         return ("accuracy",), ("accuracy",)
     usual = ("f1", "precision", "recall")
-    return usual, (*usual, "macro_f1", "accuracy")
+    of_characters = ("char_macro_f1",) if task.unit == "character" else ()
+    return usual, (*usual, "macro_f1", "accuracy", *of_characters)

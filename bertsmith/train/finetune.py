@@ -21,6 +21,7 @@ from bertsmith.progress import Progress, Silent
 from bertsmith.settings import wished
 from bertsmith.tasks.families import family_of, with_metrics
 from bertsmith.tasks.inputs import Inputs
+from bertsmith.tasks.metrics import LOWER_IS_BETTER
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train import checkpoint, device, journal, loop, optimizer, schedule
 from bertsmith.train.loop import Plan
@@ -245,7 +246,7 @@ def _plan(settings: FinetuneSettings, machine: device.Machine, epoch: int) -> Pl
         checkpoint_every=settings.checkpoint.every,
         keep=settings.checkpoint.keep,
         best_by=settings.task.metrics[0],
-        more_is_better=True,
+        more_is_better=settings.task.metrics[0] not in LOWER_IS_BETTER,
         patience=settings.run.patience,
         ceiling=lambda: device.matrix_ceiling(machine),
     )

@@ -16,6 +16,7 @@ from bertsmith.errors import RunError, SettingsError
 from bertsmith.files import whole_directory, write_json
 from bertsmith.progress import Progress, Silent
 from bertsmith.settings import from_assignments, merged, wished
+from bertsmith.tasks.metrics import LOWER_IS_BETTER
 from bertsmith.train.checkpoint import FOLDER
 from bertsmith.train.finetune import MODEL, Tuned, finetune
 from bertsmith.train.place import FILE
@@ -35,8 +36,8 @@ class Setting:
     runs: list[Tuned]
 
     def over_seeds(self, metric: str) -> tuple[float, float, float]:
-        """Return median, least and greatest of a metric over the seeds; NaN is below any number."""
-        found = [_or_least(run.figures[metric]) for run in self.runs]
+        """Return median, least and greatest of a metric over the seeds; NaN is the worst."""
+        found = [_or_worst(run.figures[metric], metric) for run in self.runs]
         middle, least, most = (
             math.nan if math.isinf(one) else one for one in (median(found), min(found), max(found))
         )
@@ -139,7 +140,8 @@ def _told(folder: Path, found: list[Setting], stopped: Tuned | None) -> Several:
         return Several(folder, found, None, None, stopped)
     metric = runs[0].metrics[0]
     # A correlation with a constant is NaN, and worse than any other.
-    best = max(runs, key=lambda run: _or_least(run.figures[metric]))
+    choose = min if metric in LOWER_IS_BETTER else max
+    best = choose(runs, key=lambda run: _or_worst(run.figures[metric], metric))
     if not (best.run / MODEL).exists():
         raise RunError(
             f"{best.run}: this run is the best one, but its model is gone; remove the run, and the "
@@ -158,5 +160,6 @@ def _told(folder: Path, found: list[Setting], stopped: Tuned | None) -> Several:
     return Several(folder, found, best, folder / MODEL, None)
 
 
-def _or_least(score: float) -> float:
-    return -math.inf if math.isnan(score) else score
+def _or_worst(score: float, metric: str) -> float:
+    worst = math.inf if metric in LOWER_IS_BETTER else -math.inf
+    return worst if math.isnan(score) else score

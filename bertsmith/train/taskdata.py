@@ -181,26 +181,34 @@ def read_data(task: TaskSettings, *, allow_numeric: bool = True) -> TaskData:
     family, known = family_of(task.kind), task.labels or None
     counts: dict[str, Counts] = {}
     train, counts["train"] = family.read(Path(task.train), task, labels=known)
-    train = _first(train, task, counts["train"])
+    everything, train = train, _subset(train, task, counts["train"])
     if not allow_numeric:
         refuse_numeric_labels(train, task)
     if not task.heldout:
         kept, held = _parted(train, task)
         return TaskData(kept, {"heldout": held}, counts)
-    known = known or list(family.labels_of(train, task.train)) or None
+    # A subset may lack a label of the file; a held-out example with it is no error.
+    known = known or list(family.labels_of(everything, task.train)) or None
     heldout = {}
     for name, file in task.heldout.items():
         heldout[name], counts[name] = family.read(Path(file), task, labels=known)
     return TaskData(train, heldout, counts)
 
 
-def _first(examples: list[Any], task: TaskSettings, counts: Counts) -> list[Any]:
-    """Return as many of the training examples as are asked for; the rest is counted as skipped."""
-    kept = examples[: task.examples]
-    if len(kept) < len(examples):
-        counts.used = len(kept)
-        counts.skipped[f"beyond task.examples = {task.examples}"] += len(examples) - len(kept)
-    return kept
+def _subset(examples: list[Any], task: TaskSettings, counts: Counts) -> list[Any]:
+    """Return ``task.examples`` of the training examples, in their order; count the others."""
+    size = task.examples
+    if size is None or len(examples) <= size:
+        return examples
+    chosen = list(range(size))
+    if task.examples_draw == "random":
+        by_document = task.context == "document"
+        groups = _groups(examples, task) if by_document else [[n] for n in range(len(examples))]
+        order = np.random.default_rng(task.examples_seed).permutation(len(groups)).tolist()
+        chosen = sorted([number for group in order for number in groups[group]][:size])
+    counts.used = size
+    counts.skipped[f"not among the task.examples = {size}"] += len(examples) - size
+    return [examples[number] for number in chosen]
 
 
 def _parted(examples: list[Any], task: TaskSettings) -> tuple[list[Any], list[Any]]:

@@ -166,6 +166,20 @@ def test_evaluate_knows_the_columns(run: Run, tuned: Path, table: Path) -> None:
     assert "rows: right labels, columns: predicted labels" in lines
 
 
+def test_metrics_are_chosen_on_the_command_line(
+    run: Run, model: Path, tuned: Path, table: Path, tmp_path: Path
+) -> None:
+    """--metric may be repeated; they are told in their order, and an unknown one is refused."""
+    done = run("evaluate", tuned, "--data", table, "--metric", "roc_auc", "--metric", "f1:loud")
+    assert re.match(r"roc_auc [01]\.\d{4}, f1:loud [01]\.\d{4}\n", done.out)
+    own = ["finetune", "classify", "--model", model, "--data", table, "--text", "line", "--label",
+           "mood", "--epochs", 1, "--set", "run.threads=1", "--out", tmp_path / "run"]  # fmt: skip
+    done = run(*own, "--metric", "nope")
+    assert (done.status, "'nope' is no metric of the kind 'single'" in done.err) == (2, True)
+    done = run(*own, "--metric", "f1:still", "--metric", "matthews")
+    assert "held out (2 examples): f1:still " in done.out
+
+
 def test_several_labels_come_with_their_probabilities(
     run: Run, words: Tokenizer, tmp_path: Path
 ) -> None:

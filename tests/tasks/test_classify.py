@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn import metrics as peer
 
 from bertsmith.bundle import Head, Kind
-from bertsmith.errors import TaskError
+from bertsmith.errors import SettingsError, TaskError
 from bertsmith.tasks.classify import Example, encode, labels_of, read, report, score
 from bertsmith.tasks.families import with_metrics
 from bertsmith.tasks.inputs import Counts, Inputs
@@ -212,10 +213,10 @@ def test_cut_as_the_peer_cuts(words: Tokenizer, sizes: tuple[int, int], tmp_path
     from transformers import AutoTokenizer
 
     words.save(tmp_path)
-    peer = AutoTokenizer.from_pretrained(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
     texts = tuple(" ".join(["red"] * size) for size in sizes)
     for length in (8, 9, 10, 11):
-        wanted = peer(*texts, truncation=True, max_length=length)
+        wanted = theirs(*texts, truncation=True, max_length=length)
         task = TaskSettings(length=length)
         found = encode([Example(texts, None, "")], words, Head("single"), task, Counts())
         assert found.sequences == [[(wanted["input_ids"], wanted["token_type_ids"])]]
@@ -228,7 +229,7 @@ def scored(logits: list[list[float]], targets: Any, kind: Kind, **task: Any) -> 
     rows = [np.array([row], np.float32) for row in logits]
     right = [np.array([one]) for one in targets]
     inputs = Inputs([[]] * len(rows), [""] * len(rows), [False] * len(rows), right)
-    return score(rows, inputs, [], Head(kind), settings)
+    return score(rows, inputs, [], Head(kind, tuple(settings.labels)), settings)
 
 
 def test_scores() -> None:
@@ -240,6 +241,63 @@ def test_scores() -> None:
     assert many == {"f1": pytest.approx(6 / 7), "accuracy": pytest.approx(2 / 3)}
     number = scored([[row[0]] for row in logits], [1.0, 3.0, -1.0], "regression")
     assert number["pearson"] == pytest.approx(1.0)
+
+
+def test_area_and_scores_of_one_label() -> None:
+    """ROC-AUC ranks by probability; "f1:NAME" is the F1 of that label; less error is less."""
+    chance = np.random.default_rng(1)
+    logits = chance.normal(0, 3, (30, 3))
+    logits += chance.normal(0, 9, (30, 1))
+    classes = np.r_[np.arange(3), chance.integers(0, 3, 27)]
+    names = ["roc_auc", "f1:c", "recall:a", "accuracy"]
+    labels = ["a", "b", "c"]
+    found = scored(logits.tolist(), classes.tolist(), "single", metrics=names, labels=labels)
+    shares = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    assert list(found) == names
+    assert found["roc_auc"] == pytest.approx(
+        peer.roc_auc_score(classes, shares, multi_class="ovr"), abs=1e-6
+    )
+    chosen = logits.argmax(-1)
+    assert found["f1:c"] == pytest.approx(peer.f1_score(classes, chosen, average=None)[2])
+    assert found["recall:a"] == pytest.approx(peer.recall_score(classes, chosen, average=None)[0])
+    two = scored(
+        logits[:, :2].tolist(), (classes > 0).astype(int).tolist(), "single", metrics=["roc_auc"]
+    )
+    assert two["roc_auc"] == pytest.approx(
+        peer.roc_auc_score(classes > 0, logits[:, 1] - logits[:, 0])
+    )
+    right = chance.random((30, 3)) < 0.5
+    names = ["macro_f1", "roc_auc", "precision:b"]
+    many = scored(
+        logits.tolist(), right.astype(int).tolist(), "multi", metrics=names, labels=labels
+    )
+    assert many["macro_f1"] == pytest.approx(peer.f1_score(right, logits > 0, average="macro"))
+    assert many["roc_auc"] == pytest.approx(peer.roc_auc_score(right, logits), abs=1e-6)
+    assert many["precision:b"] == pytest.approx(
+        peer.precision_score(right, logits > 0, average=None)[1]
+    )
+    numbers = scored([[1.0], [4.0]], [2.0, 4.0], "regression", metrics=["mse", "f1_at_3.0", "mae"])
+    assert numbers == {"mse": 0.5, "f1_at_3.0": 1.0, "mae": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "metric", "known"),
+    [
+        ("single", [], "auc", "accuracy, f1, macro_f1, matthews, roc_auc, precision:LABEL"),
+        ("single", ["a", "b"], "f1:c", "f1:LABEL"),
+        ("regression", [], "f1:a", "pearson, spearman, mse, mae, f1_at_3.0"),
+        ("span", [], "f1:a", "f1, exact, char_f1"),
+        ("entities", ["O", "B-PER", "I-PER"], "f1:B-PER", "macro_f1, accuracy, precision:LABEL"),
+        ("entities", [], "char_macro_f1", "macro_f1, accuracy, precision:LABEL"),
+        ("choice", [], "f1:a", "accuracy"),
+    ],
+)
+def test_unknown_metrics_are_refused(
+    kind: Kind, labels: list[str], metric: str, known: str
+) -> None:
+    """The message names those that the kind of task has; a label has to be one of the task's."""
+    with pytest.raises(SettingsError, match=rf"{metric!r} is no metric .*{known}"):
+        with_metrics(TaskSettings(kind=kind, labels=labels, metrics=[metric]))
 
 
 def test_report_by_label() -> None:

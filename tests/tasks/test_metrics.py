@@ -96,6 +96,51 @@ def test_correlations(pair: tuple[list[int], list[float]]) -> None:
             assert metrics.pearson(predicted, right) == pytest.approx(wanted, abs=1e-6, nan_ok=True)
 
 
+@given(NUMBERS)
+def test_errors_of_numbers(pair: tuple[list[int], list[float]]) -> None:
+    """Squared and absolute error, and the F1 of scores from 3 on, are scikit-learn's."""
+    predicted, right = np.array(pair[0], np.float64), np.array(pair[1], np.float64)
+    assert metrics.mse(predicted, right) == pytest.approx(peer.mean_squared_error(right, predicted))
+    assert metrics.mae(predicted, right) == pytest.approx(
+        peer.mean_absolute_error(right, predicted)
+    )
+    assert metrics.f1_at_3(predicted, right) == pytest.approx(
+        peer.f1_score(right >= 3, predicted >= 3, zero_division=0)
+    )
+
+
+@given(BITS, st.integers(0, 2**32 - 1))
+def test_roc_auc_of_two_classes(pair: tuple[list[int], list[int]], seed: int) -> None:
+    """The area is scikit-learn's, ties included; NaN where only one class occurs."""
+    right = np.array(pair[0]) == 1
+    scores = np.random.default_rng(seed).integers(0, 6, len(right)) / 5
+    area = metrics.roc_auc(scores, right)
+    if right.all() or not right.any():
+        assert np.isnan(area)
+    else:
+        assert area == pytest.approx(peer.roc_auc_score(right, scores))
+
+
+def test_roc_auc_of_several_classes_and_labels() -> None:
+    """Both means over columns are scikit-learn's; a column with one value is left out."""
+    chance = np.random.default_rng(0)
+    for _ in range(50):
+        shares = chance.random((40, 4)).round(1) + 0.01
+        shares /= shares.sum(-1, keepdims=True)
+        classes = np.r_[np.arange(4), chance.integers(0, 4, 36)]
+        right = classes[:, None] == np.arange(4)
+        expected = peer.roc_auc_score(classes, shares, multi_class="ovr", average="macro")
+        assert metrics.mean_roc_auc(shares, right) == pytest.approx(expected)
+        labels = chance.random((40, 4)) < 0.4
+        labels[0], labels[1] = True, False
+        expected = peer.roc_auc_score(labels, shares, average="macro")
+        assert metrics.mean_roc_auc(shares, labels) == pytest.approx(expected)
+    labels[:, 2] = True
+    expected = peer.roc_auc_score(labels[:, [0, 1, 3]], shares[:, [0, 1, 3]])
+    assert metrics.mean_roc_auc(shares, labels) == pytest.approx(expected)
+    assert np.isnan(metrics.mean_roc_auc(shares, np.ones((40, 4), np.bool_)))
+
+
 def test_correlations_of_extreme_numbers() -> None:
     """Very large numbers do not overflow."""
     x = np.array([1e200, 2e200, 4e200])

@@ -161,6 +161,32 @@ def test_the_best_threshold_is_the_official_one() -> None:
         assert found["best_f1"] == pytest.approx(best / count)
 
 
+@pytest.mark.parametrize(
+    ("said", "answer", "score"),
+    [
+        ("서울특별시", "서울", 2 * 2 / 7),
+        ("《무궁화》 꽃", "무궁화꽃", 1.0),
+        ("‘Apple’ (the)", "apple THE.", 1.0),
+        ("가나", "다라", 0.0),
+        ("가가나", "가나나", 2 / 3),
+    ],
+)
+def test_character_f1_of_korquad(said: str, answer: str, score: float) -> None:
+    """Marks, punctuation and spaces do not count, articles do; the best answer does."""
+    found = squad.figures([said], np.zeros(1), [["밖", answer]], names=("f1", "exact", "char_f1"))
+    assert found["char_f1"] == pytest.approx(score)
+
+
+def test_character_f1_of_no_answer() -> None:
+    """By the rules of v2.0: nothing said is right only where nothing is."""
+    found = squad.figures(
+        ["가나", "다"], np.array([-1.0, 1.0]), [["가"], []], 0.0, ("f1", "exact", "char_f1")
+    )
+    assert found["HasAns_char_f1"] == pytest.approx(2 / 3)
+    assert found["NoAns_char_f1"] == 1.0
+    assert found["best_char_f1"] == pytest.approx(5 / 6)
+
+
 def test_scores_by_hand() -> None:
     """Several answers: the best one counts; v1.1 and v2.0 differ where normalization leaves nil."""
     one = squad.figures(["the red fox"], np.zeros(1), [["fox", "a red fox"]])

@@ -380,6 +380,33 @@ def test_report_of_tags_and_entities(words: Tokenizer) -> None:
     assert "confusion" not in entities
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_character_scores_are_those_of_klue(words: Tokenizer) -> None:
+    """The macro F1 of all tags with zero_division=1, and the scores of one type of entities."""
+    from sklearn.metrics import f1_score
+
+    labels = ("O", "B-LC", "I-LC", "B-PS", "I-PS")
+    head = Head("entities", labels)
+    units = tuple((place, place + 1) for place in range(6))
+    tags = ("B-LC", "I-LC", "O", "O", "O", "B-LC")
+    example = Sentence("서울에서 살", units, tags, 0, "f")
+    names = ["char_macro_f1", "recall:LC", "f1:PS"]
+    task = CHARACTERS.model_copy(update={"metrics": names})
+    found = encode([example], words, head, task, Counts())
+    chance = np.random.default_rng(0)
+    for _ in range(20):
+        rows = [chance.random((len(places), 5)).astype(np.float32) for places in found.places or ()]
+        chosen = [labels[place] for place in np.concatenate(rows).argmax(-1)]
+        (predicted,) = tags_of([example], found.memo, chosen)
+        scores = score(rows, found, [example], head, task)
+        expected = f1_score(tags, predicted, labels=labels, average="macro", zero_division=1)
+        assert scores["char_macro_f1"] == pytest.approx(float(expected))
+        assert (
+            scores["recall:LC"] == report(rows, found, [example], head)["classes"]["LC"]["recall"]
+        )
+        assert list(scores) == names
+
+
 def test_characters_of_one_piece_share_an_entity(words: Tokenizer) -> None:
     """The first character's tag is asked for; the others, and blanks inside, go on with it."""
     text = "서울에서 살."

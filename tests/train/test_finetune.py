@@ -248,6 +248,34 @@ def test_a_signal_at_the_end_of_a_run_stops_those_that_follow(
     assert (found.stopped, found.model, steps) == (None, out / "model", 4)
 
 
+def test_the_best_by_an_error_is_the_least(start: Path, tmp_path: Path) -> None:
+    """Of epochs and of seeds the one with the lowest mean squared error is kept."""
+    data = table(tmp_path / "train.jsonl", "regression", 40)
+    task = {**QUICK["task"], "kind": "regression", "metrics": ["mse", "pearson"]}
+    values = {**QUICK, "task": task, "schedule": {"epochs": 3.0},
+              "run": {"threads": 1, "choose": "best"}}  # fmt: skip
+    found = finetune_several("classify", start, tmp_path / "all", seeds=3, data=data, values=values)
+    (only,) = found.settings
+    errors = [run.figures["mse"] for run in only.runs]
+    assert len(set(errors)) == 3
+    assert found.best is not None
+    assert found.best.figures["mse"] == min(errors)
+    for run in only.runs:
+        lines = map(json.loads, (run.run / "metrics.jsonl").read_text().splitlines())
+        assert run.figures["mse"] == min(one["mse"] for one in lines if one["kind"] == "heldout")
+
+
+def test_a_seed_without_a_number_is_the_worst(tmp_path: Path) -> None:
+    """NaN is above any error and below any other score."""
+    runs = [Tuned(tmp_path, None, None, 1, 1, ["mse"], {"mse": error, "f1": error}, {}, 0.0)
+            for error in (2.0, float("nan"), 1.0)]  # fmt: skip
+    setting = several.Setting({}, runs)
+    assert setting.over_seeds("mse")[:2] == (2.0, 1.0)
+    assert np.isnan(setting.over_seeds("mse")[2])
+    assert np.isnan(setting.over_seeds("f1")[1])
+    assert setting.over_seeds("f1")[2] == 2.0
+
+
 def test_several_never_replace_what_stands_there(start: Path, tmp_path: Path) -> None:
     """The model that a run begins with, or another run's, is no place for them."""
     data = table(tmp_path / "train.jsonl", "single", 20)

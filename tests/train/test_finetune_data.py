@@ -203,13 +203,52 @@ def test_what_nothing_reads_is_refused(
         finetune(task, start, tmp_path / "run", data=tmp_path / "own.json", values={"task": said})
 
 
+def test_part_of_the_training_file_is_random(tmp_path: Path) -> None:
+    """A subset drawn by its own seed, in the file's order; the first rows where it is asked for."""
+    data = table(tmp_path / "train.jsonl", "single", 40)
+    task = TaskSettings(train=str(data), examples=10, heldout={"dev": str(data)})
+
+    def drawn(**changes: Any) -> list[int]:
+        found = read_data(task.model_copy(update=changes))
+        assert found.counts["train"].used == 10
+        return [int(one.where.rpartition(" ")[2]) for one in found.train]
+
+    assert drawn() == drawn() == sorted(drawn())
+    assert drawn() != drawn(examples_seed=1)
+    assert max(drawn()) > 20
+    assert drawn(examples_draw="first") == list(range(1, 11))
+
+
+def test_a_label_that_a_subset_lacks_is_no_error(tmp_path: Path) -> None:
+    """It is a label of the training file, so a held-out example may have it."""
+    rows = [{"text": "w", "label": ["a", "b"][n % 2]} for n in range(8)]
+    rows.append({"text": "w", "label": "c"})
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = str(tmp_path / "t.jsonl")
+    task = TaskSettings(train=file, heldout={"dev": file}, examples=4, examples_draw="first")
+    found = read_data(task)
+    assert {one.label for one in found.train} == {"a", "b"}
+    assert {one.label for one in found.heldout["dev"]} == {"a", "b", "c"}
+
+
+def test_documents_stay_together_in_a_random_subset(tmp_path: Path) -> None:
+    """Where documents are the context whole ones are drawn, the last one up to the number."""
+    rows = [{"tokens": ["w"], "tags": ["NV"[n % 2]], "document": n // 5} for n in range(40)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = str(tmp_path / "t.jsonl")
+    task = TaskSettings(kind="tags", text="0", label="-1", train=file, heldout={"dev": file},
+                        context="document", examples=12)  # fmt: skip
+    documents = [one.document for one in read_data(task).train]
+    assert sorted(documents.count(one) for one in set(documents)) == [2, 5, 5]
+
+
 def test_part_of_the_training_file(start: Path, tmp_path: Path) -> None:
-    """The first examples are trained on, and the rest is counted; each fold is held out once."""
+    """A number of examples is trained on, and the rest is counted; each fold is held out once."""
     data = table(tmp_path / "train.jsonl", "single", 40)
     result = tune(start, tmp_path / "run", data, "single", schedule={"steps": 1},
                   task={"examples": 30, "heldout_share": 0.2})  # fmt: skip
     assert result.counts["train"]["used"] == 30
-    assert result.counts["train"]["skipped"] == {"beyond task.examples = 30": 10}
+    assert result.counts["train"]["skipped"] == {"not among the task.examples = 30": 10}
     assert result.figures["examples"] == 6
     table(data, "single", 41)
     task = TaskSettings(train=str(data), heldout_share=0.2)
