@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -195,6 +196,9 @@ def compare(mode: str, store: Path, work: Path, options: argparse.Namespace) -> 
     lines = [json.loads(line) for line in (calm / "metrics.jsonl").read_text().splitlines()]
     step_time = lines[-1].get("seconds", lines[-2].get("seconds", 1.0)) / options.steps
     print(f"    undisturbed: {options.steps} steps in {seconds:.0f} s", flush=True)
+    # On a busy machine each run may choose another number of threads, and so other bytes.
+    with (calm / "settings.toml").open("rb") as file:
+        options.set = [*options.set, f"run.threads={tomllib.load(file)['run']['threads']}"]
     done = disturb(train_command(store, torn, options, mode), torn, options, cache, step_time)
     one, other = content(calm, options.steps), content(torn, options.steps)
     equal = {name: one[name] == other[name] for name in one}

@@ -114,6 +114,11 @@ def require_memory(
         )
 
 
+def is_cpu(device: str) -> bool:
+    """Tell whether a setting of the device, "auto" included, means the CPU here."""
+    return device == "cpu" or (device == "auto" and not torch.cuda.is_available())
+
+
 def automatic() -> str:
     """Return the device and the precision that "auto" comes to here: "cpu, bf16" and so on."""
     cuda = torch.cuda.is_available()
@@ -176,6 +181,43 @@ def peak_memory(machine: Machine) -> int:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # Linux counts kibibytes, macOS bytes (getrusage(2)).
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+@dataclass(frozen=True)
+class Load:
+    """How many cores other processes use: now, and on average over the last minute."""
+
+    now: float
+    last_minute: float
+
+
+def measure_load(seconds: float = 0.3) -> Load:
+    """Watch for so long how busy other processes keep the cores that this one may run on.
+
+    Without /proc/stat (elsewhere than on Linux) the load of the last minute is that of now.
+    """
+    last_minute = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    before = _busy_seconds()
+    if before is None:
+        return Load(last_minute, last_minute)
+    started, own = time.perf_counter(), time.process_time()
+    time.sleep(seconds)
+    after = _busy_seconds()
+    elapsed, own = time.perf_counter() - started, time.process_time() - own
+    return Load(max(0.0, ((after or before) - before - own) / elapsed), last_minute)
+
+
+def _busy_seconds() -> float | None:
+    """Return how long the cores of this process have been at work since the system started."""
+    try:
+        lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
+        cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        fields = [line.split() for line in lines if line.split(maxsplit=1)[0] in cores]
+        # user, nice, system, idle, iowait, irq, softirq, steal (proc(5)).
+        busy = [sum(int(own[i]) for i in (1, 2, 3, 6, 7, 8)) for own in fields]
+    except (OSError, AttributeError, ValueError, IndexError):
+        return None
+    return sum(busy) / os.sysconf("SC_CLK_TCK") if busy else None
 
 
 def processor() -> str:

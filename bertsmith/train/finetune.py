@@ -39,7 +39,8 @@ from bertsmith.train.taskdata import (
     with_task,
 )
 from bertsmith.train.telling import tell, tell_baseline
-from bertsmith.train.tunesettings import FinetuneSettings
+from bertsmith.train.threads import restored_threads, threads_left
+from bertsmith.train.tunesettings import FinetuneSettings, TuneRunSettings
 from bertsmith.train.tuning import Scored, Tuning
 
 MODEL, RESULT = "model", "result.json"
@@ -102,7 +103,7 @@ def finetune(
     start = start_task(model, head, model_changes(said), settings.features)
     settings = with_model(settings, start)
     run.mkdir(parents=True, exist_ok=True)
-    with alone(run):
+    with alone(run), restored_threads(settings.run.threads):
         refuse_changed_files(run, settings.task)
         stored = take_up(run, settings)
         # A model that is gone is written again, as long as there is what it was written from.
@@ -131,7 +132,8 @@ def _train(
     task, options = settings.task, settings.run
     machine = device.find(
         options.device, options.precision, options.kernel,
-        attention_dropout=settings.model.attention_dropout, threads=options.threads,
+        attention_dropout=settings.model.attention_dropout,
+        threads=options.threads or _threads(options, progress),
     )  # fmt: skip
     longest = task.length or settings.model.max_positions
     tokens = min(task.batch, len(data.train)) * longest
@@ -167,6 +169,20 @@ def _train(
     write_json(run / RESULT, {key: value for key, value in asdict(result).items()
                               if key not in ("run", "model", "late")})  # fmt: skip
     return replace(result, model=run / MODEL, late=outcome.late)
+
+
+def _threads(options: TuneRunSettings, progress: Progress) -> int | None:
+    """Return fewer threads than usual if other processes use the cores; None for the usual."""
+    available = torch.get_num_threads()
+    if available == 1 or not device.is_cpu(options.device):
+        return None
+    threads = threads_left(device.measure_load(), available)
+    if threads == available:
+        return None
+    progress.note(
+        f"this machine is busy: training with {threads} of {available} threads (run.threads)"
+    )
+    return threads
 
 
 def _finished(run: Path) -> Tuned:

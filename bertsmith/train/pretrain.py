@@ -19,12 +19,21 @@ from bertsmith.model.bert import parameter_count
 from bertsmith.progress import Progress, Silent
 from bertsmith.train import checkpoint, curve, device, journal, loop, probe, recipe, schedule
 from bertsmith.train.budget import Replan, TimeBudget
+from bertsmith.train.device import Load
 from bertsmith.train.loop import Outcome, Plan
 from bertsmith.train.place import FILE, alone, check_place, take_up
 from bertsmith.train.probe import Cost
 from bertsmith.train.recipe import PretrainSettings
 from bertsmith.train.resolve import Wishes, resolve
-from bertsmith.train.session import Session, describe, parts, provenance, provenance_on_the_way
+from bertsmith.train.session import (
+    ROUND_SECONDS,
+    Session,
+    describe,
+    parts,
+    provenance,
+    provenance_on_the_way,
+)
+from bertsmith.train.threads import is_busy, restored_threads
 
 MODEL = "model"
 
@@ -69,11 +78,12 @@ def pretrain(
     store = Store.open(data)
     wished = _wished(store, Path(data), size, steps, epochs, minutes, wishes)
     run.mkdir(parents=True, exist_ok=True)
-    with alone(run):
+    with alone(run), restored_threads(wished.run.threads):
         stored = take_up(run, wished)
         if stored is None:
             # A resumed run trusts the ids, so that a restart does not read all of a large store.
             store.verify(progress)
+            wished = with_threads(wished, store, progress)
         session = Session(stored or wished, store)
         progress.note(f"{run}: {describe(session)}")
         for note in session.notes:
@@ -128,15 +138,17 @@ def plan(
     store = Store.open(data)
     store.verify()
     wished = _wished(store, Path(data), size, steps, epochs, minutes, wishes)
-    session = Session(wished, store)
     budget = _budget(wished)
-    cost = session.measure(_probe_seconds(budget))
+    with restored_threads(wished.run.threads):
+        session = Session(with_threads(wished, store, Silent()), store)
+        cost = session.measure(_probe_seconds(budget))
+        machine = device.describe(session.machine)
     resolved = resolve_length(session, cost, budget)
     total, every = resolved.schedule.total(), resolved.run.eval_every
     assert every is not None
     tokens = total * cost.tokens_per_step
     return {
-        "machine": device.describe(session.machine),
+        "machine": machine,
         "parameters": parameter_count(session.model),
         "steps": total,
         "batch": wished.data.batch,
@@ -179,15 +191,46 @@ def _wished(
     return PretrainSettings.parse(settings.model_dump(), "the settings")
 
 
+def with_threads(settings: PretrainSettings, store: Store, progress: Progress) -> PretrainSettings:
+    """Return the settings with a number of threads, if nobody set one and the machine is busy.
+
+    Threads that wait for each other at every product are slowed down by all that any of them
+    shares its core with.
+    """
+    run = settings.run
+    if run.threads is not None or torch.get_num_threads() == 1 or not device.is_cpu(run.device):
+        return settings
+    load = device.measure_load()
+    if not is_busy(load):
+        return settings
+    # Steps are timed as they are computed without torch.compile, which is for a number of threads.
+    eager = settings.model_copy(update={"run": run.model_copy(update={"compile": False})})
+    choice = Session(eager, store).choose_threads(load, *_round_seconds(settings))
+    progress.note(choice.describe())
+    return _set_threads(settings, choice.threads)
+
+
+def _round_seconds(settings: PretrainSettings) -> list[float]:
+    budget = _budget(settings)
+    return [] if budget is None else [min(ROUND_SECONDS, probe.SHARE * budget / 10)]
+
+
+def _set_threads(settings: PretrainSettings, threads: int) -> PretrainSettings:
+    run = settings.run.model_copy(update={"threads": threads})
+    return settings.model_copy(update={"run": run})
+
+
 def settle(session: Session, progress: Progress, began: float) -> PretrainSettings:
     """Resolve what only this machine and this data tell: device, precision, steps, intervals."""
-    settings, machine = session.settings, session.machine
-    budget, cost = _budget(settings), None
+    machine, budget, cost = session.machine, _budget(session.settings), None
     if budget is not None:
         progress.note("probing the speed of this machine …")
         cost = session.measure(_probe_seconds(budget))
+        if cost.noisy:
+            cost = _steadier(session, cost, progress)
         # However long the start-up took, half of the time is for training.
         budget = max(budget - (perf_counter() - began), budget / 2)
+    settings = session.settings
     run = settings.run.model_copy(
         update={
             "device": str(machine.device),
@@ -201,6 +244,26 @@ def settle(session: Session, progress: Progress, began: float) -> PretrainSettin
     if cost is not None:
         progress.note(_describe_fit(settings, resolved, cost))
     return resolved
+
+
+def _steadier(session: Session, cost: Cost, progress: Progress) -> Cost:
+    """Return the cost with fewer threads, if steps took unlike times and these are faster.
+
+    A load that does not show in the machine's figures, such as a container's share, does here.
+    """
+    settings = session.settings
+    run = settings.run
+    if run.threads is not None or run.compile or torch.get_num_threads() == 1:
+        return cost
+    if session.machine.device.type != "cpu":
+        return cost
+    before = torch.get_num_threads()
+    choice = session.choose_threads(Load(0.0, 0.0), *_round_seconds(settings))
+    if choice.threads == before:
+        return cost
+    progress.note(choice.describe())
+    session.settings = _set_threads(settings, choice.threads)
+    return session.measure(_probe_seconds(_budget(settings)))
 
 
 def _describe_fit(before: PretrainSettings, settings: PretrainSettings, cost: Cost) -> str:

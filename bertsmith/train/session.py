@@ -7,6 +7,7 @@ import json
 import platform
 import time
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from bertsmith.model.dropout import Noise
 from bertsmith.model.informed import inform
 from bertsmith.model.looking import look_across, look_beside
 from bertsmith.train import device, optimizer, probe, schedule, warming
+from bertsmith.train.device import Load
 from bertsmith.train.examples import Pretraining, mean_losses
 from bertsmith.train.heldout import evaluate, heldout_stream
 from bertsmith.train.pieces import to_device
@@ -29,9 +31,12 @@ from bertsmith.train.probe import Cost
 from bertsmith.train.recipe import PretrainSettings
 from bertsmith.train.schedule import Phase
 from bertsmith.train.step import take_step
+from bertsmith.train.threads import Choice, candidates, choose
 
 #: Held-out sequences by which the time of an evaluation is estimated.
 _TIMED_SEQUENCES = 128
+#: The seconds and the steps, whichever are over first, for which a number of threads is timed.
+ROUND_SECONDS, _ROUND_STEPS = 0.7, 8
 
 
 class Session:
@@ -127,6 +132,29 @@ class Session:
         memory = device.peak_memory(self.machine)
         self.start()
         return Cost(step, pause, memory, ceiling, shares, tokens, sequences, noisy)
+
+    def choose_threads(self, load: Load, seconds: float = ROUND_SECONDS) -> Choice:
+        """Time steps with all threads and with fewer, take the best number, and start anew.
+
+        seconds: how long one number of threads is timed at once.
+        """
+        work = self.work([Phase(0, 1000, self.settings.data.length)])
+        batches = list(islice(work.pieces(0), _ROUND_STEPS))
+        self.model.train()
+
+        def time_step(threads: int) -> float:
+            torch.set_num_threads(threads)
+            self._take(work, 0, batches[0])
+            began, taken = time.perf_counter(), 0
+            while taken == 0 or (taken < _ROUND_STEPS and time.perf_counter() - began < seconds):
+                self._take(work, taken, batches[taken])
+                taken += 1
+            return (time.perf_counter() - began) / taken
+
+        choice = choose(time_step, candidates(torch.get_num_threads(), load))
+        torch.set_num_threads(choice.threads)
+        self.start()
+        return choice
 
     def _time_evaluation(self) -> tuple[float, int]:
         """Return the seconds of an evaluation, from a part of it, and its sequences."""

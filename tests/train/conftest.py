@@ -37,9 +37,12 @@ SMALL = {
 
 
 def assignments(**changes: Any) -> list[str]:
-    """Return SMALL as the arguments of ``--set``; a change is written section__name=value."""
+    """Return SMALL as the arguments of ``--set``; a change is written section__name=value.
+
+    None leaves a setting out.
+    """
     named = {key.replace("__", "."): value for key, value in changes.items()}
-    return [f"{key}={value}" for key, value in (SMALL | named).items()]
+    return [f"{key}={value}" for key, value in (SMALL | named).items() if value is not None]
 
 
 def tokenizer_of(extra: tuple[str, ...] = ()) -> Tokenizer:

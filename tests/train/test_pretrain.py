@@ -193,7 +193,8 @@ def test_minutes_become_steps_that_a_resume_keeps(
 def test_a_probe_leaves_no_trace(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run whose steps were probed ends with the bytes of one that was given them."""
     monkeypatch.setattr(probe, "_STEPS", 3)
-    probed = train("probed", minutes=0.001, schedule__least_steps=5)
+    # No machine takes more than five steps in 60 microseconds.
+    probed = train("probed", minutes=1e-6, schedule__least_steps=5)
     given = train("given", steps=5)
     assert probed.steps == 5
     assert probed.model is not None
