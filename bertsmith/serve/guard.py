@@ -24,8 +24,8 @@ from bertsmith.serve.settings import ServeSettings
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
-#: Where the page's streams are, each open for as long as somebody looks at the page.
-_LISTENING = ("/gradio_api/heartbeat/", "/gradio_api/queue/data")
+#: The page's streams, each open until the last pending call of its session ends.
+_LISTENING = ("/gradio_api/queue/data",)
 #: What tells that the server lives is told without a key, and however many ask.
 _OPEN = ("/health", "/ready")
 #: Where a request's ``_Request`` stands in its scope.

@@ -237,16 +237,24 @@ def test_open_pages_take_no_requests_place(models: list[Served]) -> None:
     pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
     from bertsmith.serve.page import mount
 
+    gate = threading.Event()
     with contextlib.ExitStack() as stack:
         own = stack.enter_context(
             listening(models[:1], ServeSettings(requests=2, pages=3), page=mount)
         )
         client = stack.enter_context(httpx.Client(timeout=60))
+        stack.callback(gate.set)
+        service = own.server.config.app._app.state.service  # type: ignore[union-attr]
+        service.fill = lambda *_: [[]] if gate.wait() else None
+        functions = client.get(f"{own.url}/config").json()["dependencies"]
+        fill = next(function["id"] for function in functions if function["api_name"] == "fill")
+        stream = f"{own.url}/gradio_api/queue/data?session_hash="
         for number in range(3):
-            way = f"{own.url}/gradio_api/heartbeat/own{number}"
-            opened = stack.enter_context(client.stream("GET", way))
+            call = {"data": ["[MASK]", 5, ""], "fn_index": fill, "session_hash": f"s{number}"}
+            assert own.post("/gradio_api/queue/join", call).status_code == 200
+            opened = stack.enter_context(client.stream("GET", f"{stream}s{number}"))
             assert opened.status_code == 200
-        found = client.get(f"{own.url}/gradio_api/heartbeat/one-more")
+        found = client.get(f"{stream}s3")
         assert (found.status_code, "3 pages are open" in found.text) == (429, True)
         assert own.post("/embed", {"inputs": "a"}).status_code == 200
         assert client.get(f"{own.url}/health").status_code == 200

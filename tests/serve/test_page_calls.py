@@ -243,7 +243,14 @@ def test_all_routes_share_the_limit_of_the_queue() -> None:
             assert first.status_code == 200
         jobs.close()
 
-    asyncio.run(scenario())
+    async def scenario_in_time() -> None:
+        async with asyncio.timeout(60):
+            await scenario()
+
+    try:
+        asyncio.run(scenario_in_time())
+    finally:
+        gate.set()
 
 
 def test_only_parts_of_gradio_are_served(server: Running) -> None:
