@@ -27,8 +27,8 @@ from bertsmith.model.config import ModelConfig, sizes_of
 from bertsmith.train import device, optimizer
 from bertsmith.train.device import Machine
 from bertsmith.train.examples import mean_losses
-from bertsmith.train.optimizer import OptimSettings
 from bertsmith.train.pieces import Piece, to_device
+from bertsmith.train.settings import OptimSettings
 from bertsmith.train.step import take_step
 
 VOCABULARY, SHARE, RATE = 30522, 0.15, 1e-4

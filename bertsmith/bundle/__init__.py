@@ -3,25 +3,62 @@
 It never knows how a model was trained, nor the forms of other makers' directories.
 """
 
-from bertsmith.bundle.config import CONFIG, config_json, read_config
-from bertsmith.bundle.directory import WEIGHTS, locate, pinned, tokenizer_of
-from bertsmith.bundle.either import load_either, save_either
-from bertsmith.bundle.encoder import EncoderBundle, load_encoder
-from bertsmith.bundle.extend import extend
-from bertsmith.bundle.identity import fingerprint
-from bertsmith.bundle.names import names, to_disk
-from bertsmith.bundle.pretrained import INFO, Bundle, load, save
-from bertsmith.bundle.stored import Stored, read_file, save_tensors, stored_in
-from bertsmith.bundle.task import (
-    Head,
-    Kind,
-    TaskBundle,
-    is_fine_tuned,
-    load_task,
-    save_task,
-    start_task,
-)
-from bertsmith.bundle.weights import Weights, open_weights
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bertsmith.bundle.config import CONFIG, Kind, config_json, read_config
+    from bertsmith.bundle.directory import WEIGHTS, locate, pinned, tokenizer_of
+    from bertsmith.bundle.either import load_either, save_either
+    from bertsmith.bundle.encoder import EncoderBundle, load_encoder
+    from bertsmith.bundle.identity import fingerprint
+    from bertsmith.bundle.names import to_disk
+    from bertsmith.bundle.parts import INFO
+    from bertsmith.bundle.pretrained import Bundle, load, save
+    from bertsmith.bundle.stored import Stored, read_file, save_tensors, stored_in
+    from bertsmith.bundle.task import (
+        Head,
+        TaskBundle,
+        is_fine_tuned,
+        load_task,
+        save_task,
+        start_task,
+    )
+    from bertsmith.bundle.weights import Weights, open_weights
+
+#: The module of each public name. The imports above tell type checkers the same.
+_MODULES = {
+    "CONFIG": "config",
+    "Kind": "config",
+    "config_json": "config",
+    "read_config": "config",
+    "WEIGHTS": "directory",
+    "locate": "directory",
+    "pinned": "directory",
+    "tokenizer_of": "directory",
+    "load_either": "either",
+    "save_either": "either",
+    "EncoderBundle": "encoder",
+    "load_encoder": "encoder",
+    "fingerprint": "identity",
+    "to_disk": "names",
+    "INFO": "parts",
+    "Bundle": "pretrained",
+    "load": "pretrained",
+    "save": "pretrained",
+    "Stored": "stored",
+    "read_file": "stored",
+    "save_tensors": "stored",
+    "stored_in": "stored",
+    "Head": "task",
+    "TaskBundle": "task",
+    "is_fine_tuned": "task",
+    "load_task": "task",
+    "save_task": "task",
+    "start_task": "task",
+    "Weights": "weights",
+    "open_weights": "weights",
+}
 
 __all__ = [
     "CONFIG",
@@ -35,7 +72,6 @@ __all__ = [
     "TaskBundle",
     "Weights",
     "config_json",
-    "extend",
     "fingerprint",
     "is_fine_tuned",
     "load",
@@ -43,7 +79,6 @@ __all__ = [
     "load_encoder",
     "load_task",
     "locate",
-    "names",
     "open_weights",
     "pinned",
     "read_config",
@@ -57,3 +92,12 @@ __all__ = [
     "to_disk",
     "tokenizer_of",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name when it is first used: most modules here load torch, which takes seconds."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'bertsmith.bundle' has no attribute {name!r}")
+    value = getattr(import_module(f"bertsmith.bundle.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value

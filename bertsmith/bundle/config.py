@@ -5,13 +5,16 @@ It never knows weights.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bertsmith.errors import ModelError, SettingsError
 from bertsmith.files import parse_json
 from bertsmith.model.config import ModelConfig
 
 CONFIG = "config.json"
+#: What a model says: one label of several, any number of several, or a number for a text; the right
+#: one of several endings; a span of a text; names in a text, or a tag for each of its words.
+Kind = Literal["single", "multi", "regression", "choice", "span", "entities", "tags"]
 
 #: Our config fields -> the directory's names for them.
 _CONFIG_NAMES = {

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from bertsmith.bundle.directory import locate
-from bertsmith.bundle.pretrained import read_parts
+from bertsmith.bundle.parts import read_parts
 from bertsmith.bundle.weights import built, open_weights
 from bertsmith.errors import ModelError
 from bertsmith.model.bert import BertModel

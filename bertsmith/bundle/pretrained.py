@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from bertsmith.bundle.card import CARD, card
-from bertsmith.bundle.config import CONFIG, config_json, read_config, read_json
+from bertsmith.bundle.config import CONFIG, config_json
 from bertsmith.bundle.directory import WEIGHTS, locate
 from bertsmith.bundle.names import to_disk
+from bertsmith.bundle.parts import INFO, read_parts
 from bertsmith.bundle.stored import save_tensors
 from bertsmith.bundle.weights import built, open_weights, said
 from bertsmith.errors import ModelError
@@ -23,7 +24,6 @@ from bertsmith.model.bert import PreTrainingModel, draw_weights
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
 
-INFO = "bertsmith.json"
 #: What each of our heads is called in a message, by how its weights' names begin.
 _HEADS = {"mlm.": "masked-LM head", "nsp.": "next-sentence head", "pooler.": "pooler"}
 
@@ -122,19 +122,6 @@ def _draw_masked_lm(model: PreTrainingModel) -> None:
     for part in (model.mlm.transform, model.mlm.norm):
         draw_weights(part, model.config.init_range)
     model.mlm.decoder.bias.zero_()
-
-
-def read_parts(directory: Path) -> tuple[dict[str, Any], ModelConfig, Tokenizer]:
-    """Read all but the weights: what ``bertsmith.json`` says, config and tokenizer, if they fit."""
-    info = read_json(directory / INFO) if (directory / INFO).exists() else {}
-    config = read_config(directory, info)
-    tokenizer = Tokenizer.load(directory)
-    if tokenizer.vocab_size > config.vocab_size:
-        raise ModelError(
-            f"{directory}: the tokenizer has {tokenizer.vocab_size} words, but the model only "
-            f"{config.vocab_size}; use the tokenizer that the model was trained with"
-        )
-    return info, config, tokenizer
 
 
 def spare_rows(directory: Path, config: ModelConfig, tokenizer: Tokenizer) -> list[str]:

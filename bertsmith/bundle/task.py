@@ -6,15 +6,16 @@ It never knows how a task's texts are read, nor how they are scored.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from bertsmith.bundle.card import CARD, card
-from bertsmith.bundle.config import CONFIG, classes_of, config_json, read_json
+from bertsmith.bundle.config import CONFIG, Kind, classes_of, config_json, read_json
 from bertsmith.bundle.directory import WEIGHTS, locate
 from bertsmith.bundle.names import to_disk
-from bertsmith.bundle.pretrained import INFO, read_parts, spare_rows
+from bertsmith.bundle.parts import INFO, read_parts
+from bertsmith.bundle.pretrained import spare_rows
 from bertsmith.bundle.stored import save_tensors
 from bertsmith.bundle.weights import allocated, built, fill, matched, open_weights, said
 from bertsmith.errors import ModelError
@@ -25,9 +26,6 @@ from bertsmith.model.features import FeatureModel
 from bertsmith.model.task import SequenceModel, SpanModel, TaskModel, TokenModel
 from bertsmith.text.wordpiece import Tokenizer
 
-#: What a model says: one label of several, any number of several, or a number for a text; the right
-#: one of several endings; a span of a text; names in a text, or a tag for each of its words.
-Kind = Literal["single", "multi", "regression", "choice", "span", "entities", "tags"]
 _PROBLEMS: dict[Kind, str] = {
     "single": "single_label_classification",
     "multi": "multi_label_classification",

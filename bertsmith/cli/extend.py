@@ -53,6 +53,7 @@ def extend(
     for the new model: a store that was made before is refused.
     """
     from bertsmith import bundle
+    from bertsmith.bundle.extend import extend as grown
     from bertsmith.errors import SettingsError
     from bertsmith.files import check_new
     from bertsmith.text import extension
@@ -75,7 +76,7 @@ def extend(
         gain = extension.gain(old.tokenizer, new.tokenizer, counted)
         report |= {"words": new.words} | gain.to_json()
     source = words if words is not None else ", ".join(corpus or [])
-    bundle.save_either(out, bundle.extend(old, new, source))
+    bundle.save_either(out, grown(old, new, source))
     if as_json:
         put_json(report | {"first": new.first, "pieces": new.pieces})
     _tell(new, gain, out, fine_tuned=isinstance(old, bundle.TaskBundle))

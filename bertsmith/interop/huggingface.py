@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from bertsmith.bundle import CONFIG, load_either, locate, open_weights, save_either
-from bertsmith.bundle.pretrained import read_parts
+from bertsmith.bundle.parts import read_parts
 from bertsmith.errors import ModelError
 from bertsmith.files import check_new
 

@@ -11,8 +11,8 @@ from bertsmith.lab.scale import Scale
 from bertsmith.lab.sources import Sources, cut_squad
 from bertsmith.lab.stages import Stage, content_of
 from bertsmith.settings import merged
-from bertsmith.train.optimizer import OptimSettings
 from bertsmith.train.recipe import defaults
+from bertsmith.train.settings import OptimSettings
 
 #: Kinds of stages that train, of which it is a finding that one diverged.
 RUNS = ("pretrain", "finetune")

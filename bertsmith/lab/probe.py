@@ -20,9 +20,9 @@ from bertsmith.model.dropout import Noise
 from bertsmith.model.features import FeatureModel
 from bertsmith.train import computing, device, optimizer, warming
 from bertsmith.train.examples import mean_losses
-from bertsmith.train.optimizer import OptimSettings
 from bertsmith.train.pieces import Piece, cut, to_device
 from bertsmith.train.probe import time_steps
+from bertsmith.train.settings import OptimSettings
 from bertsmith.train.step import Losses, take_step
 
 #: Tokens of a piece on a CPU, which is as fast with few.

@@ -13,10 +13,8 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
 
 import torch
-from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -25,7 +23,6 @@ from bertsmith.bundle import save_tensors
 from bertsmith.errors import RunError
 from bertsmith.files import sha256_of_file, whole_directory, write_json
 from bertsmith.progress import Progress
-from bertsmith.settings import Settings
 
 FOLDER = "checkpoints"
 WEIGHTS, MOMENTS, STATE = "weights.safetensors", "moments.safetensors", "state.json"
@@ -33,17 +30,6 @@ CHECKSUMS, DAMAGED = "checksums.json", ".damaged"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 #: What reading a damaged checkpoint, or one of another model, ends with.
 _DAMAGE = (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError)
-
-
-class CheckpointSettings(Settings):
-    """When checkpoints are written and how many stay."""
-
-    #: Steps between two checkpoints; None: a twentieth of the run.
-    every: Annotated[int, Field(gt=0)] | None = None
-    #: How many of the last ones stay, besides the best.
-    keep: Annotated[int, Field(ge=1)] = 2
-    #: Whether a finished run keeps the optimizer state, twice the size of its weights.
-    keep_optimizer: bool = False
 
 
 @dataclass(frozen=True)

@@ -3,27 +3,10 @@
 It never knows the learning rate's course.
 """
 
-from typing import Annotated
-
 import torch
-from pydantic import Field
 from torch import nn
 
-from bertsmith.settings import Settings
-
-Share = Annotated[float, Field(ge=0.0, lt=1.0)]
-
-
-class OptimSettings(Settings):
-    """The optimizer; the defaults are the paper's (appendix A.2) and the original code's."""
-
-    lr: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1e-4
-    beta1: Share = 0.9
-    beta2: Share = 0.999
-    eps: Annotated[float, Field(gt=0.0)] = 1e-6
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.01
-    #: Gradients are scaled down to this global norm (the original's clip_by_global_norm).
-    clip: Annotated[float, Field(gt=0.0)] = 1.0
+from bertsmith.train.settings import OptimSettings
 
 
 def decays(name: str) -> bool:

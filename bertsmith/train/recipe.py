@@ -13,10 +13,9 @@ from bertsmith.data.settings import DataSettings
 from bertsmith.model.config import ModelConfig
 from bertsmith.settings import Settings, merged
 from bertsmith.train import computing
-from bertsmith.train.checkpoint import CheckpointSettings
-from bertsmith.train.optimizer import OptimSettings
 from bertsmith.train.probe import PAUSES, Cost
 from bertsmith.train.schedule import ScheduleSettings
+from bertsmith.train.settings import CheckpointSettings, OptimSettings
 
 Recipe = Literal["fast", "paper"]
 

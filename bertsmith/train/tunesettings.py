@@ -11,9 +11,8 @@ from bertsmith.model.config import FeatureSettings, ModelConfig
 from bertsmith.settings import Settings
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train import computing
-from bertsmith.train.checkpoint import CheckpointSettings
-from bertsmith.train.optimizer import OptimSettings
 from bertsmith.train.schedule import ScheduleSettings
+from bertsmith.train.settings import CheckpointSettings, OptimSettings
 
 
 class TuneRunSettings(Settings):

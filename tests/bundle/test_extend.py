@@ -10,6 +10,7 @@ from transformers import AutoModelForPreTraining, AutoTokenizer, BertForTokenCla
 
 from bertsmith import bundle
 from bertsmith.bundle import Bundle, Head, TaskBundle
+from bertsmith.bundle.extend import extend
 from bertsmith.errors import ModelError
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.config import FeatureSettings
@@ -45,7 +46,7 @@ def packed_of(tokenizer: Tokenizer, text: str) -> Packed:
 
 def grown(found: Any, folder: Path) -> Any:
     """Extend a model by NEW, write it, and return what is read back."""
-    new = bundle.extend(found, extended(found.tokenizer, NEW), "words.txt")
+    new = extend(found, extended(found.tokenizer, NEW), "words.txt")
     bundle.save_either(folder, new)
     return bundle.load_either(folder)
 
@@ -150,7 +151,7 @@ def test_rows_to_spare_are_taken_first(tmp_path: Path) -> None:
 def test_extensions_are_told_in_the_directory(tmp_path: Path) -> None:
     """bertsmith.json names each one, beside what was there; the hash is the new tokenizer's."""
     new = grown(made(tmp_path / "old"), tmp_path / "new")
-    again = bundle.extend(new, extended(new.tokenizer, ["rivers"]), "more.txt")
+    again = extend(new, extended(new.tokenizer, ["rivers"]), "more.txt")
     bundle.save_either(tmp_path / "again", again)
     info = bundle.load(tmp_path / "again").info
     assert info["recipe"] == "fast"
@@ -166,4 +167,4 @@ def test_words_chosen_for_another_vocabulary_are_refused(tmp_path: Path) -> None
     old = made(tmp_path / "old")
     other = Tokenizer(Recipe(vocab=(*SPECIAL, "the", *WORDS[6:])))
     with pytest.raises(ModelError, match="another vocabulary"):
-        bundle.extend(replace(old), extended(other, ["ferries"]))
+        extend(replace(old), extended(other, ["ferries"]))

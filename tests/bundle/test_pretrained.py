@@ -390,7 +390,7 @@ def test_a_failed_save_loses_nothing(
 def test_names_on_disk_are_all_different() -> None:
     """Each tensor of a model has names of its own on disk, three for queries, keys and values."""
     model = PreTrainingModel(ModelConfig(vocab_size=11, width=6, heads=2, layers=3))
-    names = bundle.names(list(model.state_dict()))
+    names = bundle.names.names(list(model.state_dict()))
     theirs = [name for group in names.values() for name in group]
     assert len(theirs) == len(set(theirs))
     assert {len(group) for group in names.values()} == {1, 3}

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from bertsmith import bundle
+from bertsmith.bundle.extend import extend
 from bertsmith.data.prepare import prepare
 from bertsmith.errors import StoreError
 from bertsmith.text.corpus import sources
@@ -24,7 +25,7 @@ def test_an_extended_model_goes_on_with_pre_training(
     first = train("first", steps=2)
     assert first.model is not None
     old = bundle.load(first.model)
-    new = bundle.extend(old, extended(old.tokenizer, NEW))
+    new = extend(old, extended(old.tokenizer, NEW))
     bundle.save_either(tmp_path / "more", new)
     start = {"start_from": str(tmp_path / "more"), "steps": 3}
     chosen = [one for one in assignments() if not one.startswith("model.")]

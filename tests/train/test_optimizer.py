@@ -14,7 +14,8 @@ from bertsmith.model.config import FeatureSettings, ModelConfig
 from bertsmith.model.dropout import Noise
 from bertsmith.model.features import FeatureModel
 from bertsmith.train.device import Machine
-from bertsmith.train.optimizer import OptimSettings, build, decays
+from bertsmith.train.optimizer import build, decays
+from bertsmith.train.settings import OptimSettings
 from bertsmith.train.step import step_seed, take_step
 from tests.model.examples import primes
 

@@ -17,7 +17,8 @@ from bertsmith.train.checkpoint import found
 from bertsmith.train.device import Machine
 from bertsmith.train.journal import Journal, read
 from bertsmith.train.loop import Plan, train
-from bertsmith.train.optimizer import OptimSettings, build
+from bertsmith.train.optimizer import build
+from bertsmith.train.settings import OptimSettings
 from bertsmith.train.stopping import Stopper
 from tests.train.conftest import assignments
 

@@ -10,6 +10,7 @@ from transformers import BertModel
 
 from bertsmith import bundle
 from bertsmith.bundle import Bundle, Head
+from bertsmith.bundle.extend import extend
 from bertsmith.errors import ModelError, QuestionError
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.text.extension import extended
@@ -88,7 +89,7 @@ def test_an_extended_model_differs_in_size_alone(
 ) -> None:
     """Sizes and new ids are told, and outputs are equal on the words that both know."""
     words = ["blacksmiths", "대장장이"]
-    bundle.save_either(tmp_path / "m", bundle.extend(loaded, extended(loaded.tokenizer, words)))
+    bundle.save_either(tmp_path / "m", extend(loaded, extended(loaded.tokenizer, words)))
     size = loaded.tokenizer.vocab_size
     found = compare(directory, tmp_path / "m")
     assert found.config == {"vocab_size": (size, size + 2)}

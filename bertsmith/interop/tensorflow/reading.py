@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from bertsmith.bundle import INFO, Bundle, Head, TaskBundle, names
+from bertsmith.bundle import INFO, Bundle, Head, TaskBundle
 from bertsmith.bundle.config import read_json
+from bertsmith.bundle.names import names
 from bertsmith.errors import ModelError
 from bertsmith.interop.tensorflow import names as there
 from bertsmith.interop.tensorflow.release import (
