@@ -13,26 +13,15 @@ from bertsmith.tasks import answer, choose, classify, tag
 from bertsmith.tasks.entities import strange
 from bertsmith.tasks.inputs import Family
 from bertsmith.tasks.metrics import SCORES_BY_LABEL, label_metric
-from bertsmith.tasks.questions import FIELDS as SPAN_FIELDS
 from bertsmith.tasks.questions import is_flat
-from bertsmith.tasks.settings import TaskSettings
+from bertsmith.tasks.settings import FACTS, KINDS, SPAN_FIELDS, TaskSettings
 from bertsmith.tasks.textfiles import UTF8
 
 FAMILIES: dict[str, Family] = {
     "classify": classify, "answer": answer, "choose": choose, "tag": tag,
 }  # fmt: skip
-#: The kinds of each family; the first one where nobody says.
-KINDS: dict[str, tuple[Kind, ...]] = {
-    "classify": ("single", "multi", "regression"),
-    "answer": ("span",),
-    "choose": ("choice",),
-    "tag": ("entities", "tags"),
-}
 #: Kinds that have scores of each label.
 _OF_LABELS: tuple[Kind, ...] = ("single", "multi", "entities", "tags")
-#: Fields of ``TaskSettings`` that stand differently in a family: the fields of flat questions, the
-#: columns of CoNLL's form.
-FACTS: dict[str, dict[str, Any]] = {"answer": SPAN_FIELDS, "tag": {"text": "0", "label": "-1"}}
 #: Fields of ``TaskSettings`` that not every family reads, and those that do.
 _READ_BY: dict[str, tuple[str, ...]] = {
     "pair": ("classify", "answer", "choose"),

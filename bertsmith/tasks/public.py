@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bertsmith.tasks.questions import FIELDS as SPAN_FIELDS
-from bertsmith.tasks.settings import TaskSettings
+from bertsmith.tasks.settings import SPAN_FIELDS, TaskSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +33,21 @@ class PublicTask:
     #: What is another in the test file.
     test_facts: Mapping[str, Any] = field(default_factory=dict)
 
-    def settings(self, folder: Path) -> dict[str, Any]:
-        """Return the fields of ``TaskSettings`` for the task's files in ``folder``."""
+    def settings(self, place: Path) -> dict[str, Any]:
+        """Return the fields of ``TaskSettings`` for the task's files in a folder.
+
+        ``place`` may also be the training file itself; then a part of it is held out.
+        """
+        if place.is_file():
+            return {"train": str(place.resolve()), "heldout": {}, **self.facts}
+        folder = place
         files = {name: str((folder / file).resolve()) for name, file in self.dev.items()}
         return {"train": str((folder / self.train).resolve()), "heldout": files, **self.facts}
+
+    def expected(self, name: str) -> str:
+        """Return what ``--data`` has to be, for an error message."""
+        files = " and ".join([self.train, *self.dev.values()])
+        return f"{name} expects a folder with {files}, or its training file"
 
     def of_test(self) -> TaskSettings:
         """Return how the test file is read: it always has a header."""

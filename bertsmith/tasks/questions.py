@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from bertsmith.errors import TaskError
 from bertsmith.tasks.inputs import BadExampleError, Counts
-from bertsmith.tasks.settings import TaskSettings
+from bertsmith.tasks.settings import SPAN_FIELDS, TaskSettings
 from bertsmith.tasks.tables import Row, table_format, task_rows
 from bertsmith.tasks.textfiles import UTF8, open_text
 from bertsmith.text.alphabet import has_surrogates
@@ -26,9 +26,6 @@ FLAT = ("csv", "tsv", "jsonl", "parquet")
 _HEAD = 4096
 #: Blanks, and the bytes of UTF-8's mark, each as a character.
 _BEFORE = " \t\r\n\u00ef\u00bb\u00bf"
-#: What its fields are called in SQuAD's form, and in a flat file where nobody says: the question,
-#: its context and its answers, as ``TaskSettings`` names columns.
-FIELDS = {"text": "question", "pair": "context", "label": "answers"}
 #: Characters of a context that a message shows.
 _SHOWN = 40
 
@@ -59,8 +56,8 @@ def read(
     examples: list[Example] = []
     counts, seen = Counts(), set[str]()
     flat = is_flat(path)
-    named = {name: getattr(task, name) or usual for name, usual in FIELDS.items()}
-    fields = named if flat else FIELDS
+    named = {name: getattr(task, name) or usual for name, usual in SPAN_FIELDS.items()}
+    fields = named if flat else SPAN_FIELDS
     for number, row in enumerate(
         task_rows(path, task, counts) if flat else squad_rows(path, task.encoding), 1
     ):
@@ -124,7 +121,7 @@ def _list(value: Any, key: str, where: str) -> list[Any]:
 
 
 def _example(row: Row, fields: Mapping[str, str], *, labelled: bool) -> Example:
-    question, context = (_text(row, fields[key], FIELDS[key]) for key in ("text", "pair"))
+    question, context = (_text(row, fields[key], SPAN_FIELDS[key]) for key in ("text", "pair"))
     key = _field(row, "id")
     if not isinstance(key, str | int) or isinstance(key, bool) or key == "":
         raise BadExampleError("an id that is no name", f": {key!r}")

@@ -13,6 +13,20 @@ from pydantic import BeforeValidator, Field, model_validator
 from bertsmith.bundle import Kind
 from bertsmith.settings import Settings
 
+#: What its fields are called in SQuAD's form, and in a flat file where nobody says: the question,
+#: its context and its answers, as ``TaskSettings`` names columns.
+SPAN_FIELDS = {"text": "question", "pair": "context", "label": "answers"}
+#: The kinds of each family; the first one where nobody says.
+KINDS: dict[str, tuple[Kind, ...]] = {
+    "classify": ("single", "multi", "regression"),
+    "answer": ("span",),
+    "choose": ("choice",),
+    "tag": ("entities", "tags"),
+}
+#: Fields of ``TaskSettings`` that stand differently in a family: the fields of flat questions, the
+#: columns of CoNLL's form.
+FACTS: dict[str, dict[str, Any]] = {"answer": SPAN_FIELDS, "tag": {"text": "0", "label": "-1"}}
+
 
 def _named(value: Any) -> Any:
     return str(value) if type(value) is int else value

@@ -30,7 +30,6 @@ from bertsmith.train.taskdata import (
     TaskData,
     fingerprint,
     head_of,
-    model_changes,
     read_data,
     refuse_changed_files,
     resolve_task,
@@ -40,7 +39,12 @@ from bertsmith.train.taskdata import (
 )
 from bertsmith.train.telling import tell, tell_baseline
 from bertsmith.train.threads import restored_threads, threads_left
-from bertsmith.train.tunesettings import FinetuneSettings, TuneRunSettings
+from bertsmith.train.tunesettings import (
+    FinetuneSettings,
+    TuneRunSettings,
+    check_files,
+    model_changes,
+)
 from bertsmith.train.tuning import Scored, Tuning
 
 MODEL, RESULT = "model", "result.json"
@@ -92,6 +96,7 @@ def finetune(
     check_place(run)
     said = wished(config, values, assignments)
     settings = resolve_task(task, model, Path(data) if data else None, said)
+    check_files(settings.task)
     examples = read_data(settings.task, allow_numeric="kind" in said.get("task", {}))
     head = head_of(settings.task, examples)
     examples.counts["train"].unseen = unseen_labels(settings.task, head, examples)

@@ -14,22 +14,14 @@ import numpy as np
 from bertsmith.bundle import Head, TaskBundle
 from bertsmith.errors import RunError, SettingsError, TaskError
 from bertsmith.files import sha256_of_file
-from bertsmith.settings import merged, read_toml
+from bertsmith.settings import read_toml
 from bertsmith.tasks.entities import strange
-from bertsmith.tasks.families import FACTS, FAMILIES, KINDS, family_of, refuse_unread, with_metrics
+from bertsmith.tasks.families import family_of, refuse_unread, with_metrics
 from bertsmith.tasks.inputs import Counts
 from bertsmith.tasks.label_counts import refuse_numeric_labels
-from bertsmith.tasks.public import TASKS
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train.place import FILE
-from bertsmith.train.tunesettings import FinetuneSettings
-
-#: Rate and epochs, in the middle of the choices of appendix A.3.
-PLAN = 3e-5, 3.0
-#: A BiLSTM that begins with random weights takes a higher rate, and longer (docs/deviations.md).
-FEATURE_PLAN = 1e-3, 8.0
-#: Fields of a model that fine-tuning may change.
-_FREE = {"dropout", "attention_dropout"}
+from bertsmith.train.tunesettings import FinetuneSettings, resolve_settings
 
 
 @dataclass(frozen=True)
@@ -45,93 +37,21 @@ def resolve_task(
     task: str, model: Path, data: Path | None, said: Mapping[str, Any]
 ) -> FinetuneSettings:
     """Return the settings: the task's own facts, and over them what was said."""
-    if task not in TASKS and task not in FAMILIES:
-        known = ", ".join([*TASKS, *FAMILIES])
-        raise SettingsError(f"unknown task {task!r}; known are {known}")
-    base: dict[str, Any] = {"name": task}
-    if task in TASKS:
-        if data is None:
-            raise SettingsError(f"{task}: give the folder with its files: --data FOLDER")
-        base |= TASKS[task].settings(data)
-    else:
-        base |= {"kind": KINDS[task][0], **FACTS.get(task, {})}
-        if data is not None:
-            base["train"] = str(data.resolve())
-    if "heldout" in said.get("task", {}):
-        # A file that is given stands instead of the task's own, not beside them.
-        base.pop("heldout", None)
-    features = said.get("features")
-    frozen = isinstance(features, Mapping) and features.get("frozen", True)
-    rate, epochs = FEATURE_PLAN if frozen else PLAN
-    own: dict[str, Any] = {"task": base, "optim": {"lr": rate}, "schedule": {"epochs": epochs}}
-    own["run"] = {"start_from": str(model.resolve())}
-    _refuse_no_tables(said)
-    values = merged(own, _without_epochs(said))
-    # The model's own shape is read later; what is said of it is laid over it then.
-    values["model"] = {"vocab_size": 1}
-    settings = FinetuneSettings.parse(values, "the settings")
-    if not settings.task.train:
-        raise SettingsError("no training file: give --data FILE, or --set task.train=FILE")
-    _check_kind(task, settings.task)
-    tables = [Path(file) for file in (settings.task.train, *settings.task.heldout.values())]
-    refuse_unread(settings.task.kind, said.get("task", {}), tables)
-    return with_task(settings, {"metrics": with_metrics(settings.task)})
-
-
-def _check_kind(task: str, settings: TaskSettings) -> None:
-    """Refuse a kind that the task has not, and labels that the kind has not."""
-    kinds = (TASKS[task].facts["kind"],) if task in TASKS else KINDS[task]
-    if settings.kind not in kinds:
-        family = next(name for name, own in KINDS.items() if settings.kind in own)
-        raise SettingsError(
-            f"{task} is of the kind {' or '.join(map(repr, kinds))}; for {settings.kind!r} give "
-            f"the task {family!r} and its columns"
-        )
-    wrong = strange(settings.labels) if settings.kind == "entities" else []
+    settings = resolve_settings(task, model, data, said)
+    wrong = strange(settings.task.labels) if settings.task.kind == "entities" else []
     if wrong:
         raise SettingsError(
             f"task.labels: {wrong[0]!r} is no entity's tag; expected O, B-…, I-…; for tags that "
             "are no entities give task.kind=tags"
         )
-
-
-def _refuse_no_tables(said: Mapping[str, Any]) -> None:
-    for name, value in said.items():
-        if not isinstance(value, Mapping):
-            raise SettingsError(f"{name} is {value!r}; expected a table of settings")
-
-
-def _without_epochs(said: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what was said; where it names steps, the default number of epochs goes.
-
-    Raises SettingsError where it names both.
-    """
-    timing = said.get("schedule", {})
-    steps, epochs = timing.get("steps"), timing.get("epochs")
-    if steps is None:
-        return said
-    if epochs is not None:
-        raise SettingsError(
-            f"schedule.steps is {steps} and schedule.epochs is {epochs}; give only one of them"
-        )
-    return merged(said, {"schedule": {"epochs": None}})
+    tables = [Path(file) for file in (settings.task.train, *settings.task.heldout.values())]
+    refuse_unread(settings.task.kind, said.get("task", {}), tables)
+    return with_task(settings, {"metrics": with_metrics(settings.task)})
 
 
 def with_task(settings: FinetuneSettings, changes: dict[str, Any]) -> FinetuneSettings:
     """Return the settings with another task table."""
     return settings.model_copy(update={"task": settings.task.model_copy(update=changes)})
-
-
-def model_changes(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was said of the model: its dropout may be set, its shape may not."""
-    asked = said.get("model", {})
-    strange = sorted(set(asked) - _FREE)
-    if strange:
-        raise SettingsError(
-            f"model.{strange[0]}: the model that fine-tuning starts from says it; only "
-            f"{' and '.join(f'model.{name}' for name in sorted(_FREE))} can be set"
-        )
-    return dict(asked)
 
 
 def with_model(settings: FinetuneSettings, start: TaskBundle) -> FinetuneSettings:

@@ -15,8 +15,7 @@ from bertsmith.errors import TaskError
 from bertsmith.tasks import spans, squad
 from bertsmith.tasks.answer import Example, encode, labels_of, losses, read, score
 from bertsmith.tasks.inputs import Counts, Inputs
-from bertsmith.tasks.questions import FIELDS
-from bertsmith.tasks.settings import TaskSettings
+from bertsmith.tasks.settings import SPAN_FIELDS, TaskSettings
 from bertsmith.text.recipe import Recipe
 from bertsmith.text.wordpiece import SPECIAL, Tokenizer
 
@@ -33,7 +32,7 @@ def words() -> Tokenizer:
 
 def task(**changes: Any) -> TaskSettings:
     """Return settings of the kind span."""
-    return TaskSettings.parse({"kind": "span", **FIELDS, "length": 64, **changes}, "the test")
+    return TaskSettings.parse({"kind": "span", **SPAN_FIELDS, "length": 64, **changes}, "the test")
 
 
 def squad_file(path: Path, *questions: Any, context: Any = CONTEXT) -> Path:

@@ -14,8 +14,7 @@ import pytest
 from bertsmith import bundle
 from bertsmith.errors import RunError, SettingsError, TaskError
 from bertsmith.progress import Silent
-from bertsmith.tasks.questions import FIELDS
-from bertsmith.tasks.settings import TaskSettings
+from bertsmith.tasks.settings import SPAN_FIELDS, TaskSettings
 from bertsmith.train.finetune import finetune
 from bertsmith.train.several import finetune_several
 from bertsmith.train.taskdata import read_data
@@ -283,7 +282,7 @@ def test_what_belongs_together_is_held_out_together(tmp_path: Path) -> None:
     lines = [("-DOCSTART- O\n\n" if n % 5 == 0 else "") + f"w{n} {'O' if n % 2 else 'B-X'}\n\n"
              for n in range(40)]  # fmt: skip
     (tmp_path / "b.txt").write_text("".join(lines))
-    own = {"kind": "span", **FIELDS, "train": str(tmp_path / "a.jsonl"), "heldout_share": 0.2}
+    own = {"kind": "span", **SPAN_FIELDS, "train": str(tmp_path / "a.jsonl"), "heldout_share": 0.2}
     span = TaskSettings.parse(own, "the test")
     found = read_data(span)
     contexts = {one.context for one in found.heldout["heldout"]}

@@ -80,8 +80,6 @@ def test_a_model_is_described(loaded: Bundle, directory: Path) -> None:
     assert found.facts["config"] == loaded.config.model_dump()
     by_name = bundle.names.names(list(loaded.model.state_dict()))
     stored = sum(len(names) for names in by_name.values())
-        len(names) for names in bundle.names.names(list(loaded.model.state_dict())).values()
-    )
     assert len(found.facts["tensors"]) == stored
     assert f"{parameter_count(loaded.model):,} parameters" in found.lines[1]
     assert "next sentence" in found.lines[1]
