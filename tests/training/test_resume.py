@@ -10,11 +10,29 @@ from typing import Any
 
 import pytest
 
-from benchmarks.resume import content, environment, wait_for
+from benchmarks.resume import content, environment
+from bertsmith.train.journal import read
 from bertsmith.train.pretrain import pretrain
 from tests.train.conftest import assignments, make_store
 
 STEPS = 14
+#: The program, killed by itself after the journal's line of a step: no other process has to be
+#: quick enough to do so.
+KILLED = """
+import os, signal, sys
+from bertsmith.cli.app import main
+from bertsmith.train.journal import Journal
+
+last, write = int(sys.argv.pop(1)), Journal.write
+
+def killing(self, line):
+    write(self, line)
+    if line["step"] == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Journal.write = killing
+main()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +53,14 @@ def _command(store: Path, out: Path, **changes: Any) -> list[str]:
 
 
 def _killed(command: list[str], run: Path, step: int, cache: Path | None) -> None:
-    """Start the run and kill it as soon as its journal has come to a step."""
-    with run.with_suffix(".log").open("ab") as log:
-        process = subprocess.Popen(command, stderr=log, stdout=log, env=_environment(cache))
-        wait_for(process, run, step)
-        process.kill()
-    assert process.wait() == -signal.SIGKILL
+    """Start the run in a process that kills itself when its journal has come to a step."""
+    arguments = command[command.index("pretrain") :]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(step), *arguments],
+        capture_output=True, check=False, env=_environment(cache),
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    assert read(run)[-1]["step"] == step
     assert not (run / "model").exists()
 
 
