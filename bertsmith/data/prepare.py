@@ -39,7 +39,7 @@ from bertsmith.data.store import (
     unknown_lines,
     write_manifest,
 )
-from bertsmith.data.worker import Failure, Shard, Task, texts_hash
+from bertsmith.data.worker import DamagedShardError, Failure, Shard, Task, texts_hash
 from bertsmith.errors import StoreError
 from bertsmith.progress import Progress, Silent
 from bertsmith.text.corpus import Document, Report, Source, read
@@ -62,9 +62,9 @@ def prepare(
     """Make the store ``out``; go on with one that was stopped; leave a finished one as it is.
 
     Raises StoreError where ``out`` is something else, or was begun from other sources or with
-    other choices; CorpusError where a source cannot be read. ``workers``: processes, one a core
-    by default; the store does not depend on it. ``shard_characters``: about how much text is lost
-    by each worker when a run is killed.
+    other choices; CorpusError where a source cannot be read. ``workers``: processes at most, one
+    a core by default; the store does not depend on it. ``shard_characters``: about how much text
+    is lost by each worker when a run is killed.
     """
     options = PrepareOptions() if options is None else options
     check_language(options.language)
@@ -170,8 +170,8 @@ def _make_shards(
         number = f"{len(names):06d}-"
         name = f"{number}{texts_hash(texts)}.npz"
         names.append(name)
-        if name not in standing:
-            if any(other.startswith(number) for other in standing):
+        if name not in standing or not _is_intact(parts / name, progress):
+            if any(other.startswith(number) for other in standing - {name}):
                 found = [f"shard {len(names):,} was made from other documents than it has now"]
                 raise StoreError(_refusal(parts.parent, "was begun from something else", found))
             _check(pool.submit(Task(parts / name, texts, [one.presplit for one in group])))
@@ -180,6 +180,16 @@ def _make_shards(
         _check(answer)
     progress.finish()
     return names
+
+
+def _is_intact(path: Path, progress: Progress) -> bool:
+    """Tell whether a shard of an earlier run can be used."""
+    try:
+        Shard.load(path)
+    except DamagedShardError:
+        progress.note(f"{path}: this part of the unfinished store is damaged; making it again")
+        return False
+    return True
 
 
 def _text_size(sources: Sequence[Source]) -> float | None:

@@ -8,6 +8,7 @@ import io
 import signal
 import sys
 import traceback
+import zipfile
 from dataclasses import dataclass
 from hashlib import blake2b
 from multiprocessing.connection import Connection
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from bertsmith.data.draws import Ints, Words
 from bertsmith.data.heldout import Lengths
 from bertsmith.data.memo import Memo
-from bertsmith.errors import BertsmithError
+from bertsmith.errors import BertsmithError, StoreError
 from bertsmith.files import write_whole
 from bertsmith.text.sentences import split
 from bertsmith.text.wordpiece import Tokenizer
@@ -41,6 +42,10 @@ class Failure:
 
     error: BertsmithError | OSError | None
     trace: str
+
+
+class DamagedShardError(StoreError):
+    """A shard file is not as it was written."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +75,33 @@ class Shard:
 
     @classmethod
     def load(cls, path: Path) -> "Shard":
-        """Read a shard back."""
-        with np.load(path, allow_pickle=False) as arrays:
+        """Read a shard back; raise DamagedShardError unless it is as it was written."""
+        content = path.read_bytes()
+        try:
+            shard = cls._parse(content)
+        except Exception as error:  # noqa: BLE001 - on damaged bytes zipfile raises almost anything
+            raise DamagedShardError(
+                f"{path}: this part of an unfinished store is damaged: {error}; "
+                "run the same `bertsmith prepare` command again, which replaces it"
+            ) from None
+        return shard
+
+    @classmethod
+    def _parse(cls, content: bytes) -> "Shard":
+        # NumPy may stop before the end of an entry, where its CRC-32 is compared.
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            if bad := archive.testzip():
+                raise ValueError(f"the CRC-32 of {bad} does not match")
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             values = {name: arrays[name] for name in arrays.files}
-        return cls(**values | {"empty": int(values["empty"])})
+        shard = cls(**values | {"empty": int(values["empty"])})
+        if (
+            len(shard.ids) != shard.sentence_sizes.sum()
+            or len(shard.sentence_sizes) != shard.document_sizes.sum()
+            or len(shard.document_sizes) != len(shard.hashes)
+        ):
+            raise ValueError("its sizes do not add up")
+        return shard
 
 
 def document_hash(text: str) -> int:

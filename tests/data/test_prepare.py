@@ -14,13 +14,14 @@ import pytest
 
 from bertsmith.data import prepare as module
 from bertsmith.data.masking import TokenFacts
+from bertsmith.data.memo import Memo
 from bertsmith.data.plan import Plan, PrepareOptions
 from bertsmith.data.pool import Pool
 from bertsmith.data.prepare import prepare, summary
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import SPLITS, Manifest, Store
 from bertsmith.data.stream import Stream
-from bertsmith.data.worker import Task, document_hash
+from bertsmith.data.worker import DamagedShardError, Shard, Task, document_hash, make_shard
 from bertsmith.errors import CorpusError, SettingsError, StoreError, TokenizerError
 from bertsmith.progress import Silent
 from bertsmith.text.corpus import CorpusOptions, read, sources
@@ -400,11 +401,93 @@ def test_a_worker_that_dies_is_told(tmp_path: Path) -> None:
     """A worker that ends without an answer is an error that names how, and what to do."""
     TOKENIZER.save(tmp_path)
     with Pool(1, "bertsmith.data.worker", [str(tmp_path), "en", "16"]) as pool:
+        pool.submit(Task(tmp_path / "shard.npz", ["the end"] * 100_000, [False] * 100_000))
         (process,) = pool._workers.values()
         process.kill()
-        pool.submit(Task(tmp_path / "shard.npz", ["the end"] * 100_000, [False] * 100_000))
         with pytest.raises(StoreError, match=r"SIGKILL.*fewer --workers.*same command again"):
             pool.drain()
+
+
+def test_no_more_workers_than_tasks(tmp_path: Path) -> None:
+    """However many workers are allowed, one is started only for a task that finds none idle."""
+    TOKENIZER.save(tmp_path)
+    with Pool(1000, "bertsmith.data.worker", [str(tmp_path), "en", "16"]) as pool:
+        assert not pool._workers
+        for number in range(3):
+            pool.submit(Task(tmp_path / f"{number}.npz", ["the end"], [False]))
+            assert len(pool._workers) <= number + 1
+        pool.drain()
+        started = len(pool._workers)
+        pool.submit(Task(tmp_path / "more.npz", ["the end"], [False]))
+        assert len(pool._workers) == started
+        pool.drain()
+    assert len(list(tmp_path.glob("*.npz"))) == 4
+
+
+def test_workers_are_limited(tmp_path: Path) -> None:
+    """Two workers make any number of shards."""
+    TOKENIZER.save(tmp_path)
+    with Pool(2, "bertsmith.data.worker", [str(tmp_path), "en", "16"]) as pool:
+        for number in range(6):
+            pool.submit(Task(tmp_path / f"{number}.npz", ["the end"], [False]))
+        pool.drain()
+        assert len(pool._workers) <= 2
+    assert len(list(tmp_path.glob("*.npz"))) == 6
+
+
+def test_any_damage_of_a_shard_is_found(tmp_path: Path) -> None:
+    """A shard with a changed byte or a missing end is found damaged, or holds the same arrays."""
+    shard = make_shard(
+        Task(tmp_path, ["the end. an end."] * 3, [False] * 3), Memo(TOKENIZER), "en", 16
+    )
+    file = tmp_path / "shard.npz"
+    shard.save(file)
+    content = file.read_bytes()
+    messages = []
+    for position in range(0, len(content), 11):
+        for damaged in (content[:position], _flipped(content, position)):
+            file.write_bytes(damaged)
+            try:
+                loaded = Shard.load(file)
+            except DamagedShardError as error:
+                messages.append(str(error))
+                continue
+            for name, values in vars(shard).items():
+                assert np.array_equal(getattr(loaded, name), values), position
+    assert len(messages) > len(content) / 11
+    start = f"{file}: this part of an unfinished store is damaged: "
+    assert all(message.startswith(start) for message in messages)
+
+
+def _flipped(content: bytes, position: int) -> bytes:
+    return content[:position] + bytes([content[position] ^ 0x11]) + content[position + 1 :]
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut off", "changed"])
+def test_damaged_part_is_made_again(tmp_path: Path, damage: str) -> None:
+    """A damaged part of an unfinished store is made again, and the others are not."""
+    fixture = Path(__file__).parent / "fixtures" / "v0.1"
+    out = tmp_path / "store"
+    shutil.copytree(fixture / "unfinished", out)
+    part = sorted((out / "parts").glob("*.npz"))[2]
+    content = part.read_bytes()
+    part.write_bytes(
+        {"empty": b"", "cut off": content[:900], "changed": _flipped(content, 300)}[damage]
+    )
+    notes: list[str] = []
+
+    class Notes(Silent):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    tokenizer = Tokenizer.load(out / "tokenizer")
+    corpus = sources([str(fixture / "sources")])
+    manifest = prepare(corpus, tokenizer, out, None, Notes(), workers=1, shard_characters=2000)
+    assert sum(counts.tokens for counts in manifest.splits.values()) == 3564
+    assert notes == [
+        f"Going on with the store that was begun in {out}",
+        f"{part}: this part of the unfinished store is damaged; making it again",
+    ]
 
 
 def test_an_error_of_a_worker_is_raised(tmp_path: Path) -> None:
