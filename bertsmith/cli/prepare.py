@@ -35,7 +35,7 @@ def prepare(
     on_error: shared.OnError = "stop",
     deduplicate: shared.Deduplicate = "none",
     workers: Annotated[
-        int | None, typer.Option(help="Processes; by default one a core.", min=1)
+        int | None, typer.Option(help="Processes at most; by default one a core.", min=1)
     ] = None,
     as_json: shared.Json = False,
 ) -> None:

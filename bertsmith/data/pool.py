@@ -26,17 +26,12 @@ class Pool:
     """
 
     def __init__(self, count: int, module: str, arguments: Sequence[str]) -> None:
+        """``count``: the most workers; each is started when a task has no idle worker."""
+        self._max_workers = count
+        self._module = module
+        self._arguments = arguments
         self._workers: dict[Connection, subprocess.Popen[bytes]] = {}
         self._idle: list[Connection] = []
-        for _ in range(count):
-            mine, theirs = Pipe()
-            number = theirs.fileno()
-            command = [sys.executable, "-c", _START.format(module=module), str(number), *arguments]
-            # The arguments are this program's own, and there is no shell.
-            process = subprocess.Popen(command, pass_fds=[number], stdin=subprocess.DEVNULL)  # noqa: S603
-            theirs.close()
-            self._workers[mine] = process
-            self._idle.append(mine)
 
     def submit(self, task: Any) -> Any:
         """Give a task to a worker, waiting for an idle one; return what that answered before.
@@ -45,11 +40,27 @@ class Pool:
         """
         answer = None
         if not self._idle:
-            answer = self._receive()
+            answered = wait(list(self._workers), 0)
+            if not answered and len(self._workers) < self._max_workers:
+                self._start()
+            else:
+                answer = self._receive()
         # Of a worker that has died, the answer that never comes will tell.
         with suppress(BrokenPipeError, ConnectionResetError):
             self._idle.pop().send(task)
         return answer
+
+    def _start(self) -> None:
+        """Start a worker, idle."""
+        connection, other_end = Pipe()
+        number = other_end.fileno()
+        code = _START.format(module=self._module)
+        command = [sys.executable, "-c", code, str(number), *self._arguments]
+        # The arguments are this program's own, and there is no shell.
+        process = subprocess.Popen(command, pass_fds=[number], stdin=subprocess.DEVNULL)  # noqa: S603
+        other_end.close()
+        self._workers[connection] = process
+        self._idle.append(connection)
 
     def drain(self) -> list[Any]:
         """Wait until no worker has a task; return what they answered."""
