@@ -54,8 +54,11 @@ def tell_counts(counts: Mapping[str, Any], name: str = "") -> None:
     counts: those of ``tasks.inputs.Counts`` as values for JSON. name: what the line begins with.
     """
     skipped = counts["skipped"]
+    # Results of version 0.1 have no such share.
+    share = counts.get("unknown_share")
+    unknown = "" if share is None else f", {share:.1%} of the tokens [UNK]"
     put(f"{name}{counts['read']:,} read, {counts['used']:,} used, "
-        f"{sum(skipped.values()):,} skipped, {counts['cut_off']:,} cut off")  # fmt: skip
+        f"{sum(skipped.values()):,} skipped, {counts['cut_off']:,} cut off{unknown}")  # fmt: skip
 
 
 def put_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -12,6 +12,7 @@ import typer
 from bertsmith.cli.app import app
 from bertsmith.cli.asking import STDIN, Device, Model, lines_of, resolved_device
 from bertsmith.cli.console import Bars, put, put_json, say
+from bertsmith.cli.unknown import UnknownWarning
 from bertsmith.errors import QuestionError, SettingsError
 
 if TYPE_CHECKING:
@@ -112,12 +113,15 @@ def embed(
         layer, combine=combine, weights=numbers_of("weights", weights), pooling=pooling,
         normalize=normalize, special=special,
     )  # fmt: skip
+    unknown = UnknownWarning()
     embedder = Embedder.load(model, device=resolved_device(device), fast=fast)
+    embedder = embedder.counting(unknown.counts)
     if out is None:
-        _print(embedder, file or STDIN, settings, batch_tokens)
-        return
-    more = {"batch_tokens": batch_tokens, "resume": resume}
-    _write(embedder, file or STDIN, out, settings, more, as_json=as_json)
+        _print(embedder, file or STDIN, settings, batch_tokens, unknown)
+    else:
+        more = {"batch_tokens": batch_tokens, "resume": resume}
+        _write(embedder, file or STDIN, out, settings, more, as_json=as_json)
+    unknown.warn()
 
 
 def numbers_of(option: str, said: str | None) -> list[float] | None:
@@ -141,8 +145,9 @@ def vector_settings(layer: str | None, **said: Any) -> "VectorSettings":
 
 
 def _print(
-    embedder: "Embedder", name: str, settings: "VectorSettings", batch_tokens: int | None
-) -> None:
+    embedder: "Embedder", name: str, settings: "VectorSettings", batch_tokens: int | None,
+    unknown: UnknownWarning,
+) -> None:  # fmt: skip
     from bertsmith.use.embedfile import embed_windows
     from bertsmith.use.sinks import json_line
 
@@ -157,6 +162,8 @@ def _print(
             put(json_line(text, own))
         sys.stdout.flush()
         cut_off += window.cut_off
+        if name == STDIN:
+            unknown.warn()
     _tell_cut(cut_off, embedder)
 
 
@@ -175,7 +182,7 @@ def _write(
         raise
     if as_json:
         put_json({"out": str(out), "lines": done.lines, "width": done.width,
-                  "cut_off": done.cut_off})  # fmt: skip
+                  "cut_off": done.cut_off, "unknown_share": done.unknown_share})  # fmt: skip
     _tell_cut(done.cut_off, embedder)
     each = "a vector a token" if settings.pooling == "none" else "a vector a line"
     say(f"wrote {out}: {done.lines:,} lines, {each}, of {done.width:,} numbers")

@@ -13,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from bertsmith.cli.app import app
-from bertsmith.cli.asking import Device, Json, Model, load_model, texts_of
+from bertsmith.cli.asking import STDIN, Device, Json, Model, load_model, texts_of
 from bertsmith.cli.console import put, put_json
+from bertsmith.cli.unknown import UnknownWarning
 
 if TYPE_CHECKING:
     from bertsmith.use.fill import Filling
@@ -47,7 +48,8 @@ def fill(
     """
     from bertsmith.use.fill import fill_each
 
-    bundle = load_model(model, device)
+    unknown = UnknownWarning()
+    bundle = unknown.counting(load_model(model, device))
     asked, shown = tee(texts_of(text))
     for one, fillings in zip(shown, fill_each(bundle, asked, top), strict=True):
         if as_json:
@@ -58,6 +60,9 @@ def fill(
             put_json({"text": one, "masks": masks})
         else:
             _show(one, fillings)
+        if text == [STDIN]:
+            unknown.warn()
+    unknown.warn()
 
 
 def _show(text: str, fillings: "list[Filling]") -> None:

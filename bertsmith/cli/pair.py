@@ -12,6 +12,7 @@ import typer
 from bertsmith.cli.app import app
 from bertsmith.cli.asking import STDIN, Device, Json, Model, lines_of, load_model
 from bertsmith.cli.console import put, put_json, say
+from bertsmith.cli.unknown import UnknownWarning
 from bertsmith.errors import QuestionError
 
 
@@ -41,7 +42,8 @@ def pair(
     from bertsmith.use.pair import pair_each
 
     asked, shown = tee(_pairs(a, b))
-    bundle = load_model(model, device)
+    unknown = UnknownWarning()
+    bundle = unknown.counting(load_model(model, device))
     cut = 0
     for (first, second), answer in zip(shown, pair_each(bundle, asked), strict=True):
         cut += answer.left_out > 0
@@ -52,8 +54,11 @@ def pair(
             put(f"{answer.follows:.6f}\t{first}\t{second}")
         else:
             put(f"B follows A with probability {answer.follows:.4f}")
+        if a == STDIN:
+            unknown.warn()
     if cut:
         say(f"pairs cut to the model's length (A's front, B's end): {cut:,}")
+    unknown.warn()
 
 
 def _pairs(a: str, b: str | None) -> Iterator[tuple[str, str]]:

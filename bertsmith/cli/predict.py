@@ -23,6 +23,7 @@ from bertsmith.cli.asking import (
 )
 from bertsmith.cli.classes import class_lines, confusion_lines
 from bertsmith.cli.console import put, put_json, say, tell_counts
+from bertsmith.cli.unknown import UnknownWarning
 from bertsmith.errors import QuestionError, SettingsError
 from bertsmith.settings import wished
 
@@ -94,16 +95,20 @@ def predict(
     tell_notes(bundle)
     if null_threshold is not None:
         bundle = with_null_threshold(bundle, null_threshold)
-    counts = Counts()
+    unknown = UnknownWarning()
+    bundle, counts = unknown.counting(bundle), Counts()
     if squad is not None:
         put_json(squad_predictions(bundle, squad, counts))
     elif glue is not None:
         for line in submission(bundle, glue, counts):
             put(line)
     else:
-        _answer_lines(bundle, read, texts or [], counts, skip_bad=skip_bad, as_json=as_json)
+        _answer_lines(
+            bundle, read, texts or [], counts, unknown, skip_bad=skip_bad, as_json=as_json
+        )
     if counts.cut_off:
         say(f"cut off {counts.cut_off:,} that are longer than the model reads")
+    unknown.warn()
 
 
 def _answer_lines(
@@ -111,6 +116,7 @@ def _answer_lines(
     read: str | None,
     texts: list[str],
     counts: "Counts",
+    unknown: UnknownWarning,
     *,
     skip_bad: bool,
     as_json: bool,
@@ -129,6 +135,8 @@ def _answer_lines(
             put(line)
         if at_once:
             sys.stdout.flush()
+        if read == STDIN:
+            unknown.warn()
     if skipped is not None and skipped.count:
         say(f"left out {skipped.count:,} lines; the first: {skipped.first}")
 
@@ -181,7 +189,9 @@ def evaluate(
         raise SettingsError("--set: evaluate takes settings of the task, such as task.header=false")
     bundle = load_task(model, device=resolved_device(device))
     tell_notes(bundle)
-    figures = scored(bundle, data, changes=changes["task"])
+    unknown = UnknownWarning()
+    figures = scored(unknown.counting(bundle), data, changes=changes["task"])
+    unknown.warn()
     if as_json:
         put_json(figures)
         return

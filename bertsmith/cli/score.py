@@ -11,6 +11,7 @@ import typer
 from bertsmith.cli.app import app
 from bertsmith.cli.asking import STDIN, Device, Json, Model, lines_of, load_model
 from bertsmith.cli.console import Bars, put, put_json, say
+from bertsmith.cli.unknown import UnknownWarning
 from bertsmith.errors import QuestionError
 
 if TYPE_CHECKING:
@@ -46,11 +47,14 @@ def score(
 
     if text and file is not None:
         raise QuestionError("a file and --text were both given; expected one of them")
-    bundle = load_model(model, device)
+    unknown = UnknownWarning()
+    bundle = unknown.counting(load_model(model, device))
     lines = iter(text) if text else lines_of(file or STDIN)
     totals = _Totals()
     for number, result in enumerate(score_each(bundle, lines, Bars()), 1):
         totals.add(result)
+        if not text and file in (None, STDIN):
+            unknown.warn()
         if as_json:
             put_json(_plain(number, result, tokens=tokens))
             continue
@@ -59,6 +63,7 @@ def score(
             for token, value in zip(result.tokens, result.log_probabilities, strict=False):
                 put(f"  {value:9.4f}  {token}")
     totals.tell()
+    unknown.warn()
 
 
 class _Totals:

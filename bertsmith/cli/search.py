@@ -15,6 +15,7 @@ import typer
 from bertsmith.cli.app import app
 from bertsmith.cli.asking import STDIN, Device, Json, resolved_device, texts_of
 from bertsmith.cli.console import put, put_json, put_table
+from bertsmith.cli.unknown import UnknownWarning
 from bertsmith.errors import QuestionError
 
 #: Questions that are embedded together.
@@ -58,6 +59,7 @@ def search(
     from bertsmith.use.search import Searcher
 
     searcher = Searcher(index, model=model, device=resolved_device(device))
+    unknown = UnknownWarning(searcher.counts)
     at_once = queries == [STDIN] and sys.stdin.isatty()
     asked = _questions(queries)
     while some := list(islice(asked, 1 if at_once else _TOGETHER)):
@@ -71,6 +73,9 @@ def search(
             put_table(("cosine", "line", ""), rows)
         if at_once:
             sys.stdout.flush()
+        if queries == [STDIN]:
+            unknown.warn()
+    unknown.warn()
 
 
 def _questions(queries: list[str]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from bertsmith.cli.app import app
 from bertsmith.cli.asking import STDIN, Device, Model, lines_of, resolved_device
 from bertsmith.cli.console import put_json, put_table, say
 from bertsmith.cli.embed import File, Layer, vector_settings
+from bertsmith.cli.unknown import UnknownWarning
 
 if TYPE_CHECKING:
     from bertsmith.use.similar import Similarities
@@ -48,7 +49,8 @@ def similar(
     settings = vector_settings(layer)
     if plot is not None:
         comparing.refuse_picture(plot)
-    embedder = Embedder.load(model, device=resolved_device(device))
+    unknown = UnknownWarning()
+    embedder = Embedder.load(model, device=resolved_device(device)).counting(unknown.counts)
     lines = list(lines_of(file or STDIN))
     found = comparing.similar(embedder, lines, word, layer=settings.layers, skip=skip_bad)
     if left := len(lines) - len({place.text for place in found.places}):
@@ -60,6 +62,7 @@ def similar(
     if plot is not None:
         comparing.draw(found, plot)
         say(f"wrote {plot}")
+    unknown.warn()
 
 
 def _show(found: "Similarities") -> None:

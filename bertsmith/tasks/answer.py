@@ -56,6 +56,7 @@ def encode(
     ``memo`` is a ``Window`` for each input. See ``Family``.
     """
     assert task.length is not None
+    tokenizer = tokenizer.counting(counts.tokens)
     contexts = _tokenized([example.context for example in examples], tokenizer)
     questions = tokenizer.encode_batch([example.question for example in examples])
     longest = min(task.longest_question, (task.length - 3) // 2)

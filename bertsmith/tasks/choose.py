@@ -165,6 +165,7 @@ def encode(
 ) -> Inputs:
     """Return [CLS] prompt [SEP] ending [SEP] for each ending of each example; see ``Family``."""
     assert task.length is not None
+    tokenizer = tokenizer.counting(counts.tokens)
     texts = [text for example in examples for text in (example.prompt, *example.endings)]
     rest = iter(tokenizer.encode_batch(texts))
     sequences, cut_off = [], []

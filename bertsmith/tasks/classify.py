@@ -180,6 +180,7 @@ def encode(
 ) -> Inputs:
     """Return [CLS] A [SEP] or [CLS] A [SEP] B [SEP] of each example; see ``Family``."""
     assert task.length is not None
+    tokenizer = tokenizer.counting(counts.tokens)
     texts = [text for example in examples for text in example.texts]
     rest = iter(tokenizer.encode_batch(texts))
     sequences, cut_off = [], []

@@ -19,6 +19,7 @@ from bertsmith.bundle import Head
 from bertsmith.errors import TaskError
 from bertsmith.model.packed import Packed, pack
 from bertsmith.tasks.settings import TaskSettings
+from bertsmith.text.unknown import TokenCounts
 from bertsmith.text.wordpiece import Tokenizer
 
 #: Word ids and segment ids of one sequence.
@@ -32,6 +33,7 @@ class Counts:
 
     unseen: of a training file, the labels that are known and that none of its examples has.
     untaught: of a training file, the inputs that have no target and so teach nothing.
+    tokens: those of the texts that were encoded, and how many of them are [UNK].
     """
 
     read: int = 0
@@ -46,6 +48,7 @@ class Counts:
     untaught: int = 0
     #: What a user should know of how the file was read.
     notes: list[str] = field(default_factory=list)
+    tokens: TokenCounts = field(default_factory=TokenCounts)
 
     @contextmanager
     def one(self, where: str, task: TaskSettings, *, labelled: bool = True) -> Iterator[None]:
@@ -80,7 +83,9 @@ class Counts:
                   "skipped": dict(self.skipped)}  # fmt: skip
         more = {"first_skipped": self.first or None, "unseen": self.unseen,
                 "unreached": self.unreached or None, "untaught": self.untaught or None,
-                "notes": self.notes or None}  # fmt: skip
+                "notes": self.notes or None,
+                "unknown_share": self.tokens.unknown_share if self.tokens.num_tokens else None,
+                }  # fmt: skip
         return counts | {name: value for name, value in more.items() if value is not None}
 
 

@@ -91,6 +91,7 @@ def encode(
     after them as fit; nothing is cut.
     """
     assert task.length is not None
+    tokenizer = tokenizer.counting(counts.tokens)
     room = task.length - 2
     number = {name: index for index, name in enumerate(head.labels)}
     mapped = [_mapped(example, tokenizer) for example in examples]

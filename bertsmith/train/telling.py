@@ -39,6 +39,7 @@ def tell(
         progress.note(note)
     for name, counts in data.counts.items():
         _tell_counts(progress, name, counts)
+    _warn_unknown(progress, data.counts)
     for name, examples in {"train": data.train, **data.heldout}.items():
         progress.note(f"{name}: {summarize_labels(examples, task.kind)}")
     for warning in warn_about_labels(data.train, task):
@@ -71,6 +72,14 @@ def tell_baseline(
     warning = warn_about_accuracy(examples, figures["accuracy"])
     if warning:
         progress.note(f"warning: {name}: {warning}")
+
+
+def _warn_unknown(progress: Progress, counts: Mapping[str, Counts]) -> None:
+    """Warn about the file with the highest share of [UNK], if that is high."""
+    name = max(counts, key=lambda name: counts[name].tokens.unknown_share)
+    warning = counts[name].tokens.warning(f"the tokens of {name}")
+    if warning is not None:
+        progress.note(warning)
 
 
 def _tell_counts(progress: Progress, name: str, counts: Counts) -> None:

@@ -3,6 +3,7 @@
 It never knows what the vectors are compared with, nor where they go.
 """
 
+import copy
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +24,7 @@ from bertsmith.model.abreast import abreast
 from bertsmith.model.heads import Pooler
 from bertsmith.model.memory import inference_bytes, machine_bytes, readable
 from bertsmith.model.packed import groups, pack, usual_tokens
+from bertsmith.text.unknown import TokenCounts
 from bertsmith.train.device import keep_freed_memory
 from bertsmith.use.ask import refuse_lone
 from bertsmith.use.quick import quickened
@@ -89,6 +91,16 @@ class Embedder:
     ) -> Self:
         """Read a model directory, a RUN or a hub id. Raises ModelError."""
         return cls(load_encoder(path, device=device), fast=fast)
+
+    def counting(self, counts: TokenCounts) -> Self:
+        """Return an embedder that shares this one's model and counts the tokens that it encodes.
+
+        Args:
+            counts: Tokens and [UNK] tokens are added to it, including what is cut off later.
+        """
+        other = copy.copy(self)
+        other.tokenizer = self.tokenizer.counting(counts)
+        return other
 
     @property
     def longest(self) -> int:

@@ -20,6 +20,7 @@ from bertsmith.bundle import fingerprint
 from bertsmith.errors import QuestionError
 from bertsmith.files import parse_json, sync, write_json
 from bertsmith.progress import Progress, Silent
+from bertsmith.text.unknown import TokenCounts
 from bertsmith.use.embed import Embedder
 from bertsmith.use.neighbours import graph_library
 from bertsmith.use.sinks import Found, IndexSink, JsonSink, NpySink, ParquetSink, Sink, arrow
@@ -45,12 +46,16 @@ class Window:
 
 @dataclass(frozen=True)
 class Embedded:
-    """What was written: lines, the vectors' width, and how many lines were too long, so cut."""
+    """What was written: lines, the vectors' width, and how many lines were too long, so cut.
+
+    unknown_share: the share of [UNK] among the tokens of the lines that this call embedded.
+    """
 
     path: Path
     lines: int
     width: int
     cut_off: int
+    unknown_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -122,7 +127,8 @@ def embed_lines(
     """
     out, progress = Path(out), progress or Silent()
     recipe, about = embedder.recipe(settings), _settings(embedder, settings)
-    make = _sink(out, recipe, about)
+    make, counts = _sink(out, recipe, about), TokenCounts()
+    embedder = embedder.counting(counts)
     with _begun(out) as partial:
         state = _taken_up(partial, about, resume=resume)
         rest, read = iter(lines), hashlib.sha256()
@@ -144,7 +150,7 @@ def embed_lines(
             (partial / DATA).replace(out)
             sync(out.parent)
         shutil.rmtree(partial)
-    return Embedded(out, state.lines, recipe.width, state.cut_off)
+    return Embedded(out, state.lines, recipe.width, state.cut_off, counts.unknown_share)
 
 
 def _written(

@@ -13,6 +13,7 @@ import torch
 from bertsmith.bundle import fingerprint
 from bertsmith.errors import ModelError, QuestionError
 from bertsmith.files import parse_json
+from bertsmith.text.unknown import TokenCounts
 from bertsmith.use.embed import Embedder
 from bertsmith.use.neighbours import GRAPH, VECTORS, Neighbours, mapped
 from bertsmith.use.sinks import ABOUT, LINES, PLACES
@@ -38,7 +39,9 @@ class Searcher:
         """``model``: where the model is now, if it was moved. Raises QuestionError, ModelError."""
         self.path = Path(index)
         about = about_index(self.path)
-        self._embedder = _model(self.path, about, model, device)
+        #: The tokens of the questions so far.
+        self.counts = TokenCounts()
+        self._embedder = _model(self.path, about, model, device).counting(self.counts)
         made = {name: about[name] for name in VectorSettings.model_fields}
         self._settings = settings_of(made.pop("layers"), **made)
         self._neighbours = Neighbours(self.path)

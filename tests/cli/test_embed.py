@@ -62,7 +62,8 @@ def test_embed_writes_every_form(run: Run, model: Path, lines: Path, form: str) 
     out = lines.with_name(f"v.{form}")
     done = run("embed", model, lines, "--out", out, "--normalize", "--json")
     assert done.status == 0, done.err
-    assert json.loads(done.out) == {"out": str(out), "lines": 5, "width": 22, "cut_off": 1}
+    told = {"out": str(out), "lines": 5, "width": 22, "cut_off": 1, "unknown_share": 0.0}
+    assert json.loads(done.out) == told
     assert f"wrote {out}: 5 lines, a vector a line, of 22 numbers" in done.err
     assert "next: " in done.err
     wanted = Embedder.load(model).encode(lines.read_text().split("\n"), normalize=True)

@@ -46,6 +46,21 @@ def test_a_held_out_file_with_an_unknown_label_is_refused(start: Path, tmp_path:
     assert not (tmp_path / "run").exists()
 
 
+def test_unknown_tokens_are_warned_about(start: Path, tmp_path: Path) -> None:
+    """Before the first step, naming the worse file; the share of each file is in the counts."""
+    data = table(tmp_path / "train.jsonl", "single", 20)
+    korean = [{"text": "겨울에는 날씨가 춥습니다", "label": label} for label in ("yes", "no")]
+    (tmp_path / "dev.jsonl").write_text("\n".join(map(json.dumps, korean)) + "\n")
+    told = Notes()
+    task = {**QUICK["task"], "heldout": {"dev": str(tmp_path / "dev.jsonl")}}
+    values = {**QUICK, "task": task, "schedule": {"steps": 1}}
+    result = finetune("classify", start, tmp_path / "run", data=data, values=values, progress=told)
+    (line,) = [line for line in told.notes if "[UNK]" in line]
+    assert line.startswith("warning: 100.0% of the tokens of dev are [UNK]")
+    assert result.counts["train"]["unknown_share"] == 0
+    assert result.counts["dev"]["unknown_share"] == 1
+
+
 def test_a_label_that_is_never_trained_on_is_told(start: Path, tmp_path: Path) -> None:
     """It is known and occurs in the held-out table only: a note, and a place in the counts."""
     data = table(tmp_path / "train.jsonl", "single", 20)
@@ -69,7 +84,7 @@ def test_labels_are_counted_and_a_useless_classifier_is_reported(
 
     It works with any metric, also with one that is not the accuracy.
     """
-    rows = [{"text": "w", "label": "yes" if n % 10 else "no"} for n in range(40)]
+    rows = [{"text": WORDS[0], "label": "yes" if n % 10 else "no"} for n in range(40)]
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     progress = Notes()
     task = {**QUICK["task"], "metrics": ["macro_f1"]}
