@@ -19,6 +19,7 @@ from bertsmith.serve.faults import fault
 from bertsmith.serve.keys import Key
 from bertsmith.serve.metrics import Metrics
 from bertsmith.serve.receiving import Body, BodyError, BodyReceiver, Message, Receive
+from bertsmith.serve.sending import Sender
 from bertsmith.serve.settings import ServeSettings
 
 Send = Callable[[Message], Awaitable[None]]
@@ -30,6 +31,8 @@ _LISTENING = ("/gradio_api/queue/data",)
 _OPEN = ("/health", "/ready")
 #: Where a request's ``_Request`` stands in its scope.
 _REQUEST = "bertsmith.request"
+#: Where the connection stands among the extensions of a scope, see ``sending.Connection``.
+CONNECTION = "bertsmith.connection"
 _LOG = logging.getLogger("bertsmith.serve")
 
 
@@ -50,7 +53,7 @@ class Guard:
             )
         #: Being answered, and open pages that listen, which may last for hours.
         self._active = {"requests": 0, "pages": 0}
-        self._receiver = BodyReceiver(settings)
+        self._receiver, self._sender = BodyReceiver(settings), Sender(settings)
         #: Set when the server stops: streams to open pages would hold it up.
         self.stopping = asyncio.Event()
 
@@ -60,7 +63,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = {name.lower(): value for name, value in scope["headers"]}
-        request = _Request(scope, headers, send, self._metrics)
+        request = _Request(scope, headers, send, self._sender, self._metrics)
         scope[_REQUEST] = request
         try:
             await self._handle(scope, receive, request.send)
@@ -154,9 +157,9 @@ class _Request:
 
     def __init__(
         self, scope: MutableMapping[str, Any], headers: dict[bytes, bytes], send: Send,
-        metrics: Metrics,
+        sender: Sender, metrics: Metrics,
     ) -> None:  # fmt: skip
-        self._scope, self._send, self._metrics = scope, send, metrics
+        self._scope, self._send, self._sender, self._metrics = scope, send, sender, metrics
         self._name, self.headers = _id_of(headers), headers
         self._began = time.perf_counter()
         self.status = 0
@@ -167,9 +170,11 @@ class _Request:
         self.kind = "pages" if listens else "requests"
         #: Whether what is sent back has no end of its own.
         self.streams = False
+        #: Whether the connection was ended because the client did not read.
+        self._is_aborted = False
 
     async def send(self, message: Message) -> None:
-        """Send on, with the request's id."""
+        """Send on, with the request's id; return when the client has read nearly all of it."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = list(message.get("headers", ()))
@@ -177,13 +182,17 @@ class _Request:
             headers.append((b"x-request-id", self._name.encode()))
             message = {**message, "headers": headers}
         await self._send(message)
+        # Other servers, as in tests, do not tell of their connections.
+        connection = self._scope.get("extensions", {}).get(CONNECTION)
+        if message["type"] == "http.response.body" and connection is not None:
+            self._is_aborted |= not await self._sender.drain(connection)
 
     def told(self) -> None:
         """Write the line of the log, and count."""
         seconds = time.perf_counter() - self._began
         route = getattr(self._scope.get("route"), "path", "")
         self._metrics.request(route, self.status, seconds)
-        line = {
+        line: dict[str, Any] = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "id": self._name,
             "method": self._scope["method"],
@@ -192,6 +201,8 @@ class _Request:
             "seconds": round(seconds, 4),
             "bytes": self.size,
         }
+        if self._is_aborted:
+            line["aborted"] = "the client did not read the answer"
         _LOG.info(json.dumps(line))
 
 

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bertsmith.errors import SettingsError
 from bertsmith.serve.faults import fault
-from bertsmith.serve.guard import Guard
+from bertsmith.serve.guard import CONNECTION, Guard
 from bertsmith.serve.settings import ServeSettings
 
 #: Seconds for which a thread that runs Python keeps another one waiting; Python's own are 0.005, in
@@ -180,6 +180,8 @@ class _Patient(HttpToolsProtocol):
         super().on_message_begin()
         self._told = 0
         self._await_header()
+        extensions: dict[Any, Any] = {CONNECTION: self}
+        self.scope["extensions"] = extensions
 
     def on_url(self, url: bytes) -> None:
         """Count it."""
@@ -216,6 +218,22 @@ class _Patient(HttpToolsProtocol):
         """Read on."""
         self._heard = True
         super().on_message_complete()
+
+    def num_unsent(self) -> int:
+        """Return the bytes that the operating system has not taken yet."""
+        return self.transport.get_write_buffer_size()
+
+    def is_sending(self) -> bool:
+        """Return whether more bytes are unsent than a connection may buffer."""
+        return self.flow.write_paused
+
+    async def drain(self) -> None:
+        """Wait until few bytes are unsent, or the connection has ended."""
+        await self.flow.drain()
+
+    def abort(self) -> None:
+        """End the connection and drop what is unsent."""
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""

@@ -36,6 +36,10 @@ class ServeSettings(Settings):
     bodies_bytes: Count = 256 * 2**20
     #: Until a request is answered (504).
     seconds: Seconds = 30.0
+    #: For which a client may read less than 1 MiB of its answer; then its connection ends.
+    send_seconds: Seconds = 30.0
+    #: Memory for answers that clients have not read; beyond it connections that stand still end.
+    unsent_bytes: Count = 256 * 2**20
     #: Waiting in the queue, of all clients together (429).
     queue_tokens: Count = 262_144
     #: Being answered at once (429).
