@@ -28,6 +28,16 @@ def has_surrogates(text: str) -> bool:
     return False
 
 
+def _in_long_runs(flags: NDArray[np.bool_], longest: int) -> NDArray[np.bool_]:
+    """Return which elements [n] are in a run of more than ``longest`` true elements."""
+    bounds = np.concatenate([[-1], np.flatnonzero(~flags), [len(flags)]])
+    is_long = np.diff(bounds) - 1 > longest
+    steps = np.zeros(len(flags) + 1, np.int8)
+    steps[bounds[:-1][is_long] + 1] = 1
+    steps[bounds[1:][is_long]] = -1
+    return np.cumsum(steps[:-1], dtype=np.int8).astype(np.bool_)
+
+
 @dataclass(frozen=True)
 class Alphabet:
     """The characters of a vocabulary: all of them, and those that continue a word."""
@@ -55,11 +65,13 @@ class CharacterCounts:
     """Counts, as a stream, how often each character begins or continues a word.
 
     ``clean`` is the tokenizer's normalizer on a string. It is asked for each character once, and
-    must treat characters one by one.
+    must treat characters one by one. Words of more than ``longest_word`` characters are not
+    counted: the tokenizer makes them [UNK].
     """
 
-    def __init__(self, clean: Callable[[str], str]) -> None:
+    def __init__(self, clean: Callable[[str], str], longest_word: int = 100) -> None:
         self._clean = clean
+        self._longest_word = longest_word
         self._split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
         self._kinds: NDArray[np.uint8] = np.zeros(CODE_POINTS, dtype=np.uint8)
         # [2, code points]: as the first of a word, and as one that continues it.
@@ -78,6 +90,7 @@ class CharacterCounts:
         stay = kinds != _REMOVED
         points, kinds = points[stay], kinds[stay]
         part = kinds == _PART
+        part &= ~_in_long_runs(part, self._longest_word)
         goes_on = np.zeros_like(part)
         goes_on[1:] = part[1:] & part[:-1]
         for row, chosen in enumerate(((part & ~goes_on) | (kinds == _ALONE), goes_on)):
@@ -112,7 +125,10 @@ class CharacterCounts:
         return Alphabet(tuple(sorted(characters)), tuple(sorted(continues)))
 
     def within(self, alphabet: Alphabet) -> Callable[[str], str]:
-        """Return what takes words with a character beyond ``alphabet`` out of a counted text."""
+        """Return what takes some words out of a counted text.
+
+        They are the words with a character beyond ``alphabet`` and those that are too long.
+        """
         known = set(alphabet.characters)
         beyond = np.zeros(CODE_POINTS, dtype=bool)
         for point in np.flatnonzero((self._kinds == _PART) & (self._counts.sum(axis=0) > 0)):
@@ -120,11 +136,13 @@ class CharacterCounts:
 
         def limited(text: str) -> str:
             points = np.frombuffer(text.encode("utf-32-le", "replace"), dtype="<u4")
-            strange = beyond[points]
+            kinds = self._kinds[points]
+            # What the tokenizer removes does not part a word.
+            stay = kinds != _REMOVED
+            points, inside = points[stay], kinds[stay] == _PART
+            strange = beyond[points] | _in_long_runs(inside, self._longest_word)
             if not strange.any():
                 return text
-            kinds = self._kinds[points]
-            inside = (kinds == _PART) | (kinds == _REMOVED)
             begins = inside.copy()
             begins[1:] &= ~inside[:-1]
             words = np.where(inside, begins.cumsum(), 0)

@@ -5,6 +5,7 @@ what it would leave to chance, the order of the alphabet, is settled here before
 """
 
 import tempfile
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Final
 
@@ -24,6 +25,8 @@ from bertsmith.text.wordpiece import Tokenizer
 _LARGE, _SMALL = 1 << 19, 1 << 14
 #: What the trainer of `tokenizers` can count in 32 bits.
 _MOST: Final = 2**31 - 1
+#: How far back from its end a chunk without blanks is searched for a punctuation mark.
+_LOOK_BACK: Final = 1000
 #: Texts segmented at once.
 _BATCH: Final = 64
 #: The least share of the entries after special tokens and ASCII that is left for longer pieces.
@@ -126,7 +129,7 @@ class _Spool:
 
 
 def _chunks(texts: Iterable[str], size: int) -> Iterator[str]:
-    """Yield the texts in chunks of about ``size`` characters; none ends inside a word."""
+    """Yield the texts in chunks of about ``size`` characters, cut as ``_cut`` does."""
     held: list[str] = []
     length = 0
     for text in texts:
@@ -141,24 +144,34 @@ def _chunks(texts: Iterable[str], size: int) -> Iterator[str]:
 
 
 def _cut(text: str, size: int) -> Iterator[str]:
-    """Cut a long text at spaces or line ends; one without any stays whole."""
+    """Cut a long text between words into pieces of at most ``size`` characters.
+
+    A word is cut only if it is far longer than those that a vocabulary is learnt from.
+    """
     start = 0
     while len(text) - start > size:
-        end = max(text.rfind(" ", start, start + size), text.rfind("\n", start, start + size))
-        if end <= start:
-            end = text.find(" ", start + size)
-        if end < 0:
-            break
+        end = _last_border(text, start, start + size)
         yield text[start:end]
         start = end
     yield text[start:]
+
+
+def _last_border(text: str, start: int, end: int) -> int:
+    """Return the last place in (start, end] where a word may begin, or ``end`` if none is near."""
+    border = max(text.rfind(" ", start, end), text.rfind("\n", start, end))
+    if border > start:
+        return border
+    for place in range(end, max(start, end - _LOOK_BACK), -1):
+        if unicodedata.category(text[place]).startswith("P"):
+            return place
+    return end
 
 
 def _count(texts: Iterable[str], recipe: Recipe, progress: Progress) -> tuple[CharacterCounts, int]:
     """Count the characters of all texts; also return how many there were."""
     clean = normalizer(recipe).normalize_str
     whole = _whole(recipe)
-    counts = CharacterCounts(str if whole else clean)
+    counts = CharacterCounts(str if whole else clean, recipe.longest_word)
     total = 0
     progress.start("Counting characters", None, "characters")
     for text in _chunks(texts, _LARGE):
@@ -174,7 +187,8 @@ def _within(
     """Yield what the trainer is to see of each chunk, and how many characters the chunk has.
 
     Of a word with a character beyond the alphabet the trainer would leave that out and join its
-    neighbours: pieces of words that occur nowhere.
+    neighbours: pieces of words that occur nowhere. Words longer than the tokenizer takes are left
+    out as well: they are [UNK], and joining their pieces takes quadratic time.
     """
     whole, clean = _whole(recipe), normalizer(recipe).normalize_str
     for chunk in _chunks(texts, _SMALL):

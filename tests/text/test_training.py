@@ -5,13 +5,17 @@ These tests never read a vocabulary from elsewhere.
 
 import json
 import random
+import re
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bertsmith.errors import TokenizerError
 from bertsmith.progress import Silent
@@ -20,7 +24,7 @@ from bertsmith.text.corpus import CorpusOptions, sources
 from bertsmith.text.learning import VocabularyOptions, learn
 from bertsmith.text.quality import describe, quality
 from bertsmith.text.recipe import SPECIAL, Recipe, normalizer
-from bertsmith.text.training import train
+from bertsmith.text.training import _cut, train
 from bertsmith.text.wordpiece import Tokenizer
 
 
@@ -126,6 +130,31 @@ def test_characters_are_counted_as_the_tokenizer_sees_them(strip: bool) -> None:
     totals, continuing = counts._cleaned()
     assert totals == Counter("".join(words))
     assert continuing == {character for word in words for character in word[1:]}
+
+
+@pytest.mark.parametrize("strip", [False, True])
+def test_words_that_are_too_long_change_nothing(strip: bool) -> None:
+    """Words that the tokenizer makes [UNK] add no piece and no character; 100 is not too long."""
+    texts = [*little_text(20), "q" * 100]
+    plain = train(texts, 300, strip_accents=strip, min_frequency=1).vocab
+    too_long = ["яю" * 10_000, "ab" * 50 + "c", "x-" + "y" * 101 + "-z", "я" * 50_000]
+    assert train([*texts, *too_long], 300, strip_accents=strip, min_frequency=1).vocab == plain
+    # What the tokenizer removes does not count.
+    soft = "­".join("q" * 100)
+    assert train([*texts[:-1], soft], 300, strip_accents=strip, min_frequency=1).vocab == plain
+
+
+@settings(max_examples=200)
+@given(st.text(alphabet="ab \n,天。", max_size=400), st.integers(5, 60))
+def test_long_texts_are_cut_between_words(text: str, size: int) -> None:
+    """Pieces have at most so many characters; words that fit in half of it stay whole."""
+    pieces = list(_cut(text, size))
+    assert "".join(pieces) == text
+    assert max(map(len, pieces)) <= size
+    for left, right in pairwise(pieces):
+        word = re.search("[ab]*$", left)[0] + re.search("^[ab]*", right)[0]  # type: ignore[index]
+        cut_inside = left[-1:] in "ab" and right[0] in "ab"
+        assert not cut_inside or len(word) >= size or "天" in text
 
 
 def test_more_than_a_hundred_thousand_words(tmp_path: Path) -> None:
