@@ -47,7 +47,7 @@ def create_app(
     at /.
     """
     settings, metrics = settings or ServeSettings(), Metrics()
-    service = Service(models, settings, metrics.batch)
+    service = Service(models, settings, metrics.batch, metrics.token_counter)
     metrics.watch(lambda: float(service.batcher.waiting))
     asking = Asking(service)
 

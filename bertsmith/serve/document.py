@@ -7,6 +7,9 @@ import json
 from html import escape
 from typing import Any
 
+from bertsmith.serve.parsing import UNKNOWN_SHARE_HEADER
+from bertsmith.text.unknown import MAX_UNKNOWN_SHARE
+
 _STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem}
 h2{margin-top:2rem;font-size:1.1rem}code,pre{font-family:ui-monospace,monospace;font-size:.9rem}
@@ -37,6 +40,9 @@ def document(schema: dict[str, Any]) -> str:
         "<meta name=viewport content='width=device-width'>",
         f"<style>{_STYLE}</style><h1>Endpoints</h1><p>Errors are JSON: ",
         '<code>{"error": {"message", "type", "code"}}</code>. ',
+        f"A response has the header <code>{UNKNOWN_SHARE_HEADER}: 0.84</code> if more than ",
+        f"{MAX_UNKNOWN_SHARE:.0%} of the tokens of its texts are [UNK], here 84%: the model's ",
+        "vocabulary does not cover them; choose a model for their language. ",
         "<a href=/openapi.json>/openapi.json</a> describes all of this for programs.</p>",
     ]
     for path, methods in schema["paths"].items():

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from bertsmith.serve.faults import fault
 from bertsmith.serve.keys import Key
 from bertsmith.serve.metrics import Metrics
+from bertsmith.serve.parsing import UNKNOWN_SHARE_HEADER
 from bertsmith.serve.receiving import Body, BodyError, BodyReceiver, Message, Receive
 from bertsmith.serve.sending import Sender
 from bertsmith.serve.settings import ServeSettings
@@ -49,8 +50,9 @@ class Guard:
         if origins:
             # Around refusals too: without these headers a browser hides them from its page.
             self._handle = CORSMiddleware(
-                self._through, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
-            )
+                self._through, allow_origins=origins, allow_methods=["*"], allow_headers=["*"],
+                expose_headers=[UNKNOWN_SHARE_HEADER],
+            )  # fmt: skip
         #: Being answered, and open pages that listen, which may last for hours.
         self._active = {"requests": 0, "pages": 0}
         self._receiver, self._sender = BodyReceiver(settings), Sender(settings)

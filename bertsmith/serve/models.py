@@ -1,7 +1,7 @@
 """One loaded model of a server: what it can do, and what it computes for many clients at once."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from bertsmith.model.task import TaskModel
 from bertsmith.serve.patience import NotFiniteError
 from bertsmith.tasks.inputs import Inputs
 from bertsmith.tasks.outputs import outputs
+from bertsmith.text.unknown import TokenCounter
 from bertsmith.use.ask import Question, ask
 from bertsmith.use.embed import Embedder, Floats
 from bertsmith.use.explain import Attention, attention
@@ -39,6 +40,12 @@ class Served:
     bundle: Bundle | TaskBundle | EncoderBundle
     embedder: Embedder
     abilities: frozenset[str]
+
+    def counting(self, counter: TokenCounter) -> "Served":
+        """Return the same model with tokenizers that count what they encode."""
+        tokenizer = self.bundle.tokenizer.counting(counter)
+        bundle = replace(self.bundle, tokenizer=tokenizer)
+        return replace(self, bundle=bundle, embedder=self.embedder.counting(counter))
 
 
 def served(name: str, path: Path | str, *, device: str = "cpu", fast: bool = False) -> Served:

@@ -15,9 +15,12 @@ from bertsmith.errors import QuestionError
 from bertsmith.serve.bodies import TAGS
 from bertsmith.serve.patience import Patience, late
 from bertsmith.serve.settings import ServeSettings
+from bertsmith.text.unknown import MAX_UNKNOWN_SHARE
 
 #: Bodies with more bytes are parsed in a thread; for smaller ones that would take longer.
 MAX_INLINE_BYTES: Final = 16_384
+#: On a response to texts of which more than MAX_UNKNOWN_SHARE of the tokens are [UNK].
+UNKNOWN_SHARE_HEADER: Final = "X-Bertsmith-Unknown-Share"
 #: Characters of a field's name in an error message; a client chooses the names.
 _MAX_NAME: Final = 100
 _EXPECTED: Final = 'send an object such as {"inputs": ["a text"]}'
@@ -107,6 +110,9 @@ class BodyParser:
 
                 async def handle(request: Request) -> Response:
                     response: Response = await endpoint(request, await parse(request, model))
+                    share = request.state.patience.counts.unknown_share
+                    if share > MAX_UNKNOWN_SHARE:
+                        response.headers[UNKNOWN_SHARE_HEADER] = f"{share:.4g}"
                     return response
 
                 return handle

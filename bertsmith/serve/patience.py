@@ -8,6 +8,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Any
 
 from bertsmith.errors import BertsmithError
+from bertsmith.text.unknown import TokenCounts
 
 
 class BusyError(BertsmithError):
@@ -51,6 +52,8 @@ class Patience:
         """``seconds`` from now on."""
         self.deadline = time.monotonic() + seconds
         self.gone = False
+        #: The tokens of the request's texts, whichever of them the model reads.
+        self.counts = TokenCounts()
         self._waiting: Future[Any] | None = None
 
     def remaining(self) -> float:

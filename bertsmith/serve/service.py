@@ -31,6 +31,7 @@ from bertsmith.serve.patience import LargeError, Patience, waited
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.tasks.inputs import Inputs
 from bertsmith.tasks.outputs import Compute
+from bertsmith.text.unknown import TokenCounter
 from bertsmith.use.answer import Answer, answer_each
 from bertsmith.use.ask import Answers, Asking, Question
 from bertsmith.use.choose import Choice, choose_each
@@ -64,9 +65,21 @@ class Service:
         models: Iterable[Served],
         settings: ServeSettings | None = None,
         told: Callable[[int, int, float], None] | None = None,
+        token_counter: Callable[[str], TokenCounter] | None = None,
     ) -> None:
-        """``told``: is told of each batch: units, tokens, seconds."""
-        self.models = {own.name: own for own in models}
+        """Serve models.
+
+        Args:
+            models: The loaded models.
+            settings: The limits of the server.
+            told: Is told of each batch: units, tokens, seconds.
+            token_counter: Returns what counts the tokens of a model, by its name; called in
+                several threads.
+        """
+        self.models = {
+            own.name: own.counting(token_counter(own.name)) if token_counter else own
+            for own in models
+        }
         self.settings = settings or ServeSettings()
         self.batcher = Batcher(
             batch_tokens=self.settings.batch_tokens,
@@ -98,7 +111,7 @@ class Service:
         self, name: str | None, texts: Sequence[str], top: int, patience: Patience | None = None
     ) -> list[list[Filling]]:
         """Return the likeliest words at each [MASK] of each text."""
-        own = self.checked(name, "fill", texts)
+        own = self.checked(name, "fill", texts, patience)
         assert isinstance(own.bundle, Bundle)
         refuse_top(top)
         within("masks", sum(text.count(MASK) for text in texts), self.settings.masks)
@@ -111,7 +124,7 @@ class Service:
         patience: Patience | None = None,
     ) -> list[Pairing]:
         """Return how probable it is that B follows A, for each pair."""
-        own, until = self.checked(name, "pair", pairs), self._until(patience)
+        own, until = self.checked(name, "pair", pairs, patience), self._until(patience)
         assert isinstance(own.bundle, Bundle)
 
         def compute(bundle: Bundle, sequences: Sequence[Pair]) -> list[float]:
@@ -128,14 +141,14 @@ class Service:
         patience: Patience | None = None,
     ) -> list[Prediction]:
         """Return the labels, or the number, of each text or pair."""
-        own = self.checked(name, "classify", texts)
+        own = self.checked(name, "classify", texts, patience)
         return list(predict_each(_task(own), texts, self._outputs(own, self._until(patience))))
 
     def tag(
         self, name: str | None, texts: Sequence[str], patience: Patience | None = None
     ) -> list[Tagged]:
         """Return the entities, or the tags, of each text."""
-        own = self.checked(name, "tag", texts)
+        own = self.checked(name, "tag", texts, patience)
         return list(tag_each(_task(own), texts, self._outputs(own, self._until(patience))))
 
     def answer(
@@ -145,7 +158,7 @@ class Service:
         patience: Patience | None = None,
     ) -> list[Answer]:
         """Return the answer to each (question, context)."""
-        own = self.checked(name, "answer", questions)
+        own = self.checked(name, "answer", questions, patience)
         return list(answer_each(_task(own), questions, self._outputs(own, self._until(patience))))
 
     def choose(
@@ -155,7 +168,7 @@ class Service:
         patience: Patience | None = None,
     ) -> list[Choice]:
         """Return which ending fits, for each (prompt, endings)."""
-        own = self.checked(name, "choose", questions)
+        own = self.checked(name, "choose", questions, patience)
         return list(choose_each(_task(own), questions, self._outputs(own, self._until(patience))))
 
     def embed(
@@ -181,7 +194,7 @@ class Service:
         truncate: bool = True,
     ) -> "Embedding":
         """Return what ``embed`` waits for. Without ``truncate`` a text too long is an error."""
-        own = self.checked(name, "embed", texts)
+        own = self.checked(name, "embed", texts, patience)
         recipe = own.embedder.recipe(settings)
         if recipe.pooling == "none":
             raise SettingsError('pooling "none" gives a vector a token: ask /embed_all')
@@ -211,7 +224,7 @@ class Service:
 
         most: how many numbers they may have, where that is another than an answer's bound.
         """
-        own, until = self.checked(name, "embed", texts), self._until(patience)
+        own, until = self.checked(name, "embed", texts, patience), self._until(patience)
         settings = settings.model_copy(update={"pooling": "none"})
         key = (own.name, "embed", settings)
 
@@ -248,14 +261,22 @@ class Service:
     def _until(self, patience: Patience | None) -> Patience:
         return patience or Patience(self.settings.seconds)
 
-    def checked(self, name: str | None, ability: str, texts: Sequence[Any]) -> Served:
+    def checked(
+        self,
+        name: str | None,
+        ability: str,
+        texts: Sequence[Any],
+        patience: Patience | None = None,
+    ) -> Served:
         """Return the model that is asked; LargeError for too many texts, QuestionError for none.
 
-        A text that is none has half a character, which JSON can write and no model reads.
+        A text that is none has half a character, which JSON can write and no model reads. The
+        model counts the tokens that it encodes in ``patience.counts``.
         """
         within("texts", len(texts), self.settings.texts)
         refuse_half(texts)
-        return self.find(name, ability)
+        own = self.find(name, ability)
+        return own if patience is None else own.counting(patience.counts)
 
     def tokenized(
         self, name: str | None, texts: Sequence[str], patience: Patience | None = None
@@ -267,7 +288,7 @@ class Service:
             LateError: the time is over; it is looked at between groups of texts.
             GoneError: the client went away.
         """
-        own, until = self.checked(name, "embed", texts), self._until(patience)
+        own, until = self.checked(name, "embed", texts, patience), self._until(patience)
         encoded: list[tuple[list[int], list[tuple[int, int]]]] = []
         tokens = 0
         for group in _groups(texts, _GROUP_CHARACTERS):

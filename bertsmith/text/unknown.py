@@ -4,22 +4,29 @@ Special tokens other than [UNK] count neither as tokens nor as unknown.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 #: The share of [UNK] above which a text does not suit a vocabulary. WordPiece vocabularies that
 #: suit a text leave well under 1 % unknown.
 MAX_UNKNOWN_SHARE: Final = 0.02
 
 
+class TokenCounter(Protocol):
+    """Is told how many tokens were encoded; see ``Tokenizer.counting``."""
+
+    def add(self, num_tokens: int, num_unknown: int) -> None:
+        """Add the counts of some text: all tokens, and those that are [UNK]."""
+
+
 @dataclass
 class TokenCounts:
-    """A running count of tokens and of [UNK] among them; see ``Tokenizer.counting``."""
+    """A running count of tokens and of [UNK] among them. Not safe for several threads."""
 
     num_tokens: int = 0
     num_unknown: int = 0
 
     def add(self, num_tokens: int, num_unknown: int) -> None:
-        """Add the counts of some text."""
+        """See ``TokenCounter``."""
         self.num_tokens += num_tokens
         self.num_unknown += num_unknown
 

@@ -27,7 +27,7 @@ from bertsmith.text.recipe import (
 )
 from bertsmith.text.segment import Segmenter, segmenter_named, spaced
 from bertsmith.text.tokenizer_files import read_recipe, write_recipe
-from bertsmith.text.unknown import TokenCounts
+from bertsmith.text.unknown import TokenCounter
 
 __all__ = ["SPECIAL", "Tokenizer"]
 
@@ -55,7 +55,7 @@ class Tokenizer:
         self._plain.encode_special_tokens = True
         # By whether special tokens are read out of a text; shared by the copies of ``counting``.
         self._engines: dict[bool, Any] = {False: self._plain}
-        self._counts: tuple[TokenCounts, ...] = ()
+        self._counters: tuple[TokenCounter, ...] = ()
 
     @classmethod
     def load(
@@ -71,14 +71,14 @@ class Tokenizer:
         """
         write_recipe(self.recipe, Path(directory), longest)
 
-    def counting(self, counts: TokenCounts) -> Self:
+    def counting(self, counter: TokenCounter) -> Self:
         """Return a tokenizer that shares this one's engines and counts what it encodes.
 
         Args:
-            counts: Every text that the copy encodes is added to it. Not safe for several threads.
+            counter: Every text that the copy encodes is added to it.
         """
         copy = type(self).__new__(type(self))
-        copy.__dict__.update(self.__dict__, _counts=(*self._counts, counts))
+        copy.__dict__.update(self.__dict__, _counters=(*self._counters, counter))
         return copy
 
     def __reduce__(self) -> tuple[type[Self], tuple[Recipe, Segmenter | None]]:
@@ -201,15 +201,15 @@ class Tokenizer:
 
     def _add_counts(self, sequences: Sequence[list[int]], *, special: bool) -> None:
         """Add the tokens of encoded texts to the counts of ``counting``, if there are any."""
-        if not self._counts:
+        if not self._counters:
             return
         num_tokens = sum(map(len, sequences))
         if special:
             marks = (self.pad_id, self.cls_id, self.sep_id, self.mask_id)
             num_tokens -= sum(ids.count(mark) for ids in sequences for mark in marks)
         num_unknown = sum(ids.count(self.unk_id) for ids in sequences)
-        for counts in self._counts:
-            counts.add(num_tokens, num_unknown)
+        for counter in self._counters:
+            counter.add(num_tokens, num_unknown)
 
     def _cuts(self, texts: Sequence[str], special: bool) -> list[list[int]]:
         """Return where the segmenter parts each text, never inside a special token."""

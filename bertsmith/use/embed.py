@@ -24,7 +24,7 @@ from bertsmith.model.abreast import abreast
 from bertsmith.model.heads import Pooler
 from bertsmith.model.memory import inference_bytes, machine_bytes, readable
 from bertsmith.model.packed import groups, pack, usual_tokens
-from bertsmith.text.unknown import TokenCounts
+from bertsmith.text.unknown import TokenCounter
 from bertsmith.train.device import keep_freed_memory
 from bertsmith.use.ask import refuse_lone
 from bertsmith.use.quick import quickened
@@ -92,14 +92,14 @@ class Embedder:
         """Read a model directory, a RUN or a hub id. Raises ModelError."""
         return cls(load_encoder(path, device=device), fast=fast)
 
-    def counting(self, counts: TokenCounts) -> Self:
+    def counting(self, counter: TokenCounter) -> Self:
         """Return an embedder that shares this one's model and counts the tokens that it encodes.
 
         Args:
-            counts: Tokens and [UNK] tokens are added to it, including what is cut off later.
+            counter: Every text that the copy encodes is added to it, before it is cut off.
         """
         other = copy.copy(self)
-        other.tokenizer = self.tokenizer.counting(counts)
+        other.tokenizer = self.tokenizer.counting(counter)
         return other
 
     @property
