@@ -31,7 +31,7 @@ from bertsmith.model.abreast import abreast
 from bertsmith.serve.models import vectors_of
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.use.embed import Embedder
-from bertsmith.use.vectors import VectorSettings
+from bertsmith.use.vector_settings import VectorSettings
 
 #: Turns of each, which share the seconds: those of the library are a third as long.
 TURNS = 6

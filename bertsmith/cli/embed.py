@@ -17,7 +17,7 @@ from bertsmith.errors import QuestionError, SettingsError
 
 if TYPE_CHECKING:
     from bertsmith.use.embed import Embedder
-    from bertsmith.use.vectors import VectorSettings
+    from bertsmith.use.vector_settings import VectorSettings
 
 Layer = Annotated[
     str | None,
@@ -136,7 +136,7 @@ def numbers_of(option: str, said: str | None) -> list[float] | None:
 
 def vector_settings(layer: str | None, **said: Any) -> "VectorSettings":
     """Return settings with layers as they are written on the command line. Raises SettingsError."""
-    from bertsmith.use.vectors import settings_of
+    from bertsmith.use.vector_settings import settings_of
 
     layers = numbers_of("layer", layer)
     if layers is not None and any(one % 1 for one in layers):

@@ -17,7 +17,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from bertsmith.serve.bounds import TOP, within
-from bertsmith.use.vectors import VectorSettings, settings_of
+from bertsmith.use.vector_settings import VectorSettings, settings_of
 
 #: Layers, and weights of layers, per request; no model has nearly as many.
 MAX_LAYERS: Final = 1024

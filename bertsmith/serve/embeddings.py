@@ -17,7 +17,7 @@ from bertsmith.serve.patience import LargeError, Patience
 from bertsmith.serve.routes import several
 from bertsmith.serve.service import Embedding
 from bertsmith.use.embed import Floats
-from bertsmith.use.vectors import VectorSettings
+from bertsmith.use.vector_settings import VectorSettings
 
 #: Characters of a request that are tokenized at once; what is longer would hold up others, and is
 #: tokenized in a thread.

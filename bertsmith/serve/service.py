@@ -41,7 +41,8 @@ from bertsmith.use.fill import MASK, Filling, fill_each
 from bertsmith.use.pair import Pair, Pairing, follows, pair_each
 from bertsmith.use.predict import Prediction, predict_each
 from bertsmith.use.tag import Tagged, tag_each
-from bertsmith.use.vectors import Recipe, VectorSettings
+from bertsmith.use.vector_settings import VectorSettings
+from bertsmith.use.vectors import Recipe
 
 #: Characters that /tokenize reads between two looks at its deadline.
 _GROUP_CHARACTERS: Final = 65_536

@@ -13,7 +13,7 @@ import torch
 
 from bertsmith import bundle
 from bertsmith.data.store import SPLITS, Store, unknown_lines
-from bertsmith.errors import MissingExtraError, RunError, StoreError
+from bertsmith.errors import MissingExtraError, StoreError
 from bertsmith.files import write_whole
 from bertsmith.model.bert import parameter_count
 from bertsmith.progress import Progress, Silent
@@ -24,7 +24,7 @@ from bertsmith.train.loop import Outcome, Plan
 from bertsmith.train.place import FILE, alone, check_place, take_up
 from bertsmith.train.probe import Cost
 from bertsmith.train.recipe import PretrainSettings
-from bertsmith.train.resolve import Wishes, resolve
+from bertsmith.train.resolve import Wishes, resolve_run
 from bertsmith.train.session import (
     ROUND_SECONDS,
     Session,
@@ -173,22 +173,8 @@ def _wished(
     minutes: float | None,
     wishes: dict[str, Any],
 ) -> PretrainSettings:
-    given = {"steps": steps, "epochs": epochs, "minutes": minutes}
-    given = {name: value for name, value in given.items() if value is not None}
-    if len(given) > 1:
-        raise RunError(f"only one of {', '.join('--' + name for name in given)} can be given")
-    cuda = torch.cuda.is_available()
-    settings = resolve(Wishes(data=data, size=size, cuda=cuda, **wishes), store)
-    length = settings.schedule
-    if given:
-        cleared = {"steps": None, "epochs": None, "minutes": None}
-        length = length.model_copy(update={**cleared, **given})
-    elif length.steps is None and length.epochs is None and length.minutes is None:
-        paper = settings.run.recipe == "paper"
-        default = {"steps": recipe.PAPER_STEPS} if paper else {"epochs": 1.0}
-        length = length.model_copy(update=default)
-    settings = settings.model_copy(update={"schedule": length})
-    return PretrainSettings.parse(settings.model_dump(), "the settings")
+    wished = Wishes(data=data, size=size, cuda=torch.cuda.is_available(), **wishes)
+    return resolve_run(wished, store, {"steps": steps, "epochs": epochs, "minutes": minutes})
 
 
 def with_threads(settings: PretrainSettings, store: Store, progress: Progress) -> PretrainSettings:

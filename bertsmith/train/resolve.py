@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith import bundle
+from bertsmith.bundle.parts import read_parts
 from bertsmith.data.store import MANIFEST, Store
-from bertsmith.errors import SettingsError
+from bertsmith.errors import RunError, SettingsError
 from bertsmith.files import sha256_of_file
 from bertsmith.model.config import SIZES, sizes_of
 from bertsmith.settings import merged, wished
@@ -76,6 +77,29 @@ def resolve(wishes: Wishes, store: Store) -> PretrainSettings:
     return settings
 
 
+def resolve_run(
+    wishes: Wishes, store: Store, lengths: Mapping[str, float | None]
+) -> PretrainSettings:
+    """Return resolved settings with the length of the run; ``lengths``: steps, epochs, minutes.
+
+    Raises RunError for more than one length, else as ``resolve``.
+    """
+    given = {name: value for name, value in lengths.items() if value is not None}
+    if len(given) > 1:
+        raise RunError(f"only one of {', '.join('--' + name for name in given)} can be given")
+    settings = resolve(wishes, store)
+    length = settings.schedule
+    if given:
+        cleared = {"steps": None, "epochs": None, "minutes": None}
+        length = length.model_copy(update={**cleared, **given})
+    elif length.steps is None and length.epochs is None and length.minutes is None:
+        paper = settings.run.recipe == "paper"
+        default = {"steps": recipe.PAPER_STEPS} if paper else {"epochs": 1.0}
+        length = length.model_copy(update=default)
+    settings = settings.model_copy(update={"schedule": length})
+    return PretrainSettings.parse(settings.model_dump(), "the settings")
+
+
 def _parse(
     base: dict[str, Any], file: dict[str, Any], said: dict[str, Any], source: str
 ) -> PretrainSettings:
@@ -125,9 +149,9 @@ def _resized(model: dict[str, Any], said: Any) -> dict[str, Any]:
 
 def _start(path: str, store: Store) -> dict[str, Any]:
     """Return the shape of the model that a run goes on from; its tokenizer must be the store's."""
-    found = bundle.load(path)
-    store.check_tokenizer(found.tokenizer)
-    return found.config.model_dump()
+    _, config, tokenizer = read_parts(bundle.locate(path))
+    store.check_tokenizer(tokenizer)
+    return config.model_dump()
 
 
 def _check(settings: PretrainSettings, store: Store, source: str) -> None:

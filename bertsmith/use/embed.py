@@ -28,7 +28,8 @@ from bertsmith.text.unknown import TokenCounter
 from bertsmith.train.device import keep_freed_memory
 from bertsmith.use.ask import refuse_lone
 from bertsmith.use.quick import quickened
-from bertsmith.use.vectors import Recipe, VectorSettings, recipe_of, settings_of, vectors
+from bertsmith.use.vector_settings import VectorSettings, settings_of
+from bertsmith.use.vectors import Recipe, recipe_of, vectors
 
 Floats = NDArray[np.float32]
 #: The numbers of the texts of each batch, and their vectors: float32 [n, W], or a list of [S, W].

@@ -24,7 +24,8 @@ from bertsmith.text.unknown import TokenCounts
 from bertsmith.use.embed import Embedder
 from bertsmith.use.neighbours import graph_library
 from bertsmith.use.sinks import Found, IndexSink, JsonSink, NpySink, ParquetSink, Sink, arrow
-from bertsmith.use.vectors import Recipe, VectorSettings
+from bertsmith.use.vector_settings import VectorSettings
+from bertsmith.use.vectors import Recipe
 
 STATE, DATA = "state.json", "data"
 #: Lines of a window: between two commits.

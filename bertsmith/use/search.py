@@ -17,7 +17,7 @@ from bertsmith.text.unknown import TokenCounts
 from bertsmith.use.embed import Embedder
 from bertsmith.use.neighbours import GRAPH, VECTORS, Neighbours, mapped
 from bertsmith.use.sinks import ABOUT, LINES, PLACES
-from bertsmith.use.vectors import VectorSettings, settings_of
+from bertsmith.use.vector_settings import VectorSettings, settings_of
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from bertsmith.serve.service import Service
 from bertsmith.text.training import train
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use.embed import TokenVectors
-from bertsmith.use.vectors import VectorSettings
+from bertsmith.use.vector_settings import VectorSettings
 from tests.use.conftest import TEXT
 
 pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")

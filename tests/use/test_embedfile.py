@@ -20,7 +20,7 @@ from bertsmith.use import embedfile
 from bertsmith.use.embed import Embedder
 from bertsmith.use.embedfile import Embedded, embed_lines
 from bertsmith.use.sinks import JsonSink
-from bertsmith.use.vectors import settings_of
+from bertsmith.use.vector_settings import settings_of
 from tests.use.conftest import TEXT
 
 #: Characters that end a line elsewhere, part cells, or are none; and a line without any.
@@ -111,7 +111,7 @@ import os, signal, sys
 from pathlib import Path
 from bertsmith.use import embedfile
 from bertsmith.use.embed import Embedder
-from bertsmith.use.vectors import settings_of
+from bertsmith.use.vector_settings import settings_of
 embedfile._LINES = 7
 embedder, folder, name, pooling = Embedder.load(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:5]
 lines = [f"{n} hammers and a smith" for n in range(19)]
@@ -311,7 +311,7 @@ from dataclasses import replace
 from pathlib import Path
 from bertsmith.use.embed import Embedder
 from bertsmith.use.embedfile import embed_lines
-from bertsmith.use.vectors import settings_of
+from bertsmith.use.vector_settings import settings_of
 embedder, settings = Embedder.load(sys.argv[1]), settings_of(pooling=sys.argv[3])
 plain, times, marks = embedder.recipe(settings), int(sys.argv[4]), []
 # Long vectors of a small model: the same state many times, which no user may ask for.

@@ -16,7 +16,7 @@ from bertsmith.use.embed import Embedder
 from bertsmith.use.embedfile import embed_lines
 from bertsmith.use.neighbours import VECTORS, Neighbours, build
 from bertsmith.use.search import Searcher, search
-from bertsmith.use.vectors import settings_of
+from bertsmith.use.vector_settings import settings_of
 from tests.use.conftest import TEXT
 
 LINES = [

@@ -6,7 +6,7 @@ from bertsmith.errors import QuestionError
 from bertsmith.serve.page.wordmap import WordMaps, word_maps
 from bertsmith.serve.service import Service
 from bertsmith.use.explain import Attention
-from bertsmith.use.vectors import settings_of
+from bertsmith.use.vector_settings import settings_of
 
 #: Tokens of a text whose attention is shown; more is neither seen nor quick.
 LONGEST = 256
