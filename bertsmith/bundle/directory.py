@@ -4,6 +4,7 @@ It never opens a weight, and asks a hub only about a name that cannot be meant f
 """
 
 import re
+import shlex
 from pathlib import Path
 from typing import Final
 
@@ -44,10 +45,20 @@ def locate(model: Path | str) -> Path:
     if (path / "checkpoints").is_dir():
         raise ModelError(
             f"{path}: this run has not written its model yet; give the same command again to "
-            "finish it"
+            f"finish it, or write the model of its last checkpoint: bertsmith export "
+            f"{shlex.quote(str(path))} --to hf --out DIR"
         )
     raise ModelError(
         f"{path}: not a model directory (no {CONFIG} with {WEIGHTS} in it) and not a RUN"
+    )
+
+
+def is_unfinished_run(path: Path) -> bool:
+    """Tell whether a path is a run that has checkpoints but no model yet."""
+    return (
+        (path / "settings.toml").is_file()
+        and any((path / "checkpoints").glob("step-*"))
+        and not (path / "model").exists()
     )
 
 

@@ -3,6 +3,7 @@
 It never knows what is asked.
 """
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from bertsmith.cli.console import say
+from bertsmith.cli.models import find_model
 from bertsmith.errors import ModelError, QuestionError
 
 if TYPE_CHECKING:
@@ -33,9 +35,22 @@ Json = Annotated[bool, typer.Option("--json", help="Results as lines of JSON on 
 
 def load_model(path: Path, device: str) -> "Bundle":
     """Load a model onto a device; ``auto`` takes CUDA where there is one."""
+    check_device(device)
+    path = find_model(path)
     from bertsmith.bundle import load
 
     bundle = load(path, device=resolved_device(device))
+    tell_notes(bundle)
+    return bundle
+
+
+def load_fine_tuned(path: Path, device: str) -> "TaskBundle":
+    """Load a fine-tuned model onto a device; ``auto`` takes CUDA where there is one."""
+    check_device(device)
+    path = find_model(path)
+    from bertsmith.bundle import load_task
+
+    bundle = load_task(path, device=resolved_device(device))
     tell_notes(bundle)
     return bundle
 
@@ -46,15 +61,23 @@ def tell_notes(bundle: "Bundle | TaskBundle") -> None:
         say(note)
 
 
+def check_device(device: str) -> None:
+    """Raise ModelError for what is no name of a device, before torch is loaded."""
+    kind, colon, number = device.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (
+        colon and not (kind == "cuda" and number.isdecimal())
+    ):
+        raise ModelError(f"--device {device}: expected auto, cpu, cuda or cuda:N")
+
+
 def resolved_device(device: str) -> str:
     """Return the device that is meant; ``auto`` is CUDA where there is one. Raises ModelError."""
+    check_device(device)
     import torch
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     kind, _, number = device.partition(":")
-    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
-        raise ModelError(f"--device {device}: expected auto, cpu, cuda or cuda:N")
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
         found = torch.cuda.device_count()
         raise ModelError(
@@ -62,6 +85,22 @@ def resolved_device(device: str) -> str:
             "leave --device at auto, or install a PyTorch build with CUDA"
         )
     return device
+
+
+def check_input(name: Path | str | None) -> None:
+    """Raise QuestionError for a file that cannot be read, before torch is loaded."""
+    if name is None or str(name) == STDIN:
+        return
+    path = Path(name)
+    reason = None
+    if not path.exists():
+        reason = "No such file or directory"
+    elif path.is_dir():
+        reason = "Is a directory"
+    elif not os.access(path, os.R_OK):
+        reason = "Permission denied"
+    if reason:
+        raise QuestionError(f"{name}: cannot be read: {reason}")
 
 
 def lines_of(name: str) -> Iterator[str]:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.asking import Device, lines_of, resolved_device
+from bertsmith.cli.asking import Device, check_device, check_input, lines_of, resolved_device
 from bertsmith.cli.console import put, put_json, put_table
+from bertsmith.cli.models import find_model
 
 if TYPE_CHECKING:
     from bertsmith.use.compare import Comparison, Measure, Vocabularies
@@ -50,6 +51,9 @@ def compare(
     Exits with 0 if they are equal within the tolerance, with 1 if anything differs, with 2 after
     an error.
     """
+    check_device(device)
+    check_input(text)
+    a, b = find_model(a), find_model(b)
     from bertsmith.use import compare as comparing
 
     lines = list(lines_of(text)) if text is not None else None

@@ -15,6 +15,7 @@ import typer
 
 from bertsmith.cli import corpus_options as shared
 from bertsmith.cli.app import app
+from bertsmith.cli.hints import quoted
 
 if TYPE_CHECKING:
     from bertsmith.cli.console import Bars
@@ -199,4 +200,4 @@ def _next(out: Path | None) -> None:
 
     if out is not None:
         say(f"wrote {out}")
-        say(f"next: bertsmith vocab {out} --out TOKENIZER")
+        say(f"next: bertsmith vocab {quoted(out)} --out TOKENIZER")

@@ -11,6 +11,7 @@ import typer
 
 from bertsmith.cli.app import app
 from bertsmith.cli.console import say
+from bertsmith.cli.hints import quoted
 
 #: Words of the demo's vocabulary: enough for the prose of documentation, and quick to learn.
 VOCABULARY = 8000
@@ -57,8 +58,8 @@ def demo(
     say("")
     say(f"The model is in {run / 'model'}; the loss curve is {run / 'curve.png'}.")
     say("Next: the same commands with your own text make your own BERT. Or go on with this one:")
-    say(f'  bertsmith fill {run} "The [MASK] of the function."')
-    say(f"  bertsmith inspect {run}")
+    say(f'  bertsmith fill {quoted(run)} "The [MASK] of the function."')
+    say(f"  bertsmith inspect {quoted(run)}")
 
 
 def _do(*words: object) -> None:

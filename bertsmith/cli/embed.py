@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.asking import STDIN, Device, Model, lines_of, resolved_device
+from bertsmith.cli.asking import (
+    STDIN,
+    Device,
+    Model,
+    check_device,
+    check_input,
+    lines_of,
+    resolved_device,
+)
 from bertsmith.cli.console import Bars, put, put_json, say
+from bertsmith.cli.hints import quoted
+from bertsmith.cli.models import find_model
 from bertsmith.cli.unknown import UnknownWarning
 from bertsmith.errors import QuestionError, SettingsError
 
@@ -37,10 +47,10 @@ File = Annotated[
 ]
 #: What to do with each form of file.
 _NEXT = {
-    ".npy": 'in Python, numpy.load("{out}")',
-    ".jsonl": "head -n 1 {out}",
-    ".parquet": 'in Python, pyarrow.parquet.read_table("{out}")',
-    ".index": 'bertsmith search {out} "…"',
+    ".npy": "in Python, numpy.load({text})",
+    ".jsonl": "head -n 1 {word}",
+    ".parquet": "in Python, pyarrow.parquet.read_table({text})",
+    ".index": 'bertsmith search {word} "..."',
 }
 #: Bytes read at once to count lines, and the most that are read for that: a few seconds.
 _BLOCK, _COUNTED = 2**20, 2**33
@@ -69,7 +79,9 @@ def embed(
     normalize: Annotated[
         bool | None,
         typer.Option(
-            "--normalize/--no-normalize", help="Vectors of length 1; else as the model says, or no."
+            "--normalize/--no-normalize",
+            help="Vectors of length 1; else as the model says, or no (an export to "
+            "sentence-transformers: or yes).",
         ),
     ] = None,
     special: Annotated[
@@ -105,14 +117,17 @@ def embed(
     that is stopped, even by kill -9, goes on with --resume and ends with the same bytes (an
     index's graph, which several threads join, with the same vectors).
     """
-    from bertsmith.use.embed import Embedder
-
     if resume and out is None:
         raise QuestionError("--resume goes on with a file: name it with --out")
     settings = vector_settings(
         layer, combine=combine, weights=numbers_of("weights", weights), pooling=pooling,
         normalize=normalize, special=special,
     )  # fmt: skip
+    check_device(device)
+    check_input(file)
+    model = _checked(model, out, settings)
+    from bertsmith.use.embed import Embedder
+
     unknown = UnknownWarning()
     embedder = Embedder.load(model, device=resolved_device(device), fast=fast)
     embedder = embedder.counting(unknown.counts)
@@ -122,6 +137,23 @@ def embed(
         more = {"batch_tokens": batch_tokens, "resume": resume}
         _write(embedder, file or STDIN, out, settings, more, as_json=as_json)
     unknown.warn()
+
+
+def _checked(model: Path, out: Path | None, settings: "VectorSettings") -> Path:
+    """Return the model to load. Raises where it, or the file to write, cannot be used."""
+    if out is None:
+        return find_model(model)
+    from bertsmith.bundle.directory import locate
+
+    if out.suffix not in _NEXT:
+        raise QuestionError(f"{out}: expected a name that ends in {', '.join(_NEXT)}")
+    if settings.pooling == "none" and out.suffix in (".npy", ".index"):
+        raise QuestionError(f"{out}: a vector a token fits .jsonl and .parquet only")
+    if out.exists() or out.is_symlink():
+        raise QuestionError(f"{out}: it is there already; choose another name, or remove it")
+    # The file remembers its model, so a temporary copy of a checkpoint does not do.
+    locate(model)
+    return model
 
 
 def numbers_of(option: str, said: str | None) -> list[float] | None:
@@ -186,7 +218,7 @@ def _write(
     _tell_cut(done.cut_off, embedder)
     each = "a vector a token" if settings.pooling == "none" else "a vector a line"
     say(f"wrote {out}: {done.lines:,} lines, {each}, of {done.width:,} numbers")
-    say(f"next: {_NEXT[out.suffix].format(out=out)}")
+    say(f"next: {_NEXT[out.suffix].format(text=repr(str(out)), word=quoted(out))}")
 
 
 def _tell_cut(count: int, embedder: "Embedder") -> None:

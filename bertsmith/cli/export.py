@@ -12,6 +12,8 @@ import typer
 from bertsmith.cli.app import app
 from bertsmith.cli.asking import Model
 from bertsmith.cli.console import put_json, say
+from bertsmith.cli.hints import quoted
+from bertsmith.cli.models import find_model
 
 #: Each form: what writes it, a function of the model and the folder that returns notes; and the
 #: options that it takes.
@@ -26,9 +28,9 @@ _WRITERS = {
 }
 #: What to do with each.
 _NEXT = {
-    "hf": "bertsmith compare {model} {out}",
-    "sentence-transformers": 'in Python, SentenceTransformer("{out}").encode(["…"])',
-    "tensorflow": "bertsmith import {out} --out DIR reads it back",
+    "hf": "bertsmith compare {model} {word}",
+    "sentence-transformers": 'in Python, SentenceTransformer({text}).encode(["..."])',
+    "tensorflow": "bertsmith import {word} --out DIR",
     "onnx": "in Python, onnxruntime.InferenceSession on the .onnx file there",
 }
 
@@ -47,30 +49,39 @@ def export(
     ] = None,
     normalize: Annotated[
         bool | None,
-        typer.Option("--normalize/--no-normalize", help="sentence-transformers: length 1."),
+        typer.Option(
+            "--normalize/--no-normalize",
+            help="sentence-transformers: vectors of length 1; else as the model says, or yes "
+            "(embed: or no).",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Result as JSON on stdout.")] = False,
 ) -> None:
     """Write a model in another form, with the same numbers; refuse what that form cannot say.
 
     hf: Hugging Face's layout, as every model directory has it, in one safetensors file.
-    sentence-transformers: modules.json with pooling. tensorflow: the original release. onnx: for
-    onnxruntime, any batch and length.
+    sentence-transformers: modules.json with pooling. tensorflow: the original release, whose GELU
+    is the tanh form: for models of --recipe paper, or of --set model.activation=gelu_tanh. onnx:
+    for onnxruntime, any batch and length.
     """
     from bertsmith.errors import SettingsError
+    from bertsmith.files import check_new
 
     if to not in _WRITERS:
         raise SettingsError(f"--to {to}: expected one of {', '.join(_WRITERS)}")
     writer, options = _WRITERS[to]
+    source = model
     given = {"int8": int8 or None, "pooling": pooling, "normalize": normalize}
     said = {name: value for name, value in given.items() if value is not None}
     for name in sorted(set(said) - set(options)):
         raise SettingsError(f"--{name}: the form {to} has no such option")
+    check_new(out)
+    model = find_model(model)
     module, _, name = writer.rpartition(".")
     notes: list[str] = getattr(import_module(module), name)(model, out, **said)
     if as_json:
-        put_json({"model": str(model), "to": to, "out": str(out), "notes": notes})
+        put_json({"model": str(source), "to": to, "out": str(out), "notes": notes})
     for note in notes:
         say(f"note: {note}")
     say(f"wrote {out}")
-    say(f"next: {_NEXT[to].format(model=model, out=out)}")
+    say(f"next: {_NEXT[to].format(model=quoted(source), word=quoted(out), text=repr(str(out)))}")

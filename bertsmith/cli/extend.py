@@ -11,6 +11,8 @@ import typer
 from bertsmith.cli import asking
 from bertsmith.cli import corpus_options as shared
 from bertsmith.cli.console import put_json, say
+from bertsmith.cli.hints import quoted
+from bertsmith.cli.models import find_model
 from bertsmith.cli.vocab import group
 
 if TYPE_CHECKING:
@@ -52,8 +54,6 @@ def extend(
     From then on a longer word that begins with a new one is cut behind it. Text is prepared anew
     for the new model: a store that was made before is refused.
     """
-    from bertsmith import bundle
-    from bertsmith.bundle.extend import extend as grown
     from bertsmith.errors import SettingsError
     from bertsmith.files import check_new
     from bertsmith.text import extension
@@ -61,6 +61,11 @@ def extend(
     if (words is None) == (not corpus):
         raise SettingsError("give the words to add: either --words FILE or --from-corpus PATH")
     check_new(out)
+    asking.check_input(words)
+    model = find_model(model)
+    from bertsmith import bundle
+    from bertsmith.bundle.extend import extend as grown
+
     old = bundle.load_either(model)
     report: dict[str, Any] = {"model": str(old.path), "out": str(out)}
     gain = None
@@ -79,7 +84,7 @@ def extend(
     bundle.save_either(out, grown(old, new, source))
     if as_json:
         put_json(report | {"first": new.first, "pieces": new.pieces})
-    _tell(new, gain, out, fine_tuned=isinstance(old, bundle.TaskBundle))
+    _tell(new, gain, out, corpus or [], fine_tuned=isinstance(old, bundle.TaskBundle))
 
 
 def _counted(tokenizer: "Tokenizer", corpus: list[str], options: Any) -> "WordCounts":
@@ -112,7 +117,9 @@ def _tell_wishes(wishes: "Wishes") -> None:
             say(f"  and {len(wishes.refused) - _NAMED:,} more (--json names all)")
 
 
-def _tell(new: "Extension", gain: "Gain | None", out: Path, *, fine_tuned: bool) -> None:
+def _tell(
+    new: "Extension", gain: "Gain | None", out: Path, corpus: list[str], *, fine_tuned: bool
+) -> None:
     unknown = sum(pieces == (new.tokenizer.unk_id,) for pieces in new.pieces)
     if unknown:
         say(f"note: {unknown:,} of the words were unknown until now; they start from [UNK]")
@@ -128,10 +135,11 @@ def _tell(new: "Extension", gain: "Gain | None", out: Path, *, fine_tuned: bool)
             )
     say(f"wrote {out}")
     if fine_tuned:
-        say(f"next: bertsmith finetune TASK --model {out} --data FILE --out RUN")
+        say(f"next: bertsmith finetune TASK --model {quoted(out)} --data FILE --out RUN")
         return
-    say(f"next: bertsmith prepare CORPUS... --tokenizer {out} --out STORE")
-    say(f"then: bertsmith pretrain --from {out} --data STORE --out RUN")
+    texts = " ".join(map(quoted, corpus)) or "CORPUS..."
+    say(f"next: bertsmith prepare {texts} --tokenizer {quoted(out)} --out STORE")
+    say(f"then: bertsmith pretrain --from {quoted(out)} --data STORE --out RUN")
 
 
 def _some(words: "list[str] | tuple[str, ...]") -> str:

@@ -46,10 +46,10 @@ def fill(
     need not fit together. A word that begins with ## is a piece that continues the word before it.
     [SEP] in the text divides two sentences.
     """
-    from bertsmith.use.fill import fill_each
-
     unknown = UnknownWarning()
     bundle = unknown.counting(load_model(model, device))
+    from bertsmith.use.fill import fill_each
+
     asked, shown = tee(texts_of(text))
     for one, fillings in zip(shown, fill_each(bundle, asked, top), strict=True):
         if as_json:

@@ -13,6 +13,7 @@ import typer
 
 from bertsmith.cli.app import app
 from bertsmith.cli.console import Bars, put, put_json, say, tell_counts
+from bertsmith.cli.hints import predict_command
 
 if TYPE_CHECKING:
     from bertsmith.train.finetune import Tuned
@@ -52,7 +53,10 @@ def finetune(
         ),
     ],
     model: Annotated[Path, typer.Option(help="The model directory, RUN or hub id to start from.")],
-    data: Annotated[Path, typer.Option(help="The folder of a public task; or the training table.")],
+    data: Annotated[
+        Path,
+        typer.Option(help="A public task's folder or its training file; or the training table."),
+    ],
     out: Annotated[Path, typer.Option(help="The run's directory.")],
     dev: Annotated[
         Path | None, typer.Option(help="The held-out table; else a tenth is held out.")
@@ -132,7 +136,11 @@ def finetune(
         "data": data, "config": config, "assignments": assign or [], "values": said,
         "progress": Bars(),
     }  # fmt: skip
-    if seeds > 1 or grid:
+    several = seeds > 1 or grid
+    from bertsmith.train.checks import check_finetuning
+
+    check_finetuning(task, model, data, None if several else out, config, assign or [], said)
+    if several:
         _several(task, model, out, seeds=seeds, grid=grid, as_json=as_json, given=given)
     else:
         _once(task, model, out, as_json=as_json, given=given)
@@ -149,7 +157,7 @@ def _once(task: str, model: Path, out: Path, *, as_json: bool, given: dict[str, 
     if not as_json:
         _tell(result)
     say(f"wrote {result.model}")
-    say(f'next: bertsmith predict {result.model} "…"')
+    _say_next(result.run, result.model)
 
 
 def _several(
@@ -183,7 +191,19 @@ def _several(
                 f"over {len(one.runs)} seeds")  # fmt: skip
         _tell(result.best)
     say(f"wrote {result.model}, the best by {result.best.metrics[0]}: {result.best.run.name}")
-    say(f'next: bertsmith predict {result.model} "…"')
+    assert result.model is not None
+    _say_next(result.best.run, result.model)
+
+
+def _say_next(run: Path, model: Path) -> None:
+    """Say how to ask the model of a run, with texts of the form that its task has."""
+    from bertsmith.settings import read_toml
+    from bertsmith.train.place import FILE
+
+    task = read_toml(run / FILE)["task"]
+    endings = len(task.get("endings", ())) or 2
+    command = predict_command(model, task["kind"], pair="pair" in task, endings=endings)
+    say(f"next: {command}")
 
 
 def _leave(result: "Tuned") -> NoReturn:

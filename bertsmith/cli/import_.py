@@ -10,6 +10,7 @@ import typer
 
 from bertsmith.cli.app import app
 from bertsmith.cli.console import put_json, say
+from bertsmith.cli.hints import quoted
 
 
 @app.command("import")
@@ -44,13 +45,19 @@ def import_(
     Needs no TensorFlow. Fine-tuned checkpoints of the original's classifier and of its SQuAD model
     come with their output layer.
     """
-    from bertsmith.bundle import save_either
-    from bertsmith.errors import SettingsError
+    from bertsmith.errors import ModelError, SettingsError
     from bertsmith.files import check_new
+
+    check_new(out)
+    if not Path(source).exists() and not _is_hub_id(source):
+        raise ModelError(
+            f"{source}: no such file or directory; expected an original BERT release, a model "
+            "directory, or a model of the hub by its owner and name"
+        )
+    from bertsmith.bundle import save_either
     from bertsmith.interop.huggingface import is_model_directory, write_huggingface
     from bertsmith.interop.tensorflow import read_tensorflow
 
-    check_new(out)
     if is_model_directory(source):
         if uncased is not None or files_from is not None:
             raise SettingsError("--uncased and --files-from are for TensorFlow checkpoints")
@@ -59,7 +66,7 @@ def import_(
         if as_json:
             put_json({"from": source, "out": str(out)})
         say(f"wrote {out}")
-        say(f"next: bertsmith inspect {out}")
+        say(f"next: bertsmith inspect {quoted(out)}")
         return
     bundle = read_tensorflow(Path(source), lowercase=uncased, files=files_from)
     report = bundle.info["imported"]
@@ -68,7 +75,7 @@ def import_(
         put_json(report | {"out": str(out)})
     _tell(report)
     say(f"wrote {out}")
-    say(f"next: bertsmith inspect {out}")
+    say(f"next: bertsmith inspect {quoted(out)}")
 
 
 def _tell(report: dict[str, Any]) -> None:
@@ -80,3 +87,10 @@ def _tell(report: dict[str, Any]) -> None:
         say(f"left, known to no part of the model: {', '.join(report['left'])}")
     if report["left_of_training"]:
         say(f"left, of the optimizer and the training: {report['left_of_training']} tensors")
+
+
+def _is_hub_id(source: str) -> bool:
+    from bertsmith.bundle.directory import is_hub_id
+
+    # A checkpoint is named by how its files begin: no file has the name itself.
+    return is_hub_id(Path(source)) or any(Path(source).parent.glob(f"{Path(source).name}.*"))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bertsmith.cli.app import app
+from bertsmith.cli.hints import predict_command, quoted
 
 if TYPE_CHECKING:
     from bertsmith.use.artefacts import Kind
@@ -22,7 +23,6 @@ _NEXT: "dict[Kind, str]" = {
 #: The same of a model, by how the first of its heads begins.
 _NEXT_OF_HEADS = {
     "masked LM": 'bertsmith fill PATH "... [MASK] ..."',
-    "fine-tuned": 'bertsmith predict PATH "..."',
     "": "bertsmith finetune TASK --model PATH --data DATA --out RUN",
 }
 
@@ -73,8 +73,10 @@ def inspect(
     if kind == "model":
         first = "".join(facts["heads"][:1])
         following = next(own for head, own in _NEXT_OF_HEADS.items() if first.startswith(head))
+        if first.startswith("fine-tuned"):
+            following = predict_command("PATH", first.partition("(")[2].rstrip(")"))
     if following:
-        say("next: " + following.replace("PATH", str(opened)))
+        say("next: " + following.replace("PATH", quoted(opened)))
 
 
 def _tokenizer(path: Path) -> tuple[dict[str, Any], list[str]]:

@@ -39,11 +39,13 @@ def pair(
     Needs a model that was trained on pairs. A pair too long for the model loses tokens one by one
     from the longer text: A from its front, B from its end.
     """
-    from bertsmith.use.pair import pair_each
-
+    if b is None and a != STDIN:
+        raise QuestionError("one text was given; expected two, A and B, or - for standard input")
     asked, shown = tee(_pairs(a, b))
     unknown = UnknownWarning()
     bundle = unknown.counting(load_model(model, device))
+    from bertsmith.use.pair import pair_each
+
     cut = 0
     for (first, second), answer in zip(shown, pair_each(bundle, asked), strict=True):
         cut += answer.left_out > 0
@@ -62,7 +64,7 @@ def pair(
 
 
 def _pairs(a: str, b: str | None) -> Iterator[tuple[str, str]]:
-    if a == STDIN and b is None:
+    if b is None:
         for number, line in enumerate(lines_of(STDIN), 1):
             first, tab, second = line.partition("\t")
             if not tab:
@@ -71,7 +73,5 @@ def _pairs(a: str, b: str | None) -> Iterator[tuple[str, str]]:
                     "expected A, a tab, and B"
                 )
             yield first, second
-    elif b is None:
-        raise QuestionError("one text was given; expected two, A and B, or - for standard input")
     else:
         yield a, b

@@ -17,9 +17,9 @@ from bertsmith.cli.asking import (
     Device,
     Json,
     Model,
+    check_input,
     lines_of,
-    resolved_device,
-    tell_notes,
+    load_fine_tuned,
 )
 from bertsmith.cli.classes import class_lines, confusion_lines
 from bertsmith.cli.console import put, put_json, say, tell_counts
@@ -80,19 +80,19 @@ def predict(
 
     The model is one that `bertsmith finetune` made. With --json each answer is a line of JSON.
     """
-    from bertsmith.bundle import load_task
-    from bertsmith.tasks.inputs import Counts
-    from bertsmith.use.answer import with_null_threshold
-    from bertsmith.use.submission import squad_predictions, submission
-
     if sum((read is not None, bool(texts), glue is not None, squad is not None)) != 1:
         raise QuestionError(
             "give texts, or --input FILE (- for standard input), or --glue FILE, or --squad FILE"
         )
     if skip_bad and (glue or squad):
         raise QuestionError("--skip-bad: each row of a benchmark's file must have its answer")
-    bundle = load_task(model, device=resolved_device(device))
-    tell_notes(bundle)
+    for file in (read, glue, squad):
+        check_input(file)
+    bundle = load_fine_tuned(model, device)
+    from bertsmith.tasks.inputs import Counts
+    from bertsmith.use.answer import with_null_threshold
+    from bertsmith.use.submission import squad_predictions, submission
+
     if null_threshold is not None:
         bundle = with_null_threshold(bundle, null_threshold)
     unknown = UnknownWarning()
@@ -144,7 +144,9 @@ def _answer_lines(
 @app.command()
 def evaluate(
     model: Model,
-    data: Annotated[Path, typer.Option(help="A labelled table.")],
+    data: Annotated[
+        Path, typer.Option(help="A labelled table; or the folder of a public task's files.")
+    ],
     text: Annotated[str | None, typer.Option(help="The column of the text.")] = None,
     pair: Annotated[str | None, typer.Option(help="The column of a second text.")] = None,
     label: Annotated[str | None, typer.Option(help="The column of the label.")] = None,
@@ -177,9 +179,6 @@ def evaluate(
     Of many labels those with the lowest F1 and the most confused pairs are shown, with --json all.
     Columns are those of the table that it was fine-tuned on, unless they are named here.
     """
-    from bertsmith.bundle import load_task
-    from bertsmith.use.evaluate import evaluate as scored
-
     named = {"text": text, "pair": pair, "label": label, "skip_bad": skip_bad,
              "encoding": encoding, "delimiter": delimiter,
              "null_threshold": null_threshold, "metrics": metric or None}  # fmt: skip
@@ -187,8 +186,11 @@ def evaluate(
     changes = wished(None, {"task": said}, assign or [])
     if len(changes) > 1 or not isinstance(changes["task"], dict):
         raise SettingsError("--set: evaluate takes settings of the task, such as task.header=false")
-    bundle = load_task(model, device=resolved_device(device))
-    tell_notes(bundle)
+    if not data.exists():
+        raise QuestionError(f"{data}: no such file")
+    bundle = load_fine_tuned(model, device)
+    from bertsmith.use.evaluate import evaluate as scored
+
     unknown = UnknownWarning()
     figures = scored(unknown.counting(bundle), data, changes=changes["task"])
     unknown.warn()

@@ -11,6 +11,7 @@ import typer
 
 from bertsmith.cli import corpus_options as shared
 from bertsmith.cli.app import app
+from bertsmith.cli.hints import quoted
 
 
 @app.command()
@@ -59,7 +60,7 @@ def prepare(
         say(line)
     say(f"wrote {out}")
     if manifest.splits["heldout"].documents:
-        say(f"next: bertsmith pretrain --data {out} --out RUN")
+        say(f"next: bertsmith pretrain --data {quoted(out)} --out RUN")
     if as_json:
         put_json(manifest.model_dump(mode="json"))
 
@@ -70,7 +71,6 @@ def _place(tokenizer: Path) -> Path:
 
     if vocabulary_in(tokenizer) is not None:
         return tokenizer
-    # It loads torch, which any other tokenizer does without.
-    from bertsmith.bundle import tokenizer_of
+    from bertsmith.bundle.directory import tokenizer_of
 
     return tokenizer_of(tokenizer)

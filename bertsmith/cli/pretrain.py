@@ -12,6 +12,7 @@ import typer
 
 from bertsmith.cli.app import app
 from bertsmith.cli.console import Bars, put, put_json, say
+from bertsmith.cli.hints import fill_command, quoted
 
 
 class RecipeName(StrEnum):
@@ -59,20 +60,25 @@ def pretrain(
 
     The same command again goes on where a stopped run left off. Ctrl-C and SIGTERM save first.
     """
-    from bertsmith.train import pretrain as training
-
+    lengths = {"steps": steps, "epochs": epochs, "minutes": minutes}
     wishes: dict[str, Any] = {
-        "size": size, "recipe": recipe.value, "steps": steps, "epochs": epochs,
-        "minutes": minutes, "start_from": start_from, "config": config,
+        "size": size, "recipe": recipe.value, "start_from": start_from, "config": config,
         "assignments": assign or [],
     }  # fmt: skip
+    if out is None and not plan:
+        raise typer.BadParameter("say where the run is to be written: --out RUN")
+    from bertsmith.train.checks import check_pretraining
+
+    check_pretraining(data, out, lengths, wishes)
+    wishes |= lengths
+    from bertsmith.train import pretrain as training
+
     if plan:
         say("probing the speed of this machine …")
         expected = training.plan(data, **wishes)
         put_json(expected) if as_json else _tell_plan(expected)
         return
-    if out is None:
-        raise typer.BadParameter("say where the run is to be written: --out RUN")
+    assert out is not None
     result = training.pretrain(data, out, progress=Bars(), **wishes)
     if as_json:
         put_json(
@@ -91,9 +97,12 @@ def pretrain(
     _tell(result.heldout, as_json=as_json)
     say(f"wrote {result.model} (and {result.curve or 'no curve'})")
     if result.masks:
-        say(f'next: bertsmith fill {result.model} "… [MASK] …"')
+        say(f"next: {fill_command(result.model)}")
     else:
-        say(f"next: bertsmith finetune TASK --model {result.model} --data DATA --out RUN")
+        model = quoted(result.model)
+        say(f"next: bertsmith finetune TASK --model {model} --data DATA --out RUN")
+    say(f"to train it further: bertsmith pretrain --from {quoted(out)} --data {quoted(data)} "
+        "--out NEW")  # fmt: skip
 
 
 def _tell(heldout: dict[str, float], *, as_json: bool) -> None:

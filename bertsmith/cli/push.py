@@ -12,6 +12,7 @@ import typer
 from bertsmith.cli.app import app
 from bertsmith.cli.asking import Json
 from bertsmith.cli.console import put, put_json, say
+from bertsmith.cli.hints import fill_command
 
 
 @app.command()
@@ -39,6 +40,9 @@ def push(
     The token is the one that `hf auth login` keeps, or HF_TOKEN. Fill in the licence in the model's
     README.md first: only who trained it can say it.
     """
+    from bertsmith.bundle.directory import locate
+
+    locate(model)
     from bertsmith.interop.huggingface import push as send
 
     done = send(model, name, private=private, revision=revision)
@@ -48,4 +52,4 @@ def push(
         put(done.url)
     branch = f"@{revision}" if revision else ""
     say(f"sent {len(done.files)} files of {model}, commit {done.commit[:12]}")
-    say(f'next: bertsmith fill {name}{branch} "… [MASK] …"')
+    say(f"next: {fill_command(name + branch)}")

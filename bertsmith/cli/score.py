@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.asking import STDIN, Device, Json, Model, lines_of, load_model
+from bertsmith.cli.asking import STDIN, Device, Json, Model, check_input, lines_of, load_model
 from bertsmith.cli.console import Bars, put, put_json, say
 from bertsmith.cli.unknown import UnknownWarning
 from bertsmith.errors import QuestionError
@@ -43,12 +43,13 @@ def score(
     Prints the sum in nats, the mean a token, the pseudo-perplexity, the number of tokens and the
     line, with tabs between them. A line that is empty or too long has dashes, and says why.
     """
-    from bertsmith.use.score import score_each
-
     if text and file is not None:
         raise QuestionError("a file and --text were both given; expected one of them")
+    check_input(file)
     unknown = UnknownWarning()
     bundle = unknown.counting(load_model(model, device))
+    from bertsmith.use.score import score_each
+
     lines = iter(text) if text else lines_of(file or STDIN)
     totals = _Totals()
     for number, result in enumerate(score_each(bundle, lines, Bars()), 1):

@@ -13,8 +13,16 @@ from typing import Annotated
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.asking import STDIN, Device, Json, resolved_device, texts_of
+from bertsmith.cli.asking import (
+    STDIN,
+    Device,
+    Json,
+    check_device,
+    resolved_device,
+    texts_of,
+)
 from bertsmith.cli.console import put, put_json, put_table
+from bertsmith.cli.models import find_model
 from bertsmith.cli.unknown import UnknownWarning
 from bertsmith.errors import QuestionError
 
@@ -56,6 +64,14 @@ def search(
     The model that made the index makes the question's vector. Prints the cosine, the line's number
     and the line, the nearest first.
     """
+    check_device(device)
+    if not (index / "index.json").is_file():
+        problem = "not an index (no index.json in it)" if index.exists() else "there is nothing"
+        raise QuestionError(
+            f"{index}: {problem}; make an index with: bertsmith embed MODEL FILE --out NAME.index"
+        )
+    if model is not None:
+        model = find_model(model)
     from bertsmith.use.search import Searcher
 
     searcher = Searcher(index, model=model, device=resolved_device(device))

@@ -12,8 +12,9 @@ from typing import Annotated
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.asking import Device, resolved_device
+from bertsmith.cli.asking import Device, check_device, resolved_device
 from bertsmith.cli.console import say
+from bertsmith.cli.models import find_model
 from bertsmith.errors import MissingExtraError, SettingsError
 from bertsmith.settings import wished
 
@@ -77,29 +78,33 @@ def serve(
     # Threads of a product that wait for each other else spin, and take the cores from those that
     # read requests. Read when PyTorch is loaded, which is now.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    check_device(device)
+    key = _key(api_key)
+    said = wished(None, {}, assign or [])
+    if set(said) - {"serve"}:
+        raise SettingsError(f"--set {next(iter(said))}: expected serve.… , such as serve.seconds=5")
+    named = _named(models)
     try:
-        from bertsmith.serve.app import create_app
         from bertsmith.serve.hosts import allowed_hosts
-        from bertsmith.serve.models import served
         from bertsmith.serve.running import bound, listen, open_port
         from bertsmith.serve.settings import ServeSettings
+
+        settings = ServeSettings.parse(said.get("serve", {}), "--set serve")
+        own = bound(host, port)
+        hosts = allowed_hosts(host, own.getsockname()[0], allow_host or ())
+        found = [find_model(Path(path)) for _, path in named]
+        from bertsmith.serve.app import create_app
+        from bertsmith.serve.models import served
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "serve", "serving") from None
     import torch
 
-    said = wished(None, {}, assign or [])
-    if set(said) - {"serve"}:
-        raise SettingsError(f"--set {next(iter(said))}: expected serve.… , such as serve.seconds=5")
-    settings = ServeSettings.parse(said.get("serve", {}), "--set serve")
-    key = _key(api_key)
     if threads is not None:
         torch.set_num_threads(threads)
-    found = resolved_device(device)
-    own = bound(host, port)
-    hosts = allowed_hosts(host, own.getsockname()[0], allow_host or ())
+    device = resolved_device(device)
     loaded = []
-    for name, path in _named(models):
-        loaded.append(served(name, path, device=found, fast=fast))
+    for (name, path), directory in zip(named, found, strict=True):
+        loaded.append(served(name, directory, device=device, fast=fast))
         say(f"{name}: {path} can {', '.join(sorted(loaded[-1].abilities))}")
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING)
     made = None

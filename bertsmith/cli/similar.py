@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.asking import STDIN, Device, Model, lines_of, resolved_device
+from bertsmith.cli.asking import (
+    STDIN,
+    Device,
+    Model,
+    check_device,
+    check_input,
+    lines_of,
+    resolved_device,
+)
 from bertsmith.cli.console import put_json, put_table, say
 from bertsmith.cli.embed import File, Layer, vector_settings
+from bertsmith.cli.models import find_model
 from bertsmith.cli.unknown import UnknownWarning
 
 if TYPE_CHECKING:
@@ -43,10 +52,13 @@ def similar(
     A word of several pieces has their mean. Where a line has no such word, words that begin with it
     count: a Korean noun carries its particle.
     """
+    settings = vector_settings(layer)
+    check_device(device)
+    check_input(file)
+    model = find_model(model)
     from bertsmith.use import similar as comparing
     from bertsmith.use.embed import Embedder
 
-    settings = vector_settings(layer)
     if plot is not None:
         comparing.refuse_picture(plot)
     unknown = UnknownWarning()

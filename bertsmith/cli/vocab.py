@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from bertsmith.cli import corpus_options as shared
 from bertsmith.cli.app import app
+from bertsmith.cli.hints import quoted
 
 if TYPE_CHECKING:
     from bertsmith.text.learning import Learnt
@@ -102,7 +103,7 @@ def learn(
         learnt.tokenizer.save(folder)
     if as_json:
         put_json(learnt.to_json() | {"out": str(out)})
-    _tell(learnt, size, out)
+    _tell(learnt, size, out, corpus)
 
 
 def _refuse_existing(out: Path, force: bool) -> None:
@@ -124,7 +125,7 @@ def _refuse_existing(out: Path, force: bool) -> None:
         )
 
 
-def _tell(learnt: "Learnt", size: int, out: Path) -> None:
+def _tell(learnt: "Learnt", size: int, out: Path, corpus: list[str]) -> None:
     from bertsmith.cli.console import say
 
     shared.say_corpus(learnt.corpus)
@@ -135,4 +136,5 @@ def _tell(learnt: "Learnt", size: int, out: Path) -> None:
     for line in learnt.quality.lines():
         say(f"  {line}")
     say(f"wrote {out} ({words:,} words)")
-    say(f"next: bertsmith prepare CORPUS... --tokenizer {out} --out STORE")
+    texts = "CORPUS..." if "-" in corpus else " ".join(map(quoted, corpus))
+    say(f"next: bertsmith prepare {texts} --tokenizer {quoted(out)} --out STORE")

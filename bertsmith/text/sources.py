@@ -84,6 +84,8 @@ def _expand(argument: str, ignored: list[str]) -> Iterator[Source]:
     if argument == STDIN:
         yield Source(STDIN, None, "unknown")
         return
+    if not argument.strip():
+        raise CorpusError("an empty name: give files, folders, globs, or - for standard input")
     path = Path(argument)
     if path.is_dir():
         yield from _folder(path, ignored)

@@ -114,7 +114,9 @@ def finetune(
         # A model that is gone is written again, as long as there is what it was written from.
         gone = not (run / MODEL).exists() and checkpoint.found(run)
         if stored is not None and (run / RESULT).exists() and not gone:
-            progress.note(f"{run}: this run is finished")
+            progress.note(
+                f"{run}: this run is finished; give --out another directory for a new one"
+            )
             return _finished(run)
         result = _train(
             stored or settings, start, head, examples, run, progress, new=stored is None

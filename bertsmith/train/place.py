@@ -21,6 +21,8 @@ _FREE = ("checkpoint.keep", "checkpoint.keep_optimizer", "run.tensorboard", "run
 _BUDGETED = ("run.eval_every", "run.eval_sequences", "schedule.least_steps")
 #: Settings that stand in the file only if they were asked for.
 _SAID = ("task.", "features", "run.freeze", "run.patience")
+#: Items of lists that are shown whole, and that are named of longer ones.
+_LISTED, _NAMED = 12, 3
 Chosen = TypeVar("Chosen", bound=Settings)
 
 
@@ -56,16 +58,35 @@ def take_up(run: Path, wished: Chosen) -> Chosen | None:
     has_budget = before["schedule"]["minutes"] is not None
     free = (*_FREE, *_BUDGETED) if has_budget else _FREE
     differences = [
-        f"  {key}: {was!r} there, {now!r} now"
+        f"  {key}: {_describe_change(was, now)}"
         for key, was, now in _differences(before, wished.model_dump())
         if key not in free
     ]
     if differences:
         raise RunError(
             f"{run}: this run was begun with other settings:\n" + "\n".join(differences) + "\n"
-            "give the same command to go on with it, or --out another directory for a new run"
+            "give the same command to go on with it, or --out another directory for a new run; "
+            "a finished run is trained further by --from RUN --out NEW"
         )
     return stored
+
+
+def _describe_change(before: Any, after: Any) -> str:
+    """Return both values, of long lists only what differs."""
+    if not (isinstance(before, list) and isinstance(after, list)):
+        return f"{before!r} there, {after!r} now"
+    if len(before) + len(after) <= _LISTED:
+        return f"{before!r} there, {after!r} now"
+    parts = [f"{len(before):,} there, {len(after):,} now"]
+    for text, items, others in (("only there", before, after), ("only now", after, before)):
+        only = [item for item in items if item not in set(others)]
+        if only:
+            more = f" and {len(only) - _NAMED:,} more" if len(only) > _NAMED else ""
+            parts.append(f"{text}: {', '.join(map(repr, only[:_NAMED]))}{more}")
+    if len(parts) == 1:
+        place = next(number for number, item in enumerate(before) if item != after[number])
+        parts.append(f"in another order, from number {place + 1:,} on")
+    return "; ".join(parts)
 
 
 def _differences(

@@ -1,0 +1,35 @@
+"""Commands that are shown to be pasted into a shell."""
+
+import shlex
+from pathlib import Path
+
+
+def quoted(path: Path | str) -> str:
+    """Return a path as one word of a shell, never mistaken for an option."""
+    text = str(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
+
+
+def tabbed(*texts: str) -> str:
+    """Return texts with tabs between them, as one word of bash, zsh or ksh."""
+    return "$'" + r"\t".join(texts) + "'"
+
+
+def fill_command(model: Path | str) -> str:
+    """Return a command that asks a pre-trained model."""
+    return f'bertsmith fill {quoted(model)} "... [MASK] ..."'
+
+
+def predict_command(model: Path | str, kind: str, *, pair: bool = False, endings: int = 2) -> str:
+    """Return a command that asks a fine-tuned model.
+
+    kind: what the model answers, see ``bundle.Kind``. pair: whether it reads two texts.
+    """
+    text = '"..."'
+    if kind == "span":
+        text = tabbed("QUESTION", "CONTEXT")
+    elif kind == "choice":
+        text = tabbed("PROMPT", *(f"ENDING {number}" for number in range(1, endings + 1)))
+    elif pair:
+        text = tabbed("TEXT", "SECOND TEXT")
+    return f"bertsmith predict {quoted(model)} {text}"

@@ -1,0 +1,28 @@
+"""Finds the model that a command line names, before torch is loaded."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import click
+
+from bertsmith.cli.console import say
+
+
+def find_model(model: Path) -> Path:
+    """Return ``model``; of a run without a model yet, its last checkpoint as a model directory.
+
+    The copy goes when the command ends. Raises ModelError where nothing is found.
+    """
+    from bertsmith.bundle.directory import is_unfinished_run, locate
+
+    if not is_unfinished_run(model):
+        locate(model)
+        return model
+    from bertsmith.train.snapshot import write_last
+
+    folder = Path(tempfile.mkdtemp(prefix="bertsmith-"))
+    click.get_current_context().call_on_close(lambda: shutil.rmtree(folder, ignore_errors=True))
+    step, steps = write_last(model, folder / "model")
+    say(f"{model}: this run is not finished; using its last checkpoint, step {step:,} of {steps:,}")
+    return folder / "model"
