@@ -11,6 +11,7 @@ import typer
 
 from bertsmith.cli.app import app
 from bertsmith.cli.console import Bars, put, put_json, put_table, say
+from bertsmith.errors import SettingsError
 
 if TYPE_CHECKING:
     from bertsmith.lab.laboratory import Laboratory
@@ -69,6 +70,8 @@ def lab(
     The same command again goes on where a stopped one was, and makes nothing twice: runs that
     several experiments ask for are shared. A run that fails does not take others with it.
     """
+    if name not in NAMES:
+        raise SettingsError(f"unknown experiment {name!r}; known: {', '.join(NAMES)}")
     from bertsmith.lab.laboratory import Laboratory
     from bertsmith.lab.making import StoppedError
     from bertsmith.lab.sources import Sources

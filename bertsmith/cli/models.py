@@ -1,10 +1,9 @@
 """Finds the model that a command line names, before torch is loaded."""
 
+import atexit
 import shutil
 import tempfile
 from pathlib import Path
-
-import click
 
 from bertsmith.cli.console import say
 
@@ -12,7 +11,7 @@ from bertsmith.cli.console import say
 def find_model(model: Path) -> Path:
     """Return ``model``; of a run without a model yet, its last checkpoint as a model directory.
 
-    The copy goes when the command ends. Raises ModelError where nothing is found.
+    The copy is removed when the program ends. Raises ModelError where nothing is found.
     """
     from bertsmith.bundle.directory import is_unfinished_run, locate
 
@@ -22,7 +21,7 @@ def find_model(model: Path) -> Path:
     from bertsmith.train.snapshot import write_last
 
     folder = Path(tempfile.mkdtemp(prefix="bertsmith-"))
-    click.get_current_context().call_on_close(lambda: shutil.rmtree(folder, ignore_errors=True))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     step, steps = write_last(model, folder / "model")
     say(f"{model}: this run is not finished; using its last checkpoint, step {step:,} of {steps:,}")
     return folder / "model"

@@ -334,3 +334,40 @@ def test_a_file_without_a_line_is_told(run: Run, tuned: Path) -> None:
     done = run("predict", tuned / "model", "--input", "-", stdin=b"")
     assert (done.status, done.out) == (0, "")
     assert done.err == "standard input: there is no line in it, so there is nothing to do\n"
+
+
+def _squad(path: Path, count: int) -> None:
+    questions = [
+        {"id": f"q{n}", "question": "who?", "answers": [{"text": "Ann", "answer_start": 0}]}
+        for n in range(count)
+    ]
+    articles = [
+        {"title": f"t{n}", "paragraphs": [{"context": f"Ann sang {n}.", "qas": [question]}]}
+        for n, question in enumerate(questions)
+    ]
+    path.write_text(json.dumps({"version": "1.1", "data": articles}))
+
+
+def test_squad_takes_a_folder_or_a_file(run: Run, model: Path, tmp_path: Path) -> None:
+    """``finetune squad`` and ``evaluate`` take the folder or a file, and name what they expect."""
+    common = ("--model", model, "--epochs", 1, "--batch", 8, "--length", 16,
+              "--set", "run.threads=1", "--set", "task.longest_question=4")  # fmt: skip
+    folder = tmp_path / "squad"
+    folder.mkdir()
+    missing = run("finetune", "squad", *common, "--data", folder, "--out", tmp_path / "run")
+    assert missing.status == 2
+    expected = "squad expects a folder with train-v1.1.json and dev-v1.1.json, or its training file"
+    assert expected in missing.err
+    _squad(folder / "train-v1.1.json", 12)
+    done = run("finetune", "squad", *common, "--data", folder / "train-v1.1.json",
+               "--out", tmp_path / "run")  # fmt: skip
+    assert done.status == 0, done.err
+    assert r"$'QUESTION\tCONTEXT'" in done.err
+    missing = run("evaluate", tmp_path / "run", "--data", folder)
+    assert missing.status == 2
+    assert expected in missing.err
+    _squad(folder / "dev-v1.1.json", 3)
+    of_folder = run("evaluate", tmp_path / "run", "--data", folder)
+    assert of_folder.status == 0, of_folder.err
+    of_file = run("evaluate", tmp_path / "run", "--data", folder / "dev-v1.1.json")
+    assert of_folder.out == of_file.out
