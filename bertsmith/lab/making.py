@@ -132,10 +132,10 @@ def make_store(job: Job) -> dict[str, Any]:
     options = PrepareOptions(**job.stage.settings, corpus=reading)
     manifest = prepare(found, words, job.folder / OUTCOME, options, job.progress)
     if not all(split.documents for split in manifest.splits.values()):
-        total = sum(split.documents for split in manifest.splits.values())
+        num_sentences = sum(split.sentences for split in manifest.splits.values())
         raise StoreError(
-            f"the text has {total} documents, which cannot be parted into training and held-out "
-            "ones; give more: a folder of files, or a file of JSON lines with a document each"
+            f"the text is too short to hold out a part of it: {num_sentences:,} sentences; give "
+            "more: a folder of files, or a file of JSON lines with a document each"
         )
     counts = {name: split.model_dump() for name, split in manifest.splits.items()}
     return {"splits": counts, "characters": manifest.report["characters"]}

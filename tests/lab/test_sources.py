@@ -114,18 +114,27 @@ def test_a_sentence_a_line_stays_one(tmp_path: Path) -> None:
     assert sum(own["sentences"] for own in told["splits"].values()) == 30 * 6
 
 
-def test_a_text_of_one_document_is_refused_in_the_words_of_the_lab(tmp_path: Path) -> None:
-    """Nothing could be held out of it; nobody here has asked for a store."""
+@pytest.mark.parametrize(("num_repeats", "is_long_enough"), [(40, True), (1, False)])
+def test_one_document_is_split_if_it_is_long_enough(
+    tmp_path: Path, num_repeats: int, *, is_long_enough: bool
+) -> None:
+    """A part of a single document is held out; a text too short for that is refused."""
     text = tmp_path / "one.jsonl"
-    text.write_text(json.dumps({"text": "the cat sat. it ran. " * 40}))
+    text.write_text(json.dumps({"text": "the cat sat. it ran. " * num_repeats}))
     stage = Kit(SCALES["smoke"], Sources(english=text), tmp_path).text()
     made(tmp_path, "text", stage)
     cut = tmp_path / "text" / OUTCOME
-    words = Stage("words", {"size": 130, "segment": None}, {"text": stage})
+    words = Stage("words", {"size": 220, "segment": None}, {"text": stage})
     made(tmp_path, "words", words, text=cut)
     store = Stage("store", {"language": "en", "held_out": 0.1}, {"text": stage, "words": words})
-    with pytest.raises(StoreError, match="the text has 1 documents, which cannot be parted"):
-        made(tmp_path, "store", store, text=cut, words=tmp_path / "words" / OUTCOME)
+    needs = {"text": cut, "words": tmp_path / "words" / OUTCOME}
+    if is_long_enough:
+        splits = made(tmp_path, "store", store, **needs)["splits"]
+        assert splits["heldout"]["documents"] > 0
+        assert splits["train"]["documents"] > 0
+    else:
+        with pytest.raises(StoreError, match="too short to hold out a part of it: 2 sentences"):
+            made(tmp_path, "store", store, **needs)
 
 
 def test_text_that_needs_an_option_is_sent_to_the_command_that_has_it(tmp_path: Path) -> None:
