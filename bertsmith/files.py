@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bertsmith.errors import ModelError
+from bertsmith.errors import ModelError, QuestionError
 
 #: A list of numbers and nulls as indented JSON has it; no text has a line break of its own there.
 _NUMBERS = re.compile(r"\[\n\s+((?:(?:null|[-+.\deE]+),\s+)*(?:null|[-+.\deE]+))\s+\]")
@@ -24,6 +24,14 @@ def check_new(folder: Path) -> None:
     """Raise ModelError unless ``folder`` is not there yet, or is empty: nothing is written over."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ModelError(f"{folder}: something is there already; choose a new folder")
+
+
+def check_new_file(out: Path) -> None:
+    """Raise QuestionError where something is in the way of a file."""
+    if out.exists() or out.is_symlink():
+        raise QuestionError(f"{out}: this file exists already; choose another name, or remove it")
+    if not out.parent.is_dir():
+        raise QuestionError(f"{out}: there is no folder {out.parent}; make it first")
 
 
 def sync(path: Path) -> None:

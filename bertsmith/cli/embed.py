@@ -1,9 +1,10 @@
-"""``bertsmith embed``: the vectors of lines, into a file or as lines of JSON.
-
-It never knows how a vector is made.
-"""
+"""``bertsmith embed``: vectors of lines or of a table's column, into a file or as JSON lines."""
 
 import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,11 +13,16 @@ import typer
 from bertsmith.cli.app import app
 from bertsmith.cli.asking import (
     STDIN,
+    Delimiter,
     Device,
+    Encoding,
+    Header,
+    Input,
     Model,
     check_device,
     check_input,
-    lines_of,
+    open_input,
+    refuse_table,
     resolved_device,
 )
 from bertsmith.cli.console import Bars, put, put_json, say
@@ -27,6 +33,8 @@ from bertsmith.errors import QuestionError, SettingsError
 
 if TYPE_CHECKING:
     from bertsmith.use.embed import Embedder
+    from bertsmith.use.sinks import TableColumns
+    from bertsmith.use.table_input import Record
     from bertsmith.use.vector_settings import VectorSettings
 
 Layer = Annotated[
@@ -41,10 +49,15 @@ File = Annotated[
     str | None,
     typer.Argument(
         metavar="FILE",
-        help="A text file, a line a text; - or nothing reads standard input.",
+        help="A text file, a line a text; or a table (.csv, .tsv, .jsonl, .json, .parquet, packed "
+        "or not); - or nothing reads standard input.",
         show_default=False,
     ),
 ]
+#: The column of the texts where nobody names one.
+_TEXT = "text"
+#: What is added to a table where each token has its vector.
+_TOKEN_COLUMNS = ["tokens", "ids", "offsets", "vectors"]
 #: What to do with each form of file.
 _NEXT = {
     ".npy": "in Python, numpy.load({text})",
@@ -56,10 +69,25 @@ _NEXT = {
 _BLOCK, _COUNTED = 2**20, 2**33
 
 
+class TextFormat(StrEnum):
+    """How an input is read: lines of text or a table."""
+
+    lines = "lines"
+    csv = "csv"
+    tsv = "tsv"
+    jsonl = "jsonl"
+    json = "json"
+    parquet = "parquet"
+
+
 @app.command()
 def embed(
     model: Model,
     file: File = None,
+    text: Annotated[
+        str | None,
+        typer.Option(help="The column of a table's texts; else text.", show_default=False),
+    ] = None,
     layer: Layer = None,
     combine: Annotated[
         str, typer.Option(help="Several layers: concat, mean, or weighted by --weights.")
@@ -90,14 +118,25 @@ def embed(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The file to write: .npy, .parquet, .jsonl, or .index to be searched. Without it, "
-            "lines of JSON on stdout.",
+            help="The file to write: .npy, .parquet, .jsonl, or .index to be searched. Of a table, "
+            ".parquet and .jsonl keep all columns. Without it, lines of JSON on stdout.",
             show_default=False,
         ),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a file whose making was stopped.")
     ] = False,
+    form: Annotated[
+        TextFormat | None,
+        typer.Option(
+            "--format",
+            help="How the input is read; else by its suffix. stdin: lines.",
+            show_default=False,
+        ),
+    ] = None,
+    header: Header = None,
+    encoding: Encoding = None,
+    delimiter: Delimiter = None,
     batch_tokens: Annotated[
         int | None,
         typer.Option(min=1, help="Tokens of a batch; else as fits.", show_default=False),
@@ -111,7 +150,7 @@ def embed(
         bool, typer.Option("--json", help="What was written, as JSON on stdout.")
     ] = False,
 ) -> None:
-    """Make a vector of each line: of any layer, pooled as you say; or a vector of each token.
+    """Make a vector of each line or row: of any layer, pooled as you say; or of each token.
 
     Only the layers that are asked for are computed. What --out names is written in pieces: a run
     that is stopped, even by kill -9, goes on with --resume and ends with the same bytes (an
@@ -125,17 +164,26 @@ def embed(
     )  # fmt: skip
     check_device(device)
     check_input(file)
+    given = open_input(file or STDIN, encoding)
+    kind = _recognize(given, form and form.value, text)
+    if kind is None and (text is not None or header is not None or delimiter is not None):
+        raise QuestionError(
+            f"{given.path} is read as a text on each line, which has no columns; give --format, or "
+            "leave --text, --header and --delimiter out"
+        )
     model = _checked(model, out, settings)
     from bertsmith.use.embed import Embedder
 
     unknown = UnknownWarning()
     embedder = Embedder.load(model, device=resolved_device(device), fast=fast)
     embedder = embedder.counting(unknown.counts)
-    if out is None:
-        _print(embedder, file or STDIN, settings, batch_tokens, unknown)
-    else:
-        more = {"batch_tokens": batch_tokens, "resume": resume}
-        _write(embedder, file or STDIN, out, settings, more, as_json=as_json)
+    by_token = settings.pooling == "none"
+    with _texts(given, kind, text or _TEXT, header, delimiter, by_token=by_token) as texts:
+        if out is None:
+            _print(embedder, texts, settings, batch_tokens, unknown)
+        else:
+            more = {"batch_tokens": batch_tokens, "resume": resume}
+            _write(embedder, texts, out, settings, more, as_json=as_json)
     unknown.warn()
 
 
@@ -154,6 +202,68 @@ def _checked(model: Path, out: Path | None, settings: "VectorSettings") -> Path:
     # The file remembers its model, so a temporary copy of a checkpoint does not do.
     locate(model)
     return model
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """Lines or rows to embed. total: how many, where that is known. columns: of a table.
+
+    is_endless: whether the input may have no end.
+    """
+
+    lines: "Iterable[str | Record]"
+    total: int | None = None
+    at_once: bool = False
+    columns: "TableColumns | None" = None
+    is_endless: bool = False
+    unit: str = "line"
+
+
+def _recognize(given: Input, form: str | None, text: str | None) -> str | None:
+    """Return the format of a table; None for lines of text."""
+    from bertsmith.tasks.textfiles import table_format
+
+    if form is not None:
+        return None if form == "lines" else form
+    if given.name == STDIN:
+        kind = None
+    else:
+        kind = table_format(given.path)
+        if kind is None and text is not None and given.path.suffix.lower() == ".txt":
+            kind = "tsv"
+    if kind is None:
+        refuse_table(given, [text or _TEXT])
+    return kind
+
+
+@contextmanager
+def _texts(
+    given: Input, kind: str | None, column: str, header: bool | None, delimiter: str | None,
+    *, by_token: bool,
+) -> Iterator[_Texts]:  # fmt: skip
+    from bertsmith.tasks.tables import has_column, open_table
+    from bertsmith.use.sinks import TableColumns
+    from bertsmith.use.table_input import known_columns, records
+    from bertsmith.use.table_output import add_columns
+
+    if kind is None:
+        at_once = given.name == STDIN and sys.stdin.isatty()
+        is_endless = given.name == STDIN
+        yield _Texts(given.lines(), line_count(given.name), at_once, is_endless=is_endless)
+        return
+    source = given.source(kind, header=header is not False, delimiter=delimiter)
+    with open_table(source) as table:
+        known, first, rows = known_columns(table, source)
+        if first is not None and not has_column(first, column):
+            raise QuestionError(
+                f"{given.path}: there is no column {column!r}; the columns are "
+                f"{', '.join(map(repr, known))}; name the column of the texts with --text"
+            )
+        names, notes = add_columns(_TOKEN_COLUMNS if by_token else ["vector"], known, given.path)
+        for note in table.notes + notes:
+            say(note)
+        columns = TableColumns(known, names, table.schema)
+        yield _Texts(records(rows, column), columns=columns, unit="row")
 
 
 def numbers_of(option: str, said: str | None) -> list[float] | None:
@@ -177,38 +287,41 @@ def vector_settings(layer: str | None, **said: Any) -> "VectorSettings":
 
 
 def _print(
-    embedder: "Embedder", name: str, settings: "VectorSettings", batch_tokens: int | None,
+    embedder: "Embedder", texts: _Texts, settings: "VectorSettings", batch_tokens: int | None,
     unknown: UnknownWarning,
 ) -> None:  # fmt: skip
     from bertsmith.use.embedfile import embed_windows
     from bertsmith.use.sinks import json_line
 
-    at_once = name == STDIN and sys.stdin.isatty()
     windows = embed_windows(
-        embedder, lines_of(name), embedder.recipe(settings), batch_tokens=batch_tokens,
-        at_once=at_once,
+        embedder, texts.lines, embedder.recipe(settings), batch_tokens=batch_tokens,
+        at_once=texts.at_once,
     )  # fmt: skip
     cut_off = 0
     for window in windows:
-        for text, own in zip(window.texts, window.found, strict=True):
-            put(json_line(text, own))
+        rows: Sequence[Mapping[str, Any] | None] = [None] * len(window.texts)
+        if window.rows is not None:
+            rows = window.rows
+        for text, own, row in zip(window.texts, window.found, rows, strict=True):
+            put(json_line(text, own, row, texts.columns))
         sys.stdout.flush()
         cut_off += window.cut_off
-        if name == STDIN:
+        if texts.is_endless:
             unknown.warn()
     _tell_cut(cut_off, embedder)
 
 
 def _write(
-    embedder: "Embedder", name: str, out: Path, settings: "VectorSettings",
+    embedder: "Embedder", texts: _Texts, out: Path, settings: "VectorSettings",
     more: dict[str, Any], *, as_json: bool,
 ) -> None:  # fmt: skip
     from bertsmith.use.embedfile import embed_lines
 
     try:
         done = embed_lines(
-            embedder, lines_of(name), out, settings, total=line_count(name), progress=Bars(), **more
-        )
+            embedder, texts.lines, out, settings, columns=texts.columns, total=texts.total,
+            progress=Bars(), **more,
+        )  # fmt: skip
     except KeyboardInterrupt:
         say("stopped; what is done is safe, and the same command with --resume goes on from there")
         raise
@@ -216,8 +329,8 @@ def _write(
         put_json({"out": str(out), "lines": done.lines, "width": done.width,
                   "cut_off": done.cut_off, "unknown_share": done.unknown_share})  # fmt: skip
     _tell_cut(done.cut_off, embedder)
-    each = "a vector a token" if settings.pooling == "none" else "a vector a line"
-    say(f"wrote {out}: {done.lines:,} lines, {each}, of {done.width:,} numbers")
+    each = f"a vector a {'token' if settings.pooling == 'none' else texts.unit}"
+    say(f"wrote {out}: {done.lines:,} {texts.unit}s, {each}, of {done.width:,} numbers")
     say(f"next: {_NEXT[out.suffix].format(text=repr(str(out)), word=quoted(out))}")
 
 

@@ -1,35 +1,54 @@
-"""``bertsmith predict`` and ``bertsmith evaluate``: ask a fine-tuned model, and score it.
-
-It never knows how an answer is found.
-"""
+"""``bertsmith predict`` and ``bertsmith evaluate``: ask a fine-tuned model, and score it."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bertsmith.cli.app import app
 from bertsmith.cli.asking import (
     STDIN,
-    STDIN_NAME,
+    Delimiter,
     Device,
+    Encoding,
+    Header,
+    Input,
     Json,
     Model,
     check_input,
-    lines_of,
     load_fine_tuned,
+    open_input,
+    refuse_table,
 )
 from bertsmith.cli.classes import class_lines, confusion_lines
-from bertsmith.cli.console import put, put_json, say, tell_counts
+from bertsmith.cli.console import Bars, put, put_json, say, tell_counts
 from bertsmith.cli.unknown import UnknownWarning
 from bertsmith.errors import QuestionError, SettingsError
+from bertsmith.files import check_new_file
 from bertsmith.settings import wished
 
 if TYPE_CHECKING:
     from bertsmith.bundle import TaskBundle
     from bertsmith.tasks.inputs import Counts
+    from bertsmith.tasks.tables import TableSource
+    from bertsmith.use.predict_table import TableCounts
+
+
+class InputFormat(StrEnum):
+    """How an input is read: lines of text, a table, or tagged sentences."""
+
+    lines = "lines"
+    csv = "csv"
+    tsv = "tsv"
+    jsonl = "jsonl"
+    json = "json"
+    parquet = "parquet"
+    conll = "conll"
+    conllu = "conllu"
 
 
 NullThreshold = Annotated[
@@ -57,12 +76,51 @@ def predict(
         str | None,
         typer.Option(
             "--input",
-            help="A file of texts, one a line; - is stdin. A terminal gets each answer at once; "
-            "from a file or a pipe up to 1,024 lines are read and answered together.",
+            help="A table (.csv, .tsv, .jsonl, .json, .parquet, packed or not); for a tagger also "
+            "CoNLL, CoNLL-U or lists of tokens; or a file of texts, one a line. - is stdin. A "
+            "terminal gets each answer at once; else about 1,000 are computed together.",
         ),
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The table to write: that of --input with columns added, as .csv, .tsv, .jsonl, "
+            ".json or .parquet. Without it the table goes to stdout in its own format.",
+            show_default=False,
+        ),
+    ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(
+            help="The column of the text, question or prompt; labels.label is a key in a column. "
+            "Else that of the training table.",
+            show_default=False,
+        ),
+    ] = None,
+    pair: Annotated[
+        str | None, typer.Option(help="The column of a second text, or of the context.")
+    ] = None,
+    endings: Annotated[
+        str | None, typer.Option(help="The columns of the endings, such as a,b,c,d.")
+    ] = None,
+    form: Annotated[
+        InputFormat | None,
+        typer.Option(
+            "--format",
+            help="How the input is read; else by its suffix. stdin: lines.",
+            show_default=False,
+        ),
+    ] = None,
+    header: Header = None,
+    encoding: Encoding = None,
+    delimiter: Delimiter = None,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave bad lines out, counted, instead of stopping.")
+        bool,
+        typer.Option(
+            "--skip-bad",
+            help="Go on after bad lines and rows, counted, instead of stopping: lines are left "
+            "out, rows of a table stay with empty predictions.",
+        ),
     ] = False,
     glue: Annotated[
         Path | None,
@@ -78,16 +136,33 @@ def predict(
 ) -> None:
     """Tell the labels of texts, with their probabilities, or their score; or answer questions.
 
-    The model is one that `bertsmith finetune` made. With --json each answer is a line of JSON.
+    The model is one that `bertsmith finetune` made. With --json each answer is a line of JSON; with
+    --out, what was written is one.
+
+    A table is written again with columns added: label and probability, labels and probabilities,
+    score, answer with answer_start and probability, choice with ending and probability, entities,
+    or tags. A name that the table has already gets the prefix predicted_. CoNLL gets a column at
+    its end, CoNLL-U Predicted=TAG in its last one, and tokens get tags and probabilities.
     """
     if sum((read is not None, bool(texts), glue is not None, squad is not None)) != 1:
         raise QuestionError(
             "give texts, or --input FILE (- for standard input), or --glue FILE, or --squad FILE"
         )
+    columns = {"text": text, "pair": pair, "endings": endings.split(",") if endings else None}
+    options = {
+        **{f"--{name}": value for name, value in columns.items()},
+        "--out": out, "--header": header, "--delimiter": delimiter, "--encoding": encoding,
+        "--format": form,
+    }  # fmt: skip
+    if read is None:
+        _refuse(options, "it is for --input FILE; leave it out")
     if skip_bad and (glue or squad):
         raise QuestionError("--skip-bad: each row of a benchmark's file must have its answer")
     for file in (read, glue, squad):
         check_input(file)
+    given = None if read is None else open_input(read, encoding)
+    if out is not None:
+        check_new_file(out)
     bundle = load_fine_tuned(model, device)
     from bertsmith.tasks.inputs import Counts
     from bertsmith.use.answer import with_null_threshold
@@ -97,6 +172,18 @@ def predict(
         bundle = with_null_threshold(bundle, null_threshold)
     unknown = UnknownWarning()
     bundle, counts = unknown.counting(bundle), Counts()
+    if given is not None:
+        kind, is_tokens = _recognize(bundle, given, form and form.value, text)
+        if kind is not None:
+            source = given.source(kind, header=_has_header(bundle, header), delimiter=delimiter)
+            columns = {name: value for name, value in columns.items() if value is not None}
+            target = _Target(source, out, columns, skip_bad=skip_bad, as_json=as_json)
+            target.predict(bundle, is_tokens=is_tokens)
+            unknown.warn()
+            return
+        lines_only = {name: options[name] for name in list(options)[:-2]}
+        _refuse(lines_only, f"{given.path} is read as a text on each line; give --format, or leave "
+                            "it out")  # fmt: skip
     if squad is not None:
         put_json(squad_predictions(bundle, squad, counts))
     elif glue is not None:
@@ -104,16 +191,122 @@ def predict(
             put(line)
     else:
         _answer_lines(
-            bundle, read, texts or [], counts, unknown, skip_bad=skip_bad, as_json=as_json
+            bundle, given, texts or [], counts, unknown, skip_bad=skip_bad, as_json=as_json
         )
-    if counts.cut_off:
-        say(f"cut off {counts.cut_off:,} that are longer than the model reads")
+    _tell_cut(counts.cut_off)
     unknown.warn()
+
+
+def _refuse(options: Mapping[str, Any], why: str) -> None:
+    """Raise QuestionError for an option that was given and that means nothing here."""
+    for name, value in options.items():
+        if value is not None:
+            raise QuestionError(f"{name}: {why}")
+
+
+def _tell_cut(count: int) -> None:
+    if count:
+        say(f"cut off {count:,} that are longer than the model reads")
+
+
+def _has_header(bundle: "TaskBundle", header: bool | None) -> bool:
+    task = bundle.info.get("provenance", {}).get("task", {})
+    return bool(task.get("header", True)) if header is None else header
+
+
+def _recognize(
+    bundle: "TaskBundle", given: Input, form: str | None, text: str | None
+) -> tuple[str | None, bool]:
+    """Return the format of a table, and whether it holds tokens; None for lines of text."""
+    from bertsmith.tasks.conll import ROW_FORMATS, has_tokens, looks_like_conll
+    from bertsmith.tasks.families import task_of
+    from bertsmith.tasks.settings import is_number
+    from bertsmith.tasks.textfiles import table_format
+
+    is_tagger = bundle.head.kind in ("entities", "tags")
+    if form == "lines":
+        return None, False
+    if form in ("conll", "conllu"):
+        if not is_tagger:
+            raise QuestionError(f"--format {form}: the model tags no words")
+        return form, True
+    suffix = given.path.suffix.lower()
+    kind = form or (None if given.name == STDIN else table_format(given.path))
+    if is_tagger:
+        names_column = text is not None and not is_number(text)
+        conll = {".conllu": "conllu", ".conll": "conll", ".iob": "conll", ".bio": "conll"}
+        if form is None and (suffix in conll or (kind == "tsv" and not names_column)):
+            return conll.get(suffix, "conll"), True
+        if kind in ROW_FORMATS:
+            return kind, has_tokens(given.source(kind), text)
+        if kind is None and looks_like_conll(given.head, bundle.head.labels):
+            say(f"{given.path}: read as CoNLL, a word on each line; --format lines reads a text "
+                "on each line")  # fmt: skip
+            return "conll", True
+    if kind is None and suffix == ".txt" and text is not None:
+        # As fine-tuning reads it.
+        kind = "tsv"
+    if kind is None and form is None:
+        task = task_of(bundle)
+        refuse_table(given, {task.text} - {"0"})
+    return kind, False
+
+
+@dataclass(frozen=True)
+class _Target:
+    """A table to read, and where and how it is written."""
+
+    source: "TableSource"
+    out: Path | None
+    columns: Mapping[str, Any]
+    skip_bad: bool
+    as_json: bool
+
+    def predict(self, bundle: "TaskBundle", *, is_tokens: bool) -> None:
+        """Write the table with predictions, and say what became of its rows."""
+        from bertsmith.use.predict_table import predict_table
+        from bertsmith.use.tag_file import tag_file
+
+        as_lines = self.as_json and self.out is None
+        if self.source.format == "parquet" and self.out is None and not as_lines:
+            raise QuestionError(f"{self.source.path}: give --out FILE, or --json for lines of JSON")
+        target: Path | Callable[[str], object] = self.out or sys.stdout.write
+        if is_tokens:
+            counts = tag_file(
+                bundle, self.source, target, columns=self.columns, skip_bad=self.skip_bad,
+                as_json=as_lines, progress=Bars(),
+            )  # fmt: skip
+        else:
+            counts = predict_table(
+                bundle, self.source, target, columns=self.columns, skip_bad=self.skip_bad,
+                form="jsonl" if as_lines else None, progress=Bars(),
+            )  # fmt: skip
+        _tell_table(counts, self.source.path, self.out, as_json=self.as_json)
+
+
+def _tell_table(counts: "TableCounts", path: Path, out: Path | None, *, as_json: bool) -> None:
+    for note in counts.notes:
+        say(note)
+    if out is not None and as_json:
+        put_json({"out": str(out), "rows": counts.rows, "columns": counts.columns,
+                  "without_prediction": counts.empty, "left_out": counts.left_out,
+                  "cut_off": counts.cut_off})  # fmt: skip
+    _tell_cut(counts.cut_off)
+    if counts.empty:
+        say(f"{counts.empty:,} {counts.unit}s have no prediction; the first: {counts.first}")
+    if counts.left_out:
+        unreadable = f"{counts.left_out:,} {counts.unit}s that cannot be read"
+        say(f"left out {unreadable}; the first: {counts.first}")
+    if not counts.rows:
+        say(f"{path}: there is no {counts.unit} in it")
+    if out is not None:
+        added = f", with {', '.join(counts.columns)}" if counts.columns else ""
+        say(f"wrote {out}: {counts.rows:,} {counts.unit}s{added}")
 
 
 def _answer_lines(
     bundle: "TaskBundle",
-    read: str | None,
+    given: Input | None,
     texts: list[str],
     counts: "Counts",
     unknown: UnknownWarning,
@@ -123,9 +316,9 @@ def _answer_lines(
 ) -> None:
     from bertsmith.use.asked import Skipped, told
 
-    lines: Iterator[str] = lines_of(read) if read is not None else iter(texts)
-    where = "text" if read is None else f"{STDIN_NAME if read == STDIN else read}, line"
-    at_once = read == STDIN and sys.stdin.isatty()
+    lines: Iterator[str] = iter(texts) if given is None else given.lines()
+    where = "text" if given is None else f"{given.path}, line"
+    at_once = given is not None and given.name == STDIN and sys.stdin.isatty()
     skipped = Skipped() if skip_bad else None
     for value, line in told(bundle, lines, where=where, skipped=skipped, at_once=at_once):
         counts.cut_off += value.get("cut_off", False)
@@ -135,7 +328,7 @@ def _answer_lines(
             put(line)
         if at_once:
             sys.stdout.flush()
-        if read == STDIN:
+        if given is not None and given.name == STDIN:
             unknown.warn()
     if skipped is not None and skipped.count:
         say(f"left out {skipped.count:,} lines; the first: {skipped.first}")

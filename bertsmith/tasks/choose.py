@@ -76,11 +76,17 @@ def read(
     return counts.checked(examples, path), counts
 
 
-def _question(row: Row, task: TaskSettings, value: Any, *, labelled: bool) -> Question:
+def read_prompt(row: Row, task: TaskSettings) -> tuple[str, tuple[str, ...]]:
+    """Return the prompt of a row and its endings. Raises BadExampleError."""
     prompt, endings = text_of(row, task.text), _endings(row, task.endings)
     if task.pair:
         start = text_of(row, task.pair)
         endings = tuple(f"{start} {ending}" for ending in endings)
+    return prompt, endings
+
+
+def _question(row: Row, task: TaskSettings, value: Any, *, labelled: bool) -> Question:
+    prompt, endings = read_prompt(row, task)
     right = _right(value, task.endings, len(endings)) if labelled else None
     return Question(prompt, endings, right, row.where)
 

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
@@ -20,10 +20,9 @@ from bertsmith.tasks.tables import (
     cell,
     open_table,
     refuse_half,
-    table_format,
     unique_id,
 )
-from bertsmith.tasks.textfiles import open_lines
+from bertsmith.tasks.textfiles import open_lines, table_format
 
 #: What parts documents in CoNLL's files.
 DOCUMENT = "-DOCSTART-"
@@ -82,6 +81,41 @@ def sentence_format(path: Path) -> str:
     return form if form in ROW_FORMATS else "conll"
 
 
+def has_tokens(source: TableSource, column: str | None) -> bool:
+    """Tell whether rows hold lists of words, by the first of them; of a stream, by the column.
+
+    column: that of the words, if it is named.
+    """
+    name = _KEYS[0] if column is None or is_number(column) else column
+    if source.stream is not None:
+        return name == _KEYS[0]
+    with open_table(source) as table:
+        first = next((row for row in table.rows if not row.fault), None)
+    return first is not None and isinstance(first.cells.get(name), list)
+
+
+def looks_like_conll(head: str, labels: Collection[str]) -> bool:
+    """Tell whether a text of unknown form has a word on each line, not a text.
+
+    Lines of prose have different numbers of words. Lines that have the same number are units if
+    they are single words with blank lines between, or if one of the columns holds labels only.
+    """
+    lines = head.splitlines()[: _SAMPLE_LINES + 1]
+    if len(lines) > _SAMPLE_LINES or not head.endswith("\n"):
+        # The last line may be cut off.
+        lines = lines[:-1] or lines
+    if any(_begins_document(line) for line in lines):
+        return True
+    units = [line for line in lines if line.strip() and not line.startswith(_COMMENT)]
+    tabs = all("\t" in line for line in units)
+    rows = [split_columns(line, tabs=tabs) for line in units]
+    if len(rows) < 2 or len(set(map(len, rows))) > 1:
+        return False
+    if len(rows[0]) == 1:
+        return any(not line.strip() for line in lines[: lines.index(units[-1])])
+    return any(set(column) <= set(labels) for column in zip(*rows, strict=True))
+
+
 def sentences(
     path: Path, task: TaskSettings, labels: Sequence[str] | None, *, labelled: bool
 ) -> tuple[list[Sentence], Counts]:
@@ -104,7 +138,8 @@ def read_sentences(
     """
     form = source.format or sentence_format(source.path)
     if form in ROW_FORMATS:
-        yield from _rows(replace(source, format=form), task, labelled)
+        with open_table(replace(source, format=form)) as table:
+            yield from row_sentences(table.rows, task, labelled=labelled)
         return
     with open_lines(source.path, encoding=source.encoding, stream=source.stream) as lines:
         yield from _blocks(lines, source.path, task, labelled, form, with_source=with_source)
@@ -293,36 +328,37 @@ def split_columns(line: str, *, tabs: bool) -> list[str]:
     return line.split() if line.isascii() else _BLANKS.split(line.strip(" \t"))
 
 
-def _rows(source: TableSource, task: TaskSettings, labelled: bool) -> Iterator[RawSentence]:
+def row_sentences(
+    rows: Iterable[Row], task: TaskSettings, *, labelled: bool
+) -> Iterator[RawSentence]:
     """Yield the sentences of JSON lines or Parquet: a list of words and a list of tags a row."""
     names = [key if is_number(name) else name
              for name, key in zip((task.text, task.label), _KEYS, strict=True)]  # fmt: skip
     number, last, seen = -1, None, set[str]()
-    with open_table(source) as table:
-        for row in table.rows:
-            # Without a document each row is its own.
-            here = row.cells.get(_DOCUMENT)
-            number, last = number + (here is None or here != last), here
-            raw = RawSentence([], [], number, row.where, cells=row.cells)
-            try:
-                unique_id(row, task.id, seen)
-                units = _listed(row, names[0])
-                # Hugging Face's data sets have numbers for tags.
-                tags = _listed(row, names[1], numbers=True) if labelled else []
-            except BadExampleError as error:
-                yield replace(raw, fault=error)
-                continue
-            fault = None
-            if labelled and len(units) != len(tags):
-                fault = BadExampleError(f"{len(units)} words but {len(tags)} tags")
-            elif not units:
-                fault = BadExampleError("a sentence without words")
-            elif task.context == "document" and here is None:
-                fault = BadExampleError(
-                    f"no column {_DOCUMENT!r} to tell which rows task.context 'document' may put "
-                    "together"
-                )
-            yield replace(raw, units=units, tags=tags, fault=fault)
+    for row in rows:
+        # Without a document each row is its own.
+        here = row.cells.get(_DOCUMENT)
+        number, last = number + (here is None or here != last), here
+        raw = RawSentence([], [], number, row.where, cells=row.cells)
+        try:
+            unique_id(row, task.id, seen)
+            units = _listed(row, names[0])
+            # Hugging Face's data sets have numbers for tags.
+            tags = _listed(row, names[1], numbers=True) if labelled else []
+        except BadExampleError as error:
+            yield replace(raw, fault=error)
+            continue
+        fault = None
+        if labelled and len(units) != len(tags):
+            fault = BadExampleError(f"{len(units)} words but {len(tags)} tags")
+        elif not units:
+            fault = BadExampleError("a sentence without words")
+        elif task.context == "document" and here is None:
+            fault = BadExampleError(
+                f"no column {_DOCUMENT!r} to tell which rows task.context 'document' may put "
+                "together"
+            )
+        yield replace(raw, units=units, tags=tags, fault=fault)
 
 
 def _listed(row: Row, name: str, *, numbers: bool = False) -> list[str]:

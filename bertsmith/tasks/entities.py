@@ -12,6 +12,8 @@ from bertsmith.tasks.inputs import BadExampleError
 from bertsmith.tasks.metrics import scores_from_counts
 
 OUTSIDE = "O"
+#: The type of bare prefixes, B and I alone, as seqeval names it.
+UNNAMED = "_"
 #: The prefixes of all schemes in those of IOBES; L and U are names for E and S in BILOU.
 _PREFIXES = {"B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S"}
 
@@ -28,7 +30,7 @@ class Entity:
 def _parts(tag: str) -> tuple[str, str | None]:
     """Return prefix and type of a tag; BadExampleError if it is none.
 
-    The type is None outside, and "" of a bare prefix: some schemes have one type without a name.
+    The type is None outside, and ``UNNAMED`` of a bare prefix.
     """
     if tag == OUTSIDE:
         return OUTSIDE, None
@@ -38,7 +40,7 @@ def _parts(tag: str) -> tuple[str, str | None]:
             "a tag that is no entity's",
             f": {tag!r}; expected O, B-…, I-…, or O, B, I; for plain tags --kind tags",
         )
-    return _PREFIXES[prefix], name
+    return _PREFIXES[prefix], name or UNNAMED
 
 
 def strange(labels: Sequence[str]) -> list[str]:
@@ -85,7 +87,7 @@ def inside_tag(tag: str) -> str:
 
 
 def _joined(prefix: str, name: str) -> str:
-    return f"{prefix}-{name}" if name else prefix
+    return prefix if name == UNNAMED else f"{prefix}-{name}"
 
 
 def entity_scores(

@@ -13,7 +13,7 @@ from bertsmith.tasks import delimited, jsonrows
 from bertsmith.tasks.delimited import TAB, Dialect
 from bertsmith.tasks.inputs import BadExampleError, Counts
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.tasks.textfiles import UTF8, open_text, split_lines
+from bertsmith.tasks.textfiles import UTF8, open_text, split_lines, table_format
 from bertsmith.text.alphabet import has_surrogates
 from bertsmith.text.archives import DAMAGE, unpack
 from bertsmith.text.archives import SUFFIXES as PACKED
@@ -22,9 +22,6 @@ _QUOTED = (
     "a quotation mark that does not end its cell; inside a cell that begins with one it is written "
     "twice"
 )
-#: The format of a table by the suffix of its file, which may be followed by one of ``PACKED``.
-FORMATS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json",
-           ".parquet": "parquet"}  # fmt: skip
 _KNOWN = ".csv, .tsv, .txt, .jsonl, .json, .parquet"
 
 
@@ -159,14 +156,6 @@ def _kind_of(value: Any) -> str:
     kinds = {bool: "true or false", int: "a number", float: "a number", list: "a list",
              dict: "an object"}  # fmt: skip
     return kinds.get(type(value), type(value).__name__)
-
-
-def table_format(path: Path) -> str | None:
-    """Return the format of a table by the suffix of its file, packed or not; None if unknown."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    while suffixes and suffixes[-1] in PACKED:
-        suffixes.pop()
-    return FORMATS.get(suffixes[-1]) if suffixes else None
 
 
 def rows(

@@ -9,12 +9,24 @@ from typing import IO
 
 from bertsmith.errors import SettingsError, TaskError
 from bertsmith.text.archives import BUFFER, DAMAGE, unpack
+from bertsmith.text.archives import SUFFIXES as PACKED
 
 UTF8 = "utf-8"
 #: The two encodings that text which is not UTF-8 usually has.
 NOT_UTF8 = "such as cp949 (Korean) or latin-1 (Western European)"
+#: The format of a table by the suffix of its file, which may be followed by one of ``PACKED``.
+FORMATS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json",
+           ".parquet": "parquet"}  # fmt: skip
 #: A line with its end, as ``csv`` and ``open(newline="")`` split text.
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)")
+
+
+def table_format(path: Path) -> str | None:
+    """Return the format of a table by the suffix of its file, packed or not; None if unknown."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    while suffixes and suffixes[-1] in PACKED:
+        suffixes.pop()
+    return FORMATS.get(suffixes[-1]) if suffixes else None
 
 
 def check_encoding(encoding: str) -> None:
@@ -51,6 +63,18 @@ def open_text(
         raise TaskError(f"{path}: a damaged or cut-off archive: {error}") from None
     except OSError as error:
         raise TaskError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def encoding_of(path: Path, encoding: str) -> str:
+    """Return the encoding with which to write what a file holds: with a mark if it has one."""
+    if codecs.lookup(encoding).name != UTF8 or not path.is_file():
+        return encoding
+    try:
+        with path.open("rb") as file:
+            return "utf-8-sig" if unpack(file)[0].startswith(codecs.BOM_UTF8) else encoding
+    except (OSError, *DAMAGE):
+        # Whoever reads the file says why.
+        return encoding
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 It never knows how an answer is found, only how it is told: as a value for JSON, and as a line.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import tee
 from typing import Any
@@ -55,6 +55,15 @@ def told(
     if not at_once:
         return tell(bundle, asked)
     return (answer for one in asked for answer in tell(bundle, [one]))
+
+
+def values_of(bundle: TaskBundle, items: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """Yield what the model says of each item, as a value for JSON.
+
+    items: texts or pairs, (question, context), or (prompt, endings), by the kind of the model.
+    """
+    for value, _ in _TELLERS[bundle.head.kind](bundle, [("", item) for item in items]):
+        yield value
 
 
 def _asked(

@@ -7,7 +7,7 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -23,7 +23,17 @@ from bertsmith.progress import Progress, Silent
 from bertsmith.text.unknown import TokenCounts
 from bertsmith.use.embed import Embedder
 from bertsmith.use.neighbours import graph_library
-from bertsmith.use.sinks import Found, IndexSink, JsonSink, NpySink, ParquetSink, Sink, arrow
+from bertsmith.use.sinks import (
+    Found,
+    IndexSink,
+    JsonSink,
+    NpySink,
+    ParquetSink,
+    Sink,
+    TableColumns,
+)
+from bertsmith.use.table_input import Record
+from bertsmith.use.table_output import arrow_module, json_row
 from bertsmith.use.vector_settings import VectorSettings
 from bertsmith.use.vectors import Recipe
 
@@ -43,6 +53,8 @@ class Window:
     texts: list[str]
     found: Found
     cut_off: int
+    #: The rows of a table that the texts stand in.
+    rows: list[Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +84,7 @@ class _State:
 
 def embed_windows(
     embedder: Embedder,
-    lines: Iterable[str],
+    lines: Iterable[str | Record],
     recipe: Recipe,
     *,
     batch_tokens: int | None = None,
@@ -81,27 +93,36 @@ def embed_windows(
 ) -> Iterator[Window]:
     """Yield lines with their vectors, some at a time. ``at_once``: each before the next is read."""
     progress = progress or Silent()
-    for texts in _windows(iter(lines), recipe, 1 if at_once else _LINES):
+    for window in _windows(iter(lines), recipe, 1 if at_once else _LINES):
+        texts = [text_of(line) for line in window]
+        rows = [line.cells for line in window if isinstance(line, Record)] or None
         if recipe.pooling == "none":
             told = embedder.token_vectors(texts, recipe, batch_tokens)
             progress.advance(len(texts))
-            yield Window(texts, told, sum(own.cut_off for own in told))
+            yield Window(texts, told, sum(own.cut_off for own in told), rows)
             continue
         encoded = embedder.ids(texts)
         vectors = np.empty((len(texts), recipe.width), np.float32)
         for numbers, own in embedder.batches(encoded.sequences, recipe, batch_tokens):
             vectors[numbers] = own
             progress.advance(len(numbers))
-        yield Window(texts, vectors, encoded.cut_off)
+        yield Window(texts, vectors, encoded.cut_off, rows)
 
 
-def _windows(lines: Iterator[str], recipe: Recipe, most: int) -> Iterator[list[str]]:
+def text_of(line: str | Record) -> str:
+    """Return the text of a line or of a row."""
+    return line if isinstance(line, str) else line.text
+
+
+def _windows(
+    lines: Iterator[str | Record], recipe: Recipe, most: int
+) -> Iterator[list[str | Record]]:
     room = _NUMBERS // recipe.width if recipe.pooling == "none" else _CHARACTERS
-    window: list[str] = []
+    window: list[str | Record] = []
     characters = 0
     for line in lines:
         window.append(line)
-        characters += len(line)
+        characters += len(text_of(line))
         if len(window) == most or characters > room:
             yield window
             window, characters = [], 0
@@ -111,10 +132,11 @@ def _windows(lines: Iterator[str], recipe: Recipe, most: int) -> Iterator[list[s
 
 def embed_lines(
     embedder: Embedder,
-    lines: Iterable[str],
+    lines: Iterable[str | Record],
     out: Path | str,
     settings: VectorSettings,
     *,
+    columns: TableColumns | None = None,
     resume: bool = False,
     total: int | None = None,
     batch_tokens: int | None = None,
@@ -124,11 +146,12 @@ def embed_lines(
 
     What is being made stands in ``out`` + ".partial"; ``resume`` goes on with it, if it is there,
     after checking that the lines that are done are the same. total: of the lines, if it is known.
+    columns: of the table whose rows the lines are; .jsonl and .parquet get them, too.
     Raises QuestionError where something is in the way, or nothing can be written.
     """
     out, progress = Path(out), progress or Silent()
     recipe, about = embedder.recipe(settings), _settings(embedder, settings)
-    make, counts = _sink(out, recipe, about), TokenCounts()
+    make, counts = _sink(out, recipe, about, columns), TokenCounts()
     embedder = embedder.counting(counts)
     with _begun(out) as partial:
         state = _taken_up(partial, about, resume=resume)
@@ -159,8 +182,8 @@ def _written(
 ) -> _State:
     """Write windows to a sink, each of them safe before the next; return where the run stands."""
     for window in windows:
-        sink.append(window.texts, window.found)
-        _note(read, window.texts)
+        sink.append(window.texts, window.found, window.rows)
+        _note(read, map(Record, window.texts, window.rows) if window.rows else window.texts)
         state = replace(
             state,
             lines=state.lines + len(window.texts),
@@ -172,12 +195,14 @@ def _written(
     return state
 
 
-def _sink(out: Path, recipe: Recipe, about: dict[str, Any]) -> Callable[[Path, int], Sink]:
+def _sink(
+    out: Path, recipe: Recipe, about: dict[str, Any], columns: TableColumns | None
+) -> Callable[[Path, int], Sink]:
     """Return what writes the form that a name ends with, given a path and where to go on."""
     forms: dict[str, Callable[[Path, int], Sink]] = {
         ".npy": lambda path, place: NpySink(path, recipe.width, place),
-        ".jsonl": JsonSink,
-        ".parquet": ParquetSink,
+        ".jsonl": lambda path, place: JsonSink(path, place, columns),
+        ".parquet": lambda path, place: ParquetSink(path, place, columns),
         ".index": lambda path, place: IndexSink(path, recipe.width, place, about),
     }
     if out.suffix not in forms:
@@ -186,7 +211,7 @@ def _sink(out: Path, recipe: Recipe, about: dict[str, Any]) -> Callable[[Path, i
         raise QuestionError(f"{out}: a vector a token fits .jsonl and .parquet only")
     # What is not installed is missed now, not after hours.
     if out.suffix == ".parquet":
-        arrow()
+        arrow_module()
     if out.suffix == ".index":
         graph_library()
     return forms[out.suffix]
@@ -280,15 +305,18 @@ def _writing(partial: Path) -> Iterator[None]:
         ) from error
 
 
-def _note(read: "hashlib._Hash", lines: Iterable[str]) -> int:
-    """Take lines into the hash of all that was read; return how many."""
+def _note(read: "hashlib._Hash", lines: Iterable[str | Record]) -> int:
+    """Take lines, or rows with all columns, into the hash of all that was read; return how many."""
     count = 0
     for count, line in enumerate(lines, 1):  # noqa: B007
-        read.update(line.encode() + b"\n")
+        text = line if isinstance(line, str) else json_row(line.cells)
+        read.update(text.encode() + b"\n")
     return count
 
 
-def _skip(rest: Iterator[str], read: "hashlib._Hash", state: _State, partial: Path) -> None:
+def _skip(
+    rest: Iterator[str | Record], read: "hashlib._Hash", state: _State, partial: Path
+) -> None:
     """Read the lines that are done, and check that they are the same."""
     found = _note(read, islice(rest, state.lines))
     if found < state.lines or read.hexdigest() != state.read:

@@ -5,18 +5,27 @@ It never knows a model. A sink that is opened at a place which ``commit`` told g
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 import numpy as np
 
-from bertsmith.errors import MissingExtraError, QuestionError
+from bertsmith.errors import QuestionError
 from bertsmith.files import json_of, sync, write_json
 from bertsmith.progress import Progress
 from bertsmith.use.embed import Floats, TokenVectors
 from bertsmith.use.neighbours import GRAPH, VECTORS, build
+from bertsmith.use.table_output import (
+    Cells,
+    Layout,
+    arrow_module,
+    arrow_table,
+    join_parts,
+    json_row,
+)
 
 #: What is made of some texts: float32 [n, W], or vectors of the tokens of each.
 Found = Floats | Sequence[TokenVectors]
@@ -24,11 +33,22 @@ Found = Floats | Sequence[TokenVectors]
 LINES, PLACES, ABOUT = "lines.txt", "places.npy", "index.json"
 
 
+@dataclass(frozen=True)
+class TableColumns:
+    """The columns of a table, the names of those that are added, and its schema if it has one."""
+
+    columns: Sequence[str]
+    names: Mapping[str, str]
+    schema: Any = None
+
+
 class Sink(Protocol):
     """What takes texts and their vectors."""
 
-    def append(self, texts: Sequence[str], found: Found) -> None:
-        """Take some texts, one or more."""
+    def append(
+        self, texts: Sequence[str], found: Found, rows: Sequence[Cells] | None = None
+    ) -> None:
+        """Take some texts, one or more, with the rows of the table that they stand in, if any."""
 
     def commit(self) -> int:
         """Put what was taken on the disk; return the place to go on from."""
@@ -75,7 +95,9 @@ class NpySink:
         np.lib.format.write_array_header_1_0(written, told)
         return written.getvalue()
 
-    def append(self, texts: Sequence[str], found: Found) -> None:
+    def append(
+        self, texts: Sequence[str], found: Found, rows: Sequence[Cells] | None = None
+    ) -> None:
         """Write the vectors; the texts stay where they are."""
         assert isinstance(found, np.ndarray)
         self._file.write(np.ascontiguousarray(found, "<f4").tobytes())
@@ -101,14 +123,18 @@ class NpySink:
 class JsonSink:
     """A line of JSON a text: the text, its vector, or its tokens with theirs."""
 
-    def __init__(self, path: Path, place: int) -> None:
-        """``place``: bytes that are there."""
-        self._file = _opened(path, place)
+    def __init__(self, path: Path, place: int, columns: TableColumns | None = None) -> None:
+        """``place``: bytes that are there. columns: those of a table that the texts stand in."""
+        self._file, self._columns = _opened(path, place), columns
 
-    def append(self, texts: Sequence[str], found: Found) -> None:
+    def append(
+        self, texts: Sequence[str], found: Found, rows: Sequence[Cells] | None = None
+    ) -> None:
         """Write a line for each text."""
-        for text, own in zip(texts, found, strict=True):
-            self._file.write(json_line(text, own).encode() + b"\n")
+        for number, (text, own) in enumerate(zip(texts, found, strict=True)):
+            row = None if rows is None else rows[number]
+            line = json_line(text, own, row, self._columns)
+            self._file.write(line.encode() + b"\n")
 
     def commit(self) -> int:
         """Return the number of bytes."""
@@ -124,12 +150,25 @@ class JsonSink:
             self._file.close()
 
 
-def json_line(text: str, own: Floats | TokenVectors) -> str:
-    """Return a text and its vector, or its tokens with theirs, as one line of JSON."""
+def json_line(
+    text: str,
+    own: Floats | TokenVectors,
+    row: Cells | None = None,
+    columns: TableColumns | None = None,
+) -> str:
+    """Return a text and its vector, or its tokens with theirs, as one line of JSON.
+
+    row: the row of a table that the text stands in, whose columns come first.
+    """
+    names = columns.names if columns else {}
+    start = json_of({"text": text}) if row is None else json_row(row)
     if isinstance(own, TokenVectors):
-        told = {"text": text, "tokens": own.tokens, "ids": own.ids, "offsets": own.offsets}
-        return f'{json_of(told)[:-1]}, "vectors": [{", ".join(map(_numbers, own.vectors))}]}}'
-    return f'{json_of({"text": text})[:-1]}, "vector": {_numbers(own)}}}'
+        parts = {"tokens": own.tokens, "ids": own.ids, "offsets": own.offsets}
+        told = json_of({names.get(name, name): value for name, value in parts.items()})
+        vectors = ", ".join(map(_numbers, own.vectors))
+        key = json_of(names.get("vectors", "vectors"))
+        return f"{start[:-1]}, {told[1:-1]}, {key}: [{vectors}]}}"
+    return f"{start[:-1]}, {json_of(names.get('vector', 'vector'))}: {_numbers(own)}}}"
 
 
 def _numbers(own: Floats) -> str:
@@ -139,39 +178,41 @@ def _numbers(own: Floats) -> str:
     return f"[{', '.join(['%.9g'] * len(own)) % tuple(own.tolist())}]"
 
 
-def arrow() -> Any:
-    """Return the module pyarrow. Raises MissingExtraError."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet
-    except ModuleNotFoundError:
-        raise MissingExtraError("pyarrow", "parquet", "writing Parquet") from None
-    return pa
-
-
 class ParquetSink:
     """A table with the columns text and vector, or text, tokens, ids, offsets and vectors.
+
+    Instead of the text, the columns of the table that it stands in.
 
     A Parquet file cannot be gone on with, so each piece is a file of its own until the end.
     """
 
-    def __init__(self, path: Path, place: int) -> None:
-        """``place``: files that are there."""
-        self._path, self._parts, self._arrow = path, place, arrow()
+    def __init__(self, path: Path, place: int, columns: TableColumns | None = None) -> None:
+        """``place``: files that are there. columns: those of a table that the texts stand in."""
+        self._path, self._parts, self._arrow = path, place, arrow_module()
+        self._table = columns
         self._folder = path.with_name(f"{path.name}.parts")
         self._folder.mkdir(exist_ok=True)
 
     def _part(self, number: int) -> Path:
         return self._folder / f"{number:06}.parquet"
 
-    def append(self, texts: Sequence[str], found: Found) -> None:
+    def append(
+        self, texts: Sequence[str], found: Found, rows: Sequence[Cells] | None = None
+    ) -> None:
         """Write a file."""
         pa = self._arrow
         columns = {"text": pa.array(list(texts), pa.string())}
+        names: Mapping[str, str] = {}
+        if self._table is not None and rows is not None:
+            table = arrow_table(rows, Layout("parquet", self._table.columns,
+                                             schema=self._table.schema))  # fmt: skip
+            columns = dict(zip(table.column_names, table.columns, strict=True))
+            names = self._table.names
         if isinstance(found, np.ndarray):
-            columns["vector"] = self._rows(found)
+            added = {"vector": self._rows(found)}
         else:
-            columns |= self._columns(found)
+            added = self._columns(found)
+        columns |= {names.get(name, name): column for name, column in added.items()}
         part = self._part(self._parts)
         pa.parquet.write_table(pa.table(columns), part)
         sync(part)
@@ -200,10 +241,7 @@ class ParquetSink:
 
     def finish(self, progress: Progress) -> None:
         """Join the files, a row group each."""
-        parquet = self._arrow.parquet
-        with parquet.ParquetWriter(self._path, parquet.read_schema(self._part(0))) as whole:
-            for number in range(self._parts):
-                whole.write_table(parquet.read_table(self._part(number)))
+        join_parts(list(map(self._part, range(self._parts))), self._path)
         sync(self._path)
 
     def close(self) -> None:
@@ -223,7 +261,9 @@ class IndexSink:
             self._lines.readline()
         self._lines.truncate(self._lines.tell())
 
-    def append(self, texts: Sequence[str], found: Found) -> None:
+    def append(
+        self, texts: Sequence[str], found: Found, rows: Sequence[Cells] | None = None
+    ) -> None:
         """Write vectors and lines."""
         self._vectors.append(texts, found)
         # A line that was given with an end of line inside is one line here all the same.

@@ -6,7 +6,7 @@ It never knows where the texts come from.
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +24,19 @@ from bertsmith.use.ask import opened_task, windows
 
 #: Texts worked on at once: enough that like lengths meet.
 _WINDOW = 512
+#: The most sentences of one document that are worked on at once.
+_LONGEST_DOCUMENT = 4096
 #: Words as treebanks part them: marks stand alone, save inside a word ("U.S", "don't", "1996-12").
-_WORDS = re.compile(r"\w+(?:[.,'\u2019&/:-]\w+)*|[^\w\s]")
+#: Addresses, @names and #topics are one word each, as in data from the web.
+_WORDS = re.compile(
+    r"""(?:https?://|www\.)[^\s<>"]*[\w/]
+    |[\w.+-]*\w@\w[\w-]*(?:\.\w[\w-]*)+
+    |@\w+(?:[.-]\w+)*
+    |\#[^\W\d]\w*
+    |\w+(?:[.,'\u2019&/:-]\w+)*
+    |[^\w\s]""",
+    re.VERBOSE,
+)
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,17 @@ class Tagged:
     spans: tuple[Span, ...]
 
 
+@dataclass(frozen=True)
+class TaggedUnits:
+    """The tag of each unit of a sentence, and its probability; None where no token stands for it.
+
+    A sentence's units are its words, or its characters.
+    """
+
+    tags: tuple[str, ...]
+    probabilities: tuple[float | None, ...]
+
+
 def tag(model: TaskBundle | Path | str, texts: Sequence[str]) -> list[Tagged]:
     """Return the entities, or the tags, of each text, in their order. Nothing is cut off.
 
@@ -67,6 +89,42 @@ def tag_each(
     task = task_of(bundle, {"context": "document"})
     for window in windows(_sentences(texts, task), _WINDOW):
         yield from _tagged(bundle, task, window, compute)
+
+
+def tag_sentences(
+    bundle: TaskBundle,
+    sentences: Iterable[Sentence],
+    *,
+    task: TaskSettings | None = None,
+    compute: Compute = outputs,
+) -> Iterator[TaggedUnits]:
+    """Yield the tags of sentences that are split into units. Nothing is cut off.
+
+    A model that was fine-tuned on sentences amid their document sees that around them, up to 4,096
+    sentences of it. Raises ModelError for a model that does not tag.
+    """
+    bundle = opened_task(bundle, "entities", "tags")
+    task = task or task_of(bundle)
+    if task.context == "sentence":
+        sentences = (replace(one, document=number) for number, one in enumerate(sentences))
+    task = task.model_copy(update={"context": "document"})
+    for window in _document_windows(sentences):
+        for _, tags, shares in _predicted(bundle, task, window, compute):
+            known = (None if math.isnan(share) else share for share in shares)
+            yield TaggedUnits(tuple(tags), tuple(known))
+
+
+def _document_windows(sentences: Iterable[Sentence]) -> Iterator[list[Sentence]]:
+    """Yield whole documents, several at a time where they are short."""
+    window: list[Sentence] = []
+    for sentence in sentences:
+        is_new = bool(window) and window[-1].document != sentence.document
+        if (is_new and len(window) >= _WINDOW) or len(window) >= _LONGEST_DOCUMENT:
+            yield window
+            window = []
+        window.append(sentence)
+    if window:
+        yield window
 
 
 def _sentences(texts: Iterable[str], task: TaskSettings) -> Iterator[Sentence]:
@@ -91,6 +149,14 @@ def _units(text: str, task: TaskSettings) -> tuple[tuple[int, int], ...]:
 def _tagged(
     bundle: TaskBundle, task: TaskSettings, examples: list[Sentence], compute: Compute
 ) -> Iterator[Tagged]:
+    for example, tags, shares in _predicted(bundle, task, examples, compute):
+        yield Tagged(example.text, tuple(_spans(example, tags, shares, bundle.head.kind)))
+
+
+def _predicted(
+    bundle: TaskBundle, task: TaskSettings, examples: list[Sentence], compute: Compute
+) -> Iterator[tuple[Sentence, list[str], list[float]]]:
+    """Yield each sentence with the tag of each unit and its probability, NaN without a token."""
     inputs = encode(examples, bundle.tokenizer, bundle.head, task, Counts())
     logits = np.concatenate(compute(bundle.model, inputs)).astype(np.float64)
     shares = np.exp(logits - logits.max(-1, keepdims=True))
@@ -104,7 +170,7 @@ def _tagged(
     for example, own, tags in zip(examples, mapped, tags_of(examples, mapped, chosen), strict=True):
         sure = [float(best[first + slot]) if slot >= 0 else float("nan") for slot in own.slots]
         first += len(own.asked)
-        yield Tagged(example.text, tuple(_spans(example, tags, sure, bundle.head.kind)))
+        yield example, tags, sure
 
 
 def _spans(

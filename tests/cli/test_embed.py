@@ -273,3 +273,59 @@ def test_mistakes_are_one_message(
     assert done.err.count("error: ") == 1
     assert message in done.err.partition("error: ")[2]
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_embed_reads_a_column_of_a_table(run: Run, model: Path, tmp_path: Path) -> None:
+    """By its suffix or --format; the rows' columns go along, and a wrong column is named."""
+    table, out = tmp_path / "t.csv", tmp_path / "v.jsonl"
+    table.write_text("id;review\n1;the ferry, again\n2;\n")
+    done = run("embed", model, table, "--text", "review", "--out", out)
+    assert done.status == 0, done.err
+    assert f"wrote {out}: 2 rows, a vector a row, of 22 numbers" in done.err
+    assert f"{table}: columns are separated by ';'" in done.err
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(row["id"], row["review"]) for row in found] == [("1", "the ferry, again"), ("2", "")]
+    expected = Embedder.load(model).encode(["the ferry, again", ""])
+    np.testing.assert_allclose([row["vector"] for row in found], expected, rtol=0, atol=1e-6)
+    done = run("embed", model, "--text", "review", "--format", "csv", stdin=table.read_bytes())
+    assert [json.loads(line)["id"] for line in done.out.splitlines()] == ["1", "2"]
+    done = run("embed", model, table)
+    assert (done.status, "no column 'text'; the columns are 'id', 'review'" in done.err) == (
+        2,
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"text": "ferry"}\n', "looks like JSONL"),
+        (b'[\n{"text": "ferry"}]', "looks like JSON"),
+        (b"id,text\n1,ferry\n", "looks like CSV"),
+        (b"PK\x03\x04\0\0", "not text, but a binary file"),
+    ],
+)
+def test_embed_refuses_a_table_as_lines(
+    run: Run, model: Path, tmp_path: Path, content: bytes, message: str
+) -> None:
+    """Unless that is what is asked for."""
+    (tmp_path / "a.dat").write_bytes(content)
+    for done in (run("embed", model, tmp_path / "a.dat"), run("embed", model, stdin=content)):
+        assert (done.status, done.out) == (2, "")
+        assert message in done.err
+    done = run("embed", model, tmp_path / "a.dat", "--format", "lines")
+    assert done.status == 0
+    done = run("embed", model, tmp_path / "a.dat", "--format", "lines", "--text", "x")
+    assert (done.status, "a text on each line, which has no columns" in done.err) == (2, True)
+
+
+def test_embed_reads_other_encodings(run: Run, model: Path, tmp_path: Path) -> None:
+    """Of lines and of tables; the error for Korean text names its usual encoding."""
+    text = "강을 건너는 배"
+    (tmp_path / "l.txt").write_bytes(f"{text}\n".encode("cp949"))
+    (tmp_path / "t.csv").write_bytes(f"text\n{text}\n".encode("cp949"))
+    for name in ("l.txt", "t.csv"):
+        done = run("embed", model, tmp_path / name)
+        assert (done.status, "949" in done.err) == (2, True)
+        done = run("embed", model, tmp_path / name, "--encoding", "cp949")
+        assert json.loads(done.out)["text"] == text

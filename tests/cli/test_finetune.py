@@ -120,6 +120,90 @@ def test_predict_reads_a_file(run: Run, tuned: Path, tmp_path: Path) -> None:
     assert f"left out 2 lines; the first: {texts}, line 2 is empty" in done.err
 
 
+def test_predict_reads_a_table_by_its_column(run: Run, tuned: Path, tmp_path: Path) -> None:
+    """The column of the training table, or another; the table goes to a file or to stdout."""
+    table, out = tmp_path / "t.csv", tmp_path / "out.csv"
+    table.write_text('id,line\n1,"the anvil, rings"\n2,the river\n')
+    done = run("predict", tuned, "--input", table, "--out", out)
+    assert (done.status, done.out) == (0, ""), done.err
+    assert f"wrote {out}: 2 rows, with label, probability" in done.err
+    shown = run("predict", tuned, "--input", table)
+    assert shown.out == out.read_text()
+    assert shown.out.splitlines()[0] == "id,line,label,probability"
+    assert shown.out.splitlines()[1].startswith('1,"the anvil, rings",')
+    done = run("predict", tuned, "--input", "-", "--format", "csv", "--json",
+               stdin=table.read_bytes())  # fmt: skip
+    found = [json.loads(line) for line in done.out.splitlines()]
+    assert [row["id"] for row in found] == ["1", "2"]
+    told = json.loads(
+        run("predict", tuned, "--input", table, "--out", tmp_path / "o.jsonl", "--json").out
+    )
+    assert told["rows"] == 2
+    assert told["columns"] == ["label", "probability"]
+    table.write_text("id,review\n1,the anvil\n")
+    done = run("predict", tuned, "--input", table)
+    assert (done.status, "name it with --text" in done.err) == (2, True)
+    assert run("predict", tuned, "--input", table, "--text", "review").status == 0
+
+
+def test_a_table_is_never_read_as_lines(run: Run, tuned: Path, tmp_path: Path) -> None:
+    """Where the suffix does not tell: its first line, or JSON; --format insists on lines."""
+    for name, content in (
+        ("a.txt", "id\tline\n1\tthe anvil\n"),
+        ("b.txt", '{"line": "the anvil"}\n'),
+    ):
+        (tmp_path / name).write_text(content)
+        done = run("predict", tuned, "--input", tmp_path / name)
+        assert (done.status, done.out, "looks like" in done.err) == (2, "", True)
+        done = run("predict", tuned, "--input", "-", stdin=content.encode())
+        assert (done.status, done.out, "looks like" in done.err) == (2, "", True)
+        done = run("predict", tuned, "--input", tmp_path / name, "--format", "lines")
+        assert len(done.out.splitlines()) == len(content.splitlines())
+    # A .txt with a column named is the table that fine-tuning reads.
+    done = run("predict", tuned, "--input", tmp_path / "a.txt", "--text", "line")
+    assert done.out.splitlines()[0] == "id\tline\tlabel\tprobability"
+
+
+def test_options_of_tables_need_one(run: Run, tuned: Path, tmp_path: Path) -> None:
+    """Nothing that is said is passed over in silence."""
+    (tmp_path / "a.txt").write_text("the anvil\n")
+    for given in (["--out", tmp_path / "o.csv"], ["--text", "a"], ["--delimiter", ";"]):
+        done = run("predict", tuned, "the anvil", *given)
+        assert (done.status, "it is for --input FILE" in done.err) == (2, True)
+    for given in (["--out", tmp_path / "o.csv"], ["--pair", "a"], ["--no-header"]):
+        done = run("predict", tuned, "--input", tmp_path / "a.txt", *given)
+        assert (done.status, "read as a text on each line" in done.err) == (2, True)
+    done = run("predict", tuned, "--input", tmp_path / "a.txt", "--format", "conll")
+    assert (done.status, "the model tags no words" in done.err) == (2, True)
+
+
+def test_a_tagger_reads_what_it_learnt_from(run: Run, model: Path, tmp_path: Path) -> None:
+    """CoNLL by its look, or by --format; JSON lines of tokens; a column of texts; plain lines."""
+    conll = tmp_path / "c.txt"
+    conll.write_text("the DT O\nferry NN B-X\n\nriver NN O\n" * 12)
+    values = {"task": {"label": "2"}, "schedule": {"steps": 1}, "run": {"threads": 1}}
+    finetune("tag", model, tmp_path / "run", data=conll, values=values)
+    done = run("predict", tmp_path / "run", "--input", conll)
+    assert done.status == 0, done.err
+    assert [len(line.split()) for line in done.out.splitlines()[:4]] == [4, 4, 0, 4]
+    assert "read as CoNLL" in done.err
+    same = run("predict", tmp_path / "run", "--input", "-", "--format", "conll",
+               stdin=conll.read_bytes())  # fmt: skip
+    assert same.out == done.out
+    as_json = run("predict", tmp_path / "run", "--input", conll, "--json").out.splitlines()
+    assert json.loads(as_json[0])["tokens"] == ["the", "ferry"]
+    (tmp_path / "t.jsonl").write_text('{"tokens": ["the", "ferry"]}\n')
+    tokens = json.loads(run("predict", tmp_path / "run", "--input", tmp_path / "t.jsonl").out)
+    assert tokens["tags"] == json.loads(as_json[0])["tags"]
+    (tmp_path / "t.csv").write_text("n,text\n1,the ferry\n")
+    done = run("predict", tmp_path / "run", "--input", tmp_path / "t.csv", "--text", "text")
+    assert done.out.splitlines()[0] == "n,text,entities"
+    (tmp_path / "p.txt").write_text("the ferry crossed\nnobody\n")
+    assert (
+        len(run("predict", tmp_path / "run", "--input", tmp_path / "p.txt").out.splitlines()) == 2
+    )
+
+
 def test_a_terminal_is_answered_at_once(
     run: Run, tuned: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,12 +211,12 @@ def test_a_terminal_is_answered_at_once(
     done: list[str] = []
     written = io.StringIO()
 
-    def typed(_: str) -> Iterator[str]:
+    def typed(*_: str) -> Iterator[str]:
         yield "the anvil"
         done.append(written.getvalue())
         yield "the river"
 
-    monkeypatch.setattr("bertsmith.cli.predict.lines_of", typed)
+    monkeypatch.setattr("bertsmith.cli.asking.lines_of", typed)
     monkeypatch.setattr(sys, "stdout", written)
     assert run("predict", tuned, "--input", "-", terminal=True).status == 0
     assert done[0].endswith("\tthe anvil\n")

@@ -109,12 +109,12 @@ def test_endless_input_is_warned_about_at_once(
     stderr = io.StringIO()
     monkeypatch.setattr("bertsmith.cli.unknown.say", lambda line: stderr.write(line + "\n"))
 
-    def typed(_: str) -> Iterator[str]:
+    def typed(*_: str) -> Iterator[str]:
         yield KOREAN
         said.append(stderr.getvalue())
         yield KOREAN
 
-    monkeypatch.setattr("bertsmith.cli.embed.lines_of", typed)
+    monkeypatch.setattr("bertsmith.cli.asking.lines_of", typed)
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     assert run("embed", model, "-", terminal=True).status == 0
     assert WARNING in said[0]

@@ -71,9 +71,9 @@ def test_what_is_no_tag_is_told(tag: str) -> None:
 def test_bare_prefixes_are_one_type_without_a_name() -> None:
     """B and I alone, as in data with one kind of entity; scores count them like any other."""
     assert list(entities(["B", "I", "O", "B", "B"])) == [
-        Entity(0, 2, ""),
-        Entity(3, 4, ""),
-        Entity(4, 5, ""),
+        Entity(0, 2, "_"),
+        Entity(3, 4, "_"),
+        Entity(4, 5, "_"),
     ]
     assert bio2(["I", "I", "O", "S"]) == ["B", "I", "O", "B"]
     assert entity_scores([["B", "I"]], [["B", "O"]])["f1"] == 0.0

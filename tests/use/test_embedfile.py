@@ -19,7 +19,8 @@ from bertsmith.errors import QuestionError
 from bertsmith.use import embedfile
 from bertsmith.use.embed import Embedder
 from bertsmith.use.embedfile import Embedded, embed_lines
-from bertsmith.use.sinks import JsonSink
+from bertsmith.use.sinks import JsonSink, TableColumns
+from bertsmith.use.table_input import Record
 from bertsmith.use.vector_settings import settings_of
 from tests.use.conftest import TEXT
 
@@ -102,6 +103,44 @@ def test_tables_hold_the_same(embedder: Embedder, tmp_path: Path) -> None:
         assert np.array_equal(np.float32(row.pop("vectors")), np.float32(wanted.pop("vectors")))
         assert row == wanted
     assert table.num_rows == len(LINES)
+
+
+def test_rows_of_a_table_keep_their_columns(embedder: Embedder, tmp_path: Path) -> None:
+    """In JSON lines and Parquet; arrays hold the vectors alone, which are those of the lines."""
+    table = [
+        Record(text, {"n": n, "text": text, "maybe": n or None}) for n, text in enumerate(LINES)
+    ]
+    columns = TableColumns(["n", "text", "maybe"], {"vector": "predicted_vector"})
+    array = embed_lines(embedder, LINES, tmp_path / "v.npy", PLAIN).path
+    for name in ("r.npy", "r.jsonl", "r.parquet"):
+        embed_lines(embedder, table, tmp_path / name, PLAIN, columns=columns)
+    assert (tmp_path / "r.npy").read_bytes() == array.read_bytes()
+    read = [json.loads(line) for line in (tmp_path / "r.jsonl").read_bytes().split(b"\n")[:-1]]
+    for found in (read, pq.read_table(tmp_path / "r.parquet").to_pylist()):
+        vectors = np.array([row.pop("predicted_vector") for row in found], np.float32)
+        assert np.array_equal(vectors, np.load(array))
+        assert found == [row.cells for row in table]
+
+
+@pytest.mark.parametrize("name", ["v.npy", "v.jsonl", "v.parquet"])
+def test_a_stopped_table_goes_on(embedder: Embedder, tmp_path: Path, name: str) -> None:
+    """With the same rows, to the same file; another cell before the place is refused."""
+    table = [Record(text, {"n": n, "text": text}) for n, text in enumerate(LINES)]
+    columns = TableColumns(["n", "text"], {})
+
+    def stopped() -> Iterator[Record]:
+        yield from table[:16]
+        raise KeyboardInterrupt
+
+    out = tmp_path / name
+    with pytest.raises(KeyboardInterrupt):
+        embed_lines(embedder, stopped(), out, PLAIN, columns=columns)
+    other = [Record(LINES[0], {"n": "x", "text": LINES[0]}), *table[1:]]
+    with pytest.raises(QuestionError, match="the first 14 lines are not those that were embedded"):
+        embed_lines(embedder, other, out, PLAIN, columns=columns, resume=True)
+    embed_lines(embedder, table, out, PLAIN, columns=columns, resume=True)
+    embed_lines(embedder, table, tmp_path / f"whole-{name}", PLAIN, columns=columns)
+    assert _same(out, tmp_path / f"whole-{name}")
 
 
 #: Runs in a process of its own, which forks: each child kills itself at its n-th fsync, another one

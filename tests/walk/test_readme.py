@@ -26,7 +26,7 @@ SMALLER = {
     r"--size \d+": "--size 2000",  # the vocabulary's size
 }
 VERBS = ["corpus", "vocab", "prepare", "pretrain", "fill"]
-TUNING = ["finetune", "evaluate", "predict"]
+TUNING = ["finetune", "evaluate", "predict", "predict"]
 VECTORS = ["embed", "similar", "embed", "search"]
 FAMILIES = ["finetune", "predict", "finetune", "finetune", "predict", "finetune"]
 #: Characters of text to learn from: enough for pairs and a held-out split.
@@ -151,8 +151,11 @@ def test_own_text_in_five_commands(root: Path, tmp_path: Path) -> None:
     filled = run([*shlex.split(commands[-1])[1:], "--json"], tmp_path)
     assert all(json.loads(line) for line in filled.stdout.splitlines())
     write_reviews(tmp_path)
-    for command in tuning:
+    for command in tuning[:-1]:
         done = run(shlex.split(command)[1:], tmp_path)
+    run(shlex.split(tuning[-1])[1:], tmp_path)
+    table = (tmp_path / "labelled.csv").read_text(encoding="utf-8").splitlines()
+    assert (table[0], len(table)) == ("review,mood,label,probability", 61)
     label, share, text = done.stdout.rstrip("\n").split("\t")
     assert (label in {"good", "bad"}, text) == (True, "a fine piece of work")
     assert 0.5 <= float(share) <= 1
