@@ -50,7 +50,8 @@ def _opened(source: Source, form: str, field: str, faults: Faults) -> Iterator[R
     head, reader = unpack(stream)
     name = "standard input" if source.name == STDIN else source.name
     try:
-        if not head.removeprefix(BOM).strip():
+        # A full head of blanks may have text after it.
+        if len(head) < HEAD and not head.removeprefix(BOM).strip():
             what = "an empty file" if not head else "a file of blanks only"
             faults.meet(what, name, "expected text; take the file away")
             return
