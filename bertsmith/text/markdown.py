@@ -9,16 +9,21 @@ from typing import Final
 
 _FENCE: Final = re.compile(r"^ {0,3}(```+|~~~+)")
 _RULE: Final = re.compile(r"^ {0,3}([-*_=]\s*){3,}$")
-_HEADING: Final = re.compile(r"^ {0,3}#{1,6}\s+(.*?)\s*#*$")
+_HEADING: Final = re.compile(r"^ {0,3}#{1,6}\s+(.*)$")
 _ITEM: Final = re.compile(r"^\s*(?:[-*+]|\d{1,3}[.)])\s+(?:\[[ xX]\]\s+)?")
 _QUOTE: Final = re.compile(r"^\s{0,3}(?:>\s?)+")
 _TABLE: Final = re.compile(r"^\s*\|.*|^[^|\n]*\|[^|\n]*\|.*$|^\s*:?-{3,}:?\s*\|.*$")
 _DEFINITION: Final = re.compile(r"^ {0,3}\[[^\]]+\]:\s+\S+")
-_COMMENT: Final = re.compile(r"<!--.*?-->", re.DOTALL)
 _TAG: Final = re.compile(r"</?[A-Za-z][^<>\n]*>")
-_IMAGE: Final = re.compile(r"!\[[^\]\n]*\](?:\([^)\n]*\)|\[[^\]\n]*\])")
-_LINK: Final = re.compile(r"\[([^\]\n]+)\](?:\([^)\n]*\)|\[[^\]\n]*\])")
-_AUTOLINK: Final = re.compile(r"<(https?://[^>\s]+)>")
+# Lengths are bounded because a bracket that never closes would be searched for to the end of the
+# paragraph: many of them took quadratic time. Targets may be long (images as data), so they are
+# unbounded and looked for only where a closing parenthesis follows.
+_REFERENCE: Final = r"\[[^\]\n]{0,500}\]"
+_IMAGE_REFERENCE: Final = re.compile(r"!\[[^\]\n]{0,500}\]" + _REFERENCE)
+_IMAGE: Final = re.compile(r"!\[[^\]\n]{0,500}\](?:\([^)\n]*\)|" + _REFERENCE + ")")
+_LINK_REFERENCE: Final = re.compile(r"\[([^\]\n]{1,500})\]" + _REFERENCE)
+_LINK: Final = re.compile(r"\[([^\]\n]{1,500})\](?:\([^)\n]*\)|" + _REFERENCE + ")")
+_AUTOLINK: Final = re.compile(r"<(https?://[^>\s]{1,2000})>")
 _CODE: Final = re.compile(r"(`+)(.+?)\1")
 _STRONG: Final = re.compile(r"(\*\*|__)(?=\S)(.+?)(?<=\S)\1")
 _STAR: Final = re.compile(r"\*(?=\S)([^*\n]+?)(?<=\S)\*")
@@ -35,10 +40,20 @@ def plain(text: str) -> str:
     Code blocks, tables, rules, images, comments, link targets and front matter are left out.
     """
     blocks: list[list[str]] = [[]]
-    for line in _outside_code(_COMMENT.sub("", text).split("\n")):
+    for line in _outside_code(_without_comments(text).split("\n")):
         _place(line, blocks)
     lines = [_inline(" ".join(block)) for block in blocks]
     return "\n".join(line for line in lines if line)
+
+
+def _without_comments(text: str) -> str:
+    """Return the text without HTML comments; one that never ends is kept."""
+    kept: list[str] = []
+    place = 0
+    while (start := text.find("<!--", place)) >= 0 and (end := text.find("-->", start + 4)) >= 0:
+        kept.append(text[place:start])
+        place = end + 3
+    return "".join([*kept, text[place:]])
 
 
 def _outside_code(lines: list[str]) -> list[str]:
@@ -69,7 +84,7 @@ def _place(line: str, blocks: list[list[str]]) -> None:
     """Put a line into the block where it belongs."""
     line = _QUOTE.sub("", line)
     if heading := _HEADING.match(line):
-        blocks += [[heading[1]], []]
+        blocks += [[heading[1].rstrip("#").rstrip()], []]
     elif not line.strip() or _RULE.match(line) or _TABLE.match(line) or _DEFINITION.match(line):
         blocks.append([])
     elif item := _ITEM.match(line):
@@ -80,8 +95,10 @@ def _place(line: str, blocks: list[list[str]]) -> None:
 
 def _inline(line: str) -> str:
     """Take the marks inside a paragraph away."""
-    line = _IMAGE.sub("", line)
-    line = _LINK.sub(r"\1", line)
+    end = line.rfind(")") + 1
+    line = _IMAGE_REFERENCE.sub("", _IMAGE.sub("", line[:end]) + line[end:])
+    end = line.rfind(")") + 1
+    line = _LINK_REFERENCE.sub(r"\1", _LINK.sub(r"\1", line[:end]) + line[end:])
     line = _AUTOLINK.sub(r"\1", line)
     line = _CODE.sub(r"\2", line)
     line = _TAG.sub("", line)

@@ -10,6 +10,7 @@ import json
 import lzma
 import pickle
 import sys
+import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ import zstandard
 
 from bertsmith.errors import CorpusError, SettingsError
 from bertsmith.text.corpus import CorpusOptions, Report, read, sources
+from bertsmith.text.markdown import plain
 
 TEXTS = ["Anna has a cat. It sleeps.\nThe cat is grey.", "Bert reads a book.\nIt is good."]
 JSON_LINES = "".join(json.dumps({"id": 1, "text": text}) + "\n" for text in TEXTS)
@@ -124,6 +126,29 @@ def test_markdown_loses_its_marks(tmp_path: Path) -> None:
         "A quote & its end.",
         "first * thing",
     ]
+
+
+@pytest.mark.parametrize("mark", ["[", "![", "[x](", "<http://", "\n<!--", "# a" + " " * 30])
+def test_unclosed_marks_take_linear_time(mark: str) -> None:
+    """Many marks that never close took minutes; the bound of CPU time is generous."""
+    began = time.process_time()
+    assert plain(mark * 100_000)
+    assert plain("#" + " " * 100_000 + "x") == "x"
+    assert time.process_time() - began < 30
+
+
+def test_long_targets_and_titles() -> None:
+    """Images as data are left out however long they are; headings lose their closing marks."""
+    image = f"![a plot](data:image/png;base64,{'iVBOR' * 2000})"
+    assert plain(f"Before {image} and [after]({'u' * 5000}).") == "Before  and after."
+    assert plain("## Title ##\n# C #\n# a#b") == "Title\nC\na#b"
+    assert plain("a <!-- one --> b <!-- two\n--> c <!-- open") == "a  b  c <!-- open"
+
+
+def test_text_after_many_blank_lines(tmp_path: Path) -> None:
+    """A file that begins with blanks, more of them than are looked at first, is read."""
+    path = written(tmp_path / "late.txt", "\n" * 200_000 + "The text begins late.\n")
+    assert texts_of(path) == ["The text begins late."]
 
 
 def test_the_layout_inside_json_lines_can_be_named(tmp_path: Path) -> None:
