@@ -133,9 +133,8 @@ class Walk:
         counts = self._split.counts
         if not counts.documents:
             raise StoreError(
-                f"{self._split.name}: it holds no document, so there is no example to learn from; "
-                "prepare more documents (a plain file is one of them, unless it was prepared with "
-                "--format sentences)"
+                f"{self._split.name}: no document in this part of the store, and pretrain needs "
+                "training and held-out text; prepare more text, with a --held-out share above 0"
             )
         if self._nsp and counts.documents < 2:
             raise StoreError(
