@@ -1,6 +1,7 @@
 """Packs what many clients ask into batches for model threads: by tokens, fairly, within limits.
 
-It never knows HTTP, nor what is computed.
+Calls that could not be answered by their deadline are refused when they come. Otherwise an
+overloaded server would work on all of them a little, and answer none in time.
 """
 
 import heapq
@@ -28,8 +29,14 @@ from bertsmith.serve.patience import (
 Compute = Callable[[list[Any]], Sequence[Any]]
 #: Tokens a second before any were computed.
 _FIRST_RATE = 4000.0
-#: What the newest batch counts in the rate.
+#: What the newest full batch counts in the rate.
 _NEWEST = 0.2
+#: Full batches after which the rate is measured well enough to refuse calls by it; the first one
+#: takes longer than others.
+_MIN_BATCHES = 2.0
+#: Of its time, what a call of several batches may need by the measured rate. Short calls that come
+#: later have their turns before its last ones.
+_LARGE_CALL_SHARE = 0.8
 
 
 @dataclass(eq=False)
@@ -40,6 +47,10 @@ class _Asked:
     deadline: float
     answers: list[Any]
     left: int
+    #: Of all units, of those that are not computed, and of those that wait.
+    tokens: int
+    tokens_left: int
+    tokens_waiting: int
     future: Future[list[Any]] = field(default_factory=Future)
 
 
@@ -72,11 +83,14 @@ class Batcher:
         wait: float,
         at_once: int = 1,
         told: Callable[[int, int, float], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``wait``: seconds that a lone unit waits. ``told``: of units, tokens, seconds of each.
 
-        ``at_once``: batches under way at most, each on its share of the CPU's threads.
+        ``at_once``: batches under way at most, each on its share of the CPU's threads. ``clock``:
+        seconds, on which the deadlines of calls are.
         """
+        self._clock = clock
         self._batch_tokens, self._queue_tokens = batch_tokens, queue_tokens
         self._call_tokens, self._wait, self._told = call_tokens, wait, told
         self._queues: dict[Hashable, list[_Unit]] = {}
@@ -84,8 +98,12 @@ class Batcher:
         self._changed = threading.Condition()
         self._open = True
         self._rate = _FIRST_RATE
-        #: Tokens that wait.
-        self.waiting = 0
+        #: Full batches, or parts of them, of which the rate is.
+        self._measured = 0.0
+        #: Tokens that wait, and tokens of batches under way.
+        self.waiting, self._computing = 0, 0
+        #: Calls that have no answer yet, the oldest first.
+        self._calls: dict[_Asked, None] = {}
         self._cores, self._under_way = torch.get_num_threads(), 0
         self._threads = [
             threading.Thread(target=self._work, name=f"model-{number}", daemon=True)
@@ -116,7 +134,9 @@ class Batcher:
                 f"the request has {total:,} tokens; this server takes {self._call_tokens:,} of one "
                 "request: part it"
             )
-        asked = _Asked(compute, patience.deadline, [None] * len(units), len(units))
+        asked = _Asked(
+            compute, patience.deadline, [None] * len(units), len(units), total, total, total
+        )
         patience.waits_for(asked.future)
         if not units:
             asked.future.set_result([])
@@ -124,20 +144,17 @@ class Batcher:
         with self._changed:
             if not self._open:
                 raise StoppingError("the server is being stopped; ask another one")
-            if self.waiting and self.waiting + total > self._queue_tokens:
-                seconds = self.waiting / self._rate
-                raise BusyError(
-                    f"{self.waiting:,} tokens are waiting already; ask again in {seconds:.0f} "
-                    "seconds",
-                    seconds,
-                )
-            due = time.monotonic()
+            self._refuse_late(total, patience.deadline - self._clock())
+            due = self._clock()
             queue = self._queues.setdefault(key, [])
             for place, (tokens, payload) in enumerate(units):
                 unit = _Unit(due, next(self._numbers), tokens, payload, asked, place)
                 heapq.heappush(queue, unit)
                 due += tokens / self._rate
             self.waiting += total
+            self._calls[asked] = None
+            # At once if the client went away meanwhile.
+            asked.future.add_done_callback(lambda _: self._release(asked))
             self._changed.notify()
         return asked.future
 
@@ -160,9 +177,65 @@ class Batcher:
         for own in self._threads:
             own.join(max(end - time.monotonic(), 0.0))
 
+    def _refuse_late(self, total: int, seconds_left: float) -> None:
+        """Raise BusyError for a call of ``total`` tokens that would not be answered in time."""
+        ahead = self.waiting + self._computing
+        if self.waiting and self.waiting + total > self._queue_tokens:
+            seconds = self.waiting / self._rate
+            raise BusyError(
+                f"{self.waiting:,} tokens are waiting already; ask again in {seconds:.0f} seconds",
+                seconds,
+            )
+        if not ahead or self._measured < _MIN_BATCHES:
+            # A call that is alone gets its chance: the rate may be wrong.
+            return
+        if total > self._batch_tokens:
+            seconds_left *= _LARGE_CALL_SHARE
+        needed = (ahead + total) / self._rate
+        if needed > seconds_left:
+            raise self._busy(min(needed - seconds_left, ahead / self._rate))
+
+    def _busy(self, seconds: float) -> BusyError:
+        ahead = self.waiting + self._computing
+        return BusyError(
+            f"the server is busy: {ahead:,} tokens are waiting or being computed, at "
+            f"{self._rate:,.0f} a second; ask again in {max(seconds, 1.0):.0f} seconds",
+            seconds,
+        )
+
+    def _shed(self) -> None:
+        """Refuse the newest large calls that by a newly measured rate cannot be answered in time.
+
+        The rate was not known when they came, or is lower now. Their time would be lost for all.
+        """
+        now, ahead = self._clock(), self.waiting + self._computing
+        oldest = next(iter(self._calls), None)
+        if (
+            oldest is None
+            or self._measured < _MIN_BATCHES
+            or now + ahead / self._rate <= oldest.deadline
+        ):
+            return
+        ahead = 0
+        for call in list(self._calls):
+            is_late = now + (ahead + call.tokens_left) / self._rate > call.deadline
+            is_large = call.tokens > self._batch_tokens
+            if ahead and is_large and is_late and call.tokens_waiting:
+                self._fail(call, self._busy(ahead / self._rate))
+            else:
+                ahead += call.tokens_left
+
+    def _release(self, asked: _Asked) -> None:
+        """Forget a call that has its answer, an error, or nobody who waits for it."""
+        with self._changed:
+            self.waiting -= asked.tokens_waiting
+            asked.tokens_waiting = 0
+            self._calls.pop(asked, None)
+
     def _work(self) -> None:
         with torch.inference_mode():
             while (batch := self._next()) is not None:
+                tokens = sum(unit.tokens for unit in batch)
                 try:
                     # A lone batch has all cores, where threads of one product wait for each other.
                     take(max(self._cores // self._under_way, 1))
@@ -171,35 +244,48 @@ class Batcher:
                 finally:
                     with self._changed:
                         self._under_way -= 1
+                        self._computing -= tokens
 
     def _next(self) -> list[_Unit] | None:
         """Wait for work and take a batch; None when there will be no more."""
         with self._changed:
-            while not self._queues:
-                self._changed.wait_for(lambda: self._queues or not self._open)
-                if not self._queues:
-                    return None
-                # Another thread may take it meanwhile.
-                self._changed.wait_for(
-                    lambda: self.waiting >= self._batch_tokens or not self._open, self._wait
-                )
-            key = min(self._queues, key=lambda own: self._queues[own][0])
-            queue, tokens = self._queues[key], 0
-            batch: list[_Unit] = []
-            while queue and (not batch or tokens + queue[0].tokens <= self._batch_tokens):
-                batch.append(heapq.heappop(queue))
-                tokens += batch[-1].tokens
-            if not queue:
-                del self._queues[key]
+            while True:
+                while not self._queues:
+                    self._changed.wait_for(lambda: self._queues or not self._open)
+                    if not self._queues:
+                        return None
+                    # Another thread may take it meanwhile.
+                    self._changed.wait_for(
+                        lambda: self.waiting >= self._batch_tokens or not self._open, self._wait
+                    )
+                if batch := self._take():
+                    return batch
+
+    def _take(self) -> list[_Unit]:
+        """Take the batch whose turn it is; [] where nobody waits for its units any more."""
+        key = min(self._queues, key=lambda own: self._queues[own][0])
+        queue, tokens = self._queues[key], 0
+        batch: list[_Unit] = []
+        while queue and (not batch or tokens + queue[0].tokens <= self._batch_tokens):
+            unit = heapq.heappop(queue)
+            if unit.asked.future.done():
+                continue
+            batch.append(unit)
+            tokens += unit.tokens
+            unit.asked.tokens_waiting -= unit.tokens
+        if not queue:
+            del self._queues[key]
+        if batch:
             self.waiting -= tokens
+            self._computing += tokens
             self._under_way += 1
-            if self._queues:
-                self._changed.notify()
+        if self._queues:
+            self._changed.notify()
         return batch
 
     def _compute(self, batch: list[_Unit]) -> None:
         # One key may stand for calls with computations of their own; they are all alike.
-        compute, began, beside = batch[0].asked.compute, time.monotonic(), self._under_way
+        compute, began, beside = batch[0].asked.compute, self._clock(), self._under_way
         try:
             answers: Sequence[Any] = compute([unit.payload for unit in batch])
         except Exception as error:  # noqa: BLE001 - told to those who asked
@@ -210,34 +296,39 @@ class Batcher:
                 return
             self._fail(batch[0].asked, error)
             return
-        seconds = time.monotonic() - began
+        seconds = self._clock() - began
         tokens = sum(unit.tokens for unit in batch)
         with self._changed:
             # Of all threads together: as many as were computing, on average.
             rate = tokens / max(seconds, 1e-6) * (beside + self._under_way) / 2
-            self._rate += _NEWEST * (rate - self._rate)
+            # Small batches take longer by the token; those of a long queue are full.
+            fill = min(tokens / self._batch_tokens, 1.0)
+            self._rate += fill * max(_NEWEST, 1 / (self._measured + 1)) * (rate - self._rate)
+            self._measured += fill
         self._answer(batch, answers)
+        with self._changed:
+            self._shed()
         if self._told is not None:
             self._told(len(batch), tokens, seconds)
 
     def _answer(self, batch: list[_Unit], answers: Sequence[Any]) -> None:
-        whole = []
         with self._changed:
             # Other units of the same call may be computed just now.
             for unit, answer in zip(batch, answers, strict=True):
-                unit.asked.answers[unit.place] = answer
-                unit.asked.left -= 1
-                if not unit.asked.left:
-                    whole.append(unit.asked)
-        for asked in whole:
-            if asked.future.set_running_or_notify_cancel():
-                asked.future.set_result(asked.answers)
+                asked = unit.asked
+                asked.answers[unit.place] = answer
+                asked.left -= 1
+                asked.tokens_left -= unit.tokens
+                if asked.left or asked.future.done():
+                    continue
+                if asked.future.set_running_or_notify_cancel():
+                    asked.future.set_result(asked.answers)
 
     def _wanted(self, unit: _Unit) -> bool:
         """Tell whether somebody still waits for a unit."""
         if unit.asked.future.done():
             return False
-        if time.monotonic() > unit.asked.deadline:
+        if self._clock() > unit.asked.deadline:
             self._fail(unit.asked, late())
             return False
         return True
