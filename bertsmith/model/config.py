@@ -40,8 +40,8 @@ class ModelConfig(Settings):
     activation: Activation = "gelu_tanh"
     dropout: Probability = 0.1
     attention_dropout: Probability = 0.1
-    norm_eps: Annotated[float, Field(gt=0.0)] = 1e-12
-    init_range: Annotated[float, Field(gt=0.0)] = 0.02
+    norm_eps: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1e-12
+    init_range: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 0.02
     #: Where LayerNorm stands: after each sum (the paper); or before each sub-layer, after the
     #: embeddings and at the end, as in RoBERTa-PreLayerNorm; or, after each sum, batch norm over
     #: the tokens in its place, or nothing.

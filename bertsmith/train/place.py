@@ -66,7 +66,8 @@ def take_up(run: Path, wished: Chosen) -> Chosen | None:
         raise RunError(
             f"{run}: this run was begun with other settings:\n" + "\n".join(differences) + "\n"
             "give the same command to go on with it, or --out another directory for a new run; "
-            "a finished run is trained further by --from RUN --out NEW"
+            "a finished model is trained further in a new run: --from RUN --out NEW (pretrain), "
+            "--model RUN --out NEW (finetune)"
         )
     return stored
 

@@ -15,8 +15,8 @@ class OptimSettings(Settings):
     lr: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1e-4
     beta1: Share = 0.9
     beta2: Share = 0.999
-    eps: Annotated[float, Field(gt=0.0)] = 1e-6
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.01
+    eps: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1e-6
+    weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.01
     #: Gradients are scaled down to this global norm (the original's clip_by_global_norm).
     clip: Annotated[float, Field(gt=0.0)] = 1.0
 
