@@ -13,6 +13,7 @@ import typer
 
 from bertsmith.cli import failures, streams
 from bertsmith.files import with_filename
+from bertsmith.version import __version__
 
 app = typer.Typer(
     name="bertsmith",
@@ -27,9 +28,21 @@ app = typer.Typer(
 INTERRUPTED = 130
 
 
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"bertsmith {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     debug: Annotated[bool, typer.Option(help="Show the traceback of an error.")] = False,
+    version: Annotated[  # noqa: ARG001 - its callback does it all
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
+        ),
+    ] = False,
 ) -> None:
     """Make your own BERT: from text to vocabulary, pre-training and use."""
     if debug:

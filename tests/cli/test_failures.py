@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from bertsmith.cli import failures, streams
 from bertsmith.data.store import Store
 from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.version import __version__
 from tests.cli.conftest import SENTENCES, Run
 
 
@@ -218,3 +219,9 @@ def test_inspect_without_examples(run: Run, words: Tokenizer, tmp_path: Path) ->
     assert done.status == 0, done.err
     assert "token store" in done.out
     assert "examples an epoch" in done.out
+
+
+def test_version_is_shown(run: Run) -> None:
+    """``bertsmith --version`` prints name and version."""
+    done = run("--version")
+    assert (done.status, done.out) == (0, f"bertsmith {__version__}\n")
