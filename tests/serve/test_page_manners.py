@@ -7,12 +7,14 @@ import re
 import subprocess
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from bertsmith.serve.models import Served
+from bertsmith.serve.models import Served, served
+from bertsmith.serve.service import Service
 from bertsmith.use.explain import attention
 from bertsmith.use.similar import similar
 from tests.serve.little import listening
@@ -20,10 +22,12 @@ from tests.use.conftest import TEXT
 
 pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
 
+from gradio import Slider
 from gradio_client import Client
 from gradio_client.exceptions import AppError
 
 from bertsmith.serve.page import mount
+from bertsmith.serve.page.blocks import page as build_page
 from tests.serve.browsing import (
     QUESTION,
     Counting,
@@ -334,3 +338,17 @@ def test_the_page_stands_beside_the_endpoints(models: list[Served]) -> None:
         assert httpx.get(f"{own.url}/health").json() == {"status": "ok"}
         assert "bertsmith_requests_total" in httpx.get(f"{own.url}/metrics").text
         assert httpx.get(f"{own.url}/nowhere").status_code == 404
+
+
+def test_a_model_of_one_layer_has_a_page(root: Path) -> None:
+    """A slider cannot have a single value, so that of the layers is disabled."""
+    model = served("m", root / "tests" / "cli" / "fixtures" / "v0.1" / "base", device="cpu")
+    service = Service([model])
+    try:
+        blocks = build_page(service)
+    finally:
+        service.close()
+    sliders = {block.label: block for block in blocks.blocks.values()
+               if isinstance(block, Slider)}  # fmt: skip
+    assert not sliders["Layer"].interactive
+    assert sliders["Head"].interactive

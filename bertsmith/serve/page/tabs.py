@@ -86,8 +86,7 @@ def attention_tab(service: Service, looking: Looking) -> None:
         button = gr.Button("Show attention", variant="primary")
         layers, heads = looking.sizes(None)
         with gr.Row():
-            layer = gr.Slider(1, layers, 1, step=1, label="Layer", min_width=140)
-            head = gr.Slider(1, heads, 1, step=1, label="Head", min_width=140)
+            layer, head = _slider("Layer", layers), _slider("Head", heads)
         _examples(fields, ATTENTION_EXAMPLES)
         result = _result("attention")
         script = files("bertsmith.serve.page").joinpath("grid.js").read_text("utf-8")
@@ -101,9 +100,17 @@ def attention_tab(service: Service, looking: Looking) -> None:
         heads_grid.select(_chosen(looking), given[:3], [layer, head, result], **_STEP)
 
         def sized(name: str | None) -> Any:
-            return tuple(gr.update(maximum=most, value=1) for most in looking.sizes(name))
+            return tuple(
+                gr.update(maximum=max(size, 2), value=1, interactive=size > 1)
+                for size in looking.sizes(name)
+            )
 
         model.change(sized, model, [layer, head], **_OWN)
+
+
+def _slider(label: str, size: int) -> Any:
+    """Return a slider from 1 to ``size``; Gradio has none of a single value, so it is disabled."""
+    return gr.Slider(1, max(size, 2), 1, step=1, label=label, min_width=140, interactive=size > 1)
 
 
 def _head(looking: Looking, model: str | None, text: str, pair: str, layer: int, head: int) -> str:
