@@ -51,6 +51,10 @@ Header = Annotated[
         show_default=False,
     ),
 ]
+#: The option of each command's own enumeration of formats.
+FORMAT = typer.Option(
+    "--format", help="How the input is read; else by its suffix. stdin: lines.", show_default=False
+)
 Json = Annotated[bool, typer.Option("--json", help="Results as lines of JSON on stdout.")]
 
 

@@ -12,6 +12,7 @@ import typer
 
 from bertsmith.cli.app import app
 from bertsmith.cli.asking import (
+    FORMAT,
     STDIN,
     Delimiter,
     Device,
@@ -126,14 +127,7 @@ def embed(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a file whose making was stopped.")
     ] = False,
-    form: Annotated[
-        TextFormat | None,
-        typer.Option(
-            "--format",
-            help="How the input is read; else by its suffix. stdin: lines.",
-            show_default=False,
-        ),
-    ] = None,
+    form: Annotated[TextFormat | None, FORMAT] = None,
     header: Header = None,
     encoding: Encoding = None,
     delimiter: Delimiter = None,

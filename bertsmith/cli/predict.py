@@ -11,6 +11,7 @@ import typer
 
 from bertsmith.cli.app import app
 from bertsmith.cli.asking import (
+    FORMAT,
     STDIN,
     Delimiter,
     Device,
@@ -103,14 +104,7 @@ def predict(
     endings: Annotated[
         str | None, typer.Option(help="The columns of the endings, such as a,b,c,d.")
     ] = None,
-    form: Annotated[
-        InputFormat | None,
-        typer.Option(
-            "--format",
-            help="How the input is read; else by its suffix. stdin: lines.",
-            show_default=False,
-        ),
-    ] = None,
+    form: Annotated[InputFormat | None, FORMAT] = None,
     header: Header = None,
     encoding: Encoding = None,
     delimiter: Delimiter = None,
