@@ -23,9 +23,9 @@ from torch import Tensor
 from bertsmith.model import attention
 from bertsmith.model.attention import SelfAttention, layout, padded_attention
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.dropout import Noise
+from bertsmith.model.ops.dropout import Noise
 from bertsmith.model.packed import pack
-from bertsmith.train.device import keep_freed_memory
+from bertsmith.runtime.device import keep_freed_memory
 
 #: Mean and deviation of the logarithm of a length, least and most: near the quartiles of the
 #: training files under a vocabulary of 30,522 words.

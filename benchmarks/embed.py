@@ -37,7 +37,7 @@ from bertsmith.bundle import EncoderBundle
 from bertsmith.interop.onnx import write_onnx
 from bertsmith.model.bert import BertModel
 from bertsmith.model.config import ModelConfig, sizes_of
-from bertsmith.train import device
+from bertsmith.runtime import device
 from bertsmith.use.embed import Embedder
 
 Floats = NDArray[np.float32]

@@ -26,14 +26,15 @@ import transformers
 from reporting import machine
 
 from bertsmith.bundle import Kind
+from bertsmith.runtime import device
 from bertsmith.tasks.families import family_of
 from bertsmith.tasks.inputs import Inputs
 from bertsmith.tasks.public import TASKS
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.train import device, schedule
-from bertsmith.train.finetune import finetune
-from bertsmith.train.taskdata import head_of, read_data, resolve_task
+from bertsmith.train.engine import schedule
+from bertsmith.train.finetuning.finetune import finetune
+from bertsmith.train.finetuning.task_data import head_of, read_data, resolve_task
 
 PEERS = {"transformers": "random", "transformers, like lengths": "group_by_length"}
 

@@ -24,9 +24,9 @@ from reporting import report
 
 from bertsmith.bundle import Head, TaskBundle, load_task, save_task, start_task
 from bertsmith.errors import ModelError
+from bertsmith.runtime import device
 from bertsmith.tasks.families import task_of
 from bertsmith.text.docstrings import documentation
-from bertsmith.train import device
 from bertsmith.use.predict import predict
 
 #: Batch sizes that the pipeline may choose from.

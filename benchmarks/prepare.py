@@ -22,7 +22,7 @@ from tokenizers import Tokenizer as Engine
 from bertsmith.data.store import Store
 from bertsmith.text.corpus import read, sources
 from bertsmith.text.sentences import split
-from bertsmith.text.training import train
+from bertsmith.text.wordpiece_trainer import train
 
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "text" / "en-wiki.jsonl.xz"
 PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -24,12 +24,13 @@ from torch import Tensor
 from bertsmith.data.packing import Batch
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.config import ModelConfig, sizes_of
-from bertsmith.train import device, optimizer
-from bertsmith.train.device import Machine
-from bertsmith.train.examples import mean_losses
-from bertsmith.train.pieces import Piece, to_device
-from bertsmith.train.settings import OptimSettings
-from bertsmith.train.step import take_step
+from bertsmith.runtime import device
+from bertsmith.runtime.device import Machine
+from bertsmith.train.engine import optimizer
+from bertsmith.train.engine.settings import OptimSettings
+from bertsmith.train.engine.step import take_step
+from bertsmith.train.pretraining.micro_batches import Piece, to_device
+from bertsmith.train.pretraining.objective import mean_losses
 
 VOCABULARY, SHARE, RATE = 30522, 0.15, 1e-4
 

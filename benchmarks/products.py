@@ -19,11 +19,11 @@ import torch
 from pretrain import batch_of, ours
 from reporting import report
 
-from bertsmith.model import linear
-from bertsmith.model.cpu import has_slow_mkl
-from bertsmith.model.linear import Linear
-from bertsmith.train import device
-from bertsmith.train.pieces import to_device
+from bertsmith.model.ops import linear
+from bertsmith.model.ops.cpu import has_slow_mkl
+from bertsmith.model.ops.linear import Linear
+from bertsmith.runtime import device
+from bertsmith.train.pretraining.micro_batches import to_device
 
 #: Inputs and outputs: of a tiny model's layer, all-MiniLM-L6-v2's, BERT-base's.
 WIDTHS = ((128, 512), (384, 384), (384, 1536), (1536, 384), (768, 3072))

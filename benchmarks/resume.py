@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bertsmith.train.journal import TIMES
+from bertsmith.train.engine.metrics_log import TIMES
 
 #: The files of state that must not differ, besides the journal.
 STATE = ("weights.safetensors", "moments.safetensors")

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from reporting import report
 
-from bertsmith.model.abreast import abreast
+from bertsmith.runtime.thread_pool import abreast
 from bertsmith.serve.models import vectors_of
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.use.embed import Embedder

@@ -25,14 +25,14 @@ from torch.nn import functional as F
 
 from bertsmith import bundle
 from bertsmith.data.store import Store
-from bertsmith.train import schedule
-from bertsmith.train.heldout import heldout_stream
-from bertsmith.train.pieces import Piece, to_device
-from bertsmith.train.recipe import PretrainSettings
-from bertsmith.train.resolve import Wishes, resolve
-from bertsmith.train.schedule import Phase
-from bertsmith.train.session import Session
-from bertsmith.train.step import take_step
+from bertsmith.train.engine import schedule
+from bertsmith.train.engine.schedule import Phase
+from bertsmith.train.engine.step import take_step
+from bertsmith.train.pretraining.evaluation import heldout_stream
+from bertsmith.train.pretraining.micro_batches import Piece, to_device
+from bertsmith.train.pretraining.recipes import PretrainSettings
+from bertsmith.train.pretraining.resolve import Wishes, resolve
+from bertsmith.train.pretraining.session import Session
 
 #: Seconds of one turn, and of the probe that fixes each one's number of steps.
 TURN, PROBE = 20.0, 20.0

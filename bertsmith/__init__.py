@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from bertsmith.data.store import Store
     from bertsmith.model.config import ModelConfig
     from bertsmith.text.wordpiece import Tokenizer
-    from bertsmith.train.finetune import finetune
-    from bertsmith.train.pretrain import pretrain
+    from bertsmith.train.finetuning.finetune import finetune
+    from bertsmith.train.pretraining.pretrain import pretrain
     from bertsmith.use.answer import answer
     from bertsmith.use.choose import choose
-    from bertsmith.use.compare import compare
     from bertsmith.use.embed import Embedder, embed
     from bertsmith.use.evaluate import evaluate
     from bertsmith.use.explain import attention
     from bertsmith.use.fill import fill
+    from bertsmith.use.inspection.compare import compare
     from bertsmith.use.pair import pair
     from bertsmith.use.predict import predict
     from bertsmith.use.score import score
@@ -47,16 +47,16 @@ _PUBLIC = {
     "answer": "bertsmith.use.answer",
     "attention": "bertsmith.use.explain",
     "choose": "bertsmith.use.choose",
-    "compare": "bertsmith.use.compare",
+    "compare": "bertsmith.use.inspection.compare",
     "embed": "bertsmith.use.embed",
     "evaluate": "bertsmith.use.evaluate",
     "fill": "bertsmith.use.fill",
-    "finetune": "bertsmith.train.finetune",
+    "finetune": "bertsmith.train.finetuning.finetune",
     "load": "bertsmith.bundle.pretrained",
     "pair": "bertsmith.use.pair",
     "predict": "bertsmith.use.predict",
     "prepare": "bertsmith.data.prepare",
-    "pretrain": "bertsmith.train.pretrain",
+    "pretrain": "bertsmith.train.pretraining.pretrain",
     "score": "bertsmith.use.score",
     "search": "bertsmith.use.search",
     "similar": "bertsmith.use.similar",

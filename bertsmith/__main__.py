@@ -1,5 +1,5 @@
 """``python -m bertsmith``, the same as the command ``bertsmith``. It never knows the verbs."""
 
-from bertsmith.cli.app import main
+from bertsmith.cli.main import main
 
 main()

@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
-from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,6 +18,8 @@ from typing import Any
 from typer.main import get_command
 
 import bertsmith
+from bertsmith.cli import commands as registered_commands  # noqa: F401
+from bertsmith.cli import lab
 from bertsmith.cli.app import app
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,7 +52,6 @@ def help_text(path: tuple[str, ...]) -> str:
 
 def help_pages() -> dict[Path, str]:
     """Return each help page by its file: one a verb, and one of the program."""
-    import_module("bertsmith.cli.verbs")
     pages = {}
     for path in commands(get_command(app)):
         title = " ".join(("bertsmith", *path))
@@ -168,10 +168,8 @@ def _ratio(ours: float, theirs: list[dict[str, Any]]) -> str:
 
 def lab_tables() -> dict[str, str]:
     """Return the tables of each experiment that docs/lab.md shows, and its picture, by name."""
-    # Verbs register themselves in the order of their imports.
-    import_module("bertsmith.cli.verbs")
     given = (f"given-{name}" for name in _OF_ANY_MODEL)
-    names = (*import_module("bertsmith.cli.lab").NAMES, *given)
+    names = (*lab.NAMES, *given)
     return {name: _lab_table("small", name) for name in names}
 
 
@@ -234,7 +232,7 @@ def filled(text: str, name: str, content: str) -> str:
 def wanted() -> dict[Path, str]:
     """Return every generated file with the content it should have."""
     readme = ROOT / "README.md"
-    text = filled(readme.read_text(encoding="utf-8"), "tree", tree())
+    architecture = ROOT / "docs" / "architecture.md"
     table = ROOT / "docs" / "results.md"
     told = table.read_text(encoding="utf-8")
     made = {"results": results(), "seeds": seeds()}
@@ -248,7 +246,8 @@ def wanted() -> dict[Path, str]:
     return {
         **help_pages(),
         lab: shown,
-        readme: filled(text, "public names", public_names()),
+        readme: filled(readme.read_text(encoding="utf-8"), "public names", public_names()),
+        architecture: filled(architecture.read_text(encoding="utf-8"), "tree", tree()),
         table: told,
     }
 

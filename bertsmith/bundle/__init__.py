@@ -7,16 +7,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bertsmith.bundle.any_model import load_either, save_either
     from bertsmith.bundle.config import CONFIG, Kind, config_json, read_config
     from bertsmith.bundle.directory import WEIGHTS, locate, pinned, tokenizer_of
-    from bertsmith.bundle.either import load_either, save_either
     from bertsmith.bundle.encoder import EncoderBundle, load_encoder
-    from bertsmith.bundle.identity import fingerprint
-    from bertsmith.bundle.names import to_disk
-    from bertsmith.bundle.parts import INFO
-    from bertsmith.bundle.pretrained import Bundle, load, save
-    from bertsmith.bundle.stored import Stored, read_file, save_tensors, stored_in
-    from bertsmith.bundle.task import (
+    from bertsmith.bundle.fine_tuned import (
         Head,
         TaskBundle,
         is_fine_tuned,
@@ -24,6 +19,11 @@ if TYPE_CHECKING:
         save_task,
         start_task,
     )
+    from bertsmith.bundle.identity import fingerprint
+    from bertsmith.bundle.parts import INFO
+    from bertsmith.bundle.pretrained import Bundle, load, save
+    from bertsmith.bundle.tensor_files import Stored, read_file, save_tensors, stored_in
+    from bertsmith.bundle.weight_names import to_disk
     from bertsmith.bundle.weights import Weights, open_weights
 
 #: The module of each public name. The imports above tell type checkers the same.
@@ -36,26 +36,26 @@ _MODULES = {
     "locate": "directory",
     "pinned": "directory",
     "tokenizer_of": "directory",
-    "load_either": "either",
-    "save_either": "either",
+    "load_either": "any_model",
+    "save_either": "any_model",
     "EncoderBundle": "encoder",
     "load_encoder": "encoder",
     "fingerprint": "identity",
-    "to_disk": "names",
+    "to_disk": "weight_names",
     "INFO": "parts",
     "Bundle": "pretrained",
     "load": "pretrained",
     "save": "pretrained",
-    "Stored": "stored",
-    "read_file": "stored",
-    "save_tensors": "stored",
-    "stored_in": "stored",
-    "Head": "task",
-    "TaskBundle": "task",
-    "is_fine_tuned": "task",
-    "load_task": "task",
-    "save_task": "task",
-    "start_task": "task",
+    "Stored": "tensor_files",
+    "read_file": "tensor_files",
+    "save_tensors": "tensor_files",
+    "stored_in": "tensor_files",
+    "Head": "fine_tuned",
+    "TaskBundle": "fine_tuned",
+    "is_fine_tuned": "fine_tuned",
+    "load_task": "fine_tuned",
+    "save_task": "fine_tuned",
+    "start_task": "fine_tuned",
     "Weights": "weights",
     "open_weights": "weights",
 }

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bertsmith.bundle.fine_tuned import TaskBundle
 from bertsmith.bundle.pretrained import Bundle
-from bertsmith.bundle.task import TaskBundle
 from bertsmith.errors import ModelError
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.features import FeatureModel
-from bertsmith.text.extension import Extension
+from bertsmith.model.feature_based import FeatureModel
+from bertsmith.text.vocabulary_extension import Extension
 
 #: What has a row, or an entry, for each word. The decoder's weight is the first one itself.
 _BY_WORD = ("bert.embeddings.words.weight", "mlm.decoder.weight", "mlm.decoder.bias")

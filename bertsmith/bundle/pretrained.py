@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from bertsmith.bundle.card import CARD, card
 from bertsmith.bundle.config import CONFIG, config_json
 from bertsmith.bundle.directory import WEIGHTS, locate
-from bertsmith.bundle.names import to_disk
+from bertsmith.bundle.model_card import CARD, card
 from bertsmith.bundle.parts import INFO, read_parts
-from bertsmith.bundle.stored import save_tensors
+from bertsmith.bundle.tensor_files import save_tensors
+from bertsmith.bundle.weight_names import to_disk
 from bertsmith.bundle.weights import built, open_weights, said
 from bertsmith.errors import ModelError
 from bertsmith.files import whole_directory, write_json, write_whole

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.bundle.config import CONFIG
-from bertsmith.bundle.names import DECODER, canonical, foreign, is_buffer, names
-from bertsmith.bundle.stored import FLOATS, Stored, stored_in
+from bertsmith.bundle.tensor_files import FLOATS, Stored, stored_in
+from bertsmith.bundle.weight_names import DECODER, canonical, foreign, is_buffer, names
 from bertsmith.errors import ModelError
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.memory import machine_bytes, readable

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.asking import Device, check_device, check_input, lines_of, resolved_device
 from bertsmith.cli.console import put, put_json, put_table
+from bertsmith.cli.model_options import Device, check_device, check_input, lines_of, resolved_device
 from bertsmith.cli.models import find_model
 
 if TYPE_CHECKING:
-    from bertsmith.use.compare import Comparison, Measure, Vocabularies
+    from bertsmith.use.inspection.compare import Comparison, Measure, Vocabularies
 
 #: The exit status where the models differ.
 DIFFERENT = 1
@@ -54,7 +54,7 @@ def compare(
     check_device(device)
     check_input(text)
     a, b = find_model(a), find_model(b)
-    from bertsmith.use import compare as comparing
+    from bertsmith.use.inspection import compare as comparing
 
     lines = list(lines_of(text)) if text is not None else None
     found = comparing.compare(a, b, lines, tolerance=tolerance, device=resolved_device(device))

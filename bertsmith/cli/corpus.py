@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from bertsmith.cli import corpus_options as shared
+from bertsmith.cli import corpus_options
 from bertsmith.cli.app import app
 from bertsmith.cli.hints import quoted
 
@@ -42,22 +42,22 @@ Out = Annotated[
 
 @group.command()
 def show(
-    corpus: shared.Corpus,
+    corpus: corpus_options.Corpus,
     documents: Annotated[
         int, typer.Option("--documents", "-n", min=0, help="How many to show.")
     ] = 3,
-    form: shared.Format = "auto",
-    field: shared.Field = "text",
-    on_error: shared.OnError = "stop",
-    language: shared.Language = "en",
+    form: corpus_options.Format = "auto",
+    field: corpus_options.Field = "text",
+    on_error: corpus_options.OnError = "stop",
+    language: corpus_options.Language = "en",
 ) -> None:
     """Show the first documents as they are read: a sentence a line."""
     from bertsmith.cli.console import put
     from bertsmith.text.corpus import read
     from bertsmith.text.sentences import split
 
-    options = shared.corpus_options(form, field, on_error, "none")
-    for document in islice(read(shared.found(corpus), options), documents):
+    options = corpus_options.corpus_options(form, field, on_error, "none")
+    for document in islice(read(corpus_options.found(corpus), options), documents):
         put(f"== {document.source}, document {document.number}")
         for sentence in split(document.text, language, document.presplit):
             put(sentence)
@@ -66,24 +66,24 @@ def show(
 
 @group.command()
 def stats(
-    corpus: shared.Corpus,
-    form: shared.Format = "auto",
-    field: shared.Field = "text",
-    on_error: shared.OnError = "stop",
-    deduplicate: shared.Deduplicate = "none",
-    language: shared.Language = "en",
-    as_json: shared.Json = False,
+    corpus: corpus_options.Corpus,
+    form: corpus_options.Format = "auto",
+    field: corpus_options.Field = "text",
+    on_error: corpus_options.OnError = "stop",
+    deduplicate: corpus_options.Deduplicate = "none",
+    language: corpus_options.Language = "en",
+    as_json: corpus_options.Json = False,
 ) -> None:
     """Count documents, sentences, words and characters, and tell what could not be read."""
     from bertsmith.cli.console import put, put_json
     from bertsmith.text.corpus import Report, read
     from bertsmith.text.sentences import split
 
-    options = shared.corpus_options(form, field, on_error, deduplicate)
-    found = shared.found(corpus)
+    options = corpus_options.corpus_options(form, field, on_error, deduplicate)
+    found = corpus_options.found(corpus)
     report = Report()
     sentences = words = longest = 0
-    with shared.bars() as bars:
+    with corpus_options.bars() as bars:
         bars.start("Reading", None, "characters")
         for document in read(found, options, report):
             for sentence in split(document.text, language, document.presplit):
@@ -106,24 +106,24 @@ def stats(
 
 @group.command()
 def convert(
-    corpus: shared.Corpus,
+    corpus: corpus_options.Corpus,
     out: Out = None,
-    form: shared.Format = "auto",
-    field: shared.Field = "text",
-    on_error: shared.OnError = "stop",
-    deduplicate: shared.Deduplicate = "none",
-    language: shared.Language = "en",
-    force: shared.Force = False,
+    form: corpus_options.Format = "auto",
+    field: corpus_options.Field = "text",
+    on_error: corpus_options.OnError = "stop",
+    deduplicate: corpus_options.Deduplicate = "none",
+    language: corpus_options.Language = "en",
+    force: corpus_options.Force = False,
 ) -> None:
     """Bring text in any form into JSON lines, or into a sentence a line."""
     from bertsmith.text.corpus import Report, read
     from bertsmith.text.export import write_json_lines, write_sentences
     from bertsmith.text.sentences import split
 
-    options = shared.corpus_options(form, field, on_error, deduplicate)
+    options = corpus_options.corpus_options(form, field, on_error, deduplicate)
     report = Report()
-    with _output(out, force) as (file, written), shared.bars() as bars:
-        documents = read(shared.found(corpus), options, report)
+    with _output(out, force) as (file, written), corpus_options.bars() as bars:
+        documents = read(corpus_options.found(corpus), options, report)
         bars.start("Converting", None, "documents")
         counted = _counted(documents, bars)
         if written == "sentences":
@@ -134,7 +134,7 @@ def convert(
                 ({"id": f"{one.source}:{one.number}", "text": one.text} for one in counted),
             )
         report.require_documents()
-    shared.say_corpus(report)
+    corpus_options.say_corpus(report)
     _next(out)
 
 
@@ -144,7 +144,7 @@ def docstrings(
     processes: Annotated[
         int | None, typer.Option(help="How many to read with; as many as cores by default.")
     ] = None,
-    force: shared.Force = False,
+    force: corpus_options.Force = False,
 ) -> None:
     """Gather real English: the documentation of Python's library and the installed packages.
 
@@ -164,7 +164,7 @@ def docstrings(
             counts[2] += sum(map(len, sentences))
             yield module
 
-    with _output(out, force) as (file, written), shared.bars() as bars:
+    with _output(out, force) as (file, written), corpus_options.bars() as bars:
         modules = told(documentation(None, processes or os.cpu_count() or 1, bars))
         if written == "sentences":
             write_sentences(file, (chain(*module.paragraphs) for module in modules))
@@ -183,7 +183,7 @@ def _output(out: Path | None, force: bool) -> Iterator[tuple[IO[str], str]]:
         yield sys.stdout, "jsonl"
         sys.stdout.flush()
         return
-    shared.refuse_existing(out, force)
+    corpus_options.refuse_existing(out, force)
     form = form_of(out)
     with opened_whole(out) as file:
         yield file, form

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.asking import (
+from bertsmith.cli.console import Bars, put, put_json, say
+from bertsmith.cli.hints import quoted
+from bertsmith.cli.model_options import (
     FORMAT,
     STDIN,
     Delimiter,
@@ -26,17 +28,15 @@ from bertsmith.cli.asking import (
     refuse_table,
     resolved_device,
 )
-from bertsmith.cli.console import Bars, put, put_json, say
-from bertsmith.cli.hints import quoted
 from bertsmith.cli.models import find_model
 from bertsmith.cli.unknown import UnknownWarning
 from bertsmith.errors import QuestionError, SettingsError
 
 if TYPE_CHECKING:
     from bertsmith.use.embed import Embedder
-    from bertsmith.use.sinks import TableColumns
     from bertsmith.use.table_input import Record
     from bertsmith.use.vector_settings import VectorSettings
+    from bertsmith.use.vector_writers import TableColumns
 
 Layer = Annotated[
     str | None,
@@ -215,7 +215,7 @@ class _Texts:
 
 def _recognize(given: Input, form: str | None, text: str | None) -> str | None:
     """Return the format of a table; None for lines of text."""
-    from bertsmith.tasks.textfiles import table_format
+    from bertsmith.tasks.text_files import table_format
 
     if form is not None:
         return None if form == "lines" else form
@@ -236,9 +236,9 @@ def _texts(
     *, by_token: bool,
 ) -> Iterator[_Texts]:  # fmt: skip
     from bertsmith.tasks.tables import has_column, open_table
-    from bertsmith.use.sinks import TableColumns
     from bertsmith.use.table_input import known_columns, records
     from bertsmith.use.table_output import add_columns
+    from bertsmith.use.vector_writers import TableColumns
 
     if kind is None:
         at_once = given.name == STDIN and sys.stdin.isatty()
@@ -284,8 +284,8 @@ def _print(
     embedder: "Embedder", texts: _Texts, settings: "VectorSettings", batch_tokens: int | None,
     unknown: UnknownWarning,
 ) -> None:  # fmt: skip
-    from bertsmith.use.embedfile import embed_windows
-    from bertsmith.use.sinks import json_line
+    from bertsmith.use.embed_lines import embed_windows
+    from bertsmith.use.vector_writers import json_line
 
     windows = embed_windows(
         embedder, texts.lines, embedder.recipe(settings), batch_tokens=batch_tokens,
@@ -309,7 +309,7 @@ def _write(
     embedder: "Embedder", texts: _Texts, out: Path, settings: "VectorSettings",
     more: dict[str, Any], *, as_json: bool,
 ) -> None:  # fmt: skip
-    from bertsmith.use.embedfile import embed_lines
+    from bertsmith.use.embed_lines import embed_lines
 
     try:
         done = embed_lines(

@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.asking import Model
 from bertsmith.cli.console import put_json, say
 from bertsmith.cli.hints import quoted
+from bertsmith.cli.model_options import Model
 from bertsmith.cli.models import find_model
 
 #: Each form: what writes it, a function of the model and the folder that returns notes; and the

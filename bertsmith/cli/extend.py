@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bertsmith.cli import asking
-from bertsmith.cli import corpus_options as shared
+from bertsmith.cli import corpus_options, model_options
 from bertsmith.cli.console import put_json, say
 from bertsmith.cli.hints import quoted
 from bertsmith.cli.models import find_model
 from bertsmith.cli.vocab import group
 
 if TYPE_CHECKING:
-    from bertsmith.text.extension import Extension, Gain, Wishes
+    from bertsmith.text.vocabulary_extension import Extension, Gain, Wishes
     from bertsmith.text.wordpiece import Tokenizer
     from bertsmith.text.words import WordCounts
 
@@ -26,7 +25,7 @@ _NAMED = 10
 
 @group.command()
 def extend(
-    model: asking.Model,
+    model: model_options.Model,
     out: Annotated[Path, typer.Option("--out", help="The model directory to write.")],
     words: Annotated[
         str | None,
@@ -42,11 +41,11 @@ def extend(
         ),
     ] = None,
     count: Annotated[int, typer.Option(help="How many words of the corpus.", min=1)] = 1000,
-    form: shared.Format = "auto",
-    field: shared.Field = "text",
-    on_error: shared.OnError = "stop",
-    deduplicate: shared.Deduplicate = "none",
-    as_json: shared.Json = False,
+    form: corpus_options.Format = "auto",
+    field: corpus_options.Field = "text",
+    on_error: corpus_options.OnError = "stop",
+    deduplicate: corpus_options.Deduplicate = "none",
+    as_json: corpus_options.Json = False,
 ) -> None:
     """Add words to a model's vocabulary, so that it can go on with pre-training on their domain.
 
@@ -56,12 +55,12 @@ def extend(
     """
     from bertsmith.errors import SettingsError
     from bertsmith.files import check_new
-    from bertsmith.text import extension
+    from bertsmith.text import vocabulary_extension
 
     if (words is None) == (not corpus):
         raise SettingsError("give the words to add: either --words FILE or --from-corpus PATH")
     check_new(out)
-    asking.check_input(words)
+    model_options.check_input(words)
     model = find_model(model)
     from bertsmith import bundle
     from bertsmith.bundle.extend import extend as grown
@@ -70,15 +69,17 @@ def extend(
     report: dict[str, Any] = {"model": str(old.path), "out": str(out)}
     gain = None
     if words is not None:
-        wishes = extension.wished(old.tokenizer, asking.lines_of(words))
+        wishes = vocabulary_extension.wished(old.tokenizer, model_options.lines_of(words))
         report |= wishes.to_json()
         _tell_wishes(wishes)
-        new = extension.extended(old.tokenizer, wishes.words)
+        new = vocabulary_extension.extended(old.tokenizer, wishes.words)
     else:
-        reading = shared.corpus_options(form, field, on_error, deduplicate)
+        reading = corpus_options.corpus_options(form, field, on_error, deduplicate)
         counted = _counted(old.tokenizer, corpus or [], reading)
-        new = extension.extended(old.tokenizer, extension.frequent(old.tokenizer, counted, count))
-        gain = extension.gain(old.tokenizer, new.tokenizer, counted)
+        new = vocabulary_extension.extended(
+            old.tokenizer, vocabulary_extension.frequent(old.tokenizer, counted, count)
+        )
+        gain = vocabulary_extension.gain(old.tokenizer, new.tokenizer, counted)
         report |= {"words": new.words} | gain.to_json()
     source = words if words is not None else ", ".join(corpus or [])
     bundle.save_either(out, grown(old, new, source))
@@ -93,13 +94,13 @@ def _counted(tokenizer: "Tokenizer", corpus: list[str], options: Any) -> "WordCo
     from bertsmith.text.words import WordCounts
 
     counted, report = WordCounts(tokenizer), Report()
-    with shared.bars() as bars:
+    with corpus_options.bars() as bars:
         bars.start("Counting words", None, "characters")
-        for document in read(shared.found(corpus), options, report):
+        for document in read(corpus_options.found(corpus), options, report):
             counted.add(document.text)
             bars.advance(len(document.text))
     report.require_documents()
-    shared.say_corpus(report)
+    corpus_options.say_corpus(report)
     return counted
 
 

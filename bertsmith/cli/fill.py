@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from bertsmith.cli.app import app
-from bertsmith.cli.asking import STDIN, Device, Json, Model, load_model, texts_of
 from bertsmith.cli.console import put, put_json
+from bertsmith.cli.model_options import STDIN, Device, Json, Model, load_model, texts_of
 from bertsmith.cli.unknown import UnknownWarning
 
 if TYPE_CHECKING:

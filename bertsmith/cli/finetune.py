@@ -16,7 +16,7 @@ from bertsmith.cli.console import Bars, put, put_json, say, tell_counts
 from bertsmith.cli.hints import predict_command
 
 if TYPE_CHECKING:
-    from bertsmith.train.finetune import Tuned
+    from bertsmith.train.finetuning.finetune import Tuned
 
 
 class KindName(StrEnum):
@@ -137,7 +137,7 @@ def finetune(
         "progress": Bars(),
     }  # fmt: skip
     several = seeds > 1 or grid
-    from bertsmith.train.checks import check_finetuning
+    from bertsmith.train.finetuning.checks import check_finetuning
 
     check_finetuning(task, model, data, None if several else out, config, assign or [], said)
     if several:
@@ -147,7 +147,7 @@ def finetune(
 
 
 def _once(task: str, model: Path, out: Path, *, as_json: bool, given: dict[str, Any]) -> None:
-    from bertsmith.train.finetune import finetune as tune
+    from bertsmith.train.finetuning.finetune import finetune as tune
 
     result = tune(task, model, out, **given)
     if as_json:
@@ -170,7 +170,7 @@ def _several(
     as_json: bool,
     given: dict[str, Any],
 ) -> None:
-    from bertsmith.train.several import finetune_several
+    from bertsmith.train.finetuning.sweep import finetune_several
 
     result = finetune_several(task, model, out, seeds=seeds, grid=grid, **given)
     if result.stopped is not None:
@@ -198,7 +198,7 @@ def _several(
 def _say_next(run: Path, model: Path) -> None:
     """Say how to ask the model of a run, with texts of the form that its task has."""
     from bertsmith.settings import read_toml
-    from bertsmith.train.place import FILE
+    from bertsmith.train.engine.run_directory import FILE
 
     task = read_toml(run / FILE)["task"]
     endings = len(task.get("endings", ())) or 2

@@ -12,7 +12,7 @@ from bertsmith.cli.app import app
 from bertsmith.cli.hints import predict_command, quoted
 
 if TYPE_CHECKING:
-    from bertsmith.use.artefacts import Kind
+    from bertsmith.use.inspection.artifacts import Kind
 
 #: What comes next after each kind; PATH stands for the path that was looked at.
 _NEXT: "dict[Kind, str]" = {
@@ -53,7 +53,7 @@ def inspect(
     """
     from bertsmith.cli.console import put, put_json, say
     from bertsmith.errors import StoreError
-    from bertsmith.use.artefacts import recognize
+    from bertsmith.use.inspection.artifacts import recognize
 
     kind, opened = recognize(path)
     if verify and kind != "store":
@@ -80,7 +80,7 @@ def inspect(
 
 
 def _tokenizer(path: Path) -> tuple[dict[str, Any], list[str]]:
-    from bertsmith.text.quality import describe
+    from bertsmith.text.vocabulary_report import describe
     from bertsmith.text.wordpiece import Tokenizer
 
     found = describe(Tokenizer.load(path))
@@ -109,7 +109,7 @@ def _store(
 
 def _trained(kind: "Kind", path: Path) -> tuple[dict[str, Any], list[str]]:
     """Describe what takes torch to be read."""
-    from bertsmith.use import describe, describe_sets
+    from bertsmith.use.inspection import describe, describe_collections
 
     found = {
         "model": describe.describe_model,
@@ -117,7 +117,7 @@ def _trained(kind: "Kind", path: Path) -> tuple[dict[str, Any], list[str]]:
         "checkpoint": describe.describe_checkpoint,
         "tensors": describe.describe_tensors,
         "settings": describe.describe_settings,
-        "runs": describe_sets.describe_several,
-        "index": describe_sets.describe_index,
+        "runs": describe_collections.describe_several,
+        "index": describe_collections.describe_index,
     }[kind](path)
     return found.facts, found.lines

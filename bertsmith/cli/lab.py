@@ -73,8 +73,8 @@ def lab(
     if name not in NAMES:
         raise SettingsError(f"unknown experiment {name!r}; known: {', '.join(NAMES)}")
     from bertsmith.lab.laboratory import Laboratory
-    from bertsmith.lab.making import StoppedError
     from bertsmith.lab.sources import Sources
+    from bertsmith.lab.stage_runners import StoppedError
 
     laboratory = Laboratory(
         name, scale=scale.value,

@@ -18,7 +18,7 @@ def find_model(model: Path) -> Path:
     if not is_unfinished_run(model):
         locate(model)
         return model
-    from bertsmith.train.snapshot import write_last
+    from bertsmith.train.pretraining.snapshot import write_last
 
     folder = Path(tempfile.mkdtemp(prefix="bertsmith-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

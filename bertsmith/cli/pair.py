@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.asking import STDIN, Device, Json, Model, lines_of, load_model
 from bertsmith.cli.console import put, put_json, say
+from bertsmith.cli.model_options import STDIN, Device, Json, Model, lines_of, load_model
 from bertsmith.cli.unknown import UnknownWarning
 from bertsmith.errors import QuestionError
 

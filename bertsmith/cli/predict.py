@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.asking import (
+from bertsmith.cli.classes import class_lines, confusion_lines
+from bertsmith.cli.console import Bars, put, put_json, say, tell_counts
+from bertsmith.cli.model_options import (
     FORMAT,
     STDIN,
     Delimiter,
@@ -25,8 +27,6 @@ from bertsmith.cli.asking import (
     open_input,
     refuse_table,
 )
-from bertsmith.cli.classes import class_lines, confusion_lines
-from bertsmith.cli.console import Bars, put, put_json, say, tell_counts
 from bertsmith.cli.unknown import UnknownWarning
 from bertsmith.errors import QuestionError, SettingsError
 from bertsmith.files import check_new_file
@@ -215,7 +215,7 @@ def _recognize(
     from bertsmith.tasks.conll import ROW_FORMATS, has_tokens, looks_like_conll
     from bertsmith.tasks.families import task_of
     from bertsmith.tasks.settings import is_number
-    from bertsmith.tasks.textfiles import table_format
+    from bertsmith.tasks.text_files import table_format
 
     is_tagger = bundle.head.kind in ("entities", "tags")
     if form == "lines":
@@ -308,7 +308,7 @@ def _answer_lines(
     skip_bad: bool,
     as_json: bool,
 ) -> None:
-    from bertsmith.use.asked import Skipped, told
+    from bertsmith.use.predict_lines import Skipped, told
 
     lines: Iterator[str] = iter(texts) if given is None else given.lines()
     where = "text" if given is None else f"{given.path}, line"

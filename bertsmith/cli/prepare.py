@@ -9,20 +9,20 @@ from typing import Annotated
 
 import typer
 
-from bertsmith.cli import corpus_options as shared
+from bertsmith.cli import corpus_options
 from bertsmith.cli.app import app
 from bertsmith.cli.hints import quoted
 
 
 @app.command()
 def prepare(
-    corpus: shared.Corpus,
+    corpus: corpus_options.Corpus,
     tokenizer: Annotated[
         Path,
         typer.Option(help="What `bertsmith vocab` wrote, a vocab.txt, a model, a RUN or a hub id."),
     ],
     out: Annotated[Path, typer.Option(help="The folder of the store.")],
-    language: shared.Language = "en",
+    language: corpus_options.Language = "en",
     held_out: Annotated[
         float | None,
         typer.Option(
@@ -31,14 +31,14 @@ def prepare(
             max=0.99,
         ),
     ] = None,
-    form: shared.Format = "auto",
-    field: shared.Field = "text",
-    on_error: shared.OnError = "stop",
-    deduplicate: shared.Deduplicate = "none",
+    form: corpus_options.Format = "auto",
+    field: corpus_options.Field = "text",
+    on_error: corpus_options.OnError = "stop",
+    deduplicate: corpus_options.Deduplicate = "none",
     workers: Annotated[
         int | None, typer.Option(help="Processes at most; by default one a core.", min=1)
     ] = None,
-    as_json: shared.Json = False,
+    as_json: corpus_options.Json = False,
 ) -> None:
     """Turn text into a token store, once; training draws from it for ever.
 
@@ -51,11 +51,11 @@ def prepare(
     from bertsmith.data.plan import PrepareOptions
     from bertsmith.text.wordpiece import Tokenizer
 
-    reading = shared.corpus_options(form, field, on_error, deduplicate)
+    reading = corpus_options.corpus_options(form, field, on_error, deduplicate)
     options = PrepareOptions(language=language, held_out=held_out, corpus=reading)
     words = Tokenizer.load(_place(tokenizer))
-    with shared.bars() as bars:
-        manifest = data.prepare(shared.found(corpus), words, out, options, bars, workers)
+    with corpus_options.bars() as bars:
+        manifest = data.prepare(corpus_options.found(corpus), words, out, options, bars, workers)
     for line in data.summary(manifest):
         say(line)
     say(f"wrote {out}")

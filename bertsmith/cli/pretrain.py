@@ -67,11 +67,11 @@ def pretrain(
     }  # fmt: skip
     if out is None and not plan:
         raise typer.BadParameter("say where the run is to be written: --out RUN")
-    from bertsmith.train.checks import check_pretraining
+    from bertsmith.train.pretraining.checks import check_pretraining
 
     check_pretraining(data, out, lengths, wishes)
     wishes |= lengths
-    from bertsmith.train import pretrain as training
+    from bertsmith.train.pretraining import pretrain as training
 
     if plan:
         say("probing the speed of this machine …")

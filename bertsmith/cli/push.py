@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.asking import Json
 from bertsmith.cli.console import put, put_json, say
 from bertsmith.cli.hints import fill_command
+from bertsmith.cli.model_options import Json
 
 
 @app.command()

@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.asking import STDIN, Device, Json, Model, check_input, lines_of, load_model
 from bertsmith.cli.console import Bars, put, put_json, say
+from bertsmith.cli.model_options import (
+    STDIN,
+    Device,
+    Json,
+    Model,
+    check_input,
+    lines_of,
+    load_model,
+)
 from bertsmith.cli.unknown import UnknownWarning
 from bertsmith.errors import QuestionError
 

@@ -13,7 +13,8 @@ from typing import Annotated
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.asking import (
+from bertsmith.cli.console import put, put_json, put_table
+from bertsmith.cli.model_options import (
     STDIN,
     Device,
     Json,
@@ -21,7 +22,6 @@ from bertsmith.cli.asking import (
     resolved_device,
     texts_of,
 )
-from bertsmith.cli.console import put, put_json, put_table
 from bertsmith.cli.models import find_model
 from bertsmith.cli.unknown import UnknownWarning
 from bertsmith.errors import QuestionError

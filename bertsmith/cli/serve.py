@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.asking import Device, check_device, resolved_device
 from bertsmith.cli.console import say
+from bertsmith.cli.model_options import Device, check_device, resolved_device
 from bertsmith.cli.models import find_model
 from bertsmith.errors import MissingExtraError, SettingsError
 from bertsmith.settings import wished
@@ -86,7 +86,7 @@ def serve(
     named = _named(models)
     try:
         from bertsmith.serve.hosts import allowed_hosts
-        from bertsmith.serve.running import bound, listen, open_port
+        from bertsmith.serve.server import bound, listen, open_port
         from bertsmith.serve.settings import ServeSettings
 
         settings = ServeSettings.parse(said.get("serve", {}), "--set serve")

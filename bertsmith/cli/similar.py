@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.asking import (
+from bertsmith.cli.console import put_json, put_table, say
+from bertsmith.cli.embed import File, Layer, vector_settings
+from bertsmith.cli.model_options import (
     STDIN,
     Device,
     Model,
@@ -18,8 +20,6 @@ from bertsmith.cli.asking import (
     lines_of,
     resolved_device,
 )
-from bertsmith.cli.console import put_json, put_table, say
-from bertsmith.cli.embed import File, Layer, vector_settings
 from bertsmith.cli.models import find_model
 from bertsmith.cli.unknown import UnknownWarning
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from bertsmith.cli import corpus_options as shared
+from bertsmith.cli import corpus_options
 from bertsmith.cli.app import app
 from bertsmith.cli.hints import quoted
 
 if TYPE_CHECKING:
-    from bertsmith.text.learning import Learnt
+    from bertsmith.text.vocabulary import Learnt
 
 #: The command that is meant where none is named.
 _LEARN = "learn"
@@ -44,7 +44,7 @@ app.add_typer(group)
 
 @group.command(_LEARN)
 def learn(
-    corpus: shared.Corpus,
+    corpus: corpus_options.Corpus,
     out: Annotated[Path, typer.Option("--out", help="The folder to write the tokenizer to.")],
     size: Annotated[
         int, typer.Option(help="How many words, above 109 (161 with --cased).")
@@ -68,12 +68,12 @@ def learn(
     coverage: Annotated[
         float, typer.Option(help="The share of characters that the vocabulary shall know.")
     ] = 0.9999,
-    form: shared.Format = "auto",
-    field: shared.Field = "text",
-    on_error: shared.OnError = "stop",
-    deduplicate: shared.Deduplicate = "none",
-    force: shared.Force = False,
-    as_json: shared.Json = False,
+    form: corpus_options.Format = "auto",
+    field: corpus_options.Field = "text",
+    on_error: corpus_options.OnError = "stop",
+    deduplicate: corpus_options.Deduplicate = "none",
+    force: corpus_options.Force = False,
+    as_json: corpus_options.Json = False,
 ) -> None:
     """Learn a WordPiece vocabulary from text, and tell how well it fits text held out.
 
@@ -82,8 +82,8 @@ def learn(
     """
     from bertsmith.cli.console import put_json
     from bertsmith.files import whole_directory
-    from bertsmith.text import learning
-    from bertsmith.text.learning import VocabularyOptions
+    from bertsmith.text import vocabulary
+    from bertsmith.text.vocabulary import VocabularyOptions
 
     _refuse_existing(out, force)
     options = VocabularyOptions(
@@ -96,9 +96,9 @@ def learn(
         min_frequency=min_frequency,
         coverage=coverage,
     )
-    reading = shared.corpus_options(form, field, on_error, deduplicate)
-    with shared.bars() as bars:
-        learnt = learning.learn(shared.found(corpus), reading, options, bars)
+    reading = corpus_options.corpus_options(form, field, on_error, deduplicate)
+    with corpus_options.bars() as bars:
+        learnt = vocabulary.learn(corpus_options.found(corpus), reading, options, bars)
     with whole_directory(out) as folder:
         learnt.tokenizer.save(folder)
     if as_json:
@@ -128,7 +128,7 @@ def _refuse_existing(out: Path, force: bool) -> None:
 def _tell(learnt: "Learnt", size: int, out: Path, corpus: list[str]) -> None:
     from bertsmith.cli.console import say
 
-    shared.say_corpus(learnt.corpus)
+    corpus_options.say_corpus(learnt.corpus)
     words = learnt.tokenizer.vocab_size
     if words < size:
         say(f"note: the text was enough for {words:,} words only, not the {size:,} asked for")

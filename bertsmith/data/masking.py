@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bertsmith.data.draws import Flags, Ints, Words, below, chance, draw
+from bertsmith.data.counter_rng import Flags, Ints, Words, below, chance, draw
 from bertsmith.data.packing import Boundaries, ranges
 from bertsmith.data.settings import DataSettings
 from bertsmith.text.wordpiece import Tokenizer

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.data.draws import Ints
+from bertsmith.data.counter_rng import Ints
 
 Boundaries = NDArray[np.int32]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bertsmith.data.heldout import HeldOutRule, Lengths, choose_held_out
+from bertsmith.data.held_out_split import HeldOutRule, Lengths, choose_held_out
 from bertsmith.data.plan import (
     SHARD_CHARACTERS,
     Plan,
@@ -25,7 +25,6 @@ from bertsmith.data.plan import (
     read_plan,
     write_plan,
 )
-from bertsmith.data.pool import Pool
 from bertsmith.data.store import (
     MANIFEST,
     SPLITS,
@@ -40,6 +39,7 @@ from bertsmith.data.store import (
     write_manifest,
 )
 from bertsmith.data.worker import DamagedShardError, Failure, Shard, Task, texts_hash
+from bertsmith.data.worker_pool import Pool
 from bertsmith.errors import StoreError
 from bertsmith.progress import Progress, Silent
 from bertsmith.text.corpus import Document, Report, Source, read

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from bertsmith.data.draws import Ints
+from bertsmith.data.counter_rng import Ints
 from bertsmith.data.plan import Plan
 from bertsmith.errors import StoreError
 from bertsmith.files import parse_json, sync, with_filename, write_json

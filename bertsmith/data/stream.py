@@ -17,11 +17,11 @@ from typing import Protocol
 
 import numpy as np
 
-from bertsmith.data.draws import Ints, draw, key_of, states
+from bertsmith.data.causal_lm import next_words
+from bertsmith.data.counter_rng import Ints, draw, key_of, states
 from bertsmith.data.masking import TokenFacts, mask
-from bertsmith.data.next_word import next_words
 from bertsmith.data.packing import Batch, Boundaries, join, longest_of
-from bertsmith.data.pairs import ORDER, Pairs, Walk
+from bertsmith.data.sentence_pairs import ORDER, Pairs, Walk
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Split, damaged, out_of_vocabulary
 

@@ -5,7 +5,7 @@ It never knows a model.
 
 import numpy as np
 
-from bertsmith.data.draws import Ints
+from bertsmith.data.counter_rng import Ints
 from bertsmith.data.store import Split, damaged, out_of_vocabulary
 
 #: The ids counted together.

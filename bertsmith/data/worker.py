@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.data.draws import Ints, Words
-from bertsmith.data.heldout import Lengths
-from bertsmith.data.memo import Memo
+from bertsmith.data.counter_rng import Ints, Words
+from bertsmith.data.held_out_split import Lengths
+from bertsmith.data.word_cache import Memo
 from bertsmith.errors import BertsmithError, StoreError
 from bertsmith.files import write_whole
 from bertsmith.text.sentences import split

@@ -15,9 +15,9 @@ from bertsmith.bundle import load_encoder
 from bertsmith.data.settings import DataSettings
 from bertsmith.lab.probe import seconds_of_a_step
 from bertsmith.lab.sources import characters_in, read_squad
-from bertsmith.lab.stages import Stage, content_of
+from bertsmith.lab.stage import Stage, content_of
 from bertsmith.model.config import ModelConfig
-from bertsmith.train.schedule import ScheduleSettings
+from bertsmith.train.engine.schedule import ScheduleSettings
 
 #: Characters of text a second that become a vocabulary or a store; Korean morphemes, which are
 #: found anew by each stage.

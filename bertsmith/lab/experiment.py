@@ -7,10 +7,10 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bertsmith.lab.kit import Kit
-from bertsmith.lab.making import Maker
 from bertsmith.lab.report import Report
-from bertsmith.lab.stages import Stage
+from bertsmith.lab.stage import Stage
+from bertsmith.lab.stage_runners import Maker
+from bertsmith.lab.stages import Kit
 
 #: The stages of an experiment by what they answer; results under the same keys, None if missing.
 Stages = dict[Any, Stage]

@@ -13,17 +13,17 @@ from typing import Any
 from bertsmith.bundle import fingerprint, locate
 from bertsmith.errors import MissingExtraError, RunError, SettingsError, TaskError
 from bertsmith.files import write_json, write_whole
-from bertsmith.lab import report, toy
-from bertsmith.lab.bench import Bench
+from bertsmith.lab import report, toy_language
 from bertsmith.lab.cost import Costs, steps_of
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.experiments.every import EXPERIMENTS
-from bertsmith.lab.kit import RUNS, Kit
-from bertsmith.lab.making import StoppedError
+from bertsmith.lab.experiments.registry import EXPERIMENTS
 from bertsmith.lab.report import Report
+from bertsmith.lab.runner import Bench
 from bertsmith.lab.scale import SCALES, Scale
 from bertsmith.lab.sources import Sources, characters_in, is_packed
-from bertsmith.lab.stages import Stage
+from bertsmith.lab.stage import Stage
+from bertsmith.lab.stage_runners import StoppedError
+from bertsmith.lab.stages import RUNS, Kit
 from bertsmith.progress import Progress, Silent
 
 #: Experiments that can be asked of a model that was not made here.
@@ -94,7 +94,7 @@ class Laboratory:
         for what in _too_little(SCALES[scale], given, korean=name in IN_KOREAN):
             progress.note(what)
         if scale == "smoke":
-            given = toy.stand_in(given, work / "toy")
+            given = toy_language.stand_in(given, work / "toy")
         if name in IN_KOREAN and given.korean is None and not given.model:
             progress.note(f"without --korean-text, {name} is of English alone")
         self.kit = Kit(SCALES[scale].with_seeds(seeds), given, work)

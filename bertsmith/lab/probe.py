@@ -16,14 +16,15 @@ from bertsmith.data.packing import Batch
 from bertsmith.data.settings import DataSettings
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.config import FeatureSettings, ModelConfig
-from bertsmith.model.dropout import Noise
-from bertsmith.model.features import FeatureModel
-from bertsmith.train import computing, device, optimizer, warming
-from bertsmith.train.examples import mean_losses
-from bertsmith.train.pieces import Piece, cut, to_device
-from bertsmith.train.probe import time_steps
-from bertsmith.train.settings import OptimSettings
-from bertsmith.train.step import Losses, take_step
+from bertsmith.model.feature_based import FeatureModel
+from bertsmith.model.ops.dropout import Noise
+from bertsmith.runtime import device
+from bertsmith.train.engine import compile_warmup, compute_settings, optimizer
+from bertsmith.train.engine.probe import time_steps
+from bertsmith.train.engine.settings import OptimSettings
+from bertsmith.train.engine.step import Losses, take_step
+from bertsmith.train.pretraining.micro_batches import Piece, cut, to_device
+from bertsmith.train.pretraining.objective import mean_losses
 
 #: Tokens of a piece on a CPU, which is as fast with few.
 _TOKENS = 4096
@@ -42,7 +43,7 @@ def seconds_of_a_step(
     machine = device.find(
         "auto", "auto", "auto", attention_dropout=config.attention_dropout, threads=None
     )
-    most = _TOKENS if machine.device.type == "cpu" else computing.MICRO_TOKENS
+    most = _TOKENS if machine.device.type == "cpu" else compute_settings.MICRO_TOKENS
     batch = _batch(data)
     first = cut(batch, most)[0]
     whole = [to_device(first, machine.device)]
@@ -68,7 +69,7 @@ def seconds_of_a_step(
 
 
 def _batch(data: DataSettings) -> Batch:
-    batch = warming.first_batches(data, data.length, data.batch * data.length)[0]
+    batch = compile_warmup.first_batches(data, data.length, data.batch * data.length)[0]
     if data.objective != "left-to-right":
         return batch
     places = np.arange(len(batch.ids))

@@ -6,7 +6,7 @@ It never knows a task or a text.
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bertsmith.train.recipe import Recipe
+from bertsmith.train.pretraining.recipes import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from bertsmith.errors import BertsmithError
 from bertsmith.files import write_json
-from bertsmith.model.loss import linear_cross_entropy
+from bertsmith.model.ops.cross_entropy import linear_cross_entropy
 
 #: As it is written down, all P x V logits at once; and as this package computes it.
 FORMS = {"whole": "all logits at once", "parts": "in parts, as here"}

@@ -12,7 +12,7 @@ from typing import Any
 from bertsmith.errors import TaskError
 from bertsmith.files import write_whole
 from bertsmith.tasks.public import TASKS
-from bertsmith.text.archives import SUFFIXES as PACKED
+from bertsmith.text.archives import SUFFIXES
 from bertsmith.text.sources import kind_of, sources
 
 #: Where the files of a task may lie in the folder of all tasks, the usual names first.
@@ -129,7 +129,7 @@ def characters_in(file: Path) -> int:
 
 def is_packed(file: Path) -> bool:
     """Tell whether a file's size says little about its characters."""
-    return kind_of(file) == "parquet" or file.suffix in PACKED
+    return kind_of(file) == "parquet" or file.suffix in SUFFIXES
 
 
 def _holds(place: Path, folder: Path) -> bool:

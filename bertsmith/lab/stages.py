@@ -1,84 +1,186 @@
-"""A stage of an experiment: what is to be made of what, and the hash by which it is found again.
+"""The stages that experiments are put together from, with the settings that a scale gives them.
 
-It never makes anything: that is ``making``'s.
+It never makes one. Two experiments that ask for the same stage get the same one, by its hash.
 """
 
-import hashlib
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cache, cached_property
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertsmith.files import sha256_of_file
+from bertsmith.lab.scale import Scale
+from bertsmith.lab.sources import Sources, cut_squad
+from bertsmith.lab.stage import Stage, content_of
+from bertsmith.settings import merged
+from bertsmith.train.engine.settings import OptimSettings
+from bertsmith.train.pretraining.recipes import defaults
 
-#: Characters of a stage's hash: 48 bits tell some thousand stages apart.
-_LENGTH = 12
-#: Of each kind, how often what it makes of the same settings has changed: raised by hand when
-#: defaults or code change what comes out, so that older results are not taken for today's.
-FORMS: dict[str, int] = {"senses": 2, "softmax": 2}
-#: The same of runs by a setting of their model: pre-norm has a LayerNorm after the embeddings now.
-_MODEL_FORMS: dict[tuple[str, str], int] = {("norm", "pre"): 2}
+#: Kinds of stages that train, of which it is a finding that one diverged.
+RUNS = ("pretrain", "finetune")
+#: Checkpoints that a pre-training run leaves, evenly on its way, and how many it may have while it
+#: runs: each best evaluation is one as well.
+MOMENTS, _KEPT = 5, 30
+#: The rate of fine-tuning a model that was given, the middle of the paper's (appendix A.3).
+_GIVEN_RATE = 3e-5
 
 
 @dataclass(frozen=True)
-class Stage:
-    """One thing that an experiment makes: a vocabulary, a store, a run, a measurement.
+class Kit:
+    """A scale and the sources. ``work``: where cut files of tasks are written."""
 
-    kind: which of ``making.KINDS`` makes it. settings: plain values that decide what comes out.
-    needs: stages whose outcome it reads, by the part they play. files: what it reads from outside;
-    their content counts, not their place.
-    """
-
-    kind: str
-    settings: Mapping[str, Any]
-    needs: Mapping[str, "Stage"] = field(default_factory=dict)
-    files: Mapping[str, Path] = field(default_factory=dict)
-
-    @cached_property
-    def key(self) -> str:
-        """The hash of all that decides the outcome: equal keys are the same stage."""
-        content: dict[str, Any] = {
-            "kind": self.kind,
-            "settings": dict(self.settings),
-            "needs": {part: stage.key for part, stage in self.needs.items()},
-            "files": {part: content_of(path) for part, path in self.files.items()},
-        }
-        if (form := self._form()) is not None:
-            content["form"] = form
-        text = json.dumps(content, sort_keys=True, ensure_ascii=False)
-        return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]
-
-    def _form(self) -> int | None:
-        if self.kind == "pretrain":
-            model = self.settings.get("model", {})
-            return next((form for (name, value), form in _MODEL_FORMS.items()
-                         if model.get(name) == value), None)  # fmt: skip
-        return FORMS.get(self.kind)
+    scale: Scale
+    sources: Sources
+    work: Path
 
     @property
-    def name(self) -> str:
-        """The name of its folder and of its result's file."""
-        return f"{self.kind}-{self.key}"
+    def rate(self) -> float:
+        """The recipe's peak learning rate for the usual model."""
+        said = defaults(self.scale.recipe, self.scale.model()).get("optim", {})
+        return OptimSettings.parse(said, "the recipe").lr
+
+    def text(self, language: str = "en") -> Stage:
+        """Return the stage that cuts a language's text to the scale's size."""
+        return Stage("text", {"characters": self.scale.characters}, {},
+                    self.sources.texts(language))  # fmt: skip
+
+    def words(
+        self, language: str = "en", size: int | None = None, segment: str | None = None
+    ) -> Stage:
+        """Return the stage that learns a vocabulary."""
+        settings = {"size": size or self.scale.vocabulary, "segment": segment}
+        return Stage("words", settings, {"text": self.text(language)})
+
+    def store(
+        self, language: str = "en", size: int | None = None, segment: str | None = None
+    ) -> Stage:
+        """Return the stage that tokenizes a language's text."""
+        needs = {"text": self.text(language), "words": self.words(language, size, segment)}
+        return Stage("store", {"language": language, "held_out": 0.05}, needs)
+
+    def pretrained(
+        self,
+        seed: int = 0,
+        *,
+        store: Stage | None = None,
+        steps: int | None = None,
+        model: dict[str, Any] | None = None,
+        **values: Any,
+    ) -> Stage:
+        """Return a pre-training run with both of the paper's tasks.
+
+        values: tables of settings that differ.
+        """
+        scale, count = self.scale, steps or self.scale.steps
+        sizes = scale.model(**(model or {}))
+        usual: dict[str, Any] = {
+            "steps": count,
+            "recipe": scale.recipe,
+            "data": {"length": scale.length, "batch": scale.batch},
+            "run": {"seed": seed, "eval_sequences": scale.scored},
+            "checkpoint": {"every": max(1, count // MOMENTS), "keep": _KEPT},
+        }
+        # Written out, so that a recipe that has changed is another run.
+        whole = merged(defaults(scale.recipe, sizes), usual)
+        return Stage("pretrain", merged(whole, values), {"store": store or self.store()})
+
+    def usual(self, seed: int = 0, **values: Any) -> Stage:
+        """Return the run that most experiments start from, with or without next sentence.
+
+        It is the paper's where a scale is large enough to learn it for certain. First weights and
+        rate are the same with and without, so that nothing else differs.
+        """
+        run = self.pretrained if self.scale.next_sentence else self.masked_only
+        return run(seed, **values)
+
+    def masked_only(self, seed: int = 0, **values: Any) -> Stage:
+        """Return a run without next sentence, for comparing losses of words.
+
+        Of two runs the one that learns next sentence pays for it in words, and a small difference
+        decides whether it does.
+        """
+        return self.pretrained(seed, **merged({"data": {"nsp": False}}, values))
+
+    def left_to_right(self, seed: int = 0, **values: Any) -> Stage:
+        """Return a run that sees what stands before a word only, and predicts the next one."""
+        return self.pretrained(
+            seed, model={"attention": "causal"},
+            **merged({"data": {"nsp": False, "objective": "left-to-right"}}, values),
+        )  # fmt: skip
+
+    def begun(self, run: Stage) -> Stage:
+        """Return the model that a run begins with: what a task owes to no pre-training."""
+        settings = {name: run.settings[name] for name in ("recipe", "model", "data", "run")}
+        return Stage("begun", settings, {"store": run.needs["store"]})
+
+    def moments(self, run: Stage) -> dict[int, Stage]:
+        """Return the model of a run at each of its moments, by the step; the last is its own.
+
+        The usual run and those beside it all have them, so that it is one run for all experiments.
+        """
+        every, last = run.settings["checkpoint"]["every"], run.settings["steps"]
+        found = {step: Stage("snapshot", {"step": step}, {"run": run})
+                 for step in range(every, last, every)}  # fmt: skip
+        return {**found, last: run}
+
+    def tuned(self, model: Stage | None, task: str, seed: int = 0, **values: Any) -> Stage:
+        """Return a fine-tuning of a stage's model, or of the model that was given, on a task."""
+        scale = self.scale
+        examples = scale.answers if task == "squad" else scale.examples
+        usual: dict[str, Any] = {
+            "task": {"batch": scale.tune_batch, "examples": examples},
+            "optim": {"lr": scale.tune_rate},
+            "schedule": {"epochs": scale.epochs},
+            "run": {"seed": seed},
+            # A fine-tuning of minutes is made anew if it is stopped.
+            "checkpoint": {"every": 10**9},
+        }
+        if scale.name == "smoke":
+            usual["task"] |= {"length": scale.positions}
+            if task == "squad":
+                usual["task"] |= {"stride": 16, "longest_question": 16}
+        if model is None and "features" not in values:
+            # What suits a small model spoils a large one.
+            usual["optim"] = {"lr": _GIVEN_RATE}
+        train, dev = self._files(task)
+        files = {"train": train, "dev": dev}
+        if model is None:
+            files["model"] = Path(str(self.sources.model))
+        settings = {"task": task, "values": merged(usual, values)}
+        return Stage("finetune", settings, {} if model is None else {"model": model}, files)
+
+    def _files(self, task: str) -> tuple[Path, Path]:
+        train, dev = self.sources.files(task)
+        if task == "squad" and self.scale.articles > 1:
+            train, dev = (self._cut(file) for file in (train, dev))
+        return train, dev
+
+    def _cut(self, file: Path) -> Path:
+        """Return a file of SQuAD with some of its articles, from all over it."""
+        every = self.scale.articles
+        cut = self.work / "tasks" / f"{file.stem}-{content_of(file)[:8]}-every-{every}.json"
+        return cut if cut.exists() else cut_squad(file, every, cut)
 
 
-def content_of(path: Path) -> str:
-    """Return the hash of a file's bytes, or of the names and bytes of all files in a folder."""
-    if not path.is_dir():
-        return _hash(path)
-    whole = hashlib.sha256()
-    for file in sorted(own for own in path.rglob("*") if own.is_file()):
-        whole.update(f"{file.relative_to(path)} {_hash(file)}\n".encode())
-    return whole.hexdigest()
+#: The metric of each task, and its name in a table: the paper's tables 5 and 6 have accuracy for
+#: MRPC, where GLUE has F1 as well.
+METRICS = {
+    "mrpc": ("accuracy", "MRPC, accuracy"), "sts-b": ("spearman", "STS-B, Spearman"),
+    "sst-2": ("accuracy", "SST-2, accuracy"), "squad": ("f1", "SQuAD, F1"),
+    "conll2003": ("f1", "CoNLL-2003, F1"),
+}  # fmt: skip
 
 
-def _hash(path: Path) -> str:
-    facts = path.stat()
-    return _remembered(path, (facts.st_size, facts.st_mtime_ns))
+def score(result: dict[str, Any] | None, task: str) -> float | None:
+    """Return a fine-tuning's metric; NaN where it has none or diverged, None without a result."""
+    if result is None:
+        return None
+    found = None if "diverged" in result else result["figures"][METRICS[task][0]]
+    return float("nan") if found is None else float(found)
 
 
-@cache
-def _remembered(path: Path, facts: tuple[int, int]) -> str:  # noqa: ARG001 - of the memory's key
-    """Hash a file once, however many stages read it, as long as it is the same one."""
-    return sha256_of_file(path)
+def heldout(result: dict[str, Any] | None, name: str = "masked_lm") -> float | None:
+    """Return a held-out figure of a run; NaN where it diverged, None without a result."""
+    if result is None:
+        return None
+    # What is not finite is null in a file.
+    found = None if "diverged" in result else result["heldout"].get(name)
+    return float("nan") if found is None else float(found)

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.dropout import Dropout, Noise
-from bertsmith.model.grouping import grouped, rounded
-from bertsmith.model.linear import Linear
+from bertsmith.model.ops.bucketing import grouped, rounded
+from bertsmith.model.ops.dropout import Dropout, Noise
+from bertsmith.model.ops.linear import Linear
+from bertsmith.model.ops.padding import pad, unpad
+from bertsmith.model.ops.varlen import variable_length_attention
 from bertsmith.model.packed import Packed
-from bertsmith.model.padding import pad, unpad
-from bertsmith.model.varlen import variable_length_attention
 
 Kernel = Literal["reference", "padded", "varlen"]
 #: What dropout multiplies probabilities with, drawn for a tensor of their shape.

@@ -12,12 +12,12 @@ from torch.nn import functional as F
 
 from bertsmith.model.attention import Kernel, layout
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.dropout import Noise
 from bertsmith.model.embeddings import Embeddings, sinusoids
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import MaskedLanguageModel, NextSentence, Pooler
-from bertsmith.model.loss import CHUNK_LOGITS, linear_cross_entropy
-from bertsmith.model.norms import BatchNorm
+from bertsmith.model.ops.cross_entropy import CHUNK_LOGITS, linear_cross_entropy
+from bertsmith.model.ops.dropout import Noise
+from bertsmith.model.ops.norms import BatchNorm
 from bertsmith.model.packed import Packed
 
 

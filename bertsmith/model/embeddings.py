@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.dropout import Dropout, Noise
-from bertsmith.model.norms import norm_of
+from bertsmith.model.ops.dropout import Dropout, Noise
+from bertsmith.model.ops.norms import norm_of
 from bertsmith.model.packed import Packed
 
 

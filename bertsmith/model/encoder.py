@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from bertsmith.model.activations import ACTIVATIONS
 from bertsmith.model.attention import Layout, SelfAttention
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.dropout import Dropout, Noise
-from bertsmith.model.linear import Linear
-from bertsmith.model.norms import norm_of
+from bertsmith.model.ops.activations import ACTIVATIONS
+from bertsmith.model.ops.dropout import Dropout, Noise
+from bertsmith.model.ops.linear import Linear
+from bertsmith.model.ops.norms import norm_of
 
 #: Dropout sites of a layer: attention probabilities, attention output, feed-forward output.
 SITES_PER_LAYER = 3

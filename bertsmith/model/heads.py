@@ -6,9 +6,9 @@ It never knows how the encoder made its hidden states.
 import torch
 from torch import Tensor, nn
 
-from bertsmith.model.activations import ACTIVATIONS
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.linear import Linear
+from bertsmith.model.ops.activations import ACTIVATIONS
+from bertsmith.model.ops.linear import Linear
 
 
 class MaskedLanguageModel(nn.Module):

@@ -12,14 +12,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
-from bertsmith.serve.asking import Asking, said
-from bertsmith.serve.document import document
+from bertsmith.serve.auth import Key
+from bertsmith.serve.docs_page import document
 from bertsmith.serve.embeddings import EmbeddingRoutes
-from bertsmith.serve.faults import add_faults, fault
-from bertsmith.serve.guard import Guard
+from bertsmith.serve.errors import add_faults, fault
+from bertsmith.serve.execution import Asking, said
 from bertsmith.serve.hosts import HostCheck
-from bertsmith.serve.keys import Key
 from bertsmith.serve.metrics import Metrics
+from bertsmith.serve.middleware import Guard
 from bertsmith.serve.models import Served
 from bertsmith.serve.routes import Routes
 from bertsmith.serve.security_headers import SecurityHeaders

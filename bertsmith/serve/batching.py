@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from bertsmith.model.abreast import take
-from bertsmith.serve.patience import (
+from bertsmith.runtime.thread_pool import take
+from bertsmith.serve.deadline import (
     BusyError,
     LargeError,
     Patience,

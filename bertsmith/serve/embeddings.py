@@ -11,10 +11,10 @@ from fastapi import Request
 from starlette.responses import Response
 
 from bertsmith.errors import QuestionError
-from bertsmith.serve.asking import Asking, list_json, numbers_json, said
-from bertsmith.serve.bodies import EmbedBody, OpenAiBody, SimilarityBody, Vectors
-from bertsmith.serve.patience import LargeError, Patience
+from bertsmith.serve.deadline import LargeError, Patience
+from bertsmith.serve.execution import Asking, list_json, numbers_json, said
 from bertsmith.serve.routes import several
+from bertsmith.serve.schemas import EmbedBody, OpenAiBody, SimilarityBody, Vectors
 from bertsmith.serve.service import Embedding
 from bertsmith.use.embed import Floats
 from bertsmith.use.vector_settings import VectorSettings

@@ -8,7 +8,7 @@ from typing import Final
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bertsmith.errors import SettingsError
-from bertsmith.serve.faults import fault
+from bertsmith.serve.errors import fault
 
 #: Probes of orchestrators use the address of a pod or container.
 _OPEN: Final = ("/health", "/ready")

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from bertsmith.bundle import Bundle, EncoderBundle, TaskBundle, load_either, load_encoder, locate
-from bertsmith.bundle.either import is_bare
+from bertsmith.bundle.any_model import is_bare
 from bertsmith.model.packed import BATCH_TOKENS
-from bertsmith.model.task import TaskModel
-from bertsmith.serve.patience import NotFiniteError
+from bertsmith.model.task_models import TaskModel
+from bertsmith.serve.deadline import NotFiniteError
 from bertsmith.tasks.inputs import Inputs
 from bertsmith.tasks.outputs import outputs
 from bertsmith.text.unknown import TokenCounter
-from bertsmith.use.ask import Question, ask
 from bertsmith.use.embed import Embedder, Floats
 from bertsmith.use.explain import Attention, attention
+from bertsmith.use.masked_lm import Question, ask
 from bertsmith.use.vectors import Recipe
 
 #: What each kind of fine-tuned model can do.

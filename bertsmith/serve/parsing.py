@@ -12,8 +12,8 @@ from pydantic_core import from_json
 from starlette.responses import Response
 
 from bertsmith.errors import QuestionError
-from bertsmith.serve.bodies import TAGS
-from bertsmith.serve.patience import Patience, late
+from bertsmith.serve.deadline import Patience, late
+from bertsmith.serve.schemas import TAGS
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.unknown import MAX_UNKNOWN_SHARE
 

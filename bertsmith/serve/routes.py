@@ -9,8 +9,10 @@ from fastapi import Request
 from starlette.responses import Response
 
 from bertsmith.bundle import TaskBundle
-from bertsmith.serve.asking import Asking, json_response, list_json, said
-from bertsmith.serve.bodies import (
+from bertsmith.serve.deadline import Patience
+from bertsmith.serve.execution import Asking, json_response, list_json, said
+from bertsmith.serve.models import Served
+from bertsmith.serve.schemas import (
     AnswerBody,
     ChooseBody,
     ClassifyBody,
@@ -19,8 +21,6 @@ from bertsmith.serve.bodies import (
     TagBody,
     TokenizeBody,
 )
-from bertsmith.serve.models import Served
-from bertsmith.serve.patience import Patience
 from bertsmith.use.predict import Prediction
 
 One = TypeVar("One")

@@ -15,10 +15,11 @@ import numpy as np
 
 from bertsmith.bundle import Bundle, TaskBundle
 from bertsmith.errors import ModelError, SettingsError
-from bertsmith.model.abreast import at_once
-from bertsmith.model.task import TaskModel
+from bertsmith.model.task_models import TaskModel
+from bertsmith.runtime.thread_pool import at_once
 from bertsmith.serve.batching import Batcher
-from bertsmith.serve.bounds import refuse_half, refuse_top, within
+from bertsmith.serve.deadline import LargeError, Patience, waited
+from bertsmith.serve.limits import refuse_half, refuse_top, within
 from bertsmith.serve.models import (
     Served,
     attentions_of,
@@ -27,17 +28,16 @@ from bertsmith.serve.models import (
     outputs_of,
     vectors_of,
 )
-from bertsmith.serve.patience import LargeError, Patience, waited
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.tasks.inputs import Inputs
 from bertsmith.tasks.outputs import Compute
 from bertsmith.text.unknown import TokenCounter
 from bertsmith.use.answer import Answer, answer_each
-from bertsmith.use.ask import Answers, Asking, Question
 from bertsmith.use.choose import Choice, choose_each
 from bertsmith.use.embed import Batches, Floats, TokenVectors
 from bertsmith.use.explain import Attention
 from bertsmith.use.fill import MASK, Filling, fill_each
+from bertsmith.use.masked_lm import Answers, Asking, Question
 from bertsmith.use.pair import Pair, Pairing, follows, pair_each
 from bertsmith.use.predict import Prediction, predict_each
 from bertsmith.use.tag import Tagged, tag_each

@@ -22,7 +22,7 @@ from bertsmith.tasks.tables import (
     refuse_half,
     unique_id,
 )
-from bertsmith.tasks.textfiles import open_lines, table_format
+from bertsmith.tasks.text_files import open_lines, table_format
 
 #: What parts documents in CoNLL's files.
 DOCUMENT = "-DOCSTART-"

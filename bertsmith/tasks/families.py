@@ -9,17 +9,20 @@ from typing import Any
 
 from bertsmith.bundle import Kind, TaskBundle
 from bertsmith.errors import ModelError, SettingsError
-from bertsmith.tasks import answer, choose, classify, tag
+from bertsmith.tasks import classification, multiple_choice, question_answering, tagging
 from bertsmith.tasks.entities import strange
 from bertsmith.tasks.inputs import Family
 from bertsmith.tasks.metrics import SCORES_BY_LABEL, label_metric
 from bertsmith.tasks.questions import is_flat
 from bertsmith.tasks.settings import FACTS, KINDS, SPAN_FIELDS, TaskSettings
-from bertsmith.tasks.textfiles import UTF8
+from bertsmith.tasks.text_files import UTF8
 
 FAMILIES: dict[str, Family] = {
-    "classify": classify, "answer": answer, "choose": choose, "tag": tag,
-}  # fmt: skip
+    "classify": classification,
+    "answer": question_answering,
+    "choose": multiple_choice,
+    "tag": tagging,
+}
 #: Kinds that have scores of each label.
 _OF_LABELS: tuple[Kind, ...] = ("single", "multi", "entities", "tags")
 #: Fields of ``TaskSettings`` that not every family reads, and those that do.
@@ -119,8 +122,8 @@ def task_of(bundle: TaskBundle, changes: Mapping[str, Any] | None = None) -> Tas
     usual = {**FACTS.get(name_of(bundle.head.kind), {}), "length": bundle.config.max_positions}
     if bundle.head.kind == "span" and not said:
         # Made elsewhere: windows as transformers cuts them where nothing is said.
-        length = min(answer.LENGTH, bundle.config.max_positions)
-        usual |= {"length": length, "overlap": min(answer.OVERLAP, length // 2)}
+        length = min(question_answering.LENGTH, bundle.config.max_positions)
+        usual |= {"length": length, "overlap": min(question_answering.OVERLAP, length // 2)}
     base = {**usual, **said, **tuned, "labels": list(bundle.head.labels)}
     # How the training files were written says nothing of other files.
     base |= {"skip_bad": False, "encoding": UTF8, "delimiter": ""}

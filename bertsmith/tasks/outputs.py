@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bertsmith.model.abreast import abreast
 from bertsmith.model.packed import groups, pack, usual_tokens
-from bertsmith.model.task import TaskModel
+from bertsmith.model.task_models import TaskModel
+from bertsmith.runtime.thread_pool import abreast
 from bertsmith.tasks.inputs import Inputs, places_in
 
 #: What computes the outputs of a model: ``outputs`` below, or a server that packs the inputs of all

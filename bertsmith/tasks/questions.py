@@ -17,7 +17,7 @@ from bertsmith.errors import TaskError
 from bertsmith.tasks.inputs import BadExampleError, Counts
 from bertsmith.tasks.settings import SPAN_FIELDS, TaskSettings
 from bertsmith.tasks.tables import Row, task_rows
-from bertsmith.tasks.textfiles import UTF8, open_text, table_format
+from bertsmith.tasks.text_files import UTF8, open_text, table_format
 from bertsmith.text.alphabet import has_surrogates
 
 #: Formats of files that hold a question a row; JSON does so, too, if it is an array.

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from bertsmith.errors import MissingExtraError, TaskError
-from bertsmith.tasks import delimited, jsonrows
+from bertsmith.tasks import delimited, json_rows
 from bertsmith.tasks.delimited import TAB, Dialect
 from bertsmith.tasks.inputs import BadExampleError, Counts
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.tasks.textfiles import UTF8, open_text, split_lines, table_format
+from bertsmith.tasks.text_files import UTF8, open_text, split_lines, table_format
 from bertsmith.text.alphabet import has_surrogates
-from bertsmith.text.archives import DAMAGE, unpack
-from bertsmith.text.archives import SUFFIXES as PACKED
+from bertsmith.text.archives import DAMAGE, SUFFIXES, unpack
 
 _QUOTED = (
     "a quotation mark that does not end its cell; inside a cell that begins with one it is written "
@@ -203,15 +202,15 @@ def open_table(source: TableSource) -> Iterator[Table]:
         return
     with open_text(path, encoding=source.encoding, stream=source.stream) as pieces:
         if form == "json":
-            yield Table(_objects(jsonrows.read_json(pieces, path), path), form)
+            yield Table(_objects(json_rows.read_json(pieces, path), path), form)
         elif form == "jsonl":
-            yield Table(_objects(jsonrows.read_lines(split_lines(pieces)), path), form)
+            yield Table(_objects(json_rows.read_lines(split_lines(pieces)), path), form)
         else:
             yield _delimited_table(split_lines(pieces), source, form)
 
 
 def _is_text(path: Path) -> bool:
-    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in PACKED]
+    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in SUFFIXES]
     return suffixes[-1:] == [".txt"]
 
 
@@ -254,7 +253,7 @@ def _refuse_twins(names: list[str], where: str) -> None:
         raise TaskError(f"{where}: the column {twice[0]!r} stands there twice; rename one of them")
 
 
-def _objects(values: Iterator[jsonrows.Value], path: Path) -> Iterator[Row]:
+def _objects(values: Iterator[json_rows.Value], path: Path) -> Iterator[Row]:
     is_later = False
     for number, value, fault in values:
         yield Row(f"{path}, line {number:,}", value, fault, own=is_later)
@@ -272,7 +271,7 @@ def _parquet_table(source: TableSource) -> Table:
         # Parquet is read from its end, so what is packed or piped is held in memory.
         if source.stream is not None:
             file = ParquetFile(BytesIO(unpack(source.stream)[1].read()))
-        elif path.suffix.lower() in PACKED:
+        elif path.suffix.lower() in SUFFIXES:
             with path.open("rb") as packed:
                 file = ParquetFile(BytesIO(unpack(packed)[1].read()))
         else:

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from bertsmith.errors import CorpusError, MissingExtraError
 from bertsmith.files import parse_json
-from bertsmith.text import layouts, markdown
+from bertsmith.text import line_layout, markdown
 from bertsmith.text.alphabet import has_surrogates
-from bertsmith.text.faults import Faults, Lines, Raw
+from bertsmith.text.raw_text import Faults, Lines, Raw
 
 _OPENING: Final = re.compile(r"<doc\s.*>\s*$")
 _TITLE: Final = re.compile(r'\stitle="([^"]*)"')
@@ -28,7 +28,7 @@ def tidied(text: str, form: str, container: str) -> Raw:
         return Raw(text, container, presplit=True)
     if form == "markdown":
         return Raw(markdown.plain(text), container)
-    return Raw(layouts.paragraphs(text), container)
+    return Raw(line_layout.paragraphs(text), container)
 
 
 def json_lines(lines: Lines, form: str, field: str, faults: Faults) -> Iterator[Raw]:

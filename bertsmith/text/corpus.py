@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from bertsmith.errors import CorpusError
 from bertsmith.settings import Settings
-from bertsmith.text.dedupe import Seen
-from bertsmith.text.faults import Faults, Raw
+from bertsmith.text.deduplication import Seen
+from bertsmith.text.raw_text import Faults, Raw
 from bertsmith.text.readers import open_source
 from bertsmith.text.sources import Source, sources
 

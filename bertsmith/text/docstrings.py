@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from bertsmith.progress import Progress, Silent
-from bertsmith.text.dedupe import Seen
-from bertsmith.text.docprose import prose
+from bertsmith.text.deduplication import Seen
+from bertsmith.text.docstring_prose import prose
 
 #: Folders without documentation of their own: tests, and copies of other packages.
 _PASSED: Final = frozenset(

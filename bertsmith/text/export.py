@@ -19,7 +19,7 @@ import zstandard
 
 from bertsmith.errors import CorpusError
 from bertsmith.files import sync, with_filename
-from bertsmith.text.archives import SUFFIXES as PACKED
+from bertsmith.text.archives import SUFFIXES
 from bertsmith.text.docstrings import ModuleProse
 from bertsmith.text.sources import CONTAINERS
 
@@ -41,13 +41,13 @@ def form_of(path: Path) -> str:
     Raises CorpusError for a name that ends in neither.
     """
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in PACKED:
+    if suffixes and suffixes[-1] in SUFFIXES:
         suffixes.pop()
     form = FORMS.get(CONTAINERS.get(suffixes[-1] if suffixes else "", ""))
     if form is None:
         raise CorpusError(
             f"{path}: cannot tell the form to write from this name; expected one that ends in "
-            f".jsonl (JSON lines) or .txt (a sentence a line), also with {' '.join(PACKED)}"
+            f".jsonl (JSON lines) or .txt (a sentence a line), also with {' '.join(SUFFIXES)}"
         )
     return form
 
@@ -57,7 +57,7 @@ def opened_whole(path: Path) -> Iterator[IO[str]]:
     """Open a text file, packed as its name says, that takes its place when the block ends well."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    packer = _PACKERS.get(PACKED.get(path.suffix.lower(), ""))
+    packer = _PACKERS.get(SUFFIXES.get(path.suffix.lower(), ""))
     try:
         with with_filename(path), temporary.open("wb") as file:
             packed = packer(file) if packer else None

@@ -10,9 +10,9 @@ from typing import Final
 
 from bertsmith.errors import CorpusError
 from bertsmith.files import parse_json
-from bertsmith.text import containers, layouts, markdown
+from bertsmith.text import containers, line_layout, markdown
 from bertsmith.text.archives import DAMAGE, HEAD, packing, unpack
-from bertsmith.text.faults import BOM, Faults, Lines, Raw
+from bertsmith.text.raw_text import BOM, Faults, Lines, Raw
 from bertsmith.text.sources import STDIN, Source
 
 #: A file of prose is one document up to this many characters; a longer one is cut at the next
@@ -111,7 +111,7 @@ def _layout(form: str, container: str, head: bytes) -> str:
         return "markdown"
     lines = head.decode("utf-8", "replace").split("\n")
     # The last line of a full head is cut off.
-    return "sentences" if layouts.is_presplit(lines[:-1] or lines) else "prose"
+    return "sentences" if line_layout.is_presplit(lines[:-1] or lines) else "prose"
 
 
 def _plain(lines: Lines, layout: str, faults: Faults) -> Iterator[Raw]:
@@ -142,7 +142,9 @@ def _laid_out(lines: list[str], layout: str) -> Raw:
     text = "\n".join(lines)
     if layout == "sentences":
         return Raw(text, layout, presplit=True)
-    return Raw(markdown.plain(text) if layout == "markdown" else layouts.paragraphs(text), layout)
+    return Raw(
+        markdown.plain(text) if layout == "markdown" else line_layout.paragraphs(text), layout
+    )
 
 
 def _parquet(source: Source, form: str, field: str, faults: Faults) -> Iterator[Raw]:

@@ -13,7 +13,7 @@ from typing import Final
 from bertsmith.errors import CorpusError
 from bertsmith.files import sha256_of_file
 from bertsmith.text.alphabet import has_surrogates
-from bertsmith.text.archives import SUFFIXES as PACKED
+from bertsmith.text.archives import SUFFIXES
 
 #: What a file's name tells of what it holds; text in any other file is told by its content.
 CONTAINERS: Final = {
@@ -54,7 +54,7 @@ class Source:
 def kind_of(path: Path) -> str:
     """Tell from a file's name what it holds; a packer's ending is looked through."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in PACKED:
+    if suffixes and suffixes[-1] in SUFFIXES:
         suffixes.pop()
     if suffixes and suffixes[-1] in CONTAINERS:
         return CONTAINERS[suffixes[-1]]
@@ -124,7 +124,7 @@ def _folder(path: Path, ignored: list[str]) -> Iterator[Source]:
         endings = " ".join(CONTAINERS)
         raise CorpusError(
             f"{path}: no text file in this folder; expected names ending in {endings} "
-            f"(each also with {' '.join(PACKED)}) or wiki_00; name other files one by one"
+            f"(each also with {' '.join(SUFFIXES)}) or wiki_00; name other files one by one"
         )
 
 

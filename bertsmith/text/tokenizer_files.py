@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from bertsmith.errors import TokenizerError
 from bertsmith.files import write_json, write_whole
-from bertsmith.text.recipe import (
+from bertsmith.text.tokenizer_json import added_tokens, flag, json_object, recipe_of_json, table
+from bertsmith.text.tokenizer_spec import (
     CLS,
     MASK,
     PAD,
@@ -22,7 +23,6 @@ from bertsmith.text.recipe import (
     engine,
     ids_of,
 )
-from bertsmith.text.tokenizer_json import added_tokens, flag, json_object, recipe_of_json, table
 
 TOKENIZER, VOCAB, CONFIG = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
 #: Where releases before tokenizer.json kept the ids of added tokens.

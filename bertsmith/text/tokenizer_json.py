@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bertsmith.errors import TokenizerError
-from bertsmith.text.recipe import CONTINUES, SPECIAL, UNK, Added, Recipe, ids_of
+from bertsmith.text.tokenizer_spec import CONTINUES, SPECIAL, UNK, Added, Recipe, ids_of
 
 #: Ids without a word that are no matter, beside as many as there are words.
 _HOLES: Final = 1000

@@ -13,7 +13,9 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.text.recipe import (
+from bertsmith.text.segmenter import Segmenter, segmenter_named, spaced
+from bertsmith.text.tokenizer_files import read_recipe, write_recipe
+from bertsmith.text.tokenizer_spec import (
     CLS,
     CONTINUES,
     MASK,
@@ -25,8 +27,6 @@ from bertsmith.text.recipe import (
     engine,
     ids_of,
 )
-from bertsmith.text.segment import Segmenter, segmenter_named, spaced
-from bertsmith.text.tokenizer_files import read_recipe, write_recipe
 from bertsmith.text.unknown import TokenCounter
 
 __all__ = ["SPECIAL", "Tokenizer"]

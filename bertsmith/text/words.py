@@ -10,8 +10,8 @@ from typing import Final, Self
 
 from tokenizers import pre_tokenizers
 
-from bertsmith.text.recipe import Recipe, normalizer
-from bertsmith.text.segment import segmented
+from bertsmith.text.segmenter import segmented
+from bertsmith.text.tokenizer_spec import Recipe, normalizer
 from bertsmith.text.wordpiece import Tokenizer
 
 #: Distinct words held at once: some hundred megabytes.

@@ -11,12 +11,12 @@ import numpy as np
 
 from bertsmith.bundle import TaskBundle
 from bertsmith.errors import QuestionError
-from bertsmith.tasks.answer import Example, encode
 from bertsmith.tasks.families import task_of
 from bertsmith.tasks.inputs import Counts
 from bertsmith.tasks.outputs import Compute, outputs
+from bertsmith.tasks.question_answering import Example, encode
 from bertsmith.tasks.spans import Found, best_spans
-from bertsmith.use.ask import opened_task, windows
+from bertsmith.use.masked_lm import opened_task, windows
 
 #: Questions worked on at once: enough that like lengths meet, and that a context with many
 #: questions is tokenized once.

@@ -11,11 +11,11 @@ import numpy as np
 
 from bertsmith.bundle import TaskBundle
 from bertsmith.errors import QuestionError
-from bertsmith.tasks.choose import Question, encode
 from bertsmith.tasks.families import task_of
 from bertsmith.tasks.inputs import Counts
+from bertsmith.tasks.multiple_choice import Question, encode
 from bertsmith.tasks.outputs import Compute, outputs
-from bertsmith.use.ask import opened_task, windows
+from bertsmith.use.masked_lm import opened_task, windows
 
 #: Prompts worked on at once: enough that like lengths meet.
 _WINDOW = 256

@@ -20,14 +20,14 @@ from bertsmith.bundle import Bundle, EncoderBundle, TaskBundle, load_encoder
 from bertsmith.bundle.encoder import load_pooler
 from bertsmith.errors import ModelError, QuestionError
 from bertsmith.interop.sentence_transformers import Pooling, read_pooling
-from bertsmith.model.abreast import abreast
 from bertsmith.model.heads import Pooler
 from bertsmith.model.memory import inference_bytes, machine_bytes, readable
 from bertsmith.model.packed import groups, pack, usual_tokens
+from bertsmith.runtime.device import keep_freed_memory
+from bertsmith.runtime.thread_pool import abreast
 from bertsmith.text.unknown import TokenCounter
-from bertsmith.train.device import keep_freed_memory
-from bertsmith.use.ask import refuse_lone
-from bertsmith.use.quick import quickened
+from bertsmith.use.masked_lm import refuse_lone
+from bertsmith.use.quantization import quickened
 from bertsmith.use.vector_settings import VectorSettings, settings_of
 from bertsmith.use.vectors import Recipe, recipe_of, vectors
 

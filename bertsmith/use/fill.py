@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from bertsmith.bundle import Bundle
 from bertsmith.errors import QuestionError
-from bertsmith.use.ask import Asking, Model, Question, ask, longest, opened, windows
+from bertsmith.use.masked_lm import Asking, Model, Question, ask, longest, opened, windows
 
 MASK = "[MASK]"
 #: Texts worked on at once.

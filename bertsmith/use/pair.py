@@ -12,7 +12,7 @@ from torch import Tensor
 from bertsmith.bundle import Bundle
 from bertsmith.errors import ModelError, QuestionError
 from bertsmith.model.packed import groups
-from bertsmith.use.ask import Model, on_device, opened, windows
+from bertsmith.use.masked_lm import Model, on_device, opened, windows
 
 #: Word ids and segment ids of a sequence [CLS] A [SEP] B [SEP].
 Pair = tuple[list[int], list[int]]

@@ -15,10 +15,10 @@ from bertsmith.bundle import TaskBundle
 from bertsmith.errors import QuestionError, TaskError
 from bertsmith.files import check_new_file
 from bertsmith.progress import Progress, Silent
-from bertsmith.tasks.choose import read_prompt
-from bertsmith.tasks.classify import SEPARATOR
+from bertsmith.tasks.classification import SEPARATOR
 from bertsmith.tasks.families import name_of, refuse_unread, task_of
 from bertsmith.tasks.inputs import BadExampleError
+from bertsmith.tasks.multiple_choice import read_prompt
 from bertsmith.tasks.questions import is_flat, squad_rows
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.tables import (
@@ -29,9 +29,9 @@ from bertsmith.tasks.tables import (
     open_table,
     text_of,
 )
-from bertsmith.tasks.textfiles import UTF8, encoding_of, table_format
-from bertsmith.use.ask import windows
-from bertsmith.use.asked import values_of
+from bertsmith.tasks.text_files import UTF8, encoding_of, table_format
+from bertsmith.use.masked_lm import windows
+from bertsmith.use.predict_lines import values_of
 from bertsmith.use.table_input import known_columns
 from bertsmith.use.table_output import (
     Layout,

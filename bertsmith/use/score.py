@@ -12,7 +12,7 @@ import torch
 from bertsmith.bundle import Bundle
 from bertsmith.errors import QuestionError
 from bertsmith.progress import Progress, Silent
-from bertsmith.use.ask import Model, Question, ask, longest, opened, windows
+from bertsmith.use.masked_lm import Model, Question, ask, longest, opened, windows
 
 #: Lines worked on at once: their copies are batched together.
 _WINDOW = 64

@@ -15,9 +15,9 @@ from bertsmith.errors import ModelError, QuestionError
 from bertsmith.files import parse_json
 from bertsmith.text.unknown import TokenCounts
 from bertsmith.use.embed import Embedder
-from bertsmith.use.neighbours import GRAPH, VECTORS, Neighbours, mapped
-from bertsmith.use.sinks import ABOUT, LINES, PLACES
+from bertsmith.use.nearest_neighbors import GRAPH, VECTORS, Neighbours, mapped
 from bertsmith.use.vector_settings import VectorSettings, settings_of
+from bertsmith.use.vector_writers import ABOUT, LINES, PLACES
 
 
 @dataclass(frozen=True)

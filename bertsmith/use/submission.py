@@ -9,12 +9,12 @@ from pathlib import Path
 from bertsmith.bundle import TaskBundle
 from bertsmith.errors import ModelError
 from bertsmith.tasks import questions
-from bertsmith.tasks.classify import read
+from bertsmith.tasks.classification import read
 from bertsmith.tasks.families import task_of
 from bertsmith.tasks.inputs import Counts
 from bertsmith.tasks.public import TASKS
 from bertsmith.use.answer import answer_each
-from bertsmith.use.ask import opened_task
+from bertsmith.use.masked_lm import opened_task
 from bertsmith.use.predict import predict_each
 
 

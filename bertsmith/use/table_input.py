@@ -8,7 +8,7 @@ from typing import Any
 from bertsmith.errors import TaskError
 from bertsmith.tasks.inputs import BadExampleError
 from bertsmith.tasks.tables import Row, Table, TableSource, cell, open_table, refuse_half
-from bertsmith.use.ask import windows
+from bertsmith.use.masked_lm import windows
 
 #: Rows of a stream that must tell which columns there are.
 _WINDOW = 1024

@@ -19,8 +19,8 @@ import zstandard
 from bertsmith.errors import MissingExtraError, QuestionError
 from bertsmith.files import json_of, sync
 from bertsmith.tasks.delimited import Dialect
-from bertsmith.tasks.textfiles import UTF8, table_format
-from bertsmith.text.archives import SUFFIXES as PACKED
+from bertsmith.tasks.text_files import UTF8, table_format
+from bertsmith.text.archives import SUFFIXES
 
 Cells = Mapping[str, Any]
 CSV = Dialect(",", quoted=True)
@@ -61,7 +61,7 @@ class RowWriter(Protocol):
 def output_format(out: Path) -> str:
     """Return the format of a table to be written. Raises QuestionError."""
     form = table_format(out)
-    if form is None or (form == "parquet" and out.suffix.lower() in PACKED):
+    if form is None or (form == "parquet" and out.suffix.lower() in SUFFIXES):
         raise QuestionError(
             f"{out}: expected a name that ends in .csv, .tsv, .jsonl, .json or .parquet; all but "
             "the last may be followed by .gz, .xz, .bz2 or .zst"
@@ -85,7 +85,7 @@ def new_file(out: Path) -> Iterator[Path]:
 @contextmanager
 def open_output(out: Path, encoding: str = UTF8) -> Iterator[Callable[[str], object]]:
     """Yield a function that writes text to a new file, packed as its name says."""
-    packing = PACKED.get(out.suffix.lower())
+    packing = SUFFIXES.get(out.suffix.lower())
     with new_file(out) as temporary, temporary.open("wb") as raw:
         packed = _PACKERS[packing](raw) if packing else raw
         text = io.TextIOWrapper(packed, encoding=encoding, newline="")

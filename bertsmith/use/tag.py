@@ -19,8 +19,8 @@ from bertsmith.tasks.families import task_of
 from bertsmith.tasks.inputs import Counts
 from bertsmith.tasks.outputs import Compute, outputs
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.tasks.tag import Mapped, encode, tags_of
-from bertsmith.use.ask import opened_task, windows
+from bertsmith.tasks.tagging import Mapped, encode, tags_of
+from bertsmith.use.masked_lm import opened_task, windows
 
 #: Texts worked on at once: enough that like lengths meet.
 _WINDOW = 512

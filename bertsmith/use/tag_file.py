@@ -26,8 +26,8 @@ from bertsmith.tasks.families import task_of
 from bertsmith.tasks.inputs import BadExampleError
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.tables import TableSource, open_table
-from bertsmith.tasks.textfiles import UTF8, table_format
-from bertsmith.use.ask import windows
+from bertsmith.tasks.text_files import UTF8, table_format
+from bertsmith.use.masked_lm import windows
 from bertsmith.use.predict_table import DECIMALS, TableCounts
 from bertsmith.use.table_input import known_columns
 from bertsmith.use.table_output import (

@@ -4,6 +4,7 @@ It never imports what it reads.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,23 @@ class Module:
                 assert node.level == 0, f"{self.path}:{node.lineno}: a relative import"
                 for alias in node.names:
                     yield f"{node.module}.{alias.name}", node.lineno, id(node) in inner
+            elif (
+                isinstance(node, ast.Constant)
+                and re.fullmatch(r"bertsmith(\.\w+)+", str(node.value))
+                and self._imports_dynamically
+            ):
+                # A dotted name that `import_module` will import.
+                yield str(node.value), node.lineno, True
+
+    @property
+    def _imports_dynamically(self) -> bool:
+        """Return whether the module calls ``importlib.import_module``."""
+        return any(
+            isinstance(node, ast.ImportFrom)
+            and node.module == "importlib"
+            and any(alias.name == "import_module" for alias in node.names)
+            for node in ast.walk(self.tree)
+        )
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ arguments = json.loads(sys.argv[1])
 sys.argv = ["bertsmith", *arguments]
 try:
     if arguments:
-        from bertsmith.cli.app import main
+        from bertsmith.cli.main import main
         main()
     else:
         import bertsmith

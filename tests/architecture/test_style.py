@@ -12,7 +12,7 @@ FILE_LINES, FUNCTION_LINES = 500, 60
 LONG_FILES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {}
 #: Where the environment may be read: the command line and the file that knows the machine.
-READS_ENVIRONMENT = frozenset({"bertsmith.train.device"})
+READS_ENVIRONMENT = frozenset({"bertsmith.runtime.device"})
 
 
 def _dotted(node: ast.AST) -> str:
@@ -53,7 +53,7 @@ def test_one_module_writes_tensor_files(modules: dict[str, Any]) -> None:
         for name, _, _ in module.imports()
         if name in ("safetensors.torch.save_file", "safetensors.numpy.save_file")
     ]
-    assert users == ["bertsmith.bundle.stored"]
+    assert users == ["bertsmith.bundle.tensor_files"]
 
 
 def test_nothing_prints_outside_the_command_line(modules: dict[str, Any]) -> None:

@@ -15,8 +15,8 @@ from bertsmith.errors import ModelError
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.config import FeatureSettings
 from bertsmith.model.packed import Packed, pack
-from bertsmith.text.extension import extended
-from bertsmith.text.recipe import SPECIAL, Recipe
+from bertsmith.text.tokenizer_spec import SPECIAL, Recipe
+from bertsmith.text.vocabulary_extension import extended
 from bertsmith.text.wordpiece import Tokenizer
 from tests.model.examples import primes
 

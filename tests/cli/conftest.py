@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from bertsmith import bundle
-from bertsmith.cli.app import main
+from bertsmith.cli.main import main
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.config import ModelConfig
-from bertsmith.text.training import train
 from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.wordpiece_trainer import train
 
 SENTENCES = [
     "The ferry crossed the river twice a day, in the morning and in the evening.",

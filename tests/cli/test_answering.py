@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def tuned(model: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on that folder."""
-    from bertsmith.train.finetune import finetune
+    from bertsmith.train.finetuning.finetune import finetune
 
     run = tmp_path_factory.mktemp("tuned") / "run"
     finetune("squad2", model, run, data=folder, values={"run": {"threads": 1}})

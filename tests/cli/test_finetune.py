@@ -18,8 +18,8 @@ from bertsmith.bundle import INFO, WEIGHTS, Head, save_task
 from bertsmith.cli.console import put_json
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.train.finetune import Tuned, finetune
-from bertsmith.train.several import Several
+from bertsmith.train.finetuning.finetune import Tuned, finetune
+from bertsmith.train.finetuning.sweep import Several
 
 Run = Callable[..., Any]
 
@@ -216,7 +216,7 @@ def test_a_terminal_is_answered_at_once(
         done.append(written.getvalue())
         yield "the river"
 
-    monkeypatch.setattr("bertsmith.cli.asking.lines_of", typed)
+    monkeypatch.setattr("bertsmith.cli.model_options.lines_of", typed)
     monkeypatch.setattr(sys, "stdout", written)
     assert run("predict", tuned, "--input", "-", terminal=True).status == 0
     assert done[0].endswith("\tthe anvil\n")
@@ -359,7 +359,7 @@ def test_several_that_are_stopped_say_where(
     """As JSON too: which run, after how many of its steps; and the status of the signal."""
     at = Tuned(tmp_path / "seed-1", None, signal.SIGTERM, 3, 9, ["accuracy"], {}, {}, 1.0)
     whole = Several(tmp_path, [], None, None, at)
-    monkeypatch.setattr("bertsmith.train.several.finetune_several", lambda *_, **__: whole)
+    monkeypatch.setattr("bertsmith.train.finetuning.sweep.finetune_several", lambda *_, **__: whole)
     done = run("finetune", "classify", "--model", model, "--data", table, "--seeds", 2, "--json",
                "--out", tmp_path / "runs")  # fmt: skip
     assert done.status == 128 + signal.SIGTERM

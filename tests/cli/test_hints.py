@@ -12,7 +12,7 @@ from bertsmith.cli import hints
 from bertsmith.errors import RunError
 from bertsmith.settings import Settings
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.train.place import take_up
+from bertsmith.train.engine.run_directory import take_up
 from tests.cli.conftest import SENTENCES, Run
 
 AWKWARD = "a $(b) 'c' \"d\" & e"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bertsmith.lab import making
-from bertsmith.lab.making import Job
-from bertsmith.train import device
+from bertsmith.lab import stage_runners
+from bertsmith.lab.stage_runners import Job
+from bertsmith.runtime import device
 
 Run = Callable[..., Any]
 
@@ -43,7 +43,7 @@ def test_a_failed_run_is_told_and_tried_again(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One run of four fails: the table has the others, the status is 1, and again it is 0."""
-    made = making.train_model
+    made = stage_runners.train_model
 
     def failing(job: Job) -> dict[str, Any]:
         if job.stage.settings["model"].get("activation") == "relu":
@@ -52,7 +52,7 @@ def test_a_failed_run_is_told_and_tried_again(
 
     options = ("lab", "activations", "--scale", "smoke", "--out", tmp_path)
     with monkeypatch.context() as patch:
-        patch.setitem(making.KINDS, "pretrain", failing)
+        patch.setitem(stage_runners.KINDS, "pretrain", failing)
         done = run(*options)
     assert done.status == 1
     assert "the disk is full" in done.err

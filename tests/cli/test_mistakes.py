@@ -12,7 +12,7 @@ from bertsmith.text.wordpiece import Tokenizer
 PROBE = """
 import io, json, sys
 from contextlib import redirect_stderr, redirect_stdout
-from bertsmith.cli.app import main
+from bertsmith.cli.main import main
 for arguments in json.loads(sys.argv[1]):
     sys.argv = ["bertsmith", *arguments]
     told, status = io.StringIO(), 0

@@ -114,7 +114,7 @@ def test_endless_input_is_warned_about_at_once(
         said.append(stderr.getvalue())
         yield KOREAN
 
-    monkeypatch.setattr("bertsmith.cli.asking.lines_of", typed)
+    monkeypatch.setattr("bertsmith.cli.model_options.lines_of", typed)
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     assert run("embed", model, "-", terminal=True).status == 0
     assert WARNING in said[0]

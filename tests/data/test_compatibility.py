@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from bertsmith.data.masking import TokenFacts
-from bertsmith.data.pool import Pool
 from bertsmith.data.prepare import prepare
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import SPLITS, Store
 from bertsmith.data.stream import Stream
 from bertsmith.data.worker import Task
+from bertsmith.data.worker_pool import Pool
 from bertsmith.text.corpus import sources
 from bertsmith.text.wordpiece import Tokenizer
 

@@ -8,7 +8,7 @@ from bertsmith.data.prepare import prepare
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Store
 from bertsmith.text.corpus import sources
-from bertsmith.text.recipe import SPECIAL, Recipe
+from bertsmith.text.tokenizer_spec import SPECIAL, Recipe
 from bertsmith.text.wordpiece import Tokenizer
 
 TOKENIZER = Tokenizer(Recipe(vocab=(*SPECIAL, ".", "one", "two", "three", "##s")))

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from bertsmith.data.draws import Ints, Words, states
+from bertsmith.data.counter_rng import Ints, Words, states
 from bertsmith.data.masking import TokenFacts, mask
 from bertsmith.data.packing import Boundaries
 from bertsmith.data.settings import DataSettings

@@ -14,19 +14,19 @@ import pytest
 
 from bertsmith.data import prepare as module
 from bertsmith.data.masking import TokenFacts
-from bertsmith.data.memo import Memo
 from bertsmith.data.plan import Plan, PrepareOptions
-from bertsmith.data.pool import Pool
 from bertsmith.data.prepare import prepare, summary
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import SPLITS, Manifest, Store
 from bertsmith.data.stream import Stream
+from bertsmith.data.word_cache import Memo
 from bertsmith.data.worker import DamagedShardError, Shard, Task, document_hash, make_shard
+from bertsmith.data.worker_pool import Pool
 from bertsmith.errors import CorpusError, SettingsError, StoreError, TokenizerError
 from bertsmith.progress import Silent
 from bertsmith.text.corpus import CorpusOptions, read, sources
-from bertsmith.text.recipe import SPECIAL, Recipe
 from bertsmith.text.sentences import split
+from bertsmith.text.tokenizer_spec import SPECIAL, Recipe
 from bertsmith.text.wordpiece import Tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -150,7 +150,7 @@ def killed(corpus: Path, out: Path, stop: signal.Signals, after: int, stage: str
     """Run ``prepare`` in a process that sends itself a signal after some shards of a stage."""
     code = KILLED.replace(
         "from tests_prepare import TOKENIZER, SHARD",
-        "from bertsmith.text.recipe import Recipe\n"
+        "from bertsmith.text.tokenizer_spec import Recipe\n"
         "from bertsmith.text.wordpiece import Tokenizer\n"
         f"TOKENIZER, SHARD = Tokenizer(Recipe(vocab={VOCAB!r})), {SHARD}",
     )

@@ -25,7 +25,7 @@ from bertsmith.data.store import (
 from bertsmith.data.stream import Stream
 from bertsmith.data.unigram import unigram_entropy, word_counts
 from bertsmith.errors import StoreError
-from bertsmith.text.recipe import SPECIAL, Recipe
+from bertsmith.text.tokenizer_spec import SPECIAL, Recipe
 from bertsmith.text.wordpiece import Tokenizer
 
 TOKENIZER = Tokenizer(Recipe(vocab=(*SPECIAL, *(f"w{number}" for number in range(92)))))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.text.recipe import SPECIAL
+from bertsmith.text.tokenizer_spec import SPECIAL
 from tests.interop.data import checkpoints
 
 DATA = Path(__file__).parent / "data"

@@ -17,8 +17,8 @@ from bertsmith.errors import ModelError, QuestionError
 from bertsmith.interop.huggingface import push
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.settings import read_toml
-from bertsmith.train.finetune import finetune
-from bertsmith.use.artefacts import recognize
+from bertsmith.train.finetuning.finetune import finetune
+from bertsmith.use.inspection.artifacts import recognize
 from tests.interop.hub import Files, Hub, commit_of, running
 from tests.interop.peers import peer, write
 from tests.model.examples import primes, shaken, tokenizer_of

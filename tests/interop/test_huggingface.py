@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,14 @@ from typer.testing import CliRunner
 
 from bertsmith import bundle
 from bertsmith.bundle import Head
+from bertsmith.cli import commands  # noqa: F401 (registers them)
 from bertsmith.cli.app import app
 from bertsmith.errors import ModelError
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.packed import pack
-from bertsmith.use.artefacts import recognize
-from bertsmith.use.describe import describe_model
 from bertsmith.use.fill import fill
+from bertsmith.use.inspection.artifacts import recognize
+from bertsmith.use.inspection.describe import describe_model
 from bertsmith.use.pair import pair
 from bertsmith.use.score import score
 from tests.interop.peers import CLASSES, FORMS, peer, write
@@ -154,7 +154,6 @@ def test_what_is_unexpected_is_named(tmp_path: Path) -> None:
     told = bundle.start_task(tmp_path, Head("regression"))
     assert set(told.left_out) == {"bert.extra", "classifier.weight", "classifier.bias"}
     assert told.info["new"] == ["output.bias", "output.weight"]
-    import_module("bertsmith.cli.verbs")
     done = CliRunner().invoke(app, ["predict", str(tmp_path), "word3"])
     assert done.exit_code == 0, done.stderr
     assert "left out, since the model has no place for it: bert.extra" in done.stderr

@@ -18,8 +18,8 @@ from sentence_transformers import SentenceTransformer
 from bertsmith.interop.onnx import write_onnx
 from bertsmith.interop.sentence_transformers import write_sentence_transformers
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.use.compare import compare
 from bertsmith.use.embed import embed
+from bertsmith.use.inspection.compare import compare
 
 pytestmark = pytest.mark.data
 

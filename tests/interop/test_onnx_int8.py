@@ -19,7 +19,7 @@ from bertsmith.interop.onnx import write_onnx
 from bertsmith.interop.sentence_transformers import write_sentence_transformers
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.packed import groups, pack
-from bertsmith.text.training import train
+from bertsmith.text.wordpiece_trainer import train
 from bertsmith.use.embed import embed
 
 QUANTIZED = "model_quantized.onnx"

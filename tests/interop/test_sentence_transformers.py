@@ -28,8 +28,8 @@ from bertsmith.interop.sentence_transformers import (
 )
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.config import FeatureSettings, ModelConfig
-from bertsmith.text.training import train
 from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.wordpiece_trainer import train
 from bertsmith.use.embed import embed
 from tests.model.examples import shaken
 

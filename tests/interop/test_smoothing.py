@@ -16,7 +16,7 @@ from bertsmith.interop.onnx.smoothing import smooth
 from bertsmith.interop.onnx.writing import _proto, _save
 from bertsmith.model.bert import BertModel
 from bertsmith.model.config import ModelConfig
-from bertsmith.text.recipe import SPECIAL, Recipe
+from bertsmith.text.tokenizer_spec import SPECIAL, Recipe
 from bertsmith.text.wordpiece import Tokenizer
 
 

@@ -20,7 +20,7 @@ from bertsmith.interop.tensorflow.release import read_config
 from bertsmith.interop.tensorflow.writing import write_bundle
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.packed import pack
-from bertsmith.text.recipe import Recipe
+from bertsmith.text.tokenizer_spec import Recipe
 from bertsmith.text.wordpiece import Tokenizer
 from tests.interop.conftest import CONFIG, Script, write_beside
 from tests.interop.data import checkpoints

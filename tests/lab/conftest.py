@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.train import device
+from bertsmith.runtime import device
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import RunError
-from bertsmith.lab.bench import Bench
-from bertsmith.lab.making import OUTCOME, Job
 from bertsmith.lab.results import FILE
+from bertsmith.lab.runner import Bench
+from bertsmith.lab.stage_runners import OUTCOME, Job
 from bertsmith.progress import Silent
 
 

@@ -9,12 +9,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from bertsmith.cli.lab import NAMES
-from bertsmith.lab.experiments.every import EXPERIMENTS
-from bertsmith.lab.kit import Kit
+from bertsmith.lab.experiments.registry import EXPERIMENTS
 from bertsmith.lab.laboratory import ON_A_MODEL, Laboratory
 from bertsmith.lab.report import means
 from bertsmith.lab.scale import SCALES
 from bertsmith.lab.sources import Sources
+from bertsmith.lab.stages import Kit
 from tests.lab.numbers import records
 
 #: Rows of each table of an experiment at smoke.

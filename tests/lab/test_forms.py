@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from bertsmith.data.plan import PrepareOptions
-from bertsmith.lab import stages
-from bertsmith.lab.kit import METRICS, Kit
+from bertsmith.lab import stage as stages
 from bertsmith.lab.scale import SCALES
 from bertsmith.lab.sources import Sources
-from bertsmith.lab.stages import FORMS, Stage
+from bertsmith.lab.stage import FORMS, Stage
+from bertsmith.lab.stages import METRICS, Kit
 from bertsmith.model.config import ModelConfig
 from bertsmith.tasks.public import TASKS
 from bertsmith.text.corpus import CorpusOptions
-from bertsmith.text.learning import VocabularyOptions
-from bertsmith.train.recipe import PretrainSettings
-from bertsmith.train.tunesettings import FinetuneSettings
+from bertsmith.text.vocabulary import VocabularyOptions
+from bertsmith.train.finetuning.settings import FinetuneSettings
+from bertsmith.train.pretraining.recipes import PretrainSettings
 from tests.lab.given import LINES
 
 FILE = Path(__file__).with_name("defaults.json")
@@ -46,7 +46,7 @@ def test_defaults_are_those_that_results_were_made_with() -> None:
     """The hash of a stage has what is set, and not what is left to the defaults.
 
     Where this fails: if what is made is another thing now, raise ``FORMS`` of that kind in
-    bertsmith/lab/stages.py, and the lab's results are made again. Then write the new defaults:
+    bertsmith/lab/stage.py, and the lab's results are made again. Then write the new defaults:
     `python -m tests.lab.test_forms`.
     """
     assert defaults() == json.loads(FILE.read_text())

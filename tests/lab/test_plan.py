@@ -8,19 +8,19 @@ import pytest
 
 from bertsmith.data.settings import DataSettings
 from bertsmith.lab import cost, probe
-from bertsmith.lab.bench import Bench
 from bertsmith.lab.cost import Costs
-from bertsmith.lab.experiments.every import EXPERIMENTS
-from bertsmith.lab.kit import Kit
+from bertsmith.lab.experiments.registry import EXPERIMENTS
 from bertsmith.lab.laboratory import Laboratory
-from bertsmith.lab.making import OUTCOME
 from bertsmith.lab.probe import seconds_of_a_step
+from bertsmith.lab.runner import Bench
 from bertsmith.lab.scale import SCALES
 from bertsmith.lab.sources import Sources, characters_in
-from bertsmith.lab.stages import Stage
-from bertsmith.lab.toy import stand_in
+from bertsmith.lab.stage import Stage
+from bertsmith.lab.stage_runners import OUTCOME
+from bertsmith.lab.stages import Kit
+from bertsmith.lab.toy_language import stand_in
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.features import FeatureModel
+from bertsmith.model.feature_based import FeatureModel
 from bertsmith.model.packed import Packed
 from bertsmith.progress import Silent
 from tests.lab.given import LINES

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from bertsmith.files import write_json
-from bertsmith.lab.bench import Bench
 from bertsmith.lab.laboratory import Laboratory
-from bertsmith.lab.making import OUTCOME, Job
 from bertsmith.lab.results import FILE
-from bertsmith.lab.stages import Stage
+from bertsmith.lab.runner import Bench
+from bertsmith.lab.stage import Stage
+from bertsmith.lab.stage_runners import OUTCOME, Job
 from bertsmith.progress import Silent
 from tests.lab.given import Heard
 from tests.lab.numbers import bench, number, records

@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 
 from bertsmith.errors import CorpusError, StoreError, TaskError
-from bertsmith.lab import making, stages
+from bertsmith.lab import stage as stages
+from bertsmith.lab import stage_runners
 from bertsmith.lab.experiments import pooling
-from bertsmith.lab.kit import Kit
 from bertsmith.lab.laboratory import Laboratory
-from bertsmith.lab.making import KINDS, OUTCOME, SENTENCES, TEXT, Job
 from bertsmith.lab.scale import SCALES
 from bertsmith.lab.sources import Sources, read_squad
-from bertsmith.lab.stages import Stage
-from bertsmith.lab.toy import stand_in
+from bertsmith.lab.stage import Stage
+from bertsmith.lab.stage_runners import KINDS, OUTCOME, SENTENCES, TEXT, Job
+from bertsmith.lab.stages import Kit
+from bertsmith.lab.toy_language import stand_in
 from bertsmith.progress import Silent
 from tests.lab.given import LINES, Heard
 
@@ -187,7 +188,7 @@ def test_an_option_that_the_lab_has_not_is_told_to_be_of_another(
     def bad(*_: object, **__: object) -> None:
         raise TaskError("train.tsv, line 3: no label; leave such examples out with --skip-bad")
 
-    monkeypatch.setattr(making, "finetune", bad)
+    monkeypatch.setattr(stage_runners, "finetune", bad)
     kit = Kit(SCALES["smoke"], stand_in(Sources(), tmp_path / "toy"), tmp_path)
     stage = kit.tuned(kit.usual(), "mrpc")
     with pytest.raises(TaskError, match=r"line 3: .*--skip-bad \(an option of finetune; the lab"):

@@ -12,12 +12,12 @@ from bertsmith.errors import RunError
 from bertsmith.files import write_json
 from bertsmith.lab.experiment import Results
 from bertsmith.lab.experiments import vocabulary
-from bertsmith.lab.experiments.every import EXPERIMENTS
-from bertsmith.lab.kit import Kit
+from bertsmith.lab.experiments.registry import EXPERIMENTS
 from bertsmith.lab.laboratory import Laboratory
 from bertsmith.lab.report import Panel, Table, _rows, lines, spread
 from bertsmith.lab.scale import SCALES
 from bertsmith.lab.sources import Sources
+from bertsmith.lab.stages import Kit
 from tests.lab.given import LINES, Heard
 
 

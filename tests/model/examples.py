@@ -14,8 +14,8 @@ from torch import Tensor
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.packed import Packed, pack
-from bertsmith.model.task import TaskModel
-from bertsmith.text.recipe import SPECIAL, Recipe
+from bertsmith.model.task_models import TaskModel
+from bertsmith.text.tokenizer_spec import SPECIAL, Recipe
 from bertsmith.text.wordpiece import Tokenizer
 
 #: Distinct primes, so that no two axes can be mistaken for each other; D = 3 x 7.

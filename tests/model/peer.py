@@ -17,9 +17,9 @@ from transformers.models.bert import modeling_bert
 
 from bertsmith import bundle
 from bertsmith.model import attention as attending
-from bertsmith.model import grouping
 from bertsmith.model.bert import PreTrainingModel
-from bertsmith.model.dropout import Dropout, Noise
+from bertsmith.model.ops import bucketing
+from bertsmith.model.ops.dropout import Dropout, Noise
 from tests.model.examples import Example, tokenizer_of
 
 #: Where dropout is, by our names and theirs. Keyed by place, not by number: an order of sites
@@ -97,7 +97,7 @@ def key_ours(model: PreTrainingModel, masks: Masks, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Dropout, "scale", scale)
     # Theirs pads all sequences together; that groups change nothing is tested beside attention.
     monkeypatch.setattr(attending, "grouped", lambda _: None)
-    monkeypatch.setattr(grouping, "_edge", lambda: 1)
+    monkeypatch.setattr(bucketing, "_edge", lambda: 1)
 
 
 def key_theirs(model: nn.Module, masks: Masks, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from bertsmith.model import attention as attending
-from bertsmith.model import grouping
 from bertsmith.model.attention import Kernel, SelfAttention, layout, reference_attention
 from bertsmith.model.bert import BertModel
-from bertsmith.model.dropout import Noise
+from bertsmith.model.ops import bucketing
+from bertsmith.model.ops.dropout import Noise
 from bertsmith.model.packed import Packed, pack
 from tests.model.examples import EQUAL, RAGGED, example, primes
 
@@ -70,7 +70,7 @@ def test_reference_equals_plain_loops(
     if dropped:
         kept = (torch.rand(len(lengths), 3, max(lengths), max(lengths)) > 0.4) / 0.6
         monkeypatch.setattr(attending, "grouped", lambda _: None)
-        monkeypatch.setattr(grouping, "_edge", lambda: 1)
+        monkeypatch.setattr(bucketing, "_edge", lambda: 1)
     where = layout(packed_of(lengths), "reference", causal=causal, dtype=torch.float32)
     q, k, v = qkv.unbind(1)
     keep = None if kept is None else lambda _: kept
@@ -141,7 +141,7 @@ def test_groups_of_like_lengths_change_nothing(
 @pytest.mark.parametrize("edge", [8, 16])
 def test_groups_end_where_the_cpu_likes_it(edge: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Padded groups have a multiple of its numbers if one is near, else their longest length."""
-    monkeypatch.setattr(grouping, "_edge", lambda: edge)
+    monkeypatch.setattr(bucketing, "_edge", lambda: edge)
     for lengths, rounded in ((UNLIKE, None), ((3, edge - 2, 1), edge), ((3, edge + 1), edge + 1)):
         where = layout(packed_of(lengths), "padded", causal=False, dtype=torch.float32)
         for own in where.groups:
@@ -182,17 +182,17 @@ def test_groups_draw_unlike_decisions() -> None:
 
 def test_grouping_is_the_cheapest(monkeypatch: pytest.MonkeyPatch) -> None:
     """No other way to part sequences in order of length costs less; like ones stay together."""
-    monkeypatch.setattr(grouping, "_edge", lambda: 8)
-    assert grouping.grouped([9] * 50) is None
-    assert grouping.grouped([8, 16, 8, 16]) is None
+    monkeypatch.setattr(bucketing, "_edge", lambda: 8)
+    assert bucketing.grouped([9] * 50) is None
+    assert bucketing.grouped([8, 16, 8, 16]) is None
     lengths = [128, 8, 120, 16, 64, 8, 300, 72]
-    parts = grouping.grouped(lengths)
+    parts = bucketing.grouped(lengths)
     assert parts is not None
 
     def cost(own: list[list[int]]) -> int:
         sizes = [max(-(-lengths[n] // 8) * 8 for n in part) for part in own]
         pairs = zip(own, sizes, strict=True)
-        return sum(len(part) * size**2 + grouping._GROUP_COST for part, size in pairs)
+        return sum(len(part) * size**2 + bucketing._GROUP_COST for part, size in pairs)
 
     order = sorted(range(8), key=lambda number: -lengths[number])
     every = []

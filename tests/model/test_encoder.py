@@ -8,7 +8,7 @@ import transformers
 from torch import nn
 
 from bertsmith.model.bert import BertModel, PreTrainingModel
-from bertsmith.model.task import SequenceModel
+from bertsmith.model.task_models import SequenceModel
 from tests.model.examples import RAGGED, example, primes, shaken
 
 

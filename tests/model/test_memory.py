@@ -11,7 +11,7 @@ from bertsmith.errors import ModelError, RunError
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.memory import machine_bytes, num_parameters, training_bytes
-from bertsmith.train import device
+from bertsmith.runtime import device
 
 
 def _config(**changes: int) -> ModelConfig:

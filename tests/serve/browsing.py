@@ -18,11 +18,11 @@ from bertsmith import bundle
 from bertsmith.bundle import Head, save_task
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.config import ModelConfig
+from bertsmith.serve.deadline import Patience
 from bertsmith.serve.models import Served, served
-from bertsmith.serve.patience import Patience
 from bertsmith.serve.service import Service
-from bertsmith.text.training import train
 from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.wordpiece_trainer import train
 from bertsmith.use.embed import TokenVectors
 from bertsmith.use.vector_settings import VectorSettings
 from tests.use.conftest import TEXT

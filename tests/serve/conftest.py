@@ -10,8 +10,8 @@ from bertsmith import bundle
 from bertsmith.bundle import Head, save_task
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.serve.models import Served, served
-from bertsmith.text.training import train
 from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.wordpiece_trainer import train
 from tests.serve.little import HEADS, TEXT, Running, listening, shape
 
 

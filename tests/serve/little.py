@@ -17,7 +17,7 @@ from bertsmith.bundle import Kind
 from bertsmith.model.config import ModelConfig
 from bertsmith.serve.app import create_app
 from bertsmith.serve.models import Served
-from bertsmith.serve.running import bound, config, server
+from bertsmith.serve.server import bound, config, server
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.wordpiece import Tokenizer
 

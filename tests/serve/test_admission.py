@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from bertsmith.errors import SettingsError
-from bertsmith.serve.keys import Key
+from bertsmith.serve.auth import Key
 from bertsmith.serve.models import Served
 from bertsmith.serve.settings import ServeSettings
 from tests.serve.holding import LONG, held_model

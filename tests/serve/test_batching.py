@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bertsmith.serve.batching import Batcher
-from bertsmith.serve.patience import (
+from bertsmith.serve.deadline import (
     BusyError,
     GoneError,
     LargeError,

@@ -256,7 +256,7 @@ def test_what_tells_of_the_server(running: Running) -> None:
 
 def test_every_example_of_the_docs_works(running: Running) -> None:
     """The bodies that /docs shows are answered."""
-    from bertsmith.serve.document import EXAMPLES
+    from bertsmith.serve.docs_page import EXAMPLES
 
     for path, body in EXAMPLES.items():
         named = {**body, "model": "plain"} if "model" in body else body
@@ -274,10 +274,10 @@ def test_a_request_has_an_id(running: Running) -> None:
 def test_a_server_loads_no_optimizer() -> None:
     """Nothing of training is in its process but what asks the machine what it can."""
     program = (
-        "import sys, bertsmith.serve.app, bertsmith.serve.running, bertsmith.serve.page\n"
+        "import sys, bertsmith.serve.app, bertsmith.serve.server, bertsmith.serve.page\n"
         "print([one for one in sys.modules if one.startswith('bertsmith.train.')])"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == "['bertsmith.train.device']"
+    assert done.stdout.strip() == "['bertsmith.runtime.device']"

@@ -8,7 +8,7 @@ import pytest
 from bertsmith.errors import SettingsError
 from bertsmith.serve.hosts import allowed_hosts
 from bertsmith.serve.models import Served
-from bertsmith.serve.running import config
+from bertsmith.serve.server import config
 from bertsmith.serve.settings import ServeSettings
 from tests.serve.little import Running, listening
 

@@ -1,375 +1,323 @@
-"""What a server withstands: size, time, crowds, garbage, clients that leave, its own end."""
+"""What one request may cost: however small, it is answered within bounds, and holds up nobody."""
 
-import gc
+import contextlib
 import json
-import logging
-import os
-import shutil
-import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import httpx
 import numpy as np
 import pytest
 import torch
-import uvicorn
-from uvicorn.server import ServerState
 
-from bertsmith.model.bert import BertModel
-from bertsmith.serve.models import Served, served
-from bertsmith.serve.running import config
+from bertsmith.serve.batching import Batcher
+from bertsmith.serve.deadline import NotFiniteError, Patience
+from bertsmith.serve.models import Served, finite, served
+from bertsmith.serve.service import Service
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.wordpiece import Tokenizer
-from tests.serve.holding import LONG, held_model, wait_until
 from tests.serve.little import TEXT, Running, listening
 
-#: Of a request for a path, with a body of so many bytes.
-HEAD = (
-    b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+HALF = "half \ud800 a character"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": ["a", HALF]}),
+        ("/embed", {"inputs": ["a", HALF]}),
+        ("/embed_all", {"inputs": HALF}),
+        ("/tokenize", {"inputs": HALF}),
+        ("/similarity", {"inputs": {"source_sentence": HALF, "sentences": ["a"]}}),
+        ("/fill", {"inputs": "[MASK] " + HALF}),
+        ("/pair", {"inputs": ["a", HALF]}),
+        ("/classify", {"inputs": [["a", HALF]]}),
+        ("/tag", {"inputs": HALF}),
+        ("/answer", {"inputs": {"question": HALF, "context": "b"}}),
+        ("/choose", {"inputs": {"prompt": "a", "endings": ["b", HALF]}}),
+    ],
 )
+def test_half_a_character_is_told(running: Running, path: str, body: Any) -> None:
+    """JSON can write it, no tokenizer reads it, and it is the client's fault."""
+    sent = {"Content-Type": "application/json"}
+    found = httpx.post(running.url + path, content=json.dumps(body), headers=sent, timeout=60)
+    assert found.status_code == 422
+    assert "half a character" in found.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/embed", {"inputs": "a", "layer": [-1] * 1000}, "a layer stands there twice"),
+        ("/embed", {"inputs": "a", "layer": [-1] * 2000}, "layer: List should have at most 1024"),
+        ("/embed", {"inputs": "a", "layer": [1, -2]}, "a layer stands there twice"),
+        ("/embed", {"inputs": ["a"] * 9}, "234 numbers; this server takes 200"),
+        ("/embed_all", {"inputs": ["a b c"] * 4}, "numbers; this server takes 200 of one"),
+        ("/fill", {"inputs": ["[MASK] [MASK]"] * 4}, "8 masks; this server takes 7 of one"),
+        ("/tokenize", {"inputs": ["a " * 60] * 2}, "tokens; this server takes 100 of one"),
+    ],
+)
+def test_a_small_body_gets_no_huge_answer(
+    models: list[Served], path: str, body: Any, said: str
+) -> None:
+    """Vectors, words and tokens of a request have a bound each, which the error names."""
+    limits = ServeSettings(numbers=200, masks=7, tokens=100)
+    with listening(models[:1], limits) as own:
+        found = own.post(path, body)
+        assert (found.status_code, said in found.text) == (422, True), found.text
+        assert own.post("/embed", {"inputs": TEXT[0]}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        (b"NaN", "Input should be a finite number"),
+        (b"Infinity", "Input should be a finite number"),
+        (b"1e400", "Input should be a finite number"),
+        (b"1e38", "Input should be less than or equal to 1000000"),
+    ],
+)
+def test_weights_are_numbers(running: Running, weight: bytes, message: str) -> None:
+    """Other weights would give vectors that are not finite."""
+    body = b'{"inputs": "a", "layer": [1, 2], "combine": "weighted", "weights": [1, %s]}' % weight
+    sent = {"Content-Type": "application/json"}
+    found = httpx.post(f"{running.url}/embed", content=body, headers=sent, timeout=60)
+    assert found.status_code == 422
+    assert f"weights.1: {message}" in found.json()["error"]["message"]
 
 
 @pytest.fixture(scope="module")
-def small(models: list[Served]) -> Iterator[Running]:
-    """A server of small limits."""
-    with listening(models[:1], ServeSettings(body_bytes=5000, texts=8, tokens=200)) as found:
-        yield found
+def broken(folders: dict[str, Path]) -> Iterator[Running]:
+    """A server of all models with NaN among their weights."""
+    models = [served(name, path) for name, path in folders.items()]
+    for model in models:
+        encoder = model.embedder.encoder
+        torch.nn.init.constant_(next(encoder.parameters()), float("nan"))
+    with listening(models) as server:
+        yield server
 
 
-@pytest.fixture(scope="module")
-def hasty(models: list[Served]) -> Iterator[Running]:
-    """A server that waits for a header or a body only a moment."""
-    with listening(models[:1], ServeSettings(body_seconds=0.5)) as found:
-        yield found
+@pytest.mark.parametrize(
+    ("path", "model", "body"),
+    [
+        ("/v1/embeddings", "plain", {"input": "a"}),
+        ("/v1/embeddings", "plain", {"input": ["a", "b"], "encoding_format": "base64"}),
+        ("/embed", "plain", {"inputs": ["a", "b"]}),
+        ("/embed", "plain", {"inputs": "a", "pooling": "max", "normalize": False}),
+        ("/embed_all", "plain", {"inputs": "a"}),
+        ("/similarity", "plain", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}),
+        ("/fill", "plain", {"inputs": "a [MASK]"}),
+        ("/pair", "plain", {"inputs": ["a", "b"]}),
+        ("/classify", "mood", {"inputs": "a"}),
+        ("/classify", "topics", {"inputs": "a"}),
+        ("/classify", "grade", {"inputs": "a"}),
+        ("/tag", "names", {"inputs": "a"}),
+        ("/tag", "speech", {"inputs": "a"}),
+        ("/answer", "answers", {"inputs": {"question": "a", "context": "b"}}),
+        ("/choose", "endings", {"inputs": {"prompt": "a", "endings": ["b", "c"]}}),
+    ],
+)
+def test_numbers_that_are_not_finite_are_an_error(
+    broken: Running, path: str, model: str, body: Any
+) -> None:
+    """500 that names the model, where JSON would have null."""
+    found = broken.post(path, {"model": model, **body})
+    assert (found.status_code, found.json()["error"]["type"]) == (500, "internal")
+    message = found.json()["error"]["message"]
+    assert f"the model '{model}' computed numbers that are not finite" in message
 
 
-def raw(port: int, data: bytes, *, seconds: float = LONG) -> bytes:
-    """Send bytes, and return all that comes back until the other side closes."""
-    with socket.create_connection(("127.0.0.1", port), seconds) as own:
-        own.sendall(data)
+def test_attention_that_is_not_finite_is_an_error(broken: Running) -> None:
+    """The page draws no NaN."""
+    app: Any = broken.server.config.app
+    with pytest.raises(NotFiniteError, match="the model 'plain' computed"):
+        app._app.state.service.attention("plain", "a")
+
+
+def test_one_text_that_is_not_finite_fails_alone() -> None:
+    """What others sent in the same batch is answered; infinity is an error, too."""
+
+    def compute(payloads: list[float]) -> list[np.ndarray]:
+        return [np.array([payload]) for payload in payloads]
+
+    batcher = Batcher(batch_tokens=10, queue_tokens=10, call_tokens=10, wait=60.0)
+    checked = finite("m", compute)
+    good = batcher.submit("key", checked, [(1, 1.0)], Patience(60))
+    bad = batcher.submit("key", checked, [(9, float("inf"))], Patience(60))
+    assert good.result(60) == [np.array([1.0])]
+    with pytest.raises(NotFiniteError, match="the model 'm'"):
+        bad.result(60)
+    batcher.close(60)
+
+
+def test_a_probability_of_zero_is_finite() -> None:
+    """Its logarithm is -inf."""
+    answers = [torch.tensor([0.0, float("-inf")])]
+    assert finite("m", lambda _: answers)(None) is answers
+
+
+@pytest.mark.parametrize("path", ["/embed", "/v1/embeddings", "/tokenize"])
+def test_a_long_text_is_tokenized_beside(
+    models: list[Served], monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """While that takes its time, others are answered."""
+    begun, over = threading.Event(), threading.Event()
+    own = models[0].bundle.tokenizer
+    for name in ("encode_batch", "encode_batch_with_offsets"):
+        plain = getattr(own, name)
+
+        def held(texts: list[str], *more: Any, plain: Any = plain) -> Any:
+            if len(texts[0]) > 10_000:
+                begun.set()
+                assert over.wait(60)
+            return plain(texts, *more)
+
+        monkeypatch.setattr(Tokenizer, name, lambda _, *given, held=held: held(*given))
+    field = "input" if path.startswith("/v1") else "inputs"
+    with listening(models[:1]) as server:
+        long = threading.Thread(target=server.post, args=(path, {field: "a " * 6000}))
+        long.start()
+        assert begun.wait(60)
+        assert httpx.get(f"{server.url}/health", timeout=60).status_code == 200
+        assert long.is_alive()
+        over.set()
+        long.join(60)
+
+
+@pytest.mark.parametrize("header", [b"X-Long: " + b"x" * 300_000, b"X: y\r\n" * 50_000])
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_header_has_a_size(running: Running, header: bytes, ended: bool) -> None:
+    """One long line or many short ones, whole or not: 431, and the connection closes."""
+    with socket.create_connection(("127.0.0.1", running.port), 60) as own:
+        with contextlib.suppress(ConnectionError):
+            own.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n" + header.rstrip())
+            if ended:
+                own.sendall(b"\r\n\r\n")
         found = b""
-        while chunk := own.recv(65536):
-            found += chunk
-    return found
+        with contextlib.suppress(ConnectionError):
+            while chunk := own.recv(65536):
+                found += chunk
+    assert found.startswith(b"HTTP/1.1 431"), found[:100]
+    assert b"the header is larger than 65,536 bytes" in found
+    large = b"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    body = json.dumps({"inputs": "a " * 50_000}).encode()
+    with socket.create_connection(("127.0.0.1", running.port), 60) as own:
+        # The next header begins in the last bytes of a body: that is none too large.
+        own.sendall(large + b"Content-Length: %d\r\n\r\n" % len(body) + body + b"GET /health HT")
+        assert own.recv(65536).startswith(b"HTTP/1.1 200")
+    fair = httpx.get(f"{running.url}/health", headers={"X-Long": "x" * 50_000})
+    assert fair.status_code == 200
 
 
-def guard(running: Running) -> Any:
-    """Return the outermost app of a server."""
-    return running.server.config.app
+def test_a_trailer_has_a_size(running: Running) -> None:
+    """What comes after a chunked body is a header, too."""
+    head = b"POST /embed HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: "
+    with socket.create_connection(("127.0.0.1", running.port), 60) as own:
+        with contextlib.suppress(ConnectionError):
+            own.sendall(head + b"x" * 2**22)
+        with contextlib.suppress(ConnectionError):
+            while own.recv(65536):
+                pass
+    assert httpx.get(f"{running.url}/health").status_code == 200
 
 
-def lives(running: Running) -> None:
-    """Check that the server answers as before."""
-    assert running.post("/embed", {"inputs": "a hammer"}).status_code == 200
+def test_only_questions_for_health_are_free(models: list[Served]) -> None:
+    """A body sent to /health needs the key, and a place, as any other."""
+    with listening(models[:1], key="open") as own:
+        assert httpx.get(f"{own.url}/health").status_code == 200
+        assert httpx.head(f"{own.url}/ready").status_code == 200
+        assert httpx.post(f"{own.url}/health", content=b"a").status_code == 401
 
 
-def test_a_body_too_large_is_refused_unread(small: Running) -> None:
-    """By its header, and by its bytes where the header does not say: 413."""
-    found = small.post("/embed", {"inputs": "a" * 6000})
-    assert (found.status_code, found.json()["error"]["type"]) == (413, "too_large")
+def test_open_pages_take_no_requests_place(models: list[Served]) -> None:
+    """Streams of the page are counted for themselves; health is told whatever the crowd."""
+    pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
+    from bertsmith.serve.page import mount
 
-    def chunks() -> Iterator[bytes]:
-        for _ in range(100):
-            yield b"a" * 1000
-
-    found = httpx.post(f"{small.url}/embed", content=chunks(), timeout=20)
-    assert found.status_code == 413
-    assert "larger than 5,000 bytes" in found.json()["error"]["message"]
-    lives(small)
-
-
-def test_a_hundred_megabytes(running: Running) -> None:
-    """Refused by its header before it is sent."""
-    head = b"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Length: 104857600\r\n\r\n"
-    assert raw(running.port, head).startswith(b"HTTP/1.1 413")
-    lives(running)
-
-
-def test_too_many_texts_or_tokens(small: Running) -> None:
-    """422, with the number that is taken."""
-    found = small.post("/embed", {"inputs": ["a"] * 9})
-    assert "9 texts; this server takes 8" in found.json()["error"]["message"]
-    found = small.post("/embed", {"inputs": ["the smith worked " * 20] * 8})
-    assert found.status_code == 422
-    assert "tokens; this server takes 200" in found.json()["error"]["message"]
+    gate = threading.Event()
+    with contextlib.ExitStack() as stack:
+        own = stack.enter_context(
+            listening(models[:1], ServeSettings(requests=2, pages=3), page=mount)
+        )
+        client = stack.enter_context(httpx.Client(timeout=60))
+        stack.callback(gate.set)
+        service = own.server.config.app._app.state.service  # type: ignore[union-attr]
+        service.fill = lambda *_: [[]] if gate.wait() else None
+        functions = client.get(f"{own.url}/config").json()["dependencies"]
+        fill = next(function["id"] for function in functions if function["api_name"] == "fill")
+        stream = f"{own.url}/gradio_api/queue/data?session_hash="
+        for number in range(3):
+            call = {"data": ["[MASK]", 5, ""], "fn_index": fill, "session_hash": f"s{number}"}
+            assert own.post("/gradio_api/queue/join", call).status_code == 200
+            opened = stack.enter_context(client.stream("GET", f"{stream}s{number}"))
+            assert opened.status_code == 200
+        found = client.get(f"{stream}s3")
+        assert (found.status_code, "3 pages are open" in found.text) == (429, True)
+        assert own.post("/embed", {"inputs": "a"}).status_code == 200
+        assert client.get(f"{own.url}/health").status_code == 200
 
 
-def test_ten_thousand_texts(models: list[Served], running: Running) -> None:
-    """Refused as the server stands; where limits allow them, answered with the right vectors."""
-    texts = [TEXT[number % 5][: 6 + number % 40] for number in range(10_000)]
-    found = running.post("/embed", {"inputs": texts})
-    assert found.status_code == 422
-    assert "10,000 texts; this server takes 1,024" in found.json()["error"]["message"]
-    lives(running)
-    large = ServeSettings(texts=10_000, tokens=10**6, queue_tokens=10**6, seconds=300)
-    with listening(models[:1], large) as own:
-        answered = own.post("/embed", {"inputs": texts}, timeout=300)
-    assert answered.status_code == 200
-    vectors = np.array(answered.json(), np.float32)
-    wanted = models[0].embedder.encode(texts, normalize=True)
-    np.testing.assert_allclose(vectors, wanted, atol=1e-6)
+def test_other_methods_and_paths_beside_the_page(models: list[Served]) -> None:
+    """The page answers every path that is left; what is no path of ours is told in our form."""
+    pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
+    from bertsmith.serve.page import mount
+
+    with listening(models[:1], page=mount) as own:
+        found = httpx.get(f"{own.url}/embed")
+        assert (found.status_code, found.headers["allow"]) == (405, "POST")
+        assert "GET is not what /embed takes; /docs" in found.json()["error"]["message"]
+        assert httpx.post(f"{own.url}/health").status_code == 405
+        assert httpx.head(f"{own.url}/health").status_code == 200
+        found = httpx.post(f"{own.url}/nothing", json={})
+        assert found.status_code in (404, 405)
+        assert "/nothing" in found.json()["error"]["message"]
 
 
-def test_a_slow_body_ends(hasty: Running) -> None:
-    """408 after the time for it, with the client still connected."""
-    found = raw(hasty.port, HEAD % (b"/embed", 50) + b"{")
-    assert found.startswith(b"HTTP/1.1 408")
-    assert b"within 0.5 seconds" in found
+@pytest.fixture
+def page(models: list[Served]) -> Iterator[Any]:
+    """A client of the page's own endpoints."""
+    pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
+    from gradio_client import Client
+
+    from bertsmith.serve.page import mount
+
+    with listening(models, page=mount) as own:
+        yield Client(own.url, verbose=False, analytics_enabled=False).predict
 
 
-@pytest.mark.parametrize("start", [b"", b"POST /embed HTTP/1.1\r\nHost: x\r\nX-Slow: "])
-def test_a_slow_header_ends(hasty: Running, start: bytes) -> None:
-    """The connection is closed by the server, with or without a first line."""
-    assert raw(hasty.port, start) == b""
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"api_name": "/word", "word": "a", "texts": ["a " * 60] * 2}, "'a' stands 120 times"),
+        ({"api_name": "/word", "word": "a", "texts": "a text"}, "texts: Input should be a valid l"),
+        ({"api_name": "/fill", "text": "[MASK]", "top": "5"}, "top: Input should be a valid int"),
+        ({"api_name": "/fill", "text": "[MASK]", "top": 10**9}, "expected 1 to 1,000"),
+        ({"api_name": "/fill", "text": None}, "text: Input should be a valid string"),
+    ],
+)
+def test_the_pages_own_endpoints_say_what_is_wrong(page: Any, asked: Any, said: str) -> None:
+    """Values of other types, and words that stand everywhere, are refused in words."""
+    with pytest.raises(Exception, match=said):
+        page(**asked)
 
 
-def test_each_header_of_a_connection_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The timer of a header runs from its first byte to its last, again for each request."""
-    protocol_class: Any = config(ServeSettings(body_seconds=7.0)).http
-    monkeypatch.setattr(protocol_class, "_start_asgi_task", lambda *_: None)
-    loop, transport = MagicMock(), MagicMock()
-    transport.is_closing.return_value = False
-    settings = uvicorn.Config(lambda *_: None, ws="none", log_level="warning")
-    protocol = protocol_class(settings, ServerState(), {}, loop)
-
-    def timers() -> list[Any]:
-        """Return the timers that are set, each once."""
-        return [call for call in loop.call_later.mock_calls if call[0] == ""]
-
-    protocol.connection_made(transport)
-    assert [call.args[0] for call in timers()] == [7.0]
-    body = b'{"inputs": "a"}'
-    protocol.data_received(HEAD % (b"/embed", len(body)) + body)
-    timer = loop.call_later.return_value
-    assert len(timers()) == 2
-    assert timer.cancel.call_count == 2
-    protocol.data_received(b"POST /em")
-    assert len(timers()) == 3
-    assert timer.cancel.call_count == 2
-    timers()[-1].args[1]()
-    transport.close.assert_called_once()
-
-
-def test_garbage_on_the_wire(running: Running) -> None:
-    """Bytes that are no HTTP are answered by 400 and the end, and harm nobody."""
-    assert raw(running.port, bytes(range(256)) * 4).startswith(b"HTTP/1.1 400")
-    lives(running)
-
-
-def test_a_crowd_is_told_to_come_again(models: list[Served]) -> None:
-    """A full queue: 429 with Retry-After for the rest, and right answers for those it took."""
-    limits = ServeSettings(queue_tokens=100, batch_tokens=32, seconds=LONG)
-    with listening(models[:1], limits) as own, ThreadPoolExecutor(32) as pool:
-        with held_model():
-            asked = [pool.submit(own.post, "/embed", {"inputs": TEXT[0]}) for _ in range(32)]
-            # While nothing is computed, only refusals can come.
-            wait(asked, LONG, FIRST_COMPLETED)
-            early = [one.result() for one in asked if one.done()]
-            assert {one.status_code for one in early} == {429}
-        found = [one.result(LONG) for one in asked]
-        assert {one.status_code for one in found} == {200, 429}
-        assert all(int(one.headers["retry-after"]) >= 1 for one in early)
-        assert "tokens are waiting" in early[0].json()["error"]["message"]
-
-
-def test_too_many_requests_at_once(models: list[Served]) -> None:
-    """429 for the third of two; the two get their answers."""
-    with (
-        listening(models[:1], ServeSettings(requests=2, seconds=LONG)) as own,
-        ThreadPoolExecutor(2) as pool,
-    ):
-        with held_model():
-            asked = [pool.submit(own.post, "/embed", {"inputs": "a"}) for _ in range(2)]
-            wait_until(lambda: guard(own)._active["requests"] == 2)
-            found = own.post("/embed", {"inputs": "a"})
-            assert (found.status_code, found.headers["retry-after"]) == (429, "1")
-            assert "2 requests are being answered" in found.json()["error"]["message"]
-            assert httpx.get(f"{own.url}/health", timeout=LONG).status_code == 200
-        assert [one.result(LONG).status_code for one in asked] == [200, 200]
-
-
-@pytest.mark.parametrize("path", ["/embed", "/fill"])
-def test_an_answer_too_late_is_told(models: list[Served], path: str) -> None:
-    """504 while the model still computes; then all is well again."""
-    with listening(models[:1], ServeSettings(seconds=0.3)) as own:
-        with held_model() as hold:
-            found = own.post(path, {"inputs": "a [MASK]"})
-            assert (found.status_code, found.json()["error"]["type"]) == (504, "timeout")
-            assert not hold.let.is_set()
-        # Of three tenths of a second a busy machine may need more.
-        wait_until(lambda: own.post(path, {"inputs": "a [MASK]"}).status_code == 200)
-
-
-def test_tokenizing_ends_at_its_deadline(
+def test_a_word_everywhere_is_counted_before_vectors(
     models: list[Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """504 while a tokenizer is still at its first texts, and the others are never begun."""
-    calls, let = [], threading.Event()
+    """Nothing is computed for what will be refused."""
+    pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
+    from bertsmith.errors import QuestionError
+    from bertsmith.serve.page.looking import Looking
 
-    def hold(_: Tokenizer, texts: list[str]) -> list[Any]:
-        calls.append(len(texts))
-        assert let.wait(LONG)
-        return [([], [])] * len(texts)
-
-    monkeypatch.setattr(Tokenizer, "encode_batch_with_offsets", hold)
-    with listening(models[:1], ServeSettings(seconds=0.3)) as own:
-        found = own.post("/tokenize", {"inputs": ["a" * 70_000] * 3})
-        assert (found.status_code, found.json()["error"]["type"]) == (504, "timeout")
-        let.set()
-    assert calls == [1]
-
-
-@pytest.mark.parametrize("path", ["/embed", "/fill"])
-def test_a_client_that_is_killed_frees_its_place(models: list[Served], path: str) -> None:
-    """Its request is over while the model is still at it, and the rest of it is not computed."""
-    limits = ServeSettings(batch_tokens=8, seconds=LONG)
-    with listening(models[:1], limits) as own, held_model() as hold:
-        batcher = guard(own)._app.state.service.batcher
-        body = json.dumps({"inputs": ["a hammer [MASK]"] * 100}).encode()
-        with socket.create_connection(("127.0.0.1", own.port)) as gone:
-            gone.sendall(HEAD % (path.encode(), len(body)) + body)
-            wait_until(lambda: hold.begun.is_set() and batcher.waiting > 100)
-        wait_until(lambda: not guard(own)._active["requests"])
-        begun = hold.batches
-        hold.let.set()
-        lives(own)
-        assert batcher.waiting == 0
-        # One is of ``lives``.
-        assert hold.batches <= begun + 1
-
-
-def test_a_model_whose_files_are_gone_serves_on(folders: dict[str, Path], tmp_path: Path) -> None:
-    """It was loaded, the pooler with it."""
-    shutil.copytree(folders["plain"], tmp_path / "m")
-    with listening([served("m", tmp_path / "m")]) as own:
-        shutil.rmtree(tmp_path / "m")
-        for pooling in ("mean", "pooled"):
-            found = own.post("/embed", {"inputs": "a", "pooling": pooling})
-            assert found.status_code == 200
-        assert own.post("/fill", {"inputs": "a [MASK]"}).status_code == 200
-
-
-def test_a_failure_inside_is_told_and_logged(
-    models: list[Served], caplog: pytest.LogCaptureFixture
-) -> None:
-    """500 without its cause, which the log has; the next request is answered."""
-    with listening(models[:1]) as own:
-        whole = BertModel.hidden_states
-        BertModel.hidden_states = None  # type: ignore[assignment,method-assign]
-        try:
-            found = own.post("/embed", {"inputs": "a"})
-        finally:
-            BertModel.hidden_states = whole  # type: ignore[method-assign]
-        assert (found.status_code, found.json()["error"]["type"]) == (500, "internal")
-        assert "NoneType" not in found.text
-        assert "NoneType" in caplog.text
-        lives(own)
-
-
-def test_the_log_has_no_text(running: Running, caplog: pytest.LogCaptureFixture) -> None:
-    """A line of JSON a request: what, when, how long; never what was said."""
-    with caplog.at_level(logging.INFO, "bertsmith.serve"):
-        running.post("/embed", {"inputs": "my secret"}, params={"q": "my secret"})
-        running.post("/fill", {"inputs": "my secret without a mask"})
-
-        def records() -> list[logging.LogRecord]:
-            return [one for one in caplog.records if one.name == "bertsmith.serve"]
-
-        # A line is written after its answer.
-        wait_until(lambda: len(records()) == 2)
-    lines = [json.loads(one.message) for one in records()]
-    assert [(one["path"], one["status"]) for one in lines] == [("/embed", 200), ("/fill", 422)]
-    assert lines[0].keys() == {"time", "id", "method", "path", "status", "seconds", "bytes"}
-    assert "secret" not in caplog.text
-
-
-def test_memory_stays(models: list[Served]) -> None:
-    """A thousand requests of all sorts leave no thread, no task and no tensor behind."""
-    with listening(models[:1]) as own:
-
-        def ask(number: int) -> int:
-            path = ("/embed", "/fill", "/pair", "/nothing")[number % 4]
-            body: Any = {"inputs": ["a", "b"]} if path == "/pair" else {"inputs": "a [MASK]"}
-            return own.post(path, body).status_code
-
-        def count() -> int:
-            gc.collect()
-            return sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects())
-
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(ask, range(100)))
-            threads, tensors = threading.active_count(), count()
-            list(pool.map(ask, range(900)))
-        wait_until(lambda: count() <= tensors + 5)
-        wait_until(lambda: threading.active_count() <= threads + 8)
-
-
-def started(model: Path, port: int, *, forward: str = "") -> "subprocess.Popen[str]":
-    """Start a server in a process; ``forward``: runs before each forward pass."""
-    program = (
-        "import sys\n"
-        "from bertsmith.model.bert import BertModel\n"
-        "plain = BertModel.hidden_states\n"
-        "def hidden_states(self, *arguments, **options):\n"
-        f"    {forward or 'pass'}\n"
-        "    return plain(self, *arguments, **options)\n"
-        "BertModel.hidden_states = hidden_states\n"
-        "from bertsmith.cli.app import main\n"
-        "main()\n"
-    )
-    words = ["serve", str(model), "--port", str(port), "--no-page", "--threads", "1"]
-    return subprocess.Popen(
-        [sys.executable, "-c", program, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-
-
-def refuses(port: int) -> bool:
-    """Return whether nobody listens at a port."""
-    try:
-        socket.create_connection(("127.0.0.1", port), LONG).close()
-    except ConnectionRefusedError:
-        return True
-    return False
-
-
-@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_finishes_what_is_under_way(folders: dict[str, Path], ending: int) -> None:
-    """The answer that was asked for comes; new connections are refused; the process ends with 0."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    own = started(
-        folders["plain"], port, forward="print('begun', flush=True); sys.stdin.readline()"
-    )
-    assert own.stdin is not None
-    assert own.stdout is not None
-    try:
-        wait_until(lambda: not refuses(port))
-        # Started by the command line, it checks names, too.
-        models_url = f"http://127.0.0.1:{port}/models"
-        found = httpx.get(models_url, headers={"Host": "evil.example"}, timeout=LONG)
-        assert found.status_code == 400
-        with ThreadPoolExecutor(1) as pool:
-            url = f"http://127.0.0.1:{port}/embed"
-            asked = pool.submit(httpx.post, url, json={"inputs": "a"}, timeout=LONG)
-            assert own.stdout.readline() == "begun\n"
-            own.send_signal(ending)
-            wait_until(lambda: refuses(port))
-            assert not asked.done()
-            own.stdin.write("\n")
-            own.stdin.flush()
-            assert asked.result(LONG).status_code == 200
-        _, told = own.communicate(timeout=LONG)
-    finally:
-        own.kill()
-    assert own.returncode == 0, told
-    assert "Traceback" not in told
+    service = Service(models[:1])
+    monkeypatch.setattr(service, "tokens", lambda *_: pytest.fail("computed"))
+    with pytest.raises(QuestionError, match="stands 15,000 times"):
+        Looking(service).word(None, "a", ("a " * 300,) * 50)
+    monkeypatch.undo()
+    # Inside other words it does not count.
+    looking = Looking(service)
+    assert len(looking.word(None, "he", ("he " + "then " * 20,) * 9).places) == 9
+    service.close()

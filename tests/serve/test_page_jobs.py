@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bertsmith.errors import QuestionError
-from bertsmith.serve.patience import BusyError
+from bertsmith.serve.deadline import BusyError
 from tests.serve.little import wait_until
 
 pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")

@@ -10,19 +10,27 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from bertsmith.errors import BertsmithError, QuestionError
-from bertsmith.serve import bodies, embeddings, parsing
-from bertsmith.serve.asking import list_json
+from bertsmith.serve import embeddings, parsing, schemas
+from bertsmith.serve.deadline import LargeError
+from bertsmith.serve.execution import list_json
 from bertsmith.serve.models import Served
 from bertsmith.serve.parsing import parse_body
-from bertsmith.serve.patience import LargeError
 from bertsmith.serve.settings import ServeSettings
 from tests.serve.little import Running, listening
 
 MODELS = [
-    bodies.EmbedBody, bodies.Vectors, bodies.SimilarityBody, bodies.TokenizeBody, bodies.FillBody,
-    bodies.PairBody, bodies.ClassifyBody, bodies.TagBody, bodies.AnswerBody, bodies.ChooseBody,
-    bodies.OpenAiBody,
-]  # fmt: skip
+    schemas.EmbedBody,
+    schemas.Vectors,
+    schemas.SimilarityBody,
+    schemas.TokenizeBody,
+    schemas.FillBody,
+    schemas.PairBody,
+    schemas.ClassifyBody,
+    schemas.TagBody,
+    schemas.AnswerBody,
+    schemas.ChooseBody,
+    schemas.OpenAiBody,
+]
 COUNT = 3000
 #: Values with thousands of mistakes.
 HOSTILE: dict[str, Any] = {
@@ -45,7 +53,7 @@ HOSTILE: dict[str, Any] = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_body_has_few_errors(model: type[BaseModel], name: str) -> None:
     """Validation stops at the first invalid item, also without a limit on the length."""
-    field = "input" if model is bodies.OpenAiBody else "inputs"
+    field = "input" if model is schemas.OpenAiBody else "inputs"
     for context in (None, {"texts": 10 * COUNT}):
         assert _count_errors(model, {field: HOSTILE[name]}, context) <= 3
 
@@ -58,7 +66,7 @@ def _count_errors(model: type[BaseModel], body: Any, context: Any) -> int:
     return 0
 
 
-@pytest.mark.parametrize("model", [model for model in MODELS if model is not bodies.OpenAiBody])
+@pytest.mark.parametrize("model", [model for model in MODELS if model is not schemas.OpenAiBody])
 def test_only_one_unknown_key_is_an_error(model: type[BaseModel]) -> None:
     """A body of unknown keys gives an error for the missing field, and one for a key."""
     with pytest.raises(ValidationError) as caught:
@@ -67,7 +75,7 @@ def test_only_one_unknown_key_is_an_error(model: type[BaseModel]) -> None:
     assert sorted(places) == [("0",), ("inputs",)]
 
 
-@pytest.mark.parametrize("model", [bodies.EmbedBody, bodies.Vectors])
+@pytest.mark.parametrize("model", [schemas.EmbedBody, schemas.Vectors])
 @pytest.mark.parametrize("field", ["layer", "weights"])
 @pytest.mark.parametrize("items", [["a"] * COUNT, [1] * COUNT])
 def test_lists_of_numbers_are_limited(model: type[BaseModel], field: str, items: Any) -> None:
@@ -81,9 +89,9 @@ def test_a_long_list_is_refused_before_its_items_are_checked() -> None:
     """The limit comes from the settings, and the message names it."""
     body = b'{"inputs": [' + b"0," * 20 + b"0]}"
     with pytest.raises(LargeError, match="the request has 21 texts; this server takes 20"):
-        parse_body(body, bodies.EmbedBody, ServeSettings(texts=20))
+        parse_body(body, schemas.EmbedBody, ServeSettings(texts=20))
     with pytest.raises(QuestionError, match=r"^inputs\.0: Input should be a valid string$"):
-        parse_body(body, bodies.EmbedBody, ServeSettings(texts=21))
+        parse_body(body, schemas.EmbedBody, ServeSettings(texts=21))
 
 
 @pytest.mark.parametrize(
@@ -104,14 +112,14 @@ def test_a_long_list_is_refused_before_its_items_are_checked() -> None:
 def test_errors_say_where(body: bytes, message: str) -> None:
     """Whatever is sent, the error is short and names a place."""
     with pytest.raises(BertsmithError, match=message) as caught:
-        parse_body(body, bodies.EmbedBody, ServeSettings())
+        parse_body(body, schemas.EmbedBody, ServeSettings())
     assert len(str(caught.value)) < 300
 
 
 def test_a_byte_order_mark_is_skipped() -> None:
     """Some editors write one before the JSON that people then send."""
-    parsed = parse_body('\ufeff{"inputs": "a"}'.encode(), bodies.EmbedBody, ServeSettings())
-    assert parsed == bodies.EmbedBody(inputs="a")
+    parsed = parse_body('\ufeff{"inputs": "a"}'.encode(), schemas.EmbedBody, ServeSettings())
+    assert parsed == schemas.EmbedBody(inputs="a")
 
 
 def test_token_ids_are_refused_for_openai() -> None:
@@ -119,7 +127,7 @@ def test_token_ids_are_refused_for_openai() -> None:
     ids = ([1] * COUNT, [[1] * 5] * COUNT)
     for value in ids:
         with pytest.raises(ValidationError, match="ids of another tokenizer") as caught:
-            bodies.OpenAiBody.model_validate({"input": value})
+            schemas.OpenAiBody.model_validate({"input": value})
         assert caught.value.error_count() == 1
 
 

@@ -3,8 +3,7 @@
 import pytest
 
 from bertsmith.errors import TaskError
-from bertsmith.tasks.choose import Question
-from bertsmith.tasks.classify import Example
+from bertsmith.tasks.classification import Example
 from bertsmith.tasks.conll import Sentence
 from bertsmith.tasks.label_counts import (
     refuse_numeric_labels,
@@ -12,6 +11,7 @@ from bertsmith.tasks.label_counts import (
     warn_about_accuracy,
     warn_about_labels,
 )
+from bertsmith.tasks.multiple_choice import Question
 from bertsmith.tasks.questions import Example as SpanExample
 from bertsmith.tasks.settings import TaskSettings
 

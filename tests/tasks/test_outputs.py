@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from bertsmith.model.config import FeatureSettings, ModelConfig
-from bertsmith.model.features import FeatureModel
-from bertsmith.model.task import SequenceModel, TaskModel, TokenModel
+from bertsmith.model.feature_based import FeatureModel
+from bertsmith.model.task_models import SequenceModel, TaskModel, TokenModel
 from bertsmith.tasks.inputs import Inputs
 from bertsmith.tasks.outputs import outputs
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bertsmith.errors import SettingsError, TaskError
-from bertsmith.tasks import jsonrows
-from bertsmith.tasks.jsonrows import read_json
+from bertsmith.tasks import json_rows
+from bertsmith.tasks.json_rows import read_json
 from bertsmith.tasks.tables import Row, TableSource, cell, open_table, rows
 
 
@@ -167,7 +167,7 @@ def test_json_files_hold_an_array_or_lines(tmp_path: Path) -> None:
     path.write_text("[ ]")
     assert list(rows(path)) == []
     path.write_text('[{"a": 1, "a": 2},\n 7]')
-    assert [row.fault for row in rows(path)] == [jsonrows.TWICE, "a value that is no JSON object"]
+    assert [row.fault for row in rows(path)] == [json_rows.TWICE, "a value that is no JSON object"]
     for text, message in (
         ('[{"a": 1}', "line 1: not JSON: the array has no end"),
         ('[{"a": 1}\n {"b": 2}]', "line 2: not JSON: '{' instead of a comma"),

@@ -11,11 +11,11 @@ import pytest
 from tokenizers import AddedToken
 from transformers import AutoTokenizer, BertTokenizerFast
 
-from bertsmith.data.memo import Memo
+from bertsmith.data.word_cache import Memo
 from bertsmith.errors import TokenizerError
-from bertsmith.text.extension import extended
-from bertsmith.text.recipe import SPECIAL, Recipe
 from bertsmith.text.tokenizer_files import write_recipe
+from bertsmith.text.tokenizer_spec import SPECIAL, Recipe
+from bertsmith.text.vocabulary_extension import extended
 from bertsmith.text.wordpiece import Tokenizer
 
 PIECES = "new york covid ##19 ##s a city e1 e 1 [ ] ne ##w spot [unused0] unused0"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.text.docprose import is_english, prose
+from bertsmith.text.docstring_prose import is_english, prose
 from bertsmith.text.docstrings import docstrings, documentation, source_files
 
 NUMPY = """Return the sum of the array elements over a given axis.

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from bertsmith.errors import TokenizerError
-from bertsmith.text.recipe import SPECIAL, Recipe
-from bertsmith.text.segment import segmented, segmenter_named, spaced
-from bertsmith.text.training import train
+from bertsmith.text.segmenter import segmented, segmenter_named, spaced
+from bertsmith.text.tokenizer_spec import SPECIAL, Recipe
 from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.wordpiece_trainer import train
 
 
 def _jamo(words: list[str] | tuple[str, ...]) -> list[str]:

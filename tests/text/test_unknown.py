@@ -4,10 +4,10 @@ import pickle
 
 import pytest
 
-from bertsmith.text.recipe import SPECIAL, Recipe
-from bertsmith.text.training import train
+from bertsmith.text.tokenizer_spec import SPECIAL, Recipe
 from bertsmith.text.unknown import TokenCounts, unknown_warning
 from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.wordpiece_trainer import train
 
 ENGLISH = [
     "The ferry crossed the river twice a day, in the morning and in the evening.",

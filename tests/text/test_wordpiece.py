@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bertsmith.errors import TokenizerError
-from bertsmith.text.recipe import SPECIAL, Recipe
+from bertsmith.text.tokenizer_spec import SPECIAL, Recipe
 from bertsmith.text.wordpiece import Tokenizer
 
 LATIN = "un want ##want ##ed wa runn ##ing low ##er ##est ##aff ##able hello how are you ah ##zz zz"

@@ -1,7 +1,7 @@
 """Words counted as WordPiece meets them, in bounded memory."""
 
-from bertsmith.text.quality import quality
-from bertsmith.text.recipe import SPECIAL, Recipe
+from bertsmith.text.tokenizer_spec import SPECIAL, Recipe
+from bertsmith.text.vocabulary_report import quality
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.words import WordCounts, cut
 

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from bertsmith.data.prepare import prepare
+from bertsmith.runtime import device
 from bertsmith.text.corpus import sources
-from bertsmith.text.recipe import SPECIAL, Recipe
+from bertsmith.text.tokenizer_spec import SPECIAL, Recipe
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.train import curve, device
-from bertsmith.train.pretrain import Result, pretrain
+from bertsmith.train.engine import curve
+from bertsmith.train.pretraining.pretrain import Result, pretrain
 
 WORDS = [first + second for first in "bdfgklmnprst" for second in ("a", "e", "i", "o", "u")]
 #: A model, a batch and an evaluation that cost next to nothing.

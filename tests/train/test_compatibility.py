@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load_file
 
 from bertsmith import bundle
-from bertsmith.train import checkpoint
-from bertsmith.train.finetune import finetune
-from bertsmith.train.journal import read
-from bertsmith.train.pretrain import pretrain
-from bertsmith.train.snapshot import snapshot
-from bertsmith.use.describe import describe_checkpoint, describe_run
+from bertsmith.train.engine import checkpoint
+from bertsmith.train.engine.metrics_log import read
+from bertsmith.train.finetuning.finetune import finetune
+from bertsmith.train.pretraining.pretrain import pretrain
+from bertsmith.train.pretraining.snapshot import snapshot
+from bertsmith.use.inspection.describe import describe_checkpoint, describe_run
 from tests.train.conftest import assignments
 
 FIXTURES = Path(__file__).parent / "fixtures" / "v0.1"

@@ -10,8 +10,8 @@ from transformers import AutoTokenizer, BertForPreTraining
 from bertsmith import bundle
 from bertsmith.model.bert import PreTrainingModel
 from bertsmith.model.config import ModelConfig
-from bertsmith.text.training import train
 from bertsmith.text.wordpiece import Tokenizer
+from bertsmith.text.wordpiece_trainer import train
 
 TEXT = [
     "The forge stood where the two roads met, and the smith worked there until dark.",

@@ -18,9 +18,9 @@ from bertsmith.tasks.families import task_of
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use import answer as module
 from bertsmith.use.answer import answer, answer_each
-from bertsmith.use.asked import told
 from bertsmith.use.evaluate import evaluate
 from bertsmith.use.predict import predict
+from bertsmith.use.predict_lines import told
 from bertsmith.use.submission import squad_predictions
 from tests.use.conftest import TEXT
 

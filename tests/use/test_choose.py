@@ -11,9 +11,9 @@ from bertsmith.bundle import Head, load_task, save_task
 from bertsmith.errors import ModelError, QuestionError
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.use.asked import told
 from bertsmith.use.choose import choose, choose_each
 from bertsmith.use.predict import predict
+from bertsmith.use.predict_lines import told
 from tests.use.conftest import TEXT
 
 QUESTIONS = [

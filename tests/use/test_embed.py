@@ -16,13 +16,13 @@ from transformers import AutoModel, AutoTokenizer
 from bertsmith.bundle import load_encoder
 from bertsmith.errors import ModelError, QuestionError, SettingsError
 from bertsmith.model.bert import BertModel
-from bertsmith.model.cpu import has_vnni
 from bertsmith.model.encoder import Layer
-from bertsmith.model.linear import rows_of
+from bertsmith.model.ops.cpu import has_vnni
+from bertsmith.model.ops.linear import rows_of
+from bertsmith.model.ops.smoothquant import even_columns
 from bertsmith.model.packed import Packed
-from bertsmith.model.smoothing import even_columns
 from bertsmith.use.embed import Embedder, Floats, embed
-from bertsmith.use.quick import quickened
+from bertsmith.use.quantization import quickened
 
 TEXTS = [
     "The forge stood where the two roads met.",
@@ -262,8 +262,8 @@ def test_the_quick_form_is_nearly_the_same(
     """A cosine of 0.995 in every vector, with all 8 bits or one less; the model stays as it was."""
     if vnni and not has_vnni():
         pytest.skip("without VNNI, sums of 8-bit products may be clipped")
-    monkeypatch.setattr("bertsmith.use.quick.has_vnni", lambda: vnni)
-    monkeypatch.setattr("bertsmith.use.quick.has_bf16", lambda: False)
+    monkeypatch.setattr("bertsmith.use.quantization.has_vnni", lambda: vnni)
+    monkeypatch.setattr("bertsmith.use.quantization.has_bf16", lambda: False)
     bundle = load_encoder(directory)
     before = {name: own.clone() for name, own in bundle.model.state_dict().items()}
     quick = Embedder(bundle, fast=True)
@@ -279,7 +279,7 @@ def test_the_quick_form_of_every_norm(
     directory: Path, monkeypatch: pytest.MonkeyPatch, norm: str
 ) -> None:
     """Each Linear's columns are evened out by the LayerNorm that it reads."""
-    monkeypatch.setattr("bertsmith.use.quick.has_bf16", lambda: False)
+    monkeypatch.setattr("bertsmith.use.quantization.has_bf16", lambda: False)
     config = load_encoder(directory).config.model_copy(update={"norm": norm})
     torch.manual_seed(3)
     model = BertModel(config).eval()

@@ -11,7 +11,7 @@ import bertsmith
 from bertsmith.bundle import Bundle
 from bertsmith.errors import QuestionError
 from bertsmith.model.packed import groups
-from bertsmith.use import ask
+from bertsmith.use import masked_lm
 from bertsmith.use.score import Score, score, score_each
 
 LINES = [
@@ -74,7 +74,7 @@ def test_every_line_is_answered_in_order(loaded: Bundle) -> None:
 
 @pytest.mark.parametrize(
     ("place", "name", "value"),
-    [(groups, "__defaults__", (17,)), (ask, "CHUNK_FLOATS", 1)],
+    [(groups, "__defaults__", (17,)), (masked_lm, "CHUNK_FLOATS", 1)],
     ids=["batches", "chunks"],
 )
 def test_a_small_budget_changes_nothing(

@@ -1,6 +1,6 @@
 """Searching embedded lines: the graph beside brute force, and the model that must be the same.
 
-These tests never look at how an index is written line by line: tests/use/test_embedfile.py does.
+These tests never look at how an index is written line by line: tests/use/test_embed_lines.py does.
 """
 
 import json
@@ -13,8 +13,8 @@ import pytest
 from bertsmith.errors import ModelError, QuestionError, SettingsError
 from bertsmith.progress import Silent
 from bertsmith.use.embed import Embedder
-from bertsmith.use.embedfile import embed_lines
-from bertsmith.use.neighbours import VECTORS, Neighbours, build
+from bertsmith.use.embed_lines import embed_lines
+from bertsmith.use.nearest_neighbors import VECTORS, Neighbours, build
 from bertsmith.use.search import Searcher, search
 from bertsmith.use.vector_settings import settings_of
 from tests.use.conftest import TEXT

@@ -10,7 +10,7 @@ from bertsmith.bundle import Bundle, EncoderBundle, TaskBundle
 from bertsmith.errors import ModelError
 from bertsmith.interop.onnx.bert import BATCH, CHOICES, LENGTH, Bert
 from bertsmith.interop.onnx.graph import Graph, Port
-from bertsmith.model.features import FeatureModel
+from bertsmith.model.feature_based import FeatureModel
 
 AnyBundle = Bundle | TaskBundle | EncoderBundle
 

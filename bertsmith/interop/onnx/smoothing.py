@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from bertsmith.interop.onnx.graph import Graph, Node
-from bertsmith.model.smoothing import even_columns
+from bertsmith.model.ops.smoothquant import even_columns
 
 
 def smooth(graph: Graph) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.bundle import CONFIG, Bundle, TaskBundle, load_either, load_encoder, locate
-from bertsmith.bundle.either import is_bare
+from bertsmith.bundle.any_model import is_bare
 from bertsmith.errors import MissingExtraError
 from bertsmith.files import check_new, whole_directory
 from bertsmith.interop.onnx.graph import Graph, Port

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from bertsmith.bundle import Stored, stored_in
 from bertsmith.bundle.config import read_json
-from bertsmith.bundle.stored import FLOATS
+from bertsmith.bundle.tensor_files import FLOATS
 from bertsmith.errors import ModelError
 from bertsmith.files import parse_json
-from bertsmith.text.tokenizer_files import CONFIG as TOKENIZER_CONFIG
+from bertsmith.text.tokenizer_files import CONFIG
 
 MODULES: Final = "modules.json"
 #: Files of the Transformer's folder, of the whole, and of each other module.
@@ -164,7 +164,7 @@ def _limits(folder: Path) -> tuple[int | None, bool]:
     if output != "token_embeddings":
         raise ModelError(f"{path}: the Transformer gives {output!r}; expected token_embeddings")
     longest = raw.get("max_seq_length")
-    beside = folder / TOKENIZER_CONFIG
+    beside = folder / CONFIG
     if longest is None and beside.is_file():
         longest = read_json(beside).get("model_max_length")
     if longest is not None and (not isinstance(longest, int | float) or longest < 2):

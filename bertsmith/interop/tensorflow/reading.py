@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bertsmith.bundle import INFO, Bundle, Head, TaskBundle
 from bertsmith.bundle.config import read_json
-from bertsmith.bundle.names import names
+from bertsmith.bundle.weight_names import names
 from bertsmith.errors import ModelError
 from bertsmith.interop.tensorflow import names as there
 from bertsmith.interop.tensorflow.release import (

@@ -11,7 +11,7 @@ import numpy as np
 from bertsmith.bundle import INFO, Bundle, TaskBundle, load, load_task, locate
 from bertsmith.bundle.config import CONFIG as DIRECTORY_CONFIG
 from bertsmith.bundle.config import read_json
-from bertsmith.bundle.names import names
+from bertsmith.bundle.weight_names import names
 from bertsmith.errors import ModelError
 from bertsmith.files import check_new, whole_directory, write_json
 from bertsmith.interop.tensorflow import names as there

@@ -4,8 +4,8 @@ It never knows how a stage is made.
 """
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.kit import Kit, heldout
 from bertsmith.lab.report import Panel, Report, Table, lines, spread
+from bertsmith.lab.stages import Kit, heldout
 
 NAMES = {"gelu": "GELU, erf", "gelu_tanh": "GELU, tanh", "relu": "ReLU", "elu": "ELU"}
 _TOLD = {"masked_lm": "held-out masked-LM loss, nats", "masked_accuracy": "words right"}

@@ -13,11 +13,11 @@ import numpy as np
 
 from bertsmith.errors import ModelError
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.kit import Kit
-from bertsmith.lab.making import Job
 from bertsmith.lab.report import Draw, Panel, Report, Table, means, spread
 from bertsmith.lab.senses import SENSES
-from bertsmith.lab.stages import Stage
+from bertsmith.lab.stage import Stage
+from bertsmith.lab.stage_runners import Job
+from bertsmith.lab.stages import Kit
 from bertsmith.use.embed import Embedder
 from bertsmith.use.similar import cosine_distances
 

@@ -6,8 +6,8 @@ It never knows how a stage is made.
 from typing import Any
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.kit import Kit, score
 from bertsmith.lab.report import Panel, Report, Table, dots, spread
+from bertsmith.lab.stages import Kit, score
 
 #: Each row, and the paper's F1 on the dev set of CoNLL-2003 (BERT-base).
 PAPER = {

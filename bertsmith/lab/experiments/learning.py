@@ -6,10 +6,10 @@ It never knows how a run is made.
 from typing import Any
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.kit import Kit
-from bertsmith.lab.making import Job
 from bertsmith.lab.report import COLOURS, NOTHING, Draw, Panel, Report, Table, lines
-from bertsmith.lab.stages import Stage
+from bertsmith.lab.stage import Stage
+from bertsmith.lab.stage_runners import Job
+from bertsmith.lab.stages import Kit
 from bertsmith.use.fill import fill
 
 _FILLED = "filled"

@@ -7,8 +7,8 @@ from typing import Any
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.experiments.features import lstm
-from bertsmith.lab.kit import METRICS, Kit, heldout, score
 from bertsmith.lab.report import Panel, Report, Table, dots, spread
+from bertsmith.lab.stages import METRICS, Kit, heldout, score
 
 #: Shares of mask, same and random, and the paper's figures: MNLI, and NER fine-tuned and by
 #: features.

@@ -6,8 +6,8 @@ It never knows how a stage is made.
 from typing import Any
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.kit import METRICS, Kit, heldout, score
 from bertsmith.lab.report import NOTHING, Panel, Report, Table, dots, spread
+from bertsmith.lab.stages import METRICS, Kit, heldout, score
 
 TASKS = ("mrpc", "sts-b", "sst-2")
 #: Layers, width, heads. The usual model of the scale is one of them.

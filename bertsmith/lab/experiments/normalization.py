@@ -8,8 +8,8 @@ from statistics import mean, median, pstdev
 from typing import Any
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.kit import Kit, heldout
 from bertsmith.lab.report import Panel, Report, Table, lines, spread
+from bertsmith.lab.stages import Kit, heldout
 
 NORMS = {
     "post": "layer norm after each sum", "pre": "layer norm before each part",

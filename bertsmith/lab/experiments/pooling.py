@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 
 from bertsmith.errors import TaskError
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.experiments.context import KIND as SENSES
-from bertsmith.lab.experiments.context import measure_senses, senses_stage
-from bertsmith.lab.kit import Kit
-from bertsmith.lab.making import Job
+from bertsmith.lab.experiments.context import KIND, measure_senses, senses_stage
 from bertsmith.lab.report import NOTHING, Panel, Report, Table, grid, spread
-from bertsmith.lab.stages import Stage
+from bertsmith.lab.stage import Stage
+from bertsmith.lab.stage_runners import Job
+from bertsmith.lab.stages import Kit
 from bertsmith.tasks.metrics import spearman
 from bertsmith.use.embed import Embedder
 
@@ -224,5 +223,5 @@ EXPERIMENT = Experiment(
     question="Which layer, pooled how, makes the best vectors of sentences, and of words?",
     stages=_stages,
     report=_report,
-    makers={_SIMILARITY: measure_similarity, _MAP: measure_map, SENSES: measure_senses},
+    makers={_SIMILARITY: measure_similarity, _MAP: measure_map, KIND: measure_senses},
 )

@@ -10,10 +10,10 @@ import torch
 
 from bertsmith.bundle import load_encoder
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.kit import Kit, heldout
-from bertsmith.lab.making import Job
 from bertsmith.lab.report import NOTHING, Panel, Report, Table, dots, lines, plain, spread
-from bertsmith.lab.stages import Stage
+from bertsmith.lab.stage import Stage
+from bertsmith.lab.stage_runners import Job
+from bertsmith.lab.stages import Kit, heldout
 
 #: What differs from the usual run, of which positions begin as sinusoids in dimensions of their
 #: own, by which two heads begin to look at the neighbours (`across`).

@@ -4,8 +4,8 @@ It never knows how a stage is made.
 """
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.kit import METRICS, Kit, heldout, score
 from bertsmith.lab.report import NOTHING, Panel, Report, Table, dots, spread
+from bertsmith.lab.stages import METRICS, Kit, heldout, score
 
 #: A pair task, a similarity task, sentiment, and question answering.
 TASKS = ("mrpc", "sts-b", "sst-2", "squad")

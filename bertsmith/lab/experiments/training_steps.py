@@ -4,9 +4,9 @@ It never knows how a stage is made.
 """
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.kit import Kit, score
 from bertsmith.lab.report import Panel, Report, Table, means, spread
-from bertsmith.lab.stages import Stage
+from bertsmith.lab.stage import Stage
+from bertsmith.lab.stages import Kit, score
 
 TASKS = ("sst-2", "sts-b")
 _MODELS = ("masked LM", "left to right")

@@ -8,11 +8,11 @@ from typing import Any
 
 from bertsmith.lab import softmax
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.kit import Kit, heldout
-from bertsmith.lab.making import Job
 from bertsmith.lab.report import NOTHING, Draw, Panel, Report, Table, lines, means, spread
-from bertsmith.lab.stages import Stage
-from bertsmith.train.schedule import ScheduleSettings, phases
+from bertsmith.lab.stage import Stage
+from bertsmith.lab.stage_runners import Job
+from bertsmith.lab.stages import Kit, heldout
+from bertsmith.train.engine.schedule import ScheduleSettings, phases
 
 #: Words of a vocabulary, by scale.
 _SIZES = {"smoke": (300, 400), "small": (8000, 16000, 32000), "full": (8000, 16000, 32000)}

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.routing import Mount
 
-from bertsmith.serve.faults import add_page_faults
+from bertsmith.serve.errors import add_page_faults
 from bertsmith.serve.page.calls import CallRoutes
 from bertsmith.serve.page.endpoints import endpoints
 from bertsmith.serve.page.forms import FORMS

@@ -21,9 +21,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Message, Send
 
+from bertsmith.serve.deadline import BusyError
 from bertsmith.serve.page.jobs import Job, JobQueue
 from bertsmith.serve.page.library import gr
-from bertsmith.serve.patience import BusyError
 
 API = "/gradio_api"
 #: For a client to take one message.

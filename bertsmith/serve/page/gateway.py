@@ -11,7 +11,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bertsmith.serve.faults import fault
+from bertsmith.serve.errors import fault
 from bertsmith.serve.page.calls import API
 
 #: Built once, since they are the same for all visitors.

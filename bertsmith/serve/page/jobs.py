@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from bertsmith.errors import BertsmithError
+from bertsmith.serve.deadline import BusyError
 from bertsmith.serve.page.library import gr
-from bertsmith.serve.patience import BusyError
 
 #: Jobs that run at the same time; the models batch what they compute.
 NUM_THREADS = 8

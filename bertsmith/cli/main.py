@@ -1,0 +1,45 @@
+"""The entry point ``bertsmith``: runs a command and turns exceptions into messages."""
+
+import os
+import sys
+from pathlib import Path
+
+from bertsmith.cli import failures, streams
+from bertsmith.cli.app import app
+from bertsmith.files import with_filename
+
+#: The exit status after Ctrl-C (128 + SIGINT).
+INTERRUPTED = 130
+
+
+def main() -> None:
+    """Run the program; a failure prints one message, and a traceback only with --debug."""
+    streams.prepare()
+    try:
+        failures.check_arguments(sys.argv[1:])
+        # Inside the try block: Ctrl-C while the commands load must not print a traceback.
+        from bertsmith.cli import commands  # noqa: F401 (registers them)
+
+        try:
+            app()
+        except SystemExit:
+            with with_filename(Path("standard output")):
+                sys.stdout.flush()
+            raise
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of stdout went away (`| head`): leave quietly, as other tools do.
+        streams.discard_stdout()
+        sys.exit(1)
+    except Exception as error:
+        if os.environ.get("BERTSMITH_DEBUG"):
+            raise
+        message, status = failures.explain(error)
+        sys.stderr.write(f"{message}\n")
+        try:
+            sys.stdout.flush()
+        except OSError:
+            streams.discard_stdout()
+        sys.exit(status)

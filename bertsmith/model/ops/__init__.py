@@ -1,0 +1,1 @@
+"""Kernels, fused layers and padding that the model is built from."""

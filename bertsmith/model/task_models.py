@@ -1,0 +1,93 @@
+"""The encoder with one output layer, as it is fine-tuned (section 3.2 and figure 4 of the paper).
+
+It never knows what the outputs mean. The three models are called alike: packed ids, and the places
+of the tokens that are asked about; what a model asks by itself needs no places.
+"""
+
+from torch import Tensor, nn
+
+from bertsmith.model.attention import Kernel
+from bertsmith.model.bert import BertModel, draw_weights
+from bertsmith.model.config import ModelConfig
+from bertsmith.model.encoder import SITES_PER_LAYER
+from bertsmith.model.feature_based import FeatureModel
+from bertsmith.model.heads import Pooler
+from bertsmith.model.ops.dropout import Dropout, Noise
+from bertsmith.model.packed import Packed
+
+
+def _last_dropout(config: ModelConfig) -> Dropout:
+    """Return the dropout before the output layer: its site comes after those of the layers."""
+    return Dropout(config.dropout, 1 + config.layers * SITES_PER_LAYER)
+
+
+class SequenceModel(nn.Module):
+    """Encoder, pooler, dropout and one Linear: C outputs a sequence."""
+
+    def __init__(self, config: ModelConfig, outputs: int, kernel: Kernel = "padded") -> None:
+        """``outputs`` is C. Weights are drawn from PyTorch's default generator."""
+        super().__init__()
+        self.config = config
+        self.bert = BertModel(config, kernel)
+        self.pooler = Pooler(config)
+        self.dropout = _last_dropout(config)
+        self.output = nn.Linear(config.width, outputs)
+        draw_weights(self, config.init_range)
+
+    def forward(
+        self, packed: Packed, places: Tensor | None = None, noise: Noise | None = None
+    ) -> Tensor:
+        """Return [B, C] from packed ids; ``places``, int64 [B], stand in for the first tokens."""
+        if places is None:
+            # Under a causal mask [CLS] sees itself only, and the last token sees all.
+            causal = self.config.attention == "causal"
+            places = packed.boundaries[1:].long() - 1 if causal else packed.starts
+        pooled = self.pooler(self.bert(packed, noise, places))
+        outputs: Tensor = self.output(self.dropout(pooled, noise))
+        return outputs
+
+
+class TokenModel(nn.Module):
+    """Encoder, dropout and one Linear: C outputs for each token that is asked about."""
+
+    def __init__(self, config: ModelConfig, outputs: int, kernel: Kernel = "padded") -> None:
+        """``outputs`` is C. Weights are drawn from PyTorch's default generator."""
+        super().__init__()
+        self.config = config
+        self.bert = BertModel(config, kernel)
+        self.dropout = _last_dropout(config)
+        self.output = nn.Linear(config.width, outputs)
+        draw_weights(self, config.init_range)
+
+    def forward(
+        self, packed: Packed, places: Tensor | None = None, noise: Noise | None = None
+    ) -> Tensor:
+        """Return [M, C] for ``places``, int64 [M] of the T tokens; else for all T."""
+        asked = self.bert(packed, noise, places)
+        outputs: Tensor = self.output(self.dropout(asked, noise))
+        return outputs
+
+
+class SpanModel(nn.Module):
+    """Encoder and one Linear: for each token how well an answer starts, and ends, there.
+
+    No dropout stands before the Linear, as in the original's run_squad.py.
+    """
+
+    def __init__(self, config: ModelConfig, outputs: int = 2, kernel: Kernel = "padded") -> None:
+        """``outputs`` is 2. Weights are drawn from PyTorch's default generator."""
+        super().__init__()
+        self.config = config
+        self.bert = BertModel(config, kernel)
+        self.spans = nn.Linear(config.width, outputs)
+        draw_weights(self, config.init_range)
+
+    def forward(
+        self, packed: Packed, places: Tensor | None = None, noise: Noise | None = None
+    ) -> Tensor:
+        """Return [M, 2] for ``places``, int64 [M] of the T tokens; else for all T."""
+        outputs: Tensor = self.spans(self.bert(packed, noise, places))
+        return outputs
+
+
+TaskModel = SequenceModel | TokenModel | SpanModel | FeatureModel

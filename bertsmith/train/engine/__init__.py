@@ -1,0 +1,1 @@
+"""The training loop and what every kind of training shares."""

@@ -1,0 +1,24 @@
+"""Checks of the arguments of ``pretrain``; importing them loads no torch.
+
+They repeat what the run itself checks, so that a mistake is reported at once and not seconds later.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bertsmith.data.store import Store
+from bertsmith.train.engine.run_directory import check_place
+from bertsmith.train.pretraining.resolve import Wishes, resolve_run
+
+
+def check_pretraining(
+    data: Path, out: Path | None, lengths: Mapping[str, float | None], wishes: Mapping[str, Any]
+) -> None:
+    """Raise a BertsmithError if ``pretrain`` cannot begin with these arguments.
+
+    lengths: steps, epochs and minutes. wishes: keywords of ``Wishes``.
+    """
+    if out is not None:
+        check_place(out)
+    resolve_run(Wishes(data=data, **wishes), Store.open(data), lengths)

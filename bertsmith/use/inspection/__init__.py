@@ -1,0 +1,1 @@
+"""Describe and compare models, stores, runs and other artifacts."""

@@ -1,0 +1,21 @@
+"""The picture of a run."""
+
+from pathlib import Path
+
+import pytest
+
+from bertsmith.files import json_of
+from bertsmith.train.engine.curve import NAME, draw
+
+
+@pytest.mark.parametrize("title", ["run: 2 layers", "r$x^{$: 2 layers", "\\frac $", "n\udcff"])
+def test_any_name_can_stand_in_the_title(tmp_path: Path, title: str) -> None:
+    """A run's name is drawn as it is: dollar signs in it begin no formula."""
+    pytest.importorskip("matplotlib")
+    lines = [
+        {"step": 1, "kind": "train", "masked_lm": 2.0},
+        {"step": 1, "kind": "heldout", "masked_lm": 2.0, "unigram_entropy": 3.0},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json_of(line) + "\n" for line in lines))
+    draw(tmp_path, title)
+    assert (tmp_path / NAME).read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,67 @@
+"""A model learns context, not frequency: on real text it beats the entropy of the words."""
+
+import json
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from bertsmith.data.prepare import prepare
+from bertsmith.text.corpus import sources
+from bertsmith.text.docstrings import documentation
+from bertsmith.text.wordpiece_trainer import train
+from bertsmith.train.engine.metrics_log import read
+from bertsmith.train.pretraining.pretrain import pretrain
+
+#: Enough prose for the test, and quickly read.
+CHARACTERS = 900_000
+SETTINGS = {
+    "model.layers": 2,
+    "model.width": 64,
+    "model.heads": 4,
+    "model.feed_forward": 128,
+    "model.max_positions": 64,
+    "model.dropout": 0,
+    "data.length": 64,
+    "data.batch": 16,
+    "optim.lr": 4e-3,
+    "run.precision": "fp32",
+    "run.device": "cpu",
+    "run.threads": 1,
+    "run.eval_sequences": 256,
+    "run.eval_every": 450,
+    "checkpoint.every": 450,
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation strings of the standard library, in a vocabulary of 800 words."""
+    folder = tmp_path_factory.mktemp("context")
+    texts: list[str] = []
+    size = 0
+    for module in documentation([Path(sysconfig.get_paths()["stdlib"])]):
+        text = "\n".join(" ".join(sentences) for sentences in module.paragraphs)
+        texts.append(text)
+        size += len(text)
+        if size > CHARACTERS:
+            break
+    corpus = folder / "docstrings.jsonl"
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    tokenizer = train(iter(texts), 800)
+    prepare(sources([str(corpus)]), tokenizer, folder / "store", workers=1)
+    return folder / "store"
+
+
+@pytest.mark.slow
+def test_context_is_learnt(store: Path, tmp_path: Path) -> None:
+    """Held-out masked-LM loss falls clearly below the unigram entropy of the same tokens.
+
+    A model that knew only how frequent words are could not come below it.
+    """
+    chosen = [f"{key}={value}" for key, value in SETTINGS.items()]
+    result = pretrain(store, tmp_path / "run", steps=900, assignments=chosen)
+    assert result.outcome.signal is None
+    heldout = [line for line in read(tmp_path / "run") if line["kind"] == "heldout"]
+    assert heldout[-1]["masked_lm"] < heldout[-1]["unigram_entropy"] - 0.15
+    assert heldout[-1]["masked_lm"] < heldout[0]["masked_lm"]
