@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from bertsmith.bundle import save_tensors, stored
+from bertsmith.bundle import save_tensors, tensor_files
 from bertsmith.files import whole_directory
 
 
@@ -34,7 +34,7 @@ def test_full_disk_is_an_os_error_with_a_name(
     def fail(*_: Any, **__: Any) -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(stored, "save_file", fail)
+    monkeypatch.setattr(tensor_files, "save_file", fail)
     with (
         pytest.raises(OSError, match="No space left") as caught,
         whole_directory(tmp_path / "model") as directory,
