@@ -21,10 +21,10 @@ from reporting import report
 from torch import Tensor
 
 from bertsmith.model import attention
-from bertsmith.model.attention import SelfAttention, layout, padded_attention
+from bertsmith.model.attention import SelfAttention, build_layout, padded_attention
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.ops.dropout import Noise
-from bertsmith.model.packed import pack
+from bertsmith.model.ops.dropout import DropoutSeed
+from bertsmith.model.packed import pack_sequences
 from bertsmith.runtime.device import keep_freed_memory
 
 #: Mean and deviation of the logarithm of a length, least and most: near the quartiles of the
@@ -50,14 +50,14 @@ def lengths_of(task: str) -> list[int]:
 
 def seconds(layer: SelfAttention, lengths: list[int], *, together: bool) -> float:
     """Return the time of forward and backward pass."""
-    packed = pack([([0] * length, [0] * length) for length in lengths])
+    packed = pack_sequences([([0] * length, [0] * length) for length in lengths])
     hidden = torch.randn(sum(lengths), layer.output.in_features, requires_grad=True)
     grouped = attention.grouped
     attention.grouped = (lambda _: None) if together else grouped
     try:
         began = time.perf_counter()
-        where = layout(packed, "padded", causal=False, dtype=torch.float32)
-        layer(hidden, where, Noise(torch.tensor(1))).sum().backward()
+        where = build_layout(packed, "padded", causal=False, dtype=torch.float32)
+        layer(hidden, where, DropoutSeed(torch.tensor(1))).sum().backward()
         return time.perf_counter() - began
     finally:
         attention.grouped = grouped
@@ -66,10 +66,10 @@ def seconds(layer: SelfAttention, lengths: list[int], *, together: bool) -> floa
 def seconds_in_bf16(qkv: Tensor, length: int, *, multiplied: bool) -> float:
     """Return the time of forward and backward pass for qkv [T, 3, N, H]."""
     count = qkv.shape[0] // length
-    packed = pack([([0] * length, [0] * length)] * count)
-    where = layout(packed, "padded", causal=False, dtype=torch.float32)
-    before = attention.LONGEST_MULTIPLIED
-    attention.LONGEST_MULTIPLIED = before if multiplied else 0
+    packed = pack_sequences([([0] * length, [0] * length)] * count)
+    where = build_layout(packed, "padded", causal=False, dtype=torch.float32)
+    before = attention.MATH_ATTENTION_MAX_SEQLEN
+    attention.MATH_ATTENTION_MAX_SEQLEN = before if multiplied else 0
     try:
         began = time.perf_counter()
         with torch.autocast("cpu", torch.bfloat16):
@@ -77,7 +77,7 @@ def seconds_in_bf16(qkv: Tensor, length: int, *, multiplied: bool) -> float:
         mixed.backward(torch.ones_like(mixed))  # type: ignore[no-untyped-call]
         return time.perf_counter() - began
     finally:
-        attention.LONGEST_MULTIPLIED = before
+        attention.MATH_ATTENTION_MAX_SEQLEN = before
 
 
 def kernels(ratios: dict[str, float], figures: dict[str, float]) -> None:

@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 from reporting import report
 
-from bertsmith.data.masking import TokenFacts
-from bertsmith.data.plan import Plan
+from bertsmith.data.masking import VocabularyInfo
+from bertsmith.data.plan import StorePlan
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import SPLITS, Manifest, Split, Store, write_manifest
-from bertsmith.data.stream import Stream
-from bertsmith.data.unigram import word_counts
+from bertsmith.data.stream import ExampleStream
+from bertsmith.data.unigram import count_token_ids
 
 #: The goal of the project for pairs and masks at length 128, from one process.
 GOAL = 1.5e6
@@ -30,12 +30,12 @@ BATCH = 256
 V = 30522
 
 
-def made_up_facts() -> TokenFacts:
+def made_up_facts() -> VocabularyInfo:
     """Return facts of a vocabulary as large as the paper's; a fifth are pieces of words."""
     special, continuations = np.zeros(V, np.bool_), np.zeros(V, np.bool_)
     special[:5] = True
     continuations[-V // 5 :] = True
-    return TokenFacts(V, 2, 3, 4, special, continuations, 1)
+    return VocabularyInfo(V, 2, 3, 4, special, continuations, 1)
 
 
 def offsets(tokens: int, document: float, chance: np.random.Generator) -> tuple[np.ndarray, ...]:
@@ -60,10 +60,10 @@ def made_up_split(tokens: int, *kinds: float) -> Split:
     return Split(ids, sentences, documents, "made up")
 
 
-def speed(split: Split, facts: TokenFacts, seconds: float = 4.0, **choices: object) -> float:
+def speed(split: Split, facts: VocabularyInfo, seconds: float = 4.0, **choices: object) -> float:
     """Return tokens a second, the start not counted, over some seconds or a whole epoch."""
     settings = DataSettings.model_validate(choices)
-    stream = Stream(split, facts, settings, settings.length, 0, 0)
+    stream = ExampleStream(split, facts, settings, settings.length, 0, 0)
     began, tokens = time.perf_counter(), 0
     for first in range(0, len(stream) - BATCH + 1, BATCH):
         tokens += len(stream.batch(first, BATCH).ids)
@@ -72,7 +72,7 @@ def speed(split: Split, facts: TokenFacts, seconds: float = 4.0, **choices: obje
     return tokens / (time.perf_counter() - began)
 
 
-def plain_speed(split: Split, facts: TokenFacts, seconds: float = 4.0) -> float:
+def plain_speed(split: Split, facts: VocabularyInfo, seconds: float = 4.0) -> float:
     """Return tokens a second of a plain loop that does what the original program does."""
     chance = random.Random(0)
     began, tokens, number = time.perf_counter(), 0, 0
@@ -124,7 +124,7 @@ def _elsewhere(split: Split, document: int, wanted: int, chance: random.Random) 
     return found
 
 
-def _mask(row: list[int], facts: TokenFacts, chance: random.Random) -> list[tuple[int, int]]:
+def _mask(row: list[int], facts: VocabularyInfo, chance: random.Random) -> list[tuple[int, int]]:
     special = {facts.cls_id, facts.sep_id}
     places = [place for place, word in enumerate(row) if word not in special]
     chance.shuffle(places)
@@ -155,18 +155,18 @@ def write_big_store(path: Path, tokens: int) -> None:
             "sentences": len(sentences) - 1,
             "tokens": int(sentences[-1]),
         }
-    values = {"bits": 16, "vocab_size": V, "lowercase": True, "plan": Plan(vocabulary_hash="")}
+    values = {"bits": 16, "vocab_size": V, "lowercase": True, "plan": StorePlan(vocabulary_hash="")}
     write_manifest(path, Manifest.model_validate({**values, "splits": counts}))
 
 
-def start_up(tokens: int, facts: TokenFacts) -> dict[str, float]:
+def start_up(tokens: int, facts: VocabularyInfo) -> dict[str, float]:
     """Measure the way from nothing to the first batch on a big store."""
     with tempfile.TemporaryDirectory() as folder:
         write_big_store(Path(folder), tokens)
         began = time.perf_counter()
         split = Store.open(folder).split("train")
         opened = time.perf_counter()
-        stream = Stream(split, facts, DataSettings(), 128, 0, 0)
+        stream = ExampleStream(split, facts, DataSettings(), 128, 0, 0)
         counted = time.perf_counter()
         stream.batch(len(stream) // 2, BATCH)
         ready = time.perf_counter()
@@ -204,13 +204,13 @@ def main() -> None:
     ratios = {"stream / plain loop": figures["documents of 600 tokens: tokens/s"] / plain}
     if given.store:
         store = Store.open(given.store)
-        real, own = store.split("train"), TokenFacts.of(store.tokenizer())
+        real, own = store.split("train"), VocabularyInfo.of(store.tokenizer())
         figures["the store given: tokens/s"] = speed(real, own)
         ratios["stream / goal of 1.5 M tokens/s, the store given"] = (
             figures["the store given: tokens/s"] / GOAL
         )
         began = time.perf_counter()
-        word_counts(real, store.manifest.vocab_size)
+        count_token_ids(real, store.manifest.vocab_size)
         figures["the store given: seconds to count its words"] = time.perf_counter() - began
     figures |= start_up(given.tokens, facts)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

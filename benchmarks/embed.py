@@ -36,7 +36,7 @@ from transformers import AutoModel
 from bertsmith.bundle import EncoderBundle
 from bertsmith.interop.onnx import write_onnx
 from bertsmith.model.bert import BertModel
-from bertsmith.model.config import ModelConfig, sizes_of
+from bertsmith.model.config import ModelConfig, size_preset
 from bertsmith.runtime import device
 from bertsmith.use.embed import Embedder
 
@@ -211,7 +211,7 @@ def cosines(name: str, found: Floats, wanted: Floats) -> Iterator[tuple[str, flo
 def layers(texts: list[str], embedder: Embedder, folder: Path) -> dict[str, list[float]]:
     """Return the seconds of the last layer and of the lowest one of a random model, base size."""
     torch.manual_seed(0)
-    config = ModelConfig(vocab_size=embedder.tokenizer.vocab_size, **sizes_of("base"))
+    config = ModelConfig(vocab_size=embedder.tokenizer.vocab_size, **size_preset("base"))
     base = Embedder(EncoderBundle(BertModel(config).eval(), embedder.tokenizer, config, folder))
     for layer in (-1, -12):
         base.encode(texts[:8], layer=layer)
@@ -248,7 +248,7 @@ def compared(
     faster = max(graphs, key=lambda name: -median(seconds[name]))
     lengths = [len(ids) for ids in embedder.ids(texts).sequences]
     products = sum(one * embedder.config.products_per_token(one) for one in lengths)
-    ceiling = device.matrix_ceiling(
+    ceiling = device.measure_peak_macs(
         device.Machine(torch.device("cpu"), "fp32", "padded"), seconds=2.0
     )
     theirs = vectors["sentence-transformers"]

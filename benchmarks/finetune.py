@@ -25,16 +25,16 @@ import torch
 import transformers
 from reporting import machine
 
-from bertsmith.bundle import Kind
+from bertsmith.bundle import TaskKind
 from bertsmith.runtime import device
-from bertsmith.tasks.families import family_of
-from bertsmith.tasks.inputs import Inputs
-from bertsmith.tasks.public import TASKS
+from bertsmith.tasks.families import get_family
+from bertsmith.tasks.inputs import ModelInputs
+from bertsmith.tasks.public import PUBLIC_TASKS
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.engine import schedule
 from bertsmith.train.finetuning.finetune import finetune
-from bertsmith.train.finetuning.task_data import head_of, read_data, resolve_task
+from bertsmith.train.finetuning.task_data import build_head, read_task_data, resolve_task_settings
 
 PEERS = {"transformers": "random", "transformers, like lengths": "group_by_length"}
 
@@ -80,7 +80,7 @@ class Trainer(transformers.Trainer):
 class Table(torch.utils.data.Dataset[dict[str, Any]]):
     """Units of a task as the Trainer takes them, unpadded."""
 
-    def __init__(self, inputs: Inputs, kind: Kind) -> None:
+    def __init__(self, inputs: ModelInputs, kind: TaskKind) -> None:
         """Keep the inputs."""
         self._inputs, self._kind = inputs, kind
 
@@ -106,7 +106,7 @@ class Table(torch.utils.data.Dataset[dict[str, Any]]):
 
 
 def rows_of(
-    found: Any, inputs: Inputs, kind: Kind, order: Sequence[int]
+    found: Any, inputs: ModelInputs, kind: TaskKind, order: Sequence[int]
 ) -> list[np.ndarray[Any, Any]]:
     """Return the Trainer's outputs, float32 [m, C] for each unit, as our scores take them.
 
@@ -149,9 +149,9 @@ def ours(options: argparse.Namespace, seed: int) -> dict[str, Any]:
 def theirs(options: argparse.Namespace, seed: int, sampling: str) -> dict[str, Any]:
     """Run the Trainer over transformers' own class."""
     settings = with_model_length(options)
-    task, family = settings, family_of(settings.kind)
-    data = read_data(task)
-    head = head_of(task, data)
+    task, family = settings, get_family(settings.kind)
+    data = read_task_data(task)
+    head = build_head(task, data)
     words = Tokenizer.load(options.model)
     name, examples = next(iter(data.heldout.items()))
     train = family.encode(data.train, words, head, task, data.counts["train"])
@@ -204,15 +204,15 @@ def changes(options: argparse.Namespace) -> dict[str, Any]:
 def with_model_length(options: argparse.Namespace) -> TaskSettings:
     """Return the task as Bertsmith resolves it."""
     said = {"task": changes(options)}
-    task = resolve_task(options.task, options.model, options.data, said).task
-    length = task.length or family_of(task.kind).LENGTH
+    task = resolve_task_settings(options.task, options.model, options.data, said).task
+    length = task.length or get_family(task.kind).LENGTH
     return task.model_copy(update={"length": length})
 
 
 def main() -> None:
     """Run what is missing in --out, then tell medians and ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--task", choices=sorted(TASKS), required=True)
+    parser.add_argument("--task", choices=sorted(PUBLIC_TASKS), required=True)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--weights", default="all-MiniLM-L6-v2", help="their name, for the record")
@@ -259,7 +259,7 @@ def compare(options: argparse.Namespace) -> None:
             with options.out.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             print(name, seed, {k: round(v, 4) for k, v in found.items()}, flush=True)
-    tell(lines(options.out, settings), TASKS[options.task].facts["metrics"])
+    tell(lines(options.out, settings), PUBLIC_TASKS[options.task].facts["metrics"])
 
 
 def lines(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:

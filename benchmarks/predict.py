@@ -22,11 +22,17 @@ import torch
 import transformers
 from reporting import report
 
-from bertsmith.bundle import Head, TaskBundle, load_task, save_task, start_task
+from bertsmith.bundle import (
+    FineTunedBundle,
+    HeadConfig,
+    load_fine_tuned,
+    load_for_fine_tuning,
+    save_fine_tuned,
+)
 from bertsmith.errors import ModelError
 from bertsmith.runtime import device
-from bertsmith.tasks.families import task_of
-from bertsmith.text.docstrings import documentation
+from bertsmith.tasks.families import get_task_settings
+from bertsmith.text.docstrings import read_documentation
 from bertsmith.use.predict import predict
 
 #: Batch sizes that the pipeline may choose from.
@@ -42,7 +48,7 @@ def texts_of(count: int) -> list[str]:
     chance = random.Random(0)
     sentences = (
         sentence
-        for module in documentation()
+        for module in read_documentation()
         for paragraph in module.paragraphs
         for sentence in paragraph
     )
@@ -57,19 +63,19 @@ def texts_of(count: int) -> list[str]:
     return found
 
 
-def classifier(path: Path, folder: Path) -> TaskBundle:
+def classifier(path: Path, folder: Path) -> FineTunedBundle:
     """Return the model at ``path``, or one of two labels that is made of it in ``folder``."""
     try:
-        return load_task(path)
+        return load_fine_tuned(path)
     except ModelError:
         torch.manual_seed(0)
-        head = Head("single", ("no", "yes"))
-        start = start_task(path, head)
-        save_task(folder / "model", start.model, start.tokenizer, head, {"task": "classify"})
-        return load_task(folder / "model")
+        head = HeadConfig("single", ("no", "yes"))
+        start = load_for_fine_tuning(path, head)
+        save_fine_tuned(folder / "model", start.model, start.tokenizer, head, {"task": "classify"})
+        return load_fine_tuned(folder / "model")
 
 
-def pipeline(bundle: TaskBundle) -> Any:
+def pipeline(bundle: FineTunedBundle) -> Any:
     """Return the peer, over the same directory."""
     return transformers.pipeline(
         "text-classification", model=str(bundle.path), dtype=torch.float32, device=-1
@@ -94,7 +100,7 @@ def best_size(peer: Any, sample: list[str], length: int) -> tuple[int, dict[int,
 
 
 def compared(
-    bundle: TaskBundle, peer: Any, texts: list[str], size: int, length: int
+    bundle: FineTunedBundle, peer: Any, texts: list[str], size: int, length: int
 ) -> tuple[dict[str, list[float]], int, float]:
     """Return the seconds of each turn, labels that differ, and the largest gap of probabilities."""
     seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
@@ -129,7 +135,7 @@ def main() -> None:
         bundle = classifier(options.model, Path(folder))
         peer = pipeline(bundle)
         # As our own task cuts off a text that is too long.
-        length = task_of(bundle).length or bundle.config.max_positions
+        length = get_task_settings(bundle).length or bundle.config.max_positions
         texts = texts_of(options.texts)
         size, tried = best_size(peer, texts[: options.sample], length)
         seconds, differ, gap = compared(bundle, peer, texts, size, length)
@@ -145,7 +151,7 @@ def main() -> None:
         "of the goal of 2": total["theirs"] / total["ours"] / GOAL,
         "ours of the machine's matrix product": products
         / total["ours"]
-        / device.matrix_ceiling(machine, seconds=2.0),
+        / device.measure_peak_macs(machine, seconds=2.0),
     }
     figures = {
         "texts": len(texts), "tokens": sum(lengths), "shortest": min(lengths),

@@ -20,9 +20,9 @@ from reporting import report
 from tokenizers import Tokenizer as Engine
 
 from bertsmith.data.store import Store
-from bertsmith.text.corpus import read, sources
-from bertsmith.text.sentences import split
-from bertsmith.text.wordpiece_trainer import train
+from bertsmith.text.corpus import find_sources, read_documents
+from bertsmith.text.sentences import split_sentences
+from bertsmith.text.wordpiece_trainer import train_wordpiece
 
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "text" / "en-wiki.jsonl.xz"
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -105,10 +105,10 @@ def unpacked(text: Path, folder: Path) -> Path:
 
 def measure(text: Path, folder: Path, *, small_only: bool) -> tuple[dict[str, float], ...]:
     """Alternate the two twice on the text; then once on ten times as much, for the memory."""
-    documents = [document.text for document in read(sources([str(text)]))]
-    train(iter(documents[:5000]), 16_000).save(folder / "tokenizer")
+    documents = [document.text for document in read_documents(find_sources([str(text)]))]
+    train_wordpiece(iter(documents[:5000]), 16_000).save(folder / "tokenizer")
     engine = Engine.from_file(str(folder / "tokenizer" / "tokenizer.json"))
-    sentences = [sentence for document in documents for sentence in split(document)]
+    sentences = [sentence for document in documents for sentence in split_sentences(document)]
     del documents
     ours, plain, fast, peaks = [], [], [], []
     for turn in range(2):

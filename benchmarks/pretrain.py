@@ -22,15 +22,15 @@ from reporting import report
 from torch import Tensor
 
 from bertsmith.data.packing import Batch
-from bertsmith.model.bert import PreTrainingModel
-from bertsmith.model.config import ModelConfig, sizes_of
+from bertsmith.model.bert import BertForPreTraining
+from bertsmith.model.config import ModelConfig, size_preset
 from bertsmith.runtime import device
 from bertsmith.runtime.device import Machine
 from bertsmith.train.engine import optimizer
 from bertsmith.train.engine.settings import OptimSettings
 from bertsmith.train.engine.step import take_step
-from bertsmith.train.pretraining.micro_batches import Piece, to_device
-from bertsmith.train.pretraining.objective import mean_losses
+from bertsmith.train.pretraining.micro_batches import MicroBatch, to_device
+from bertsmith.train.pretraining.objective import compute_mean_losses
 
 VOCABULARY, SHARE, RATE = 30522, 0.15, 1e-4
 
@@ -57,17 +57,17 @@ def batch_of(sequences: int, length: int, generator: torch.Generator) -> Batch:
 
 def config_of(size: str) -> ModelConfig:
     """Return the peer's own defaults at a named size."""
-    values = {"vocab_size": VOCABULARY, "activation": "gelu", **sizes_of(size)}
+    values = {"vocab_size": VOCABULARY, "activation": "gelu", **size_preset(size)}
     return ModelConfig.parse(values, size)
 
 
-def ours(machine: Machine, size: str, piece: Piece, compiled: bool) -> Callable[[], None]:
+def ours(machine: Machine, size: str, piece: MicroBatch, compiled: bool) -> Callable[[], None]:
     """Return a step of Bertsmith."""
     config = config_of(size)
-    model = PreTrainingModel(config, machine.kernel).to(machine.device).train()
+    model = BertForPreTraining(config, machine.kernel).to(machine.device).train()
     compute: Any = torch.compile(model, dynamic=True) if compiled else model
-    adam = optimizer.build(model, OptimSettings(lr=RATE))
-    losses = partial(mean_losses, compute)
+    adam = optimizer.build_optimizer(model, OptimSettings(lr=RATE))
+    losses = partial(compute_mean_losses, compute)
     count = iter(range(10**9))
 
     def step() -> None:
@@ -78,9 +78,9 @@ def ours(machine: Machine, size: str, piece: Piece, compiled: bool) -> Callable[
     return step
 
 
-def theirs(machine: Machine, size: str, piece: Piece, compiled: bool) -> Callable[[], None]:
+def theirs(machine: Machine, size: str, piece: MicroBatch, compiled: bool) -> Callable[[], None]:
     """Return a step of transformers, in a plain loop."""
-    sizes = sizes_of(size)
+    sizes = size_preset(size)
     config = transformers.BertConfig(
         vocab_size=VOCABULARY,
         hidden_size=sizes["width"],
@@ -125,7 +125,7 @@ def seconds_of(step: Callable[[], None], machine: Machine) -> float:
 
 
 def compare(
-    machine: Machine, size: str, piece: Piece, compiled: bool, steps: int
+    machine: Machine, size: str, piece: MicroBatch, compiled: bool, steps: int
 ) -> dict[str, Any]:
     """Time both in turn; return ratio, tokens a second and shares of the ceiling."""
     torch.manual_seed(0)
@@ -137,7 +137,7 @@ def compare(
     times: dict[str, list[float]] = {name: [] for name in both}
     ceilings = []
     for _ in range(steps):
-        ceilings.append(device.matrix_ceiling(machine, seconds=0.1))
+        ceilings.append(device.measure_peak_macs(machine, seconds=0.1))
         for name, step in both.items():
             times[name].append(seconds_of(step, machine))
     config = config_of(size)
@@ -185,7 +185,7 @@ def main() -> None:
     ratios: dict[str, float] = {}
     figures: dict[str, float] = {}
     for precision in options.precision or ("fp32", "bf16"):
-        machine = device.find(
+        machine = device.resolve_machine(
             options.device, precision, "padded", attention_dropout=0.1, threads=None
         )
         draw = torch.Generator().manual_seed(0)

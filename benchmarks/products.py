@@ -34,13 +34,13 @@ TURNS = 15
 @contextmanager
 def library(*, onednn: bool) -> Iterator[None]:
     """Have one of the two multiply, small products as well."""
-    before, least = linear.has_slow_mkl, linear.LEAST
-    linear.LEAST = 1
+    before, least = linear.has_slow_mkl, linear.ONEDNN_MIN_MACS
+    linear.ONEDNN_MIN_MACS = 1
     linear.has_slow_mkl = lambda: onednn  # type: ignore[assignment]
     try:
         yield
     finally:
-        linear.has_slow_mkl, linear.LEAST = before, least
+        linear.has_slow_mkl, linear.ONEDNN_MIN_MACS = before, least
 
 
 def medians(work: Callable[[], object], turns: int = TURNS) -> tuple[float, float]:
@@ -84,7 +84,7 @@ def steps(ratios: dict[str, float], figures: dict[str, float], threads: int | No
     draw = torch.Generator().manual_seed(0)
     for size in ("tiny", "mini", "small"):
         for precision in ("fp32", "bf16"):
-            machine = device.find(
+            machine = device.resolve_machine(
                 "cpu", precision, "padded", attention_dropout=0.1, threads=threads
             )
             piece = to_device(batch_of(32, 128, draw), machine.device)

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bertsmith.train.engine.metrics_log import TIMES
+from bertsmith.train.engine.metrics_log import TIMING_KEYS
 
 #: The files of state that must not differ, besides the journal.
 STATE = ("weights.safetensors", "moments.safetensors")
@@ -175,7 +175,7 @@ def content(run: Path, steps: int) -> dict[str, str]:
     state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     result["state.json but for seconds"] = json.dumps({**state, "seconds": 0})
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    kept = [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
+    kept = [{key: value for key, value in line.items() if key not in TIMING_KEYS} for line in lines]
     result["journal but for times"] = "\n".join(json.dumps(line) for line in kept)
     trained = [line["step"] for line in lines if line["kind"] == "train"]
     result["every step once"] = str(trained == list(range(1, steps + 1)))

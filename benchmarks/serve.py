@@ -27,8 +27,8 @@ import numpy as np
 import torch
 from reporting import report
 
-from bertsmith.runtime.thread_pool import abreast
-from bertsmith.serve.models import vectors_of
+from bertsmith.runtime.thread_pool import map_in_threads
+from bertsmith.serve.models import embed_sequences
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.use.embed import Embedder
 from bertsmith.use.vector_settings import VectorSettings
@@ -85,7 +85,7 @@ def packed(embedder: Embedder, texts: list[str], seconds: float) -> float:
 
     def compute(batch: list[list[int]]) -> Any:
         with torch.inference_mode():
-            return vectors_of(embedder, recipe, batch)
+            return embed_sequences(embedder, recipe, batch)
 
     began, count = time.perf_counter(), 0
     while time.perf_counter() - began < seconds:
@@ -95,7 +95,7 @@ def packed(embedder: Embedder, texts: list[str], seconds: float) -> float:
             if batches[-1] and sum(map(len, batches[-1])) + len(ids) > most:
                 batches.append([])
             batches[-1].append(ids)
-        count += sum(len(batch) for batch, _ in abreast(compute, batches, cpu))
+        count += sum(len(batch) for batch, _ in map_in_threads(compute, batches, cpu))
     return count / (time.perf_counter() - began)
 
 

@@ -28,10 +28,10 @@ from bertsmith.data.store import Store
 from bertsmith.train.engine import schedule
 from bertsmith.train.engine.schedule import Phase
 from bertsmith.train.engine.step import take_step
-from bertsmith.train.pretraining.evaluation import heldout_stream
-from bertsmith.train.pretraining.micro_batches import Piece, to_device
+from bertsmith.train.pretraining.evaluation import build_heldout_stream
+from bertsmith.train.pretraining.micro_batches import MicroBatch, to_device
 from bertsmith.train.pretraining.recipes import PretrainSettings
-from bertsmith.train.pretraining.resolve import Wishes, resolve
+from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
 from bertsmith.train.pretraining.session import Session
 
 #: Seconds of one turn, and of the probe that fixes each one's number of steps.
@@ -48,7 +48,7 @@ class Contestant:
         self,
         name: str,
         session: Session,
-        step: Callable[[int, float, list[Piece]], float],
+        step: Callable[[int, float, list[MicroBatch]], float],
         evaluate: Callable[[], float],
         reset: Callable[[], None],
     ) -> None:
@@ -59,7 +59,7 @@ class Contestant:
         self.seconds, self.done, self.tokens, self.total = 0.0, 0, 0, 0
         self._batches = self._stream()
 
-    def _stream(self) -> Iterator[list[Piece]]:
+    def _stream(self) -> Iterator[list[MicroBatch]]:
         length = self._session.settings.data.length
         return self._session.work([Phase(0, 10**9, length)]).pieces(0)
 
@@ -102,7 +102,7 @@ def ours(session: Session) -> Contestant:
     """Return Bertsmith: its own step and its own evaluation."""
     work = session.work([Phase(0, 1, session.settings.data.length)])
 
-    def step(number: int, rate: float, whole: list[Piece]) -> float:
+    def step(number: int, rate: float, whole: list[MicroBatch]) -> float:
         session.model.train()
         result = take_step(
             work.losses, whole, session.model, session.optimizer, session.machine,
@@ -118,7 +118,7 @@ def ours(session: Session) -> Contestant:
     return Contestant("bertsmith", session, step, evaluate, session.start)
 
 
-def dense(piece: Piece) -> dict[str, Tensor]:
+def dense(piece: MicroBatch) -> dict[str, Tensor]:
     """Return a packed batch as the padded tensors that transformers takes."""
     packed = piece.packed
     lengths = packed.boundaries.diff().long()
@@ -150,7 +150,7 @@ def theirs(session: Session) -> Contestant:
         model.load_state_dict(first)
         adam[:] = [_adam(model, settings)]
 
-    def step(_number: int, rate: float, whole: list[Piece]) -> float:
+    def step(_number: int, rate: float, whole: list[MicroBatch]) -> float:
         model.train()
         for group in adam[0].param_groups:
             group["lr"] = rate
@@ -185,7 +185,7 @@ def _adam(model: nn.Module, settings: PretrainSettings) -> torch.optim.Optimizer
 def _heldout(model: Any, session: Session) -> float:
     """Return the masked-LM loss on the same held-out examples, by transformers' own modules."""
     model.eval()
-    stream = heldout_stream(session.heldout, session.facts, session.settings.data)
+    stream = build_heldout_stream(session.heldout, session.facts, session.settings.data)
     count, loss, words = min(session.settings.run.eval_sequences, len(stream)), 0.0, 0
     for first in range(0, count, 64):
         batch = stream.batch(first, min(64, count - first))
@@ -237,8 +237,8 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     store = Store.open(options.store)
     assignments = [f"run.eval_sequences={HELD_OUT}", "run.device=cpu", *options.set]
-    settings = resolve(
-        Wishes(data=options.store, size=options.size, assignments=assignments), store
+    settings = resolve_settings(
+        Overrides(data=options.store, size=options.size, assignments=assignments), store
     )
     session = Session(settings, store)
     both = [ours(session), theirs(session)]

@@ -28,7 +28,7 @@ class ModelError(BertsmithError):
     """A model directory is missing, broken or does not fit what is asked of it."""
 
 
-class QuestionError(BertsmithError):
+class InputError(BertsmithError):
     """What a model is asked about (a text, a pair, a line) cannot be answered as it stands."""
 
 

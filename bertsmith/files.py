@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bertsmith.errors import ModelError, QuestionError
+from bertsmith.errors import InputError, ModelError
 
 #: A list of numbers and nulls as indented JSON has it; no text has a line break of its own there.
 _NUMBERS = re.compile(r"\[\n\s+((?:(?:null|[-+.\deE]+),\s+)*(?:null|[-+.\deE]+))\s+\]")
 
 
-def check_new(folder: Path) -> None:
+def check_new_directory(folder: Path) -> None:
     """Raise ModelError unless ``folder`` is not there yet, or is empty: nothing is written over."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ModelError(f"{folder}: something is there already; choose a new folder")
@@ -29,9 +29,9 @@ def check_new(folder: Path) -> None:
 def check_new_file(out: Path) -> None:
     """Raise QuestionError where something is in the way of a file."""
     if out.exists() or out.is_symlink():
-        raise QuestionError(f"{out}: this file exists already; choose another name, or remove it")
+        raise InputError(f"{out}: this file exists already; choose another name, or remove it")
     if not out.parent.is_dir():
-        raise QuestionError(f"{out}: there is no folder {out.parent}; make it first")
+        raise InputError(f"{out}: there is no folder {out.parent}; make it first")
 
 
 def sync(path: Path) -> None:
@@ -44,7 +44,7 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def with_filename(path: Path) -> Iterator[None]:
+def add_error_filename(path: Path) -> Iterator[None]:
     """Add ``path`` to an OSError from the block that names no file, as a failed write does not."""
     try:
         yield
@@ -54,13 +54,13 @@ def with_filename(path: Path) -> Iterator[None]:
         raise
 
 
-def write_whole(path: Path, content: bytes | str) -> None:
+def write_atomic(path: Path, content: bytes | str) -> None:
     """Write a file under a temporary name, fsync it, and rename it into place."""
     data = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with with_filename(path), temporary.open("wb") as file:
+        with add_error_filename(path), temporary.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -78,7 +78,7 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def json_of(value: Any, indent: int | None = None) -> str:
+def dump_json(value: Any, indent: int | None = None) -> str:
     """Return ``value`` as JSON; what is not finite becomes null, since JSON knows no NaN."""
     return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
@@ -91,24 +91,24 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def figures_of(read: Mapping[str, Any]) -> dict[str, Any]:
-    """Return named figures as they were before ``json_of``: null is NaN again."""
+def restore_nan(read: Mapping[str, Any]) -> dict[str, Any]:
+    """Return named figures as they were before ``dump_json``: null is NaN again."""
     return {name: math.nan if value is None else value for name, value in read.items()}
 
 
-def write_json(path: Path, value: Any, *, rows: bool = False) -> None:
+def write_json(path: Path, value: Any, *, inline_numbers: bool = False) -> None:
     """Write ``value`` as indented UTF-8 JSON, whole or not at all.
 
-    ``rows``: a list of numbers takes a line, not a line each.
+    ``inline_numbers``: a list of numbers takes a line, not a line each.
     """
-    text = json_of(value, indent=2)
-    if rows:
+    text = dump_json(value, indent=2)
+    if inline_numbers:
         text = _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
-    write_whole(path, text + "\n")
+    write_atomic(path, text + "\n")
 
 
 @contextmanager
-def whole_directory(path: Path) -> Iterator[Path]:
+def atomic_directory(path: Path) -> Iterator[Path]:
     """Yield an empty temporary directory that takes the place of ``path`` when the block ends well.
 
     An older directory at ``path`` is set aside first and removed last; after an error it stands

@@ -50,17 +50,17 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path}: not valid TOML: {error}") from None
 
 
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge_settings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``base`` with the keys of ``over`` laid on top, tables merged key by key."""
     result = dict(base)
     for key, value in over.items():
         old = result.get(key)
         both = isinstance(value, Mapping) and isinstance(old, Mapping)
-        result[key] = merged(old, value) if both else value  # type: ignore[arg-type]
+        result[key] = merge_settings(old, value) if both else value  # type: ignore[arg-type]
     return result
 
 
-def wished(
+def user_settings(
     config: Path | None,
     values: Mapping[str, Any] | None = None,
     assignments: Sequence[str] = (),
@@ -69,11 +69,11 @@ def wished(
 
     Raises SettingsError for a file that cannot be read, or an assignment that is none.
     """
-    said = merged(read_toml(config) if config else {}, values or {})
-    return merged(said, from_assignments(assignments))
+    said = merge_settings(read_toml(config) if config else {}, values or {})
+    return merge_settings(said, parse_assignments(assignments))
 
 
-def from_assignments(assignments: Sequence[str]) -> dict[str, Any]:
+def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
     """Turn ``["optim.lr=2e-4", ...]`` into nested dictionaries; a value is TOML or plain text."""
     result: dict[str, Any] = {}
     for assignment in assignments:
@@ -87,7 +87,7 @@ def from_assignments(assignments: Sequence[str]) -> dict[str, Any]:
         nested: Any = value
         for key in reversed(path.strip().split(".")):
             nested = {key: nested}
-        result = merged(result, nested)
+        result = merge_settings(result, nested)
     return result
 
 

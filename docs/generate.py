@@ -169,7 +169,7 @@ def _ratio(ours: float, theirs: list[dict[str, Any]]) -> str:
 def lab_tables() -> dict[str, str]:
     """Return the tables of each experiment that docs/lab.md shows, and its picture, by name."""
     given = (f"given-{name}" for name in _OF_ANY_MODEL)
-    names = (*lab.NAMES, *given)
+    names = (*lab.EXPERIMENTS, *given)
     return {name: _lab_table("small", name) for name in names}
 
 

@@ -7,90 +7,100 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bertsmith.bundle.any_model import load_either, save_either
-    from bertsmith.bundle.config import CONFIG, Kind, config_json, read_config
-    from bertsmith.bundle.directory import WEIGHTS, locate, pinned, tokenizer_of
+    from bertsmith.bundle.any_model import load_model, save_model
+    from bertsmith.bundle.config import CONFIG_FILE, TaskKind, read_config, to_hf_config
+    from bertsmith.bundle.directory import (
+        WEIGHTS_FILE,
+        locate_model,
+        locate_tokenizer,
+        pin_model_path,
+    )
     from bertsmith.bundle.encoder import EncoderBundle, load_encoder
     from bertsmith.bundle.fine_tuned import (
-        Head,
-        TaskBundle,
+        FineTunedBundle,
+        HeadConfig,
         is_fine_tuned,
-        load_task,
-        save_task,
-        start_task,
+        load_fine_tuned,
+        load_for_fine_tuning,
+        save_fine_tuned,
     )
-    from bertsmith.bundle.identity import fingerprint
-    from bertsmith.bundle.parts import INFO
-    from bertsmith.bundle.pretrained import Bundle, load, save
-    from bertsmith.bundle.tensor_files import Stored, read_file, save_tensors, stored_in
-    from bertsmith.bundle.weight_names import to_disk
-    from bertsmith.bundle.weights import Weights, open_weights
+    from bertsmith.bundle.metadata import INFO_FILE
+    from bertsmith.bundle.model_hash import hash_model_files
+    from bertsmith.bundle.pretrained import PretrainedBundle, load, save
+    from bertsmith.bundle.tensor_files import (
+        StoredTensor,
+        list_file_tensors,
+        list_tensors,
+        save_tensors,
+    )
+    from bertsmith.bundle.weight_names import to_hf_state_dict
+    from bertsmith.bundle.weights import StoredWeights, open_weights
 
 #: The module of each public name. The imports above tell type checkers the same.
 _MODULES = {
-    "CONFIG": "config",
-    "Kind": "config",
-    "config_json": "config",
+    "CONFIG_FILE": "config",
+    "TaskKind": "config",
+    "to_hf_config": "config",
     "read_config": "config",
-    "WEIGHTS": "directory",
-    "locate": "directory",
-    "pinned": "directory",
-    "tokenizer_of": "directory",
-    "load_either": "any_model",
-    "save_either": "any_model",
+    "WEIGHTS_FILE": "directory",
+    "locate_model": "directory",
+    "pin_model_path": "directory",
+    "locate_tokenizer": "directory",
+    "load_model": "any_model",
+    "save_model": "any_model",
     "EncoderBundle": "encoder",
     "load_encoder": "encoder",
-    "fingerprint": "identity",
-    "to_disk": "weight_names",
-    "INFO": "parts",
-    "Bundle": "pretrained",
+    "hash_model_files": "model_hash",
+    "to_hf_state_dict": "weight_names",
+    "INFO_FILE": "metadata",
+    "PretrainedBundle": "pretrained",
     "load": "pretrained",
     "save": "pretrained",
-    "Stored": "tensor_files",
-    "read_file": "tensor_files",
+    "StoredTensor": "tensor_files",
+    "list_file_tensors": "tensor_files",
     "save_tensors": "tensor_files",
-    "stored_in": "tensor_files",
-    "Head": "fine_tuned",
-    "TaskBundle": "fine_tuned",
+    "list_tensors": "tensor_files",
+    "HeadConfig": "fine_tuned",
+    "FineTunedBundle": "fine_tuned",
     "is_fine_tuned": "fine_tuned",
-    "load_task": "fine_tuned",
-    "save_task": "fine_tuned",
-    "start_task": "fine_tuned",
-    "Weights": "weights",
+    "load_fine_tuned": "fine_tuned",
+    "save_fine_tuned": "fine_tuned",
+    "load_for_fine_tuning": "fine_tuned",
+    "StoredWeights": "weights",
     "open_weights": "weights",
 }
 
 __all__ = [
-    "CONFIG",
-    "INFO",
-    "WEIGHTS",
-    "Bundle",
+    "CONFIG_FILE",
+    "INFO_FILE",
+    "WEIGHTS_FILE",
     "EncoderBundle",
-    "Head",
-    "Kind",
-    "Stored",
-    "TaskBundle",
-    "Weights",
-    "config_json",
-    "fingerprint",
+    "FineTunedBundle",
+    "HeadConfig",
+    "PretrainedBundle",
+    "StoredTensor",
+    "StoredWeights",
+    "TaskKind",
+    "hash_model_files",
     "is_fine_tuned",
+    "list_file_tensors",
+    "list_tensors",
     "load",
-    "load_either",
     "load_encoder",
-    "load_task",
-    "locate",
+    "load_fine_tuned",
+    "load_for_fine_tuning",
+    "load_model",
+    "locate_model",
+    "locate_tokenizer",
     "open_weights",
-    "pinned",
+    "pin_model_path",
     "read_config",
-    "read_file",
     "save",
-    "save_either",
-    "save_task",
+    "save_fine_tuned",
+    "save_model",
     "save_tensors",
-    "start_task",
-    "stored_in",
-    "to_disk",
-    "tokenizer_of",
+    "to_hf_config",
+    "to_hf_state_dict",
 ]
 
 

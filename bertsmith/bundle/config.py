@@ -11,10 +11,10 @@ from bertsmith.errors import ModelError, SettingsError
 from bertsmith.files import parse_json
 from bertsmith.model.config import ModelConfig
 
-CONFIG = "config.json"
+CONFIG_FILE = "config.json"
 #: What a model says: one label of several, any number of several, or a number for a text; the right
 #: one of several endings; a span of a text; names in a text, or a tag for each of its words.
-Kind = Literal["single", "multi", "regression", "choice", "span", "entities", "tags"]
+TaskKind = Literal["single", "multi", "regression", "choice", "span", "entities", "tags"]
 
 #: Our config fields -> the directory's names for them.
 _CONFIG_NAMES = {
@@ -56,7 +56,7 @@ _MOST = 16 * 2**20
 _DEPTH = 64
 
 
-def config_json(config: ModelConfig) -> dict[str, Any]:
+def to_hf_config(config: ModelConfig) -> dict[str, Any]:
     """Return config.json's content; ``model_type`` is ``bertsmith`` for what plain BERT is not."""
     ours = config.model_dump()
     result: dict[str, Any] = {theirs: ours[name] for name, theirs in _CONFIG_NAMES.items()}
@@ -73,7 +73,7 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
 
 def read_config(directory: Path, info: Mapping[str, Any]) -> ModelConfig:
     """Read config.json, and from ``info`` what it cannot say."""
-    path = directory / CONFIG
+    path = directory / CONFIG_FILE
     raw = read_json(path)
     _check_kind(raw, path)
     missing = [name for name in ("vocab_size", "hidden_size") if name not in raw]
@@ -90,7 +90,7 @@ def read_config(directory: Path, info: Mapping[str, Any]) -> ModelConfig:
     values["activation"] = _ACTIVATIONS_READ[activation]
     values["positions"] = info.get("positions", "learned")
     pairs = {"BertForPreTraining", "BertForNextSentencePrediction"}
-    values["nsp"] = bool(pairs & set(classes_of(raw))) or info.get("nsp", False)
+    values["nsp"] = bool(pairs & set(get_architectures(raw))) or info.get("nsp", False)
     beyond = raw.get("bertsmith", {})
     if not isinstance(beyond, dict):
         raise ModelError(f"{path}: bertsmith is {beyond!r}; expected an object")
@@ -100,7 +100,7 @@ def read_config(directory: Path, info: Mapping[str, Any]) -> ModelConfig:
         raise ModelError(str(error)) from None
 
 
-def classes_of(raw: Mapping[str, Any]) -> list[str]:
+def get_architectures(raw: Mapping[str, Any]) -> list[str]:
     """Return the classes that a config.json speaks of, none for what is no list of names."""
     found = raw.get("architectures")
     return [str(name) for name in found] if isinstance(found, list) else []
@@ -113,7 +113,7 @@ def _check_kind(raw: Mapping[str, Any], path: Path) -> None:
     if kind not in ("bert", "bertsmith"):
         found = f" ({name}, another model)" if name else ""
         raise ModelError(f"{path}: model_type is {kind!r}; expected 'bert' (or 'bertsmith'){found}")
-    for own in classes_of(raw):
+    for own in get_architectures(raw):
         if own.lower().startswith(tuple(_OTHERS)) and not own.startswith("Bert"):
             raise ModelError(f"{path}: architectures names {own}, which is not a BERT")
 

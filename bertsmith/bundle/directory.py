@@ -8,13 +8,13 @@ import shlex
 from pathlib import Path
 from typing import Final
 
-from bertsmith.bundle.config import CONFIG
+from bertsmith.bundle.config import CONFIG_FILE
 from bertsmith.errors import ModelError
 
 #: The forms of weights, the preferred one first: one file or an index of several, and the old form.
-WEIGHTS, OLD_WEIGHTS = "model.safetensors", "pytorch_model.bin"
-INDEX, OLD_INDEX = f"{WEIGHTS}.index.json", f"{OLD_WEIGHTS}.index.json"
-FORMS: Final = (WEIGHTS, INDEX, OLD_WEIGHTS, OLD_INDEX)
+WEIGHTS_FILE, OLD_WEIGHTS = "model.safetensors", "pytorch_model.bin"
+INDEX_FILE, PICKLE_INDEX_FILE = f"{WEIGHTS_FILE}.index.json", f"{OLD_WEIGHTS}.index.json"
+WEIGHT_FILES: Final = (WEIGHTS_FILE, INDEX_FILE, OLD_WEIGHTS, PICKLE_INDEX_FILE)
 #: OWNER/NAME, and after an @ a branch, a tag or a commit.
 _HUB_ID: Final = re.compile(r"(?P<id>\w[\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 #: What a model needs beside its weights. Pictures, other frameworks' weights and so on stay there.
@@ -22,7 +22,7 @@ _SMALL: Final = ("*.json", "vocab.txt", "README.md", "*_Dense/model.safetensors"
 _LARGE: Final = ("model*.safetensors", "pytorch_model*.bin")
 
 
-def locate(model: Path | str) -> Path:
+def locate_model(model: Path | str) -> Path:
     """Return the directory of a model, fetched from the hub if it is named by a hub id.
 
     ``model``: the directory itself, a RUN with one inside, a file of the directory, or OWNER/NAME
@@ -31,12 +31,12 @@ def locate(model: Path | str) -> Path:
     Raises ModelError.
     """
     path = Path(model)
-    here = path.parent if path.name in (CONFIG, *FORMS) and path.is_file() else path
+    here = path.parent if path.name in (CONFIG_FILE, *WEIGHT_FILES) and path.is_file() else path
     for directory in (here, here / "model", here / "0_Transformer"):
-        if (directory / CONFIG).is_file() and form_of(directory) is not None:
+        if (directory / CONFIG_FILE).is_file() and find_weights_file(directory) is not None:
             return directory
     if is_hub_id(path):
-        return fetch(str(path))
+        return download_from_hub(str(path))
     if not path.exists():
         raise ModelError(
             f"{path}: no such file or directory; expected a model directory, a RUN, or a model of "
@@ -49,7 +49,7 @@ def locate(model: Path | str) -> Path:
             f"{shlex.quote(str(path))} --to hf --out DIR"
         )
     raise ModelError(
-        f"{path}: not a model directory (no {CONFIG} with {WEIGHTS} in it) and not a RUN"
+        f"{path}: not a model directory (no {CONFIG_FILE} with {WEIGHTS_FILE} in it) and not a RUN"
     )
 
 
@@ -62,28 +62,28 @@ def is_unfinished_run(path: Path) -> bool:
     )
 
 
-def tokenizer_of(place: Path) -> Path:
+def locate_tokenizer(place: Path) -> Path:
     """Return where the tokenizer stands that a path names: a RUN's or a hub id's is its model's.
 
     Raises ModelError for a RUN without a model and for a hub id that gives nothing; any other path
     is returned as it is, for the tokenizer's own reader to tell what is there.
     """
     run = place.is_dir() and any((place / part).is_dir() for part in ("model", "checkpoints"))
-    return locate(place) if run or is_hub_id(place) else place
+    return locate_model(place) if run or is_hub_id(place) else place
 
 
-def pinned(model: Path | str) -> Path:
+def pin_model_path(model: Path | str) -> Path:
     """Return ``model`` as an absolute path that means the same tomorrow.
 
     A hub id becomes the directory of the commit that it stands for now, in the hub's cache.
     """
     path = Path(model)
-    return locate(path) if is_hub_id(path) else path.resolve()
+    return locate_model(path) if is_hub_id(path) else path.resolve()
 
 
-def form_of(directory: Path) -> str | None:
+def find_weights_file(directory: Path) -> str | None:
     """Return the name of the file that a directory's weights are read by, None without any."""
-    return next((name for name in FORMS if (directory / name).is_file()), None)
+    return next((name for name in WEIGHT_FILES if (directory / name).is_file()), None)
 
 
 def is_hub_id(path: Path) -> bool:
@@ -106,11 +106,13 @@ def hub_id_of(directory: Path) -> str | None:
     return parts[-3].removeprefix("models--").replace("--", "/", 1)
 
 
-def fetch(name: str, *, endpoint: str | None = None, cache: Path | None = None) -> Path:
+def download_from_hub(
+    name: str, *, endpoint: str | None = None, cache_dir: Path | None = None
+) -> Path:
     """Return the local copy of a model on the hub; what is there already is not fetched again.
 
     ``name``: OWNER/NAME or OWNER/NAME@REVISION. Token, cache and offline mode are those of
-    ``huggingface_hub``. ``endpoint`` and ``cache`` stand in for its own. Raises ModelError.
+    ``huggingface_hub``. ``endpoint`` and ``cache_dir`` stand in for its own. Raises ModelError.
     """
     # A tenth of a second, for those who name a model of the hub only.
     from huggingface_hub import snapshot_download
@@ -127,18 +129,18 @@ def fetch(name: str, *, endpoint: str | None = None, cache: Path | None = None) 
                     match["id"],
                     revision=match["revision"],
                     endpoint=endpoint,
-                    cache_dir=cache,
+                    cache_dir=cache_dir,
                     allow_patterns=[*_SMALL, weights],
                 )
             )
-            if form_of(directory) is not None:
+            if find_weights_file(directory) is not None:
                 break
     except Exception as error:  # noqa: BLE001 - said below
         # Its HTTP library, its own errors and the disk's have no base in common.
         raise ModelError(f"{name}: no such file or directory here, and {_why(error)}") from None
-    if not (directory / CONFIG).is_file() or form_of(directory) is None:
+    if not (directory / CONFIG_FILE).is_file() or find_weights_file(directory) is None:
         raise ModelError(
-            f"{name}: the hub has this, but no {CONFIG} with {WEIGHTS} or {OLD_WEIGHTS} in it"
+            f"{name}: the hub has this, but no {CONFIG_FILE} with {WEIGHTS_FILE} or {OLD_WEIGHTS} in it"
         )
     return directory
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from bertsmith.bundle.directory import locate
-from bertsmith.bundle.parts import read_parts
-from bertsmith.bundle.weights import built, open_weights
+from bertsmith.bundle.directory import locate_model
+from bertsmith.bundle.metadata import read_metadata
+from bertsmith.bundle.weights import build_with_weights, open_weights
 from bertsmith.errors import ModelError
 from bertsmith.model.bert import BertModel
 from bertsmith.model.config import ModelConfig
@@ -37,10 +37,10 @@ def load_encoder(path: Path | str, *, device: torch.device | str = "cpu") -> Enc
     Any BERT's directory does: pre-trained, fine-tuned or bare. Raises ModelError if something is
     missing, broken or does not fit.
     """
-    directory = locate(path)
-    info, config, tokenizer = read_parts(directory)
+    directory = locate_model(path)
+    info, config, tokenizer = read_metadata(directory)
     # Under the name that a model with heads has for it.
-    whole, _ = built(
+    whole, _ = build_with_weights(
         lambda: nn.ModuleDict({"bert": BertModel(config)}), open_weights(directory, config)
     )
     model = whole["bert"]
@@ -51,9 +51,9 @@ def load_encoder(path: Path | str, *, device: torch.device | str = "cpu") -> Enc
 def load_pooler(directory: Path, config: ModelConfig) -> Pooler:
     """Read the pooler of a model directory, on the CPU. Raises ModelError where there is none."""
     weights = open_weights(directory, config)
-    if not weights.pooler:
+    if not weights.has_pooler:
         raise ModelError(f"{directory}: this model has no pooler (the tanh over its first token)")
-    whole, _ = built(lambda: nn.ModuleDict({"pooler": Pooler(config)}), weights)
+    whole, _ = build_with_weights(lambda: nn.ModuleDict({"pooler": Pooler(config)}), weights)
     pooler = whole["pooler"]
     assert isinstance(pooler, Pooler)
     return pooler

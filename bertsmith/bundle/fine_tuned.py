@@ -10,96 +10,126 @@ from typing import Any
 
 import torch
 
-from bertsmith.bundle.config import CONFIG, Kind, classes_of, config_json, read_json
-from bertsmith.bundle.directory import WEIGHTS, locate
-from bertsmith.bundle.model_card import CARD, card
-from bertsmith.bundle.parts import INFO, read_parts
-from bertsmith.bundle.pretrained import spare_rows
+from bertsmith.bundle.config import (
+    CONFIG_FILE,
+    TaskKind,
+    get_architectures,
+    read_json,
+    to_hf_config,
+)
+from bertsmith.bundle.directory import WEIGHTS_FILE, locate_model
+from bertsmith.bundle.metadata import INFO_FILE, read_metadata
+from bertsmith.bundle.model_card import MODEL_CARD_FILE, build_model_card
+from bertsmith.bundle.pretrained import describe_unused_rows
 from bertsmith.bundle.tensor_files import save_tensors
-from bertsmith.bundle.weight_names import to_disk
-from bertsmith.bundle.weights import allocated, built, fill, matched, open_weights, said
+from bertsmith.bundle.weight_names import to_hf_state_dict
+from bertsmith.bundle.weights import (
+    allocate_on_cpu,
+    build_with_weights,
+    copy_weights,
+    describe_names,
+    match_weights,
+    open_weights,
+)
 from bertsmith.errors import ModelError
-from bertsmith.files import whole_directory, write_json, write_whole
-from bertsmith.model.bert import draw_weights
+from bertsmith.files import atomic_directory, write_atomic, write_json
+from bertsmith.model.bert import initialize_weights
 from bertsmith.model.config import FeatureSettings, ModelConfig
-from bertsmith.model.feature_based import FeatureModel
-from bertsmith.model.task_models import SequenceModel, SpanModel, TaskModel, TokenModel
+from bertsmith.model.feature_based import BertWithBiLSTM
+from bertsmith.model.task_models import (
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    TaskModel,
+)
 from bertsmith.text.wordpiece import Tokenizer
 
-_PROBLEMS: dict[Kind, str] = {
+_PROBLEMS: dict[TaskKind, str] = {
     "single": "single_label_classification",
     "multi": "multi_label_classification",
     "regression": "regression",
 }
 #: The class that `transformers` has for each kind, less "BertFor", and ours.
-_SEQUENCE, _TOKENS = ("SequenceClassification", SequenceModel), ("TokenClassification", TokenModel)
-_CLASSES: dict[Kind, tuple[str, type[SequenceModel | TokenModel | SpanModel]]] = {
+_SEQUENCE, _TOKENS = (
+    ("SequenceClassification", BertForSequenceClassification),
+    ("TokenClassification", BertForTokenClassification),
+)
+_CLASSES: dict[TaskKind, tuple[str, type[BertForSequenceClassification | BertForTokenClassification | BertForQuestionAnswering]]] = {
     "single": _SEQUENCE, "multi": _SEQUENCE, "regression": _SEQUENCE,
-    "choice": ("MultipleChoice", SequenceModel),
-    "span": ("QuestionAnswering", SpanModel),
+    "choice": ("MultipleChoice", BertForSequenceClassification),
+    "span": ("QuestionAnswering", BertForQuestionAnswering),
     "entities": _TOKENS, "tags": _TOKENS,
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Head:
+class HeadConfig:
     """What the outputs of a model mean. ``labels`` are in the order of the outputs."""
 
-    kind: Kind
+    kind: TaskKind
     labels: tuple[str, ...] = ()
 
     @property
-    def outputs(self) -> int:
+    def num_outputs(self) -> int:
         """The number of outputs C: one for each label; start and end of a span; else one."""
         return 2 if self.kind == "span" else len(self.labels) or 1
 
-    def model(self, config: ModelConfig, features: FeatureSettings | None = None) -> TaskModel:
+    def build_model(
+        self, config: ModelConfig, features: FeatureSettings | None = None
+    ) -> TaskModel:
         """Return a model with these outputs; its weights are drawn from the default generator.
 
         ``features``: a BiLSTM stands on the encoder. Raises ModelError where that cannot be.
         """
         form = _CLASSES[self.kind][1]
         if features is None:
-            return form(config, self.outputs)
+            return form(config, self.num_outputs)
         if self.kind == "choice":
             raise ModelError("features: there are none for choose, only for the other families")
         try:
-            return FeatureModel(config, self.outputs, features, whole=form is SequenceModel)
+            return BertWithBiLSTM(
+                config,
+                self.num_outputs,
+                features,
+                is_sequence_level=form is BertForSequenceClassification,
+            )
         except ValueError as error:
             raise ModelError(f"{error}; choose other layers") from None
 
 
 @dataclass(frozen=True)
-class TaskBundle:
+class FineTunedBundle:
     """A fine-tuned model directory in memory. ``info`` is what ``bertsmith.json`` says.
 
-    left_out: names in the files that this model has no place for.
+    unused_weights: names in the files that this model has no place for.
     """
 
     model: TaskModel
     tokenizer: Tokenizer
     config: ModelConfig
-    head: Head
+    head: HeadConfig
     path: Path
     info: dict[str, Any] = field(default_factory=dict)
-    left_out: tuple[str, ...] = ()
+    unused_weights: tuple[str, ...] = ()
 
     def notes(self) -> list[str]:
         """Return what a user should know of the files: what was left out, what fits."""
-        notes = said(self.path, "left out, since the model has no place for it", self.left_out)
-        return notes + spare_rows(self.path, self.config, self.tokenizer)
+        notes = describe_names(
+            self.path, "left out, since the model has no place for it", self.unused_weights
+        )
+        return notes + describe_unused_rows(self.path, self.config, self.tokenizer)
 
 
-def save_task(
+def save_fine_tuned(
     directory: Path,
     model: TaskModel,
     tokenizer: Tokenizer,
-    head: Head,
+    head: HeadConfig,
     info: Mapping[str, Any],
 ) -> None:
     """Write the directory of a fine-tuned model, whole or not at all."""
-    raw = config_json(model.config)
-    if isinstance(model, FeatureModel):
+    raw = to_hf_config(model.config)
+    if isinstance(model, BertWithBiLSTM):
         # What no class of theirs has: they refuse it rather than load a part.
         raw |= {"model_type": "bertsmith", "bertsmith": raw.get("bertsmith", {})}
         info = {**info, "features": model.features.model_dump()}
@@ -112,72 +142,79 @@ def save_task(
         raw["label2id"] = {name: number for number, name in enumerate(names)}
     if head.kind in _PROBLEMS:
         raw["problem_type"] = _PROBLEMS[head.kind]
-    with whole_directory(directory) as new:
-        save_tensors(to_disk(model.state_dict()), new / WEIGHTS, metadata={"format": "pt"})
-        write_json(new / CONFIG, raw)
+    with atomic_directory(directory) as new:
+        save_tensors(
+            to_hf_state_dict(model.state_dict()), new / WEIGHTS_FILE, metadata={"format": "pt"}
+        )
+        write_json(new / CONFIG_FILE, raw)
         own = {"kind": head.kind, "positions": model.config.positions}
-        write_json(new / INFO, {**info, **own})
+        write_json(new / INFO_FILE, {**info, **own})
         tokenizer.save(new, model.config.max_positions)
-        write_whole(new / CARD, card(model.config, tokenizer, info, head.kind, head.labels))
+        write_atomic(
+            new / MODEL_CARD_FILE,
+            build_model_card(model.config, tokenizer, info, head.kind, head.labels),
+        )
 
 
-def load_task(path: Path | str, *, device: torch.device | str = "cpu") -> TaskBundle:
+def load_fine_tuned(path: Path | str, *, device: torch.device | str = "cpu") -> FineTunedBundle:
     """Read a fine-tuned model ready for use (eval mode): a directory, a RUN, a file or a hub id.
 
     Raises ModelError if something is missing or broken, or the model is not fine-tuned.
     """
-    directory = locate(path)
-    info, config, tokenizer = read_parts(directory)
+    directory = locate_model(path)
+    info, config, tokenizer = read_metadata(directory)
     head = _head(directory, info)
     weights = open_weights(directory, config)
     told = info.get("features")
-    features = FeatureSettings.parse(told, f"{directory / INFO}") if told else None
-    model, left_out = built(lambda: head.model(config, features), weights)
-    return TaskBundle(model.to(device).eval(), tokenizer, config, head, directory, info, left_out)
+    features = FeatureSettings.parse(told, f"{directory / INFO_FILE}") if told else None
+    model, left_out = build_with_weights(lambda: head.build_model(config, features), weights)
+    return FineTunedBundle(
+        model.to(device).eval(), tokenizer, config, head, directory, info, left_out
+    )
 
 
-def start_task(
+def load_for_fine_tuning(
     path: Path | str,
-    head: Head,
-    changes: Mapping[str, Any] | None = None,
+    head: HeadConfig,
+    config_overrides: Mapping[str, Any] | None = None,
     features: FeatureSettings | None = None,
-) -> TaskBundle:
+) -> FineTunedBundle:
     """Return the encoder of a model directory with a new output layer, drawn from the generator.
 
-    ``changes``: fields of the config that are to differ, such as its dropout. ``features``: a
+    ``config_overrides``: fields of the config that are to differ, such as its dropout. ``features``: a
     BiLSTM stands on the encoder.
     Any BERT's directory does, with or without heads; a pooler that is not there is new, too.
     ``info["new"]`` names the weights that are.
     """
-    directory = locate(path)
-    info, config, tokenizer = read_parts(directory)
+    directory = locate_model(path)
+    info, config, tokenizer = read_metadata(directory)
     weights = open_weights(directory, config)
-    config = ModelConfig.parse(config.model_dump() | dict(changes or {}), "the settings")
+    config = ModelConfig.parse(config.model_dump() | dict(config_overrides or {}), "the settings")
     # A BiLSTM's weights are drawn as it is built. Elsewhere only those of the new layers are: to
     # draw an encoder that the files then replace takes seconds.
     with torch.device("meta" if features is None else "cpu"):
-        model = head.model(config, features)
+        model = head.build_model(config, features)
     # What belongs to another task is no start for this one.
     own = set(model.state_dict())
     other = {name for name in own if not name.startswith(("bert.", "pooler."))}
     optional = {name for name in own if name.startswith("pooler.")}
-    plan = matched(model, weights, optional, never=other)
+    plan = match_weights(model, weights, optional, excluded=other)
     new = sorted(own - set(plan))
     if features is None:
-        model = allocated(model, directory)
+        model = allocate_on_cpu(model, directory)
         for name in sorted({name.rpartition(".")[0] for name in new}):
-            draw_weights(model.get_submodule(name), config.init_range)
-    left_out = fill(model, plan, weights)
+            initialize_weights(model.get_submodule(name), config.init_range)
+    left_out = copy_weights(model, plan, weights)
     info = {**info, "new": new}
-    return TaskBundle(model, tokenizer, config, head, directory, info, left_out)
+    return FineTunedBundle(model, tokenizer, config, head, directory, info, left_out)
 
 
 def is_fine_tuned(directory: Path) -> bool:
     """Tell whether the config of a model directory names a class with a task's output layer."""
-    return _kind(classes_of(read_json(directory / CONFIG))) is not None
+    return _kind(get_architectures(read_json(directory / CONFIG_FILE))) is not None
 
 
-def _kind(classes: Sequence[str]) -> Kind | None:
+def _kind(classes: Sequence[str]) -> TaskKind | None:
     """Return the kind of task that the classes of a config are for, the first of equals."""
     known = {name: kind for kind, (name, _) in reversed(_CLASSES.items())}
     return next(
@@ -186,9 +223,9 @@ def _kind(classes: Sequence[str]) -> Kind | None:
     )
 
 
-def _head(directory: Path, info: Mapping[str, Any]) -> Head:
-    raw = read_json(directory / CONFIG)
-    classes = classes_of(raw)
+def _head(directory: Path, info: Mapping[str, Any]) -> HeadConfig:
+    raw = read_json(directory / CONFIG_FILE)
+    classes = get_architectures(raw)
     kind = _kind(classes)
     if kind is None:
         raise ModelError(
@@ -196,8 +233,8 @@ def _head(directory: Path, info: Mapping[str, Any]) -> Head:
             "fine-tuned on a task; `bertsmith finetune` makes such a model from it"
         )
     if kind in ("choice", "span"):
-        return Head(kind)
-    labels = _labels(raw, directory / CONFIG)
+        return HeadConfig(kind)
+    labels = _labels(raw, directory / CONFIG_FILE)
     if kind == "single":
         problem = raw.get("problem_type")
         kind = next(
@@ -209,7 +246,7 @@ def _head(directory: Path, info: Mapping[str, Any]) -> Head:
     ):
         kind = "tags"
     assert kind is not None
-    return Head(kind, () if kind == "regression" and len(labels) == 1 else labels)
+    return HeadConfig(kind, () if kind == "regression" and len(labels) == 1 else labels)
 
 
 def _labels(raw: Mapping[str, Any], path: Path) -> tuple[str, ...]:

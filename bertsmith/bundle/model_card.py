@@ -12,7 +12,7 @@ from bertsmith.bundle.directory import hub_id_of
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
 
-CARD: Final = "README.md"
+MODEL_CARD_FILE: Final = "README.md"
 #: The hub's name for what a model does, by its kind; none for what the hub has no name for.
 _PIPELINES: Final = {
     "single": "text-classification", "multi": "text-classification",
@@ -29,7 +29,7 @@ _CLASSES: Final = {
 _LABELS: Final = 30
 
 
-def card(
+def build_model_card(
     config: ModelConfig,
     tokenizer: Tokenizer,
     info: Mapping[str, Any],

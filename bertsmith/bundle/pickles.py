@@ -44,7 +44,7 @@ _DAMAGE: Final = (
 _OLD_MAGIC: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 
 
-def check(path: Path) -> bool:
+def check_checkpoint(path: Path) -> bool:
     """Look into a checkpoint; return whether it is in the zip form, whose tensors can be mapped.
 
     Raises ModelError for a pickle that asks for anything but tensors, for sizes beyond the file's

@@ -19,11 +19,16 @@ from torch import Tensor
 
 from bertsmith.bundle import pickles
 from bertsmith.bundle.config import read_json
-from bertsmith.bundle.directory import FORMS, INDEX, OLD_INDEX, form_of
+from bertsmith.bundle.directory import (
+    INDEX_FILE,
+    PICKLE_INDEX_FILE,
+    WEIGHT_FILES,
+    find_weights_file,
+)
 from bertsmith.errors import ModelError
 
 #: Kinds of numbers that become float32 with nothing lost.
-FLOATS: Final = frozenset({"float32", "float16", "bfloat16"})
+FLOAT_DTYPES: Final = frozenset({"float32", "float16", "bfloat16"})
 #: Bytes of a header: about 100 a tensor, so a model of some thousand layers has as many.
 _HEADER: Final = 8 * 2**20
 _DTYPES: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -32,7 +37,7 @@ _OS_ERROR: Final = re.compile(r"\(os error (\d+)\)")
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """One tensor on disk; ``read`` maps it into memory, or returns it if it is there already.
 
     ``dtype``: PyTorch's name of it for the floats of 16 and 32 bits, else as the file says it.
@@ -41,7 +46,7 @@ class Stored:
     file: Path
     shape: tuple[int, ...]
     dtype: str
-    read: Callable[[], Tensor]
+    load: Callable[[], Tensor]
 
 
 def save_tensors(
@@ -64,27 +69,27 @@ def save_tensors(
     path.chmod(mode)
 
 
-def stored_in(directory: Path) -> dict[str, Stored]:
+def list_tensors(directory: Path) -> dict[str, StoredTensor]:
     """Return every tensor of a model directory by its name in the files. Raises ModelError."""
-    form = form_of(directory)
+    form = find_weights_file(directory)
     if form is None:
-        raise ModelError(f"{directory}: no weights; expected {' or '.join(FORMS)}")
-    if form in (INDEX, OLD_INDEX):
+        raise ModelError(f"{directory}: no weights; expected {' or '.join(WEIGHT_FILES)}")
+    if form in (INDEX_FILE, PICKLE_INDEX_FILE):
         return _sharded(directory / form)
-    return read_file(directory / form)
+    return list_file_tensors(directory / form)
 
 
-def read_file(path: Path) -> dict[str, Stored]:
+def list_file_tensors(path: Path) -> dict[str, StoredTensor]:
     """Return every tensor of one file. Raises ModelError."""
     return _pickled(path) if path.suffix == ".bin" else _mapped(path)
 
 
-def _sharded(index: Path) -> dict[str, Stored]:
+def _sharded(index: Path) -> dict[str, StoredTensor]:
     """Return the tensors of all files that an index names; each must be where the index says."""
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise ModelError(f"{index}: no weight_map in it; expected the file of each tensor")
-    suffix = ".bin" if index.name == OLD_INDEX else ".safetensors"
+    suffix = ".bin" if index.name == PICKLE_INDEX_FILE else ".safetensors"
     for name in places.values():
         # A name only: no folder, above all none outside.
         plain = isinstance(name, str) and Path(name).name == name and "\0" not in name
@@ -95,7 +100,7 @@ def _sharded(index: Path) -> dict[str, Stored]:
         path = index.with_name(name)
         if not path.is_file():
             raise ModelError(f"{index}: it names {name}, which is missing; fetch it again")
-        found[name] = read_file(path)
+        found[name] = list_file_tensors(path)
     result = {tensor: own for shard in found.values() for tensor, own in shard.items()}
     for tensor, name in places.items():
         if tensor not in found[name]:
@@ -104,7 +109,7 @@ def _sharded(index: Path) -> dict[str, Stored]:
     return result
 
 
-def _mapped(path: Path) -> dict[str, Stored]:
+def _mapped(path: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a safetensors file.
 
     The library compares the header with the file's own size before it allocates anything; its own
@@ -118,7 +123,7 @@ def _mapped(path: Path) -> dict[str, Stored]:
             part = file.get_slice(name)
             shape, dtype = tuple(part.get_shape()), str(part.get_dtype())
             read = partial(_read, file, name, path)
-            result[name] = Stored(path, shape, _DTYPES.get(dtype, dtype), read)
+            result[name] = StoredTensor(path, shape, _DTYPES.get(dtype, dtype), read)
     except (SafetensorError, OSError, ValueError, OverflowError) as error:
         raise ModelError(f"{path}: not a readable safetensors file: {error}") from None
     return result
@@ -141,9 +146,9 @@ def _read(file: Any, name: str, path: Path) -> Tensor:
     return tensor
 
 
-def _pickled(path: Path) -> dict[str, Stored]:
+def _pickled(path: Path) -> dict[str, StoredTensor]:
     """Return the tensors of an old checkpoint, mapped from its zip form."""
-    mapped = pickles.check(path)
+    mapped = pickles.check_checkpoint(path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # noqa: BLE001 - said below
@@ -156,7 +161,7 @@ def _pickled(path: Path) -> dict[str, Stored]:
              if isinstance(name, str) and isinstance(own, Tensor)}  # fmt: skip
     _check_backed(path, found)
     return {
-        name: Stored(
+        name: StoredTensor(
             path, tuple(own.shape), str(own.dtype).removeprefix("torch."), partial(_same, own)
         )
         for name, own in found.items()

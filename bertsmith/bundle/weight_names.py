@@ -51,7 +51,7 @@ _FOREIGN: Final = {
 _QKV = tuple(f"attention.self.{name}" for name in ("query", "key", "value"))
 
 
-def names(model_names: Iterator[str] | list[str]) -> dict[str, tuple[str, ...]]:
+def hf_names(model_names: Iterator[str] | list[str]) -> dict[str, tuple[str, ...]]:
     """Map each of our parameter names to its names on disk: three for queries, keys and values."""
     result: dict[str, tuple[str, ...]] = {}
     for name in model_names:
@@ -74,10 +74,10 @@ def names(model_names: Iterator[str] | list[str]) -> dict[str, tuple[str, ...]]:
     return result
 
 
-def to_disk(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_hf_state_dict(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a model's state under the names of the directory, float32 on the CPU."""
     result = {}
-    for ours, theirs in names(list(state)).items():
+    for ours, theirs in hf_names(list(state)).items():
         pieces = state[ours].detach().float().cpu().chunk(len(theirs))
         result.update(
             {name: piece.contiguous() for name, piece in zip(theirs, pieces, strict=True)}
@@ -85,7 +85,7 @@ def to_disk(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-def canonical(stored: Iterable[str]) -> dict[str, str]:
+def normalize_names(stored: Iterable[str]) -> dict[str, str]:
     """Map today's names of tensors to those that a file has: an old or a bare one's differ.
 
     ``gamma`` and ``beta`` are LayerNorm's weight and bias; "bert." may be missing, doubled, or
@@ -107,13 +107,13 @@ def canonical(stored: Iterable[str]) -> dict[str, str]:
     return result
 
 
-def foreign(stored: Iterable[str]) -> str | None:
+def detect_other_architecture(stored: Iterable[str]) -> str | None:
     """Return whose weights these names are, if they are not a BERT's."""
     plain = [re.sub(r"^module\.", "", name) for name in stored]
     found = (own for start, own in _FOREIGN.items() if any(n.startswith(start) for n in plain))
     return next(found, None)
 
 
-def is_buffer(name: str) -> bool:
+def is_redundant(name: str) -> bool:
     """Tell whether a tensor is one that nobody needs to read: a counter, or a bias stored again."""
     return name.endswith(("embeddings.position_ids", "embeddings.token_type_ids", DECODER_BIAS))

@@ -12,12 +12,18 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from bertsmith.bundle.config import CONFIG
-from bertsmith.bundle.tensor_files import FLOATS, Stored, stored_in
-from bertsmith.bundle.weight_names import DECODER, canonical, foreign, is_buffer, names
+from bertsmith.bundle.config import CONFIG_FILE
+from bertsmith.bundle.tensor_files import FLOAT_DTYPES, StoredTensor, list_tensors
+from bertsmith.bundle.weight_names import (
+    DECODER,
+    detect_other_architecture,
+    hf_names,
+    is_redundant,
+    normalize_names,
+)
 from bertsmith.errors import ModelError
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.memory import machine_bytes, readable
+from bertsmith.model.memory import format_bytes, total_memory_bytes
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -31,51 +37,51 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Weights:
+class StoredWeights:
     """The tensors of a model directory under today's names.
 
-    stored: each tensor by that name; files: by the name in the files.
+    tensors: each tensor by that name; files: by the name in the files.
     """
 
     directory: Path
-    stored: dict[str, Stored]
-    files: dict[str, Stored]
+    tensors: dict[str, StoredTensor]
+    file_tensors: dict[str, StoredTensor]
 
     @property
-    def parameters(self) -> int:
+    def num_parameters(self) -> int:
         """How many numbers were trained; of weights that are tied, one counts."""
-        counted = (own for name, own in self.stored.items()
+        counted = (own for name, own in self.tensors.items()
                    if name != DECODER and not name.endswith(_STATISTICS))  # fmt: skip
         return sum(math.prod(own.shape) for own in counted)
 
     @property
-    def next_sentence(self) -> bool:
+    def has_nsp_head(self) -> bool:
         """Whether anything of a next-sentence head is there."""
-        return any(name in self.stored for name in _NEXT)
+        return any(name in self.tensors for name in _NEXT)
 
     @property
-    def masked_lm(self) -> bool:
+    def has_mlm_head(self) -> bool:
         """Whether anything of a masked-LM head is there."""
-        return any(name.startswith("cls.predictions.") for name in self.stored)
+        return any(name.startswith("cls.predictions.") for name in self.tensors)
 
     @property
-    def pooler(self) -> bool:
+    def has_pooler(self) -> bool:
         """Whether anything of a pooler is there."""
-        return any(name in self.stored for name in _POOLED)
+        return any(name in self.tensors for name in _POOLED)
 
 
-def open_weights(directory: Path, config: ModelConfig) -> Weights:
+def open_weights(directory: Path, config: ModelConfig) -> StoredWeights:
     """Tell what tensors a directory has, and check that the config's sizes are theirs.
 
     Only then may a model be built of the config: its sizes are bounded by the file's real ones.
     Raises ModelError.
     """
-    files = stored_in(directory)
-    other = foreign(files)
+    files = list_tensors(directory)
+    other = detect_other_architecture(files)
     if other is not None:
         raise ModelError(f"{directory}: these are the weights of {_a(other)}, not of a BERT")
-    weights = Weights(
-        directory, {today: files[name] for today, name in canonical(files).items()}, files
+    weights = StoredWeights(
+        directory, {today: files[name] for today, name in normalize_names(files).items()}, files
     )
     embeddings = "bert.embeddings"
     expected = {
@@ -93,8 +99,8 @@ def open_weights(directory: Path, config: ModelConfig) -> Weights:
     return weights
 
 
-def built(
-    make: Callable[[], Model], weights: Weights, optional: Collection[str] = ()
+def build_with_weights(
+    make: Callable[[], Model], weights: StoredWeights, optional: Collection[str] = ()
 ) -> tuple[Model, tuple[str, ...]]:
     """Return a model with every weight read, in memory once; and the names that had no place in it.
 
@@ -106,23 +112,23 @@ def built(
             empty = make()
     except RuntimeError as error:
         raise ModelError(f"{weights.directory}: sizes that no model can have: {error}") from None
-    plan = matched(empty, weights, optional)
-    model = allocated(empty, weights.directory)
+    plan = match_weights(empty, weights, optional)
+    model = allocate_on_cpu(empty, weights.directory)
     tie(model)
-    left_out = fill(model, plan, weights)
+    left_out = copy_weights(model, plan, weights)
     return model, left_out
 
 
-def allocated(empty: Model, directory: Path) -> Model:
+def allocate_on_cpu(empty: Model, directory: Path) -> Model:
     """Return a model of the meta device with memory on the CPU, its values undefined.
 
     Raises ModelError where the machine has not that much.
     """
     needed = sum(own.numel() * own.element_size() for own in empty.parameters())
-    if needed > machine_bytes():
+    if needed > total_memory_bytes():
         raise ModelError(
-            f"{directory}: this model takes {readable(needed)} of memory, and this machine has "
-            f"{readable(machine_bytes())}; use a smaller model or a larger machine"
+            f"{directory}: this model takes {format_bytes(needed)} of memory, and this machine has "
+            f"{format_bytes(total_memory_bytes())}; use a smaller model or a larger machine"
         )
     try:
         return empty.to_empty(device="cpu")
@@ -138,22 +144,22 @@ def tie(model: nn.Module) -> None:
         head.decoder.weight = words.weight
 
 
-def matched(
+def match_weights(
     model: nn.Module,
-    weights: Weights,
+    weights: StoredWeights,
     optional: Collection[str] = (),
-    never: Collection[str] = (),
-) -> dict[str, list[Stored]]:
+    excluded: Collection[str] = (),
+) -> dict[str, list[StoredTensor]]:
     """Return the stored tensors of each of our names, three for queries, keys and values.
 
-    Of ``optional`` names, those that are missing are left out; those of ``never`` are in any case.
+    Of ``optional`` names, those that are missing are left out; those of ``excluded`` are in any case.
     Raises ModelError for what is missing, or has another shape or kind.
     """
     state = model.state_dict()
     plan = {}
-    for ours, theirs in names(list(state)).items():
-        missing = not any(name in weights.stored for name in theirs)
-        if ours in never or (ours in optional and missing):
+    for ours, theirs in hf_names(list(state)).items():
+        missing = not any(name in weights.tensors for name in theirs)
+        if ours in excluded or (ours in optional and missing):
             continue
         first, *rest = state[ours].shape
         shape = (first // len(theirs), *rest)
@@ -162,7 +168,9 @@ def matched(
 
 
 @torch.no_grad()
-def fill(model: nn.Module, plan: Mapping[str, list[Stored]], weights: Weights) -> tuple[str, ...]:
+def copy_weights(
+    model: nn.Module, plan: Mapping[str, list[StoredTensor]], weights: StoredWeights
+) -> tuple[str, ...]:
     """Copy stored tensors into a model's own, one at a time; return the names that were not used.
 
     16-bit floats are widened on the way.
@@ -171,47 +179,51 @@ def fill(model: nn.Module, plan: Mapping[str, list[Stored]], weights: Weights) -
     used = {id(one) for stored in plan.values() for one in stored}
     for ours, stored in plan.items():
         for piece, one in zip(state[ours].chunk(len(stored)), stored, strict=True):
-            piece.copy_(one.read())
-    decoder = weights.stored.get(DECODER)
+            piece.copy_(one.load())
+    decoder = weights.tensors.get(DECODER)
     if decoder is not None and "mlm.decoder.bias" in plan:
         _check_tied(weights, decoder, state["bert.embeddings.words.weight"])
         used.add(id(decoder))
-    return tuple(name for name, one in weights.files.items()
-                 if id(one) not in used and not is_buffer(name))  # fmt: skip
+    return tuple(name for name, one in weights.file_tensors.items()
+                 if id(one) not in used and not is_redundant(name))  # fmt: skip
 
 
-def _check_tied(weights: Weights, decoder: Stored, words: Tensor) -> None:
+def _check_tied(weights: StoredWeights, decoder: StoredTensor, words: Tensor) -> None:
     """Check that a decoder that is stored by itself is the word embeddings all the same."""
-    own = decoder.read()
+    own = decoder.load()
     if own.shape != words.shape or not torch.equal(own, words.to(own.dtype)):
         raise ModelError(
             f"{decoder.file}: {DECODER} differs from {_WORDS}; only models that share the two are "
-            f"known here ({weights.directory / CONFIG} should say tie_word_embeddings)"
+            f"known here ({weights.directory / CONFIG_FILE} should say tie_word_embeddings)"
         )
 
 
-def _tensor(weights: Weights, name: str, shape: tuple[int, ...]) -> Stored:
+def _tensor(weights: StoredWeights, name: str, shape: tuple[int, ...]) -> StoredTensor:
     """Return a tensor, checked."""
-    own = weights.stored.get(name)
+    own = weights.tensors.get(name)
     if own is None:
-        where = next(iter(weights.files.values())).file if weights.files else weights.directory
+        where = (
+            next(iter(weights.file_tensors.values())).file
+            if weights.file_tensors
+            else weights.directory
+        )
         raise ModelError(f"{where}: the tensor {name!r} is missing")
     if own.shape != shape:
         hint = ""
         if name == _WORDS and own.shape[1:] == shape[1:]:
             hint = f"; if the vocabulary was resized, vocab_size should be {own.shape[0]:,} there"
         raise ModelError(
-            f"{own.file}: {name} has shape {own.shape}; {CONFIG} asks for {shape}{hint}"
+            f"{own.file}: {name} has shape {own.shape}; {CONFIG_FILE} asks for {shape}{hint}"
         )
-    if own.dtype not in FLOATS:
+    if own.dtype not in FLOAT_DTYPES:
         raise ModelError(
-            f"{own.file}: {name} is in {own.dtype}; expected {', '.join(sorted(FLOATS))}; "
+            f"{own.file}: {name} is in {own.dtype}; expected {', '.join(sorted(FLOAT_DTYPES))}; "
             "convert it first"
         )
     return own
 
 
-def said(directory: Path, what: str, found: Iterable[str]) -> list[str]:
+def describe_names(directory: Path, what: str, found: Iterable[str]) -> list[str]:
     """Return a note on some names, none for no names."""
     every = list(found)
     if not every:

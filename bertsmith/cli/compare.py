@@ -10,15 +10,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.console import put, put_json, put_table
-from bertsmith.cli.model_options import Device, check_device, check_input, lines_of, resolved_device
+from bertsmith.cli.console import print_json, print_line, print_table
+from bertsmith.cli.model_options import (
+    Device,
+    check_device,
+    check_readable,
+    read_lines,
+    resolve_device,
+)
 from bertsmith.cli.models import find_model
 
 if TYPE_CHECKING:
-    from bertsmith.use.inspection.compare import Comparison, Measure, Vocabularies
+    from bertsmith.use.inspection.compare import Comparison, Difference, VocabularyComparison
 
 #: The exit status where the models differ.
-DIFFERENT = 1
+EXIT_DIFFERENT = 1
 #: Tensors shown, the farthest apart first; --json has all.
 _SHOWN = 20
 _COLUMNS = ("", "A", "B")
@@ -52,77 +58,82 @@ def compare(
     an error.
     """
     check_device(device)
-    check_input(text)
+    check_readable(text)
     a, b = find_model(a), find_model(b)
     from bertsmith.use.inspection import compare as comparing
 
-    lines = list(lines_of(text)) if text is not None else None
-    found = comparing.compare(a, b, lines, tolerance=tolerance, device=resolved_device(device))
+    lines = list(read_lines(text)) if text is not None else None
+    found = comparing.compare(a, b, lines, tolerance=tolerance, device=resolve_device(device))
     if as_json:
-        put_json(found.to_json())
+        print_json(found.to_json())
     else:
         _show(found)
-    if not found.equal:
-        raise typer.Exit(DIFFERENT)
+    if not found.is_equal:
+        raise typer.Exit(EXIT_DIFFERENT)
 
 
 def _show(found: "Comparison") -> None:
     for name, path in zip("AB", found.paths, strict=True):
-        put(f"{name}  {path}")
-    put("")
-    put(f"config: {len(found.config):,} fields differ" if found.config else "config: equal")
-    put_table(_COLUMNS, ((name, *map(str, both)) for name, both in found.config.items()))
+        print_line(f"{name}  {path}")
+    print_line("")
+    print_line(f"config: {len(found.config):,} fields differ" if found.config else "config: equal")
+    print_table(_COLUMNS, ((name, *map(str, both)) for name, both in found.config.items()))
     _show_vocabulary(found.vocabulary)
     _show_tensors(found)
     _show_outputs(found)
-    put("")
-    verdict = "equal" if found.equal else "different"
-    put(f"{verdict} (tolerance {found.tolerance:g})")
+    print_line("")
+    verdict = "equal" if found.is_equal else "different"
+    print_line(f"{verdict} (tolerance {found.tolerance:g})")
 
 
-def _show_vocabulary(found: "Vocabularies") -> None:
+def _show_vocabulary(found: "VocabularyComparison") -> None:
     sizes = " and ".join(f"{size:,}" for size in dict.fromkeys(found.sizes))
     state = f"{found.differing:,} ids differ" if found.differing else "equal"
-    put(f"vocabulary: {state} ({sizes} words)")
-    put_table(
+    print_line(f"vocabulary: {state} ({sizes} words)")
+    print_table(
         ("id", "A", "B"),
         ((f"{number}", *("-" if word is None else word for word in words))
          for number, *words in found.first),
     )  # fmt: skip
-    put_table(_COLUMNS, ((name, *map(str, both)) for name, both in found.choices.items()))
+    print_table(_COLUMNS, ((name, *map(str, both)) for name, both in found.choices.items()))
 
 
 def _show_tensors(found: "Comparison") -> None:
-    exact = sum(one.largest == 0 for one in found.tensors.values())
-    put(f"tensors: {exact:,} of {len(found.tensors):,} equal bit for bit")
-    apart = {name: one for name, one in found.tensors.items() if one.largest != 0}
+    exact = sum(one.max_abs_difference == 0 for one in found.tensors.values())
+    print_line(f"tensors: {exact:,} of {len(found.tensors):,} equal bit for bit")
+    apart = {name: one for name, one in found.tensors.items() if one.max_abs_difference != 0}
     # A shape or a tensor that one side lacks comes before any number.
-    order = sorted(apart, key=lambda name: (apart[name].largest is not None,
-                                            -(apart[name].largest or 0)))  # fmt: skip
+    order = sorted(apart, key=lambda name: (apart[name].max_abs_difference is not None,
+                                            -(apart[name].max_abs_difference or 0)))  # fmt: skip
     _show_measures((name, apart[name]) for name in order[:_SHOWN])
     if len(order) > _SHOWN:
-        put(f"  and {len(order) - _SHOWN:,} more (--json has all)")
+        print_line(f"  and {len(order) - _SHOWN:,} more (--json has all)")
 
 
 def _show_outputs(found: "Comparison") -> None:
-    put(f"outputs on {found.texts:,} texts, {found.tokens:,} tokens:")
+    print_line(f"outputs on {found.texts:,} texts, {found.tokens:,} tokens:")
     _show_measures(found.outputs.items())
     if found.cut_off:
-        put(f"  {found.cut_off:,} texts cut off at the length that both models take")
+        print_line(f"  {found.cut_off:,} texts cut off at the length that both models take")
     if found.without_pairs:
-        put(f"  {found.without_pairs:,} pairs left out: a model knows one segment only")
+        print_line(f"  {found.without_pairs:,} pairs left out: a model knows one segment only")
     if found.otherwise:
-        put(f"  {len(found.otherwise):,} texts left out, which the tokenizers cut otherwise:")
+        print_line(
+            f"  {len(found.otherwise):,} texts left out, which the tokenizers cut otherwise:"
+        )
         text, *both = found.otherwise[0]
-        put(f"  {text}")
+        print_line(f"  {text}")
         for name, tokens in zip("AB", both, strict=True):
-            put(f"    {name}  {' '.join(tokens)}")
+            print_line(f"    {name}  {' '.join(tokens)}")
 
 
-def _show_measures(measures: "Iterable[tuple[str, Measure]]") -> None:
-    put_table(
+def _show_measures(measures: "Iterable[tuple[str, Difference]]") -> None:
+    print_table(
         ("", "largest difference", "relative", ""),
-        ((name, _number(one.largest), _number(one.relative), _note(one)) for name, one in measures),
+        (
+            (name, _number(one.max_abs_difference), _number(one.relative), _note(one))
+            for name, one in measures
+        ),
     )
 
 
@@ -130,8 +141,8 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
 
 
-def _note(found: "Measure") -> str:
+def _note(found: "Difference") -> str:
     a, b = found.shapes
     if a is None or b is None:
         return "only in B" if a is None else "only in A"
-    return "" if found.largest is not None else f"shapes {a} and {b}"
+    return "" if found.max_abs_difference is not None else f"shapes {a} and {b}"

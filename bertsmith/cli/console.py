@@ -24,31 +24,31 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from bertsmith.files import json_of, with_filename
+from bertsmith.files import add_error_filename, dump_json
 
 #: Seconds between two plain progress lines where there is no terminal.
-PLAIN_LINE_SECONDS = 15.0
+PLAIN_LINE_INTERVAL = 15.0
 
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """Say a line of the narrative on stderr."""
     stderr.print(text, markup=False)
 
 
-def put(text: str) -> None:
+def print_line(text: str) -> None:
     """Put a line of the product on stdout."""
-    with with_filename(Path("standard output")):
+    with add_error_filename(Path("standard output")):
         sys.stdout.write(text + "\n")
 
 
-def put_json(value: Any) -> None:
+def print_json(value: Any) -> None:
     """Put ``value`` on stdout as one line of JSON."""
-    put(json_of(value))
+    print_line(dump_json(value))
 
 
-def tell_counts(counts: Mapping[str, Any], name: str = "") -> None:
+def print_counts(counts: Mapping[str, Any], name: str = "") -> None:
     """Put what became of the examples of a file on stdout.
 
     counts: those of ``tasks.inputs.Counts`` as values for JSON. name: what the line begins with.
@@ -57,11 +57,11 @@ def tell_counts(counts: Mapping[str, Any], name: str = "") -> None:
     # Results of version 0.1 have no such share.
     share = counts.get("unknown_share")
     unknown = "" if share is None else f", {share:.1%} of the tokens [UNK]"
-    put(f"{name}{counts['read']:,} read, {counts['used']:,} used, "
+    print_line(f"{name}{counts['read']:,} read, {counts['used']:,} used, "
         f"{sum(skipped.values()):,} skipped, {counts['cut_off']:,} cut off{unknown}")  # fmt: skip
 
 
-def put_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Put rows on stdout: a table on a terminal, elsewhere a line each, its cells parted by tabs.
 
     Nothing where there is no row.
@@ -70,7 +70,7 @@ def put_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         for row in found:
-            put("  " + "\t".join(row).rstrip())
+            print_line("  " + "\t".join(row).rstrip())
     elif found:
         table = Table(box=SIMPLE_HEAD)
         for name in columns:
@@ -81,7 +81,7 @@ def put_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         console.print(table)
 
 
-class Bars:
+class TerminalProgress:
     """The progress protocol on a terminal: a live bar; elsewhere: a plain line now and then."""
 
     def __init__(self) -> None:
@@ -92,10 +92,10 @@ class Bars:
         self._done = 0.0
         self._began = self._last_line = 0.0
 
-    def start(self, what: str, total: float | None, unit: str) -> None:
+    def start(self, description: str, total: float | None, unit: str) -> None:
         """Begin a bar; one that stands is ended first."""
         self.finish()
-        self._what, self._unit, self._total, self._done = what, unit, total, 0.0
+        self._what, self._unit, self._total, self._done = description, unit, total, 0.0
         self._began = self._last_line = time.monotonic()
         if not stderr.is_terminal:
             return
@@ -111,7 +111,7 @@ class Bars:
             console=stderr,
             transient=False,
         )
-        self._task = self._bar.add_task(what, total=total, unit=unit, shown="")
+        self._task = self._bar.add_task(description, total=total, unit=unit, shown="")
         self._bar.start()
 
     def advance(self, amount: float, **fields: str) -> None:
@@ -122,13 +122,13 @@ class Bars:
         if self._bar is not None and self._task is not None:
             rate = f"{self._done / max(seconds, 1e-9):,.0f}/s"
             self._bar.update(self._task, completed=int(self._done), shown=shown or rate)
-        elif time.monotonic() - self._last_line >= PLAIN_LINE_SECONDS:
+        elif time.monotonic() - self._last_line >= PLAIN_LINE_INTERVAL:
             self._last_line = time.monotonic()
-            say(self._plain(shown, seconds))
+            log(self._plain(shown, seconds))
 
-    def note(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Say one line above the bar."""
-        say(text)
+        log(text)
 
     def finish(self) -> None:
         """End the bar."""

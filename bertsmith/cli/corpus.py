@@ -15,10 +15,10 @@ import typer
 
 from bertsmith.cli import corpus_options
 from bertsmith.cli.app import app
-from bertsmith.cli.hints import quoted
+from bertsmith.cli.hints import quote_path
 
 if TYPE_CHECKING:
-    from bertsmith.cli.console import Bars
+    from bertsmith.cli.console import TerminalProgress
     from bertsmith.text.corpus import Document
     from bertsmith.text.docstrings import ModuleProse
 
@@ -52,16 +52,16 @@ def show(
     language: corpus_options.Language = "en",
 ) -> None:
     """Show the first documents as they are read: a sentence a line."""
-    from bertsmith.cli.console import put
-    from bertsmith.text.corpus import read
-    from bertsmith.text.sentences import split
+    from bertsmith.cli.console import print_line
+    from bertsmith.text.corpus import read_documents
+    from bertsmith.text.sentences import split_sentences
 
-    options = corpus_options.corpus_options(form, field, on_error, "none")
-    for document in islice(read(corpus_options.found(corpus), options), documents):
-        put(f"== {document.source}, document {document.number}")
-        for sentence in split(document.text, language, document.presplit):
-            put(sentence)
-        put("")
+    options = corpus_options.parse_corpus_options(form, field, on_error, "none")
+    for document in islice(read_documents(corpus_options.find_sources(corpus), options), documents):
+        print_line(f"== {document.source}, document {document.number}")
+        for sentence in split_sentences(document.text, language, document.presplit):
+            print_line(sentence)
+        print_line("")
 
 
 @group.command()
@@ -75,18 +75,18 @@ def stats(
     as_json: corpus_options.Json = False,
 ) -> None:
     """Count documents, sentences, words and characters, and tell what could not be read."""
-    from bertsmith.cli.console import put, put_json
-    from bertsmith.text.corpus import Report, read
-    from bertsmith.text.sentences import split
+    from bertsmith.cli.console import print_json, print_line
+    from bertsmith.text.corpus import CorpusReport, read_documents
+    from bertsmith.text.sentences import split_sentences
 
-    options = corpus_options.corpus_options(form, field, on_error, deduplicate)
-    found = corpus_options.found(corpus)
-    report = Report()
+    options = corpus_options.parse_corpus_options(form, field, on_error, deduplicate)
+    found = corpus_options.find_sources(corpus)
+    report = CorpusReport()
     sentences = words = longest = 0
-    with corpus_options.bars() as bars:
+    with corpus_options.terminal_progress() as bars:
         bars.start("Reading", None, "characters")
-        for document in read(found, options, report):
-            for sentence in split(document.text, language, document.presplit):
+        for document in read_documents(found, options, report):
+            for sentence in split_sentences(document.text, language, document.presplit):
                 sentences += 1
                 words += len(sentence.split())
             longest = max(longest, len(document.text))
@@ -94,14 +94,14 @@ def stats(
     report.require_documents()
     if as_json:
         more = {"sources": len(found), "sentences": sentences, "words": words}
-        put_json(more | {"longest_document": longest} | report.to_json())
+        print_json(more | {"longest_document": longest} | report.to_json())
         return
     for line in report.lines():
-        put(line)
-    put(f"{sentences:,} sentences, {words:,} words between blanks")
-    put(f"longest document: {longest:,} characters")
+        print_line(line)
+    print_line(f"{sentences:,} sentences, {words:,} words between blanks")
+    print_line(f"longest document: {longest:,} characters")
     forms = ", ".join(f"{count:,} {name}" for name, count in report.formats.items())
-    put(f"read as: {forms} (of {len(found):,} sources)")
+    print_line(f"read as: {forms} (of {len(found):,} sources)")
 
 
 @group.command()
@@ -116,25 +116,27 @@ def convert(
     force: corpus_options.Force = False,
 ) -> None:
     """Bring text in any form into JSON lines, or into a sentence a line."""
-    from bertsmith.text.corpus import Report, read
+    from bertsmith.text.corpus import CorpusReport, read_documents
     from bertsmith.text.export import write_json_lines, write_sentences
-    from bertsmith.text.sentences import split
+    from bertsmith.text.sentences import split_sentences
 
-    options = corpus_options.corpus_options(form, field, on_error, deduplicate)
-    report = Report()
-    with _output(out, force) as (file, written), corpus_options.bars() as bars:
-        documents = read(corpus_options.found(corpus), options, report)
+    options = corpus_options.parse_corpus_options(form, field, on_error, deduplicate)
+    report = CorpusReport()
+    with _output(out, force) as (file, written), corpus_options.terminal_progress() as bars:
+        documents = read_documents(corpus_options.find_sources(corpus), options, report)
         bars.start("Converting", None, "documents")
         counted = _counted(documents, bars)
         if written == "sentences":
-            write_sentences(file, (split(one.text, language, one.presplit) for one in counted))
+            write_sentences(
+                file, (split_sentences(one.text, language, one.presplit) for one in counted)
+            )
         else:
             write_json_lines(
                 file,
                 ({"id": f"{one.source}:{one.number}", "text": one.text} for one in counted),
             )
         report.require_documents()
-    corpus_options.say_corpus(report)
+    corpus_options.log_report(report)
     _next(out)
 
 
@@ -142,7 +144,8 @@ def convert(
 def docstrings(
     out: Out = None,
     processes: Annotated[
-        int | None, typer.Option(help="How many to read with; as many as cores by default.")
+        int | None,
+        typer.Option(help="How many to read with; as many as cores by default."),
     ] = None,
     force: corpus_options.Force = False,
 ) -> None:
@@ -150,9 +153,9 @@ def docstrings(
 
     A module is a document. Code, tables, examples and markup are left out; no package is run.
     """
-    from bertsmith.cli.console import say
-    from bertsmith.text.docstrings import documentation
-    from bertsmith.text.export import module_document, write_json_lines, write_sentences
+    from bertsmith.cli.console import log
+    from bertsmith.text.docstrings import read_documentation
+    from bertsmith.text.export import module_to_document, write_json_lines, write_sentences
 
     counts = [0, 0, 0]
 
@@ -164,40 +167,40 @@ def docstrings(
             counts[2] += sum(map(len, sentences))
             yield module
 
-    with _output(out, force) as (file, written), corpus_options.bars() as bars:
-        modules = told(documentation(None, processes or os.cpu_count() or 1, bars))
+    with _output(out, force) as (file, written), corpus_options.terminal_progress() as bars:
+        modules = told(read_documentation(None, processes or os.cpu_count() or 1, bars))
         if written == "sentences":
             write_sentences(file, (chain(*module.paragraphs) for module in modules))
         else:
-            write_json_lines(file, (module_document(module) for module in modules))
-    say(f"{counts[0]:,} modules, {counts[1]:,} sentences, {counts[2]:,} characters")
+            write_json_lines(file, (module_to_document(module) for module in modules))
+    log(f"{counts[0]:,} modules, {counts[1]:,} sentences, {counts[2]:,} characters")
     _next(out)
 
 
 @contextmanager
 def _output(out: Path | None, force: bool) -> Iterator[tuple[IO[str], str]]:
     """Open the file to write, or stdout; also tell in what form to write."""
-    from bertsmith.text.export import form_of, opened_whole
+    from bertsmith.text.export import choose_output_format, open_atomic
 
     if out is None:
         yield sys.stdout, "jsonl"
         sys.stdout.flush()
         return
-    corpus_options.refuse_existing(out, force)
-    form = form_of(out)
-    with opened_whole(out) as file:
+    corpus_options.check_overwrite(out, force)
+    form = choose_output_format(out)
+    with open_atomic(out) as file:
         yield file, form
 
 
-def _counted(documents: "Iterator[Document]", bars: "Bars") -> "Iterator[Document]":
+def _counted(documents: "Iterator[Document]", bars: "TerminalProgress") -> "Iterator[Document]":
     for document in documents:
         yield document
         bars.advance(1)
 
 
 def _next(out: Path | None) -> None:
-    from bertsmith.cli.console import say
+    from bertsmith.cli.console import log
 
     if out is not None:
-        say(f"wrote {out}")
-        say(f"next: bertsmith vocab {quoted(out)} --out TOKENIZER")
+        log(f"wrote {out}")
+        log(f"next: bertsmith vocab {quote_path(out)} --out TOKENIZER")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from bertsmith.cli.console import Bars
-    from bertsmith.text.corpus import CorpusOptions, Report, Source
+    from bertsmith.cli.console import TerminalProgress
+    from bertsmith.text.corpus import CorpusOptions, CorpusReport, Source
 
 Corpus = Annotated[
     list[str],
@@ -60,7 +60,7 @@ Json = Annotated[bool, typer.Option("--json", help="Put the result on stdout as 
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there already.")]
 
 
-def corpus_options(form: str, field: str, on_error: str, deduplicate: str) -> "CorpusOptions":
+def parse_corpus_options(form: str, field: str, on_error: str, deduplicate: str) -> "CorpusOptions":
     """Check the options and return them as settings; SettingsError names a wrong one."""
     from bertsmith.text.corpus import CorpusOptions
 
@@ -68,42 +68,42 @@ def corpus_options(form: str, field: str, on_error: str, deduplicate: str) -> "C
     return CorpusOptions.parse(values, "options")
 
 
-def found(corpus: list[str]) -> "list[Source]":
+def find_sources(corpus: list[str]) -> "list[Source]":
     """Return the sources that the arguments name; say which files were passed over."""
-    from bertsmith.cli.console import say
-    from bertsmith.text.corpus import sources
+    from bertsmith.cli.console import log
+    from bertsmith.text.corpus import find_sources as sources
 
     ignored: list[str] = []
     result = sources(corpus, ignored)
     if ignored:
         more = f" and {len(ignored) - 1:,} more" if len(ignored) > 1 else ""
-        say(
+        log(
             f"note: passed over {ignored[0]}{more}: by their names no text (name them to read them)"
         )
     return result
 
 
 @contextmanager
-def bars() -> "Iterator[Bars]":
+def terminal_progress() -> "Iterator[TerminalProgress]":
     """Yield progress bars that end with the block, well or not."""
-    from bertsmith.cli.console import Bars
+    from bertsmith.cli.console import TerminalProgress
 
-    shown = Bars()
+    shown = TerminalProgress()
     try:
         yield shown
     finally:
         shown.finish()
 
 
-def say_corpus(report: "Report") -> None:
+def log_report(report: "CorpusReport") -> None:
     """Say what was read and what was left out."""
-    from bertsmith.cli.console import say
+    from bertsmith.cli.console import log
 
     for line in report.lines():
-        say(line)
+        log(line)
 
 
-def refuse_existing(path: Path, force: bool) -> None:
+def check_overwrite(path: Path, force: bool) -> None:
     """Raise CorpusError if a file stands at ``path`` and may not be replaced."""
     from bertsmith.errors import CorpusError
 

@@ -10,13 +10,13 @@ from typing import Annotated
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.console import say
-from bertsmith.cli.hints import quoted
+from bertsmith.cli.console import log
+from bertsmith.cli.hints import quote_path
 
 #: Words of the demo's vocabulary: enough for the prose of documentation, and quick to learn.
-VOCABULARY = 8000
+VOCAB_SIZE = 8000
 #: Held-out sequences that an evaluation reads: all of them, for a narrow interval.
-HELD_OUT = 5000
+EVAL_SEQUENCES = 5000
 
 SENTENCES = (
     "Return the [MASK] of the list.",
@@ -45,28 +45,28 @@ def demo(
     if not corpus.exists():
         _do("corpus", "docstrings", "--out", corpus)
     if not tokenizer.exists():
-        _do("vocab", corpus, "--size", VOCABULARY, "--out", tokenizer)
+        _do("vocab", corpus, "--size", VOCAB_SIZE, "--out", tokenizer)
     if not (store / "manifest.json").exists():
         _do("prepare", corpus, "--tokenizer", tokenizer, "--held-out", 0.05, "--out", store)
     # Of four heads, two look at the neighbours, and one compares the sentences of a pair.
-    settings = ("model.heads=4", f"run.eval_sequences={HELD_OUT}", f"run.seed={seed}")
+    settings = ("model.heads=4", f"run.eval_sequences={EVAL_SEQUENCES}", f"run.seed={seed}")
     _do(
         "pretrain", "--data", store, "--size", "tiny", "--minutes", minutes, "--out", run,
         *(part for setting in settings for part in ("--set", setting)),
     )  # fmt: skip
     _do("fill", run, *SENTENCES, "--top", 3)
-    say("")
-    say(f"The model is in {run / 'model'}; the loss curve is {run / 'curve.png'}.")
-    say("Next: the same commands with your own text make your own BERT. Or go on with this one:")
-    say(f'  bertsmith fill {quoted(run)} "The [MASK] of the function."')
-    say(f"  bertsmith inspect {quoted(run)}")
+    log("")
+    log(f"The model is in {run / 'model'}; the loss curve is {run / 'curve.png'}.")
+    log("Next: the same commands with your own text make your own BERT. Or go on with this one:")
+    log(f'  bertsmith fill {quote_path(run)} "The [MASK] of the function."')
+    log(f"  bertsmith inspect {quote_path(run)}")
 
 
 def _do(*words: object) -> None:
     """Show a command and run it; a command that stops early ends the demo with its status."""
     arguments = [str(word) for word in words]
-    say("")
-    say(f"$ bertsmith {shlex.join(arguments)}")
+    log("")
+    log(f"$ bertsmith {shlex.join(arguments)}")
     status = app(arguments, standalone_mode=False)
     if status:
         raise typer.Exit(status)

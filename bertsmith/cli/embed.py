@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.console import Bars, put, put_json, say
-from bertsmith.cli.hints import quoted
+from bertsmith.cli.console import TerminalProgress, log, print_json, print_line
+from bertsmith.cli.hints import quote_path
 from bertsmith.cli.model_options import (
-    FORMAT,
+    FORMAT_OPTION,
     STDIN,
     Delimiter,
     Device,
@@ -23,14 +23,14 @@ from bertsmith.cli.model_options import (
     Input,
     Model,
     check_device,
-    check_input,
+    check_not_table,
+    check_readable,
     open_input,
-    refuse_table,
-    resolved_device,
+    resolve_device,
 )
 from bertsmith.cli.models import find_model
-from bertsmith.cli.unknown import UnknownWarning
-from bertsmith.errors import QuestionError, SettingsError
+from bertsmith.cli.unknown_warning import UnknownWarning
+from bertsmith.errors import InputError, SettingsError
 
 if TYPE_CHECKING:
     from bertsmith.use.embed import Embedder
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from bertsmith.use.vector_settings import VectorSettings
     from bertsmith.use.vector_writers import TableColumns
 
-Layer = Annotated[
+LayerOption = Annotated[
     str | None,
     typer.Option(
         help="A layer's number: -1 the last, as usual, -2 the one before, 0 the embeddings; or "
@@ -46,7 +46,7 @@ Layer = Annotated[
         show_default=False,
     ),
 ]
-File = Annotated[
+FileArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="FILE",
@@ -84,12 +84,12 @@ class TextFormat(StrEnum):
 @app.command()
 def embed(
     model: Model,
-    file: File = None,
+    file: FileArgument = None,
     text: Annotated[
         str | None,
         typer.Option(help="The column of a table's texts; else text.", show_default=False),
     ] = None,
-    layer: Layer = None,
+    layer: LayerOption = None,
     combine: Annotated[
         str, typer.Option(help="Several layers: concat, mean, or weighted by --weights.")
     ] = "concat",
@@ -127,7 +127,7 @@ def embed(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a file whose making was stopped.")
     ] = False,
-    form: Annotated[TextFormat | None, FORMAT] = None,
+    form: Annotated[TextFormat | None, FORMAT_OPTION] = None,
     header: Header = None,
     encoding: Encoding = None,
     delimiter: Delimiter = None,
@@ -151,17 +151,17 @@ def embed(
     index's graph, which several threads join, with the same vectors).
     """
     if resume and out is None:
-        raise QuestionError("--resume goes on with a file: name it with --out")
-    settings = vector_settings(
-        layer, combine=combine, weights=numbers_of("weights", weights), pooling=pooling,
+        raise InputError("--resume goes on with a file: name it with --out")
+    settings = parse_vector_settings(
+        layer, combine=combine, weights=parse_numbers("weights", weights), pooling=pooling,
         normalize=normalize, special=special,
     )  # fmt: skip
     check_device(device)
-    check_input(file)
+    check_readable(file)
     given = open_input(file or STDIN, encoding)
     kind = _recognize(given, form and form.value, text)
     if kind is None and (text is not None or header is not None or delimiter is not None):
-        raise QuestionError(
+        raise InputError(
             f"{given.path} is read as a text on each line, which has no columns; give --format, or "
             "leave --text, --header and --delimiter out"
         )
@@ -169,8 +169,8 @@ def embed(
     from bertsmith.use.embed import Embedder
 
     unknown = UnknownWarning()
-    embedder = Embedder.load(model, device=resolved_device(device), fast=fast)
-    embedder = embedder.counting(unknown.counts)
+    embedder = Embedder.load(model, device=resolve_device(device), fast=fast)
+    embedder = embedder.with_token_counter(unknown.counts)
     by_token = settings.pooling == "none"
     with _texts(given, kind, text or _TEXT, header, delimiter, by_token=by_token) as texts:
         if out is None:
@@ -185,16 +185,16 @@ def _checked(model: Path, out: Path | None, settings: "VectorSettings") -> Path:
     """Return the model to load. Raises where it, or the file to write, cannot be used."""
     if out is None:
         return find_model(model)
-    from bertsmith.bundle.directory import locate
+    from bertsmith.bundle.directory import locate_model
 
     if out.suffix not in _NEXT:
-        raise QuestionError(f"{out}: expected a name that ends in {', '.join(_NEXT)}")
+        raise InputError(f"{out}: expected a name that ends in {', '.join(_NEXT)}")
     if settings.pooling == "none" and out.suffix in (".npy", ".index"):
-        raise QuestionError(f"{out}: a vector a token fits .jsonl and .parquet only")
+        raise InputError(f"{out}: a vector a token fits .jsonl and .parquet only")
     if out.exists() or out.is_symlink():
-        raise QuestionError(f"{out}: it is there already; choose another name, or remove it")
+        raise InputError(f"{out}: it is there already; choose another name, or remove it")
     # The file remembers its model, so a temporary copy of a checkpoint does not do.
-    locate(model)
+    locate_model(model)
     return model
 
 
@@ -215,18 +215,18 @@ class _Texts:
 
 def _recognize(given: Input, form: str | None, text: str | None) -> str | None:
     """Return the format of a table; None for lines of text."""
-    from bertsmith.tasks.text_files import table_format
+    from bertsmith.tasks.text_files import detect_table_format
 
     if form is not None:
         return None if form == "lines" else form
     if given.name == STDIN:
         kind = None
     else:
-        kind = table_format(given.path)
+        kind = detect_table_format(given.path)
         if kind is None and text is not None and given.path.suffix.lower() == ".txt":
             kind = "tsv"
     if kind is None:
-        refuse_table(given, [text or _TEXT])
+        check_not_table(given, [text or _TEXT])
     return kind
 
 
@@ -236,31 +236,33 @@ def _texts(
     *, by_token: bool,
 ) -> Iterator[_Texts]:  # fmt: skip
     from bertsmith.tasks.tables import has_column, open_table
-    from bertsmith.use.table_input import known_columns, records
-    from bertsmith.use.table_output import add_columns
+    from bertsmith.use.table_input import find_columns, iter_text_records
+    from bertsmith.use.table_output import unused_column_names
     from bertsmith.use.vector_writers import TableColumns
 
     if kind is None:
         at_once = given.name == STDIN and sys.stdin.isatty()
         is_endless = given.name == STDIN
-        yield _Texts(given.lines(), line_count(given.name), at_once, is_endless=is_endless)
+        yield _Texts(given.lines(), count_lines(given.name), at_once, is_endless=is_endless)
         return
-    source = given.source(kind, header=header is not False, delimiter=delimiter)
+    source = given.to_table_source(kind, header=header is not False, delimiter=delimiter)
     with open_table(source) as table:
-        known, first, rows = known_columns(table, source)
+        known, first, rows = find_columns(table, source)
         if first is not None and not has_column(first, column):
-            raise QuestionError(
+            raise InputError(
                 f"{given.path}: there is no column {column!r}; the columns are "
                 f"{', '.join(map(repr, known))}; name the column of the texts with --text"
             )
-        names, notes = add_columns(_TOKEN_COLUMNS if by_token else ["vector"], known, given.path)
+        names, notes = unused_column_names(
+            _TOKEN_COLUMNS if by_token else ["vector"], known, given.path
+        )
         for note in table.notes + notes:
-            say(note)
+            log(note)
         columns = TableColumns(known, names, table.schema)
-        yield _Texts(records(rows, column), columns=columns, unit="row")
+        yield _Texts(iter_text_records(rows, column), columns=columns, unit="row")
 
 
-def numbers_of(option: str, said: str | None) -> list[float] | None:
+def parse_numbers(option: str, said: str | None) -> list[float] | None:
     """Return numbers parted by commas. Raises SettingsError."""
     if said is None:
         return None
@@ -270,14 +272,14 @@ def numbers_of(option: str, said: str | None) -> list[float] | None:
         raise SettingsError(f"--{option} {said}: expected numbers, parted by commas") from None
 
 
-def vector_settings(layer: str | None, **said: Any) -> "VectorSettings":
+def parse_vector_settings(layer: str | None, **said: Any) -> "VectorSettings":
     """Return settings with layers as they are written on the command line. Raises SettingsError."""
-    from bertsmith.use.vector_settings import settings_of
+    from bertsmith.use.vector_settings import build_vector_settings
 
-    layers = numbers_of("layer", layer)
+    layers = parse_numbers("layer", layer)
     if layers is not None and any(one % 1 for one in layers):
         raise SettingsError(f"--layer {layer}: expected whole numbers, such as -2 or -4,-3,-2,-1")
-    return settings_of(None if layers is None else [int(one) for one in layers], **said)
+    return build_vector_settings(None if layers is None else [int(one) for one in layers], **said)
 
 
 def _print(
@@ -285,21 +287,21 @@ def _print(
     unknown: UnknownWarning,
 ) -> None:  # fmt: skip
     from bertsmith.use.embed_lines import embed_windows
-    from bertsmith.use.vector_writers import json_line
+    from bertsmith.use.vector_writers import format_json_line
 
     windows = embed_windows(
-        embedder, texts.lines, embedder.recipe(settings), batch_tokens=batch_tokens,
-        at_once=texts.at_once,
+        embedder, texts.lines, embedder.resolve_settings(settings), batch_tokens=batch_tokens,
+        unbuffered=texts.at_once,
     )  # fmt: skip
     cut_off = 0
     for window in windows:
         rows: Sequence[Mapping[str, Any] | None] = [None] * len(window.texts)
         if window.rows is not None:
             rows = window.rows
-        for text, own, row in zip(window.texts, window.found, rows, strict=True):
-            put(json_line(text, own, row, texts.columns))
+        for text, own, row in zip(window.texts, window.vectors, rows, strict=True):
+            print_line(format_json_line(text, own, row, texts.columns))
         sys.stdout.flush()
-        cut_off += window.cut_off
+        cut_off += window.num_cut_off
         if texts.is_endless:
             unknown.warn()
     _tell_cut(cut_off, embedder)
@@ -314,28 +316,28 @@ def _write(
     try:
         done = embed_lines(
             embedder, texts.lines, out, settings, columns=texts.columns, total=texts.total,
-            progress=Bars(), **more,
+            progress=TerminalProgress(), **more,
         )  # fmt: skip
     except KeyboardInterrupt:
-        say("stopped; what is done is safe, and the same command with --resume goes on from there")
+        log("stopped; what is done is safe, and the same command with --resume goes on from there")
         raise
     if as_json:
-        put_json({"out": str(out), "lines": done.lines, "width": done.width,
-                  "cut_off": done.cut_off, "unknown_share": done.unknown_share})  # fmt: skip
-    _tell_cut(done.cut_off, embedder)
+        print_json({"out": str(out), "lines": done.num_lines, "width": done.width,
+                  "cut_off": done.num_cut_off, "unknown_share": done.unknown_share})  # fmt: skip
+    _tell_cut(done.num_cut_off, embedder)
     each = f"a vector a {'token' if settings.pooling == 'none' else texts.unit}"
-    say(f"wrote {out}: {done.lines:,} {texts.unit}s, {each}, of {done.width:,} numbers")
-    say(f"next: {_NEXT[out.suffix].format(text=repr(str(out)), word=quoted(out))}")
+    log(f"wrote {out}: {done.num_lines:,} {texts.unit}s, {each}, of {done.width:,} numbers")
+    log(f"next: {_NEXT[out.suffix].format(text=repr(str(out)), word=quote_path(out))}")
 
 
 def _tell_cut(count: int, embedder: "Embedder") -> None:
     if count:
-        say(f"lines cut off at the model's {embedder.longest:,} tokens: {count:,}")
+        log(f"lines cut off at the model's {embedder.max_seqlen:,} tokens: {count:,}")
 
 
-def line_count(name: str) -> int | None:
+def count_lines(name: str) -> int | None:
     """Return how many lines a plain file has; None where that cannot be told quickly."""
-    from bertsmith.text.archives import HEAD, packing
+    from bertsmith.text.archives import HEAD_BYTES, detect_compression
 
     path = Path(name)
     if name == STDIN or not path.is_file() or path.stat().st_size > _COUNTED:
@@ -343,7 +345,7 @@ def line_count(name: str) -> int | None:
     count, last = 0, b"\n"
     try:
         with path.open("rb") as file:
-            if packing(file.read(HEAD)):
+            if detect_compression(file.read(HEAD_BYTES)):
                 return None
             file.seek(0)
             while block := file.read(_BLOCK):

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.console import put_json, say
-from bertsmith.cli.hints import quoted
+from bertsmith.cli.console import log, print_json
+from bertsmith.cli.hints import quote_path
 from bertsmith.cli.model_options import Model
 from bertsmith.cli.models import find_model
 
@@ -65,7 +65,7 @@ def export(
     for onnxruntime, any batch and length.
     """
     from bertsmith.errors import SettingsError
-    from bertsmith.files import check_new
+    from bertsmith.files import check_new_directory
 
     if to not in _WRITERS:
         raise SettingsError(f"--to {to}: expected one of {', '.join(_WRITERS)}")
@@ -75,13 +75,15 @@ def export(
     said = {name: value for name, value in given.items() if value is not None}
     for name in sorted(set(said) - set(options)):
         raise SettingsError(f"--{name}: the form {to} has no such option")
-    check_new(out)
+    check_new_directory(out)
     model = find_model(model)
     module, _, name = writer.rpartition(".")
     notes: list[str] = getattr(import_module(module), name)(model, out, **said)
     if as_json:
-        put_json({"model": str(source), "to": to, "out": str(out), "notes": notes})
+        print_json({"model": str(source), "to": to, "out": str(out), "notes": notes})
     for note in notes:
-        say(f"note: {note}")
-    say(f"wrote {out}")
-    say(f"next: {_NEXT[to].format(model=quoted(source), word=quoted(out), text=repr(str(out)))}")
+        log(f"note: {note}")
+    log(f"wrote {out}")
+    log(
+        f"next: {_NEXT[to].format(model=quote_path(source), word=quote_path(out), text=repr(str(out)))}"
+    )

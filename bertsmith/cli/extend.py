@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bertsmith.cli import corpus_options, model_options
-from bertsmith.cli.console import put_json, say
-from bertsmith.cli.hints import quoted
+from bertsmith.cli.console import log, print_json
+from bertsmith.cli.hints import quote_path
 from bertsmith.cli.models import find_model
 from bertsmith.cli.vocab import group
 
 if TYPE_CHECKING:
-    from bertsmith.text.vocabulary_extension import Extension, Gain, Wishes
+    from bertsmith.text.vocabulary_extension import FitComparison, VocabularyExtension, WordCheck
     from bertsmith.text.wordpiece import Tokenizer
     from bertsmith.text.words import WordCounts
 
@@ -54,93 +54,98 @@ def extend(
     for the new model: a store that was made before is refused.
     """
     from bertsmith.errors import SettingsError
-    from bertsmith.files import check_new
+    from bertsmith.files import check_new_directory
     from bertsmith.text import vocabulary_extension
 
     if (words is None) == (not corpus):
         raise SettingsError("give the words to add: either --words FILE or --from-corpus PATH")
-    check_new(out)
-    model_options.check_input(words)
+    check_new_directory(out)
+    model_options.check_readable(words)
     model = find_model(model)
     from bertsmith import bundle
-    from bertsmith.bundle.extend import extend as grown
+    from bertsmith.bundle.extend import extend_vocabulary as grown
 
-    old = bundle.load_either(model)
+    old = bundle.load_model(model)
     report: dict[str, Any] = {"model": str(old.path), "out": str(out)}
     gain = None
     if words is not None:
-        wishes = vocabulary_extension.wished(old.tokenizer, model_options.lines_of(words))
+        wishes = vocabulary_extension.check_words(old.tokenizer, model_options.read_lines(words))
         report |= wishes.to_json()
         _tell_wishes(wishes)
-        new = vocabulary_extension.extended(old.tokenizer, wishes.words)
+        new = vocabulary_extension.extend_vocabulary(old.tokenizer, wishes.words)
     else:
-        reading = corpus_options.corpus_options(form, field, on_error, deduplicate)
+        reading = corpus_options.parse_corpus_options(form, field, on_error, deduplicate)
         counted = _counted(old.tokenizer, corpus or [], reading)
-        new = vocabulary_extension.extended(
-            old.tokenizer, vocabulary_extension.frequent(old.tokenizer, counted, count)
+        new = vocabulary_extension.extend_vocabulary(
+            old.tokenizer, vocabulary_extension.find_frequent_words(old.tokenizer, counted, count)
         )
-        gain = vocabulary_extension.gain(old.tokenizer, new.tokenizer, counted)
+        gain = vocabulary_extension.compare_fit(old.tokenizer, new.tokenizer, counted)
         report |= {"words": new.words} | gain.to_json()
     source = words if words is not None else ", ".join(corpus or [])
-    bundle.save_either(out, grown(old, new, source))
+    bundle.save_model(out, grown(old, new, source))
     if as_json:
-        put_json(report | {"first": new.first, "pieces": new.pieces})
-    _tell(new, gain, out, corpus or [], fine_tuned=isinstance(old, bundle.TaskBundle))
+        print_json(report | {"first": new.first_id, "pieces": new.piece_ids})
+    _tell(new, gain, out, corpus or [], fine_tuned=isinstance(old, bundle.FineTunedBundle))
 
 
 def _counted(tokenizer: "Tokenizer", corpus: list[str], options: Any) -> "WordCounts":
     """Count the words of a corpus. Sentences are not looked for: no word crosses their borders."""
-    from bertsmith.text.corpus import Report, read
+    from bertsmith.text.corpus import CorpusReport, read_documents
     from bertsmith.text.words import WordCounts
 
-    counted, report = WordCounts(tokenizer), Report()
-    with corpus_options.bars() as bars:
+    counted, report = WordCounts(tokenizer), CorpusReport()
+    with corpus_options.terminal_progress() as bars:
         bars.start("Counting words", None, "characters")
-        for document in read(corpus_options.found(corpus), options, report):
+        for document in read_documents(corpus_options.find_sources(corpus), options, report):
             counted.add(document.text)
             bars.advance(len(document.text))
     report.require_documents()
-    corpus_options.say_corpus(report)
+    corpus_options.log_report(report)
     return counted
 
 
-def _tell_wishes(wishes: "Wishes") -> None:
+def _tell_wishes(wishes: "WordCheck") -> None:
     if wishes.known:
-        say(f"note: {len(wishes.known):,} there already: {_some(wishes.known)}")
+        log(f"note: {len(wishes.known):,} there already: {_some(wishes.known)}")
     if wishes.changed:
         both = [f"{written} as {word}" for written, word in wishes.changed.items()]
-        say(f"note: {len(both):,} taken as the tokenizer writes them: {_some(both)}")
+        log(f"note: {len(both):,} taken as the tokenizer writes them: {_some(both)}")
     if wishes.refused:
-        say(f"note: {len(wishes.refused):,} refused:")
+        log(f"note: {len(wishes.refused):,} refused:")
         for word, why in list(wishes.refused.items())[:_NAMED]:
-            say(f"  {word}: {why}")
+            log(f"  {word}: {why}")
         if len(wishes.refused) > _NAMED:
-            say(f"  and {len(wishes.refused) - _NAMED:,} more (--json names all)")
+            log(f"  and {len(wishes.refused) - _NAMED:,} more (--json names all)")
 
 
 def _tell(
-    new: "Extension", gain: "Gain | None", out: Path, corpus: list[str], *, fine_tuned: bool
+    new: "VocabularyExtension",
+    gain: "FitComparison | None",
+    out: Path,
+    corpus: list[str],
+    *,
+    fine_tuned: bool,
 ) -> None:
-    unknown = sum(pieces == (new.tokenizer.unk_id,) for pieces in new.pieces)
+    unknown = sum(pieces == (new.tokenizer.unk_id,) for pieces in new.piece_ids)
     if unknown:
-        say(f"note: {unknown:,} of the words were unknown until now; they start from [UNK]")
-    last = new.first + len(new.words) - 1
-    say(f"added {len(new.words):,}, ids {new.first:,} to {last:,}: {_some(new.words)}")
+        log(f"note: {unknown:,} of the words were unknown until now; they start from [UNK]")
+    last = new.first_id + len(new.words) - 1
+    log(f"added {len(new.words):,}, ids {new.first_id:,} to {last:,}: {_some(new.words)}")
     if gain is not None:
         if gain.forgotten:
-            say(f"note: {gain.forgotten:,} occurrences of rare words are not in these figures")
+            log(f"note: {gain.forgotten:,} occurrences of rare words are not in these figures")
         for name, fit in (("before", gain.before), ("now", gain.after)):
-            say(
-                f"{name}: {fit.pieces_a_word:.3f} pieces a word, {fit.whole_share:.2%} of the "
+            log(
+                f"{name}: {fit.pieces_per_word:.3f} pieces a word, {fit.whole_share:.2%} of the "
                 f"words known whole, {fit.unknown_share:.4%} unknown"
             )
-    say(f"wrote {out}")
+    log(f"wrote {out}")
     if fine_tuned:
-        say(f"next: bertsmith finetune TASK --model {quoted(out)} --data FILE --out RUN")
+        log(f"next: bertsmith finetune TASK --model {quote_path(out)} --data FILE --out RUN")
         return
-    texts = " ".join(map(quoted, corpus)) or "CORPUS..."
-    say(f"next: bertsmith prepare {texts} --tokenizer {quoted(out)} --out STORE")
-    say(f"then: bertsmith pretrain --from {quoted(out)} --data STORE --out RUN")
+    texts = " ".join(map(quote_path, corpus)) or "CORPUS..."
+    log(f"next: bertsmith prepare {texts} --tokenizer {quote_path(out)} --out STORE")
+    log(f"then: bertsmith pretrain --from {quote_path(out)} --data STORE --out RUN")
 
 
 def _some(words: "list[str] | tuple[str, ...]") -> str:

@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from bertsmith.cli.app import app
-from bertsmith.cli.console import put, put_json
-from bertsmith.cli.model_options import STDIN, Device, Json, Model, load_model, texts_of
-from bertsmith.cli.unknown import UnknownWarning
+from bertsmith.cli.console import print_json, print_line
+from bertsmith.cli.model_options import STDIN, Device, Json, Model, load_model, read_texts
+from bertsmith.cli.unknown_warning import UnknownWarning
 
 if TYPE_CHECKING:
     from bertsmith.use.fill import Filling
@@ -47,17 +47,17 @@ def fill(
     [SEP] in the text divides two sentences.
     """
     unknown = UnknownWarning()
-    bundle = unknown.counting(load_model(model, device))
-    from bertsmith.use.fill import fill_each
+    bundle = unknown.with_token_counts(load_model(model, device))
+    from bertsmith.use.fill import iter_fillings
 
-    asked, shown = tee(texts_of(text))
-    for one, fillings in zip(shown, fill_each(bundle, asked, top), strict=True):
+    asked, shown = tee(read_texts(text))
+    for one, fillings in zip(shown, iter_fillings(bundle, asked, top), strict=True):
         if as_json:
             masks = [
                 {"place": mask.place, "words": [[word, share] for word, share in mask.words]}
                 for mask in fillings
             ]
-            put_json({"text": one, "masks": masks})
+            print_json({"text": one, "masks": masks})
         else:
             _show(one, fillings)
         if text == [STDIN]:
@@ -68,13 +68,13 @@ def fill(
 def _show(text: str, fillings: "list[Filling]") -> None:
     """Show a text's fillings: probability, word, and on a terminal a bar."""
     console = Console(highlight=False)
-    put(text)
+    print_line(text)
     for number, filling in enumerate(fillings, 1):
         if len(fillings) > 1:
-            put(f"[MASK] {number} of {len(fillings)}, by itself")
+            print_line(f"[MASK] {number} of {len(fillings)}, by itself")
         if not console.is_terminal:
             for word, share in filling.words:
-                put(f"  {share:7.2%}  {word}")
+                print_line(f"  {share:7.2%}  {word}")
             continue
         table = Table.grid(padding=(0, 2))
         for word, share in filling.words:

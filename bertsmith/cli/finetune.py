@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.console import Bars, put, put_json, say, tell_counts
+from bertsmith.cli.console import TerminalProgress, log, print_counts, print_json, print_line
 from bertsmith.cli.hints import predict_command
 
 if TYPE_CHECKING:
-    from bertsmith.train.finetuning.finetune import Tuned
+    from bertsmith.train.finetuning.finetune import FinetuneResult
 
 
 class KindName(StrEnum):
@@ -134,7 +134,7 @@ def finetune(
         del said["features"]
     given: dict[str, Any] = {
         "data": data, "config": config, "assignments": assign or [], "values": said,
-        "progress": Bars(),
+        "progress": TerminalProgress(),
     }  # fmt: skip
     several = seeds > 1 or grid
     from bertsmith.train.finetuning.checks import check_finetuning
@@ -156,7 +156,7 @@ def _once(task: str, model: Path, out: Path, *, as_json: bool, given: dict[str, 
         _leave(result)
     if not as_json:
         _tell(result)
-    say(f"wrote {result.model}")
+    log(f"wrote {result.model}")
     _say_next(result.run, result.model)
 
 
@@ -170,27 +170,27 @@ def _several(
     as_json: bool,
     given: dict[str, Any],
 ) -> None:
-    from bertsmith.train.finetuning.sweep import finetune_several
+    from bertsmith.train.finetuning.sweep import run_sweep
 
-    result = finetune_several(task, model, out, seeds=seeds, grid=grid, **given)
-    if result.stopped is not None:
+    result = run_sweep(task, model, out, seeds=seeds, grid=grid, **given)
+    if result.stopped_run is not None:
         if as_json:
-            _put_result(result.stopped)
-        _leave(result.stopped)
+            _put_result(result.stopped_run)
+        _leave(result.stopped_run)
     assert result.best is not None
     if as_json:
-        put_json(json.loads((result.out / "results.json").read_text(encoding="utf-8")))
+        print_json(json.loads((result.out / "results.json").read_text(encoding="utf-8")))
     else:
         metric = result.best.metrics[0]
-        for one in result.settings:
-            middle, least, most = one.over_seeds(metric)
+        for one in result.points:
+            middle, least, most = one.metric_over_seeds(metric)
             place = " ".join(
-                f"{key.rpartition('.')[2]}={value}" for key, value in one.chosen.items()
+                f"{key.rpartition('.')[2]}={value}" for key, value in one.hyperparameters.items()
             )
-            put(f"{place or metric}: median {middle:.4f}, {least:.4f} to {most:.4f} "
+            print_line(f"{place or metric}: median {middle:.4f}, {least:.4f} to {most:.4f} "
                 f"over {len(one.runs)} seeds")  # fmt: skip
         _tell(result.best)
-    say(f"wrote {result.model}, the best by {result.best.metrics[0]}: {result.best.run.name}")
+    log(f"wrote {result.model}, the best by {result.best.metrics[0]}: {result.best.run.name}")
     assert result.model is not None
     _say_next(result.best.run, result.model)
 
@@ -198,23 +198,23 @@ def _several(
 def _say_next(run: Path, model: Path) -> None:
     """Say how to ask the model of a run, with texts of the form that its task has."""
     from bertsmith.settings import read_toml
-    from bertsmith.train.engine.run_directory import FILE
+    from bertsmith.train.engine.run_directory import SETTINGS_FILE
 
-    task = read_toml(run / FILE)["task"]
+    task = read_toml(run / SETTINGS_FILE)["task"]
     endings = len(task.get("endings", ())) or 2
     command = predict_command(model, task["kind"], pair="pair" in task, endings=endings)
-    say(f"next: {command}")
+    log(f"next: {command}")
 
 
-def _leave(result: "Tuned") -> NoReturn:
+def _leave(result: "FinetuneResult") -> NoReturn:
     """Leave as a signal asks to, that came in a run or at the end of one of several."""
-    say(f"stopped after step {result.step} of {result.steps}, all saved; "
+    log(f"stopped after step {result.step} of {result.steps}, all saved; "
         "the same command goes on from there")  # fmt: skip
     raise typer.Exit(128 + (result.signal or result.late or signal.SIGINT))
 
 
-def _put_result(result: "Tuned") -> None:
-    put_json(
+def _put_result(result: "FinetuneResult") -> None:
+    print_json(
         {
             "run": str(result.run),
             "model": str(result.model) if result.model else None,
@@ -226,9 +226,11 @@ def _put_result(result: "Tuned") -> None:
     )
 
 
-def _tell(result: "Tuned") -> None:
+def _tell(result: "FinetuneResult") -> None:
     figures = result.figures
     told = ", ".join(f"{name} {figures[name]:.4f}" for name in result.metrics)
-    put(f"held out ({figures['examples']:,.0f} examples): {told}, loss {figures['loss']:.4f}")
+    print_line(
+        f"held out ({figures['examples']:,.0f} examples): {told}, loss {figures['loss']:.4f}"
+    )
     for name, counts in result.counts.items():
-        tell_counts(counts, f"{name}: ")
+        print_counts(counts, f"{name}: ")

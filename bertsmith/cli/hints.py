@@ -4,20 +4,20 @@ import shlex
 from pathlib import Path
 
 
-def quoted(path: Path | str) -> str:
+def quote_path(path: Path | str) -> str:
     """Return a path as one word of a shell, never mistaken for an option."""
     text = str(path)
     return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
-def tabbed(*texts: str) -> str:
+def quote_tab_separated(*texts: str) -> str:
     """Return texts with tabs between them, as one word of bash, zsh or ksh."""
     return "$'" + r"\t".join(texts) + "'"
 
 
 def fill_command(model: Path | str) -> str:
     """Return a command that asks a pre-trained model."""
-    return f'bertsmith fill {quoted(model)} "... [MASK] ..."'
+    return f'bertsmith fill {quote_path(model)} "... [MASK] ..."'
 
 
 def predict_command(model: Path | str, kind: str, *, pair: bool = False, endings: int = 2) -> str:
@@ -27,9 +27,11 @@ def predict_command(model: Path | str, kind: str, *, pair: bool = False, endings
     """
     text = '"..."'
     if kind == "span":
-        text = tabbed("QUESTION", "CONTEXT")
+        text = quote_tab_separated("QUESTION", "CONTEXT")
     elif kind == "choice":
-        text = tabbed("PROMPT", *(f"ENDING {number}" for number in range(1, endings + 1)))
+        text = quote_tab_separated(
+            "PROMPT", *(f"ENDING {number}" for number in range(1, endings + 1))
+        )
     elif pair:
-        text = tabbed("TEXT", "SECOND TEXT")
-    return f"bertsmith predict {quoted(model)} {text}"
+        text = quote_tab_separated("TEXT", "SECOND TEXT")
+    return f"bertsmith predict {quote_path(model)} {text}"

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.console import put_json, say
-from bertsmith.cli.hints import quoted
+from bertsmith.cli.console import log, print_json
+from bertsmith.cli.hints import quote_path
 
 
 @app.command("import")
@@ -46,15 +46,15 @@ def import_(
     come with their output layer.
     """
     from bertsmith.errors import ModelError, SettingsError
-    from bertsmith.files import check_new
+    from bertsmith.files import check_new_directory
 
-    check_new(out)
+    check_new_directory(out)
     if not Path(source).exists() and not _is_hub_id(source):
         raise ModelError(
             f"{source}: no such file or directory; expected an original BERT release, a model "
             "directory, or a model of the hub by its owner and name"
         )
-    from bertsmith.bundle import save_either
+    from bertsmith.bundle import save_model
     from bertsmith.interop.huggingface import is_model_directory, write_huggingface
     from bertsmith.interop.tensorflow import read_tensorflow
 
@@ -62,31 +62,31 @@ def import_(
         if uncased is not None or files_from is not None:
             raise SettingsError("--uncased and --files-from are for TensorFlow checkpoints")
         for note in write_huggingface(source, out):
-            say(f"note: {note}")
+            log(f"note: {note}")
         if as_json:
-            put_json({"from": source, "out": str(out)})
-        say(f"wrote {out}")
-        say(f"next: bertsmith inspect {quoted(out)}")
+            print_json({"from": source, "out": str(out)})
+        log(f"wrote {out}")
+        log(f"next: bertsmith inspect {quote_path(out)}")
         return
-    bundle = read_tensorflow(Path(source), lowercase=uncased, files=files_from)
+    bundle = read_tensorflow(Path(source), lowercase=uncased, files_from=files_from)
     report = bundle.info["imported"]
-    save_either(out, bundle)
+    save_model(out, bundle)
     if as_json:
-        put_json(report | {"out": str(out)})
+        print_json(report | {"out": str(out)})
     _tell(report)
-    say(f"wrote {out}")
-    say(f"next: bertsmith inspect {quoted(out)}")
+    log(f"wrote {out}")
+    log(f"next: bertsmith inspect {quote_path(out)}")
 
 
 def _tell(report: dict[str, Any]) -> None:
-    say(f"read {report['from']}")
-    say(report["case"])
+    log(f"read {report['from']}")
+    log(report["case"])
     if report["new"]:
-        say(f"new, drawn at random: {', '.join(report['new'])}")
+        log(f"new, drawn at random: {', '.join(report['new'])}")
     if report["left"]:
-        say(f"left, known to no part of the model: {', '.join(report['left'])}")
+        log(f"left, known to no part of the model: {', '.join(report['left'])}")
     if report["left_of_training"]:
-        say(f"left, of the optimizer and the training: {report['left_of_training']} tensors")
+        log(f"left, of the optimizer and the training: {report['left_of_training']} tensors")
 
 
 def _is_hub_id(source: str) -> bool:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.hints import predict_command, quoted
+from bertsmith.cli.hints import predict_command, quote_path
 
 if TYPE_CHECKING:
-    from bertsmith.use.inspection.artifacts import Kind
+    from bertsmith.use.inspection.artifacts import ArtifactKind
 
 #: What comes next after each kind; PATH stands for the path that was looked at.
-_NEXT: "dict[Kind, str]" = {
+_NEXT: "dict[ArtifactKind, str]" = {
     "tokenizer": "bertsmith prepare CORPUS... --tokenizer PATH --out STORE",
     "store": "bertsmith pretrain --data PATH --out RUN",
     "index": 'bertsmith search PATH "..."',
@@ -51,11 +51,11 @@ def inspect(
     In a store's examples a token that the model is asked for stands in braces, {seen→asked}, after
     the label of the pair.
     """
-    from bertsmith.cli.console import put, put_json, say
+    from bertsmith.cli.console import log, print_json, print_line
     from bertsmith.errors import StoreError
-    from bertsmith.use.inspection.artifacts import recognize
+    from bertsmith.use.inspection.artifacts import identify_artifact
 
-    kind, opened = recognize(path)
+    kind, opened = identify_artifact(path)
     if verify and kind != "store":
         raise StoreError(f"{path}: --verify is for token stores, found: {kind}; leave it out")
     if kind == "store":
@@ -65,10 +65,10 @@ def inspect(
     else:
         facts, lines = _trained(kind, opened)
     if as_json:
-        put_json({"kind": kind} | facts)
+        print_json({"kind": kind} | facts)
         return
     for line in lines:
-        put(line)
+        print_line(line)
     following = _NEXT.get(kind)
     if kind == "model":
         first = "".join(facts["heads"][:1])
@@ -76,22 +76,22 @@ def inspect(
         if first.startswith("fine-tuned"):
             following = predict_command("PATH", first.partition("(")[2].rstrip(")"))
     if following:
-        say("next: " + following.replace("PATH", quoted(opened)))
+        log("next: " + following.replace("PATH", quote_path(opened)))
 
 
 def _tokenizer(path: Path) -> tuple[dict[str, Any], list[str]]:
-    from bertsmith.text.vocabulary_report import describe
+    from bertsmith.text.vocabulary_report import describe_vocabulary
     from bertsmith.text.wordpiece import Tokenizer
 
-    found = describe(Tokenizer.load(path))
+    found = describe_vocabulary(Tokenizer.load(path))
     return {"path": str(path)} | found.to_json(), [f"tokenizer {path}", *found.lines()]
 
 
 def _store(
     path: Path, examples: int, length: int, seed: int, verify: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    from bertsmith.cli.corpus_options import bars
-    from bertsmith.data.describe import describe
+    from bertsmith.cli.corpus_options import terminal_progress
+    from bertsmith.data.describe import describe_store
     from bertsmith.data.settings import DataSettings
     from bertsmith.data.store import Store
 
@@ -99,15 +99,15 @@ def _store(
     facts = {"path": str(path)} | store.manifest.model_dump(mode="json")
     lines = []
     if verify:
-        with bars() as progress:
+        with terminal_progress() as progress:
             facts["verified"] = "checksums" if store.verify(progress) else "sizes, offsets, ids"
         lines = [f"verified: {facts['verified']}"]
     settings = DataSettings.parse({"length": length}, "--length")
-    text = describe(store, settings, examples=examples, seed=seed)
+    text = describe_store(store, settings, examples=examples, seed=seed)
     return facts, [*text.splitlines(), *lines]
 
 
-def _trained(kind: "Kind", path: Path) -> tuple[dict[str, Any], list[str]]:
+def _trained(kind: "ArtifactKind", path: Path) -> tuple[dict[str, Any], list[str]]:
     """Describe what takes torch to be read."""
     from bertsmith.use.inspection import describe, describe_collections
 
@@ -117,7 +117,7 @@ def _trained(kind: "Kind", path: Path) -> tuple[dict[str, Any], list[str]]:
         "checkpoint": describe.describe_checkpoint,
         "tensors": describe.describe_tensors,
         "settings": describe.describe_settings,
-        "runs": describe_collections.describe_several,
+        "runs": describe_collections.describe_sweep,
         "index": describe_collections.describe_index,
     }[kind](path)
     return found.facts, found.lines

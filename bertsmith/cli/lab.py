@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.console import Bars, put, put_json, put_table, say
+from bertsmith.cli.console import TerminalProgress, log, print_json, print_line, print_table
 from bertsmith.errors import SettingsError
 
 if TYPE_CHECKING:
-    from bertsmith.lab.laboratory import Laboratory
+    from bertsmith.lab.experiment_run import ExperimentRun
 
 #: The experiments, named here too so that --help needs nothing loaded; a test compares them.
-NAMES = (
+EXPERIMENTS = (
     "pretraining-tasks", "model-size", "training-steps", "features", "masking", "pooling",
     "context", "activations", "normalization", "positions", "vocabulary", "learning",
 )  # fmt: skip
@@ -33,7 +33,7 @@ class ScaleName(StrEnum):
 
 @app.command()
 def lab(
-    name: Annotated[str, typer.Argument(metavar="NAME", help=", ".join(NAMES) + ".")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help=", ".join(EXPERIMENTS) + ".")],
     scale: Annotated[
         ScaleName,
         typer.Option(help="smoke: seconds, a toy; small: an hour or so; full: the paper's size."),
@@ -70,62 +70,71 @@ def lab(
     The same command again goes on where a stopped one was, and makes nothing twice: runs that
     several experiments ask for are shared. A run that fails does not take others with it.
     """
-    if name not in NAMES:
-        raise SettingsError(f"unknown experiment {name!r}; known: {', '.join(NAMES)}")
-    from bertsmith.lab.laboratory import Laboratory
+    if name not in EXPERIMENTS:
+        raise SettingsError(f"unknown experiment {name!r}; known: {', '.join(EXPERIMENTS)}")
+    from bertsmith.lab.experiment_run import ExperimentRun
     from bertsmith.lab.sources import Sources
     from bertsmith.lab.stage_runners import StoppedError
 
-    laboratory = Laboratory(
+    laboratory = ExperimentRun(
         name, scale=scale.value,
         sources=Sources(text, korean_text, tasks, None if model is None else str(model)),
-        out=out, results=results, work=work, seeds=seeds, progress=Bars(),
+        out=out, results_dir=results, work_dir=work, num_seeds=seeds, progress=TerminalProgress(),
     )  # fmt: skip
     if plan:
         _tell_plan(laboratory, as_json=as_json)
         return
-    say(f"{name}: {laboratory.experiment.question} ({laboratory.experiment.source})")
+    log(f"{name}: {laboratory.experiment.question} ({laboratory.experiment.source})")
     try:
         done = laboratory.run()
     except StoppedError as stopped:
-        say(str(stopped))
+        log(str(stopped))
         raise typer.Exit(128 + stopped.signal) from None
     if as_json:
-        put_json({"experiment": name, "figures": done.report.figures, "failures": done.failures,
+        print_json({"experiment": name, "figures": done.report.data, "failures": done.failures,
                   "files": list(map(str, done.files))})  # fmt: skip
     else:
-        put(done.report.markdown().rstrip())
-    words = laboratory.words() if done.failures else {}
+        print_line(done.report.to_markdown().rstrip())
+    words = laboratory.describe_stages() if done.failures else {}
     for stage, why in done.failures.items():
-        say(f"failed: {words.get(stage, stage)} ({stage}): {why}")
+        log(f"failed: {words.get(stage, stage)} ({stage}): {why}")
     if done.files:
-        say(f"wrote {', '.join(map(str, done.files))}")
+        log(f"wrote {', '.join(map(str, done.files))}")
     if done.failures:
-        are = "results are" if done.missing > 1 else "result is"
-        say(f"{done.missing} {are} missing; the same command tries again")
+        are = "results are" if done.num_missing > 1 else "result is"
+        log(f"{done.num_missing} {are} missing; the same command tries again")
         raise typer.Exit(1)
-    say(f"next: look at {done.files[-1]}")
+    log(f"next: look at {done.files[-1]}")
 
 
-def _tell_plan(laboratory: "Laboratory", *, as_json: bool) -> None:
+def _tell_plan(laboratory: "ExperimentRun", *, as_json: bool) -> None:
     """Tell what is to be made and how long it takes; kinds that take no time to speak of, too."""
-    if laboratory.missing():
-        say("probing the speed of this machine …")
+    if laboratory.missing_stages():
+        log("probing the speed of this machine …")
     planned = laboratory.plan()
     total = sum(own.seconds or 0.0 for own in planned) / 60
     if as_json:
-        stages = [{"name": own.stage.name, "words": own.words, "steps": own.steps,
+        stages = [{"name": own.stage.name, "words": own.description, "steps": own.num_steps,
                   "settings": dict(own.stage.settings),
                   "minutes": None if own.seconds is None else own.seconds / 60}
                  for own in planned]  # fmt: skip
-        put_json({"stages": stages, "minutes": total})
+        print_json({"stages": stages, "minutes": total})
         return
     rows = []
     for own in planned:
         minutes = "" if own.seconds is None else f"{own.seconds / 60:.1f}"
-        rows.append((own.stage.name, own.words, f"{own.steps:,}" if own.steps else "", minutes))
-    put_table(("to make", "what", "steps", "minutes"), rows)
+        rows.append(
+            (
+                own.stage.name,
+                own.description,
+                f"{own.num_steps:,}" if own.num_steps else "",
+                minutes,
+            )
+        )
+    print_table(("to make", "what", "steps", "minutes"), rows)
     wanted, dark = len(laboratory.stages), sum(own.seconds is None for own in planned)
     about = "at least" if dark else "about"
     beside = f", and {dark} whose time cannot be told beforehand" if dark else ""
-    put(f"{len(planned)} stages to make for {wanted} results: {about} {total:,.0f} minutes{beside}")
+    print_line(
+        f"{len(planned)} stages to make for {wanted} results: {about} {total:,.0f} minutes{beside}"
+    )

@@ -4,17 +4,18 @@ import os
 import sys
 from pathlib import Path
 
-from bertsmith.cli import failures, streams
+from bertsmith.cli import error_messages as failures
+from bertsmith.cli import streams
 from bertsmith.cli.app import app
-from bertsmith.files import with_filename
+from bertsmith.files import add_error_filename
 
 #: The exit status after Ctrl-C (128 + SIGINT).
-INTERRUPTED = 130
+EXIT_INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the program; a failure prints one message, and a traceback only with --debug."""
-    streams.prepare()
+    streams.configure_streams()
     try:
         failures.check_arguments(sys.argv[1:])
         # Inside the try block: Ctrl-C while the commands load must not print a traceback.
@@ -23,12 +24,12 @@ def main() -> None:
         try:
             app()
         except SystemExit:
-            with with_filename(Path("standard output")):
+            with add_error_filename(Path("standard output")):
                 sys.stdout.flush()
             raise
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
-        sys.exit(INTERRUPTED)
+        sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:
         # The reader of stdout went away (`| head`): leave quietly, as other tools do.
         streams.discard_stdout()
@@ -36,7 +37,7 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("BERTSMITH_DEBUG"):
             raise
-        message, status = failures.explain(error)
+        message, status = failures.explain_error(error)
         sys.stderr.write(f"{message}\n")
         try:
             sys.stdout.flush()

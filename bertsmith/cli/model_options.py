@@ -14,12 +14,12 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from bertsmith.cli.console import say
+from bertsmith.cli.console import log
 from bertsmith.cli.models import find_model
-from bertsmith.errors import ModelError, QuestionError
+from bertsmith.errors import InputError, ModelError
 
 if TYPE_CHECKING:
-    from bertsmith.bundle import Bundle, TaskBundle
+    from bertsmith.bundle import FineTunedBundle, PretrainedBundle
     from bertsmith.tasks.tables import TableSource
 
 #: What stands for standard input, and what it is called.
@@ -52,38 +52,38 @@ Header = Annotated[
     ),
 ]
 #: The option of each command's own enumeration of formats.
-FORMAT = typer.Option(
+FORMAT_OPTION = typer.Option(
     "--format", help="How the input is read; else by its suffix. stdin: lines.", show_default=False
 )
 Json = Annotated[bool, typer.Option("--json", help="Results as lines of JSON on stdout.")]
 
 
-def load_model(path: Path, device: str) -> "Bundle":
+def load_model(path: Path, device: str) -> "PretrainedBundle":
     """Load a model onto a device; ``auto`` takes CUDA where there is one."""
     check_device(device)
     path = find_model(path)
     from bertsmith.bundle import load
 
-    bundle = load(path, device=resolved_device(device))
-    tell_notes(bundle)
+    bundle = load(path, device=resolve_device(device))
+    log_notes(bundle)
     return bundle
 
 
-def load_fine_tuned(path: Path, device: str) -> "TaskBundle":
+def load_fine_tuned(path: Path, device: str) -> "FineTunedBundle":
     """Load a fine-tuned model onto a device; ``auto`` takes CUDA where there is one."""
     check_device(device)
     path = find_model(path)
-    from bertsmith.bundle import load_task
+    from bertsmith.bundle import load_fine_tuned as load_task
 
-    bundle = load_task(path, device=resolved_device(device))
-    tell_notes(bundle)
+    bundle = load_task(path, device=resolve_device(device))
+    log_notes(bundle)
     return bundle
 
 
-def tell_notes(bundle: "Bundle | TaskBundle") -> None:
+def log_notes(bundle: "PretrainedBundle | FineTunedBundle") -> None:
     """Say what a user should know of a model's files."""
     for note in bundle.notes():
-        say(note)
+        log(note)
 
 
 def check_device(device: str) -> None:
@@ -95,7 +95,7 @@ def check_device(device: str) -> None:
         raise ModelError(f"--device {device}: expected auto, cpu, cuda or cuda:N")
 
 
-def resolved_device(device: str) -> str:
+def resolve_device(device: str) -> str:
     """Return the device that is meant; ``auto`` is CUDA where there is one. Raises ModelError."""
     check_device(device)
     import torch
@@ -112,7 +112,7 @@ def resolved_device(device: str) -> str:
     return device
 
 
-def check_input(name: Path | str | None) -> None:
+def check_readable(name: Path | str | None) -> None:
     """Raise QuestionError for a file that cannot be read, before torch is loaded."""
     if name is None or str(name) == STDIN:
         return
@@ -125,17 +125,17 @@ def check_input(name: Path | str | None) -> None:
     elif not os.access(path, os.R_OK):
         reason = "Permission denied"
     if reason:
-        raise QuestionError(f"{name}: cannot be read: {reason}")
+        raise InputError(f"{name}: cannot be read: {reason}")
 
 
-def lines_of(name: str, encoding: str = "utf-8") -> Iterator[str]:
+def read_lines(name: str, encoding: str = "utf-8") -> Iterator[str]:
     """Yield the lines of a text file (packed or not) or of standard input, ends taken off.
 
     Raises QuestionError where it cannot be read, or is of another encoding.
     """
     if name == STDIN:
         if sys.stdin.isatty():
-            say("reading lines from the terminal; Ctrl-D ends them")
+            log("reading lines from the terminal; Ctrl-D ends them")
             # A line at a time: to look for a packing would wait for more of them.
             yield from _decoded(sys.stdin.buffer, STDIN_NAME, encoding)
         else:
@@ -145,20 +145,20 @@ def lines_of(name: str, encoding: str = "utf-8") -> Iterator[str]:
         with Path(name).open("rb") as file:
             yield from _lines(file, name, encoding)
     except OSError as error:
-        raise QuestionError(f"{name}: cannot be read: {error.strerror or error}") from None
+        raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
 
 
 def _lines(stream: IO[bytes], name: str, encoding: str) -> Iterator[str]:
-    from bertsmith.text.archives import DAMAGE, unpack
+    from bertsmith.text.archives import DECOMPRESSION_ERRORS, decompress
 
     try:
-        _, unpacked = unpack(stream)
+        _, unpacked = decompress(stream)
         if encoding == "utf-8":
             yield from _decoded(unpacked, name, encoding)
         else:
             yield from _transcoded(unpacked, name, encoding)
-    except DAMAGE as error:
-        raise QuestionError(f"{name}: a damaged or cut-off archive: {error}") from None
+    except DECOMPRESSION_ERRORS as error:
+        raise InputError(f"{name}: a damaged or cut-off archive: {error}") from None
 
 
 def _decoded(lines: Iterable[bytes], name: str, encoding: str) -> Iterator[str]:
@@ -167,14 +167,14 @@ def _decoded(lines: Iterable[bytes], name: str, encoding: str) -> Iterator[str]:
         try:
             text = line.decode("utf-8-sig" if number == 1 and encoding == "utf-8" else encoding)
         except UnicodeDecodeError as error:
-            raise QuestionError(
+            raise InputError(
                 f"{name}, line {number:,}: not UTF-8 (byte 0x{line[error.start]:02x}); "
                 "expected UTF-8 text; convert it, for example with iconv -f CP949 -t UTF-8 "
                 "(Korean) or iconv -f LATIN1 -t UTF-8 (Western European)"
             ) from None
         yield text.rstrip("\r\n")
     if not number:
-        say(f"{name}: there is no line in it, so there is nothing to do")
+        log(f"{name}: there is no line in it, so there is nothing to do")
 
 
 def _transcoded(stream: IO[bytes], name: str, encoding: str) -> Iterator[str]:
@@ -186,10 +186,10 @@ def _transcoded(stream: IO[bytes], name: str, encoding: str) -> Iterator[str]:
             yield line.rstrip("\r\n")
 
 
-def texts_of(arguments: list[str]) -> Iterator[str]:
+def read_texts(arguments: list[str]) -> Iterator[str]:
     """Yield the texts given as arguments; ``-`` alone stands for the lines of standard input."""
     if arguments == [STDIN]:
-        yield from lines_of(STDIN)
+        yield from read_lines(STDIN)
     else:
         yield from arguments
 
@@ -213,12 +213,12 @@ class Input:
         return Path(STDIN_NAME if self.name == STDIN else self.name)
 
     def lines(self) -> Iterator[str]:
-        """Yield its lines; see ``lines_of``."""
+        """Yield its lines; see ``read_lines``."""
         if self.stream is not None:
             return _lines(self.stream, str(self.path), self.encoding)
-        return lines_of(self.name, self.encoding)
+        return read_lines(self.name, self.encoding)
 
-    def source(
+    def to_table_source(
         self, form: str | None, *, header: bool = True, delimiter: str | None = None
     ) -> "TableSource":
         """Return it as a table."""
@@ -230,7 +230,7 @@ class Input:
 def open_input(name: str, encoding: str | None) -> Input:
     """Look at the first characters of a file or of standard input. Raises QuestionError."""
     from bertsmith.tasks.text_files import check_encoding
-    from bertsmith.text.archives import DAMAGE, unpack
+    from bertsmith.text.archives import DECOMPRESSION_ERRORS, decompress
 
     encoding = encoding or "utf-8"
     check_encoding(encoding)
@@ -238,34 +238,34 @@ def open_input(name: str, encoding: str | None) -> Input:
         return Input(name, encoding, "", None)
     try:
         if name == STDIN:
-            head, stream = unpack(sys.stdin.buffer)
+            head, stream = decompress(sys.stdin.buffer)
             return Input(name, encoding, head.decode(encoding, "replace"), stream)
         file = Path(name).open("rb")  # noqa: SIM115 - a pipe stays open: it is read only once
-        head, stream = unpack(file)
+        head, stream = decompress(file)
         if not Path(name).is_file():
             return Input(name, encoding, head.decode(encoding, "replace"), stream)
         file.close()
         return Input(name, encoding, head.decode(encoding, "replace"), None)
-    except DAMAGE as error:
-        raise QuestionError(f"{name}: a damaged or cut-off archive: {error}") from None
+    except DECOMPRESSION_ERRORS as error:
+        raise InputError(f"{name}: a damaged or cut-off archive: {error}") from None
     except OSError as error:
-        raise QuestionError(f"{name}: cannot be read: {error.strerror or error}") from None
+        raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
 
 
-def refuse_table(given: Input, columns: Iterable[str]) -> None:
+def check_not_table(given: Input, columns: Iterable[str]) -> None:
     """Raise QuestionError where lines are read from what is no text, or a table without saying so.
 
     columns: names that only the first line of a table would have.
     """
     head = given.head.removeprefix("\ufeff").lstrip()
     if "\0" in head:
-        raise QuestionError(
+        raise InputError(
             f"{given.path}: not text, but a binary file; give a text file, or a table as .csv, "
             ".tsv, .jsonl, .json or .parquet"
         )
     form = _looks_like(head, set(columns))
     if form is not None:
-        raise QuestionError(
+        raise InputError(
             f"{given.path}: this looks like {form.upper()}, not like a text on each line; give "
             f"--format {form} and the column with --text, or --format lines"
         )

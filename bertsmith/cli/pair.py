@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.console import put, put_json, say
-from bertsmith.cli.model_options import STDIN, Device, Json, Model, lines_of, load_model
-from bertsmith.cli.unknown import UnknownWarning
-from bertsmith.errors import QuestionError
+from bertsmith.cli.console import log, print_json, print_line
+from bertsmith.cli.model_options import STDIN, Device, Json, Model, load_model, read_lines
+from bertsmith.cli.unknown_warning import UnknownWarning
+from bertsmith.errors import InputError
 
 
 @app.command()
@@ -40,35 +40,35 @@ def pair(
     from the longer text: A from its front, B from its end.
     """
     if b is None and a != STDIN:
-        raise QuestionError("one text was given; expected two, A and B, or - for standard input")
+        raise InputError("one text was given; expected two, A and B, or - for standard input")
     asked, shown = tee(_pairs(a, b))
     unknown = UnknownWarning()
-    bundle = unknown.counting(load_model(model, device))
-    from bertsmith.use.pair import pair_each
+    bundle = unknown.with_token_counts(load_model(model, device))
+    from bertsmith.use.pair import iter_pair_predictions
 
     cut = 0
-    for (first, second), answer in zip(shown, pair_each(bundle, asked), strict=True):
+    for (first, second), answer in zip(shown, iter_pair_predictions(bundle, asked), strict=True):
         cut += answer.left_out > 0
         if as_json:
             texts = {"a": first, "b": second}
-            put_json(texts | {"follows": answer.follows, "left_out": answer.left_out})
+            print_json(texts | {"follows": answer.follows, "left_out": answer.left_out})
         elif a == STDIN:
-            put(f"{answer.follows:.6f}\t{first}\t{second}")
+            print_line(f"{answer.follows:.6f}\t{first}\t{second}")
         else:
-            put(f"B follows A with probability {answer.follows:.4f}")
+            print_line(f"B follows A with probability {answer.follows:.4f}")
         if a == STDIN:
             unknown.warn()
     if cut:
-        say(f"pairs cut to the model's length (A's front, B's end): {cut:,}")
+        log(f"pairs cut to the model's length (A's front, B's end): {cut:,}")
     unknown.warn()
 
 
 def _pairs(a: str, b: str | None) -> Iterator[tuple[str, str]]:
     if b is None:
-        for number, line in enumerate(lines_of(STDIN), 1):
+        for number, line in enumerate(read_lines(STDIN), 1):
             first, tab, second = line.partition("\t")
             if not tab:
-                raise QuestionError(
+                raise InputError(
                     f"standard input, line {number:,}: no tab in {line[:60]!r}; "
                     "expected A, a tab, and B"
                 )

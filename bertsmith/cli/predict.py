@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.classes import class_lines, confusion_lines
-from bertsmith.cli.console import Bars, put, put_json, say, tell_counts
+from bertsmith.cli.classification_report import format_class_report, format_confusion_matrix
+from bertsmith.cli.console import TerminalProgress, log, print_counts, print_json, print_line
 from bertsmith.cli.model_options import (
-    FORMAT,
+    FORMAT_OPTION,
     STDIN,
     Delimiter,
     Device,
@@ -22,19 +22,19 @@ from bertsmith.cli.model_options import (
     Input,
     Json,
     Model,
-    check_input,
+    check_not_table,
+    check_readable,
     load_fine_tuned,
     open_input,
-    refuse_table,
 )
-from bertsmith.cli.unknown import UnknownWarning
-from bertsmith.errors import QuestionError, SettingsError
+from bertsmith.cli.unknown_warning import UnknownWarning
+from bertsmith.errors import InputError, SettingsError
 from bertsmith.files import check_new_file
-from bertsmith.settings import wished
+from bertsmith.settings import user_settings
 
 if TYPE_CHECKING:
-    from bertsmith.bundle import TaskBundle
-    from bertsmith.tasks.inputs import Counts
+    from bertsmith.bundle import FineTunedBundle
+    from bertsmith.tasks.inputs import ExampleCounts
     from bertsmith.tasks.tables import TableSource
     from bertsmith.use.predict_table import TableCounts
 
@@ -104,7 +104,7 @@ def predict(
     endings: Annotated[
         str | None, typer.Option(help="The columns of the endings, such as a,b,c,d.")
     ] = None,
-    form: Annotated[InputFormat | None, FORMAT] = None,
+    form: Annotated[InputFormat | None, FORMAT_OPTION] = None,
     header: Header = None,
     encoding: Encoding = None,
     delimiter: Delimiter = None,
@@ -122,7 +122,9 @@ def predict(
     ] = None,
     squad: Annotated[
         Path | None,
-        typer.Option(help="A file of SQuAD's: put on stdout what its official program scores."),
+        typer.Option(
+            help="A file of SQuAD's: put on stdout what its official program scores."
+        ),
     ] = None,
     null_threshold: NullThreshold = None,
     device: Device = "auto",
@@ -139,7 +141,7 @@ def predict(
     its end, CoNLL-U Predicted=TAG in its last one, and tokens get tags and probabilities.
     """
     if sum((read is not None, bool(texts), glue is not None, squad is not None)) != 1:
-        raise QuestionError(
+        raise InputError(
             "give texts, or --input FILE (- for standard input), or --glue FILE, or --squad FILE"
         )
     columns = {"text": text, "pair": pair, "endings": endings.split(",") if endings else None}
@@ -151,25 +153,27 @@ def predict(
     if read is None:
         _refuse(options, "it is for --input FILE; leave it out")
     if skip_bad and (glue or squad):
-        raise QuestionError("--skip-bad: each row of a benchmark's file must have its answer")
+        raise InputError("--skip-bad: each row of a benchmark's file must have its answer")
     for file in (read, glue, squad):
-        check_input(file)
+        check_readable(file)
     given = None if read is None else open_input(read, encoding)
     if out is not None:
         check_new_file(out)
     bundle = load_fine_tuned(model, device)
-    from bertsmith.tasks.inputs import Counts
+    from bertsmith.tasks.inputs import ExampleCounts
     from bertsmith.use.answer import with_null_threshold
-    from bertsmith.use.submission import squad_predictions, submission
+    from bertsmith.use.submission import glue_submission, squad_predictions
 
     if null_threshold is not None:
         bundle = with_null_threshold(bundle, null_threshold)
     unknown = UnknownWarning()
-    bundle, counts = unknown.counting(bundle), Counts()
+    bundle, counts = unknown.with_token_counts(bundle), ExampleCounts()
     if given is not None:
         kind, is_tokens = _recognize(bundle, given, form and form.value, text)
         if kind is not None:
-            source = given.source(kind, header=_has_header(bundle, header), delimiter=delimiter)
+            source = given.to_table_source(
+                kind, header=_has_header(bundle, header), delimiter=delimiter
+            )
             columns = {name: value for name, value in columns.items() if value is not None}
             target = _Target(source, out, columns, skip_bad=skip_bad, as_json=as_json)
             target.predict(bundle, is_tokens=is_tokens)
@@ -179,15 +183,15 @@ def predict(
         _refuse(lines_only, f"{given.path} is read as a text on each line; give --format, or leave "
                             "it out")  # fmt: skip
     if squad is not None:
-        put_json(squad_predictions(bundle, squad, counts))
+        print_json(squad_predictions(bundle, squad, counts))
     elif glue is not None:
-        for line in submission(bundle, glue, counts):
-            put(line)
+        for line in glue_submission(bundle, glue, counts):
+            print_line(line)
     else:
         _answer_lines(
             bundle, given, texts or [], counts, unknown, skip_bad=skip_bad, as_json=as_json
         )
-    _tell_cut(counts.cut_off)
+    _tell_cut(counts.num_truncated)
     unknown.warn()
 
 
@@ -195,54 +199,54 @@ def _refuse(options: Mapping[str, Any], why: str) -> None:
     """Raise QuestionError for an option that was given and that means nothing here."""
     for name, value in options.items():
         if value is not None:
-            raise QuestionError(f"{name}: {why}")
+            raise InputError(f"{name}: {why}")
 
 
 def _tell_cut(count: int) -> None:
     if count:
-        say(f"cut off {count:,} that are longer than the model reads")
+        log(f"cut off {count:,} that are longer than the model reads")
 
 
-def _has_header(bundle: "TaskBundle", header: bool | None) -> bool:
+def _has_header(bundle: "FineTunedBundle", header: bool | None) -> bool:
     task = bundle.info.get("provenance", {}).get("task", {})
     return bool(task.get("header", True)) if header is None else header
 
 
 def _recognize(
-    bundle: "TaskBundle", given: Input, form: str | None, text: str | None
+    bundle: "FineTunedBundle", given: Input, form: str | None, text: str | None
 ) -> tuple[str | None, bool]:
     """Return the format of a table, and whether it holds tokens; None for lines of text."""
-    from bertsmith.tasks.conll import ROW_FORMATS, has_tokens, looks_like_conll
-    from bertsmith.tasks.families import task_of
-    from bertsmith.tasks.settings import is_number
-    from bertsmith.tasks.text_files import table_format
+    from bertsmith.tasks.conll import ROW_FORMATS, has_token_lists, looks_like_conll
+    from bertsmith.tasks.families import get_task_settings
+    from bertsmith.tasks.settings import is_column_number
+    from bertsmith.tasks.text_files import detect_table_format
 
     is_tagger = bundle.head.kind in ("entities", "tags")
     if form == "lines":
         return None, False
     if form in ("conll", "conllu"):
         if not is_tagger:
-            raise QuestionError(f"--format {form}: the model tags no words")
+            raise InputError(f"--format {form}: the model tags no words")
         return form, True
     suffix = given.path.suffix.lower()
-    kind = form or (None if given.name == STDIN else table_format(given.path))
+    kind = form or (None if given.name == STDIN else detect_table_format(given.path))
     if is_tagger:
-        names_column = text is not None and not is_number(text)
+        names_column = text is not None and not is_column_number(text)
         conll = {".conllu": "conllu", ".conll": "conll", ".iob": "conll", ".bio": "conll"}
         if form is None and (suffix in conll or (kind == "tsv" and not names_column)):
             return conll.get(suffix, "conll"), True
         if kind in ROW_FORMATS:
-            return kind, has_tokens(given.source(kind), text)
+            return kind, has_token_lists(given.to_table_source(kind), text)
         if kind is None and looks_like_conll(given.head, bundle.head.labels):
-            say(f"{given.path}: read as CoNLL, a word on each line; --format lines reads a text "
+            log(f"{given.path}: read as CoNLL, a word on each line; --format lines reads a text "
                 "on each line")  # fmt: skip
             return "conll", True
     if kind is None and suffix == ".txt" and text is not None:
         # As fine-tuning reads it.
         kind = "tsv"
     if kind is None and form is None:
-        task = task_of(bundle)
-        refuse_table(given, {task.text} - {"0"})
+        task = get_task_settings(bundle)
+        check_not_table(given, {task.text} - {"0"})
     return kind, False
 
 
@@ -256,76 +260,80 @@ class _Target:
     skip_bad: bool
     as_json: bool
 
-    def predict(self, bundle: "TaskBundle", *, is_tokens: bool) -> None:
+    def predict(self, bundle: "FineTunedBundle", *, is_tokens: bool) -> None:
         """Write the table with predictions, and say what became of its rows."""
         from bertsmith.use.predict_table import predict_table
         from bertsmith.use.tag_file import tag_file
 
         as_lines = self.as_json and self.out is None
         if self.source.format == "parquet" and self.out is None and not as_lines:
-            raise QuestionError(f"{self.source.path}: give --out FILE, or --json for lines of JSON")
+            raise InputError(f"{self.source.path}: give --out FILE, or --json for lines of JSON")
         target: Path | Callable[[str], object] = self.out or sys.stdout.write
         if is_tokens:
             counts = tag_file(
                 bundle, self.source, target, columns=self.columns, skip_bad=self.skip_bad,
-                as_json=as_lines, progress=Bars(),
+                as_json=as_lines, progress=TerminalProgress(),
             )  # fmt: skip
         else:
             counts = predict_table(
                 bundle, self.source, target, columns=self.columns, skip_bad=self.skip_bad,
-                form="jsonl" if as_lines else None, progress=Bars(),
+                out_format="jsonl" if as_lines else None, progress=TerminalProgress(),
             )  # fmt: skip
         _tell_table(counts, self.source.path, self.out, as_json=self.as_json)
 
 
 def _tell_table(counts: "TableCounts", path: Path, out: Path | None, *, as_json: bool) -> None:
     for note in counts.notes:
-        say(note)
+        log(note)
     if out is not None and as_json:
-        put_json({"out": str(out), "rows": counts.rows, "columns": counts.columns,
-                  "without_prediction": counts.empty, "left_out": counts.left_out,
+        print_json({"out": str(out), "rows": counts.rows, "columns": counts.columns,
+                  "without_prediction": counts.without_prediction, "left_out": counts.unreadable,
                   "cut_off": counts.cut_off})  # fmt: skip
     _tell_cut(counts.cut_off)
-    if counts.empty:
-        say(f"{counts.empty:,} {counts.unit}s have no prediction; the first: {counts.first}")
-    if counts.left_out:
-        unreadable = f"{counts.left_out:,} {counts.unit}s that cannot be read"
-        say(f"left out {unreadable}; the first: {counts.first}")
+    if counts.without_prediction:
+        log(
+            f"{counts.without_prediction:,} {counts.unit}s have no prediction; the first: {counts.first_problem}"
+        )
+    if counts.unreadable:
+        unreadable = f"{counts.unreadable:,} {counts.unit}s that cannot be read"
+        log(f"left out {unreadable}; the first: {counts.first_problem}")
     if not counts.rows:
-        say(f"{path}: there is no {counts.unit} in it")
+        log(f"{path}: there is no {counts.unit} in it")
     if out is not None:
         added = f", with {', '.join(counts.columns)}" if counts.columns else ""
-        say(f"wrote {out}: {counts.rows:,} {counts.unit}s{added}")
+        log(f"wrote {out}: {counts.rows:,} {counts.unit}s{added}")
 
 
 def _answer_lines(
-    bundle: "TaskBundle",
+    bundle: "FineTunedBundle",
     given: Input | None,
     texts: list[str],
-    counts: "Counts",
+    counts: "ExampleCounts",
     unknown: UnknownWarning,
     *,
     skip_bad: bool,
     as_json: bool,
 ) -> None:
-    from bertsmith.use.predict_lines import Skipped, told
+    from bertsmith.use.predict_lines import SkippedLines, predict_lines
 
     lines: Iterator[str] = iter(texts) if given is None else given.lines()
     where = "text" if given is None else f"{given.path}, line"
     at_once = given is not None and given.name == STDIN and sys.stdin.isatty()
-    skipped = Skipped() if skip_bad else None
-    for value, line in told(bundle, lines, where=where, skipped=skipped, at_once=at_once):
-        counts.cut_off += value.get("cut_off", False)
+    skipped = SkippedLines() if skip_bad else None
+    for value, line in predict_lines(
+        bundle, lines, location=where, skipped=skipped, unbuffered=at_once
+    ):
+        counts.num_truncated += value.get("cut_off", False)
         if as_json:
-            put_json(value)
+            print_json(value)
         else:
-            put(line)
+            print_line(line)
         if at_once:
             sys.stdout.flush()
         if given is not None and given.name == STDIN:
             unknown.warn()
     if skipped is not None and skipped.count:
-        say(f"left out {skipped.count:,} lines; the first: {skipped.first}")
+        log(f"left out {skipped.count:,} lines; the first: {skipped.first_problem}")
 
 
 @app.command()
@@ -370,27 +378,27 @@ def evaluate(
              "encoding": encoding, "delimiter": delimiter,
              "null_threshold": null_threshold, "metrics": metric or None}  # fmt: skip
     said = {name: value for name, value in named.items() if value is not None}
-    changes = wished(None, {"task": said}, assign or [])
+    changes = user_settings(None, {"task": said}, assign or [])
     if len(changes) > 1 or not isinstance(changes["task"], dict):
         raise SettingsError("--set: evaluate takes settings of the task, such as task.header=false")
     if not data.exists():
-        raise QuestionError(f"{data}: no such file")
+        raise InputError(f"{data}: no such file")
     bundle = load_fine_tuned(model, device)
     from bertsmith.use.evaluate import evaluate as scored
 
     unknown = UnknownWarning()
-    figures = scored(unknown.counting(bundle), data, changes=changes["task"])
+    figures = scored(unknown.with_token_counts(bundle), data, changes=changes["task"])
     unknown.warn()
     if as_json:
-        put_json(figures)
+        print_json(figures)
         return
     counts = figures.pop("counts")
     classes, confusion = figures.pop("classes", {}), figures.pop("confusion", {})
-    put(", ".join(f"{name} {value:.4f}" for name, value in figures.items()))
-    for line in class_lines(classes) + confusion_lines(confusion):
-        put(line)
-    tell_counts(counts)
+    print_line(", ".join(f"{name} {value:.4f}" for name, value in figures.items()))
+    for line in format_class_report(classes) + format_confusion_matrix(confusion):
+        print_line(line)
+    print_counts(counts)
     for reason, where in counts.get("first_skipped", {}).items():
-        say(f"{counts['skipped'][reason]:,} skipped: {reason} (the first: {where})")
+        log(f"{counts['skipped'][reason]:,} skipped: {reason} (the first: {where})")
     for note in counts.get("notes", []):
-        say(note)
+        log(note)

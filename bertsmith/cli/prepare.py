@@ -11,7 +11,7 @@ import typer
 
 from bertsmith.cli import corpus_options
 from bertsmith.cli.app import app
-from bertsmith.cli.hints import quoted
+from bertsmith.cli.hints import quote_path
 
 
 @app.command()
@@ -46,31 +46,33 @@ def prepare(
     """
     # The workers inherit it: one process a core is threads enough.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from bertsmith.cli.console import put_json, say
+    from bertsmith.cli.console import log, print_json
     from bertsmith.data import prepare as data
     from bertsmith.data.plan import PrepareOptions
     from bertsmith.text.wordpiece import Tokenizer
 
-    reading = corpus_options.corpus_options(form, field, on_error, deduplicate)
+    reading = corpus_options.parse_corpus_options(form, field, on_error, deduplicate)
     options = PrepareOptions(language=language, held_out=held_out, corpus=reading)
     words = Tokenizer.load(_place(tokenizer))
-    with corpus_options.bars() as bars:
-        manifest = data.prepare(corpus_options.found(corpus), words, out, options, bars, workers)
-    for line in data.summary(manifest):
-        say(line)
-    say(f"wrote {out}")
+    with corpus_options.terminal_progress() as bars:
+        manifest = data.prepare(
+            corpus_options.find_sources(corpus), words, out, options, bars, workers
+        )
+    for line in data.summarize_store(manifest):
+        log(line)
+    log(f"wrote {out}")
     if manifest.splits["heldout"].documents:
-        say(f"next: bertsmith pretrain --data {quoted(out)} --out RUN")
+        log(f"next: bertsmith pretrain --data {quote_path(out)} --out RUN")
     if as_json:
-        put_json(manifest.model_dump(mode="json"))
+        print_json(manifest.model_dump(mode="json"))
 
 
 def _place(tokenizer: Path) -> Path:
     """Return where a tokenizer's files stand; of a RUN or a hub id, in its model."""
-    from bertsmith.text.tokenizer_files import vocabulary_in
+    from bertsmith.text.tokenizer_files import find_vocabulary_file
 
-    if vocabulary_in(tokenizer) is not None:
+    if find_vocabulary_file(tokenizer) is not None:
         return tokenizer
-    from bertsmith.bundle.directory import tokenizer_of
+    from bertsmith.bundle.directory import locate_tokenizer
 
-    return tokenizer_of(tokenizer)
+    return locate_tokenizer(tokenizer)

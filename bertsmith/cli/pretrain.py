@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.console import Bars, put, put_json, say
-from bertsmith.cli.hints import fill_command, quoted
+from bertsmith.cli.console import TerminalProgress, log, print_json, print_line
+from bertsmith.cli.hints import fill_command, quote_path
 
 
 class RecipeName(StrEnum):
@@ -74,14 +74,14 @@ def pretrain(
     from bertsmith.train.pretraining import pretrain as training
 
     if plan:
-        say("probing the speed of this machine …")
-        expected = training.plan(data, **wishes)
-        put_json(expected) if as_json else _tell_plan(expected)
+        log("probing the speed of this machine …")
+        expected = training.estimate_run(data, **wishes)
+        print_json(expected) if as_json else _tell_plan(expected)
         return
     assert out is not None
-    result = training.pretrain(data, out, progress=Bars(), **wishes)
+    result = training.pretrain(data, out, progress=TerminalProgress(), **wishes)
     if as_json:
-        put_json(
+        print_json(
             {
                 "run": str(result.run),
                 "model": str(result.model) if result.model else None,
@@ -91,17 +91,17 @@ def pretrain(
             }
         )
     if result.model is None:
-        say(f"stopped after step {result.outcome.state.step} of {result.steps}, all saved; "
+        log(f"stopped after step {result.outcome.state.step} of {result.steps}, all saved; "
             "the same command goes on from there")  # fmt: skip
         raise typer.Exit(128 + (result.outcome.signal or signal.SIGINT))
     _tell(result.heldout, as_json=as_json)
-    say(f"wrote {result.model} (and {result.curve or 'no curve'})")
-    if result.masks:
-        say(f"next: {fill_command(result.model)}")
+    log(f"wrote {result.model} (and {result.curve or 'no curve'})")
+    if result.is_masked_lm:
+        log(f"next: {fill_command(result.model)}")
     else:
-        model = quoted(result.model)
-        say(f"next: bertsmith finetune TASK --model {model} --data DATA --out RUN")
-    say(f"to train it further: bertsmith pretrain --from {quoted(out)} --data {quoted(data)} "
+        model = quote_path(result.model)
+        log(f"next: bertsmith finetune TASK --model {model} --data DATA --out RUN")
+    log(f"to train it further: bertsmith pretrain --from {quote_path(out)} --data {quote_path(data)} "
         "--out NEW")  # fmt: skip
 
 
@@ -111,19 +111,19 @@ def _tell(heldout: dict[str, float], *, as_json: bool) -> None:
     share = heldout.get("unknown_share")
     warning = unknown_warning(share or 0.0, "the held-out tokens")
     if warning is not None:
-        say(f"{warning}; the figures leave [UNK] out")
+        log(f"{warning}; the figures leave [UNK] out")
     if as_json:
         return
     # Runs of version 0.1 did not count it.
     unknown = "" if share is None else f"; {share:.1%} of the tokens are [UNK], left out"
-    put(
+    print_line(
         f"held out: masked-LM loss {heldout['masked_lm']:.3f} "
         f"(unigram entropy {heldout['unigram_entropy']:.3f}), "
         f"perplexity {heldout['perplexity']:.1f}, accuracy {heldout['masked_accuracy']:.1%}"
         f"{unknown}"
     )
     if "next_sentence_accuracy" in heldout:
-        put(
+        print_line(
             f"next sentence: accuracy {heldout['next_sentence_accuracy']:.1%}, 95 % interval "
             f"{heldout['next_sentence_low']:.1%} to {heldout['next_sentence_high']:.1%} "
             f"(larger class {heldout['larger_class']:.1%})"
@@ -131,13 +131,15 @@ def _tell(heldout: dict[str, float], *, as_json: bool) -> None:
 
 
 def _tell_plan(expected: dict[str, Any]) -> None:
-    put(f"machine      {expected['machine']}")
-    put(f"parameters   {expected['parameters']:,}")
-    put(f"steps        {expected['steps']:,} of {expected['batch']} sequences")
-    put(f"tokens       {expected['tokens']:,} ({expected['epochs']:.2f} epochs)")
-    put(f"speed        {expected['tokens_per_second']:,} tokens a second, "
+    print_line(f"machine      {expected['machine']}")
+    print_line(f"parameters   {expected['parameters']:,}")
+    print_line(f"steps        {expected['steps']:,} of {expected['batch']} sequences")
+    print_line(f"tokens       {expected['tokens']:,} ({expected['epochs']:.2f} epochs)")
+    print_line(f"speed        {expected['tokens_per_second']:,} tokens a second, "
         f"{expected['ceiling_share']:.0%} of the matrix ceiling "
         f"({expected['ceiling_flops'] / 1e9:,.0f} GFLOP/s)")  # fmt: skip
-    put(f"evaluations  {expected['evaluations']:,} of {expected['eval_sequences']:,} sequences")
-    put(f"time         {expected['minutes']:,.1f} minutes")
-    put(f"memory       {expected['memory_bytes'] / 2**20:,.0f} MiB")
+    print_line(
+        f"evaluations  {expected['evaluations']:,} of {expected['eval_sequences']:,} sequences"
+    )
+    print_line(f"time         {expected['minutes']:,.1f} minutes")
+    print_line(f"memory       {expected['memory_bytes'] / 2**20:,.0f} MiB")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.console import put, put_json, say
+from bertsmith.cli.console import log, print_json, print_line
 from bertsmith.cli.hints import fill_command
 from bertsmith.cli.model_options import Json
 
@@ -40,16 +40,16 @@ def push(
     The token is the one that `hf auth login` keeps, or HF_TOKEN. Fill in the licence in the model's
     README.md first: only who trained it can say it.
     """
-    from bertsmith.bundle.directory import locate
+    from bertsmith.bundle.directory import locate_model
 
-    locate(model)
-    from bertsmith.interop.huggingface import push as send
+    locate_model(model)
+    from bertsmith.interop.huggingface import push_to_hub as send
 
     done = send(model, name, private=private, revision=revision)
     if as_json:
-        put_json(asdict(done))
+        print_json(asdict(done))
     else:
-        put(done.url)
+        print_line(done.url)
     branch = f"@{revision}" if revision else ""
-    say(f"sent {len(done.files)} files of {model}, commit {done.commit[:12]}")
-    say(f"next: {fill_command(name + branch)}")
+    log(f"sent {len(done.files)} files of {model}, commit {done.commit[:12]}")
+    log(f"next: {fill_command(name + branch)}")

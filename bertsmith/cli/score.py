@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.console import Bars, put, put_json, say
+from bertsmith.cli.console import TerminalProgress, log, print_json, print_line
 from bertsmith.cli.model_options import (
     STDIN,
     Device,
     Json,
     Model,
-    check_input,
-    lines_of,
+    check_readable,
     load_model,
+    read_lines,
 )
-from bertsmith.cli.unknown import UnknownWarning
-from bertsmith.errors import QuestionError
+from bertsmith.cli.unknown_warning import UnknownWarning
+from bertsmith.errors import InputError
 
 if TYPE_CHECKING:
     from bertsmith.use.score import Score
@@ -52,25 +52,25 @@ def score(
     line, with tabs between them. A line that is empty or too long has dashes, and says why.
     """
     if text and file is not None:
-        raise QuestionError("a file and --text were both given; expected one of them")
-    check_input(file)
+        raise InputError("a file and --text were both given; expected one of them")
+    check_readable(file)
     unknown = UnknownWarning()
-    bundle = unknown.counting(load_model(model, device))
-    from bertsmith.use.score import score_each
+    bundle = unknown.with_token_counts(load_model(model, device))
+    from bertsmith.use.score import iter_scores
 
-    lines = iter(text) if text else lines_of(file or STDIN)
+    lines = iter(text) if text else read_lines(file or STDIN)
     totals = _Totals()
-    for number, result in enumerate(score_each(bundle, lines, Bars()), 1):
+    for number, result in enumerate(iter_scores(bundle, lines, TerminalProgress()), 1):
         totals.add(result)
         if not text and file in (None, STDIN):
             unknown.warn()
         if as_json:
-            put_json(_plain(number, result, tokens=tokens))
+            print_json(_plain(number, result, tokens=tokens))
             continue
-        put(_row(result))
+        print_line(_row(result))
         if tokens:
             for token, value in zip(result.tokens, result.log_probabilities, strict=False):
-                put(f"  {value:9.4f}  {token}")
+                print_line(f"  {value:9.4f}  {token}")
     totals.tell()
     unknown.warn()
 
@@ -97,14 +97,14 @@ class _Totals:
         """Say the sums, and what was left without a score."""
         if self.tokens:
             mean = self.total / self.tokens
-            say(
+            log(
                 f"lines scored: {self.lines:,}; tokens: {self.tokens:,}; sum {self.total:,.2f} "
                 f"nats, {mean:.4f} a token; pseudo-perplexity {math.exp(-mean):,.2f}"
             )
         for reason, count in self.problems.items():
-            say(f"lines without a score: {count:,} ({reason})")
+            log(f"lines without a score: {count:,} ({reason})")
         if not self.tokens and not self.problems:
-            say("there was no line to score")
+            log("there was no line to score")
 
 
 def _row(result: "Score") -> str:

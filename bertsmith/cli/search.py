@@ -13,18 +13,18 @@ from typing import Annotated
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.console import put, put_json, put_table
+from bertsmith.cli.console import print_json, print_line, print_table
 from bertsmith.cli.model_options import (
     STDIN,
     Device,
     Json,
     check_device,
-    resolved_device,
-    texts_of,
+    read_texts,
+    resolve_device,
 )
 from bertsmith.cli.models import find_model
-from bertsmith.cli.unknown import UnknownWarning
-from bertsmith.errors import QuestionError
+from bertsmith.cli.unknown_warning import UnknownWarning
+from bertsmith.errors import InputError
 
 #: Questions that are embedded together.
 _TOGETHER = 256
@@ -67,26 +67,26 @@ def search(
     check_device(device)
     if not (index / "index.json").is_file():
         problem = "not an index (no index.json in it)" if index.exists() else "there is nothing"
-        raise QuestionError(
+        raise InputError(
             f"{index}: {problem}; make an index with: bertsmith embed MODEL FILE --out NAME.index"
         )
     if model is not None:
         model = find_model(model)
     from bertsmith.use.search import Searcher
 
-    searcher = Searcher(index, model=model, device=resolved_device(device))
-    unknown = UnknownWarning(searcher.counts)
+    searcher = Searcher(index, model=model, device=resolve_device(device))
+    unknown = UnknownWarning(searcher.token_counts)
     at_once = queries == [STDIN] and sys.stdin.isatty()
     asked = _questions(queries)
     while some := list(islice(asked, 1 if at_once else _TOGETHER)):
-        for query, hits in zip(some, searcher.find(some, top, exact=exact), strict=True):
+        for query, hits in zip(some, searcher.search(some, top, exact=exact), strict=True):
             if as_json:
-                put_json({"query": query, "hits": [asdict(hit) for hit in hits]})
+                print_json({"query": query, "hits": [asdict(hit) for hit in hits]})
                 continue
             if len(queries) > 1 or queries == [STDIN]:
-                put(query)
+                print_line(query)
             rows = ((f"{hit.cosine:.4f}", str(hit.line), hit.text) for hit in hits)
-            put_table(("cosine", "line", ""), rows)
+            print_table(("cosine", "line", ""), rows)
         if at_once:
             sys.stdout.flush()
         if queries == [STDIN]:
@@ -95,7 +95,7 @@ def search(
 
 
 def _questions(queries: list[str]) -> Iterator[str]:
-    for number, query in enumerate(texts_of(queries), 1):
+    for number, query in enumerate(read_texts(queries), 1):
         if not query.strip():
-            raise QuestionError(f"question {number:,} is empty; there is nothing to search for")
+            raise InputError(f"question {number:,} is empty; there is nothing to search for")
         yield query

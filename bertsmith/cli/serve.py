@@ -12,14 +12,14 @@ from typing import Annotated
 import typer
 
 from bertsmith.cli.app import app
-from bertsmith.cli.console import say
-from bertsmith.cli.model_options import Device, check_device, resolved_device
+from bertsmith.cli.console import log
+from bertsmith.cli.model_options import Device, check_device, resolve_device
 from bertsmith.cli.models import find_model
 from bertsmith.errors import MissingExtraError, SettingsError
-from bertsmith.settings import wished
+from bertsmith.settings import user_settings
 
 #: Where the key may stand, so that it is in no list of processes.
-KEY = "BERTSMITH_API_KEY"
+API_KEY_VARIABLE = "BERTSMITH_API_KEY"
 
 
 @app.command()
@@ -34,13 +34,14 @@ def serve(
         ),
     ],
     host: Annotated[
-        str, typer.Option(help="The address to listen at; 0.0.0.0 lets other machines in.")
+        str,
+        typer.Option(help="The address to listen at; 0.0.0.0 lets other machines in."),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port.", min=0, max=65535)] = 8080,
     api_key: Annotated[
         str | None,
         typer.Option(
-            help=f"What clients must send as Authorization: Bearer KEY; else ${KEY}. Browsers ask "
+            help=f"What clients must send as Authorization: Bearer KEY; else ${API_KEY_VARIABLE}. Browsers ask "
             "for it as a password.",
             show_default=False,
         ),
@@ -80,32 +81,32 @@ def serve(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     check_device(device)
     key = _key(api_key)
-    said = wished(None, {}, assign or [])
+    said = user_settings(None, {}, assign or [])
     if set(said) - {"serve"}:
         raise SettingsError(f"--set {next(iter(said))}: expected serve.… , such as serve.seconds=5")
     named = _named(models)
     try:
         from bertsmith.serve.hosts import allowed_hosts
-        from bertsmith.serve.server import bound, listen, open_port
+        from bertsmith.serve.server import bind_socket, serve_until_signal, start_listening
         from bertsmith.serve.settings import ServeSettings
 
         settings = ServeSettings.parse(said.get("serve", {}), "--set serve")
-        own = bound(host, port)
+        own = bind_socket(host, port)
         hosts = allowed_hosts(host, own.getsockname()[0], allow_host or ())
         found = [find_model(Path(path)) for _, path in named]
         from bertsmith.serve.app import create_app
-        from bertsmith.serve.models import served
+        from bertsmith.serve.models import load_served_model
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "serve", "serving") from None
     import torch
 
     if threads is not None:
         torch.set_num_threads(threads)
-    device = resolved_device(device)
+    device = resolve_device(device)
     loaded = []
     for (name, path), directory in zip(named, found, strict=True):
-        loaded.append(served(name, directory, device=device, fast=fast))
-        say(f"{name}: {path} can {', '.join(sorted(loaded[-1].abilities))}")
+        loaded.append(load_served_model(name, directory, device=device, fast=fast))
+        log(f"{name}: {path} can {', '.join(sorted(loaded[-1].abilities))}")
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING)
     made = None
     if page:
@@ -115,10 +116,10 @@ def serve(
 
         made = mount
     guarded = create_app(loaded, settings, key=key, origins=cors or (), hosts=hosts, page=made)
-    open_port(own)
+    start_listening(own)
     shown = f"[{host}]" if ":" in host else host
-    say(f"serving at http://{shown}:{own.getsockname()[1]} (endpoints: /docs); Ctrl-C ends it")
-    listen(guarded, settings, own)
+    log(f"serving at http://{shown}:{own.getsockname()[1]} (endpoints: /docs); Ctrl-C ends it")
+    serve_until_signal(guarded, settings, own)
 
 
 def _key(given: str | None) -> str | None:
@@ -127,7 +128,11 @@ def _key(given: str | None) -> str | None:
     Raises SettingsError for an empty one: a variable that was meant to be filled, and a server
     that stands open.
     """
-    place, key = ("--api-key", given) if given is not None else (f"${KEY}", os.environ.get(KEY))
+    place, key = (
+        ("--api-key", given)
+        if given is not None
+        else (f"${API_KEY_VARIABLE}", os.environ.get(API_KEY_VARIABLE))
+    )
     if key is not None and not key.strip():
         raise SettingsError(f"{place} is empty; give a key, or unset it to serve everybody")
     # A file's last line break is no part of it, and clients cannot send one.

@@ -9,7 +9,7 @@ from contextlib import suppress
 _CHOICE = "PYTHONIOENCODING"
 
 
-def prepare() -> None:
+def configure_streams() -> None:
     """Open closed standard streams, and have output in UTF-8 where no terminal reads it.
 
     Without this a closed descriptor is taken by the next file that is opened, and a character that

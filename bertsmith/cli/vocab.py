@@ -12,10 +12,10 @@ from typer.core import TyperGroup
 
 from bertsmith.cli import corpus_options
 from bertsmith.cli.app import app
-from bertsmith.cli.hints import quoted
+from bertsmith.cli.hints import quote_path
 
 if TYPE_CHECKING:
-    from bertsmith.text.vocabulary import Learnt
+    from bertsmith.text.vocabulary import LearnedVocabulary
 
 #: The command that is meant where none is named.
 _LEARN = "learn"
@@ -80,8 +80,8 @@ def learn(
     The same text gives the same vocabulary, byte for byte. ASCII digits, letters and punctuation
     are always in it.
     """
-    from bertsmith.cli.console import put_json
-    from bertsmith.files import whole_directory
+    from bertsmith.cli.console import print_json
+    from bertsmith.files import atomic_directory
     from bertsmith.text import vocabulary
     from bertsmith.text.vocabulary import VocabularyOptions
 
@@ -96,25 +96,32 @@ def learn(
         min_frequency=min_frequency,
         coverage=coverage,
     )
-    reading = corpus_options.corpus_options(form, field, on_error, deduplicate)
-    with corpus_options.bars() as bars:
-        learnt = vocabulary.learn(corpus_options.found(corpus), reading, options, bars)
-    with whole_directory(out) as folder:
+    reading = corpus_options.parse_corpus_options(form, field, on_error, deduplicate)
+    with corpus_options.terminal_progress() as bars:
+        learnt = vocabulary.learn_vocabulary(
+            corpus_options.find_sources(corpus), reading, options, bars
+        )
+    with atomic_directory(out) as folder:
         learnt.tokenizer.save(folder)
     if as_json:
-        put_json(learnt.to_json() | {"out": str(out)})
+        print_json(learnt.to_json() | {"out": str(out)})
     _tell(learnt, size, out, corpus)
 
 
 def _refuse_existing(out: Path, force: bool) -> None:
     """Raise TokenizerError if something is at ``out`` that is not to be replaced."""
     from bertsmith.errors import TokenizerError
-    from bertsmith.text.tokenizer_files import CONFIG, OWN, TOKENIZER, VOCAB
+    from bertsmith.text.tokenizer_files import (
+        BERTSMITH_FILE,
+        TOKENIZER_CONFIG_FILE,
+        TOKENIZER_FILE,
+        VOCAB_FILE,
+    )
 
     if out.exists() and not out.is_dir():
         raise TokenizerError(f"{out}: a file is there; expected the name of a folder to write")
     names = {path.name for path in out.iterdir()} if out.exists() else set()
-    if others := names - {CONFIG, OWN, TOKENIZER, VOCAB}:
+    if others := names - {TOKENIZER_CONFIG_FILE, BERTSMITH_FILE, TOKENIZER_FILE, VOCAB_FILE}:
         raise TokenizerError(
             f"{out}: this folder holds other files ({', '.join(sorted(others)[:3])}); "
             "choose a new folder"
@@ -125,16 +132,16 @@ def _refuse_existing(out: Path, force: bool) -> None:
         )
 
 
-def _tell(learnt: "Learnt", size: int, out: Path, corpus: list[str]) -> None:
-    from bertsmith.cli.console import say
+def _tell(learnt: "LearnedVocabulary", size: int, out: Path, corpus: list[str]) -> None:
+    from bertsmith.cli.console import log
 
-    corpus_options.say_corpus(learnt.corpus)
+    corpus_options.log_report(learnt.corpus)
     words = learnt.tokenizer.vocab_size
     if words < size:
-        say(f"note: the text was enough for {words:,} words only, not the {size:,} asked for")
-    say("on held-out text:" if learnt.held_out else "on the text itself (too few documents):")
+        log(f"note: the text was enough for {words:,} words only, not the {size:,} asked for")
+    log("on held-out text:" if learnt.held_out else "on the text itself (too few documents):")
     for line in learnt.quality.lines():
-        say(f"  {line}")
-    say(f"wrote {out} ({words:,} words)")
-    texts = "CORPUS..." if "-" in corpus else " ".join(map(quoted, corpus))
-    say(f"next: bertsmith prepare {texts} --tokenizer {quoted(out)} --out STORE")
+        log(f"  {line}")
+    log(f"wrote {out} ({words:,} words)")
+    texts = "CORPUS..." if "-" in corpus else " ".join(map(quote_path, corpus))
+    log(f"next: bertsmith prepare {texts} --tokenizer {quote_path(out)} --out STORE")

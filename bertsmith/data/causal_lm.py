@@ -5,12 +5,14 @@ It never knows how the sequences came about; it needs their ids and where they s
 
 import numpy as np
 
-from bertsmith.data.counter_rng import Ints
-from bertsmith.data.masking import TokenFacts
-from bertsmith.data.packing import Boundaries
+from bertsmith.data.counter_rng import IntArray
+from bertsmith.data.masking import VocabularyInfo
+from bertsmith.data.packing import CuSeqlens
 
 
-def next_words(ids: Ints, boundaries: Boundaries, facts: TokenFacts) -> tuple[Ints, Ints]:
+def build_causal_lm_labels(
+    ids: IntArray, boundaries: CuSeqlens, facts: VocabularyInfo
+) -> tuple[IntArray, IntArray]:
     """Return where a word is predicted, int64 [P], ascending, and which one, int64 [P].
 
     Args:
@@ -21,7 +23,7 @@ def next_words(ids: Ints, boundaries: Boundaries, facts: TokenFacts) -> tuple[In
     Returns:
         Every place whose next token, in the same sequence, is no special one; and these tokens.
     """
-    usable = ~facts.special[ids]
+    usable = ~facts.is_special[ids]
     # A sequence's first token has none before it.
     usable[boundaries[:-1]] = False
     after = np.flatnonzero(usable)

@@ -11,9 +11,9 @@ pseudorandom number generators"), with the constants of Stafford's variant 13.
 import numpy as np
 from numpy.typing import NDArray
 
-Words = NDArray[np.uint64]
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
+UInt64Array = NDArray[np.uint64]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
 
 #: 2**64 divided by the golden ratio, made odd: the step between two counters.
 _STEP = 0x9E3779B97F4A7C15
@@ -22,7 +22,7 @@ _30, _27, _31, _32 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32)
 _WORD = 0xFFFFFFFFFFFFFFFF
 
 
-def mix(words: Words) -> Words:
+def mix(words: UInt64Array) -> UInt64Array:
     """Scramble 64-bit words in place, one to one; return them."""
     words ^= words >> _30
     words *= _FIRST
@@ -32,7 +32,7 @@ def mix(words: Words) -> Words:
     return words
 
 
-def key_of(*numbers: int) -> int:
+def derive_key(*numbers: int) -> int:
     """Return one 64-bit key for a few whole numbers in order, such as (seed, epoch)."""
     key = np.zeros(1, np.uint64)
     for number in numbers:
@@ -42,30 +42,30 @@ def key_of(*numbers: int) -> int:
     return int(key[0])
 
 
-def states(key: int, counters: Ints) -> Words:
+def init_states(key: int, counters: IntArray) -> UInt64Array:
     """Return a state [n] for each counter [n] under one key."""
     return mix(counters.astype(np.uint64) * np.uint64(_STEP) + np.uint64(key))
 
 
-def draw(state: Words, number: int | Words) -> Words:
+def random_bits(state: UInt64Array, number: int | UInt64Array) -> UInt64Array:
     """Return the random word [n] of this ``number`` from each state [n]: uniform in [0, 2**64)."""
     if isinstance(number, int):
         return mix(state + np.uint64((number + 1) * _STEP & _WORD))
     return mix(state + (number + np.uint64(1)) * np.uint64(_STEP))
 
 
-def chance(words: Words, share: float) -> Flags:
+def bernoulli(words: UInt64Array, share: float) -> BoolArray:
     """Return True [n] with probability ``share`` (to 2**-53)."""
     limit = round(share * 2.0**53)
     return (words >> np.uint64(11)) < np.uint64(limit)
 
 
-def below(words: Words, limits: Ints) -> Ints:
+def uniform_integers(words: UInt64Array, limits: IntArray) -> IntArray:
     """Return whole numbers [n], uniform in [0, limit) to within limit / 2**32 of a share."""
     return (((words >> _32) * limits.astype(np.uint64)) >> _32).astype(np.int64)
 
 
-def heads(state: Words, first: int, counts: Ints) -> Ints:
+def fair_binomial(state: UInt64Array, first: int, counts: IntArray) -> IntArray:
     """Return how many of ``counts`` [n] fair coins fall heads, exactly binomial.
 
     The coins are the bits, lowest first, of the words number ``first``, ``first`` + 2, + 4, ...
@@ -77,7 +77,7 @@ def heads(state: Words, first: int, counts: Ints) -> Ints:
     while len(lanes):
         left = counts[lanes] - 32 * (number - first)
         lanes, left = lanes[left > 0], left[left > 0]
-        words = draw(state[lanes], number)
+        words = random_bits(state[lanes], number)
         spare = np.maximum(64 - left, 0).astype(np.uint64)
         result[lanes] += np.bitwise_count(words << spare)
         number += 2

@@ -5,16 +5,16 @@ It never knows how a store is made, nor a model.
 
 import numpy as np
 
-from bertsmith.data.masking import TokenFacts
+from bertsmith.data.masking import VocabularyInfo
 from bertsmith.data.packing import Batch
 from bertsmith.data.settings import DataSettings
-from bertsmith.data.store import SPLITS, Store, unknown_lines
-from bertsmith.data.stream import Stream
+from bertsmith.data.store import SPLITS, Store, format_unknown_shares
+from bertsmith.data.stream import ExampleStream
 from bertsmith.errors import StoreError
 from bertsmith.text.wordpiece import Tokenizer
 
 
-def describe(
+def describe_store(
     store: Store, settings: DataSettings | None = None, *, examples: int = 3, seed: int = 0
 ) -> str:
     """Return a store's facts and some examples drawn from it, as text for people.
@@ -23,10 +23,12 @@ def describe(
     """
     settings = DataSettings() if settings is None else settings
     lines = _facts(store)
-    tokenizer = store.tokenizer()
-    split = store.split("train")
+    tokenizer = store.load_tokenizer()
+    split = store.load_split("train")
     try:
-        stream = Stream(split, TokenFacts.of(tokenizer), settings, settings.length, seed, 0)
+        stream = ExampleStream(
+            split, VocabularyInfo.from_tokenizer(tokenizer), settings, settings.length, seed, 0
+        )
     except StoreError as error:
         return "\n".join([*lines, f"no examples: {error}"])
     lines.append(f"examples an epoch at length {settings.length}: {len(stream):,}")
@@ -53,7 +55,7 @@ def _facts(store: Store) -> list[str]:
             f"{name}: {counts.documents:,} documents, {counts.sentences:,} sentences, "
             f"{counts.tokens:,} tokens"
         )
-    lines += unknown_lines({name: manifest.token_counts(name) for name in SPLITS})
+    lines += format_unknown_shares({name: manifest.token_counts(name) for name in SPLITS})
     for source in manifest.plan.sources:
         size = "a stream" if source.size is None else f"{source.size:,} bytes"
         lines.append(f"source: {source.name} ({size})")
@@ -67,12 +69,12 @@ def _facts(store: Store) -> list[str]:
 def _example(one: Batch, tokenizer: Tokenizer) -> list[str]:
     """Return one sequence as its label and a line a segment."""
     asked = dict(zip(one.masked_positions.tolist(), one.masked_labels.tolist(), strict=True))
-    shown = tokenizer.tokens(one.ids.tolist())
+    shown = tokenizer.ids_to_tokens(one.ids.tolist())
     for place, label in asked.items():
         shown[place] = f"{{{shown[place]}→{tokenizer.vocab[label]}}}"
     border = int(np.searchsorted(one.segments, 1))
-    if one.not_next is None:
+    if one.nsp_labels is None:
         return [f"one segment, {len(one.ids)} tokens", "  " + " ".join(shown)]
-    label = "B from another document" if one.not_next[0] else "B follows A"
+    label = "B from another document" if one.nsp_labels[0] else "B follows A"
     head = f"{label}, {len(one.ids)} tokens, {len(asked)} asked for"
     return [head, "  A: " + " ".join(shown[:border]), "  B: " + " ".join(shown[border:])]

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertsmith.data.counter_rng import Flags, Ints, Words, draw
+from bertsmith.data.counter_rng import BoolArray, IntArray, UInt64Array, random_bits
 
 #: Share of all tokens that is held out by default ...
-SHARE = 0.01
+DEFAULT_SHARE = 0.01
 #: ... but at least this many tokens (about a thousand pairs at length 128) ...
 ENOUGH_TOKENS = 1 << 17
 #: ... unless that is more than this share.
@@ -30,7 +30,7 @@ SHORTEST_TOKENS = 64
 _LARGEST_HASH = 2**64 - 1
 
 
-class Lengths(NamedTuple):
+class DocumentSizes(NamedTuple):
     """The sizes of a group of documents.
 
     hashes: uint64 [documents], equal for equal documents.
@@ -38,48 +38,48 @@ class Lengths(NamedTuple):
     sentence_sizes: int64 [sentences], tokens of each sentence, at least 1.
     """
 
-    hashes: Words
-    document_sizes: Ints
-    sentence_sizes: Ints
+    hashes: UInt64Array
+    document_sizes: IntArray
+    sentence_sizes: IntArray
 
 
-class Assignment(NamedTuple):
+class SplitAssignment(NamedTuple):
     """The side of each sentence, and the documents that result on either side.
 
     held_out: bool [sentences].
     train, heldout: int64, sentences of each document of the side, in order.
     """
 
-    held_out: Flags
-    train: Ints
-    heldout: Ints
+    held_out: BoolArray
+    train_document_sizes: IntArray
+    held_out_document_sizes: IntArray
 
 
 class _Parts(NamedTuple):
     """Contiguous parts of documents in order, each array [parts]; ``sizes`` counts sentences."""
 
-    hashes: Words
-    tokens: Ints
-    sizes: Ints
-    is_first: Flags
+    hashes: UInt64Array
+    tokens: IntArray
+    sizes: IntArray
+    is_first: BoolArray
 
 
 @dataclass(frozen=True)
 class HeldOutRule:
     """Which parts of the documents of a corpus are held out.
 
-    limit: parts with a hash below it are held out, in [0, 2**64).
+    hash_limit: parts with a hash below it are held out, in [0, 2**64).
     cut_hashes, cut_counts: the documents that are cut into parts (sorted hashes), and into how
         many; any other document is one part, with the hash of the document.
-    excluded: sorted hashes of parts that are never held out because they are too large.
-    merge: join adjacent training parts of a document again.
+    excluded_hashes: sorted hashes of parts that are never held out because they are too large.
+    merge_training_parts: join adjacent training parts of a document again.
     """
 
-    limit: int
-    cut_hashes: Words
-    cut_counts: Ints
-    excluded: Words
-    merge: bool = True
+    hash_limit: int
+    cut_hashes: UInt64Array
+    cut_counts: IntArray
+    excluded_hashes: UInt64Array
+    merge_training_parts: bool = True
 
     @classmethod
     def none(cls) -> "HeldOutRule":
@@ -87,7 +87,7 @@ class HeldOutRule:
         hashes = np.zeros(0, np.uint64)
         return cls(0, hashes, np.zeros(0, np.int64), hashes)
 
-    def assign(self, lengths: Lengths) -> Assignment:
+    def assign(self, lengths: DocumentSizes) -> SplitAssignment:
         """Assign each sentence to a side; each held-out part becomes a document of its own."""
         parts = self._parts(lengths)
         held_out = self._is_held_out(parts.hashes)
@@ -95,25 +95,25 @@ class HeldOutRule:
         train = np.bincount(
             np.cumsum(starts[~held_out]) - 1, parts.sizes[~held_out], minlength=int(starts.sum())
         )
-        return Assignment(
+        return SplitAssignment(
             held_out=np.repeat(held_out, parts.sizes),
-            train=train.astype(np.int64),
-            heldout=parts.sizes[held_out],
+            train_document_sizes=train.astype(np.int64),
+            held_out_document_sizes=parts.sizes[held_out],
         )
 
-    def count_cut(self, lengths: Lengths) -> int:
+    def count_cut_documents(self, lengths: DocumentSizes) -> int:
         """Count the documents that are cut into two parts or more."""
         is_first = self._parts(lengths).is_first
         return int((is_first[:-1] & ~is_first[1:]).sum())
 
-    def _counts(self, hashes: Words) -> Ints:
+    def _counts(self, hashes: UInt64Array) -> IntArray:
         """Return into how many parts each document [n] is to be cut, at least 1."""
         if not len(self.cut_hashes):
             return np.ones(len(hashes), np.int64)
         index = np.searchsorted(self.cut_hashes, hashes).clip(max=len(self.cut_hashes) - 1)
         return np.where(self.cut_hashes[index] == hashes, self.cut_counts[index], 1)
 
-    def _parts(self, lengths: Lengths) -> _Parts:
+    def _parts(self, lengths: DocumentSizes) -> _Parts:
         """Cut documents at the sentence boundaries nearest to equal numbers of tokens."""
         documents = np.repeat(np.arange(len(lengths.hashes)), lengths.document_sizes)
         token_ends = np.cumsum(lengths.sentence_sizes)
@@ -128,7 +128,7 @@ class HeldOutRule:
         firsts = np.flatnonzero(is_first | (np.diff(numbers, prepend=-1) != 0))
         hashes = lengths.hashes[documents[firsts]]
         cut = counts[documents[firsts]] > 1
-        hashes[cut] = draw(hashes[cut], numbers[firsts][cut].astype(np.uint64))
+        hashes[cut] = random_bits(hashes[cut], numbers[firsts][cut].astype(np.uint64))
         bounds = np.append(0, token_ends)[np.append(firsts, len(token_ends))]
         return _Parts(
             hashes=hashes,
@@ -137,19 +137,21 @@ class HeldOutRule:
             is_first=is_first[firsts],
         )
 
-    def _is_held_out(self, hashes: Words) -> Flags:
-        below = hashes < np.uint64(self.limit)
-        return below & ~np.isin(hashes, self.excluded)
+    def _is_held_out(self, hashes: UInt64Array) -> BoolArray:
+        below = hashes < np.uint64(self.hash_limit)
+        return below & ~np.isin(hashes, self.excluded_hashes)
 
-    def _starts_document(self, parts: _Parts, held_out: Flags) -> Flags:
+    def _starts_document(self, parts: _Parts, held_out: BoolArray) -> BoolArray:
         """Return which parts are the first of a training document."""
-        if not self.merge:
+        if not self.merge_training_parts:
             return ~held_out
         # No document spans a gap where a part was taken out.
         return ~held_out & (parts.is_first | _after(held_out))
 
 
-def choose_held_out(shards: Callable[[], Iterable[Lengths]], share: float | None) -> HeldOutRule:
+def choose_held_out(
+    iterate_shards: Callable[[], Iterable[DocumentSizes]], share: float | None
+) -> HeldOutRule:
     """Choose the rule for a corpus.
 
     Documents are held out whole, in the order of their hashes, as long as they are short beside
@@ -159,11 +161,11 @@ def choose_held_out(shards: Callable[[], Iterable[Lengths]], share: float | None
     two parts are held out and two remain; if that is impossible, nothing is held out.
 
     Args:
-        shards: yields the sizes of all documents, the same at each call; called up to twice.
+        iterate_shards: yields the sizes of all documents, the same at each call; called up to twice.
         share: of all tokens; None for 1 %, but at least 131,072 tokens unless that is more than
             5 %.
     """
-    hashes, tokens = _totals(shards())
+    hashes, tokens = _totals(iterate_shards())
     if share == 0.0 or not len(hashes):
         return HeldOutRule.none()
     total = int(tokens.sum())
@@ -175,7 +177,7 @@ def choose_held_out(shards: Callable[[], Iterable[Lengths]], share: float | None
     part_hashes, part_sizes = [hashes[~is_cut]], [tokens[~is_cut]]
     is_first = [np.ones(len(part_hashes[0]), np.bool_)]
     if is_cut.any():
-        for lengths in shards():
+        for lengths in iterate_shards():
             parts = cuts._parts(_only(lengths, cuts.cut_hashes))  # noqa: SLF001 - same module
             part_hashes.append(parts.hashes)
             part_sizes.append(parts.tokens)
@@ -191,13 +193,13 @@ def choose_held_out(shards: Callable[[], Iterable[Lengths]], share: float | None
     if count < MIN_PARTS or count > len(candidates):
         return HeldOutRule.none()
     limit = int(candidates[count]) if count < len(candidates) else _LARGEST_HASH
-    rule = replace(cuts, limit=limit, excluded=unique[~eligible])
+    rule = replace(cuts, hash_limit=limit, excluded_hashes=unique[~eligible])
     held_out = rule._is_held_out(all_hashes)  # noqa: SLF001 - same module
     documents = int((~held_out & (np.concatenate(is_first) | _after(held_out))).sum())
-    return replace(rule, merge=documents >= MIN_PARTS)
+    return replace(rule, merge_training_parts=documents >= MIN_PARTS)
 
 
-def _totals(shards: Iterable[Lengths]) -> tuple[Words, Ints]:
+def _totals(shards: Iterable[DocumentSizes]) -> tuple[UInt64Array, IntArray]:
     """Return the hash and the tokens of each document [documents] of all shards."""
     hashes, tokens = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
     for lengths in shards:
@@ -208,7 +210,7 @@ def _totals(shards: Iterable[Lengths]) -> tuple[Words, Ints]:
 
 
 def _default_request(total: int) -> float:
-    return max(SHARE * total, min(ENOUGH_TOKENS, LARGEST_SHARE * total))
+    return max(DEFAULT_SHARE * total, min(ENOUGH_TOKENS, LARGEST_SHARE * total))
 
 
 def _part_tokens(requested: float, total: int) -> float:
@@ -225,7 +227,9 @@ def _part_tokens(requested: float, total: int) -> float:
     )
 
 
-def _cuts(hashes: Words, tokens: Ints, part_tokens: float, whole_tokens: float) -> HeldOutRule:
+def _cuts(
+    hashes: UInt64Array, tokens: IntArray, part_tokens: float, whole_tokens: float
+) -> HeldOutRule:
     """Return the rule that cuts long documents and holds nothing out yet.
 
     A document is long if it has, with all its copies, more than ``whole_tokens``.
@@ -238,23 +242,23 @@ def _cuts(hashes: Words, tokens: Ints, part_tokens: float, whole_tokens: float) 
     return replace(HeldOutRule.none(), cut_hashes=unique[counts > 1], cut_counts=counts[counts > 1])
 
 
-def _only(lengths: Lengths, hashes: Words) -> Lengths:
+def _only(lengths: DocumentSizes, hashes: UInt64Array) -> DocumentSizes:
     """Return the documents that have one of ``hashes``."""
     chosen = np.isin(lengths.hashes, hashes)
-    return Lengths(
+    return DocumentSizes(
         lengths.hashes[chosen],
         lengths.document_sizes[chosen],
         lengths.sentence_sizes[np.repeat(chosen, lengths.document_sizes)],
     )
 
 
-def _group(hashes: Words, tokens: Ints) -> tuple[Words, Ints]:
+def _group(hashes: UInt64Array, tokens: IntArray) -> tuple[UInt64Array, IntArray]:
     """Return the sorted different hashes and the tokens of all parts that have each."""
     unique, owner = np.unique(hashes, return_inverse=True)
     return unique, np.bincount(owner, tokens).astype(np.int64)
 
 
-def _nearest(sums: Ints, requested: float) -> int:
+def _nearest(sums: IntArray, requested: float) -> int:
     """Return how many parts in order come nearest to the request; ``sums`` are cumulative."""
     count = int(np.searchsorted(sums, requested))
     if count == len(sums):
@@ -263,7 +267,7 @@ def _nearest(sums: Ints, requested: float) -> int:
     return count + int(sums[count] - requested <= requested - below)
 
 
-def _after(held_out: Flags) -> Flags:
+def _after(held_out: BoolArray) -> BoolArray:
     """Return which parts come right after one that is held out."""
     result = np.zeros_like(held_out)
     result[1:] = held_out[:-1]

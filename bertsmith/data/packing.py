@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.data.counter_rng import Ints
+from bertsmith.data.counter_rng import IntArray
 
-Boundaries = NDArray[np.int32]
+CuSeqlens = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -29,73 +29,73 @@ class Batch:
       from another document; None without pairs.
     """
 
-    ids: Ints
-    segments: Ints
-    positions: Ints
-    boundaries: Boundaries
-    longest: int
-    masked_positions: Ints
-    masked_labels: Ints
-    not_next: Ints | None
+    ids: IntArray
+    segments: IntArray
+    positions: IntArray
+    cu_seqlens: CuSeqlens
+    max_seqlen: int
+    masked_positions: IntArray
+    masked_labels: IntArray
+    nsp_labels: IntArray | None
 
     def __len__(self) -> int:
         """Return B, the number of sequences."""
-        return len(self.boundaries) - 1
+        return len(self.cu_seqlens) - 1
 
     def slice(self, first: int, last: int) -> "Batch":
         """Return the sequences [first, last) as a batch of its own, copied and re-based."""
         if not 0 <= first <= last <= len(self):
             raise IndexError(f"sequences {first} to {last} of a batch of {len(self)}")
-        begin, end = int(self.boundaries[first]), int(self.boundaries[last])
+        begin, end = int(self.cu_seqlens[first]), int(self.cu_seqlens[last])
         low, high = np.searchsorted(self.masked_positions, (begin, end))
-        boundaries = self.boundaries[first : last + 1] - np.int32(begin)
+        boundaries = self.cu_seqlens[first : last + 1] - np.int32(begin)
         return Batch(
             ids=self.ids[begin:end].copy(),
             segments=self.segments[begin:end].copy(),
             positions=self.positions[begin:end].copy(),
-            boundaries=boundaries,
-            longest=longest_of(boundaries),
+            cu_seqlens=boundaries,
+            max_seqlen=compute_max_seqlen(boundaries),
             masked_positions=self.masked_positions[low:high] - begin,
             masked_labels=self.masked_labels[low:high].copy(),
-            not_next=None if self.not_next is None else self.not_next[first:last].copy(),
+            nsp_labels=None if self.nsp_labels is None else self.nsp_labels[first:last].copy(),
         )
 
 
-def longest_of(boundaries: Boundaries) -> int:
+def compute_max_seqlen(boundaries: CuSeqlens) -> int:
     """Return the most tokens in one sequence; 0 if there is none."""
     return int(np.diff(boundaries).max(initial=0))
 
 
-def join(batches: Sequence[Batch]) -> Batch:
+def concat_batches(batches: Sequence[Batch]) -> Batch:
     """Return several batches as one, in order."""
     if len(batches) == 1:
         return batches[0]
     bases = np.cumsum([0] + [len(batch.ids) for batch in batches])
     starts = [
-        batch.boundaries[:-1] + np.int32(base)
+        batch.cu_seqlens[:-1] + np.int32(base)
         for batch, base in zip(batches, bases[:-1], strict=True)
     ]
     masked = [
         batch.masked_positions + base for batch, base in zip(batches, bases[:-1], strict=True)
     ]
-    labels = [batch.not_next for batch in batches if batch.not_next is not None]
+    labels = [batch.nsp_labels for batch in batches if batch.nsp_labels is not None]
     return Batch(
         ids=np.concatenate([batch.ids for batch in batches]),
         segments=np.concatenate([batch.segments for batch in batches]),
         positions=np.concatenate([batch.positions for batch in batches]),
-        boundaries=np.concatenate([*starts, bases[-1:].astype(np.int32)]),
-        longest=max(batch.longest for batch in batches),
+        cu_seqlens=np.concatenate([*starts, bases[-1:].astype(np.int32)]),
+        max_seqlen=max(batch.max_seqlen for batch in batches),
         masked_positions=np.concatenate(masked),
         masked_labels=np.concatenate([batch.masked_labels for batch in batches]),
-        not_next=np.concatenate(labels) if labels else None,
+        nsp_labels=np.concatenate(labels) if labels else None,
     )
 
 
-def ranges(firsts: Ints, sizes: Ints) -> Ints:
+def concat_ranges(firsts: IntArray, sizes: IntArray) -> IntArray:
     """Return ``sizes[i]`` numbers from ``firsts[i]`` on, for each i, one after another.
 
     ``firsts`` and ``sizes`` are int64 [n]; the result is int64 [sum of sizes].
     """
     starts = np.cumsum(sizes) - sizes
-    numbers: Ints = np.arange(int(sizes.sum())) + np.repeat(firsts - starts, sizes)
+    numbers: IntArray = np.arange(int(sizes.sum())) + np.repeat(firsts - starts, sizes)
     return numbers

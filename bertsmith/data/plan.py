@@ -31,7 +31,7 @@ class PrepareOptions(Settings):
     corpus: CorpusOptions = CorpusOptions()
 
 
-class SourceFacts(Settings):
+class SourceInfo(Settings):
     """One file that a store is made from; the fingerprint is the SHA-256 of its bytes.
 
     Standard input has neither size nor fingerprint; its documents are compared one group after
@@ -43,37 +43,37 @@ class SourceFacts(Settings):
     fingerprint: str
 
 
-class Plan(Settings):
+class StorePlan(Settings):
     """All that decides what stands in a store."""
 
     vocabulary_hash: str
     options: PrepareOptions = PrepareOptions()
-    sources: tuple[SourceFacts, ...] = ()
+    sources: tuple[SourceInfo, ...] = ()
     shard_characters: int = SHARD_CHARACTERS
 
 
-def facts_of(sources: Sequence[Source], progress: Progress) -> tuple[SourceFacts, ...]:
+def fingerprint_sources(sources: Sequence[Source], progress: Progress) -> tuple[SourceInfo, ...]:
     """Take the fingerprint of every source."""
     total = sum(source.size or 0 for source in sources)
     progress.start("Checking the sources", total, "bytes")
     found = []
     for source in sources:
         fingerprint = source.fingerprint()
-        found.append(SourceFacts(name=source.name, size=source.size, fingerprint=fingerprint))
+        found.append(SourceInfo(name=source.name, size=source.size, fingerprint=fingerprint))
         progress.advance(source.size or 0)
     progress.finish()
     return tuple(found)
 
 
-def write_plan(path: Path, plan: Plan) -> None:
+def write_plan(path: Path, plan: StorePlan) -> None:
     """Write the plan, so that a later start can compare."""
     write_json(path, plan.model_dump(mode="json"))
 
 
-def read_plan(path: Path) -> Plan:
+def read_plan(path: Path) -> StorePlan:
     """Read the plan that ``write_plan`` wrote."""
     try:
-        return Plan.model_validate_json(json.dumps(parse_json(path.read_bytes())))
+        return StorePlan.model_validate_json(json.dumps(parse_json(path.read_bytes())))
     except (OSError, ValueError) as error:
         raise StoreError(
             f"{path}: not a readable plan of an unfinished store ({error}); "
@@ -81,7 +81,7 @@ def read_plan(path: Path) -> Plan:
         ) from None
 
 
-def changes(old: Plan, new: Plan) -> list[str]:
+def list_plan_changes(old: StorePlan, new: StorePlan) -> list[str]:
     """Return what differs between two plans, a sentence each, for people."""
     found = []
     if old.vocabulary_hash != new.vocabulary_hash:
@@ -107,7 +107,7 @@ def changes(old: Plan, new: Plan) -> list[str]:
     return found
 
 
-def _flat(plan: Plan) -> dict[str, object]:
+def _flat(plan: StorePlan) -> dict[str, object]:
     """Return the choices of a plan by the names of their options."""
     values = plan.options.model_dump()
     corpus = values.pop("corpus")
@@ -115,6 +115,6 @@ def _flat(plan: Plan) -> dict[str, object]:
     return {key.replace("_", "-"): value for key, value in values.items()}
 
 
-def _told(source: SourceFacts) -> str:
+def _told(source: SourceInfo) -> str:
     size = "a stream" if source.size is None else f"{source.size:,} bytes"
     return f"{size}, SHA-256 {source.fingerprint[:12]}" if source.fingerprint else size

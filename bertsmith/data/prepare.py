@@ -15,39 +15,39 @@ from pathlib import Path
 
 import numpy as np
 
-from bertsmith.data.held_out_split import HeldOutRule, Lengths, choose_held_out
+from bertsmith.data.held_out_split import DocumentSizes, HeldOutRule, choose_held_out
 from bertsmith.data.plan import (
     SHARD_CHARACTERS,
-    Plan,
     PrepareOptions,
-    changes,
-    facts_of,
+    StorePlan,
+    fingerprint_sources,
+    list_plan_changes,
     read_plan,
     write_plan,
 )
 from bertsmith.data.store import (
-    MANIFEST,
+    MANIFEST_FILE,
     SPLITS,
-    TOKENIZER,
+    TOKENIZER_DIR,
     UNKNOWN_TOKENS,
     Manifest,
     SplitName,
     SplitWriter,
     Store,
-    bits_for,
-    unknown_lines,
+    choose_id_bits,
+    format_unknown_shares,
     write_manifest,
 )
-from bertsmith.data.worker import DamagedShardError, Failure, Shard, Task, texts_hash
-from bertsmith.data.worker_pool import Pool
+from bertsmith.data.worker import DamagedShardError, Shard, ShardTask, WorkerFailure, hash_texts
+from bertsmith.data.worker_pool import WorkerPool
 from bertsmith.errors import StoreError
-from bertsmith.progress import Progress, Silent
-from bertsmith.text.corpus import Document, Report, Source, read
+from bertsmith.progress import NullProgress, Progress
+from bertsmith.text.corpus import CorpusReport, Document, Source, read_documents
 from bertsmith.text.sentences import check_language
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.version import __version__
 
-PARTS, PLAN, LOCK = "parts", "plan.json", "lock"
+PARTS_DIR, PLAN_FILE, LOCK_FILE = "parts", "plan.json", "lock"
 
 
 def prepare(
@@ -68,20 +68,24 @@ def prepare(
     """
     options = PrepareOptions() if options is None else options
     check_language(options.language)
-    progress = Silent() if progress is None else progress
-    plan = Plan(
+    progress = NullProgress() if progress is None else progress
+    plan = StorePlan(
         vocabulary_hash=tokenizer.hash,
         options=options,
-        sources=facts_of(sources, progress),
+        sources=fingerprint_sources(sources, progress),
         shard_characters=shard_characters,
     )
-    if (out / MANIFEST).exists():
+    if (out / MANIFEST_FILE).exists():
         return _finished(out, plan, progress)
     with _begun(out, plan, progress) as parts:
-        tokenizer.save(out / TOKENIZER)
-        arguments = [str(out / TOKENIZER), options.language, str(bits_for(tokenizer.vocab_size))]
-        report = Report()
-        with Pool(workers or _cores(), "bertsmith.data.worker", arguments) as pool:
+        tokenizer.save(out / TOKENIZER_DIR)
+        arguments = [
+            str(out / TOKENIZER_DIR),
+            options.language,
+            str(choose_id_bits(tokenizer.vocab_size)),
+        ]
+        report = CorpusReport()
+        with WorkerPool(workers or _cores(), "bertsmith.data.worker", arguments) as pool:
             names = _make_shards(pool, parts, sources, plan, report, progress)
         report.require_documents()
         return _join(out, [parts / name for name in names], plan, tokenizer, report, progress)
@@ -91,23 +95,23 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _finished(out: Path, plan: Plan, progress: Progress) -> Manifest:
+def _finished(out: Path, plan: StorePlan, progress: Progress) -> Manifest:
     """Return the manifest of a store that stands already, if it is the one asked for."""
     store = Store.open(out)
     manifest = store.manifest
-    found = changes(manifest.plan, plan)
+    found = list_plan_changes(manifest.plan, plan)
     if found:
         raise StoreError(_refusal(out, "holds a store made from something else", found))
     store.verify(progress)
     # Parts may be left if the last run was killed at the very end.
-    shutil.rmtree(out / PARTS, ignore_errors=True)
+    shutil.rmtree(out / PARTS_DIR, ignore_errors=True)
     return manifest
 
 
 @contextmanager
-def _begun(out: Path, plan: Plan, progress: Progress) -> Iterator[Path]:
+def _begun(out: Path, plan: StorePlan, progress: Progress) -> Iterator[Path]:
     """Begin a store or go on with one, alone; yield the folder of its shards."""
-    parts = out / PARTS
+    parts = out / PARTS_DIR
     if out.exists() and not out.is_dir():
         raise StoreError(f"{out}: this is a file; --out names a folder for the store")
     if out.is_dir() and any(out.iterdir()) and not parts.is_dir():
@@ -115,18 +119,18 @@ def _begun(out: Path, plan: Plan, progress: Progress) -> Iterator[Path]:
             f"{out}: this folder holds something else; name a new or empty folder with --out"
         )
     parts.mkdir(parents=True, exist_ok=True)
-    with (parts / LOCK).open("w") as lock:
+    with (parts / LOCK_FILE).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StoreError(f"{out}: another process is making this store now") from None
         # A plan without a shard is of a run that failed at once: nothing of it would be lost.
-        if (parts / PLAN).exists() and any(parts.glob("*.npz")):
-            found = changes(read_plan(parts / PLAN), plan)
+        if (parts / PLAN_FILE).exists() and any(parts.glob("*.npz")):
+            found = list_plan_changes(read_plan(parts / PLAN_FILE), plan)
             if found:
                 raise StoreError(_refusal(out, "was begun from something else", found))
-            progress.note(f"Going on with the store that was begun in {out}")
-        write_plan(parts / PLAN, plan)
+            progress.log(f"Going on with the store that was begun in {out}")
+        write_plan(parts / PLAN_FILE, plan)
         yield parts
 
 
@@ -153,11 +157,11 @@ def _groups(documents: Iterable[Document], characters: int) -> Iterator[list[Doc
 
 
 def _make_shards(
-    pool: Pool,
+    pool: WorkerPool,
     parts: Path,
     sources: Sequence[Source],
-    plan: Plan,
-    report: Report,
+    plan: StorePlan,
+    report: CorpusReport,
     progress: Progress,
 ) -> list[str]:
     """Have every shard made that does not stand yet; return the names of all, in order."""
@@ -165,16 +169,18 @@ def _make_shards(
     names: list[str] = []
     total = _text_size(sources)
     progress.start("Tokenizing", total, "characters" if total is None else "bytes")
-    for group in _groups(read(sources, plan.options.corpus, report), plan.shard_characters):
+    for group in _groups(
+        read_documents(sources, plan.options.corpus, report), plan.shard_characters
+    ):
         texts = [document.text for document in group]
         number = f"{len(names):06d}-"
-        name = f"{number}{texts_hash(texts)}.npz"
+        name = f"{number}{hash_texts(texts)}.npz"
         names.append(name)
         if name not in standing or not _is_intact(parts / name, progress):
             if any(other.startswith(number) for other in standing - {name}):
                 found = [f"shard {len(names):,} was made from other documents than it has now"]
                 raise StoreError(_refusal(parts.parent, "was begun from something else", found))
-            _check(pool.submit(Task(parts / name, texts, [one.presplit for one in group])))
+            _check(pool.submit(ShardTask(parts / name, texts, [one.presplit for one in group])))
         progress.advance(sum(map(len, texts)), documents=f"{report.documents:,}")
     for answer in pool.drain():
         _check(answer)
@@ -187,7 +193,7 @@ def _is_intact(path: Path, progress: Progress) -> bool:
     try:
         Shard.load(path)
     except DamagedShardError:
-        progress.note(f"{path}: this part of the unfinished store is damaged; making it again")
+        progress.log(f"{path}: this part of the unfinished store is damaged; making it again")
         return False
     return True
 
@@ -200,37 +206,37 @@ def _text_size(sources: Sequence[Source]) -> float | None:
     return float(sum(sizes)) if plain and len(sizes) == len(sources) else None
 
 
-def _check(answer: Failure | None) -> None:
+def _check(answer: WorkerFailure | None) -> None:
     """Raise what went wrong in a worker, if anything did."""
     if answer is None:
         return
     if answer.error is not None:
         raise answer.error
-    raise RuntimeError(f"a worker process failed:\n{answer.trace}")
+    raise RuntimeError(f"a worker process failed:\n{answer.traceback}")
 
 
 def _join(
     out: Path,
     shards: list[Path],
-    plan: Plan,
+    plan: StorePlan,
     tokenizer: Tokenizer,
-    report: Report,
+    report: CorpusReport,
     progress: Progress,
 ) -> Manifest:
     """Join the shards into the flat files of both splits, write the manifest, remove the shards."""
 
-    def lengths() -> Iterator[Lengths]:
-        return (Shard.load(path).lengths for path in shards)
+    def lengths() -> Iterator[DocumentSizes]:
+        return (Shard.load(path).sizes for path in shards)
 
     rule = choose_held_out(lengths, plan.options.held_out)
-    bits = bits_for(tokenizer.vocab_size)
+    bits = choose_id_bits(tokenizer.vocab_size)
     writers = {name: SplitWriter(out, name, bits, tokenizer.unk_id) for name in SPLITS}
     empty = cut = 0
     progress.start("Joining the shards", len(shards), "shards")
     for path in shards:
         shard = Shard.load(path)
         empty += shard.empty
-        cut += rule.count_cut(shard.lengths)
+        cut += rule.count_cut_documents(shard.sizes)
         _append(writers, shard, rule)
         progress.advance(1)
     progress.finish()
@@ -247,32 +253,32 @@ def _join(
         vocab_size=tokenizer.vocab_size,
         lowercase=tokenizer.lowercase,
         plan=plan,
-        held_out_below=rule.limit / 2.0**64,
+        held_out_below=rule.hash_limit / 2.0**64,
         splits=splits,
         report=facts,
         made_by=f"bertsmith {__version__}",
         checksums={k: v for writer in writers.values() for k, v in writer.checksums.items()},
     )
     write_manifest(out, manifest)
-    shutil.rmtree(out / PARTS)
+    shutil.rmtree(out / PARTS_DIR)
     return manifest
 
 
 def _append(writers: dict[SplitName, SplitWriter], shard: Shard, rule: HeldOutRule) -> None:
     """Append the documents of a shard to the splits."""
-    held_out, train, heldout = rule.assign(shard.lengths)
+    held_out, train, heldout = rule.assign(shard.sizes)
     tokens = np.repeat(held_out, shard.sentence_sizes)
     writers["train"].append(shard.ids[~tokens], shard.sentence_sizes[~held_out], train)
     writers["heldout"].append(shard.ids[tokens], shard.sentence_sizes[held_out], heldout)
 
 
-def summary(manifest: Manifest) -> list[str]:
+def summarize_store(manifest: Manifest) -> list[str]:
     """Return what was made and what was left out, a line each, for people."""
     facts = dict(manifest.report)
     empty = facts.pop("documents_without_tokens", 0)
     cut = facts.pop("documents_cut", 0)
     facts.pop(UNKNOWN_TOKENS, None)
-    lines = Report(**facts).lines()
+    lines = CorpusReport(**facts).lines()
     if empty:
         lines.append(f"{empty:,} documents without a word left out")
     if cut:
@@ -285,7 +291,7 @@ def summary(manifest: Manifest) -> list[str]:
             f"{counts.tokens:,} tokens"
         )
     train = manifest.splits["train"]
-    lines += unknown_lines({name: manifest.token_counts(name) for name in SPLITS})
+    lines += format_unknown_shares({name: manifest.token_counts(name) for name in SPLITS})
     if not manifest.splits["heldout"].documents and manifest.plan.options.held_out != 0.0:
         lines.append(
             "nothing is held out: the corpus is too small or repeats itself too much "

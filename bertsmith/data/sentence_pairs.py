@@ -18,22 +18,31 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bertsmith.data.counter_rng import Ints, Words, below, chance, draw, heads, key_of, states
-from bertsmith.data.packing import ranges
+from bertsmith.data.counter_rng import (
+    IntArray,
+    UInt64Array,
+    bernoulli,
+    derive_key,
+    fair_binomial,
+    init_states,
+    random_bits,
+    uniform_integers,
+)
+from bertsmith.data.packing import concat_ranges
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Split
 from bertsmith.errors import StoreError
 
 #: The numbers of the random words of an example.
-SHORT, TARGET, A_END, COIN, DOCUMENT, SENTENCE, ORDER = range(7)
+RNG_SHORT, RNG_TARGET, RNG_A_END, RNG_IS_RANDOM, RNG_DOCUMENT, RNG_SENTENCE, RNG_ORDER = range(7)
 #: The coins that say front or back, for A and for B, fall from here on in every second word.
-CUT_A, CUT_B = 16, 17
+RNG_TRUNCATE_A, RNG_TRUNCATE_B = 16, 17
 #: The sentences looked at together: as many as the processor's cache holds well.
 _GROUP = 1 << 16
 
 
 @dataclass(frozen=True)
-class Pairs:
+class SentencePairs:
     """n examples as ranges of a split's token ids; every array is [n].
 
     ``a_first``, ``b_first`` int64: the first token of each segment; ``a_size``, ``b_size`` int64:
@@ -41,22 +50,22 @@ class Pairs:
     from another document; ``state`` uint64: the example's random state.
     """
 
-    a_first: Ints
-    a_size: Ints
-    b_first: Ints
-    b_size: Ints
-    not_next: Ints
-    state: Words
+    a_first: IntArray
+    a_size: IntArray
+    b_first: IntArray
+    b_size: IntArray
+    nsp_labels: IntArray
+    rng_states: UInt64Array
 
-    def take(self, order: Ints) -> "Pairs":
+    def take(self, order: IntArray) -> "SentencePairs":
         """Return the examples in another order, or some of them."""
-        return Pairs(
+        return SentencePairs(
             self.a_first[order],
             self.a_size[order],
             self.b_first[order],
             self.b_size[order],
-            self.not_next[order],
-            self.state[order],
+            self.nsp_labels[order],
+            self.rng_states[order],
         )
 
 
@@ -64,13 +73,13 @@ class Pairs:
 class _Chunks:
     """What is gathered from each of n sentences on: targets, ends, the end of A, NSP's coin."""
 
-    state: Words
-    target: Ints
-    end: Ints
-    a_end: Ints
-    is_random: Ints
+    state: UInt64Array
+    target: IntArray
+    end: IntArray
+    a_end: IntArray
+    is_random: IntArray
 
-    def take(self, chosen: Ints) -> "_Chunks":
+    def take(self, chosen: IntArray) -> "_Chunks":
         return _Chunks(
             self.state[chosen],
             self.target[chosen],
@@ -80,7 +89,7 @@ class _Chunks:
         )
 
 
-class Walk:
+class PairSampler:
     """The walk over one split in one epoch, at one length."""
 
     def __init__(
@@ -91,17 +100,17 @@ class Walk:
         self._short_share = settings.short_share
         # [CLS] and one [SEP] a segment are not counted in the target.
         self._room = length - (3 if settings.nsp else 2)
-        self._key = key_of(seed, epoch)
+        self._key = derive_key(seed, epoch)
         self._check()
 
-    def run_starts(self, run: int) -> tuple[Ints, int]:
+    def find_run_starts(self, run: int) -> tuple[IntArray, int]:
         """Follow the walk through the whole split.
 
         Returns the sentence at which every ``run``-th example begins, int64 [runs], and the
         exact number of examples.
         """
-        offsets, total = self._split.sentences, len(self._split.sentences) - 1
-        kept: list[Ints] = []
+        offsets, total = self._split.sentence_offsets, len(self._split.sentence_offsets) - 1
+        kept: list[IntArray] = []
         count = first = 0
         while first < total:
             last = min(first + _GROUP, total)
@@ -116,16 +125,16 @@ class Walk:
             first += used
         return np.concatenate(kept), count
 
-    def examples(self, firsts: Ints, lasts: Ints) -> Pairs:
+    def sample_pairs(self, firsts: IntArray, lasts: IntArray) -> SentencePairs:
         """Return the examples of some stretches [first, last) of the walk, in their order.
 
         Each stretch of sentences must begin where an example does and end where another begins.
         """
         sizes = lasts - firsts
-        sentences = ranges(firsts, sizes)
-        documents = np.searchsorted(self._split.documents, sentences, "right") - 1
-        ends = self._split.documents[documents + 1]
-        chunks = self._gather(sentences, ends, self._split.sentences, 0)
+        sentences = concat_ranges(firsts, sizes)
+        documents = np.searchsorted(self._split.document_offsets, sentences, "right") - 1
+        ends = self._split.document_offsets[documents + 1]
+        chunks = self._gather(sentences, ends, self._split.sentence_offsets, 0)
         visited, _ = _follow(self._used(sentences, chunks))
         return self._pairs(sentences[visited], documents[visited], chunks.take(visited))
 
@@ -143,40 +152,42 @@ class Walk:
                 "next-sentence prediction off with data.nsp = false"
             )
 
-    def _document_ends(self, first: int, last: int) -> Ints:
+    def _document_ends(self, first: int, last: int) -> IntArray:
         """Return for each sentence in [first, last) the end of its document, int64."""
-        documents = self._split.documents
+        documents = self._split.document_offsets
         low = int(np.searchsorted(documents, first, "right")) - 1
         high = int(np.searchsorted(documents, last, "left"))
         bounds = documents[low : high + 1]
         return np.repeat(bounds[1:], np.diff(bounds.clip(first, last)).astype(np.int64))
 
-    def _gather(self, sentences: Ints, ends: Ints, offsets: Ints, base: int) -> _Chunks:
+    def _gather(self, sentences: IntArray, ends: IntArray, offsets: IntArray, base: int) -> _Chunks:
         """Gather sentences to the target length from each of ``sentences`` on.
 
         ``offsets`` are the token offsets of the sentences from number ``base`` on.
         """
-        state = states(self._key, sentences)
+        state = init_states(self._key, sentences)
         room = np.full(len(sentences), self._room)
-        short = chance(draw(state, SHORT), self._short_share)
-        target = np.where(short, 2 + below(draw(state, TARGET), room - 1), room)
+        short = bernoulli(random_bits(state, RNG_SHORT), self._short_share)
+        target = np.where(
+            short, 2 + uniform_integers(random_bits(state, RNG_TARGET), room - 1), room
+        )
         reached = np.searchsorted(offsets, offsets[sentences - base] + target) + base
         end = np.minimum(reached, ends)
         count = end - sentences
         if not self._nsp:
             return _Chunks(state, target, end, end, np.zeros(len(sentences), np.int64))
-        a_end = sentences + 1 + below(draw(state, A_END), count - 1)
-        is_random = (count == 1) | chance(draw(state, COIN), 0.5)
+        a_end = sentences + 1 + uniform_integers(random_bits(state, RNG_A_END), count - 1)
+        is_random = (count == 1) | bernoulli(random_bits(state, RNG_IS_RANDOM), 0.5)
         return _Chunks(state, target, end, a_end, is_random.astype(np.int64))
 
     @staticmethod
-    def _used(sentences: Ints, chunks: _Chunks) -> Ints:
+    def _used(sentences: IntArray, chunks: _Chunks) -> IntArray:
         """Return how many sentences each example uses up, int64 [n], at least 1."""
         return np.where(chunks.is_random == 1, chunks.a_end, chunks.end) - sentences
 
-    def _pairs(self, sentences: Ints, documents: Ints, chunks: _Chunks) -> Pairs:
+    def _pairs(self, sentences: IntArray, documents: IntArray, chunks: _Chunks) -> SentencePairs:
         """Turn chunks into ranges of tokens, cut to the room there is."""
-        offsets = self._split.sentences
+        offsets = self._split.sentence_offsets
         a_first = offsets[sentences]
         a_size = offsets[chunks.a_end] - a_first
         b_first, b_last = offsets[chunks.a_end].copy(), offsets[chunks.end].copy()
@@ -186,28 +197,32 @@ class Walk:
         )
         b_size = b_last - b_first
         a_cut, b_cut = _cuts(a_size, b_size, self._room)
-        return Pairs(
-            a_first=a_first + heads(chunks.state, CUT_A, a_cut),
+        return SentencePairs(
+            a_first=a_first + fair_binomial(chunks.state, RNG_TRUNCATE_A, a_cut),
             a_size=a_size - a_cut,
-            b_first=b_first + heads(chunks.state, CUT_B, b_cut),
+            b_first=b_first + fair_binomial(chunks.state, RNG_TRUNCATE_B, b_cut),
             b_size=b_size - b_cut,
-            not_next=chunks.is_random,
-            state=chunks.state,
+            nsp_labels=chunks.is_random,
+            rng_states=chunks.state,
         )
 
-    def _elsewhere(self, state: Words, documents: Ints, wanted: Ints) -> tuple[Ints, Ints]:
+    def _elsewhere(
+        self, state: UInt64Array, documents: IntArray, wanted: IntArray
+    ) -> tuple[IntArray, IntArray]:
         """Return the token ranges [n] of sentences from any document but ``documents`` [n]."""
-        bounds, offsets = self._split.documents, self._split.sentences
+        bounds, offsets = self._split.document_offsets, self._split.sentence_offsets
         others = np.full(len(state), len(bounds) - 2)
-        other = below(draw(state, DOCUMENT), others)
+        other = uniform_integers(random_bits(state, RNG_DOCUMENT), others)
         other += other >= documents
-        first = bounds[other] + below(draw(state, SENTENCE), bounds[other + 1] - bounds[other])
+        first = bounds[other] + uniform_integers(
+            random_bits(state, RNG_SENTENCE), bounds[other + 1] - bounds[other]
+        )
         last = np.searchsorted(offsets, offsets[first] + wanted)
         last = np.clip(last, first + 1, bounds[other + 1])
         return offsets[first], offsets[last]
 
 
-def _follow(used: Ints) -> tuple[Ints, int]:
+def _follow(used: IntArray) -> tuple[IntArray, int]:
     """Walk from index 0 by steps of ``used`` [n]; return the indices visited, and where it left."""
     steps: list[int] = used.tolist()
     visited: list[int] = []
@@ -218,7 +233,7 @@ def _follow(used: Ints) -> tuple[Ints, int]:
     return np.array(visited, np.int64), place
 
 
-def _cuts(a_size: Ints, b_size: Ints, room: int) -> tuple[Ints, Ints]:
+def _cuts(a_size: IntArray, b_size: IntArray, room: int) -> tuple[IntArray, IntArray]:
     """Return how many tokens A and B lose when the longer one, B if equal, loses one in turn."""
     excess = np.maximum(a_size + b_size - room, 0)
     gap = a_size - b_size

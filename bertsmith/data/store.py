@@ -22,19 +22,19 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from bertsmith.data.counter_rng import Ints
-from bertsmith.data.plan import Plan
+from bertsmith.data.counter_rng import IntArray
+from bertsmith.data.plan import StorePlan
 from bertsmith.errors import StoreError
-from bertsmith.files import parse_json, sync, with_filename, write_json
-from bertsmith.progress import Progress, Silent
+from bertsmith.files import add_error_filename, parse_json, sync, write_json
+from bertsmith.progress import NullProgress, Progress
 from bertsmith.settings import Settings
 from bertsmith.text.unknown import TokenCounts
 from bertsmith.text.wordpiece import Tokenizer
 
 #: The version of the layout above; a reader of another version refuses.
-FORMAT = 1
-MANIFEST = "manifest.json"
-TOKENIZER = "tokenizer"
+FORMAT_VERSION = 1
+MANIFEST_FILE = "manifest.json"
+TOKENIZER_DIR = "tokenizer"
 SplitName = Literal["train", "heldout"]
 SPLITS: tuple[SplitName, ...] = ("train", "heldout")
 #: The key of a manifest's report that holds the number of [UNK] tokens by split.
@@ -50,7 +50,7 @@ _BLOCK_BYTES, _BLOCK_OFFSETS = 1 << 24, 1 << 20
 REMAKE = "remove the folder of the store and make it again with `bertsmith prepare`"
 
 
-class Counts(Settings):
+class SplitCounts(Settings):
     """How much a split holds."""
 
     documents: int
@@ -67,13 +67,13 @@ class Manifest(Settings):
     file of the splits, in hexadecimal, by its name; stores of version 0.1 have none.
     """
 
-    format: int = FORMAT
+    format: int = FORMAT_VERSION
     bits: Literal[16, 32]
     vocab_size: int
     lowercase: bool
-    plan: Plan
+    plan: StorePlan
     held_out_below: float = 0.0
-    splits: dict[SplitName, Counts]
+    splits: dict[SplitName, SplitCounts]
     report: dict[str, Any] = Field(default_factory=dict)
     made_by: str = ""
     checksums: dict[str, str] = Field(default_factory=dict)
@@ -103,33 +103,35 @@ class Split:
     """
 
     ids: NDArray[np.unsignedinteger[Any]]
-    sentences: Ints
-    documents: Ints
+    sentence_offsets: IntArray
+    document_offsets: IntArray
     name: str
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> SplitCounts:
         """How much it holds."""
-        return Counts(
-            documents=len(self.documents) - 1,
-            sentences=len(self.sentences) - 1,
+        return SplitCounts(
+            documents=len(self.document_offsets) - 1,
+            sentences=len(self.sentence_offsets) - 1,
             tokens=len(self.ids),
         )
 
     @classmethod
-    def of(cls, documents: Iterable[Sequence[Sequence[int]]], name: str = "memory") -> Self:
+    def from_documents(
+        cls, documents: Iterable[Sequence[Sequence[int]]], name: str = "memory"
+    ) -> Self:
         """Make a split in memory from documents, each a list of sentences, each a list of ids."""
         sentences = [np.asarray(ids, np.uint32) for document in documents for ids in document]
         sizes = [len(document) for document in documents]
         return cls(
             ids=np.concatenate(sentences) if sentences else np.zeros(0, np.uint32),
-            sentences=np.cumsum([0] + [len(ids) for ids in sentences]),
-            documents=np.cumsum([0, *sizes]),
+            sentence_offsets=np.cumsum([0] + [len(ids) for ids in sentences]),
+            document_offsets=np.cumsum([0, *sizes]),
             name=name,
         )
 
 
-def bits_for(vocab_size: int) -> Literal[16, 32]:
+def choose_id_bits(vocab_size: int) -> Literal[16, 32]:
     """Return the bits of an id: 16 hold the ids 0 to 65,535."""
     return 16 if vocab_size <= 1 << 16 else 32
 
@@ -155,7 +157,7 @@ class SplitWriter:
         for part in ("sentences", "documents"):
             self._write(part, np.zeros(1, _OFFSET))
 
-    def append(self, ids: NDArray[Any], sentence_sizes: Ints, document_sizes: Ints) -> None:
+    def append(self, ids: NDArray[Any], sentence_sizes: IntArray, document_sizes: IntArray) -> None:
         """Add documents: their ids, the tokens a sentence, the sentences a document."""
         if len(ids) != sentence_sizes.sum() or len(sentence_sizes) != document_sizes.sum():
             raise ValueError("the sizes of sentences and documents do not add up")
@@ -165,7 +167,7 @@ class SplitWriter:
             self.num_unknown += int(np.count_nonzero(ids == self._unk_id))
         sentences = self._tokens + np.cumsum(sentence_sizes)
         documents = self._sentences + np.cumsum(document_sizes)
-        with with_filename(self._directory):
+        with add_error_filename(self._directory):
             self._write("ids", ids.astype(self._type, copy=False))
             self._write("sentences", sentences.astype(_OFFSET))
             self._write("documents", documents.astype(_OFFSET))
@@ -183,15 +185,17 @@ class SplitWriter:
         self._files[part].write(content)
         self._hashes[part].update(content)
 
-    def close(self) -> Counts:
+    def close(self) -> SplitCounts:
         """Put the files in place and return what they hold."""
         for part, path in self._paths.items():
-            with with_filename(self._directory):
+            with add_error_filename(self._directory):
                 self._files[part].close()
             sync(_temporary(path))
             _temporary(path).replace(path)
         sync(self._directory)
-        return Counts(documents=self._documents, sentences=self._sentences, tokens=self._tokens)
+        return SplitCounts(
+            documents=self._documents, sentences=self._sentences, tokens=self._tokens
+        )
 
 
 class Store:
@@ -210,13 +214,13 @@ class Store:
             _check_sizes(path, name, store.manifest)
         return store
 
-    def tokenizer(self) -> Tokenizer:
+    def load_tokenizer(self) -> Tokenizer:
         """Load the tokenizer that made the ids; refuse another one in its place."""
-        tokenizer = Tokenizer.load(self.path / TOKENIZER)
+        tokenizer = Tokenizer.load(self.path / TOKENIZER_DIR)
         self.check_tokenizer(tokenizer)
         if tokenizer.vocab_size != self.manifest.vocab_size:
-            raise damaged(
-                self.path / MANIFEST,
+            raise damaged_file_error(
+                self.path / MANIFEST_FILE,
                 f"it says {self.manifest.vocab_size:,} words, "
                 f"but the tokenizer has {tokenizer.vocab_size:,}",
             )
@@ -236,7 +240,7 @@ class Store:
         """Return the tokens and [UNK] tokens of a split, from the manifest or from the ids."""
         counts = self.manifest.token_counts(name)
         if counts is None:
-            ids = self.split(name).ids
+            ids = self.load_split(name).ids
             unknown = (
                 int(np.count_nonzero(ids[first : first + _CHUNK] == unk_id))
                 for first in range(0, len(ids), _CHUNK)
@@ -244,7 +248,7 @@ class Store:
             counts = TokenCounts(len(ids), sum(unknown))
         return counts
 
-    def split(self, name: SplitName) -> Split:
+    def load_split(self, name: SplitName) -> Split:
         """Map the documents of ``train`` or ``heldout`` into memory."""
         if name not in SPLITS:
             raise StoreError(f"{self.path}: no split {name!r}; there are {', '.join(SPLITS)}")
@@ -252,14 +256,14 @@ class Store:
         paths = {part: self.path / f"{name}.{part}" for part in _parts(manifest.bits)}
         split = Split(
             ids=_map(paths["ids"], _id_type(manifest.bits)),
-            sentences=_map(paths["sentences"], _OFFSET),
-            documents=_map(paths["documents"], _OFFSET),
+            sentence_offsets=_map(paths["sentences"], _OFFSET),
+            document_offsets=_map(paths["documents"], _OFFSET),
             name=f"{self.path} ({name})",
         )
-        _check_offsets(paths["sentences"], split.sentences, len(split.ids))
-        _check_offsets(paths["documents"], split.documents, len(split.sentences) - 1)
+        _check_offsets(paths["sentences"], split.sentence_offsets, len(split.ids))
+        _check_offsets(paths["documents"], split.document_offsets, len(split.sentence_offsets) - 1)
         for part in ("sentences", "documents"):
-            self._verify_checksum(paths[part], Silent())
+            self._verify_checksum(paths[part], NullProgress())
         return split
 
     def verify(self, progress: Progress | None = None) -> bool:
@@ -268,12 +272,12 @@ class Store:
         Returns whether there were checksums to verify. Without them (stores of version 0.1) the
         sizes, the offsets and the range of the ids are verified.
         """
-        progress = Silent() if progress is None else progress
+        progress = NullProgress() if progress is None else progress
         paths = {name: self.path / f"{name}.ids" for name in SPLITS}
         size = sum(path.stat().st_size for path in paths.values())
         progress.start("Verifying the store", size, "bytes")
         for name, path in paths.items():
-            self._check_range(path, self.split(name).ids)
+            self._check_range(path, self.load_split(name).ids)
             self._verify_checksum(path, progress)
         progress.finish()
         return paths["train"].name in self.manifest.checksums
@@ -283,7 +287,9 @@ class Store:
         step = _BLOCK_BYTES // ids.itemsize
         largest = max((int(ids[i : i + step].max()) for i in range(0, len(ids), step)), default=0)
         if largest >= self.manifest.vocab_size:
-            raise damaged(path, out_of_vocabulary(largest, self.manifest.vocab_size))
+            raise damaged_file_error(
+                path, describe_out_of_vocabulary(largest, self.manifest.vocab_size)
+            )
 
     def _verify_checksum(self, path: Path, progress: Progress) -> None:
         """Raise StoreError if a file does not have the checksum of the manifest, if that has one.
@@ -300,27 +306,27 @@ class Store:
                 digest.update(block)
                 progress.advance(len(block))
         if digest.hexdigest() != expected:
-            raise damaged(
+            raise damaged_file_error(
                 path, f"its SHA-256 is {digest.hexdigest()[:12]}, expected {expected[:12]}"
             )
 
 
-def damaged(name: Path | str, finding: str) -> StoreError:
+def damaged_file_error(name: Path | str, finding: str) -> StoreError:
     """Return the error for a damaged file of a store."""
     return StoreError(f"{name}: the file is damaged: {finding}; {REMAKE}")
 
 
-def out_of_vocabulary(largest: int, vocab_size: int) -> str:
+def describe_out_of_vocabulary(largest: int, vocab_size: int) -> str:
     """Return the finding that an id is too large."""
     return f"it holds the token id {largest:,}, but the vocabulary has {vocab_size:,} words"
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write the manifest: the last file of a store; without it there is no store."""
-    write_json(directory / MANIFEST, manifest.model_dump(mode="json"))
+    write_json(directory / MANIFEST_FILE, manifest.model_dump(mode="json"))
 
 
-def unknown_lines(counts: Mapping[SplitName, TokenCounts | None]) -> list[str]:
+def format_unknown_shares(counts: Mapping[SplitName, TokenCounts | None]) -> list[str]:
     """Return the share of [UNK] in each split that was counted, and a warning about the highest."""
     known = {_SPLIT_TITLES[name]: one for name, one in counts.items() if one and one.num_tokens}
     if not known:
@@ -346,7 +352,7 @@ def _temporary(path: Path) -> Path:
 
 
 def _read_manifest(path: Path) -> Manifest:
-    file = path / MANIFEST
+    file = path / MANIFEST_FILE
     advice = "give the folder that `bertsmith prepare --out` wrote"
     if not path.is_dir():
         raise StoreError(f"{path}: no such store; {advice}")
@@ -358,24 +364,24 @@ def _read_manifest(path: Path) -> Manifest:
                 f"{path}: this store is unfinished; run the same `bertsmith prepare` command "
                 "again and it goes on where it stopped"
             ) from None
-        raise StoreError(f"{path}: not a store, it holds no {MANIFEST}; {advice}") from None
+        raise StoreError(f"{path}: not a store, it holds no {MANIFEST_FILE}; {advice}") from None
     except ValueError as error:
-        raise damaged(file, f"not valid JSON: {error}") from None
+        raise damaged_file_error(file, f"not valid JSON: {error}") from None
     found = values.get("format") if isinstance(values, dict) else None
-    if found != FORMAT:
+    if found != FORMAT_VERSION:
         raise StoreError(
-            f"{file}: store format {found!r}, expected {FORMAT}; {REMAKE} of this version"
+            f"{file}: store format {found!r}, expected {FORMAT_VERSION}; {REMAKE} of this version"
         )
     try:
         return Manifest.model_validate_json(json.dumps(values))
     except ValueError as error:
-        raise damaged(file, f"not a manifest of a store: {error}") from None
+        raise damaged_file_error(file, f"not a manifest of a store: {error}") from None
 
 
 def _check_sizes(path: Path, name: SplitName, manifest: Manifest) -> None:
     counts = manifest.splits.get(name)
     if counts is None:
-        raise StoreError(f"{path / MANIFEST}: the counts of the split {name!r} are missing")
+        raise StoreError(f"{path / MANIFEST_FILE}: the counts of the split {name!r} are missing")
     numbers = {
         "ids": counts.tokens,
         "sentences": counts.sentences + 1,
@@ -387,13 +393,15 @@ def _check_sizes(path: Path, name: SplitName, manifest: Manifest) -> None:
         if not file.is_file():
             raise StoreError(f"{file}: the file is missing; {REMAKE}")
         if file.stat().st_size != expected:
-            raise damaged(file, f"it has {file.stat().st_size:,} bytes, expected {expected:,}")
+            raise damaged_file_error(
+                file, f"it has {file.stat().st_size:,} bytes, expected {expected:,}"
+            )
 
 
-def _check_offsets(path: Path, offsets: Ints, end: int) -> None:
+def _check_offsets(path: Path, offsets: IntArray, end: int) -> None:
     """Raise StoreError unless offsets ascend strictly from 0 to ``end``."""
     if int(offsets[0]) != 0 or int(offsets[-1]) != end:
-        raise damaged(
+        raise damaged_file_error(
             path,
             f"its offsets run from {int(offsets[0]):,} to {int(offsets[-1]):,}, "
             f"expected 0 to {end:,}",
@@ -402,7 +410,7 @@ def _check_offsets(path: Path, offsets: Ints, end: int) -> None:
         block = offsets[first : first + _BLOCK_OFFSETS + 1]
         if (block[1:] <= block[:-1]).any():
             number = first + int(np.argmax(block[1:] <= block[:-1])) + 1
-            raise damaged(path, f"its offset number {number:,} does not ascend")
+            raise damaged_file_error(path, f"its offset number {number:,} does not ascend")
 
 
 def _map(path: Path, kind: np.dtype[Any]) -> NDArray[Any]:

@@ -17,16 +17,16 @@ from typing import Protocol
 
 import numpy as np
 
-from bertsmith.data.causal_lm import next_words
-from bertsmith.data.counter_rng import Ints, draw, key_of, states
-from bertsmith.data.masking import TokenFacts, mask
-from bertsmith.data.packing import Batch, Boundaries, join, longest_of
-from bertsmith.data.sentence_pairs import ORDER, Pairs, Walk
+from bertsmith.data.causal_lm import build_causal_lm_labels
+from bertsmith.data.counter_rng import IntArray, derive_key, init_states, random_bits
+from bertsmith.data.masking import VocabularyInfo, mask_tokens
+from bertsmith.data.packing import Batch, CuSeqlens, compute_max_seqlen, concat_batches
+from bertsmith.data.sentence_pairs import RNG_ORDER, PairSampler, SentencePairs
 from bertsmith.data.settings import DataSettings
-from bertsmith.data.store import Split, damaged, out_of_vocabulary
+from bertsmith.data.store import Split, damaged_file_error, describe_out_of_vocabulary
 
 #: The examples of a run, which stay in one block. Short, so that a block is a fair sample.
-RUN = 16
+RUN_LENGTH = 16
 #: About how many tokens a block holds: some tens of milliseconds of work, a few megabytes.
 BLOCK_TOKENS = 1 << 20
 #: The blocks kept at hand: the one being read, and its neighbour.
@@ -35,13 +35,13 @@ _KEPT = 2
 _RUN_ORDER = 1
 
 
-class Stream:
+class ExampleStream:
     """The examples of one epoch over one split, each reachable by its index at once."""
 
     def __init__(
         self,
         split: Split,
-        facts: TokenFacts,
+        facts: VocabularyInfo,
         settings: DataSettings,
         length: int,
         seed: int,
@@ -53,15 +53,17 @@ class Stream:
         """
         self.epoch = epoch
         self._split = split
-        self.facts = facts
+        self.vocabulary = facts
         self._settings = settings
-        self._walk = Walk(split, settings, length, seed, epoch)
-        starts, self._count = self._walk.run_starts(RUN)
+        self._walk = PairSampler(split, settings, length, seed, epoch)
+        starts, self._count = self._walk.find_run_starts(RUN_LENGTH)
         self._bounds = np.append(starts, split.counts.sentences)
         # The last run may be short: it stays last, so that all others start at multiples of RUN.
-        order = draw(states(key_of(seed, epoch, _RUN_ORDER), np.arange(len(starts) - 1)), ORDER)
+        order = random_bits(
+            init_states(derive_key(seed, epoch, _RUN_ORDER), np.arange(len(starts) - 1)), RNG_ORDER
+        )
         self._order = np.append(np.argsort(order, kind="stable"), len(starts) - 1)
-        self._block_runs = max(BLOCK_TOKENS // length // RUN, 1)
+        self._block_runs = max(BLOCK_TOKENS // length // RUN_LENGTH, 1)
         self._blocks: OrderedDict[int, Batch] = OrderedDict()
 
     def __len__(self) -> int:
@@ -69,7 +71,7 @@ class Stream:
         return self._count
 
     @property
-    def masks(self) -> bool:
+    def is_masked_lm(self) -> bool:
         """Whether tokens are masked, so that the words stand in the labels."""
         return self._settings.objective == "masked"
 
@@ -78,12 +80,12 @@ class Stream:
         last = first + count
         if count < 1 or not 0 <= first < last <= self._count:
             raise IndexError(f"examples {first} to {last} of an epoch of {self._count}")
-        size = self._block_runs * RUN
+        size = self._block_runs * RUN_LENGTH
         pieces = []
         for number in range(first // size, (last - 1) // size + 1):
             low, high = max(first - number * size, 0), min(last - number * size, size)
             pieces.append(self._block(number).slice(low, high))
-        return join(pieces)
+        return concat_batches(pieces)
 
     def _block(self, number: int) -> Batch:
         if number in self._blocks:
@@ -98,32 +100,36 @@ class Stream:
     def _make(self, number: int) -> Batch:
         """Draw all examples of a block."""
         runs = np.sort(self._order[number * self._block_runs : (number + 1) * self._block_runs])
-        pairs = self._walk.examples(self._bounds[runs], self._bounds[runs + 1])
-        pairs = pairs.take(np.argsort(draw(pairs.state, ORDER), kind="stable"))
-        ids, segments, positions, boundaries = lay_out(
-            self._split, pairs, self.facts, nsp=self._settings.nsp
+        pairs = self._walk.sample_pairs(self._bounds[runs], self._bounds[runs + 1])
+        pairs = pairs.take(np.argsort(random_bits(pairs.rng_states, RNG_ORDER), kind="stable"))
+        ids, segments, positions, boundaries = pack_pairs(
+            self._split, pairs, self.vocabulary, nsp=self._settings.nsp
         )
-        if (largest := int(ids.max())) >= self.facts.vocab_size:
-            raise damaged(self._split.name, out_of_vocabulary(largest, self.facts.vocab_size))
-        if self.masks:
-            ids, masked, labels = mask(ids, boundaries, pairs.state, self.facts, self._settings)
+        if (largest := int(ids.max())) >= self.vocabulary.vocab_size:
+            raise damaged_file_error(
+                self._split.name, describe_out_of_vocabulary(largest, self.vocabulary.vocab_size)
+            )
+        if self.is_masked_lm:
+            ids, masked, labels = mask_tokens(
+                ids, boundaries, pairs.rng_states, self.vocabulary, self._settings
+            )
         else:
-            masked, labels = next_words(ids, boundaries, self.facts)
+            masked, labels = build_causal_lm_labels(ids, boundaries, self.vocabulary)
         return Batch(
             ids=ids,
             segments=segments,
             positions=positions,
-            boundaries=boundaries,
-            longest=longest_of(boundaries),
+            cu_seqlens=boundaries,
+            max_seqlen=compute_max_seqlen(boundaries),
             masked_positions=masked,
             masked_labels=labels,
-            not_next=pairs.not_next if self._settings.nsp else None,
+            nsp_labels=pairs.nsp_labels if self._settings.nsp else None,
         )
 
 
-def lay_out(
-    split: Split, pairs: Pairs, facts: TokenFacts, *, nsp: bool
-) -> tuple[Ints, Ints, Ints, Boundaries]:
+def pack_pairs(
+    split: Split, pairs: SentencePairs, facts: VocabularyInfo, *, nsp: bool
+) -> tuple[IntArray, IntArray, IntArray, CuSeqlens]:
     """Lay examples out in one row: [CLS] A [SEP] B [SEP], or [CLS] A [SEP] without ``nsp``.
 
     Returns:
@@ -150,7 +156,7 @@ def lay_out(
     return ids, segments, positions, boundaries
 
 
-class Epochs:
+class EndlessStream:
     """The epochs of one phase one after another without end, as one sequence of examples.
 
     A batch that an epoch's end would leave ragged is filled from the next epoch, so every step
@@ -160,7 +166,7 @@ class Epochs:
     def __init__(
         self,
         split: Split,
-        facts: TokenFacts,
+        facts: VocabularyInfo,
         settings: DataSettings,
         *,
         length: int,
@@ -168,25 +174,25 @@ class Epochs:
         first_epoch: int = 0,
     ) -> None:
         """Begin at ``first_epoch``: a later phase begins with an epoch of its own."""
-        self._make = partial(Stream, split, facts, settings, length, seed)
+        self._make = partial(ExampleStream, split, facts, settings, length, seed)
         self._first = first_epoch
-        self._streams: OrderedDict[int, Stream] = OrderedDict()
+        self._streams: OrderedDict[int, ExampleStream] = OrderedDict()
         #: Where each epoch begins, as far as they have been counted.
         self._starts = [0]
-        self.place(0)
+        self.locate(0)
 
     def batch(self, first: int, count: int) -> Batch:
         """Return the examples [first, first + count) of the endless sequence."""
         pieces = []
         while count > 0:
-            epoch, index = self.place(first)
+            epoch, index = self.locate(first)
             stream = self._stream(epoch)
             size = min(count, len(stream) - index)
             pieces.append(stream.batch(index, size))
             first, count = first + size, count - size
-        return join(pieces)
+        return concat_batches(pieces)
 
-    def place(self, index: int) -> tuple[int, int]:
+    def locate(self, index: int) -> tuple[int, int]:
         """Return (epoch, index within it) of an example of the endless sequence."""
         while self._starts[-1] <= index:
             epoch = self._first + len(self._starts) - 1
@@ -194,13 +200,13 @@ class Epochs:
         number = int(np.searchsorted(self._starts, index, "right")) - 1
         return self._first + number, index - self._starts[number]
 
-    def first_of(self, epoch: int) -> int:
+    def epoch_start(self, epoch: int) -> int:
         """Return the index at which an epoch begins in the endless sequence."""
         while len(self._starts) <= epoch - self._first:
-            self.place(self._starts[-1])
+            self.locate(self._starts[-1])
         return self._starts[epoch - self._first]
 
-    def _stream(self, epoch: int) -> Stream:
+    def _stream(self, epoch: int) -> ExampleStream:
         if epoch not in self._streams:
             self._streams[epoch] = self._make(epoch)
             while len(self._streams) > _KEPT:
@@ -208,22 +214,22 @@ class Epochs:
         return self._streams[epoch]
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """What batches are read from: a Stream or Epochs."""
 
     def batch(self, first: int, count: int) -> Batch:
         """Return the examples [first, first + count)."""
 
 
-def batches(
-    source: Source, first: int, count: int, *, steps: int, ahead: int = 2
+def prefetch_batches(
+    source: BatchSource, first: int, count: int, *, steps: int, prefetch: int = 2
 ) -> Iterator[Batch]:
     """Yield ``steps`` batches of ``count`` examples from index ``first`` on.
 
-    A thread of its own makes them, ``ahead`` of the reader; an error in it is raised here. The
+    A thread of its own makes them, ``prefetch`` of the reader; an error in it is raised here. The
     thread ends with the iterator.
     """
-    ready: queue.Queue[Batch | BaseException] = queue.Queue(maxsize=ahead)
+    ready: queue.Queue[Batch | BaseException] = queue.Queue(maxsize=prefetch)
     over = threading.Event()
 
     def hand_over(item: Batch | BaseException) -> None:

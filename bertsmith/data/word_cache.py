@@ -14,13 +14,13 @@ from itertools import chain, islice
 
 import numpy as np
 
-from bertsmith.data.counter_rng import Ints
-from bertsmith.data.packing import ranges
-from bertsmith.text.segmenter import segmented
+from bertsmith.data.counter_rng import IntArray
+from bertsmith.data.packing import concat_ranges
+from bertsmith.text.segmenter import segment_texts
 from bertsmith.text.wordpiece import Tokenizer
 
 #: The most pieces remembered (about 60 MB); beyond it all are forgotten and met anew.
-REMEMBERED = 1 << 18
+MAX_CACHED_PIECES = 1 << 18
 #: The sentences tokenized together: few enough that their pieces stay in the cache.
 _TOGETHER = 2048
 #: Punctuation that is put between spaces first, so that "end." is met as "end" and "."; a mark is
@@ -36,22 +36,22 @@ class _Numbers(dict[str, int]):
         return number
 
 
-class Memo:
+class CachedTokenizer:
     """Gives the ids that ``tokenizer.encode_batch`` gives, two to three times as fast."""
 
-    def __init__(self, tokenizer: Tokenizer, remembered: int = REMEMBERED) -> None:
+    def __init__(self, tokenizer: Tokenizer, remembered: int = MAX_CACHED_PIECES) -> None:
         self._segmenter = tokenizer.segmenter
         # Texts are segmented whole, before they are cut at spaces.
-        self._tokenizer = Tokenizer(replace(tokenizer.recipe, segmenter=None))
+        self._tokenizer = Tokenizer(replace(tokenizer.spec, segmenter=None))
         # A token added beside the vocabulary may hold spaces, or anything.
-        self._whole = tokenizer if tokenizer.recipe.added else None
+        self._whole = tokenizer if tokenizer.spec.added else None
         self._remembered = remembered
         self._numbers = _Numbers()
-        self._sizes: Ints = np.zeros(0, np.int64)
-        self._starts: Ints = np.zeros(0, np.int64)
-        self._ids: Ints = np.zeros(0, np.int64)
+        self._sizes: IntArray = np.zeros(0, np.int64)
+        self._starts: IntArray = np.zeros(0, np.int64)
+        self._ids: IntArray = np.zeros(0, np.int64)
 
-    def encode(self, sentences: Sequence[str]) -> tuple[Ints, Ints]:
+    def encode(self, sentences: Sequence[str]) -> tuple[IntArray, IntArray]:
         """Return the ids of all sentences in one row, int64, and the tokens of each, int64 [n].
 
         No sentence may hold a line end.
@@ -70,7 +70,7 @@ class Memo:
         ids, sizes = zip(*parts, strict=True)
         return np.concatenate(ids), np.concatenate(sizes)
 
-    def _some(self, sentences: Sequence[str]) -> tuple[Ints, Ints]:
+    def _some(self, sentences: Sequence[str]) -> tuple[IntArray, IntArray]:
         if len(self._numbers) > self._remembered:
             self._forget()
         pieces = [line.split(" ") for line in self._prepared(sentences)]
@@ -82,14 +82,14 @@ class Memo:
         )
         self._learn()
         sizes = self._sizes[numbers]
-        ids = self._ids[ranges(self._starts[numbers], sizes)]
+        ids = self._ids[concat_ranges(self._starts[numbers], sizes)]
         ends = np.append(0, np.cumsum(sizes))[np.cumsum(lengths)]
         return ids, np.diff(ends, prepend=0)
 
     def _prepared(self, sentences: Sequence[str]) -> list[str]:
         """Return the sentences with spaces at common punctuation, and lowered if that is safe."""
         if self._segmenter is not None:
-            sentences = list(segmented(self._segmenter, sentences))
+            sentences = list(segment_texts(self._segmenter, sentences))
         text = "\n".join(sentences)
         for mark in _MARKS:
             text = text.replace(mark, f" {mark} ")
@@ -106,7 +106,7 @@ class Memo:
         # Many pieces a text, with [SEP] between them: a text has its price, whatever its length.
         # No piece holds "[", so none can look like one.
         texts = [" [SEP] ".join(fresh[i : i + 64]) + " [SEP]" for i in range(0, len(fresh), 64)]
-        found = self._tokenizer.encode_batch(texts, special=True)
+        found = self._tokenizer.encode_batch(texts, allow_special=True)
         row = np.fromiter(chain.from_iterable(found), np.int64, sum(map(len, found)))
         borders = row == self._tokenizer.sep_id
         sizes = np.diff(np.flatnonzero(borders), prepend=-1) - 1

@@ -18,17 +18,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.data.counter_rng import Ints, Words
-from bertsmith.data.held_out_split import Lengths
-from bertsmith.data.word_cache import Memo
+from bertsmith.data.counter_rng import IntArray, UInt64Array
+from bertsmith.data.held_out_split import DocumentSizes
+from bertsmith.data.word_cache import CachedTokenizer
 from bertsmith.errors import BertsmithError, StoreError
-from bertsmith.files import write_whole
-from bertsmith.text.sentences import split
+from bertsmith.files import write_atomic
+from bertsmith.text.sentences import split_sentences
 from bertsmith.text.wordpiece import Tokenizer
 
 
 @dataclass(frozen=True)
-class Task:
+class ShardTask:
     """A shard to make: its file, and its documents' texts, each presplit into lines or not."""
 
     path: Path
@@ -37,11 +37,11 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Failure:
+class WorkerFailure:
     """What went wrong in a worker: the user's or the system's error; else the traceback."""
 
     error: BertsmithError | OSError | None
-    trace: str
+    traceback: str
 
 
 class DamagedShardError(StoreError):
@@ -57,21 +57,21 @@ class Shard:
     """
 
     ids: NDArray[Any]
-    sentence_sizes: Ints
-    document_sizes: Ints
-    hashes: Words
+    sentence_sizes: IntArray
+    document_sizes: IntArray
+    hashes: UInt64Array
     empty: int
 
     @property
-    def lengths(self) -> Lengths:
+    def sizes(self) -> DocumentSizes:
         """The sizes of the documents."""
-        return Lengths(self.hashes, self.document_sizes, self.sentence_sizes)
+        return DocumentSizes(self.hashes, self.document_sizes, self.sentence_sizes)
 
     def save(self, path: Path) -> None:
         """Write the shard, whole or not at all."""
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **vars(self))
-        write_whole(path, buffer.getvalue())
+        write_atomic(path, buffer.getvalue())
 
     @classmethod
     def load(cls, path: Path) -> "Shard":
@@ -104,12 +104,12 @@ class Shard:
         return shard
 
 
-def document_hash(text: str) -> int:
+def hash_document(text: str) -> int:
     """Return the 64-bit hash of a document, by which it is held out or not."""
     return int.from_bytes(blake2b(_bytes(text), digest_size=8).digest(), "little")
 
 
-def texts_hash(texts: list[str]) -> str:
+def hash_texts(texts: list[str]) -> str:
     """Return a short name for a group of texts: another group has another."""
     found = blake2b(digest_size=8)
     for text in texts:
@@ -119,17 +119,17 @@ def texts_hash(texts: list[str]) -> str:
     return found.hexdigest()
 
 
-def make_shard(task: Task, memo: Memo, language: str, bits: int) -> Shard:
+def build_shard(task: ShardTask, memo: CachedTokenizer, language: str, bits: int) -> Shard:
     """Cut the documents into sentences and the sentences into ids."""
     documents = [
-        split(text, language, presplit)
+        split_sentences(text, language, presplit)
         for text, presplit in zip(task.texts, task.presplit, strict=True)
     ]
     ids, sizes = memo.encode([sentence for document in documents for sentence in document])
     owners = np.repeat(np.arange(len(documents)), [len(document) for document in documents])
     # A sentence of control characters only has no token: it is none.
     document_sizes = np.bincount(owners[sizes > 0], minlength=len(documents))
-    hashes = np.array([document_hash(text) for text in task.texts], np.uint64)
+    hashes = np.array([hash_document(text) for text in task.texts], np.uint64)
     kept = document_sizes > 0
     return Shard(
         ids=ids.astype(np.uint16 if bits == 16 else np.uint32),
@@ -140,21 +140,21 @@ def make_shard(task: Task, memo: Memo, language: str, bits: int) -> Shard:
     )
 
 
-def serve(connection: Connection, tokenizer: Path, language: str, bits: int) -> None:
+def serve_tasks(connection: Connection, tokenizer: Path, language: str, bits: int) -> None:
     """Make one shard after another as they arrive; answer each with None, or the Failure."""
     try:
-        memo = Memo(Tokenizer.load(tokenizer))
+        memo = CachedTokenizer(Tokenizer.load(tokenizer))
         while True:
-            task: Task = connection.recv()
-            make_shard(task, memo, language, bits).save(task.path)
+            task: ShardTask = connection.recv()
+            build_shard(task, memo, language, bits).save(task.path)
             connection.send(None)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         # The parent is gone, or wants no more.
         return
     except (BertsmithError, OSError) as error:
-        connection.send(Failure(error, ""))
+        connection.send(WorkerFailure(error, ""))
     except Exception:  # noqa: BLE001 - whatever it is, the parent tells of it
-        connection.send(Failure(None, traceback.format_exc()))
+        connection.send(WorkerFailure(None, traceback.format_exc()))
 
 
 def main() -> None:
@@ -162,7 +162,7 @@ def main() -> None:
     # Ctrl-C reaches every process of the terminal; a worker finishes its shard all the same.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     descriptor, tokenizer, language, bits = sys.argv[1:]
-    serve(Connection(int(descriptor)), Path(tokenizer), language, int(bits))
+    serve_tasks(Connection(int(descriptor)), Path(tokenizer), language, int(bits))
 
 
 def _bytes(text: str) -> bytes:

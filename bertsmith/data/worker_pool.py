@@ -19,7 +19,7 @@ from bertsmith.errors import StoreError
 _START = "import sys; from {module} import main; main()"
 
 
-class Pool:
+class WorkerPool:
     """Some workers that each run ``module.main`` with a connection and ``arguments``.
 
     Leaving the block lets every worker finish its task, then ends it.

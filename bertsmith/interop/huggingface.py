@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bertsmith.bundle import CONFIG, load_either, locate, open_weights, save_either
-from bertsmith.bundle.parts import read_parts
+from bertsmith.bundle import CONFIG_FILE, load_model, locate_model, open_weights, save_model
+from bertsmith.bundle.metadata import read_metadata
 from bertsmith.errors import ModelError
-from bertsmith.files import check_new
+from bertsmith.files import check_new_directory
 
 #: What of a model directory goes to the hub: files of other purposes may lie beside them.
 _SENT: Final = (
@@ -35,7 +35,7 @@ def is_model_directory(source: str) -> bool:
     path = Path(source)
     if not path.exists():
         return "/" in source and not path.parent.exists()
-    return path.is_dir() and (path / CONFIG).is_file()
+    return path.is_dir() and (path / CONFIG_FILE).is_file()
 
 
 def write_huggingface(model: Path | str, out: Path | str) -> list[str]:
@@ -44,17 +44,17 @@ def write_huggingface(model: Path | str, out: Path | str) -> list[str]:
     ``out`` must not be there, or be empty. Returns what a user should know. Raises ModelError.
     """
     out = Path(out)
-    check_new(out)
-    bundle = load_either(model)
-    save_either(out, bundle)
+    check_new_directory(out)
+    bundle = load_model(model)
+    save_model(out, bundle)
     if bundle.config.norm != "post" or bundle.config.attention == "causal":
         return ["transformers has no such BERT: it refuses the directory (model_type bertsmith)"]
     return []
 
 
-def push(
+def push_to_hub(
     model: Path | str,
-    name: str,
+    repo_id: str,
     *,
     private: bool = False,
     revision: str | None = None,
@@ -63,24 +63,24 @@ def push(
 ) -> Pushed:
     """Send a model directory to the hub in one commit, into a repository made if need be.
 
-    name: OWNER/NAME. private: of a new repository; one that is there stays as it is. revision: a
+    repo_id: OWNER/NAME. private: of a new repository; one that is there stays as it is. revision: a
     branch, made if need be. endpoint, token: instead of those that ``huggingface_hub`` finds.
     Raises ModelError.
     """
     # A tenth of a second, for those who push only.
     from huggingface_hub import CommitOperationAdd, HfApi
 
-    directory = locate(model)
-    _, config, _ = read_parts(directory)
+    directory = locate_model(model)
+    _, config, _ = read_metadata(directory)
     open_weights(directory, config)
     files = _files(directory)
     hub = HfApi(endpoint=endpoint, token=token)
     try:
-        url = hub.create_repo(name, private=private or None, exist_ok=True)
+        url = hub.create_repo(repo_id, private=private or None, exist_ok=True)
         if revision is not None:
-            hub.create_branch(name, branch=revision, exist_ok=True)
+            hub.create_branch(repo_id, branch=revision, exist_ok=True)
         done = hub.create_commit(
-            name,
+            repo_id,
             [CommitOperationAdd(file, directory / file) for file in files],
             commit_message="Add the model",
             revision=revision,
@@ -89,7 +89,7 @@ def push(
         # Its HTTP library, its own errors and the disk's have no base in common.
         first = (str(error).strip().splitlines() or [""])[0]
         raise ModelError(
-            f"{name}: could not be sent ({type(error).__name__}: {first}); check the name and "
+            f"{repo_id}: could not be sent ({type(error).__name__}: {first}); check the name and "
             "the network, and log in with: hf auth login"
         ) from None
     return Pushed(str(url), str(done.oid), files)

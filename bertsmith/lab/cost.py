@@ -13,9 +13,10 @@ from typing import Any
 
 from bertsmith.bundle import load_encoder
 from bertsmith.data.settings import DataSettings
-from bertsmith.lab.probe import seconds_of_a_step
-from bertsmith.lab.sources import characters_in, read_squad
-from bertsmith.lab.stage import Stage, content_of
+from bertsmith.lab.probe import measure_step_seconds
+from bertsmith.lab.sources import estimate_characters, read_squad
+from bertsmith.lab.stage import Stage
+from bertsmith.lab.stage import content_hash as content_of
 from bertsmith.model.config import ModelConfig
 from bertsmith.train.engine.schedule import ScheduleSettings
 
@@ -33,20 +34,20 @@ _GIVEN = DataSettings(batch=32, length=128)
 
 
 @dataclass
-class Costs:
+class CostEstimator:
     """Probes each shape of model once."""
 
     _seconds: dict[str, float] = field(default_factory=dict)
     #: Shapes of models that were given.
     _given: dict[Path, dict[str, Any]] = field(default_factory=dict)
 
-    def of(self, stage: Stage) -> float | None:
+    def estimate_seconds(self, stage: Stage) -> float | None:
         """Return the seconds that a stage will take, about; None where nobody can tell."""
         if stage.kind in ("text", "words", "store"):
-            text = stage if stage.kind == "text" else stage.needs["text"]
-            size = sum(map(characters_in, text.files.values()))
+            text = stage if stage.kind == "text" else stage.dependencies["text"]
+            size = sum(map(estimate_characters, text.files.values()))
             most = min(text.settings["characters"], size)
-            words = stage.needs.get("words", stage)
+            words = stage.dependencies.get("words", stage)
             return float(most / (_MORPHEMES if words.settings.get("segment") else _CHARACTERS))
         if stage.kind == "pretrain":
             return self._pretraining(stage)
@@ -86,7 +87,7 @@ class Costs:
         known = f"{sorted(model.items())} {data.batch} {data.length} {data.objective} {said}"
         if known not in self._seconds:
             config = ModelConfig.parse(model, "the probe")
-            self._seconds[known] = seconds_of_a_step(config, data, features)
+            self._seconds[known] = measure_step_seconds(config, data, features)
         return self._seconds[known]
 
     def _tuning(self, stage: Stage) -> float:
@@ -102,13 +103,13 @@ class Costs:
         data = _GIVEN.model_copy(update={"batch": batch, "length": min(max(length, _NEAR), most)})
         features = stage.settings["values"].get("features")
         a_step = self._probed(config, data, features)
-        return (steps_of(stage) + _FORWARD * dev / (data.batch * data.length)) * a_step
+        return (count_training_steps(stage) + _FORWARD * dev / (data.batch * data.length)) * a_step
 
     def _tuned(self, stage: Stage) -> tuple[dict[str, Any], int]:
         """Return the shape of the model that is fine-tuned, and its positions."""
-        source = stage.needs.get("model")
+        source = stage.dependencies.get("model")
         while source is not None and source.kind not in ("pretrain", "begun"):
-            source = source.needs.get("run")
+            source = source.dependencies.get("run")
         if source is not None:
             model = _shape(source)
         else:
@@ -119,7 +120,7 @@ class Costs:
         return model, int(model["max_positions"])
 
 
-def steps_of(stage: Stage) -> int:
+def count_training_steps(stage: Stage) -> int:
     """Return the steps that a stage trains, of a fine-tuning about; 0 for what does not train."""
     if stage.kind != "finetune":
         return int(stage.settings.get("steps", 0))
@@ -133,7 +134,7 @@ def steps_of(stage: Stage) -> int:
 def _shape(run: Stage) -> dict[str, Any]:
     """Return the sizes of a run's model."""
     model = run.settings["model"]
-    words = run.needs["store"].needs["words"].settings["size"]
+    words = run.dependencies["store"].dependencies["words"].settings["size"]
     return {**model, "vocab_size": words, "feed_forward": 4 * model["width"]}
 
 

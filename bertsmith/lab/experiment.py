@@ -9,8 +9,8 @@ from typing import Any
 
 from bertsmith.lab.report import Report
 from bertsmith.lab.stage import Stage
-from bertsmith.lab.stage_runners import Maker
-from bertsmith.lab.stages import Kit
+from bertsmith.lab.stage_runners import StageFunction
+from bertsmith.lab.stages import StageFactory
 
 #: The stages of an experiment by what they answer; results under the same keys, None if missing.
 Stages = dict[Any, Stage]
@@ -21,12 +21,12 @@ Results = Mapping[Hashable, dict[str, Any] | None]
 class Experiment:
     """One of the paper's, or of those who read it. ``source``: where in the paper it stands.
 
-    makers: how kinds of stages that it alone has are made.
+    stage_functions: how kinds of stages that it alone has are made.
     """
 
     name: str
     source: str
     question: str
-    stages: Callable[[Kit], Stages]
-    report: Callable[[Kit, Results], Report]
-    makers: Mapping[str, Maker] = field(default_factory=dict)
+    build_stages: Callable[[StageFactory], Stages]
+    build_report: Callable[[StageFactory, Results], Report]
+    stage_functions: Mapping[str, StageFunction] = field(default_factory=dict)

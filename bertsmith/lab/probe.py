@@ -14,17 +14,17 @@ from torch import Tensor, nn
 
 from bertsmith.data.packing import Batch
 from bertsmith.data.settings import DataSettings
-from bertsmith.model.bert import PreTrainingModel
+from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import FeatureSettings, ModelConfig
-from bertsmith.model.feature_based import FeatureModel
-from bertsmith.model.ops.dropout import Noise
+from bertsmith.model.feature_based import BertWithBiLSTM
+from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.runtime import device
 from bertsmith.train.engine import compile_warmup, compute_settings, optimizer
-from bertsmith.train.engine.probe import time_steps
+from bertsmith.train.engine.probe import median_step_seconds
 from bertsmith.train.engine.settings import OptimSettings
-from bertsmith.train.engine.step import Losses, take_step
-from bertsmith.train.pretraining.micro_batches import Piece, cut, to_device
-from bertsmith.train.pretraining.objective import mean_losses
+from bertsmith.train.engine.step import LossFunction, take_step
+from bertsmith.train.pretraining.micro_batches import MicroBatch, split_batch, to_device
+from bertsmith.train.pretraining.objective import compute_mean_losses
 
 #: Tokens of a piece on a CPU, which is as fast with few.
 _TOKENS = 4096
@@ -32,7 +32,7 @@ _TOKENS = 4096
 _SECONDS = 1.0
 
 
-def seconds_of_a_step(
+def measure_step_seconds(
     config: ModelConfig, data: DataSettings, features: Mapping[str, Any] | None = None
 ) -> float:
     """Return the median seconds of a training step, by the first piece of its batch.
@@ -40,36 +40,38 @@ def seconds_of_a_step(
     data: how many sequences of which length; features: of a BiLSTM on top, which learns instead of
     the heads of pre-training.
     """
-    machine = device.find(
+    machine = device.resolve_machine(
         "auto", "auto", "auto", attention_dropout=config.attention_dropout, threads=None
     )
     most = _TOKENS if machine.device.type == "cpu" else compute_settings.MICRO_TOKENS
     batch = _batch(data)
-    first = cut(batch, most)[0]
+    first = split_batch(batch, most)[0]
     whole = [to_device(first, machine.device)]
-    losses: Losses
+    losses: LossFunction
     model: nn.Module
     if features is None:
-        model = PreTrainingModel(config, machine.kernel)
-        losses = partial(mean_losses, model)
+        model = BertForPreTraining(config, machine.kernel)
+        losses = partial(compute_mean_losses, model)
     else:
         own = FeatureSettings.parse(features, "the probe")
-        model = FeatureModel(config, 2, own, whole=True, kernel=machine.kernel)
+        model = BertWithBiLSTM(config, 2, own, is_sequence_level=True, kernel=machine.kernel)
         losses = partial(_of_features, model)
     model = model.to(machine.device).train()
-    adam = optimizer.build(model, OptimSettings())
+    adam = optimizer.build_optimizer(model, OptimSettings())
 
     def take(number: int, whole: list[Any]) -> None:
-        take_step(losses, whole, model, adam, machine, step=number, seed=0, rate=1e-5, clip=1.0)
+        take_step(
+            losses, whole, model, adam, machine, step=number, seed=0, lr=1e-5, max_grad_norm=1.0
+        )
         device.synchronize(machine)
 
-    seconds, _ = time_steps(repeat(whole), take, _SECONDS)
+    seconds, _ = median_step_seconds(repeat(whole), take, _SECONDS)
     # The update of the weights, which a batch has once, is counted with each piece: it is small.
     return seconds * len(batch.ids) / len(first.ids)
 
 
 def _batch(data: DataSettings) -> Batch:
-    batch = compile_warmup.first_batches(data, data.length, data.batch * data.length)[0]
+    batch = compile_warmup.warmup_batches(data, data.length, data.batch * data.length)[0]
     if data.objective != "left-to-right":
         return batch
     places = np.arange(len(batch.ids))
@@ -77,7 +79,7 @@ def _batch(data: DataSettings) -> Batch:
 
 
 def _of_features(
-    model: nn.Module, piece: Piece, whole: list[Piece], noise: Noise
+    model: nn.Module, piece: MicroBatch, whole: list[MicroBatch], noise: DropoutSeed
 ) -> dict[str, Tensor]:
     """Return a loss of all outputs of a BiLSTM, for whose cost its target does not matter."""
     outputs: Tensor = model(piece.packed, None, noise)

@@ -14,9 +14,9 @@ from typing import Any
 from bertsmith.errors import MissingExtraError
 
 #: What stands in a cell whose run failed, or was not asked for.
-NOTHING = "-"
+EMPTY_CELL = "-"
 #: Colours of a picture, told apart by people who see few of them (Okabe and Ito 2008).
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
 
 #: Letters of the names under a plot.
 _LETTERS = 84
@@ -26,7 +26,7 @@ _BESIDE = 2
 _MARKED = 40
 
 #: Draws into the axes of a picture.
-Draw = Callable[[Any], None]
+DrawFunction = Callable[[Any], None]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
 
-    def markdown(self) -> str:
+    def to_markdown(self) -> str:
         """Return the table in Markdown, under its title."""
         lines = [f"**{self.title}**", "", f"| {' | '.join(self.columns)} |"]
         lines.append("| --- " * len(self.columns) + "|")
@@ -55,8 +55,8 @@ class Panel:
     """One plot of a picture: its title and what draws it; ``wide``: in a row of its own."""
 
     title: str
-    draw: Draw
-    wide: bool = False
+    draw: DrawFunction
+    full_width: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,34 +65,37 @@ class Report:
 
     tables: Sequence[Table]
     panels: Sequence[Panel]
-    figures: dict[str, Any]
+    data: dict[str, Any]
 
-    def markdown(self) -> str:
+    def to_markdown(self) -> str:
         """Return all tables in Markdown."""
-        return "\n\n".join(table.markdown() for table in self.tables) + "\n"
+        return "\n\n".join(table.to_markdown() for table in self.tables) + "\n"
 
 
-def spread(
-    values: Sequence[float | None], form: str = ".3f", *, lost: str = "diverged or constant"
+def format_mean_std(
+    values: Sequence[float | None],
+    format_spec: str = ".3f",
+    *,
+    nonfinite_label: str = "diverged or constant",
 ) -> str:
     """Return mean ± standard deviation over the seeds, and how many they are if some lack.
 
-    None: not run, or failed. NaN: diverged, or a correlation with a constant; ``lost`` says which
+    None: not run, or failed. NaN: diverged, or a correlation with a constant; ``nonfinite_label`` says which
     of them there can be.
     """
     known = _finite(values)
     count = sum(value is not None and not math.isfinite(value) for value in values)
-    ended = f"{count} {lost}" if count else ""
+    ended = f"{count} {nonfinite_label}" if count else ""
     if not known:
-        return ended or NOTHING
-    told = format(mean(known), form)
-    told = f"{told} ± {format(stdev(known), form)}" if len(known) > 1 else told
+        return ended or EMPTY_CELL
+    told = format(mean(known), format_spec)
+    told = f"{told} ± {format(stdev(known), format_spec)}" if len(known) > 1 else told
     if len(known) == len(values):
         return told
     return f"{told} ({len(known)} of {len(values)}{'; ' + ended if ended else ''})"
 
 
-def draw(report: Report, path: Path, title: str) -> None:
+def save_figure(report: Report, path: Path, title: str) -> None:
     """Draw the panels of a report, one or more, as PNG; MissingExtraError without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -100,7 +103,7 @@ def draw(report: Report, path: Path, title: str) -> None:
     except ModuleNotFoundError:
         raise MissingExtraError("matplotlib", "plot", "drawing an experiment") from None
     rows = list(_rows(report.panels))
-    columns = _BESIDE if any(panel.wide for panel in report.panels) else max(map(len, rows))
+    columns = _BESIDE if any(panel.full_width for panel in report.panels) else max(map(len, rows))
     figure = Figure(figsize=(6.4 * columns, 4.4 * len(rows)), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     # As many letters as a plot is wide, at this size.
@@ -108,7 +111,7 @@ def draw(report: Report, path: Path, title: str) -> None:
     grid = figure.add_gridspec(len(rows), columns)
     for line, row in enumerate(rows):
         for place, panel in enumerate(row):
-            axes = figure.add_subplot(grid[line, :] if panel.wide else grid[line, place])
+            axes = figure.add_subplot(grid[line, :] if panel.full_width else grid[line, place])
             panel.draw(axes)
             axes.set_title(panel.title, loc="left", fontsize=10)
     figure.savefig(path)
@@ -118,14 +121,14 @@ def _rows(panels: Sequence[Panel]) -> Iterator[list[Panel]]:
     """Lay panels out, two in a row, or one that is wide."""
     row: list[Panel] = []
     for panel in panels:
-        if row and (panel.wide or row[0].wide or len(row) == _BESIDE):
+        if row and (panel.full_width or row[0].full_width or len(row) == _BESIDE):
             yield row
             row = []
         row.append(panel)
     yield row
 
 
-def plain(axes: Any, x: str, y: str) -> None:
+def style_axes(axes: Any, x: str, y: str) -> None:
     """Name the axes, and take away what nobody reads."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
@@ -133,22 +136,24 @@ def plain(axes: Any, x: str, y: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def lines(series: Mapping[str, Sequence[Sequence[float]]], x: str, y: str, **marks: float) -> Draw:
+def line_plot(
+    series: Mapping[str, Sequence[Sequence[float]]], x: str, y: str, **marks: float
+) -> DrawFunction:
     """Return what draws a line for each series of [x, y]; ``marks``: level lines by name."""
 
     def drawn(axes: Any) -> None:
         for number, (name, points) in enumerate(series.items()):
             if points:
-                colour = COLOURS[number % len(COLOURS)]
+                colour = COLORS[number % len(COLORS)]
                 # So that a line is seen under another one, and none is like the one of its colour.
-                style = "--" if (number + number // len(COLOURS)) % 2 else "-"
+                style = "--" if (number + number // len(COLORS)) % 2 else "-"
                 marker = "o" if len(points) <= _MARKED else ""
                 axes.plot(*zip(*points, strict=True), color=colour, linestyle=style, label=name,
                           linewidth=1.5, marker=marker, markersize=2.5)  # fmt: skip
         for name, level in marks.items():
             axes.axhline(level, color="#444444", linestyle=":", linewidth=1,
                          label=name.replace("_", " "))  # fmt: skip
-        plain(axes, x, y)
+        style_axes(axes, x, y)
         # Steps, layers and distances are whole numbers.
         axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         if axes.get_legend_handles_labels()[0]:
@@ -157,9 +162,9 @@ def lines(series: Mapping[str, Sequence[Sequence[float]]], x: str, y: str, **mar
     return drawn
 
 
-def means(
+def mean_plot(
     courses: Mapping[str, Mapping[int, Sequence[float | None]]], x: str, y: str, **marks: float
-) -> Draw:
+) -> DrawFunction:
     """Return what draws a line through the means of each course, and a dot for each seed.
 
     courses: by name, the seeds' values at each x. marks: level lines by name.
@@ -168,11 +173,11 @@ def means(
               for name, course in courses.items()}  # fmt: skip
 
     def drawn(axes: Any) -> None:
-        lines(series, x, y, **marks)(axes)
+        line_plot(series, x, y, **marks)(axes)
         for number, course in enumerate(courses.values()):
             points = [(place, value) for place, own in course.items() for value in _finite(own)]
             if points:
-                axes.plot(*zip(*points, strict=True), ".", color=COLOURS[number % len(COLOURS)],
+                axes.plot(*zip(*points, strict=True), ".", color=COLORS[number % len(COLORS)],
                           markersize=7, alpha=0.6)  # fmt: skip
 
     return drawn
@@ -182,7 +187,7 @@ def _finite(values: Sequence[float | None]) -> list[float]:
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
-def dots(groups: Mapping[str, Mapping[str, Sequence[float | None]]], y: str) -> Draw:
+def dot_plot(groups: Mapping[str, Mapping[str, Sequence[float | None]]], y: str) -> DrawFunction:
     """Return what draws, in groups by name, a line at each series' mean and a dot for each seed.
 
     A single series needs no name: the groups have theirs. No bars: these would have to begin at 0,
@@ -194,7 +199,7 @@ def dots(groups: Mapping[str, Mapping[str, Sequence[float | None]]], y: str) -> 
         series = list(dict.fromkeys(name for own in groups.values() for name in own))
         width = 0.8 / max(len(series), 1)
         for number, name in enumerate(series):
-            colour = COLOURS[number % len(COLOURS)]
+            colour = COLORS[number % len(COLORS)]
             # What the legend shows, which must not look like a value.
             axes.plot([], [], "s", color=colour, label=name)
             for place, group in enumerate(names):
@@ -209,7 +214,7 @@ def dots(groups: Mapping[str, Mapping[str, Sequence[float | None]]], y: str) -> 
         axes.set_xticks(range(len(names)), [fill(name, across) for name in names], fontsize=8)
         # Where a group has nothing yet, its place stays.
         axes.set_xlim(-0.5, len(names) - 0.5)
-        plain(axes, "", y)
+        style_axes(axes, "", y)
         axes.grid(axis="x", visible=False)
         if len(series) > 1:
             axes.legend(frameon=False, fontsize=8, ncols=min(len(series), 4),
@@ -218,8 +223,8 @@ def dots(groups: Mapping[str, Mapping[str, Sequence[float | None]]], y: str) -> 
     return drawn
 
 
-def grid(values: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str],
-         form: str = ".2f") -> Draw:  # fmt: skip
+def heatmap(values: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str],
+         form: str = ".2f") -> DrawFunction:  # fmt: skip
     """Return what draws a table of numbers as colours, each written in its place."""
 
     def drawn(axes: Any) -> None:
@@ -232,7 +237,7 @@ def grid(values: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequen
             for x, value in enumerate(row):
                 known_value = math.isfinite(value)
                 colour = "white" if known_value and value < middle else "black"
-                told = format(value, form) if known_value else NOTHING
+                told = format(value, form) if known_value else EMPTY_CELL
                 axes.text(x, y, told, ha="center", va="center", color=colour, size=7)
 
     return drawn

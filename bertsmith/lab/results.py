@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bertsmith.files import json_of, sync
+from bertsmith.files import dump_json, sync
 
-FILE = "results.jsonl"
+RESULTS_FILE = "results.jsonl"
 #: Version 0.1 wrote one file per result into this folder, next to today's file.
 LEGACY_FOLDER = "results"
 
@@ -40,7 +40,7 @@ class ResultsFile:
 
     def append(self, name: str, record: dict[str, Any]) -> None:
         """Append a record and flush it to the disk. Raises OSError if that fails."""
-        line = json_of({"name": name, **record}) + "\n"
+        line = dump_json({"name": name, **record}) + "\n"
         is_new = not self.path.exists()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a+b") as file:

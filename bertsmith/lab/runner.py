@@ -20,10 +20,18 @@ from typing import Any
 import torch
 
 from bertsmith.errors import BertsmithError, RunError, StoreError
-from bertsmith.files import json_of, write_json
-from bertsmith.lab.results import FILE, ResultsFile
+from bertsmith.files import dump_json, write_json
+from bertsmith.lab.results import RESULTS_FILE, ResultsFile
 from bertsmith.lab.stage import Stage
-from bertsmith.lab.stage_runners import KINDS, LATE, OUTCOME, SPENT, Job, Maker, StoppedError
+from bertsmith.lab.stage_runners import (
+    LATE_SIGNAL,
+    OUTPUT,
+    RESULT_ONLY_KINDS,
+    STAGE_FUNCTIONS,
+    Job,
+    StageFunction,
+    StoppedError,
+)
 from bertsmith.progress import Progress
 from bertsmith.runtime import device
 from bertsmith.version import __version__
@@ -46,30 +54,30 @@ class _Quiet:
     def __init__(self, progress: Progress) -> None:
         self.start, self.advance, self.finish = progress.start, progress.advance, progress.finish
 
-    def note(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Leave it out."""
 
 
 @dataclass
-class Bench:
+class Runner:
     """Where stages are made. ``makers``: how each kind is, beside those that all share.
 
     failures: what went wrong in this process, by the name of the stage.
     """
 
     #: The folder of the results file.
-    out: Path
-    work: Path
+    results_dir: Path
+    work_dir: Path
     progress: Progress
-    makers: Mapping[str, Maker] = field(default_factory=dict)
+    stage_functions: Mapping[str, StageFunction] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     _incomplete: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         """Open the results file."""
-        self.results = ResultsFile(self.out / FILE, self.progress.note)
+        self.results = ResultsFile(self.results_dir / RESULTS_FILE, self.progress.log)
 
-    def result(self, stage: Stage) -> dict[str, Any] | None:
+    def get_result(self, stage: Stage) -> dict[str, Any] | None:
         """Return the result of a stage, None where it has not been made."""
         record = self._record(stage)
         return None if record is None else record["result"]
@@ -81,20 +89,20 @@ class Bench:
             return record
         if stage.name not in self._incomplete:
             self._incomplete.add(stage.name)
-            self.progress.note(f"{self.results.path}: {stage.name} is incomplete; it is made again")
+            self.progress.log(f"{self.results.path}: {stage.name} is incomplete; it is made again")
         return None
 
-    def make(self, stages: Mapping[str, Stage]) -> None:
+    def run_stages(self, stages: Mapping[str, Stage]) -> None:
         """Make every stage whose result is missing; one that fails does not take others with it.
 
         ``stages``: by what people call them. Raises StoppedError where a signal asks to stop.
         """
         for number, (words, stage) in enumerate(stages.items(), 1):
-            if self.result(stage) is None:
-                self.progress.note(f"[{number} of {len(stages)}] {words}: {stage.name}")
+            if self.get_result(stage) is None:
+                self.progress.log(f"[{number} of {len(stages)}] {words}: {stage.name}")
                 self._outcome(stage, again=False)
 
-    def missing(self, stages: Iterable[Stage]) -> list[Stage]:
+    def missing_stages(self, stages: Iterable[Stage]) -> list[Stage]:
         """Return every stage that ``make`` would work on, each once, in order.
 
         What is in vain is not among them, nor what the work folder holds of another folder of
@@ -102,26 +110,26 @@ class Bench:
         """
         found: dict[str, Stage] = {}
         for stage in stages:
-            if self.result(stage) is None and not self._vain(stage):
+            if self.get_result(stage) is None and not self._vain(stage):
                 self._collect(stage, found)
         return list(found.values())
 
     def _collect(self, stage: Stage, found: dict[str, Stage]) -> None:
         if stage.name in found or self._whole(stage) is not None:
             return
-        for need in stage.needs.values():
+        for need in stage.dependencies.values():
             self._collect(need, found)
         found[stage.name] = stage
 
     def _stands(self, stage: Stage) -> bool:
         """Tell whether a stage is made and what it made is still there."""
-        return self.result(stage) is not None and self._whole(stage) is not None
+        return self.get_result(stage) is not None and self._whole(stage) is not None
 
     def _whole(self, stage: Stage) -> dict[str, Any] | None:
         """Return what was told of a stage when all of it was made, if that is still there."""
-        folder = self.work / stage.name
+        folder = self.work_dir / stage.name
         made = _read_record(folder / WHOLE)
-        gone = made is not None and made.get(OUTCOME, True) and not (folder / OUTCOME).exists()
+        gone = made is not None and made.get(OUTPUT, True) and not (folder / OUTPUT).exists()
         return None if gone else made
 
     def _outcome(self, stage: Stage, *, again: bool = True) -> bool:
@@ -131,14 +139,14 @@ class Bench:
         """
         if stage.name in self.failures:
             return False
-        if self._stands(stage) or (not again and self.result(stage) is not None):
+        if self._stands(stage) or (not again and self.get_result(stage) is not None):
             return True
         if self._whole(stage) is not None:
             # For another folder of results: it is taken over, and nothing that it needs is made.
             return self._tried(stage, partial(self._make, stage))
-        for part, need in stage.needs.items():
+        for part, need in stage.dependencies.items():
             if not self._stands(need) and not self._diverged(need):
-                self.progress.note(f"  its {part}: {need.name}")
+                self.progress.log(f"  its {part}: {need.name}")
                 if not self._outcome(need):
                     self.failures[stage.name] = f"its {part} ({need.name}) failed"
                     return False
@@ -150,10 +158,10 @@ class Bench:
 
     def _vain(self, stage: Stage) -> bool:
         """Tell whether a run that it needs, or that what it needs needs, diverged."""
-        return any(self._diverged(need) or self._vain(need) for need in stage.needs.values())
+        return any(self._diverged(need) or self._vain(need) for need in stage.dependencies.values())
 
     def _diverged(self, stage: Stage) -> bool:
-        made = self.result(stage) or (self._whole(stage) or {}).get("result", {})
+        made = self.get_result(stage) or (self._whole(stage) or {}).get("result", {})
         return "diverged" in made
 
     def _tried(self, stage: Stage, make: Callable[[], int | None]) -> bool:
@@ -164,9 +172,9 @@ class Bench:
             raise
         except StoreError as error:
             way = ""
-            if "store" in stage.needs:
+            if "store" in stage.dependencies:
                 # It is not the user's own, and `bertsmith prepare` is not the way to another one.
-                place = self.work / stage.needs["store"].name
+                place = self.work_dir / stage.dependencies["store"].name
                 way = f" (in the lab: remove {place}, and ask again)"
             self._failed(stage, f"{error}{way}")
             return False
@@ -182,37 +190,39 @@ class Bench:
 
     def _make(self, stage: Stage) -> int | None:
         """Make a stage, alone among all processes; return the signal that came when it was done."""
-        folder = self.work / stage.name
+        folder = self.work_dir / stage.name
         with self._alone(folder):
             # By another process just now; or for another folder of results.
-            if stage.kind in SPENT and self.result(stage) is not None:
+            if stage.kind in RESULT_ONLY_KINDS and self.get_result(stage) is not None:
                 return None
             if (made := self._whole(stage)) is not None:
-                if self.result(stage) is None:
+                if self.get_result(stage) is None:
                     self._keep(stage, made)
                 return None
             (folder / WHOLE).unlink(missing_ok=True)
             return self._make_alone(stage, folder)
 
     def _make_alone(self, stage: Stage, folder: Path) -> int | None:
-        goes_on, began = (folder / OUTCOME).exists(), time.perf_counter()
-        needs = {part: self.work / need.name / OUTCOME for part, need in stage.needs.items()}
-        maker = {**KINDS, **self.makers}[stage.kind]
+        goes_on, began = (folder / OUTPUT).exists(), time.perf_counter()
+        needs = {
+            part: self.work_dir / need.name / OUTPUT for part, need in stage.dependencies.items()
+        }
+        maker = {**STAGE_FUNCTIONS, **self.stage_functions}[stage.kind]
         result = maker(Job(stage, folder, needs, _Quiet(self.progress)))
-        late: int | None = result.pop(LATE, None)
-        if "diverged" in result and "diverged" not in (self.result(stage) or result):
+        late: int | None = result.pop(LATE_SIGNAL, None)
+        if "diverged" in result and "diverged" not in (self.get_result(stage) or result):
             # What others were made of cannot be made again: that is no finding of theirs.
             raise RunError(f"made again it diverged, which it had not: {result['diverged']}")
         # Of what was made in several goes, the last one's seconds say nothing.
         made = _told(stage, result, None if goes_on else time.perf_counter() - began)
-        if stage.needs:
+        if stage.dependencies:
             made["made_of"] = self._made_of(stage)
-        if stage.kind in SPENT:
+        if stage.kind in RESULT_ONLY_KINDS:
             self._keep(stage, made)
             shutil.rmtree(folder)
         else:
-            left = {OUTCOME: (folder / OUTCOME).exists()}
-            write_json(folder / WHOLE, {**made, **left}, rows=True)
+            left = {OUTPUT: (folder / OUTPUT).exists()}
+            write_json(folder / WHOLE, {**made, **left}, inline_numbers=True)
             self._keep(stage, made)
         return late
 
@@ -221,7 +231,7 @@ class Bench:
 
         Their results may be of an earlier time: a model may have been made again since.
         """
-        records = {part: self._whole(need) for part, need in stage.needs.items()}
+        records = {part: self._whole(need) for part, need in stage.dependencies.items()}
         told = ("date", "machine", "made_of")
         return {part: {name: own[name] for name in told if name in own}
                 for part, own in records.items() if own}  # fmt: skip
@@ -234,15 +244,15 @@ class Bench:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                self.progress.note(f"  another process makes {folder.name}; waiting for it")
+                self.progress.log(f"  another process makes {folder.name}; waiting for it")
                 fcntl.flock(file, fcntl.LOCK_EX)
             folder.mkdir(parents=True, exist_ok=True)
             yield
 
     def _failed(self, stage: Stage, why: str, trace: str = "") -> None:
         self.failures[stage.name] = why
-        self.progress.note(f"{stage.name} failed: {why}")
-        if trace and (folder := self.work / stage.name).is_dir():
+        self.progress.log(f"{stage.name} failed: {why}")
+        if trace and (folder := self.work_dir / stage.name).is_dir():
             # What went wrong may be the disk.
             with suppress(OSError):
                 (folder / "traceback.txt").write_text(trace, encoding="utf-8")
@@ -258,8 +268,8 @@ class Bench:
             brief = {name: made["result"][name] for name in _COMPARED if name in made["result"]}
             before = {name: stood["result"].get(name) for name in brief}
             # As it stands in a file, where NaN is null.
-            if json_of(brief) != json_of(before):
-                self.progress.note(f"  {stage.name}: made again, not the same to the last digit")
+            if dump_json(brief) != dump_json(before):
+                self.progress.log(f"  {stage.name}: made again, not the same to the last digit")
             once = {"date": made["date"], "machine": made["machine"], **brief}
             now = {**stood, "again": [*stood.get("again", ()), once]}
         self.results.append(stage.name, now)
@@ -289,11 +299,11 @@ def _told(stage: Stage, result: dict[str, Any], seconds: float | None) -> dict[s
         "bertsmith": __version__,
         "kind": stage.kind,
         "settings": dict(stage.settings),
-        "needs": {part: need.name for part, need in stage.needs.items()},
+        "needs": {part: need.name for part, need in stage.dependencies.items()},
         "files": {part: path.name for part, path in stage.files.items()},
         "result": result,
         "wall_seconds": None if seconds is None else round(seconds, 1),
         "date": datetime.now(UTC).date().isoformat(),
-        "machine": {"processor": device.processor(), "threads": torch.get_num_threads(),
-                    "torch": torch.__version__, "auto": device.automatic()},
+        "machine": {"processor": device.processor_name(), "threads": torch.get_num_threads(),
+                    "torch": torch.__version__, "auto": device.describe_auto_device()},
     }  # fmt: skip

@@ -23,10 +23,12 @@ from bertsmith.files import write_json
 from bertsmith.model.ops.cross_entropy import linear_cross_entropy
 
 #: As it is written down, all P x V logits at once; and as this package computes it.
-FORMS = {"whole": "all logits at once", "parts": "in parts, as here"}
+IMPLEMENTATIONS = {"whole": "all logits at once", "parts": "in parts, as here"}
 
 
-def measured(form: str, words: int, width: int, predictions: int, times: int) -> dict[str, float]:
+def measure_in_subprocess(
+    form: str, words: int, width: int, predictions: int, times: int
+) -> dict[str, float]:
     """Return the median seconds of forward and backward on the CPU, and the bytes that they take.
 
     bytes: the most at any moment beside weights, hidden states [P, D] and labels. Raises

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import TaskError
-from bertsmith.files import write_whole
-from bertsmith.tasks.public import TASKS
-from bertsmith.text.archives import SUFFIXES
-from bertsmith.text.sources import kind_of, sources
+from bertsmith.files import write_atomic
+from bertsmith.tasks.public import PUBLIC_TASKS
+from bertsmith.text.archives import COMPRESSION_SUFFIXES
+from bertsmith.text.sources import find_sources, kind_from_name
 
 #: Where the files of a task may lie in the folder of all tasks, the usual names first.
 _FOLDERS: dict[str, tuple[str, ...]] = {
@@ -33,10 +33,10 @@ class Sources:
 
     english: Path | None = None
     korean: Path | None = None
-    tasks: Path | None = None
+    tasks_dir: Path | None = None
     model: str | None = None
 
-    def text(self, language: str) -> Path:
+    def text_path(self, language: str) -> Path:
         """Return the text of a language, "en" or "ko". TaskError if there is none."""
         found = self.english if language == "en" else self.korean
         option = "--text" if language == "en" else "--korean-text"
@@ -51,20 +51,20 @@ class Sources:
             raise TaskError(f"{option} {found}: this file is empty")
         return found
 
-    def texts(self, language: str) -> dict[str, Path]:
+    def text_files(self, language: str) -> dict[str, Path]:
         """Return the files that a language's text is read from, each by the part that it plays.
 
         A part tells how its file is read where the file's own name decides that. Raises TaskError,
         and CorpusError where there is no text.
         """
-        place = self.text(language)
-        files = [Path(one.name) for one in sources([str(place)])]
+        place = self.text_path(language)
+        files = [Path(one.name) for one in find_sources([str(place)])]
         if len(files) > 1:
             return {f"text {file.relative_to(place)}": file for file in files}
-        kind = kind_of(files[0])
+        kind = kind_from_name(files[0])
         return {"text" if kind == "jsonl" else f"text, {kind}": files[0]}
 
-    def check(self, languages: Sequence[str], *written: Path) -> None:
+    def check_paths(self, languages: Sequence[str], *written: Path) -> None:
         """Raise TaskError for text that is not there, or for a folder around what is written.
 
         languages: those that are read; of a model that was given none is. written: folders whose
@@ -74,7 +74,7 @@ class Sources:
         for language, option, place in (("en", "--text", self.english),
                                         ("ko", "--korean-text", self.korean)):  # fmt: skip
             if place is not None:
-                self.text(language)
+                self.text_path(language)
                 if language in languages and not self.model:
                     around.append((option, place))
         for option, place in around:
@@ -85,51 +85,51 @@ class Sources:
                         "be a part of it the next time; give another --out or another folder"
                     )
 
-    def task(self, name: str) -> Path:
+    def task_dir(self, name: str) -> Path:
         """Return the folder of a public task. TaskError, naming where it was looked for."""
-        if self.tasks is None:
+        if self.tasks_dir is None:
             raise TaskError(
                 f"this experiment fine-tunes on {name}: give the folder of the labelled tasks with "
                 f"--tasks FOLDER (in it {_FOLDERS[name][0]}, as the task's makers lay it out)"
             )
         for folder in _FOLDERS[name]:
-            if (self.tasks / folder).is_dir():
-                return self.tasks / folder
+            if (self.tasks_dir / folder).is_dir():
+                return self.tasks_dir / folder
         raise TaskError(
-            f"--tasks {self.tasks}: no folder {' or '.join(_FOLDERS[name])} there for {name}"
+            f"--tasks {self.tasks_dir}: no folder {' or '.join(_FOLDERS[name])} there for {name}"
         )
 
-    def files(self, name: str) -> tuple[Path, Path]:
+    def task_files(self, name: str) -> tuple[Path, Path]:
         """Return the training file of a public task, and the held-out file that decides."""
-        folder, public = self.task(name), TASKS[name]
-        train = folder / public.train
+        folder, public = self.task_dir(name), PUBLIC_TASKS[name]
+        train = folder / public.train_file
         if not train.exists():
             # Parts of it are handed on under names that begin with its own.
             stem, suffix = train.stem, train.suffix
             train = next(iter(sorted(folder.glob(f"{stem}*{suffix}"))), train)
-        held = folder / next(iter(public.dev.values()))
+        held = folder / next(iter(public.dev_files.values()))
         for file in (train, held):
             if not file.exists():
                 raise TaskError(f"{file}: not there; {name} needs it")
         return train, held
 
 
-def characters_in(file: Path) -> int:
+def estimate_characters(file: Path) -> int:
     """Return the characters of a file, about: as many a byte as at its beginning.
 
     Those of a packed one, or of Parquet, count as its bytes.
     """
     size = file.stat().st_size
-    if is_packed(file):
+    if is_compressed(file):
         return size
     with file.open("rb") as content:
         begins = content.read(_BEGINNING)
     return round(size * len(begins.decode("utf-8", "ignore")) / max(len(begins), 1))
 
 
-def is_packed(file: Path) -> bool:
+def is_compressed(file: Path) -> bool:
     """Tell whether a file's size says little about its characters."""
-    return kind_of(file) == "parquet" or file.suffix in SUFFIXES
+    return kind_from_name(file) == "parquet" or file.suffix in COMPRESSION_SUFFIXES
 
 
 def _holds(place: Path, folder: Path) -> bool:
@@ -156,9 +156,9 @@ def read_squad(path: Path) -> dict[str, Any]:
     return content
 
 
-def cut_squad(path: Path, every: int, out: Path) -> Path:
+def subsample_squad(path: Path, every: int, out: Path) -> Path:
     """Write every so many-th article of a file in SQuAD's form, and return where."""
     content = read_squad(path)
     content["data"] = content["data"][::every]
-    write_whole(out, json.dumps(content, ensure_ascii=False))
+    write_atomic(out, json.dumps(content, ensure_ascii=False))
     return out

@@ -17,7 +17,7 @@ from bertsmith.files import sha256_of_file
 _LENGTH = 12
 #: Of each kind, how often what it makes of the same settings has changed: raised by hand when
 #: defaults or code change what comes out, so that older results are not taken for today's.
-FORMS: dict[str, int] = {"senses": 2, "softmax": 2}
+KIND_VERSIONS: dict[str, int] = {"senses": 2, "softmax": 2}
 #: The same of runs by a setting of their model: pre-norm has a LayerNorm after the embeddings now.
 _MODEL_FORMS: dict[tuple[str, str], int] = {("norm", "pre"): 2}
 
@@ -27,13 +27,13 @@ class Stage:
     """One thing that an experiment makes: a vocabulary, a store, a run, a measurement.
 
     kind: which of ``making.KINDS`` makes it. settings: plain values that decide what comes out.
-    needs: stages whose outcome it reads, by the part they play. files: what it reads from outside;
+    dependencies: stages whose outcome it reads, by the part they play. files: what it reads from outside;
     their content counts, not their place.
     """
 
     kind: str
     settings: Mapping[str, Any]
-    needs: Mapping[str, "Stage"] = field(default_factory=dict)
+    dependencies: Mapping[str, "Stage"] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
 
     @cached_property
@@ -42,8 +42,8 @@ class Stage:
         content: dict[str, Any] = {
             "kind": self.kind,
             "settings": dict(self.settings),
-            "needs": {part: stage.key for part, stage in self.needs.items()},
-            "files": {part: content_of(path) for part, path in self.files.items()},
+            "needs": {part: stage.key for part, stage in self.dependencies.items()},
+            "files": {part: content_hash(path) for part, path in self.files.items()},
         }
         if (form := self._form()) is not None:
             content["form"] = form
@@ -55,7 +55,7 @@ class Stage:
             model = self.settings.get("model", {})
             return next((form for (name, value), form in _MODEL_FORMS.items()
                          if model.get(name) == value), None)  # fmt: skip
-        return FORMS.get(self.kind)
+        return KIND_VERSIONS.get(self.kind)
 
     @property
     def name(self) -> str:
@@ -63,7 +63,7 @@ class Stage:
         return f"{self.kind}-{self.key}"
 
 
-def content_of(path: Path) -> str:
+def content_hash(path: Path) -> str:
     """Return the hash of a file's bytes, or of the names and bytes of all files in a folder."""
     if not path.is_dir():
         return _hash(path)

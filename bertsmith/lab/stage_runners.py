@@ -24,18 +24,18 @@ from bertsmith.errors import (
     StoreError,
     TaskError,
 )
-from bertsmith.files import whole_directory
+from bertsmith.files import atomic_directory
 from bertsmith.lab.stage import Stage
-from bertsmith.model.bert import parameter_count
+from bertsmith.model.bert import count_parameters
 from bertsmith.progress import Progress
-from bertsmith.settings import merged
-from bertsmith.text.corpus import CorpusOptions, Report, Source, read, sources
-from bertsmith.text.vocabulary import VocabularyOptions, learn
+from bertsmith.settings import merge_settings
+from bertsmith.text.corpus import CorpusOptions, CorpusReport, Source, find_sources, read_documents
+from bertsmith.text.vocabulary import VocabularyOptions, learn_vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.engine import checkpoint, metrics_log
 from bertsmith.train.finetuning.finetune import finetune
-from bertsmith.train.pretraining.pretrain import begin, pretrain
-from bertsmith.train.pretraining.snapshot import snapshot
+from bertsmith.train.pretraining.pretrain import pretrain, write_initial_model
+from bertsmith.train.pretraining.snapshot import write_snapshot
 
 
 @dataclass(frozen=True)
@@ -44,24 +44,24 @@ class Job:
 
     stage: Stage
     folder: Path
-    needs: Mapping[str, Path]
+    inputs: Mapping[str, Path]
     progress: Progress
 
     @property
     def model(self) -> Path:
         """The model that a stage asks: another stage's, or one that was given."""
-        return self.needs["model"] if "model" in self.needs else self.stage.files["model"]
+        return self.inputs["model"] if "model" in self.inputs else self.stage.files["model"]
 
 
 #: Makes a stage, and returns its result, plain values.
-Maker = Callable[[Job], dict[str, Any]]
+StageFunction = Callable[[Job], dict[str, Any]]
 
 #: Under which name the outcome of a stage stands in its folder.
-OUTCOME = "outcome"
+OUTPUT = "outcome"
 #: The file of a cut text, and of one with a sentence a line in each document.
-TEXT, SENTENCES = "text.jsonl", "sentences.jsonl"
+TEXT_FILE, SENTENCES_FILE = "text.jsonl", "sentences.jsonl"
 #: Under this name a result hands over a signal that came when the stage was done.
-LATE = "late"
+LATE_SIGNAL = "late"
 #: Points of a training curve that a result keeps.
 _POINTS = 100
 
@@ -76,13 +76,13 @@ class StoppedError(BertsmithError):
 
 def cut_text(job: Job) -> dict[str, Any]:
     """Keep the first documents of a corpus, up to a number of characters, as JSON lines."""
-    most, report = job.stage.settings["characters"], Report()
-    found = sources([str(file) for file in job.stage.files.values()])
+    most, report = job.stage.settings["characters"], CorpusReport()
+    found = find_sources([str(file) for file in job.stage.files.values()])
     documents = size = 0
     presplit = True
-    with whole_directory(job.folder / OUTCOME) as new:
-        with (new / TEXT).open("w", encoding="utf-8") as out, _told_of_corpus():
-            for document in read(found, CorpusOptions(), report):
+    with atomic_directory(job.folder / OUTPUT) as new:
+        with (new / TEXT_FILE).open("w", encoding="utf-8") as out, _told_of_corpus():
+            for document in read_documents(found, CorpusOptions(), report):
                 out.write(json.dumps({"text": document.text}, ensure_ascii=False) + "\n")
                 presplit = presplit and document.presplit
                 documents, size = documents + 1, size + len(document.text)
@@ -90,7 +90,7 @@ def cut_text(job: Job) -> dict[str, Any]:
                     break
             report.require_documents()
         if presplit:
-            (new / TEXT).rename(new / SENTENCES)
+            (new / TEXT_FILE).rename(new / SENTENCES_FILE)
     return {"documents": documents, "characters": size}
 
 
@@ -108,17 +108,17 @@ def _told_of_corpus() -> Iterator[None]:
 
 def _corpus(job: Job) -> tuple[list[Source], CorpusOptions]:
     """Return the text that a stage needs, and how it is read."""
-    folder = job.needs["text"]
-    presplit = (folder / SENTENCES).exists()
-    file = folder / (SENTENCES if presplit else TEXT)
-    return sources([str(file)]), CorpusOptions(format="sentences" if presplit else "auto")
+    folder = job.inputs["text"]
+    presplit = (folder / SENTENCES_FILE).exists()
+    file = folder / (SENTENCES_FILE if presplit else TEXT_FILE)
+    return find_sources([str(file)]), CorpusOptions(format="sentences" if presplit else "auto")
 
 
 def learn_words(job: Job) -> dict[str, Any]:
     """Learn a vocabulary of the text that the stage needs."""
     options = VocabularyOptions(**job.stage.settings, threads=os.cpu_count() or 1)
-    learnt = learn(*_corpus(job), options, job.progress)
-    with whole_directory(job.folder / OUTCOME) as new:
+    learnt = learn_vocabulary(*_corpus(job), options, job.progress)
+    with atomic_directory(job.folder / OUTPUT) as new:
         learnt.tokenizer.save(new)
     shares = {name: value for name, value in learnt.quality.to_json().items()
               if isinstance(value, float)}  # fmt: skip
@@ -127,10 +127,10 @@ def learn_words(job: Job) -> dict[str, Any]:
 
 def make_store(job: Job) -> dict[str, Any]:
     """Turn the text that the stage needs into a store, with the vocabulary that it needs."""
-    words = Tokenizer.load(job.needs["words"])
+    words = Tokenizer.load(job.inputs["words"])
     found, reading = _corpus(job)
     options = PrepareOptions(**job.stage.settings, corpus=reading)
-    manifest = prepare(found, words, job.folder / OUTCOME, options, job.progress)
+    manifest = prepare(found, words, job.folder / OUTPUT, options, job.progress)
     if not all(split.documents for split in manifest.splits.values()):
         num_sentences = sum(split.sentences for split in manifest.splits.values())
         raise StoreError(
@@ -141,12 +141,12 @@ def make_store(job: Job) -> dict[str, Any]:
     return {"splits": counts, "characters": manifest.report["characters"]}
 
 
-def train_model(job: Job) -> dict[str, Any]:
+def pretrain_model(job: Job) -> dict[str, Any]:
     """Pre-train on the store that the stage needs. That it diverges is a result as well."""
-    settings, run = dict(job.stage.settings), job.folder / OUTCOME
+    settings, run = dict(job.stage.settings), job.folder / OUTPUT
     steps, recipe = settings.pop("steps"), settings.pop("recipe")
     try:
-        done = pretrain(job.needs["store"], run, steps=steps, recipe=recipe, values=settings,
+        done = pretrain(job.inputs["store"], run, steps=steps, recipe=recipe, values=settings,
                         progress=job.progress)  # fmt: skip
     except DivergedError as error:
         return {"diverged": str(error), **_curves(run)}
@@ -154,18 +154,18 @@ def train_model(job: Job) -> dict[str, Any]:
         raise StoppedError(done.outcome.signal)
     assert done.model is not None
     every = settings["checkpoint"]["every"]
-    for number, path in checkpoint.found(run):
+    for number, path in checkpoint.list_checkpoints(run):
         # A run that is started once more after its end resumes from its last checkpoint.
         if number % every and number != done.outcome.state.step:
             shutil.rmtree(path)
-    parameters = parameter_count(load(done.model).model)
+    parameters = count_parameters(load(done.model).model)
     return {"heldout": done.heldout, "seconds": done.outcome.state.seconds,
-            "parameters": parameters, **_curves(run), LATE: done.outcome.late}  # fmt: skip
+            "parameters": parameters, **_curves(run), LATE_SIGNAL: done.outcome.late_signal}  # fmt: skip
 
 
 def _curves(run: Path) -> dict[str, Any]:
     """Return what the journal tells of a run: losses, and gradients' norms where they are there."""
-    lines = metrics_log.read(run)
+    lines = metrics_log.read_metrics(run)
     told = [line for line in lines if line["kind"] == "train"]
     every = max(1, len(told) // _POINTS)
     return {
@@ -181,13 +181,13 @@ def begin_model(job: Job) -> dict[str, Any]:
     """Make the model that a run begins with."""
     settings = dict(job.stage.settings)
     recipe = settings.pop("recipe")
-    begin(job.needs["store"], job.folder / OUTCOME, recipe=recipe, values=settings)
+    write_initial_model(job.inputs["store"], job.folder / OUTPUT, recipe=recipe, values=settings)
     return {}
 
 
 def take_snapshot(job: Job) -> dict[str, Any]:
     """Make a model directory of a checkpoint on the way of a run."""
-    snapshot(job.needs["run"], job.stage.settings["step"], job.folder / OUTCOME)
+    write_snapshot(job.inputs["run"], job.stage.settings["step"], job.folder / OUTPUT)
     return {}
 
 
@@ -200,8 +200,8 @@ def tune_model(job: Job) -> dict[str, Any]:
     # The last step's score is the result: that there are no others is none of a stage's settings.
     # So is which examples are read: results from before there was a choice have the first ones.
     task_values = {**files, "examples_draw": "first"}
-    values = merged(values, {"task": task_values, "run": {"evaluate": "end"}})
-    run = job.folder / OUTCOME
+    values = merge_settings(values, {"task": task_values, "run": {"evaluate": "end"}})
+    run = job.folder / OUTPUT
     data, begun = job.stage.files["train"].parent, run.exists()
     begin = partial(finetune, task, job.model, run, data=data, values=values, progress=job.progress)
     try:
@@ -221,17 +221,17 @@ def tune_model(job: Job) -> dict[str, Any]:
     if done.signal is not None:
         raise StoppedError(done.signal)
     return {"metrics": done.metrics, "figures": done.figures, "counts": done.counts,
-            "steps": done.steps, "seconds": done.seconds, LATE: done.late}  # fmt: skip
+            "steps": done.steps, "seconds": done.seconds, LATE_SIGNAL: done.late}  # fmt: skip
 
 
 #: Kinds of which only the result is kept: nothing is made of what they leave.
-SPENT = ("finetune",)
+RESULT_ONLY_KINDS = ("finetune",)
 #: The kinds of stages that all experiments share.
-KINDS: dict[str, Maker] = {
+STAGE_FUNCTIONS: dict[str, StageFunction] = {
     "text": cut_text,
     "words": learn_words,
     "store": make_store,
-    "pretrain": train_model,
+    "pretrain": pretrain_model,
     "begun": begin_model,
     "snapshot": take_snapshot,
     "finetune": tune_model,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from bertsmith.files import write_whole
+from bertsmith.files import write_atomic
 from bertsmith.lab.senses import SENSES
 from bertsmith.lab.sources import Sources
 
@@ -25,7 +25,7 @@ _KOREAN = (
 )  # fmt: skip
 
 
-def stand_in(given: Sources, folder: Path) -> Sources:
+def fill_missing_sources(given: Sources, folder: Path) -> Sources:
     """Return the sources with a toy for each that is not given, written into ``folder``.
 
     Its Korean is asked of models alone that were made of it.
@@ -36,24 +36,24 @@ def stand_in(given: Sources, folder: Path) -> Sources:
         given,
         english=given.english or folder / "english.jsonl",
         korean=given.korean or (None if given.model else folder / "korean.jsonl"),
-        tasks=given.tasks or folder / "tasks",
+        tasks_dir=given.tasks_dir or folder / "tasks",
     )
 
 
 def _write(folder: Path) -> None:
     chance = random.Random(0)
-    write_whole(folder / "english.jsonl", _documents(_english, "en", chance))
-    write_whole(folder / "korean.jsonl", _documents(_korean, "ko", chance))
+    write_atomic(folder / "english.jsonl", _documents(_english, "en", chance))
+    write_atomic(folder / "korean.jsonl", _documents(_korean, "ko", chance))
     tasks = folder / "tasks"
     for part, rows in (("train", _ROWS), ("dev", _ROWS // 3)):
-        write_whole(tasks / "SST-2" / f"{part}.tsv", _sentiment(rows, chance))
-        write_whole(tasks / "MRPC" / f"{part}.tsv", _pairs(rows, chance))
-        write_whole(tasks / "STS-B" / f"{part}.tsv", _scores(rows, chance))
-        write_whole(tasks / "squad" / f"{part}-v1.1.json", _questions(rows, chance))
+        write_atomic(tasks / "SST-2" / f"{part}.tsv", _sentiment(rows, chance))
+        write_atomic(tasks / "MRPC" / f"{part}.tsv", _pairs(rows, chance))
+        write_atomic(tasks / "STS-B" / f"{part}.tsv", _scores(rows, chance))
+        write_atomic(tasks / "squad" / f"{part}-v1.1.json", _questions(rows, chance))
         name = "train" if part == "train" else "valid"
-        write_whole(tasks / "conll2003" / f"{name}.txt", _entities(rows, chance))
+        write_atomic(tasks / "conll2003" / f"{name}.txt", _entities(rows, chance))
     # Last of all: a kill before it has everything written anew.
-    write_whole(folder / "whole", "")
+    write_atomic(folder / "whole", "")
 
 
 def _documents(sentence: object, language: str, chance: random.Random) -> str:

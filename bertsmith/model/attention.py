@@ -14,57 +14,59 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.ops.bucketing import grouped, rounded
-from bertsmith.model.ops.dropout import Dropout, Noise
+from bertsmith.model.ops.bucketing import bucket_seqlen, bucket_sequences
+from bertsmith.model.ops.dropout import Dropout, DropoutSeed
 from bertsmith.model.ops.linear import Linear
 from bertsmith.model.ops.padding import pad, unpad
-from bertsmith.model.ops.varlen import variable_length_attention
-from bertsmith.model.packed import Packed
+from bertsmith.model.ops.varlen import varlen_attention
+from bertsmith.model.packed import PackedBatch
 
 Kernel = Literal["reference", "padded", "varlen"]
 #: What dropout multiplies probabilities with, drawn for a tensor of their shape.
 Keep = Callable[[Tensor], Tensor]
 #: Tokens of a sequence up to which its probabilities are kept for the gradient, in bf16 on a CPU.
-LONGEST_MULTIPLIED = 512
+MATH_ATTENTION_MAX_SEQLEN = 512
 
 
 @dataclass(frozen=True)
-class Group:
+class Bucket:
     """Sequences that are padded together, to the longest of them.
 
-    count: B. longest: S, ``rounded`` on the CPU if lengths differ. mask: what `padded` adds to the
+    num_sequences: B. longest: S, ``bucket_seqlen`` on the CPU if lengths differ. mask: what `padded` adds to the
     scores, 0 or -inf, broadcast to [B, N, S, S], or None. sequences: their numbers in the batch;
     None: all of it.
     """
 
-    count: int
-    longest: int
+    num_sequences: int
+    max_seqlen: int
     mask: Tensor | None = None
-    sequences: list[int] | None = None
+    sequence_indices: list[int] | None = None
 
 
 @dataclass(frozen=True)
 class Layout:
     """Where the sequences of a batch lie, worked out once for all layers.
 
-    boundaries: int32 [B + 1]. longest: S. groups: of like lengths, for `reference` and `padded`.
-    slots: int64 [T], each token's place in the padded rows of all groups, one after another, or
+    cu_seqlens: int32 [B + 1]. longest: S. groups: of like lengths, for `reference` and `padded`.
+    unpad_indices: int64 [T], each token's place in the padded rows of all groups, one after another, or
     None where all lengths are equal and padding is a plain view. sources: int64, the token of each
     of those rows; what fills a sequence up is its own last token.
     """
 
     kernel: Kernel
-    boundaries: Tensor
-    longest: int
+    cu_seqlens: Tensor
+    max_seqlen: int
     causal: bool
-    groups: tuple[Group, ...] = ()
-    slots: Tensor | None = None
-    sources: Tensor | None = None
+    buckets: tuple[Bucket, ...] = ()
+    unpad_indices: Tensor | None = None
+    pad_indices: Tensor | None = None
 
 
-def layout(packed: Packed, kernel: Kernel, *, causal: bool, dtype: torch.dtype) -> Layout:
+def build_layout(
+    packed: PackedBatch, kernel: Kernel, *, causal: bool, dtype: torch.dtype
+) -> Layout:
     """Prepare a batch for one of the kernels."""
-    boundaries, longest = packed.boundaries, packed.longest
+    boundaries, longest = packed.cu_seqlens, packed.max_seqlen
     base = Layout(kernel, boundaries, longest, causal)
     if kernel == "varlen":
         return base
@@ -74,24 +76,24 @@ def layout(packed: Packed, kernel: Kernel, *, causal: bool, dtype: torch.dtype) 
     fixed = torch.compiler.is_compiling()
     if not fixed and packed.ids.shape[0] == sequences * longest:
         mask = _mask(lengths, longest, causal=causal, dtype=dtype, ragged=False)
-        return replace(base, groups=(Group(sequences, longest, mask),))
+        return replace(base, buckets=(Bucket(sequences, longest, mask),))
     eager = boundaries.is_cpu and not fixed
-    parts = grouped(lengths.tolist()) if eager else None
+    parts = bucket_sequences(lengths.tolist()) if eager else None
     if parts is None:
-        longest = rounded(longest) if eager else longest
+        longest = bucket_seqlen(longest) if eager else longest
         mask = _mask(lengths, longest, causal=causal, dtype=dtype, ragged=True)
-        groups: tuple[Group, ...] = (Group(sequences, longest, mask),)
+        groups: tuple[Bucket, ...] = (Bucket(sequences, longest, mask),)
     else:
         groups = tuple(_group(own, lengths, causal=causal, dtype=dtype) for own in parts)
     firsts, sources, first = torch.empty_like(lengths), [], 0
     for own in groups:
-        which = slice(None) if own.sequences is None else own.sequences
-        each = torch.arange(own.count, device=boundaries.device)
-        firsts[which] = (first + each * own.longest).to(firsts.dtype)
-        sources.append(_sources(boundaries[:-1][which], lengths[which], own.longest))
-        first += own.count * own.longest
+        which = slice(None) if own.sequence_indices is None else own.sequence_indices
+        each = torch.arange(own.num_sequences, device=boundaries.device)
+        firsts[which] = (first + each * own.max_seqlen).to(firsts.dtype)
+        sources.append(_sources(boundaries[:-1][which], lengths[which], own.max_seqlen))
+        first += own.num_sequences * own.max_seqlen
     slots = packed.positions + firsts.repeat_interleave(lengths, output_size=packed.ids.shape[0])
-    return replace(base, groups=groups, slots=slots, sources=torch.cat(sources))
+    return replace(base, buckets=groups, unpad_indices=slots, pad_indices=torch.cat(sources))
 
 
 def _sources(starts: Tensor, lengths: Tensor, longest: int) -> Tensor:
@@ -105,12 +107,12 @@ def _sources(starts: Tensor, lengths: Tensor, longest: int) -> Tensor:
     return rows.flatten()
 
 
-def _group(sequences: list[int], lengths: Tensor, *, causal: bool, dtype: torch.dtype) -> Group:
+def _group(sequences: list[int], lengths: Tensor, *, causal: bool, dtype: torch.dtype) -> Bucket:
     own = lengths[sequences]
-    longest = rounded(int(own.max()))
+    longest = bucket_seqlen(int(own.max()))
     ragged = bool((own != longest).any())
     mask = _mask(own, longest, causal=causal, dtype=dtype, ragged=ragged)
-    return Group(len(sequences), longest, mask, sequences)
+    return Bucket(len(sequences), longest, mask, sequences)
 
 
 def _mask(
@@ -135,7 +137,7 @@ def _kept(where: Layout, heads: int, keep: Keep, like: Tensor) -> list[Tensor]:
 
     Drawn for each group anew, all would get the same decisions.
     """
-    shapes = [(own.count, heads, own.longest, own.longest) for own in where.groups]
+    shapes = [(own.num_sequences, heads, own.max_seqlen, own.max_seqlen) for own in where.buckets]
     one = like.new_empty(1)
     if len(shapes) == 1:
         return [keep(one.expand(shapes[0]))]
@@ -153,11 +155,13 @@ def reference_attention(
     [N, S_b, S_b], before dropout.
     """
     outputs, probabilities = [], []
-    ends = where.boundaries.tolist()
+    ends = where.cu_seqlens.tolist()
     kept: dict[int, Tensor] = {}
     if keep is not None:
-        for own, drawn in zip(where.groups, _kept(where, query.shape[1], keep, query), strict=True):
-            kept |= dict(zip(own.sequences or range(own.count), drawn, strict=True))
+        for own, drawn in zip(
+            where.buckets, _kept(where, query.shape[1], keep, query), strict=True
+        ):
+            kept |= dict(zip(own.sequence_indices or range(own.num_sequences), drawn, strict=True))
     for index, (first, last) in enumerate(pairwise(ends)):
         q, k, v = (x[first:last].transpose(0, 1) for x in (query, key, value))
         scores = q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])
@@ -179,23 +183,25 @@ def padded_attention(qkv: Tensor, where: Layout, keep: Keep | None, rate: float)
     kernels draw their own at ``rate``. Returns [T, N, H].
     """
     heads, head_width = qkv.shape[2:]
-    sizes = [own.count * own.longest for own in where.groups]
+    sizes = [own.num_sequences * own.max_seqlen for own in where.buckets]
     full = qkv
-    if where.slots is not None and where.sources is not None:
-        full = pad(qkv, where.sources, where.slots)
+    if where.unpad_indices is not None and where.pad_indices is not None:
+        full = pad(qkv, where.pad_indices, where.unpad_indices)
     kept: list[Any] = [None] * len(sizes)
     if keep is not None:
         kept = _kept(where, heads, keep, qkv)
     parts = [full] if len(sizes) == 1 else torch.split(full, sizes)
     mixed = [
-        _attend(part.view(own.count, own.longest, 3, heads, head_width), own, drawn, rate)
-        for part, own, drawn in zip(parts, where.groups, kept, strict=True)
+        _attend(
+            part.view(own.num_sequences, own.max_seqlen, 3, heads, head_width), own, drawn, rate
+        )
+        for part, own, drawn in zip(parts, where.buckets, kept, strict=True)
     ]
     whole = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
-    return whole if where.slots is None else unpad(whole, where.slots)
+    return whole if where.unpad_indices is None else unpad(whole, where.unpad_indices)
 
 
-def _attend(qkv: Tensor, group: Group, kept: Tensor | None, rate: float) -> Tensor:
+def _attend(qkv: Tensor, group: Bucket, kept: Tensor | None, rate: float) -> Tensor:
     """Attend in one group: [B, S, 3, N, H] -> [B * S, N, H]."""
     q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
     if kept is None and not _is_sooner_multiplied(qkv):
@@ -213,7 +219,7 @@ def _is_sooner_multiplied(qkv: Tensor) -> bool:
     it is.
     """
     plain = qkv.is_cpu and qkv.dtype == torch.bfloat16 and not torch.compiler.is_compiling()
-    return plain and qkv.requires_grad and qkv.shape[1] <= LONGEST_MULTIPLIED
+    return plain and qkv.requires_grad and qkv.shape[1] <= MATH_ATTENTION_MAX_SEQLEN
 
 
 def _multiplied(
@@ -235,16 +241,16 @@ class SelfAttention(nn.Module):
     One Linear makes queries, keys and values together: [T, D] -> [T, 3 D], in that order.
     """
 
-    def __init__(self, config: ModelConfig, site: int) -> None:
-        """``site`` numbers the dropout on the probabilities."""
+    def __init__(self, config: ModelConfig, dropout_index: int) -> None:
+        """``dropout_index`` numbers the dropout on the probabilities."""
         super().__init__()
         self.heads, self.head_width = config.heads, config.head_width
         self.query_key_value = Linear(config.width, 3 * config.width)
         self.output = Linear(config.width, config.width)
-        self.dropout = Dropout(config.attention_dropout, site)
+        self.dropout = Dropout(config.attention_dropout, dropout_index)
 
     def forward(
-        self, hidden: Tensor, where: Layout, noise: Noise | None, places: Tensor | None = None
+        self, hidden: Tensor, where: Layout, noise: DropoutSeed | None, places: Tensor | None = None
     ) -> Tensor:
         """[T, D] -> [T, D], or [M, D] for ``places``, int64 [M] of the T tokens."""
         qkv = self.query_key_value(hidden).view(-1, 3, self.heads, self.head_width)
@@ -252,9 +258,7 @@ class SelfAttention(nn.Module):
         if where.kernel == "varlen":
             if active:
                 raise ValueError("the varlen kernel has no dropout; set attention_dropout to 0")
-            mixed = variable_length_attention(
-                qkv, where.boundaries, where.longest, causal=where.causal
-            )
+            mixed = varlen_attention(qkv, where.cu_seqlens, where.max_seqlen, causal=where.causal)
         elif where.kernel == "padded":
             own = active and hidden.is_cpu
             rate = self.dropout.rate if active and not own else 0.0
@@ -273,6 +277,6 @@ class SelfAttention(nn.Module):
         query, key, value = qkv.unbind(1)
         return reference_attention(query, key, value, where)[1]
 
-    def _keep(self, noise: Noise | None) -> Keep:
+    def _keep(self, noise: DropoutSeed | None) -> Keep:
         assert noise is not None
         return lambda like: self.dropout.scale(like, noise)

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bertsmith.model.attention import Kernel, layout
+from bertsmith.model.attention import Kernel, build_layout
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.embeddings import Embeddings, sinusoids
+from bertsmith.model.embeddings import Embeddings, sinusoidal_positions
 from bertsmith.model.encoder import Encoder
-from bertsmith.model.heads import MaskedLanguageModel, NextSentence, Pooler
-from bertsmith.model.ops.cross_entropy import CHUNK_LOGITS, linear_cross_entropy
-from bertsmith.model.ops.dropout import Noise
+from bertsmith.model.heads import MLMHead, NSPHead, Pooler
+from bertsmith.model.ops.cross_entropy import MAX_CHUNK_LOGITS, linear_cross_entropy
+from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.model.ops.norms import BatchNorm
-from bertsmith.model.packed import Packed
+from bertsmith.model.packed import PackedBatch
 
 
 class BertModel(nn.Module):
@@ -29,13 +29,13 @@ class BertModel(nn.Module):
         super().__init__()
         self.config = config
         self.kernel: Kernel = kernel
-        self.embeddings = Embeddings(config, site=0)
+        self.embeddings = Embeddings(config, dropout_index=0)
         self.encoder = Encoder(config, first_site=1)
 
     def hidden_states(
         self,
-        packed: Packed,
-        noise: Noise | None = None,
+        packed: PackedBatch,
+        noise: DropoutSeed | None = None,
         places: Tensor | None = None,
         depth: int | None = None,
     ) -> Iterator[Tensor]:
@@ -46,12 +46,12 @@ class BertModel(nn.Module):
         """
         x = self.embeddings(packed, noise)
         causal = self.config.attention == "causal"
-        where = layout(packed, self.kernel, causal=causal, dtype=x.dtype)
+        where = build_layout(packed, self.kernel, causal=causal, dtype=x.dtype)
         yield x
         yield from self.encoder.each(x, where, noise, places, depth)
 
     def forward(
-        self, packed: Packed, noise: Noise | None = None, places: Tensor | None = None
+        self, packed: PackedBatch, noise: DropoutSeed | None = None, places: Tensor | None = None
     ) -> Tensor:
         """Return the last layer's hidden states [T, D], or those [M, D] at ``places``."""
         states = self.hidden_states(packed, noise, places)
@@ -65,18 +65,18 @@ class BertModel(nn.Module):
 class Losses:
     """Sums, not means, so that accumulation and ragged batches are exact.
 
-    masked: float32 [], summed over P predictions. next_sentence: float32 [], summed over B
+    mlm_loss: float32 [], summed over P predictions. next_sentence: float32 [], summed over B
     sequences, or None. masked_hits, next_hits: int64 [], how many the model got right; None in
     training, where nobody asks.
     """
 
-    masked: Tensor
-    next_sentence: Tensor | None
-    masked_hits: Tensor | None = None
-    next_hits: Tensor | None = None
+    mlm_loss: Tensor
+    nsp_loss: Tensor | None
+    mlm_correct: Tensor | None = None
+    nsp_correct: Tensor | None = None
 
 
-class PreTrainingModel(nn.Module):
+class BertForPreTraining(nn.Module):
     """BERT with the masked-LM head and, where the config says so, pooler and next-sentence head."""
 
     def __init__(self, config: ModelConfig, kernel: Kernel = "padded") -> None:
@@ -84,55 +84,55 @@ class PreTrainingModel(nn.Module):
         super().__init__()
         self.config = config
         self.bert = BertModel(config, kernel)
-        self.mlm = MaskedLanguageModel(config, self.bert.embeddings.words)
+        self.mlm = MLMHead(config, self.bert.embeddings.words)
         self.pooler = Pooler(config) if config.nsp else None
-        self.nsp = NextSentence(config) if config.nsp else None
+        self.nsp = NSPHead(config) if config.nsp else None
         self.initialize()
 
     @torch.no_grad()
     def initialize(self) -> None:
-        """Draw all weights anew; see ``draw_weights``."""
-        draw_weights(self, self.config.init_range)
+        """Draw all weights anew; see ``initialize_weights``."""
+        initialize_weights(self, self.config.init_range)
         table = self.bert.embeddings
         if table.fixed_positions:
             # As large as the words beside them (Vaswani et al. scale the words up instead): a
             # sinusoid's root mean square is 1 / sqrt 2.
-            own = sinusoids(*table.positions.weight.shape)
+            own = sinusoidal_positions(*table.positions.weight.shape)
             table.positions.weight.copy_(own * self.config.init_range * 2**0.5)
 
-    def next_sentence_logits(self, hidden: Tensor, packed: Packed) -> Tensor:
+    def next_sentence_logits(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
         """Return [B, 2] from hidden states [T, D]; ValueError if the model has no such head."""
-        return self._pair_logits(hidden.index_select(0, packed.starts))
+        return self._pair_logits(hidden.index_select(0, packed.first_token_indices))
 
     def forward(
         self,
-        packed: Packed,
+        packed: PackedBatch,
         masked_positions: Tensor,
         masked_labels: Tensor,
-        not_next: Tensor | None,
-        noise: Noise | None = None,
+        nsp_labels: Tensor | None,
+        noise: DropoutSeed | None = None,
     ) -> Losses:
         """Return the losses of a batch.
 
         masked_positions, masked_labels: int64 [P], where words are predicted and which.
-        not_next: int64 [B], 0 where B follows A; None leaves the next sentence out.
+        nsp_labels: int64 [B], 0 where B follows A; None leaves the next sentence out.
         """
-        words, first = self._asked(packed, masked_positions, not_next, noise)
+        words, first = self._asked(packed, masked_positions, nsp_labels, noise)
         decoder = self.mlm.decoder
         masked = linear_cross_entropy(
             self.mlm.features(words), decoder.weight, decoder.bias, masked_labels
         )
-        if not_next is None:
+        if nsp_labels is None:
             return Losses(masked, None)
         logits = self._pair_logits(first).float()
-        return Losses(masked, F.cross_entropy(logits, not_next, reduction="sum"))
+        return Losses(masked, F.cross_entropy(logits, nsp_labels, reduction="sum"))
 
     def _asked(
         self,
-        packed: Packed,
+        packed: PackedBatch,
         masked_positions: Tensor,
         not_next: Tensor | None,
-        noise: Noise | None = None,
+        noise: DropoutSeed | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the hidden states that a loss is asked of: [P, D] masked, and [B, D] first ones.
 
@@ -141,7 +141,7 @@ class PreTrainingModel(nn.Module):
         predictions = masked_positions.shape[0]
         places = masked_positions
         if not_next is not None:
-            places = torch.cat([masked_positions, packed.starts])
+            places = torch.cat([masked_positions, packed.first_token_indices])
         hidden = self.bert(packed, noise, places)
         return hidden[:predictions], hidden[predictions:]
 
@@ -154,26 +154,26 @@ class PreTrainingModel(nn.Module):
     @torch.no_grad()
     def evaluate(
         self,
-        packed: Packed,
+        packed: PackedBatch,
         masked_positions: Tensor,
         masked_labels: Tensor,
-        not_next: Tensor | None,
+        nsp_labels: Tensor | None,
     ) -> Losses:
         """Return the losses and the hits of a batch; arguments as for ``forward``."""
-        words, first = self._asked(packed, masked_positions, not_next)
+        words, first = self._asked(packed, masked_positions, nsp_labels)
         masked, hits = self._judged(words, masked_labels)
-        if not_next is None:
+        if nsp_labels is None:
             return Losses(masked, None, hits, None)
         scores = self._pair_logits(first).float()
-        loss = F.cross_entropy(scores, not_next, reduction="sum")
-        return Losses(masked, loss, hits, (scores.argmax(-1) == not_next).sum())
+        loss = F.cross_entropy(scores, nsp_labels, reduction="sum")
+        return Losses(masked, loss, hits, (scores.argmax(-1) == nsp_labels).sum())
 
     def _judged(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the summed loss and the hits of P predictions, some rows at a time.
 
         All P x V logits at once can be gigabytes, with copies: left to right, P is all tokens.
         """
-        rows = max(1, CHUNK_LOGITS // self.config.vocab_size)
+        rows = max(1, MAX_CHUNK_LOGITS // self.config.vocab_size)
         losses, hits = [], []
         for part, own in zip(torch.split(hidden, rows), torch.split(labels, rows), strict=True):
             logits = self.mlm(part).float()
@@ -183,7 +183,7 @@ class PreTrainingModel(nn.Module):
 
 
 @torch.no_grad()
-def draw_weights(model: nn.Module, spread: float) -> None:
+def initialize_weights(model: nn.Module, spread: float) -> None:
     """Draw all weights of a module anew, as the original does (its create_initializer).
 
     A normal of deviation ``spread`` cut off at two deviations; biases 0, LayerNorm 1 and 0.
@@ -197,6 +197,6 @@ def draw_weights(model: nn.Module, spread: float) -> None:
             module.reset_parameters()
 
 
-def parameter_count(model: nn.Module) -> int:
+def count_parameters(model: nn.Module) -> int:
     """Count the parameters, shared ones once."""
     return sum(parameter.numel() for parameter in model.parameters())

@@ -62,7 +62,7 @@ class ModelConfig(Settings):
         """The width H of one attention head."""
         return self.width // self.heads
 
-    def products_per_token(self, length: float) -> int:
+    def macs_per_token(self, length: float) -> int:
         """Return the multiply-adds of the encoder for one token in a sequence of ``length``.
 
         The linear layers (4 D² + 2 D F a layer) and both attention products (2 S D a layer).
@@ -70,14 +70,14 @@ class ModelConfig(Settings):
         linear = 4 * self.width * self.width + 2 * self.width * self.feed_forward
         return int(self.layers * (linear + 2 * length * self.width))
 
-    def products_unasked(self) -> int:
+    def macs_saved_per_unused_output(self) -> int:
         """Return the multiply-adds of the last layer that a token is spared if nobody asks for it.
 
         What follows attention: its output and the feed-forward network (D² + 2 D F).
         """
         return self.width * self.width + 2 * self.width * self.feed_forward
 
-    def products_per_prediction(self) -> int:
+    def macs_per_prediction(self) -> int:
         """Return the multiply-adds of the masked-LM head for one predicted token (D² + D V)."""
         return self.width * self.width + self.width * self.vocab_size
 
@@ -102,7 +102,7 @@ class FeatureSettings(Settings):
     frozen: bool = True
 
 
-def sizes_of(name: str) -> dict[str, int]:
+def size_preset(name: str) -> dict[str, int]:
     """Return layers, width, heads and feed-forward width of a named size; KeyError if unknown."""
     layers, width, heads = SIZES[name]
     return {"layers": layers, "width": width, "heads": heads, "feed_forward": 4 * width}

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from bertsmith.model.attention import Layout, SelfAttention
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.ops.activations import ACTIVATIONS
-from bertsmith.model.ops.dropout import Dropout, Noise
+from bertsmith.model.ops.dropout import Dropout, DropoutSeed
 from bertsmith.model.ops.linear import Linear
-from bertsmith.model.ops.norms import norm_of
+from bertsmith.model.ops.norms import build_norm
 
 #: Dropout sites of a layer: attention probabilities, attention output, feed-forward output.
-SITES_PER_LAYER = 3
+DROPOUTS_PER_LAYER = 3
 
 
-class Layer(nn.Module):
+class EncoderLayer(nn.Module):
     """Self-attention and a feed-forward network, each with a residual sum and LayerNorm.
 
     Post-norm: x = norm(x + dropout(f(x))), and so with batch norm or none in LayerNorm's place.
@@ -31,15 +31,15 @@ class Layer(nn.Module):
         self.post = config.norm != "pre"
         self.attention = SelfAttention(config, first_site)
         self.attention_dropout = Dropout(config.dropout, first_site + 1)
-        self.attention_norm = norm_of(config)
+        self.attention_norm = build_norm(config)
         self.up = Linear(config.width, config.feed_forward)
         self.activation = ACTIVATIONS[config.activation]
         self.down = Linear(config.feed_forward, config.width)
         self.feed_forward_dropout = Dropout(config.dropout, first_site + 2)
-        self.feed_forward_norm = norm_of(config)
+        self.feed_forward_norm = build_norm(config)
 
     def forward(
-        self, x: Tensor, where: Layout, noise: Noise | None, places: Tensor | None = None
+        self, x: Tensor, where: Layout, noise: DropoutSeed | None, places: Tensor | None = None
     ) -> Tensor:
         """[T, D] -> [T, D], or [M, D] for ``places``, int64 [M] of the T tokens.
 
@@ -60,7 +60,7 @@ class Layer(nn.Module):
         found: list[Tensor] = self.attention.probabilities(normed, where)
         return found
 
-    def _feed_forward(self, x: Tensor, noise: Noise | None) -> Tensor:
+    def _feed_forward(self, x: Tensor, noise: DropoutSeed | None) -> Tensor:
         down = self.down(self.activation(self.up(x)))
         dropped: Tensor = self.feed_forward_dropout(down, noise)
         return dropped
@@ -73,10 +73,11 @@ class Encoder(nn.Module):
         """``first_site`` is the first dropout site of the first layer."""
         super().__init__()
         self.layers = nn.ModuleList(
-            Layer(config, first_site + index * SITES_PER_LAYER) for index in range(config.layers)
+            EncoderLayer(config, first_site + index * DROPOUTS_PER_LAYER)
+            for index in range(config.layers)
         )
         pre = config.norm == "pre"
-        self.norm = norm_of(config) if pre else nn.Identity()
+        self.norm = build_norm(config) if pre else nn.Identity()
         # Batch norm's statistics are to be those of all tokens, whatever is asked for.
         self._whole = config.norm == "batch"
 
@@ -84,7 +85,7 @@ class Encoder(nn.Module):
         self,
         x: Tensor,
         where: Layout,
-        noise: Noise | None,
+        noise: DropoutSeed | None,
         places: Tensor | None = None,
         depth: int | None = None,
     ) -> Iterator[Tensor]:

@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 from bertsmith.model.attention import Kernel
-from bertsmith.model.bert import BertModel, draw_weights
+from bertsmith.model.bert import BertModel, initialize_weights
 from bertsmith.model.config import FeatureSettings, ModelConfig
-from bertsmith.model.encoder import SITES_PER_LAYER
-from bertsmith.model.ops.dropout import Dropout, Noise
-from bertsmith.model.packed import Packed
+from bertsmith.model.encoder import DROPOUTS_PER_LAYER
+from bertsmith.model.ops.dropout import Dropout, DropoutSeed
+from bertsmith.model.packed import PackedBatch
 
 
-def chosen_states(features: FeatureSettings, layers: int) -> range:
+def hidden_state_indices(features: FeatureSettings, layers: int) -> range:
     """Return which hidden states are used: 0 are the embeddings, ``layers`` the last layer's.
 
     Raises ValueError if the model has fewer than four layers where four are asked for.
@@ -33,7 +33,7 @@ def chosen_states(features: FeatureSettings, layers: int) -> range:
     }[features.layers]
 
 
-class FeatureModel(nn.Module):
+class BertWithBiLSTM(nn.Module):
     """Encoder, chosen layers, a two-layer BiLSTM and one Linear.
 
     A weighted sum has a learnt weight for each layer, by softmax, and a learnt scale (Peters et al.
@@ -43,16 +43,16 @@ class FeatureModel(nn.Module):
     def __init__(
         self,
         config: ModelConfig,
-        outputs: int,
+        num_outputs: int,
         features: FeatureSettings,
         *,
-        whole: bool,
+        is_sequence_level: bool,
         kernel: Kernel = "padded",
     ) -> None:
-        """``outputs`` is C; ``whole``: one answer a sequence, else one for each place."""
+        """``num_outputs`` is C; ``is_sequence_level``: one answer a sequence, else one for each place."""
         super().__init__()
-        self.config, self.features, self.whole = config, features, whole
-        self.states = chosen_states(features, config.layers)
+        self.config, self.features, self.whole = config, features, is_sequence_level
+        self.states = hidden_state_indices(features, config.layers)
         self.bert = BertModel(config, kernel)
         self.bert.requires_grad_(not features.frozen)
         # What nobody reads learns nothing.
@@ -65,19 +65,19 @@ class FeatureModel(nn.Module):
         self.layer_scale = nn.Parameter(torch.ones(1)) if summed else None
         size = config.width * (1 if summed else len(self.states))
         # After those of the embeddings (0) and the layers.
-        site = 1 + config.layers * SITES_PER_LAYER
+        site = 1 + config.layers * DROPOUTS_PER_LAYER
         self.dropout = Dropout(features.dropout, site)
         self.lstm = nn.LSTM(size, features.width, num_layers=2, bidirectional=True)
         self.last_dropout = Dropout(features.dropout, site + 1)
-        self.output = nn.Linear(2 * features.width, outputs)
-        draw_weights(self, config.init_range)
+        self.output = nn.Linear(2 * features.width, num_outputs)
+        initialize_weights(self, config.init_range)
 
     def forward(
-        self, packed: Packed, places: Tensor | None = None, noise: Noise | None = None
+        self, packed: PackedBatch, places: Tensor | None = None, noise: DropoutSeed | None = None
     ) -> Tensor:
         """Return [B, C] for whole sequences, else [M, C] for ``places``, int64 [M] of T tokens."""
         mixed = self.dropout(self._mixed(packed, noise), noise)
-        lengths = packed.boundaries.diff().tolist()
+        lengths = packed.cu_seqlens.diff().tolist()
         found, (last, _) = self.lstm(pack_sequence(mixed.split(lengths), enforce_sorted=False))
         if self.whole:
             asked = torch.cat([last[-2], last[-1]], -1)
@@ -87,7 +87,7 @@ class FeatureModel(nn.Module):
         outputs: Tensor = self.output(self.last_dropout(asked, noise))
         return outputs
 
-    def _mixed(self, packed: Packed, noise: Noise | None = None) -> Tensor:
+    def _mixed(self, packed: PackedBatch, noise: DropoutSeed | None = None) -> Tensor:
         """Return what the BiLSTM reads, [T, D] or [T, 4 D]. No layer above the last is computed."""
         learns = torch.is_grad_enabled() and not self.features.frozen
         # A frozen encoder gives the same features every time: nothing is dropped in it.

@@ -11,7 +11,7 @@ from bertsmith.model.ops.activations import ACTIVATIONS
 from bertsmith.model.ops.linear import Linear
 
 
-class MaskedLanguageModel(nn.Module):
+class MLMHead(nn.Module):
     """Predict words from hidden states: [P, D] -> [P, V].
 
     A transform (Linear, activation, LayerNorm), then the word embeddings themselves as output
@@ -61,7 +61,7 @@ class Pooler(nn.Module):
         return torch.tanh(self.dense(first))
 
 
-class NextSentence(nn.Module):
+class NSPHead(nn.Module):
     """Tell whether B follows A: pooled [B, D] -> [B, 2]; label 0 says that it does."""
 
     def __init__(self, config: ModelConfig) -> None:

@@ -17,7 +17,7 @@ _LIMITS: Final = (
 _SWAP: Final = Path("/proc/meminfo")
 
 
-def machine_bytes() -> int:
+def total_memory_bytes() -> int:
     """Return the memory of this machine or container in bytes, swap included."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for path in _LIMITS:
@@ -60,6 +60,6 @@ def inference_bytes(config: ModelConfig, num_tokens: int) -> int:
     return num_parameters(config) + num_tokens * (4 * config.width + config.feed_forward)
 
 
-def readable(num_bytes: int) -> str:
+def format_bytes(num_bytes: int) -> str:
     """Return a size for people, such as "23.5 GiB"."""
     return f"{num_bytes / 2**30:,.1f} GiB"

@@ -11,33 +11,33 @@ import torch
 from torch import Tensor
 
 #: Tokens of one batch, the filler of shorter sequences counted: some hundred megabytes at large.
-BATCH_TOKENS = 8192
+MAX_BATCH_TOKENS = 8192
 #: Numbers of the widest activations of a batch for which a CPU is quickest (16 MB, of which its
 #: cache holds a good part); on a GPU larger batches are faster.
 _CPU_NUMBERS = 2**22
 
 
 @dataclass(frozen=True, kw_only=True)
-class Packed:
+class PackedBatch:
     """B sequences packed into one row of T tokens.
 
     ids: int64 [T], word ids.
     segments: int64 [T], 0 for A and 1 for B.
     positions: int64 [T], each token's place in its own sequence, from 0.
-    boundaries: int32 [B + 1], where each sequence starts; the last entry is T.
-    longest: the longest sequence's length S.
+    cu_seqlens: int32 [B + 1], where each sequence starts; the last entry is T.
+    max_seqlen: the longest sequence's length S.
     """
 
     ids: Tensor
     segments: Tensor
     positions: Tensor
-    boundaries: Tensor
-    longest: int
+    cu_seqlens: Tensor
+    max_seqlen: int
 
     @property
-    def starts(self) -> Tensor:
+    def first_token_indices(self) -> Tensor:
         """int64 [B], the index of each sequence's first token, its [CLS]."""
-        return self.boundaries[:-1].long()
+        return self.cu_seqlens[:-1].long()
 
     def to(self, device: torch.device) -> Self:
         """Return the batch on ``device``; from pinned memory the copy does not block."""
@@ -48,7 +48,7 @@ class Packed:
         return replace(self, **moved)
 
 
-def pack(sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Packed:
+def pack_sequences(sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> PackedBatch:
     """Pack pairs of (word ids, segment ids), one pair a sequence.
 
     Raises ValueError if there is no sequence, or one is empty or has two lists of unlike length.
@@ -59,31 +59,33 @@ def pack(sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Packed:
     if any(len(ids) != len(segments) for ids, segments in sequences):
         raise ValueError("a sequence needs one segment id for each word id")
     sizes = torch.tensor([0, *lengths])
-    return Packed(
+    return PackedBatch(
         ids=torch.tensor([word for ids, _ in sequences for word in ids]),
         segments=torch.tensor([segment for _, segments in sequences for segment in segments]),
         positions=torch.cat([torch.arange(length) for length in lengths]),
-        boundaries=sizes.cumsum(0).int(),
-        longest=max(lengths),
+        cu_seqlens=sizes.cumsum(0).int(),
+        max_seqlen=max(lengths),
     )
 
 
-def usual_tokens(device: torch.device, feed_forward: int) -> int:
+def preferred_batch_tokens(device: torch.device, feed_forward: int) -> int:
     """Return how many tokens a model of that feed-forward width computes at once, quickest."""
     if device.type == "cpu":
-        return min(BATCH_TOKENS, _CPU_NUMBERS // feed_forward)
-    return BATCH_TOKENS
+        return min(MAX_BATCH_TOKENS, _CPU_NUMBERS // feed_forward)
+    return MAX_BATCH_TOKENS
 
 
-def groups(lengths: Sequence[int], budget: int = BATCH_TOKENS) -> Iterator[list[int]]:
+def batch_by_length(
+    lengths: Sequence[int], max_tokens: int = MAX_BATCH_TOKENS
+) -> Iterator[list[int]]:
     """Yield the numbers of the sequences of each batch: like lengths together, the longest first.
 
-    A batch of n sequences has n times its longest length at most ``budget`` tokens; a sequence
+    A batch of n sequences has n times its longest length at most ``max_tokens`` tokens; a sequence
     longer than that stands alone.
     """
     order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
     first = 0
     while first < len(order):
-        count = max(budget // lengths[order[first]], 1)
+        count = max(max_tokens // lengths[order[first]], 1)
         yield order[first : first + count]
         first += count

@@ -21,9 +21,9 @@ import torch.utils.deterministic
 from bertsmith.errors import RunError
 from bertsmith.model.attention import Kernel
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.memory import machine_bytes, num_parameters, readable, training_bytes
+from bertsmith.model.memory import format_bytes, num_parameters, total_memory_bytes, training_bytes
 from bertsmith.model.ops.cpu import has_bf16
-from bertsmith.model.ops.linear import product, taken
+from bertsmith.model.ops.linear import onednn_linear, uses_onednn
 
 Precision = Literal["fp32", "bf16"]
 
@@ -51,7 +51,7 @@ class Machine:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
 
-def find(
+def resolve_machine(
     device: str, precision: str, kernel: str, *, attention_dropout: float, threads: int | None
 ) -> Machine:
     """Resolve ``auto`` in each choice; RunError if something asked for is not there."""
@@ -94,11 +94,11 @@ def make_deterministic(*, cuda: bool) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def require_memory(
+def check_memory(
     machine: Machine, config: ModelConfig, batch_tokens: int, micro_tokens: int
 ) -> None:
     """Raise RunError where a step over ``batch_tokens``, so many at once, cannot fit in memory."""
-    total = machine_bytes()
+    total = total_memory_bytes()
     if machine.device.type == "cuda":
         total = torch.cuda.get_device_properties(machine.device).total_memory
     at_once = min(batch_tokens, micro_tokens)
@@ -107,10 +107,10 @@ def require_memory(
     needed = training_bytes(config, at_once) + 24 * batch_tokens
     if needed > total:
         raise RunError(
-            f"this run needs at least {readable(needed)} of memory ({readable(weights)} for "
+            f"this run needs at least {format_bytes(needed)} of memory ({format_bytes(weights)} for "
             f"{num_parameters(config):,} weights and their optimizer, the rest for a batch of "
             f"{batch_tokens:,} tokens, {at_once:,} at once), and {machine.device} has "
-            f"{readable(total)}; take a smaller model, batch or run.micro_tokens"
+            f"{format_bytes(total)}; take a smaller model, batch or run.micro_tokens"
         )
 
 
@@ -119,7 +119,7 @@ def is_cpu(device: str) -> bool:
     return device == "cpu" or (device == "auto" and not torch.cuda.is_available())
 
 
-def automatic() -> str:
+def describe_auto_device() -> str:
     """Return the device and the precision that "auto" comes to here: "cpu, bf16" and so on."""
     cuda = torch.cuda.is_available()
     return f"{'cuda' if cuda else 'cpu'}, {_precision(cuda=cuda)}"
@@ -142,7 +142,7 @@ def keep_freed_memory() -> None:
         mallopt(_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def give_back_freed_memory() -> None:
+def trim_memory() -> None:
     """Give what is free back to the system after all, where nothing of its size is asked for soon.
 
     Kept blocks of many sizes come to more than the work ever had at once (malloc_trim(3)).
@@ -152,11 +152,11 @@ def give_back_freed_memory() -> None:
         trim(0)
 
 
-def matrix_ceiling(machine: Machine, seconds: float = 0.1) -> float:
+def measure_peak_macs(machine: Machine, seconds: float = 0.1) -> float:
     """Measure the best square matrix product of the machine, in multiply-adds a second."""
     edge = _CEILING_EDGE[machine.device.type]
     a = torch.randn(edge, edge, device=machine.device, dtype=machine.dtype)
-    square = partial(product if taken(a, a) else torch.matmul, a, a)
+    square = partial(onednn_linear if uses_onednn(a, a) else torch.matmul, a, a)
     square()
     best, end = 0.0, time.perf_counter() + seconds
     # Once at least: on a busy or slow machine a single product takes longer than the budget.
@@ -174,7 +174,7 @@ def synchronize(machine: Machine) -> None:
         torch.cuda.synchronize(machine.device)
 
 
-def peak_memory(machine: Machine) -> int:
+def peak_memory_bytes(machine: Machine) -> int:
     """Return the most memory taken so far, in bytes: the device's on CUDA, else resident."""
     if machine.device.type == "cuda":
         return torch.cuda.max_memory_allocated(machine.device)
@@ -184,14 +184,14 @@ def peak_memory(machine: Machine) -> int:
 
 
 @dataclass(frozen=True)
-class Load:
+class CpuLoad:
     """How many cores other processes use: now, and on average over the last minute."""
 
-    now: float
+    current: float
     last_minute: float
 
 
-def measure_load(seconds: float = 0.3) -> Load:
+def measure_load(seconds: float = 0.3) -> CpuLoad:
     """Watch for so long how busy other processes keep the cores that this one may run on.
 
     Without /proc/stat (elsewhere than on Linux) the load of the last minute is that of now.
@@ -199,12 +199,12 @@ def measure_load(seconds: float = 0.3) -> Load:
     last_minute = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     before = _busy_seconds()
     if before is None:
-        return Load(last_minute, last_minute)
+        return CpuLoad(last_minute, last_minute)
     started, own = time.perf_counter(), time.process_time()
     time.sleep(seconds)
     after = _busy_seconds()
     elapsed, own = time.perf_counter() - started, time.process_time() - own
-    return Load(max(0.0, ((after or before) - before - own) / elapsed), last_minute)
+    return CpuLoad(max(0.0, ((after or before) - before - own) / elapsed), last_minute)
 
 
 def _busy_seconds() -> float | None:
@@ -220,7 +220,7 @@ def _busy_seconds() -> float | None:
     return sum(busy) / os.sysconf("SC_CLK_TCK") if busy else None
 
 
-def processor() -> str:
+def processor_name() -> str:
     """Return the name of what computes: the GPU where there is one, else the CPU."""
     if torch.cuda.is_available():
         return str(torch.cuda.get_device_name())
@@ -231,7 +231,7 @@ def processor() -> str:
     return found[1] if found else platform.processor() or platform.machine()
 
 
-def describe(machine: Machine) -> str:
+def describe_machine(machine: Machine) -> str:
     """Return one line for people about the machine."""
     if machine.device.type == "cuda":
         name = torch.cuda.get_device_name(machine.device)

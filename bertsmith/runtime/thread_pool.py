@@ -23,7 +23,7 @@ _MOST = 4
 _TAKING = threading.Lock()
 
 
-def at_once(device: torch.device) -> int:
+def pool_size(device: torch.device) -> int:
     """Return how many batches the calling thread should have computed at once on a device.
 
     The share of each is the same, so that what is computed does not depend on who computes it:
@@ -36,7 +36,7 @@ def at_once(device: torch.device) -> int:
     return max(sizes, key=lambda size: (size * (threads // size), size))
 
 
-def take(threads: int) -> None:
+def set_local_num_threads(threads: int) -> None:
     """Have the calling thread compute with so many threads of PyTorch's, and nobody else.
 
     ``torch.set_num_threads`` alone would say with how many all new threads begin, too.
@@ -50,7 +50,7 @@ def take(threads: int) -> None:
         _elsewhere(lambda: torch.set_num_threads(usual))
 
 
-def abreast(
+def map_in_threads(
     compute: Callable[[Item], Result], items: Iterable[Item], device: torch.device
 ) -> Generator[tuple[Item, Result]]:
     """Yield each item and what ``compute`` makes of it, in their order.
@@ -59,7 +59,7 @@ def abreast(
     and the caller's autocast, a few ahead of what was taken. ``compute`` sets PyTorch's other
     modes itself: they hold for a thread. What it raises comes up in its item's turn.
     """
-    rest, most = iter(items), at_once(device)
+    rest, most = iter(items), pool_size(device)
     first = list(islice(rest, most))
     # One item is worth no thread, and has all of PyTorch's.
     if len(first) < 2:
@@ -123,7 +123,7 @@ class _Crew:
             raise stop
 
     def _work(self, threads: int) -> None:
-        take(threads)
+        set_local_num_threads(threads)
         enabled, dtype = self._autocast
         with torch.autocast("cpu", dtype, enabled=enabled):
             while (task := self._tasks.get()) is not None and not self._over:

@@ -12,16 +12,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
-from bertsmith.serve.auth import Key
-from bertsmith.serve.docs_page import document
+from bertsmith.serve.auth import ApiKey
+from bertsmith.serve.docs_page import render_docs
 from bertsmith.serve.embeddings import EmbeddingRoutes
-from bertsmith.serve.errors import add_faults, fault
-from bertsmith.serve.execution import Asking, said
+from bertsmith.serve.errors import add_error_handlers, error_response
+from bertsmith.serve.execution import RequestExecutor, to_json_response
 from bertsmith.serve.hosts import HostCheck
 from bertsmith.serve.metrics import Metrics
-from bertsmith.serve.middleware import Guard
-from bertsmith.serve.models import Served
-from bertsmith.serve.routes import Routes
+from bertsmith.serve.middleware import RequestMiddleware
+from bertsmith.serve.models import ServedModel
+from bertsmith.serve.routes import TaskRoutes
 from bertsmith.serve.security_headers import SecurityHeaders
 from bertsmith.serve.service import Service
 from bertsmith.serve.settings import ServeSettings
@@ -31,14 +31,14 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 def create_app(
-    models: Sequence[Served],
+    models: Sequence[ServedModel],
     settings: ServeSettings | None = None,
     *,
     key: str | None = None,
     origins: Sequence[str] = (),
     hosts: Sequence[str] | None = None,
     page: Callable[[FastAPI, Service], FastAPI] | None = None,
-) -> Guard:
+) -> RequestMiddleware:
     """Return the ASGI app of some models.
 
     key: what clients must send, and visitors of the page give as a password; None lets everybody
@@ -47,9 +47,9 @@ def create_app(
     at /.
     """
     settings, metrics = settings or ServeSettings(), Metrics()
-    service = Service(models, settings, metrics.batch, metrics.token_counter)
-    metrics.watch(lambda: float(service.batcher.waiting))
-    asking = Asking(service)
+    service = Service(models, settings, metrics.count_batch, metrics.token_counter)
+    metrics.watch_queue(lambda: float(service.batcher.waiting))
+    asking = RequestExecutor(service)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -62,7 +62,7 @@ def create_app(
         redoc_url=None,
     )  # fmt: skip
     app.state.service = service
-    add_faults(app)
+    add_error_handlers(app)
     # Without origins, which the guard answers: Gradio would let all of them in if the app that it
     # is in had no such middleware.
     app.add_middleware(CORSMiddleware, allow_methods=["*"], allow_headers=["*"])
@@ -71,13 +71,13 @@ def create_app(
     app.add_middleware(SecurityHeaders)
     _plain(app, service, metrics)
     app.include_router(EmbeddingRoutes(asking).router)
-    app.include_router(Routes(asking).router)
+    app.include_router(TaskRoutes(asking).router)
     if page is not None:
         # Last, since it answers every path that is left, and even other methods of ours.
         _refuse_other_methods(app)
         app = page(app, service)
-    asked = None if key is None else Key(key, page=page is not None)
-    return Guard(app, settings=settings, metrics=metrics, key=asked, origins=origins)
+    asked = None if key is None else ApiKey(key, page=page is not None)
+    return RequestMiddleware(app, settings=settings, metrics=metrics, key=asked, origins=origins)
 
 
 def _refuse_other_methods(app: FastAPI) -> None:
@@ -99,22 +99,22 @@ def _plain(app: FastAPI, service: Service, metrics: Metrics) -> None:
     @app.get("/health")
     async def health() -> Response:
         """Tell that the server lives."""
-        return said({"status": "ok"})
+        return to_json_response({"status": "ok"})
 
     @app.head("/ready", include_in_schema=False)
     @app.get("/ready")
     async def ready() -> Response:
         """Tell whether the server takes work."""
-        if service.batcher.alive:
-            return said({"status": "ready"})
-        return fault(503, "the server is being stopped, or a model thread has ended")
+        if service.batcher.is_alive:
+            return to_json_response({"status": "ready"})
+        return error_response(503, "the server is being stopped, or a model thread has ended")
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics_page() -> Response:
         """Tell Prometheus what was done."""
-        return Response(metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/docs", response_class=HTMLResponse)
     async def docs() -> Response:
         """Tell people the endpoints."""
-        return HTMLResponse(document(app.openapi()))
+        return HTMLResponse(render_docs(app.openapi()))

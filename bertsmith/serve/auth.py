@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 from starlette.responses import Response
 
 from bertsmith.errors import SettingsError
-from bertsmith.serve.errors import fault
+from bertsmith.serve.errors import error_response
 
 
-class Key:
+class ApiKey:
     """A server's key, compared in constant time."""
 
     def __init__(self, key: str, *, page: bool = False) -> None:
@@ -27,7 +27,7 @@ class Key:
             raise SettingsError("the key is empty; give one, or none at all")
         self._key, self._page = key.strip().encode(), page
 
-    def fits(self, method: str, headers: Mapping[bytes, bytes]) -> bool:
+    def matches(self, method: str, headers: Mapping[bytes, bytes]) -> bool:
         """Tell whether a request's headers, their names in lower case, show the key."""
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         scheme, given = scheme.lower(), given.strip()
@@ -36,13 +36,13 @@ class Key:
             return hmac.compare_digest(password, self._key) and _of_our_page(method, headers)
         return scheme == b"bearer" and hmac.compare_digest(given, self._key)
 
-    def refusal(self, headers: Mapping[bytes, bytes]) -> Response:
+    def unauthorized_response(self, headers: Mapping[bytes, bytes]) -> Response:
         """Return what answers a request without it; a person's browser then asks for a password."""
         if self._page and b"text/html" in headers.get(b"accept", b""):
             way = 'Basic realm="Bertsmith: any name, the key as password", charset="UTF-8"'
         else:
             way = "Bearer"
-        return fault(
+        return error_response(
             401, "send the header Authorization: Bearer KEY with this server's key",
             {"WWW-Authenticate": way},
         )  # fmt: skip

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from bertsmith.runtime.thread_pool import take
+from bertsmith.runtime.thread_pool import set_local_num_threads
 from bertsmith.serve.deadline import (
     BusyError,
-    LargeError,
-    Patience,
-    StoppingError,
-    late,
-    waited,
+    Deadline,
+    RequestTooLargeError,
+    ShuttingDownError,
+    deadline_exceeded,
+    wait_for_result,
 )
 
 #: Answers the payloads of a batch, in their order.
@@ -82,17 +82,17 @@ class Batcher:
         call_tokens: int,
         wait: float,
         at_once: int = 1,
-        told: Callable[[int, int, float], None] | None = None,
+        on_batch: Callable[[int, int, float], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``wait``: seconds that a lone unit waits. ``told``: of units, tokens, seconds of each.
+        """``wait``: seconds that a lone unit waits. ``on_batch``: of units, tokens, seconds of each.
 
         ``at_once``: batches under way at most, each on its share of the CPU's threads. ``clock``:
         seconds, on which the deadlines of calls are.
         """
         self._clock = clock
         self._batch_tokens, self._queue_tokens = batch_tokens, queue_tokens
-        self._call_tokens, self._wait, self._told = call_tokens, wait, told
+        self._call_tokens, self._wait, self._told = call_tokens, wait, on_batch
         self._queues: dict[Hashable, list[_Unit]] = {}
         self._numbers = itertools.count()
         self._changed = threading.Condition()
@@ -113,7 +113,7 @@ class Batcher:
             own.start()
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the model threads run and take work."""
         return self._open and all(own.is_alive() for own in self._threads)
 
@@ -122,7 +122,7 @@ class Batcher:
         key: Hashable,
         compute: Compute,
         units: Sequence[tuple[int, Any]],
-        patience: Patience,
+        patience: Deadline,
     ) -> Future[list[Any]]:
         """Ask for the answers to units (tokens, payload); one key's are computed together.
 
@@ -130,21 +130,21 @@ class Batcher:
         """
         total = sum(tokens for tokens, _ in units)
         if total > self._call_tokens:
-            raise LargeError(
+            raise RequestTooLargeError(
                 f"the request has {total:,} tokens; this server takes {self._call_tokens:,} of one "
                 "request: part it"
             )
         asked = _Asked(
-            compute, patience.deadline, [None] * len(units), len(units), total, total, total
+            compute, patience.expires_at, [None] * len(units), len(units), total, total, total
         )
-        patience.waits_for(asked.future)
+        patience.cancel_on_disconnect(asked.future)
         if not units:
             asked.future.set_result([])
             return asked.future
         with self._changed:
             if not self._open:
-                raise StoppingError("the server is being stopped; ask another one")
-            self._refuse_late(total, patience.deadline - self._clock())
+                raise ShuttingDownError("the server is being stopped; ask another one")
+            self._refuse_late(total, patience.expires_at - self._clock())
             due = self._clock()
             queue = self._queues.setdefault(key, [])
             for place, (tokens, payload) in enumerate(units):
@@ -163,10 +163,10 @@ class Batcher:
         key: Hashable,
         compute: Compute,
         units: Sequence[tuple[int, Any]],
-        patience: Patience,
+        patience: Deadline,
     ) -> list[Any]:
         """Ask and wait; raises what ``submit`` does, LateError, or GoneError."""
-        return waited(self.submit(key, compute, units, patience), patience)
+        return wait_for_result(self.submit(key, compute, units, patience), patience)
 
     def close(self, seconds: float) -> None:
         """Take nothing new, finish what waits, and end; after ``seconds`` in any case."""
@@ -238,7 +238,7 @@ class Batcher:
                 tokens = sum(unit.tokens for unit in batch)
                 try:
                     # A lone batch has all cores, where threads of one product wait for each other.
-                    take(max(self._cores // self._under_way, 1))
+                    set_local_num_threads(max(self._cores // self._under_way, 1))
                     if live := [unit for unit in batch if self._wanted(unit)]:
                         self._compute(live)
                 finally:
@@ -329,7 +329,7 @@ class Batcher:
         if unit.asked.future.done():
             return False
         if self._clock() > unit.asked.deadline:
-            self._fail(unit.asked, late())
+            self._fail(unit.asked, deadline_exceeded())
             return False
         return True
 

@@ -16,22 +16,22 @@ class BusyError(BertsmithError):
 
     def __init__(self, message: str, seconds: float) -> None:
         super().__init__(message)
-        self.seconds = seconds
+        self.retry_after = seconds
 
 
-class LateError(BertsmithError):
+class DeadlineExceededError(BertsmithError):
     """There was no answer within the time of a request."""
 
 
-class GoneError(BertsmithError):
+class DisconnectedError(BertsmithError):
     """The client went away before there was an answer."""
 
 
-class StoppingError(BertsmithError):
+class ShuttingDownError(BertsmithError):
     """The server is being stopped and takes nothing new."""
 
 
-class LargeError(BertsmithError):
+class RequestTooLargeError(BertsmithError):
     """One request asks for more than it may."""
 
 
@@ -45,52 +45,52 @@ class NotFiniteError(BertsmithError):
         )
 
 
-class Patience:
+class Deadline:
     """How long one request waits, and its end before that if the client goes away."""
 
     def __init__(self, seconds: float) -> None:
         """``seconds`` from now on."""
-        self.deadline = time.monotonic() + seconds
-        self.gone = False
+        self.expires_at = time.monotonic() + seconds
+        self.is_cancelled = False
         #: The tokens of the request's texts, whichever of them the model reads.
-        self.counts = TokenCounts()
+        self.token_counts = TokenCounts()
         self._waiting: Future[Any] | None = None
 
     def remaining(self) -> float:
         """Return the seconds until the deadline; negative after it."""
-        return self.deadline - time.monotonic()
+        return self.expires_at - time.monotonic()
 
     def check(self) -> None:
         """Raise GoneError or LateError where nobody waits for the answer any more."""
-        if self.gone:
-            raise GoneError("the client went away")
+        if self.is_cancelled:
+            raise DisconnectedError("the client went away")
         if self.remaining() < 0:
-            raise late()
+            raise deadline_exceeded()
 
-    def waits_for(self, future: Future[Any]) -> None:
+    def cancel_on_disconnect(self, future: Future[Any]) -> None:
         """Remember what is cancelled if the client goes away."""
         self._waiting = future
-        if self.gone:
+        if self.is_cancelled:
             future.cancel()
 
     def cancel(self) -> None:
         """Give up, from any thread."""
-        self.gone = True
+        self.is_cancelled = True
         if self._waiting is not None:
             self._waiting.cancel()
 
 
-def waited(future: Future[list[Any]], patience: Patience) -> list[Any]:
+def wait_for_result(future: Future[list[Any]], patience: Deadline) -> list[Any]:
     """Return the answers, within the time there is; raises LateError or GoneError."""
     try:
-        return future.result(max(patience.deadline - time.monotonic(), 0.0))
+        return future.result(max(patience.expires_at - time.monotonic(), 0.0))
     except TimeoutError:
         future.cancel()
-        raise late() from None
+        raise deadline_exceeded() from None
     except CancelledError:
-        raise GoneError("the client went away") from None
+        raise DisconnectedError("the client went away") from None
 
 
-def late() -> LateError:
+def deadline_exceeded() -> DeadlineExceededError:
     """Return the error of a request whose time is over."""
-    return LateError("there was no answer in time; ask for less at once, or later")
+    return DeadlineExceededError("there was no answer in time; ask for less at once, or later")

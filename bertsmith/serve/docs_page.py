@@ -33,7 +33,7 @@ EXAMPLES: dict[str, Any] = {
 }
 
 
-def document(schema: dict[str, Any]) -> str:
+def render_docs(schema: dict[str, Any]) -> str:
     """Return the page of an OpenAPI description."""
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><title>Bertsmith: endpoints</title>",

@@ -10,12 +10,12 @@ import orjson
 from fastapi import Request
 from starlette.responses import Response
 
-from bertsmith.errors import QuestionError
-from bertsmith.serve.deadline import LargeError, Patience
-from bertsmith.serve.execution import Asking, list_json, numbers_json, said
-from bertsmith.serve.routes import several
-from bertsmith.serve.schemas import EmbedBody, OpenAiBody, SimilarityBody, Vectors
-from bertsmith.serve.service import Embedding
+from bertsmith.errors import InputError
+from bertsmith.serve.deadline import Deadline, RequestTooLargeError
+from bertsmith.serve.execution import RequestExecutor, list_json, numbers_json, to_json_response
+from bertsmith.serve.routes import as_list
+from bertsmith.serve.schemas import EmbedBody, OpenAiBody, SimilarityBody, VectorsBody
+from bertsmith.serve.service import PendingEmbeddings
 from bertsmith.use.embed import Floats
 from bertsmith.use.vector_settings import VectorSettings
 
@@ -27,10 +27,10 @@ _SHORT = 10_000
 class EmbeddingRoutes:
     """The endpoints, each a method; ``router`` has them all."""
 
-    def __init__(self, asking: Asking) -> None:
+    def __init__(self, asking: RequestExecutor) -> None:
         self._asking, self._service = asking, asking.service
         self._began = int(time.time())
-        self.router = asking.router()
+        self.router = asking.create_router()
         self.router.post("/v1/embeddings")(self.openai)
         self.router.get("/v1/models")(self.models)
         for path in ("embed", "embed_all", "similarity"):
@@ -39,25 +39,27 @@ class EmbeddingRoutes:
     async def _vectors(
         self, request: Request, model: str | None, texts: list[str], settings: VectorSettings,
         *, truncate: bool = True,
-    ) -> tuple[Embedding, list[Any]]:  # fmt: skip
-        told: list[Embedding] = []
+    ) -> tuple[PendingEmbeddings, list[Any]]:  # fmt: skip
+        told: list[PendingEmbeddings] = []
 
-        def submit(patience: Patience) -> Any:
+        def submit(patience: Deadline) -> Any:
             told.append(
                 self._service.embedding(model, texts, settings, patience, truncate=truncate)
             )
-            return told[0].vectors
+            return told[0].future
 
-        found = await self._asking.future(request, submit, beside=sum(map(len, texts)) > _SHORT)
+        found = await self._asking.await_future(
+            request, submit, in_thread=sum(map(len, texts)) > _SHORT
+        )
         return told[0], found
 
     async def openai(self, request: Request, body: OpenAiBody) -> Response:
         """Embed texts for OpenAI's clients: floats, or their bytes in base64."""
         if body.dimensions is not None:
-            raise QuestionError(
+            raise InputError(
                 "dimensions: this model's vectors cannot be shortened; leave dimensions out"
             )
-        texts = several(body.input)
+        texts = as_list(body.input)
         embedding, vectors = await self._vectors(request, body.model, texts, VectorSettings())
 
         def encode() -> bytes:
@@ -65,41 +67,41 @@ class EmbeddingRoutes:
                 orjson.dumps({"object": "embedding", "index": number, "embedding": vector})
                 for number, vector in enumerate(_encoded(vectors, body.encoding_format))
             )
-            usage = {"prompt_tokens": embedding.tokens, "total_tokens": embedding.tokens}
+            usage = {"prompt_tokens": embedding.num_tokens, "total_tokens": embedding.num_tokens}
             data = orjson.Fragment(list_json(items))
             return orjson.dumps(
                 {"object": "list", "data": data, "model": embedding.model, "usage": usage}
             )
 
-        return await self._asking.encoded(encode, _size(vectors))
+        return await self._asking.encode_response(encode, _size(vectors))
 
     async def models(self) -> Response:
         """Tell the models for OpenAI's clients."""
         told = [{"id": name, "object": "model", "created": self._began, "owned_by": "bertsmith"}
                 for name in self._service.models]  # fmt: skip
-        return said({"object": "list", "data": told})
+        return to_json_response({"object": "list", "data": told})
 
     async def embed(self, request: Request, body: EmbedBody) -> Response:
         """Embed texts: a list of vectors."""
-        settings = body.settings(pooling=body.pooling, normalize=body.normalize)
-        texts = several(body.inputs)
+        settings = body.vector_settings(pooling=body.pooling, normalize=body.normalize)
+        texts = as_list(body.inputs)
         _, vectors = await self._vectors(
             request, body.model, texts, settings, truncate=body.truncate
         )
-        return await self._asking.encoded(
+        return await self._asking.encode_response(
             lambda: list_json(map(numbers_json, vectors)), _size(vectors)
         )
 
-    async def embed_all(self, request: Request, body: Vectors) -> Response:
+    async def embed_all(self, request: Request, body: VectorsBody) -> Response:
         """Embed texts: for each a list of its tokens' vectors."""
-        texts, settings = several(body.inputs), body.settings()
-        found = await self._asking.thread(
+        texts, settings = as_list(body.inputs), body.vector_settings()
+        found = await self._asking.run_in_thread(
             request, lambda until: self._service.tokens(body.model, texts, settings, until)
         )
         if not body.truncate and any(own.cut_off for own in found):
-            raise LargeError("a text is too long; shorten it, or send truncate: true")
+            raise RequestTooLargeError("a text is too long; shorten it, or send truncate: true")
         vectors = [item.vectors for item in found]
-        return await self._asking.encoded(
+        return await self._asking.encode_response(
             lambda: list_json(map(numbers_json, vectors)), _size(vectors)
         )
 
@@ -108,7 +110,7 @@ class EmbeddingRoutes:
         asked = body.inputs
         texts = [asked.source_sentence, *asked.sentences]
         _, found = await self._vectors(request, body.model, texts, VectorSettings(normalize=True))
-        return said(np.stack(found[1:]) @ found[0])
+        return to_json_response(np.stack(found[1:]) @ found[0])
 
 
 def _size(vectors: Sequence[Floats]) -> int:

@@ -15,17 +15,17 @@ from starlette.responses import Response
 from bertsmith.errors import BertsmithError, ModelError
 from bertsmith.serve.deadline import (
     BusyError,
-    GoneError,
-    LargeError,
-    LateError,
+    DeadlineExceededError,
+    DisconnectedError,
     NotFiniteError,
-    StoppingError,
+    RequestTooLargeError,
+    ShuttingDownError,
 )
 
 #: What nobody reads any more: the client closed its end (nginx's own status for it).
 _GONE: Final = 499
 _STATUS: Final[dict[type[BertsmithError], int]] = {
-    BusyError: 429, LateError: 504, StoppingError: 503, LargeError: 422, GoneError: _GONE,
+    BusyError: 429, DeadlineExceededError: 504, ShuttingDownError: 503, RequestTooLargeError: 422, DisconnectedError: _GONE,
     ModelError: 404, NotFiniteError: 500,
 }  # fmt: skip
 #: Characters of a message, which may repeat a name that the client chose.
@@ -37,7 +37,7 @@ _TYPES: Final = {
 }  # fmt: skip
 
 
-def fault(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+def error_response(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
     """Return an error as OpenAI's clients read it: {"error": {"message", "type", "code", "param"}}.
 
     ``type`` says in a word what the status says; ``code`` is the status.
@@ -49,14 +49,14 @@ def fault(status: int, message: str, headers: dict[str, str] | None = None) -> R
     return Response(body, status, headers, media_type="application/json")
 
 
-def add_faults(app: FastAPI) -> None:
+def add_error_handlers(app: FastAPI) -> None:
     """Have an app tell every error in this form."""
     app.add_exception_handler(BertsmithError, _ours)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Exception, _unknown)
 
 
-def add_page_faults(app: FastAPI) -> None:
+def add_page_error_handlers(app: FastAPI) -> None:
     """Have the page's app tell in this form that there is nothing at a path."""
     app.add_exception_handler(HTTPException, _of_page)
 
@@ -67,8 +67,8 @@ async def _ours(_: Request, error: Exception) -> Response:
     if status == 500:
         logging.getLogger("bertsmith.serve").error(str(error))
     if isinstance(error, BusyError):
-        headers = {"Retry-After": str(max(1, round(error.seconds)))}
-    return fault(status, str(error), headers)
+        headers = {"Retry-After": str(max(1, round(error.retry_after)))}
+    return error_response(status, str(error), headers)
 
 
 async def _http(request: Request, error: Exception) -> Response:
@@ -78,7 +78,7 @@ async def _http(request: Request, error: Exception) -> Response:
         message = f"there is no {request.url.path} here; /docs lists what there is"
     elif error.status_code == 405:
         message = f"{request.method} is not what {request.url.path} takes; /docs tells"
-    return fault(error.status_code, str(message), dict(error.headers or {}))
+    return error_response(error.status_code, str(message), dict(error.headers or {}))
 
 
 async def _of_page(request: Request, error: Exception) -> Response:
@@ -91,4 +91,4 @@ async def _of_page(request: Request, error: Exception) -> Response:
 
 async def _unknown(_: Request, error: Exception) -> Response:
     logging.getLogger("bertsmith.serve").error("an endpoint failed", exc_info=error)
-    return fault(500, "the server failed at this; its log says how")
+    return error_response(500, "the server failed at this; its log says how")

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from numpy.typing import NDArray
 from starlette.responses import Response
 
-from bertsmith.serve.deadline import GoneError, Patience, late
+from bertsmith.serve.deadline import Deadline, DisconnectedError, deadline_exceeded
 from bertsmith.serve.parsing import BodyParser
 from bertsmith.serve.service import Service
 
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 MAX_INLINE_NUMBERS: Final = 10_000
 
 
-class Asking:
+class RequestExecutor:
     """Asks a service for the endpoints of an app."""
 
     def __init__(self, service: Service) -> None:
@@ -32,31 +32,31 @@ class Asking:
         # One thread: serialization holds Python's lock, as parsing does.
         self._encoder = ThreadPoolExecutor(1, "encoder")
 
-    def router(self) -> APIRouter:
+    def create_router(self) -> APIRouter:
         """Return a router whose POST endpoints take ``(request, parsed body)``."""
         return APIRouter(route_class=self._parser.route_class())
 
-    async def thread(self, request: Request, ask: Callable[[Patience], Result]) -> Result:
+    async def run_in_thread(self, request: Request, ask: Callable[[Deadline], Result]) -> Result:
         """Return what ``ask`` does in a thread. Raises what it raises, LateError or GoneError."""
-        patience: Patience = request.state.patience
+        patience: Deadline = request.state.patience
         with _watched(request, patience):
             loop = asyncio.get_running_loop()
             return await _before(patience, loop.run_in_executor(self._threads, ask, patience))
 
-    async def future(
+    async def await_future(
         self,
         request: Request,
-        submit: Callable[[Patience], Future[Result]],
+        submit: Callable[[Deadline], Future[Result]],
         *,
-        beside: bool = False,
+        in_thread: bool = False,
     ) -> Result:
         """Return what a future of the batcher brings. Raises LateError or GoneError.
 
-        beside: whether ``submit`` itself takes long, and is called in a thread.
+        in_thread: whether ``submit`` itself takes long, and is called in a thread.
         """
-        patience: Patience = request.state.patience
+        patience: Deadline = request.state.patience
         with _watched(request, patience):
-            if beside:
+            if in_thread:
                 loop = asyncio.get_running_loop()
                 submitted = await _before(
                     patience, loop.run_in_executor(self._threads, submit, patience)
@@ -66,11 +66,11 @@ class Asking:
             try:
                 return await _before(patience, asyncio.wrap_future(submitted))
             except (asyncio.CancelledError, CancelledError):
-                if patience.gone:
-                    raise GoneError("the client went away") from None
+                if patience.is_cancelled:
+                    raise DisconnectedError("the client went away") from None
                 raise
 
-    async def encoded(self, encode: Callable[[], bytes], numbers: int) -> Response:
+    async def encode_response(self, encode: Callable[[], bytes], numbers: int) -> Response:
         """Return JSON that ``encode`` makes; in a thread if it has many numbers."""
         if numbers <= MAX_INLINE_NUMBERS:
             return json_response(encode())
@@ -84,17 +84,17 @@ class Asking:
         self._parser.close()
 
 
-async def _before(patience: Patience, future: asyncio.Future[Result]) -> Result:
+async def _before(patience: Deadline, future: asyncio.Future[Result]) -> Result:
     """Return the result of a future; raises LateError at the deadline, whatever it still does."""
     try:
         return await asyncio.wait_for(future, max(patience.remaining(), 0.0))
     except TimeoutError:
         patience.cancel()
-        raise late() from None
+        raise deadline_exceeded() from None
 
 
 @contextlib.contextmanager
-def _watched(request: Request, patience: Patience) -> Iterator[None]:
+def _watched(request: Request, patience: Deadline) -> Iterator[None]:
     """Give up, inside, when the client goes away."""
     watching = asyncio.create_task(_gone(request, patience))
     try:
@@ -103,14 +103,14 @@ def _watched(request: Request, patience: Patience) -> Iterator[None]:
         watching.cancel()
 
 
-async def _gone(request: Request, patience: Patience) -> None:
+async def _gone(request: Request, patience: Deadline) -> None:
     # The body is read: what comes next is the end of the connection.
     while (await request.receive())["type"] != "http.disconnect":
         pass
     patience.cancel()
 
 
-def said(value: Any) -> Response:
+def to_json_response(value: Any) -> Response:
     """Return a value as JSON; arrays of numpy are lists of numbers."""
     return json_response(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
 

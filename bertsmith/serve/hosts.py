@@ -8,7 +8,7 @@ from typing import Final
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bertsmith.errors import SettingsError
-from bertsmith.serve.errors import fault
+from bertsmith.serve.errors import error_response
 
 #: Probes of orchestrators use the address of a pod or container.
 _OPEN: Final = ("/health", "/ready")
@@ -60,7 +60,7 @@ class HostCheck:
             f"the Host header is not an allowed name: {name}; ask by the server's own address, or "
             "start the server with --allow-host NAME"
         )
-        await fault(400, message)(scope, receive, send)
+        await error_response(400, message)(scope, receive, send)
 
     def _allows(self, header: str) -> bool:
         host = _host_of(header)

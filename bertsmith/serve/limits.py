@@ -6,36 +6,36 @@ It never answers.
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from bertsmith.errors import QuestionError
-from bertsmith.serve.deadline import LargeError
+from bertsmith.errors import InputError
+from bertsmith.serve.deadline import RequestTooLargeError
 from bertsmith.text.alphabet import has_surrogates
 
 #: Words told for a mask, at the most.
-TOP: Final = 1000
+MAX_TOP: Final = 1000
 
 
-def within(what: str, count: int, most: int) -> None:
+def check_limit(what: str, count: int, most: int) -> None:
     """Raise LargeError where a request has more of something than the server takes."""
     if count > most:
-        raise LargeError(
+        raise RequestTooLargeError(
             f"the request has {count:,} {what}; this server takes {most:,} of one request: part it"
         )
 
 
-def refuse_top(top: int) -> None:
+def check_top(top: int) -> None:
     """Raise QuestionError for a number of words that nobody is told."""
-    if not 1 <= top <= TOP:
-        raise QuestionError(f"top is {top}; expected 1 to {TOP:,}")
+    if not 1 <= top <= MAX_TOP:
+        raise InputError(f"top is {top}; expected 1 to {MAX_TOP:,}")
 
 
-def refuse_half(texts: Sequence[Any]) -> None:
+def check_surrogates(texts: Sequence[Any]) -> None:
     """Raise QuestionError for a text with half of a character: JSON can write it, no model reads.
 
     texts: each a text, a pair, or a prompt and its endings.
     """
     for number, text in enumerate(texts, 1):
         if any(map(has_surrogates, _parts(text))):
-            raise QuestionError(
+            raise InputError(
                 f"text {number} has half a character (a lone surrogate); send it whole"
             )
 

@@ -61,16 +61,16 @@ class Metrics:
             ["model"], registry=own,
         )  # fmt: skip
 
-    def watch(self, waiting: Callable[[], float]) -> None:
+    def watch_queue(self, waiting: Callable[[], float]) -> None:
         """Tell what waits whenever it is asked."""
         self._waiting.set_function(waiting)
 
-    def request(self, endpoint: str, status: int, seconds: float) -> None:
+    def count_request(self, endpoint: str, status: int, seconds: float) -> None:
         """Count a request; what is no endpoint is counted under one name."""
         self._requests.labels(endpoint or "other", str(status)).inc()
         self._seconds.labels(endpoint or "other").observe(seconds)
 
-    def batch(self, units: int, tokens: int, seconds: float) -> None:
+    def count_batch(self, units: int, tokens: int, seconds: float) -> None:
         """Count a batch."""
         self._units.inc(units)
         self._tokens.inc(tokens)
@@ -81,6 +81,6 @@ class Metrics:
         """Return what counts the tokens of the texts that a model is sent."""
         return _ModelTokens(self._text_tokens.labels(model), self._unknown_tokens.labels(model))
 
-    def page(self) -> bytes:
+    def render(self) -> bytes:
         """Return the text that Prometheus reads."""
         return generate_latest(self._registry)

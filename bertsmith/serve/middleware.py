@@ -15,8 +15,8 @@ from typing import Any
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from bertsmith.serve.auth import Key
-from bertsmith.serve.errors import fault
+from bertsmith.serve.auth import ApiKey
+from bertsmith.serve.errors import error_response
 from bertsmith.serve.metrics import Metrics
 from bertsmith.serve.parsing import UNKNOWN_SHARE_HEADER
 from bertsmith.serve.receiving import Body, BodyError, BodyReceiver, Message, Receive
@@ -33,15 +33,15 @@ _OPEN = ("/health", "/ready")
 #: Where a request's ``_Request`` stands in its scope.
 _REQUEST = "bertsmith.request"
 #: Where the connection stands among the extensions of a scope, see ``sending.Connection``.
-CONNECTION = "bertsmith.connection"
+CONNECTION_KEY = "bertsmith.connection"
 _LOG = logging.getLogger("bertsmith.serve")
 
 
-class Guard:
+class RequestMiddleware:
     """ASGI middleware around the whole app."""
 
     def __init__(
-        self, app: App, *, settings: ServeSettings, metrics: Metrics, key: Key | None = None,
+        self, app: App, *, settings: ServeSettings, metrics: Metrics, key: ApiKey | None = None,
         origins: Sequence[str] = (),
     ) -> None:  # fmt: skip
         """key: what clients must show; None for none. origins: others that may ask (CORS)."""
@@ -57,7 +57,7 @@ class Guard:
         self._active = {"requests": 0, "pages": 0}
         self._receiver, self._sender = BodyReceiver(settings), Sender(settings)
         #: Set when the server stops: streams to open pages would hold it up.
-        self.stopping = asyncio.Event()
+        self.shutdown_started = asyncio.Event()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Let a request through, or answer it here."""
@@ -86,7 +86,7 @@ class Guard:
             try:
                 content = await self._receiver.receive(request.body, receive)
             except BodyError as error:
-                refused = fault(error.status, str(error), _retry_after(error.status))
+                refused = error_response(error.status, str(error), _retry_after(error.status))
             else:
                 receive = _replay(content, receive)
                 del content
@@ -113,14 +113,14 @@ class Guard:
         """Let a request through whose answer may have no end of its own: the server's end is it."""
         request: _Request = scope[_REQUEST]
         working = asyncio.ensure_future(self._app(scope, receive, send))
-        stopping = asyncio.ensure_future(self.stopping.wait())
+        stopping = asyncio.ensure_future(self.shutdown_started.wait())
         try:
             await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not working.done() and request.streams:
                 working.cancel()
             await working
         except asyncio.CancelledError:
-            if not self.stopping.is_set():
+            if not self.shutdown_started.is_set():
                 raise
         finally:
             stopping.cancel()
@@ -130,13 +130,15 @@ class Guard:
         """Return the answer to what is not let in by its header."""
         settings, headers = self._settings, request.headers
         if self._key is not None and not self._lets_in(self._key, scope, headers):
-            return self._key.refusal(headers)
+            return self._key.unauthorized_response(headers)
         length = headers.get(b"content-length", b"0")
         if not length.isdigit():
-            return fault(400, "the header Content-Length is no number")
+            return error_response(400, "the header Content-Length is no number")
         if int(length) > settings.body_bytes:
             most = settings.body_bytes
-            return fault(413, f"the body is larger than {most:,} bytes; send fewer texts at once")
+            return error_response(
+                413, f"the body is larger than {most:,} bytes; send fewer texts at once"
+            )
         return self._too_many(scope, request)
 
     def _too_many(self, scope: MutableMapping[str, Any], request: "_Request") -> Response | None:
@@ -146,12 +148,12 @@ class Guard:
         if self._active[request.kind] < most or _is_open(scope):
             return None
         what = "pages are open" if request.kind == "pages" else "requests are being answered"
-        return fault(429, f"{most:,} {what}; ask again in a second", _retry_after(429))
+        return error_response(429, f"{most:,} {what}; ask again in a second", _retry_after(429))
 
     def _lets_in(
-        self, key: Key, scope: MutableMapping[str, Any], headers: dict[bytes, bytes]
+        self, key: ApiKey, scope: MutableMapping[str, Any], headers: dict[bytes, bytes]
     ) -> bool:
-        return _is_open(scope) or key.fits(scope["method"], headers)
+        return _is_open(scope) or key.matches(scope["method"], headers)
 
 
 class _Request:
@@ -185,7 +187,7 @@ class _Request:
             message = {**message, "headers": headers}
         await self._send(message)
         # Other servers, as in tests, do not tell of their connections.
-        connection = self._scope.get("extensions", {}).get(CONNECTION)
+        connection = self._scope.get("extensions", {}).get(CONNECTION_KEY)
         if message["type"] == "http.response.body" and connection is not None:
             self._is_aborted |= not await self._sender.drain(connection)
 
@@ -193,7 +195,7 @@ class _Request:
         """Write the line of the log, and count."""
         seconds = time.perf_counter() - self._began
         route = getattr(self._scope.get("route"), "path", "")
-        self._metrics.request(route, self.status, seconds)
+        self._metrics.count_request(route, self.status, seconds)
         line: dict[str, Any] = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "id": self._name,

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.responses import Response
 
-from bertsmith.errors import QuestionError
-from bertsmith.serve.deadline import Patience, late
+from bertsmith.errors import InputError
+from bertsmith.serve.deadline import Deadline, deadline_exceeded
 from bertsmith.serve.schemas import TAGS
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.unknown import MAX_UNKNOWN_SHARE
@@ -36,11 +36,11 @@ def parse_body(body: bytes, model: type[BaseModel], settings: ServeSettings) -> 
     try:
         value = from_json(body.removeprefix(b"\xef\xbb\xbf"), cache_strings="none")
     except ValueError as error:
-        raise QuestionError(_describe_syntax_error(str(error))) from None
+        raise InputError(_describe_syntax_error(str(error))) from None
     try:
         return model.model_validate(value, context={"texts": settings.texts})
     except ValidationError as error:
-        raise QuestionError(_describe_errors(error)) from None
+        raise InputError(_describe_errors(error)) from None
 
 
 def _describe_syntax_error(reason: str) -> str:
@@ -80,10 +80,10 @@ class BodyParser:
         """
         # Not request.body(), which would keep the bytes until the answer is sent.
         body = b"".join([chunk async for chunk in request.stream()])
-        request.state.patience = Patience(self._settings.seconds)
+        request.state.patience = Deadline(self._settings.seconds)
         content_type = request.headers.get("content-type", "")
         if "json" not in content_type:
-            raise QuestionError(
+            raise InputError(
                 f"the header Content-Type is {content_type!r}; expected application/json"
             )
         if len(body) <= MAX_INLINE_BYTES:
@@ -93,7 +93,7 @@ class BodyParser:
         try:
             return await asyncio.wait_for(parsing, self._settings.seconds)
         except TimeoutError:
-            raise late() from None
+            raise deadline_exceeded() from None
 
     def route_class(self) -> type[APIRoute]:
         """Return the class of routes whose endpoint takes ``(request, body)``."""

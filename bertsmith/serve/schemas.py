@@ -16,8 +16,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from bertsmith.serve.limits import TOP, within
-from bertsmith.use.vector_settings import VectorSettings, settings_of
+from bertsmith.serve.limits import MAX_TOP, check_limit
+from bertsmith.use.vector_settings import VectorSettings, build_vector_settings
 
 #: Layers, and weights of layers, per request; no model has nearly as many.
 MAX_LAYERS: Final = 1024
@@ -48,7 +48,7 @@ class FailFastList:
 
     def _check_length(self, value: Any, info: ValidationInfo) -> Any:
         if self.what is not None and isinstance(value, list) and info.context:
-            within(self.what, len(value), info.context[self.what])
+            check_limit(self.what, len(value), info.context[self.what])
         return value
 
 
@@ -98,7 +98,7 @@ class Body(StrictModel):
     model: Name = None
 
 
-class Vectors(Body):
+class VectorsBody(Body):
     """How vectors are made; see ``VectorSettings``."""
 
     inputs: Inputs
@@ -122,14 +122,14 @@ class Vectors(Body):
         bool, Field(description="Cut a text that is too long, rather than refuse it.")
     ] = True
 
-    def settings(self, **more: Any) -> VectorSettings:
+    def vector_settings(self, **more: Any) -> VectorSettings:
         """Return the settings that are asked for. Raises SettingsError."""
-        return settings_of(
+        return build_vector_settings(
             self.layer, combine=self.combine, weights=self.weights, special=self.special, **more
         )
 
 
-class EmbedBody(Vectors):
+class EmbedBody(VectorsBody):
     """POST /embed."""
 
     pooling: str | None = None
@@ -182,7 +182,7 @@ class FillBody(Body):
     """POST /fill."""
 
     inputs: Inputs
-    top: Annotated[int, Field(ge=1, le=TOP)] = 5
+    top: Annotated[int, Field(ge=1, le=MAX_TOP)] = 5
 
 
 class PairBody(Body):

@@ -17,8 +17,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bertsmith.errors import SettingsError
-from bertsmith.serve.errors import fault
-from bertsmith.serve.middleware import CONNECTION, Guard
+from bertsmith.serve.errors import error_response
+from bertsmith.serve.middleware import CONNECTION_KEY, RequestMiddleware
 from bertsmith.serve.settings import ServeSettings
 
 #: Seconds for which a thread that runs Python keeps another one waiting; Python's own are 0.005, in
@@ -30,7 +30,7 @@ _MAX_FILES = 65_536
 _LARGE = "the header is larger than {:,} bytes; leave out what the server does not need"
 
 
-def bound(host: str, port: int) -> socket.socket:
+def bind_socket(host: str, port: int) -> socket.socket:
     """Return a socket that is bound to an address; SettingsError where that cannot be."""
     kind = socket.AF_INET6 if ":" in host else socket.AF_INET
     own = socket.socket(kind)
@@ -44,7 +44,7 @@ def bound(host: str, port: int) -> socket.socket:
     return own
 
 
-def open_port(own: socket.socket) -> None:
+def start_listening(own: socket.socket) -> None:
     """Let clients connect to a bound socket.
 
     Two servers can bind the same port before either listens.
@@ -67,12 +67,12 @@ def _cannot_listen(host: str, port: int, error: OSError) -> SettingsError:
     )
 
 
-def listen(app: Guard, settings: ServeSettings, own: socket.socket) -> None:
+def serve_until_signal(app: RequestMiddleware, settings: ServeSettings, own: socket.socket) -> None:
     """Serve at a bound socket until SIGTERM, SIGHUP or Ctrl-C."""
-    open_port(own)
+    start_listening(own)
     _raise_file_limit()
     with _steady():
-        server(app, config(settings)).run([own])
+        create_server(app, create_config(settings)).run([own])
 
 
 def _raise_file_limit() -> None:
@@ -100,13 +100,13 @@ def _steady() -> Iterator[None]:
         gc.unfreeze()
 
 
-def server(app: Guard, own: uvicorn.Config) -> uvicorn.Server:
+def create_server(app: RequestMiddleware, own: uvicorn.Config) -> uvicorn.Server:
     """Return a server of the app."""
     own.app = app
     return _Server(app, own)
 
 
-def config(settings: ServeSettings) -> uvicorn.Config:
+def create_config(settings: ServeSettings) -> uvicorn.Config:
     """Return how uvicorn is to serve."""
     logging.getLogger("bertsmith.serve").setLevel(logging.INFO)
 
@@ -125,7 +125,7 @@ def config(settings: ServeSettings) -> uvicorn.Config:
 class _Server(uvicorn.Server):
     """Ends the streams to open pages first, for which it would wait."""
 
-    def __init__(self, app: Guard, config: uvicorn.Config) -> None:
+    def __init__(self, app: RequestMiddleware, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._app = app
 
@@ -146,7 +146,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: Any = None) -> None:
         """Stop listening, finish, end."""
-        self._app.stopping.set()
+        self._app.shutdown_started.set()
         await super().shutdown(sockets)
         # It would raise the signal again; but all is done that it asked for.
         self._captured_signals.clear()
@@ -180,7 +180,7 @@ class _Patient(HttpToolsProtocol):
         super().on_message_begin()
         self._told = 0
         self._await_header()
-        extensions: dict[Any, Any] = {CONNECTION: self}
+        extensions: dict[Any, Any] = {CONNECTION_KEY: self}
         self.scope["extensions"] = extensions
 
     def on_url(self, url: bytes) -> None:
@@ -196,7 +196,7 @@ class _Patient(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Answer what is no request, or too large a one, and close."""
         status = 431 if self._told > self.most or msg == _LARGE else 400
-        told = fault(status, _LARGE.format(self.most) if status == 431 else msg)
+        told = error_response(status, _LARGE.format(self.most) if status == 431 else msg)
         reason = HTTPStatus(status).phrase
         head = [f"HTTP/1.1 {status} {reason}", f"content-length: {len(told.body)}",
                 "content-type: application/json", "connection: close", "", ""]  # fmt: skip

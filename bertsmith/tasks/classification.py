@@ -16,24 +16,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from bertsmith.bundle import Head, Kind
+from bertsmith.bundle import HeadConfig, TaskKind
 from bertsmith.errors import TaskError
 from bertsmith.tasks import metrics
-from bertsmith.tasks.inputs import BadExampleError, Counts, Inputs, Part
+from bertsmith.tasks.inputs import BadExampleError, ExampleCounts, MicroBatch, ModelInputs
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.tasks.tables import Row, cell, refuse_half, task_rows, text_of, unique_id
-from bertsmith.tasks.text_pairs import joined, shortened
+from bertsmith.tasks.tables import (
+    Row,
+    get_cell,
+    get_text,
+    read_task_rows,
+    read_unique_id,
+    reject_lone_surrogates,
+)
+from bertsmith.tasks.text_pairs import add_special_tokens, truncate_texts
 from bertsmith.text.wordpiece import Tokenizer
 
 #: As in the original's run_classifier.py.
-LENGTH = 128
+DEFAULT_LENGTH = 128
 ROC_AUC = "roc_auc"
 #: What parts the labels of one text in a multi-label column of CSV or TSV.
-SEPARATOR = "|"
+LABEL_SEPARATOR = "|"
 
 
 @dataclass(frozen=True)
-class Example:
+class TextExample:
     """One text, or a pair, and what is right. ``where``: file and line, for messages.
 
     label: a name, a number, a set of names, or None where it is not known.
@@ -41,43 +48,43 @@ class Example:
 
     texts: tuple[str, ...]
     label: str | float | frozenset[str] | None
-    where: str
+    location: str
 
 
-def read(
+def read_examples(
     path: Path,
     task: TaskSettings,
     *,
     labels: Sequence[str] | None = None,
-    labelled: bool = True,
-) -> tuple[list[Example], Counts]:
+    labeled: bool = True,
+) -> tuple[list[TextExample], ExampleCounts]:
     """Read texts or pairs from a table; see ``Family``."""
-    examples, counts, seen = [], Counts(), set[str]()
-    for row in task_rows(path, task, counts):
-        with counts.one(row.where, task, labelled=labelled):
-            unique_id(row, task.id, seen)
-            examples.append(_example(row, task, labels, labelled=labelled))
-    return counts.checked(examples, path), counts
+    examples, counts, seen = [], ExampleCounts(), set[str]()
+    for row in read_task_rows(path, task, counts):
+        with counts.count_example(row.location, task, labeled=labeled):
+            read_unique_id(row, task.id, seen)
+            examples.append(_example(row, task, labels, labelled=labeled))
+    return counts.require_examples(examples, path), counts
 
 
 def _example(
     row: Row, task: TaskSettings, labels: Sequence[str] | None, *, labelled: bool
-) -> Example:
+) -> TextExample:
     names = (task.text, task.pair) if task.pair else (task.text,)
-    texts = tuple(text_of(row, name) for name in names)
+    texts = tuple(get_text(row, name) for name in names)
     label = None
     if labelled:
-        label = _label(cell(row, task.label), task.kind, labels)
+        label = _label(get_cell(row, task.label), task.kind, labels)
         _refuse_unknown(label, labels)
-    return Example(texts, label, row.where)
+    return TextExample(texts, label, row.location)
 
 
 def _label(
-    value: Any, kind: Kind, labels: Sequence[str] | None = None
+    value: Any, kind: TaskKind, labels: Sequence[str] | None = None
 ) -> str | float | frozenset[str]:
     """Return the label in a cell. labels: the known names, where "nan" may be one."""
     if kind == "multi":
-        given = value.split(SEPARATOR) if isinstance(value, str) else value
+        given = value.split(LABEL_SEPARATOR) if isinstance(value, str) else value
         given = given if isinstance(given, list) else [given]
         for item in given:
             _refuse_missing(item, labels)
@@ -132,7 +139,7 @@ def _name(value: Any) -> str:
             raise BadExampleError("a label that is not finite", f": {value!r}")
         value = int(value) if value.is_integer() else value
     name = str(value).strip()
-    refuse_half(name, "label")
+    reject_lone_surrogates(name, "label")
     return name
 
 
@@ -145,7 +152,7 @@ def _refuse_unknown(label: str | float | frozenset[str], labels: Sequence[str] |
         raise BadExampleError("an unknown label", f": {strange[0]!r}; known are {known}")
 
 
-def labels_of(examples: Sequence[Example], where: str) -> tuple[str, ...]:
+def collect_labels(examples: Sequence[TextExample], where: str) -> tuple[str, ...]:
     """Return the labels that occur, numbers by size, other names by the alphabet.
 
     Scores have none. Raises TaskError if all are the same: nothing could be learnt.
@@ -171,33 +178,33 @@ def labels_of(examples: Sequence[Example], where: str) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def encode(
-    examples: Sequence[Example],
+def encode_examples(
+    examples: Sequence[TextExample],
     tokenizer: Tokenizer,
-    head: Head,
+    head: HeadConfig,
     task: TaskSettings,
-    counts: Counts,
-) -> Inputs:
+    counts: ExampleCounts,
+) -> ModelInputs:
     """Return [CLS] A [SEP] or [CLS] A [SEP] B [SEP] of each example; see ``Family``."""
     assert task.length is not None
-    tokenizer = tokenizer.counting(counts.tokens)
+    tokenizer = tokenizer.with_counter(counts.token_counts)
     texts = [text for example in examples for text in example.texts]
     rest = iter(tokenizer.encode_batch(texts))
     sequences, cut_off = [], []
     for example in examples:
         ids = [next(rest) for _ in example.texts]
-        kept = shortened(ids, task.length - 1 - len(ids))
+        kept = truncate_texts(ids, task.length - 1 - len(ids))
         cut_off.append(sum(map(len, kept)) < sum(map(len, ids)))
-        sequences.append([joined(kept, tokenizer)])
-    counts.cut_off += sum(cut_off)
-    where = [example.where for example in examples]
+        sequences.append([add_special_tokens(kept, tokenizer)])
+    counts.num_truncated += sum(cut_off)
+    where = [example.location for example in examples]
     targets = targets_of(examples, head)
-    return Inputs(
+    return ModelInputs(
         sequences, where, cut_off, None if targets is None else np.split(targets, len(examples))
     )
 
 
-def targets_of(examples: Sequence[Example], head: Head) -> NDArray[Any] | None:
+def targets_of(examples: Sequence[TextExample], head: HeadConfig) -> NDArray[Any] | None:
     """Return what is right as numbers, or None where a label is not known.
 
     int64 [n] class numbers, float32 [n] scores, or float32 [n, C] of 0 and 1.
@@ -210,14 +217,14 @@ def targets_of(examples: Sequence[Example], head: Head) -> NDArray[Any] | None:
     number = {name: index for index, name in enumerate(head.labels)}
     if head.kind == "single":
         return np.array([number[str(label)] for label in given], np.int64)
-    matrix = np.zeros((len(given), head.outputs), np.float32)
+    matrix = np.zeros((len(given), head.num_outputs), np.float32)
     for row, label in zip(matrix, given, strict=True):
         assert isinstance(label, frozenset)
         row[[number[name] for name in label]] = 1.0
     return matrix
 
 
-def losses(outputs: Tensor, part: Part, head: Head) -> Tensor:
+def compute_losses(outputs: Tensor, part: MicroBatch, head: HeadConfig) -> Tensor:
     """Return float32 [B]: cross-entropy, mean binary cross-entropy or squared error.
 
     outputs: float32 [B, C].
@@ -230,11 +237,11 @@ def losses(outputs: Tensor, part: Part, head: Head) -> Tensor:
     return (outputs[:, 0] - part.targets) ** 2
 
 
-def score(
+def compute_metrics(
     outputs: list[NDArray[np.float32]],
-    inputs: Inputs,
-    examples: Sequence[Example],
-    head: Head,
+    inputs: ModelInputs,
+    examples: Sequence[TextExample],
+    head: HeadConfig,
     task: TaskSettings,
 ) -> dict[str, float]:
     """Return the named metrics; see ``Family``."""
@@ -242,12 +249,12 @@ def score(
     logits, targets = np.concatenate(outputs), np.concatenate(inputs.targets)
     if head.kind == "regression":
         said, right = logits[:, 0].astype(np.float64), targets.astype(np.float64)
-        return {name: metrics.OF_NUMBERS[name](said, right) for name in task.metrics}
+        return {name: metrics.REGRESSION_METRICS[name](said, right) for name in task.metrics}
     own = of_one_label if head.kind == "single" else of_several_labels
     scores = own(logits, targets, [name for name in task.metrics if ":" not in name])
     if len(scores) < len(task.metrics):
-        classes = report(outputs, inputs, examples, head)["classes"]
-        scores |= metrics.label_scores(task.metrics, classes)
+        classes = compute_class_report(outputs, inputs, examples, head)["classes"]
+        scores |= metrics.select_label_scores(task.metrics, classes)
     return {name: scores[name] for name in task.metrics}
 
 
@@ -256,7 +263,11 @@ def of_one_label(
 ) -> dict[str, float]:
     """Return the named metrics of classes. logits: [n, C]. targets: [n]."""
     chosen = logits.argmax(-1)
-    scores = {name: metrics.OF_CLASSES[name](chosen, targets) for name in names if name != ROC_AUC}
+    scores = {
+        name: metrics.CLASSIFICATION_METRICS[name](chosen, targets)
+        for name in names
+        if name != ROC_AUC
+    }
     if ROC_AUC in names:
         # The order within a class is that of its probability, not of its logit.
         shares = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
@@ -285,11 +296,11 @@ def of_several_labels(
     return {name: scores[name] for name in names}
 
 
-def report(
+def compute_class_report(
     outputs: list[NDArray[np.float32]],
-    inputs: Inputs,
-    examples: Sequence[Example],  # noqa: ARG001 - other families need them
-    head: Head,
+    inputs: ModelInputs,
+    examples: Sequence[TextExample],  # noqa: ARG001 - other families need them
+    head: HeadConfig,
 ) -> dict[str, Any]:
     """Return the scores of each label, and what it was confused with; see ``Family``."""
     assert inputs.targets is not None
@@ -297,7 +308,7 @@ def report(
         return {}
     logits, targets = np.concatenate(outputs), np.concatenate(inputs.targets)
     if head.kind == "single":
-        return metrics.class_report(logits.argmax(-1), targets, head.labels)
+        return metrics.classification_report(logits.argmax(-1), targets, head.labels)
     predicted, right = logits > 0, targets > 0
     counts = ((predicted & right).sum(0), predicted.sum(0), right.sum(0))
     return {
@@ -308,13 +319,15 @@ def report(
     }
 
 
-def metrics_of(task: TaskSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def list_metrics(task: TaskSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the usual metrics and the known ones; see ``Family``."""
     if task.kind == "single":
         # F1 is that of class 1: of several classes nobody means it.
         several = len(task.labels) > 2
-        known = tuple(name for name in metrics.OF_CLASSES if not (several and name == "f1"))
+        known = tuple(
+            name for name in metrics.CLASSIFICATION_METRICS if not (several and name == "f1")
+        )
         return ("accuracy", "macro_f1"), (*known, ROC_AUC)
     if task.kind == "multi":
         return ("f1", "accuracy"), ("f1", "accuracy", "macro_f1", ROC_AUC)
-    return ("spearman", "pearson"), tuple(metrics.OF_NUMBERS)
+    return ("spearman", "pearson"), tuple(metrics.REGRESSION_METRICS)

@@ -11,27 +11,27 @@ from typing import Any
 
 from bertsmith.errors import SettingsError, TaskError
 from bertsmith.tasks import conllu
-from bertsmith.tasks.entities import bio2
-from bertsmith.tasks.inputs import BadExampleError, Counts
-from bertsmith.tasks.settings import TaskSettings, is_number
+from bertsmith.tasks.entities import to_bio2
+from bertsmith.tasks.inputs import BadExampleError, ExampleCounts
+from bertsmith.tasks.settings import TaskSettings, is_column_number
 from bertsmith.tasks.tables import (
     Row,
     TableSource,
-    cell,
+    get_cell,
     open_table,
-    refuse_half,
-    unique_id,
+    read_unique_id,
+    reject_lone_surrogates,
 )
-from bertsmith.tasks.text_files import open_lines, table_format
+from bertsmith.tasks.text_files import detect_table_format, open_lines
 
 #: What parts documents in CoNLL's files.
-DOCUMENT = "-DOCSTART-"
+DOCUMENT_MARKER = "-DOCSTART-"
 #: JSON lines: the keys where the columns of CoNLL's form are meant, and that of the document.
 _KEYS, _DOCUMENT = ("tokens", "tags"), "document"
 _BLANKS = re.compile("[ \\t]+")
 #: Formats that hold a sentence a row, and all formats of tagged sentences.
 ROW_FORMATS = ("jsonl", "json", "parquet")
-FORMATS = ("conll", "conllu", *ROW_FORMATS)
+SENTENCE_FORMATS = ("conll", "conllu", *ROW_FORMATS)
 #: Lines by which the separator and the number of columns are told.
 _SAMPLE_LINES = 500
 #: How KLUE's comments begin.
@@ -39,7 +39,7 @@ _COMMENT = "##"
 
 
 @dataclass(frozen=True)
-class Sentence:
+class TaggedSentence:
     """A text and the tag of each of its units, words or characters.
 
     units: the characters [start, end) of each. tags: None where they are not known. document: equal
@@ -50,14 +50,14 @@ class Sentence:
     units: tuple[tuple[int, int], ...]
     tags: tuple[str, ...] | None
     document: int
-    where: str
+    location: str
 
 
 @dataclass(frozen=True)
 class RawSentence:
     """A sentence as it stands in the file; ``fault``: why it cannot be used, if so.
 
-    lines: the number of each unit's, where units have lines of their own. cells: the row that holds
+    line_numbers: the number of each unit's, where units have lines of their own. cells: the row that holds
     it, where it is one. source: the lines of the file from the end of the sentence before it to its
     own end, without their ends; the first is number ``first_line``.
     """
@@ -65,32 +65,32 @@ class RawSentence:
     units: list[str]
     tags: list[str]
     document: int
-    where: str
-    fault: BadExampleError | None = None
-    lines: list[int] = field(default_factory=list)
+    location: str
+    error: BadExampleError | None = None
+    line_numbers: list[int] = field(default_factory=list)
     cells: Mapping[str, Any] = field(default_factory=dict)
-    source: list[str] = field(default_factory=list)
+    source_lines: list[str] = field(default_factory=list)
     first_line: int = 1
 
 
-def sentence_format(path: Path) -> str:
-    """Return the format of a file of tagged sentences by its suffix: one of ``FORMATS``."""
+def detect_sentence_format(path: Path) -> str:
+    """Return the format of a file of tagged sentences by its suffix: one of ``SENTENCE_FORMATS``."""
     if conllu.is_conllu(path):
         return "conllu"
-    form = table_format(path)
+    form = detect_table_format(path)
     return form if form in ROW_FORMATS else "conll"
 
 
-def has_tokens(source: TableSource, column: str | None) -> bool:
+def has_token_lists(source: TableSource, column: str | None) -> bool:
     """Tell whether rows hold lists of words, by the first of them; of a stream, by the column.
 
     column: that of the words, if it is named.
     """
-    name = _KEYS[0] if column is None or is_number(column) else column
+    name = _KEYS[0] if column is None or is_column_number(column) else column
     if source.stream is not None:
         return name == _KEYS[0]
     with open_table(source) as table:
-        first = next((row for row in table.rows if not row.fault), None)
+        first = next((row for row in table.rows if not row.error), None)
     return first is not None and isinstance(first.cells.get(name), list)
 
 
@@ -116,46 +116,46 @@ def looks_like_conll(head: str, labels: Collection[str]) -> bool:
     return any(set(column) <= set(labels) for column in zip(*rows, strict=True))
 
 
-def sentences(
-    path: Path, task: TaskSettings, labels: Sequence[str] | None, *, labelled: bool
-) -> tuple[list[Sentence], Counts]:
+def read_tagged_sentences(
+    path: Path, task: TaskSettings, labels: Sequence[str] | None, *, labeled: bool
+) -> tuple[list[TaggedSentence], ExampleCounts]:
     """Read the sentences of a file; a bad one is an error or a counted skip. Raises TaskError."""
-    found, counts = [], Counts()
+    found, counts = [], ExampleCounts()
     source = TableSource(path, encoding=task.encoding)
-    for raw in read_sentences(source, task, labelled=labelled):
-        with counts.one(raw.where, task, labelled=labelled):
-            found.append(to_sentence(raw, path, task, labels, labelled=labelled))
-    return counts.checked(found, path), counts
+    for raw in read_raw_sentences(source, task, labeled=labeled):
+        with counts.count_example(raw.location, task, labeled=labeled):
+            found.append(parse_sentence(raw, path, task, labels, labeled=labeled))
+    return counts.require_examples(found, path), counts
 
 
-def read_sentences(
-    source: TableSource, task: TaskSettings, *, labelled: bool, with_source: bool = False
+def read_raw_sentences(
+    source: TableSource, task: TaskSettings, *, labeled: bool, with_source: bool = False
 ) -> Iterator[RawSentence]:
     """Yield the sentences of a file as they stand there.
 
     with_source: with their lines; those after the last sentence come with one that has no units.
     Raises TaskError.
     """
-    form = source.format or sentence_format(source.path)
+    form = source.format or detect_sentence_format(source.path)
     if form in ROW_FORMATS:
         with open_table(replace(source, format=form)) as table:
-            yield from row_sentences(table.rows, task, labelled=labelled)
+            yield from read_row_sentences(table.rows, task, labeled=labeled)
         return
     with open_lines(source.path, encoding=source.encoding, stream=source.stream) as lines:
-        yield from _blocks(lines, source.path, task, labelled, form, with_source=with_source)
+        yield from _blocks(lines, source.path, task, labeled, form, with_source=with_source)
 
 
-def to_sentence(
+def parse_sentence(
     raw: RawSentence,
     path: Path,
     task: TaskSettings,
     labels: Sequence[str] | None,
     *,
-    labelled: bool,
-) -> Sentence:
+    labeled: bool,
+) -> TaggedSentence:
     """Return a sentence with its text and places. Raises BadExampleError."""
-    if raw.fault:
-        raise raw.fault
+    if raw.error:
+        raise raw.error
     if task.unit == "word" and not all(unit.strip() for unit in raw.units):
         advice = ""
         if all(len(unit) == 1 for unit in raw.units):
@@ -167,17 +167,17 @@ def to_sentence(
         units.append((start, start + len(unit)))
         start += len(unit) + len(between)
     tags = None
-    if labelled:
-        tags = tuple(bio2(raw.tags) if task.kind == "entities" else raw.tags)
+    if labeled:
+        tags = tuple(to_bio2(raw.tags) if task.kind == "entities" else raw.tags)
         known = set(tags if labels is None else labels)
         strange = next((place for place, tag in enumerate(tags) if tag not in known), None)
         if strange is not None:
             told = ", ".join(map(repr, list(labels or ())[:20]))
             raise BadExampleError(
                 "an unknown label", f": {tags[strange]!r}; known are {told}",
-                f"{path}, line {raw.lines[strange]:,}" if raw.lines else None,
+                f"{path}, line {raw.line_numbers[strange]:,}" if raw.line_numbers else None,
             )  # fmt: skip
-    return Sentence(between.join(raw.units), tuple(units), tags, raw.document, raw.where)
+    return TaggedSentence(between.join(raw.units), tuple(units), tags, raw.document, raw.location)
 
 
 def _blocks(
@@ -192,12 +192,12 @@ def _blocks(
     """Yield the sentences of CoNLL's form: a unit a line; a blank line or a document ends one."""
     is_universal = form == "conllu"
     rules = _CONLLU if is_universal else _CONLL
-    column = conllu.column if is_universal else _number
+    column = conllu.get_column_index if is_universal else _number
     word = column(task.text, "text", path)
     tag = column(task.label, "label", path) if labelled else None
     sample = list(islice(lines, _SAMPLE_LINES))
     columns = _Columns.of(sample, rules, word, tag, path)
-    is_aside: Callable[[str], bool] = conllu.is_aside
+    is_aside: Callable[[str], bool] = conllu.is_not_word
     if not is_universal:
         is_aside = partial(_is_aside, task.unit, columns)
     block = RawSentence([], [], 0, "")
@@ -208,7 +208,7 @@ def _blocks(
             yield block
             block = RawSentence([], [], block.document, "", first_line=number)
         if with_source:
-            block.source.append(bare)
+            block.source_lines.append(bare)
         if begins:
             block = replace(block, document=block.document + 1)
         elif is_aside(bare):
@@ -220,8 +220,8 @@ def _blocks(
         else:
             assert columns is not None
             block = _with_unit(block, bare, columns, word, tag, f"{path}, line {number:,}")
-            block.lines.append(number)
-    if block.units or block.source:
+            block.line_numbers.append(number)
+    if block.units or block.source_lines:
         yield block
 
 
@@ -229,12 +229,12 @@ def _with_unit(
     block: RawSentence, line: str, columns: "_Columns", word: int, tag: int | None, place: str
 ) -> RawSentence:
     if not block.units:
-        block = replace(block, where=place)
+        block = replace(block, location=place)
     cells = columns.split(line)
     if cells is None:
         cells = [""] * columns.count
-        if block.fault is None:
-            block = replace(block, fault=columns.fault(line, place))
+        if block.error is None:
+            block = replace(block, error=columns.fault(line, place))
     block.units.append(cells[word])
     if tag is not None:
         block.tags.append(cells[tag])
@@ -242,7 +242,7 @@ def _with_unit(
 
 
 def _begins_document(line: str) -> bool:
-    return line.split(maxsplit=1)[:1] == [DOCUMENT]
+    return line.split(maxsplit=1)[:1] == [DOCUMENT_MARKER]
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ class _Rules:
 
 
 _CONLL = _Rules(_begins_document, lambda line: line.startswith(_COMMENT))
-_CONLLU = _Rules(conllu.begins_document, conllu.is_aside)
+_CONLLU = _Rules(conllu.is_document_start, conllu.is_not_word)
 
 
 def _is_aside(unit: str, columns: "_Columns | None", line: str) -> bool:
@@ -328,28 +328,28 @@ def split_columns(line: str, *, tabs: bool) -> list[str]:
     return line.split() if line.isascii() else _BLANKS.split(line.strip(" \t"))
 
 
-def row_sentences(
-    rows: Iterable[Row], task: TaskSettings, *, labelled: bool
+def read_row_sentences(
+    rows: Iterable[Row], task: TaskSettings, *, labeled: bool
 ) -> Iterator[RawSentence]:
     """Yield the sentences of JSON lines or Parquet: a list of words and a list of tags a row."""
-    names = [key if is_number(name) else name
+    names = [key if is_column_number(name) else name
              for name, key in zip((task.text, task.label), _KEYS, strict=True)]  # fmt: skip
     number, last, seen = -1, None, set[str]()
     for row in rows:
         # Without a document each row is its own.
         here = row.cells.get(_DOCUMENT)
         number, last = number + (here is None or here != last), here
-        raw = RawSentence([], [], number, row.where, cells=row.cells)
+        raw = RawSentence([], [], number, row.location, cells=row.cells)
         try:
-            unique_id(row, task.id, seen)
+            read_unique_id(row, task.id, seen)
             units = _listed(row, names[0])
             # Hugging Face's data sets have numbers for tags.
-            tags = _listed(row, names[1], numbers=True) if labelled else []
+            tags = _listed(row, names[1], numbers=True) if labeled else []
         except BadExampleError as error:
-            yield replace(raw, fault=error)
+            yield replace(raw, error=error)
             continue
         fault = None
-        if labelled and len(units) != len(tags):
+        if labeled and len(units) != len(tags):
             fault = BadExampleError(f"{len(units)} words but {len(tags)} tags")
         elif not units:
             fault = BadExampleError("a sentence without words")
@@ -358,24 +358,24 @@ def row_sentences(
                 f"no column {_DOCUMENT!r} to tell which rows task.context 'document' may put "
                 "together"
             )
-        yield replace(raw, units=units, tags=tags, fault=fault)
+        yield replace(raw, units=units, tags=tags, error=fault)
 
 
 def _listed(row: Row, name: str, *, numbers: bool = False) -> list[str]:
-    value = cell(row, name)
+    value = get_cell(row, name)
     if not isinstance(value, list):
         raise BadExampleError("no list where words or tags are expected", f" in {name!r}")
     for one in value:
         if type(one) is not str and not (numbers and type(one) is int):
             raise BadExampleError("a word or tag that is no text", f" in {name!r}: {one!r}")
     found = [str(one) for one in value]
-    refuse_half("".join(found), name)
+    reject_lone_surrogates("".join(found), name)
     return found
 
 
 def _number(name: str, field: str, path: Path) -> int:
     """Return the number of a column; SettingsError for a name, which only tables have."""
-    if not is_number(name):
+    if not is_column_number(name):
         raise SettingsError(
             f"{path}: the {field} is said to be in the column {name!r}, but columns of CoNLL's "
             f"form have no names; give task.{field} a number, from 0, or from the end -1"

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from bertsmith.errors import SettingsError
-from bertsmith.tasks.settings import is_number
+from bertsmith.tasks.settings import is_column_number
 
 #: The columns, in their order.
 FIELDS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
@@ -25,23 +25,23 @@ def is_conllu(path: Path) -> bool:
     return path.suffix.lower() == ".conllu"
 
 
-def begins_document(line: str) -> bool:
+def is_document_start(line: str) -> bool:
     """Tell whether a line says that a document begins."""
     return _DOCUMENT.match(line) is not None
 
 
-def is_aside(line: str) -> bool:
+def is_not_word(line: str) -> bool:
     """Tell whether a line is no word: a comment, several words as one, or a word left out."""
     return line.startswith("#") or _ASIDE.match(line) is not None
 
 
-def column(name: str, field: str, path: Path) -> int:
+def get_column_index(name: str, field: str, path: Path) -> int:
     """Return the number of the column that ``field`` ("text" or "label") of a task names.
 
     Numbers are the columns of CoNLL's form, where words come first; here they mean ``USUAL``.
     Raises SettingsError.
     """
-    asked = USUAL[field] if is_number(name) else name.lower()
+    asked = USUAL[field] if is_column_number(name) else name.lower()
     if asked not in FIELDS:
         raise SettingsError(
             f"{path}: task.{field}: there is no column {name!r} in CoNLL-U; expected one of "

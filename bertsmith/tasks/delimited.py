@@ -27,11 +27,11 @@ class Dialect:
     """How records are written. quoted: as CSV; else a quotation mark is a plain character."""
 
     delimiter: str
-    quoted: bool
+    has_quotes: bool
     newline: str = "\n"
 
 
-def check_delimiter(text: str) -> str:
+def parse_delimiter(text: str) -> str:
     """Return the delimiter that a user names, one character. Raises SettingsError."""
     delimiter = _NAMES.get(text, text)
     if len(delimiter) != 1 or delimiter in '"\r\n':
@@ -57,9 +57,9 @@ def open_records(
     if delimiter is not None:
         dialect = Dialect(delimiter, not (tsv and delimiter == TAB), newline)
     elif tsv:
-        dialect = Dialect(TAB, quoted=False, newline=newline)
+        dialect = Dialect(TAB, has_quotes=False, newline=newline)
     else:
-        dialect = Dialect(_detect(sample, header=header), quoted=True, newline=newline)
+        dialect = Dialect(_detect(sample, header=header), has_quotes=True, newline=newline)
     counts = Counter(_cell_counts(sample, dialect))
     columns = counts.most_common(1)[0][0] if counts and not header else None
     return dialect, columns, chain(sample, lines)
@@ -68,7 +68,7 @@ def open_records(
 def _detect(sample: Sequence[str], *, header: bool) -> str:
     shares = {}
     for delimiter in (",", *_OTHERS):
-        counts = _cell_counts(sample, Dialect(delimiter, quoted=True))
+        counts = _cell_counts(sample, Dialect(delimiter, has_quotes=True))
         if not counts:
             return ","
         expected = counts[0] if header else Counter(counts).most_common(1)[0][0]
@@ -96,7 +96,7 @@ def _cell_counts(sample: Sequence[str], dialect: Dialect) -> list[int]:
 
 
 def _reader(lines: Iterator[str], dialect: Dialect, *, strict: bool) -> Any:
-    if not dialect.quoted:
+    if not dialect.has_quotes:
         return csv.reader(lines, delimiter=dialect.delimiter, quoting=csv.QUOTE_NONE)
     # Strict: else a quotation mark that is never closed would swallow the rest of the file.
     return csv.reader(lines, delimiter=dialect.delimiter, strict=strict)

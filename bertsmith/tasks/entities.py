@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from bertsmith.tasks.inputs import BadExampleError
 from bertsmith.tasks.metrics import scores_from_counts
 
-OUTSIDE = "O"
+OUTSIDE_TAG = "O"
 #: The type of bare prefixes, B and I alone, as seqeval names it.
 UNNAMED = "_"
 #: The prefixes of all schemes in those of IOBES; L and U are names for E and S in BILOU.
@@ -32,8 +32,8 @@ def _parts(tag: str) -> tuple[str, str | None]:
 
     The type is None outside, and ``UNNAMED`` of a bare prefix.
     """
-    if tag == OUTSIDE:
-        return OUTSIDE, None
+    if tag == OUTSIDE_TAG:
+        return OUTSIDE_TAG, None
     prefix, dash, name = tag.partition("-")
     if bool(dash) != bool(name) or prefix not in _PREFIXES:
         raise BadExampleError(
@@ -43,7 +43,7 @@ def _parts(tag: str) -> tuple[str, str | None]:
     return _PREFIXES[prefix], name or UNNAMED
 
 
-def strange(labels: Sequence[str]) -> list[str]:
+def find_invalid_tags(labels: Sequence[str]) -> list[str]:
     """Return those labels that are no entity's tags."""
     found = []
     for label in labels:
@@ -54,14 +54,14 @@ def strange(labels: Sequence[str]) -> list[str]:
     return found
 
 
-def entities(tags: Sequence[str]) -> Iterator[Entity]:
+def extract_entities(tags: Sequence[str]) -> Iterator[Entity]:
     """Yield the entities of a sentence's tags, in any of the schemes IOB1, BIO2, IOBES, BILOU.
 
     Where tags break their scheme, an entity begins wherever the one before cannot go on.
     """
-    start, before = 0, OUTSIDE
+    start, before = 0, OUTSIDE_TAG
     open_name: str | None = None
-    for place, tag in enumerate([*tags, OUTSIDE]):
+    for place, tag in enumerate([*tags, OUTSIDE_TAG]):
         prefix, name = _parts(tag)
         goes_on = open_name == name and prefix in "IE" and before in "BI"
         if open_name is not None and not goes_on:
@@ -71,17 +71,17 @@ def entities(tags: Sequence[str]) -> Iterator[Entity]:
         open_name, before = name, prefix
 
 
-def bio2(tags: Sequence[str]) -> list[str]:
+def to_bio2(tags: Sequence[str]) -> list[str]:
     """Return the same entities in BIO2: B- where one begins, I- inside. Reads any scheme."""
-    result = [OUTSIDE] * len(tags)
-    for found in entities(tags):
+    result = [OUTSIDE_TAG] * len(tags)
+    for found in extract_entities(tags):
         result[found.start] = _joined("B", found.label)
         inside = [_joined("I", found.label)] * (found.end - found.start - 1)
         result[found.start + 1 : found.end] = inside
     return result
 
 
-def inside_tag(tag: str) -> str:
+def to_inside_tag(tag: str) -> str:
     """Return the tag with which an entity goes on; a tag that is no entity's stays as it is."""
     return f"I{tag[1:]}" if tag[:2] in ("B-", "I-") or tag in ("B", "I") else tag
 
@@ -90,7 +90,7 @@ def _joined(prefix: str, name: str) -> str:
     return prefix if name == UNNAMED else f"{prefix}-{name}"
 
 
-def entity_scores(
+def compute_entity_scores(
     predicted: Sequence[Sequence[str]], right: Sequence[Sequence[str]]
 ) -> dict[str, float]:
     """Return precision, recall and F1 over the entities of all sentences, and the macro F1.
@@ -100,14 +100,14 @@ def entity_scores(
     """
     correct, found, true = _count_entities(predicted, right)
     overall = scores_from_counts(correct.total(), found.total(), true.total())
-    by_type = [scores["f1"] for scores in type_scores(predicted, right).values()]
+    by_type = [scores["f1"] for scores in compute_type_scores(predicted, right).values()]
     return {
         **{name: overall[name] for name in ("f1", "precision", "recall")},
         "macro_f1": sum(by_type) / len(by_type) if by_type else 0.0,
     }
 
 
-def type_scores(
+def compute_type_scores(
     predicted: Sequence[Sequence[str]], right: Sequence[Sequence[str]]
 ) -> dict[str, dict[str, float]]:
     """Return precision, recall, F1 and support of each entity type that occurs on either side."""
@@ -126,7 +126,7 @@ def _count_entities(
     found: Counter[str] = Counter()
     true: Counter[str] = Counter()
     for predicted_tags, right_tags in zip(predicted, right, strict=True):
-        left, other = set(entities(predicted_tags)), set(entities(right_tags))
+        left, other = set(extract_entities(predicted_tags)), set(extract_entities(right_tags))
         found.update(entity.label for entity in left)
         true.update(entity.label for entity in other)
         correct.update(entity.label for entity in left & other)

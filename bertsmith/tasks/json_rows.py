@@ -11,12 +11,12 @@ from bertsmith.errors import TaskError
 from bertsmith.tasks.text_files import split_lines
 
 NOT_JSON, NOT_OBJECT = "a line that is not JSON", "a line that is no JSON object"
-TWICE = "a key that stands twice in its object"
+DUPLICATE_KEY = "a key that stands twice in its object"
 _BLANKS = " \t\r\n"
 _BLANK = re.compile(f"[{_BLANKS}]*")
 
 #: A line number, an object, and why there is none.
-Value = tuple[int, dict[str, Any], str]
+JsonRow = tuple[int, dict[str, Any], str]
 
 
 class _Objects:
@@ -40,10 +40,10 @@ class _Objects:
             raise ValueError("nested too deeply") from None
         if not isinstance(value, dict):
             return {}, end, NOT_OBJECT
-        return value, end, TWICE if self._has_twice else ""
+        return value, end, DUPLICATE_KEY if self._has_twice else ""
 
 
-def read_lines(lines: Iterable[str]) -> Iterator[Value]:
+def read_json_lines(lines: Iterable[str]) -> Iterator[JsonRow]:
     """Yield an object a line; lines without anything are passed over."""
     objects = _Objects()
     for number, line in enumerate(lines, 1):
@@ -59,7 +59,7 @@ def read_lines(lines: Iterable[str]) -> Iterator[Value]:
         yield number, {} if fault else value, fault
 
 
-def read_json(pieces: Iterator[str], path: Path) -> Iterator[Value]:
+def read_json(pieces: Iterator[str], path: Path) -> Iterator[JsonRow]:
     """Yield the objects of an array; or of JSON lines, as some .json files hold. Raises TaskError.
 
     Memory holds one object, not the array.
@@ -73,7 +73,7 @@ def read_json(pieces: Iterator[str], path: Path) -> Iterator[Value]:
         yield from _array(head, pieces, path)
         return
     is_first = True
-    for number, value, fault in read_lines(split_lines(chain([head], pieces))):
+    for number, value, fault in read_json_lines(split_lines(chain([head], pieces))):
         if is_first and fault == NOT_JSON:
             raise TaskError(
                 f"{path}, line {number:,}: expected an array of objects, or an object on each line"
@@ -116,7 +116,7 @@ class _Buffer:
                 return self.text[self.start : self.start + 1]
 
 
-def _array(head: str, pieces: Iterator[str], path: Path) -> Iterator[Value]:
+def _array(head: str, pieces: Iterator[str], path: Path) -> Iterator[JsonRow]:
     buffer, objects = _Buffer(head, pieces), _Objects()
 
     def broken(fault: str) -> TaskError:

@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bertsmith.bundle import Kind
+from bertsmith.bundle import TaskKind
 from bertsmith.errors import TaskError
-from bertsmith.tasks.entities import entities
+from bertsmith.tasks.entities import extract_entities
 from bertsmith.tasks.settings import TaskSettings
 
 #: Labels that a summary names, and the characters of each.
@@ -18,7 +18,7 @@ _DOMINANT_SHARE = 0.8
 _MANY_NUMBERS = 20
 
 
-def count_labels(examples: Sequence[Any], kind: Kind) -> Counter[str]:
+def count_labels(examples: Sequence[Any], kind: TaskKind) -> Counter[str]:
     """Count the labels of the examples of a family.
 
     Labels of a text, entity types, tags of words, or indices of right endings. Empty for numbers
@@ -33,11 +33,13 @@ def count_labels(examples: Sequence[Any], kind: Kind) -> Counter[str]:
     if kind == "tags":
         return Counter(tag for example in examples for tag in example.tags)
     if kind == "entities":
-        return Counter(entity.label for example in examples for entity in entities(example.tags))
+        return Counter(
+            entity.label for example in examples for entity in extract_entities(example.tags)
+        )
     return Counter()
 
 
-def summarize_labels(examples: Sequence[Any], kind: Kind) -> str:
+def summarize_labels(examples: Sequence[Any], kind: TaskKind) -> str:
     """Return one line with the commonest labels and their counts, or with the range of numbers."""
     if kind == "regression":
         values = [float(example.label) for example in examples]
@@ -49,7 +51,7 @@ def summarize_labels(examples: Sequence[Any], kind: Kind) -> str:
     counts = count_labels(examples, kind)
     total = counts.total() if kind in ("tags", "entities") else len(examples)
     parts = [
-        f"{shorten(name)} {count:,} ({count / total:.1%})"
+        f"{shorten_label(name)} {count:,} ({count / total:.1%})"
         for name, count in counts.most_common(_NAMED)
     ]
     if len(counts) > _NAMED:
@@ -83,14 +85,14 @@ def warn_about_labels(examples: Sequence[Any], task: TaskSettings) -> list[str]:
     if share <= _DOMINANT_SHARE or task.class_weights == "balanced":
         return []
     warning = (
-        f"{share:.1%} of the examples have the label {shorten(name)!r}, so a model that always "
+        f"{share:.1%} of the examples have the label {shorten_label(name)!r}, so a model that always "
         f"answers it reaches accuracy {share:.4f}; compare macro_f1, or weight rare labels with "
         "--set task.class_weights=balanced"
     )
     return [warning]
 
 
-def refuse_numeric_labels(examples: Sequence[Any], task: TaskSettings) -> None:
+def reject_numeric_labels(examples: Sequence[Any], task: TaskSettings) -> None:
     """Raise TaskError where the labels of a classifier are a scale of numbers rather than classes.
 
     Numbers are a scale if one is not whole, or if there are many that do not simply count classes
@@ -136,13 +138,13 @@ def warn_about_accuracy(examples: Sequence[Any], accuracy: float) -> str | None:
     if accuracy > majority or accuracy == 1:
         return None
     return (
-        f"accuracy {accuracy:.4f} is no better than always answering {shorten(name)!r} "
+        f"accuracy {accuracy:.4f} is no better than always answering {shorten_label(name)!r} "
         f"({majority:.4f}); check the columns of text and label, train longer (--epochs), or try "
         "another learning rate (--lr)"
     )
 
 
-def shorten(name: str) -> str:
+def shorten_label(name: str) -> str:
     """Return a label for a message, at most 40 characters of it on one line."""
     line = " ".join(name.split())
     return line if len(line) <= _NAME_LENGTH else line[: _NAME_LENGTH - 1] + "…"

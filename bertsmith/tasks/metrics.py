@@ -33,7 +33,7 @@ def macro_f1(predicted: Ints, right: Ints) -> float:
     return float(np.mean(each))
 
 
-def matthews(predicted: Ints, right: Ints) -> float:
+def matthews_correlation(predicted: Ints, right: Ints) -> float:
     """Return Matthews' correlation of two int64 [n] of any number of classes (Gorodkin 2004).
 
     It is 0 where either has one class only, as scikit-learn says.
@@ -71,7 +71,7 @@ def scores_from_counts(correct: int, predicted: int, support: int) -> dict[str, 
     }
 
 
-def class_report(predicted: Ints, right: Ints, labels: Sequence[str]) -> dict[str, Any]:
+def classification_report(predicted: Ints, right: Ints, labels: Sequence[str]) -> dict[str, Any]:
     """Return ``classes``, the scores of each label, and ``confusion``, of two int64 [n].
 
     ``confusion`` maps each right label to the counts of what was predicted, without zeros.
@@ -144,17 +144,17 @@ def mean_roc_auc(scores: Floats, right: NDArray[np.bool_]) -> float:
     return float(np.mean(defined)) if defined else float("nan")
 
 
-def label_metric(name: str) -> tuple[str, str] | None:
+def parse_label_metric(name: str) -> tuple[str, str] | None:
     """Return score and label of a metric of one label, such as ("f1", "LOC") of "f1:LOC"."""
     score, colon, label = name.partition(":")
-    return (score, label) if colon and label and score in SCORES_BY_LABEL else None
+    return (score, label) if colon and label and score in PER_LABEL_SCORES else None
 
 
-def label_scores(
+def select_label_scores(
     names: Sequence[str], classes: Mapping[str, Mapping[str, float]]
 ) -> dict[str, float]:
-    """Return those of the named metrics that are of one label; see ``class_report``."""
-    parts = {name: label_metric(name) for name in names}
+    """Return those of the named metrics that are of one label; see ``classification_report``."""
+    parts = {name: parse_label_metric(name) for name in names}
     # A type of entities that occurs nowhere has no scores.
     return {
         name: classes.get(part[1], {}).get(part[0], 0.0)
@@ -174,11 +174,11 @@ def _ranks(values: Floats) -> Floats:
 #: Metrics of which less is better; of all others more is.
 LOWER_IS_BETTER = frozenset({"mse", "mae"})
 #: Scores that there are of each label, named as in "f1:LOC".
-SCORES_BY_LABEL = ("precision", "recall", "f1")
+PER_LABEL_SCORES = ("precision", "recall", "f1")
 #: Metrics over class numbers, and over numbers.
-OF_CLASSES: dict[str, Callable[[Ints, Ints], float]] = {
-    "accuracy": accuracy, "f1": f1, "macro_f1": macro_f1, "matthews": matthews,
+CLASSIFICATION_METRICS: dict[str, Callable[[Ints, Ints], float]] = {
+    "accuracy": accuracy, "f1": f1, "macro_f1": macro_f1, "matthews": matthews_correlation,
 }  # fmt: skip
-OF_NUMBERS: dict[str, Callable[[Floats, Floats], float]] = {
+REGRESSION_METRICS: dict[str, Callable[[Floats, Floats], float]] = {
     "pearson": pearson, "spearman": spearman, "mse": mse, "mae": mae, "f1_at_3.0": f1_at_3,
 }  # fmt: skip

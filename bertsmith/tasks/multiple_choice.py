@@ -18,104 +18,112 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from bertsmith.bundle import Head
+from bertsmith.bundle import HeadConfig
 from bertsmith.errors import SettingsError, TaskError
 from bertsmith.tasks import metrics
-from bertsmith.tasks.inputs import BadExampleError, Counts, Inputs, Part
+from bertsmith.tasks.inputs import BadExampleError, ExampleCounts, MicroBatch, ModelInputs
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.tasks.tables import Row, cell, checked_text, rows, task_rows, text_of, unique_id
-from bertsmith.tasks.text_pairs import joined, shortened
+from bertsmith.tasks.tables import (
+    Row,
+    check_text,
+    get_cell,
+    get_text,
+    read_rows,
+    read_task_rows,
+    read_unique_id,
+)
+from bertsmith.tasks.text_pairs import add_special_tokens, truncate_texts
 from bertsmith.text.wordpiece import Tokenizer
 
 #: As in the original's run_classifier.py.
-LENGTH = 128
+DEFAULT_LENGTH = 128
 
 
 @dataclass(frozen=True)
-class Question:
+class ChoiceExample:
     """A prompt and its endings. ``right``: the index of the right one, None where it is not known.
 
-    where: file and line, for messages.
+    location: file and line, for messages.
     """
 
     prompt: str
     endings: tuple[str, ...]
-    right: int | None
-    where: str
+    correct_index: int | None
+    location: str
 
 
-def read(
+def read_examples(
     path: Path,
     task: TaskSettings,
     *,
     labels: Sequence[str] | None = None,  # noqa: ARG001 - a choice has no labels
-    labelled: bool = True,
-) -> tuple[list[Question], Counts]:
+    labeled: bool = True,
+) -> tuple[list[ChoiceExample], ExampleCounts]:
     """Read prompts and endings from a table; see ``Family``."""
     if not task.endings:
         raise SettingsError(
             f"{path}: the columns of the endings are not known; give --endings A,B,…, or "
             "task.endings"
         )
-    file = task.answers_file(path) if labelled else None
+    file = task.answers_file(path) if labeled else None
     answers = None if file is None else _answers(file)
-    examples, counts, seen = [], Counts(), set[str]()
-    for row in task_rows(path, task, counts):
-        with counts.one(row.where, task, labelled=labelled):
+    examples, counts, seen = [], ExampleCounts(), set[str]()
+    for row in read_task_rows(path, task, counts):
+        with counts.count_example(row.location, task, labeled=labeled):
             value = None
-            name = unique_id(row, task.id, seen, needed=answers is not None)
+            name = read_unique_id(row, task.id, seen, needed=answers is not None)
             if answers is not None:
                 value = _answer(name, answers)
-            elif labelled:
-                value = cell(row, task.label)
-            examples.append(_question(row, task, value, labelled=labelled))
+            elif labeled:
+                value = get_cell(row, task.label)
+            examples.append(_question(row, task, value, labelled=labeled))
     orphans = len((answers or {}).keys() - seen)
     if orphans:
-        counts.read += orphans
+        counts.num_read += orphans
         counts.skipped["an answer whose id no row has"] += orphans
-    return counts.checked(examples, path), counts
+    return counts.require_examples(examples, path), counts
 
 
 def read_prompt(row: Row, task: TaskSettings) -> tuple[str, tuple[str, ...]]:
     """Return the prompt of a row and its endings. Raises BadExampleError."""
-    prompt, endings = text_of(row, task.text), _endings(row, task.endings)
+    prompt, endings = get_text(row, task.text), _endings(row, task.endings)
     if task.pair:
-        start = text_of(row, task.pair)
+        start = get_text(row, task.pair)
         endings = tuple(f"{start} {ending}" for ending in endings)
     return prompt, endings
 
 
-def _question(row: Row, task: TaskSettings, value: Any, *, labelled: bool) -> Question:
+def _question(row: Row, task: TaskSettings, value: Any, *, labelled: bool) -> ChoiceExample:
     prompt, endings = read_prompt(row, task)
     right = _right(value, task.endings, len(endings)) if labelled else None
-    return Question(prompt, endings, right, row.where)
+    return ChoiceExample(prompt, endings, right, row.location)
 
 
 def _endings(row: Row, names: Sequence[str]) -> tuple[str, ...]:
     """Return the endings: a column each, or all in one column that holds lists."""
     if len(names) > 1:
-        return tuple(text_of(row, name) for name in names)
-    several = cell(row, names[0])
+        return tuple(get_text(row, name) for name in names)
+    several = get_cell(row, names[0])
     if not isinstance(several, list):
         raise TaskError(
-            f"{row.where}: the column {names[0]!r} holds one ending; name a column for each "
+            f"{row.location}: the column {names[0]!r} holds one ending; name a column for each "
             "ending, or one whose cells are lists"
         )
     if len(several) < 2:
         raise BadExampleError("fewer than two endings", f" in column {names[0]!r}")
-    return tuple(checked_text(ending, names[0]) for ending in several)
+    return tuple(check_text(ending, names[0]) for ending in several)
 
 
 def _answers(path: Path) -> dict[str, Any]:
     """Return the label of each id in a file of "id,label" without a header. Raises TaskError."""
     found: dict[str, Any] = {}
-    for row in rows(path, header=False):
+    for row in read_rows(path, header=False):
         try:
-            name, label = str(cell(row, "0")).strip(), cell(row, "1")
+            name, label = str(get_cell(row, "0")).strip(), get_cell(row, "1")
         except BadExampleError as fault:
-            raise TaskError(f"{row.where}: {fault}; expected an id and its label") from None
+            raise TaskError(f"{row.location}: {fault}; expected an id and its label") from None
         if name in found:
-            raise TaskError(f"{row.where}: the id {name!r} stood before; take one of them out")
+            raise TaskError(f"{row.location}: the id {name!r} stood before; take one of them out")
         found[name] = label
     return found
 
@@ -157,53 +165,53 @@ def _right(value: Any, names: Sequence[str], count: int) -> int:
     )
 
 
-def labels_of(examples: Sequence[Question], where: str) -> tuple[str, ...]:  # noqa: ARG001
+def collect_labels(examples: Sequence[ChoiceExample], where: str) -> tuple[str, ...]:  # noqa: ARG001
     """Return no labels: a choice has one output, the score of an ending."""
     return ()
 
 
-def encode(
-    examples: Sequence[Question],
+def encode_examples(
+    examples: Sequence[ChoiceExample],
     tokenizer: Tokenizer,
-    head: Head,  # noqa: ARG001 - other families need it
+    head: HeadConfig,  # noqa: ARG001 - other families need it
     task: TaskSettings,
-    counts: Counts,
-) -> Inputs:
+    counts: ExampleCounts,
+) -> ModelInputs:
     """Return [CLS] prompt [SEP] ending [SEP] for each ending of each example; see ``Family``."""
     assert task.length is not None
-    tokenizer = tokenizer.counting(counts.tokens)
+    tokenizer = tokenizer.with_counter(counts.token_counts)
     texts = [text for example in examples for text in (example.prompt, *example.endings)]
     rest = iter(tokenizer.encode_batch(texts))
     sequences, cut_off = [], []
     for example in examples:
         prompt = next(rest)
         pairs = [(prompt, next(rest)) for _ in example.endings]
-        kept = [shortened(pair, task.length - 3) for pair in pairs]
-        sequences.append([joined(pair, tokenizer) for pair in kept])
+        kept = [truncate_texts(pair, task.length - 3) for pair in pairs]
+        sequences.append([add_special_tokens(pair, tokenizer) for pair in kept])
         cut_off.append(any(len(a) + len(b) > task.length - 3 for a, b in pairs))
-    counts.cut_off += sum(cut_off)
-    known = [one.right for one in examples if one.right is not None]
+    counts.num_truncated += sum(cut_off)
+    known = [one.correct_index for one in examples if one.correct_index is not None]
     targets = [np.array([right], np.int64) for right in known]
-    where = [example.where for example in examples]
-    return Inputs(sequences, where, cut_off, targets if len(known) == len(examples) else None)
+    where = [example.location for example in examples]
+    return ModelInputs(sequences, where, cut_off, targets if len(known) == len(examples) else None)
 
 
-def losses(outputs: Tensor, part: Part, head: Head) -> Tensor:  # noqa: ARG001
+def compute_losses(outputs: Tensor, part: MicroBatch, head: HeadConfig) -> Tensor:  # noqa: ARG001
     """Return float32 [U]: cross-entropy over the scores of each prompt's own endings.
 
     outputs: float32 [B, 1], an ending each.
     """
     # A prompt with fewer endings than others is filled up with some that have no probability.
-    each = list(torch.split(outputs[:, 0], part.sizes))
+    each = list(torch.split(outputs[:, 0], part.sequences_per_unit))
     scores = pad_sequence(each, batch_first=True, padding_value=float("-inf"))
     return F.cross_entropy(scores, part.targets, reduction="none")
 
 
-def score(
+def compute_metrics(
     outputs: list[NDArray[np.float32]],
-    inputs: Inputs,
-    examples: Sequence[Question],  # noqa: ARG001 - other families need them
-    head: Head,  # noqa: ARG001
+    inputs: ModelInputs,
+    examples: Sequence[ChoiceExample],  # noqa: ARG001 - other families need them
+    head: HeadConfig,  # noqa: ARG001
     task: TaskSettings,
 ) -> dict[str, float]:
     """Return the named metrics; see ``Family``."""
@@ -213,16 +221,16 @@ def score(
     return {name: found[name] for name in task.metrics}
 
 
-def report(
+def compute_class_report(
     outputs: list[NDArray[np.float32]],  # noqa: ARG001 - see Family
-    inputs: Inputs,  # noqa: ARG001
-    examples: Sequence[Question],  # noqa: ARG001
-    head: Head,  # noqa: ARG001
+    inputs: ModelInputs,  # noqa: ARG001
+    examples: Sequence[ChoiceExample],  # noqa: ARG001
+    head: HeadConfig,  # noqa: ARG001
 ) -> dict[str, Any]:
     """Return nothing: the endings of different prompts are no classes."""
     return {}
 
 
-def metrics_of(task: TaskSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:  # noqa: ARG001
+def list_metrics(task: TaskSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:  # noqa: ARG001
     """Return the usual metrics and the known ones; see ``Family``."""
     return ("accuracy",), ("accuracy",)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bertsmith.tasks.settings import SPAN_FIELDS, TaskSettings
+from bertsmith.tasks.settings import SQUAD_FIELDS, TaskSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,34 +24,40 @@ class PublicTask:
     The first metric is the one that decides.
     """
 
-    facts: Mapping[str, Any]
-    train: str = "train.tsv"
+    fixed_settings: Mapping[str, Any]
+    train_file: str = "train.tsv"
     #: Held-out files, by what people call them; the first one decides.
-    dev: Mapping[str, str] = field(default_factory=lambda: {"dev": "dev.tsv"})
+    dev_files: Mapping[str, str] = field(default_factory=lambda: {"dev": "dev.tsv"})
     #: The test file without labels, where a server takes predictions for it.
-    test: str | None = "test.tsv"
+    test_file: str | None = "test.tsv"
     #: What is another in the test file.
-    test_facts: Mapping[str, Any] = field(default_factory=dict)
+    test_settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def settings(self, place: Path) -> dict[str, Any]:
+    def resolve_settings(self, place: Path) -> dict[str, Any]:
         """Return the fields of ``TaskSettings`` for the task's files in a folder.
 
         ``place`` may also be the training file itself; then a part of it is held out.
         """
         if place.is_file():
-            return {"train": str(place.resolve()), "heldout": {}, **self.facts}
+            return {"train": str(place.resolve()), "heldout": {}, **self.fixed_settings}
         folder = place
-        files = {name: str((folder / file).resolve()) for name, file in self.dev.items()}
-        return {"train": str((folder / self.train).resolve()), "heldout": files, **self.facts}
+        files = {name: str((folder / file).resolve()) for name, file in self.dev_files.items()}
+        return {
+            "train": str((folder / self.train_file).resolve()),
+            "heldout": files,
+            **self.fixed_settings,
+        }
 
-    def expected(self, name: str) -> str:
+    def describe_expected_data(self, name: str) -> str:
         """Return what ``--data`` has to be, for an error message."""
-        files = " and ".join([self.train, *self.dev.values()])
+        files = " and ".join([self.train_file, *self.dev_files.values()])
         return f"{name} expects a folder with {files}, or its training file"
 
-    def of_test(self) -> TaskSettings:
+    def parse_test_settings(self) -> TaskSettings:
         """Return how the test file is read: it always has a header."""
-        return TaskSettings.parse({**self.facts, "header": True, **self.test_facts}, "the task")
+        return TaskSettings.parse(
+            {**self.fixed_settings, "header": True, **self.test_settings}, "the task"
+        )
 
 
 _ENTAILMENT = ("entailment", "not_entailment")
@@ -70,82 +76,82 @@ def _texts(
 
 _SCORES = {"kind": "regression", "text": "sentence1", "pair": "sentence2", "label": "score",
            "metrics": ["spearman", "pearson"]}  # fmt: skip
-_SPANS = {"kind": "span", **SPAN_FIELDS, "metrics": ["f1", "exact"]}
+_SPANS = {"kind": "span", **SQUAD_FIELDS, "metrics": ["f1", "exact"]}
 
 _ENTITIES = {"kind": "entities", "text": "0", "metrics": ["f1", "precision", "recall"]}
 _CONLL_FILES: dict[str, Any] = {
-    "train": "train.txt",
-    "dev": {"dev": "valid.txt", "test": "test.txt"},
-    "test": None,
+    "train_file": "train.txt",
+    "dev_files": {"dev": "valid.txt", "test": "test.txt"},
+    "test_file": None,
 }
 
-TASKS: dict[str, PublicTask] = {
+PUBLIC_TASKS: dict[str, PublicTask] = {
     "cola": PublicTask(
-        facts=_texts("3", label="1", header=False, metrics=("matthews", "accuracy")),
-        test_facts={"text": "sentence"},
+        fixed_settings=_texts("3", label="1", header=False, metrics=("matthews", "accuracy")),
+        test_settings={"text": "sentence"},
     ),
-    "sst-2": PublicTask(facts=_texts("sentence")),
+    "sst-2": PublicTask(fixed_settings=_texts("sentence")),
     "mrpc": PublicTask(
-        facts=_texts("#1 String", "#2 String", label="Quality", metrics=("f1", "accuracy"))
+        fixed_settings=_texts("#1 String", "#2 String", label="Quality", metrics=("f1", "accuracy"))
     ),
-    "sts-b": PublicTask(facts=_SCORES),
+    "sts-b": PublicTask(fixed_settings=_SCORES),
     "qqp": PublicTask(
-        facts=_texts("question1", "question2", label="is_duplicate", metrics=("f1", "accuracy"))
+        fixed_settings=_texts("question1", "question2", label="is_duplicate", metrics=("f1", "accuracy"))
     ),
     "mnli": PublicTask(
-        facts=_texts(
+        fixed_settings=_texts(
             "sentence1", "sentence2", label="gold_label",
             labels=("contradiction", "entailment", "neutral"),
         ),
-        dev={"matched": "dev_matched.tsv", "mismatched": "dev_mismatched.tsv"},
-        test="test_matched.tsv",
+        dev_files={"matched": "dev_matched.tsv", "mismatched": "dev_mismatched.tsv"},
+        test_file="test_matched.tsv",
     ),
-    "qnli": PublicTask(facts=_texts("question", "sentence", labels=_ENTAILMENT)),
-    "rte": PublicTask(facts=_texts("sentence1", "sentence2", labels=_ENTAILMENT)),
-    "wnli": PublicTask(facts=_texts("sentence1", "sentence2")),
+    "qnli": PublicTask(fixed_settings=_texts("question", "sentence", labels=_ENTAILMENT)),
+    "rte": PublicTask(fixed_settings=_texts("sentence1", "sentence2", labels=_ENTAILMENT)),
+    "wnli": PublicTask(fixed_settings=_texts("sentence1", "sentence2")),
     "nsmc": PublicTask(
-        facts=_texts("document"), train="ratings_train.txt", dev={"test": "ratings_test.txt"},
-        test=None,
+        fixed_settings=_texts("document"), train_file="ratings_train.txt", dev_files={"test": "ratings_test.txt"},
+        test_file=None,
     ),
     "korsts": PublicTask(
-        facts={**_SCORES, "id": ""}, train="sts-train.tsv", dev={"dev": "sts-dev.tsv"}, test=None
+        fixed_settings={**_SCORES, "id": ""}, train_file="sts-train.tsv", dev_files={"dev": "sts-dev.tsv"}, test_file=None
     ),
-    "conll2003": PublicTask(facts={**_ENTITIES, "label": "3"}, **_CONLL_FILES),
+    "conll2003": PublicTask(fixed_settings={**_ENTITIES, "label": "3"}, **_CONLL_FILES),
     "conll2003-pos": PublicTask(
-        facts={"kind": "tags", "text": "0", "label": "1", "metrics": ["accuracy"]}, **_CONLL_FILES
+        fixed_settings={"kind": "tags", "text": "0", "label": "1", "metrics": ["accuracy"]}, **_CONLL_FILES
     ),
     "klue-ner": PublicTask(
-        facts={**_ENTITIES, "label": "1", "unit": "character"},
-        train="klue-ner-v1.1_train.tsv", dev={"dev": "klue-ner-v1.1_dev.tsv"}, test=None,
+        fixed_settings={**_ENTITIES, "label": "1", "unit": "character"},
+        train_file="klue-ner-v1.1_train.tsv", dev_files={"dev": "klue-ner-v1.1_dev.tsv"}, test_file=None,
     ),
     "squad": PublicTask(
-        facts=_SPANS, train="train-v1.1.json", dev={"dev": "dev-v1.1.json"}, test=None
+        fixed_settings=_SPANS, train_file="train-v1.1.json", dev_files={"dev": "dev-v1.1.json"}, test_file=None
     ),
     "squad2": PublicTask(
-        facts=_SPANS, train="train-v2.0.json", dev={"dev": "dev-v2.0.json"}, test=None
+        fixed_settings=_SPANS, train_file="train-v2.0.json", dev_files={"dev": "dev-v2.0.json"}, test_file=None
     ),
     "swag": PublicTask(
-        facts={
+        fixed_settings={
             "kind": "choice", "text": "sent1", "pair": "sent2", "label": "label",
             "metrics": ["accuracy"],
             "endings": ["ending0", "ending1", "ending2", "ending3"],
         },
-        train="train.csv", dev={"val": "val.csv"}, test=None,
+        train_file="train.csv", dev_files={"val": "val.csv"}, test_file=None,
     ),
     # It has no parts: a fifth is held out, and task.heldout_fold, from 0 to 4, says which.
     "codah": PublicTask(
-        facts={
+        fixed_settings={
             "kind": "choice", "text": "1", "endings": ["2", "3", "4", "5"], "label": "6",
             "header": False, "heldout_share": 0.2, "metrics": ["accuracy"],
         },
-        train="full_data.tsv", dev={}, test=None,
+        train_file="full_data.tsv", dev_files={}, test_file=None,
     ),
     # Three rows of its training table have no third ending; they are counted and told.
     "comve-b": PublicTask(
-        facts={
+        fixed_settings={
             "kind": "choice", "text": "FalseSent", "endings": ["OptionA", "OptionB", "OptionC"],
             "answers": "-answers", "skip_bad": True, "metrics": ["accuracy"],
         },
-        train="train.csv", dev={"dev": "dev.csv"}, test=None,
+        train_file="train.csv", dev_files={"dev": "dev.csv"}, test_file=None,
     ),
 }  # fmt: skip

@@ -13,69 +13,83 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from bertsmith.bundle import Head
+from bertsmith.bundle import HeadConfig
 from bertsmith.errors import TaskError
 from bertsmith.tasks import squad
-from bertsmith.tasks.inputs import Counts, Inputs, Part, Sequence_
-from bertsmith.tasks.questions import Example, read
+from bertsmith.tasks.inputs import ExampleCounts, MicroBatch, ModelInputs, TokenSequence
+from bertsmith.tasks.questions import QuestionExample, read_examples
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.tasks.spans import Window, best_spans, covering, owners, stretches
+from bertsmith.tasks.spans import (
+    ContextWindow,
+    assign_tokens_to_windows,
+    find_best_spans,
+    find_covering_tokens,
+    split_into_windows,
+)
 from bertsmith.text.wordpiece import Tokenizer
 
 __all__ = [
-    "LENGTH", "Example", "encode", "labels_of", "losses", "metrics_of", "read", "report", "score",
+    "DEFAULT_LENGTH",
+    "QuestionExample",
+    "collect_labels",
+    "compute_class_report",
+    "compute_losses",
+    "compute_metrics",
+    "encode_examples",
+    "list_metrics",
+    "read_examples",
 ]  # fmt: skip
 
 #: As in the original's run_squad.py.
-LENGTH = 384
+DEFAULT_LENGTH = 384
 #: Tokens that the windows of models made elsewhere share; the default of transformers' run_qa.py
 #: and of its pipeline.
-OVERLAP = 128
+DEFAULT_OVERLAP = 128
 #: Ids of a context, and the characters that each stands for: int64 [n, 2].
 _Tokens = tuple[list[int], NDArray[np.int64]]
 
 
-def labels_of(examples: Sequence[Example], where: str) -> tuple[str, ...]:
+def collect_labels(examples: Sequence[QuestionExample], where: str) -> tuple[str, ...]:
     """Return no label: spans have none. Raises TaskError where no question has an answer."""
     if not any(example.answers for example in examples):
         raise TaskError(f"{where}: no question has an answer; expected one at least")
     return ()
 
 
-def encode(
-    examples: Sequence[Example],
+def encode_examples(
+    examples: Sequence[QuestionExample],
     tokenizer: Tokenizer,
-    head: Head,  # noqa: ARG001 - spans have no labels
+    head: HeadConfig,  # noqa: ARG001 - spans have no labels
     task: TaskSettings,
-    counts: Counts,
-) -> Inputs:
+    counts: ExampleCounts,
+) -> ModelInputs:
     """Return [CLS] question [SEP] context [SEP], in several windows where it is long.
 
     A question longer than ``task.longest_question``, or than half an input, is cut at its end. One
     with answers of which the tokenizer leaves nothing has no target.
-    ``memo`` is a ``Window`` for each input. See ``Family``.
+    ``memo`` is a ``ContextWindow`` for each input. See ``Family``.
     """
     assert task.length is not None
-    tokenizer = tokenizer.counting(counts.tokens)
+    tokenizer = tokenizer.with_counter(counts.token_counts)
     contexts = _tokenized([example.context for example in examples], tokenizer)
     questions = tokenizer.encode_batch([example.question for example in examples])
     longest = min(task.longest_question, (task.length - 3) // 2)
-    found = Inputs([], [], [], [], [], memo=[])
+    found = ModelInputs([], [], [], [], [], family_data=[])
     for number, (example, asked) in enumerate(zip(examples, questions, strict=True)):
         ids, offsets = contexts[example.context]
         right = _right(example, offsets)
         known = right is not None or not example.answers
         lost = len(asked) > longest
-        counts.cut_off += lost
+        counts.num_truncated += lost
         begin = [tokenizer.cls_id, *asked[:longest], tokenizer.sep_id]
         room = task.length - len(begin) - 1
-        parts = stretches(len(ids), room, _step(task, room))
-        counts.unreached += right is not None and not any(
+        parts = split_into_windows(len(ids), room, _step(task, room))
+        counts.num_unreachable_answers += right is not None and not any(
             start <= right[0] and right[1] < stop for start, stop in parts
         )
         for (start, stop), owned in zip(parts, _owned(parts, task), strict=True):
             end = [*ids[start:stop], tokenizer.sep_id]
-            window = Window(number, len(begin), offsets[start:stop], owned)
+            window = ContextWindow(number, len(begin), offsets[start:stop], owned)
             _append(found, (begin + end, [0] * len(begin) + [1] * len(end)), example, window,
                     cut_off=lost,
                     target=_target(right, start, stop, len(begin)) if known else None)  # fmt: skip
@@ -96,28 +110,28 @@ def _step(task: TaskSettings, room: int) -> int:
 def _owned(parts: Sequence[tuple[int, int]], task: TaskSettings) -> list[NDArray[np.bool_]]:
     """Return for each window which of its tokens a span may start with: bool [m] each."""
     if task.overlap is None:
-        return owners(parts)
+        return assign_tokens_to_windows(parts)
     return [np.ones(stop - start, np.bool_) for start, stop in parts]
 
 
 def _append(
-    inputs: Inputs,
-    sequence: Sequence_,
-    example: Example,
-    window: Window,
+    inputs: ModelInputs,
+    sequence: TokenSequence,
+    example: QuestionExample,
+    window: ContextWindow,
     *,
     cut_off: bool,
     target: tuple[int, int] | None,
 ) -> None:
     assert inputs.targets is not None
-    assert inputs.places is not None
+    assert inputs.token_indices is not None
     inputs.sequences.append([sequence])
-    inputs.where.append(example.where)
-    inputs.cut_off.append(cut_off)
+    inputs.locations.append(example.location)
+    inputs.is_truncated.append(cut_off)
     inputs.targets.append(np.array([] if target is None else [target], np.int64).reshape(-1, 2))
     # The scores of all tokens compete, those of the question too, as in the original.
-    inputs.places.append(list(range(len(sequence[0]))))
-    inputs.memo.append(window)
+    inputs.token_indices.append(list(range(len(sequence[0]))))
+    inputs.family_data.append(window)
 
 
 def _tokenized(contexts: Sequence[str], tokenizer: Tokenizer) -> dict[str, _Tokens]:
@@ -130,9 +144,12 @@ def _tokenized(contexts: Sequence[str], tokenizer: Tokenizer) -> dict[str, _Toke
     }
 
 
-def _right(example: Example, offsets: NDArray[np.int64]) -> tuple[int, int] | None:
+def _right(example: QuestionExample, offsets: NDArray[np.int64]) -> tuple[int, int] | None:
     """Return the first and last token of the first answer that has tokens; None if none has."""
-    each = (covering(offsets, start, start + len(text)) for text, start in example.answers or ())
+    each = (
+        find_covering_tokens(offsets, start, start + len(text))
+        for text, start in example.answers or ()
+    )
     return next((found for found in each if found is not None), None)
 
 
@@ -143,12 +160,12 @@ def _target(right: tuple[int, int] | None, start: int, stop: int, first: int) ->
     return right[0] - start + first, right[1] - start + first
 
 
-def losses(outputs: Tensor, part: Part, head: Head) -> Tensor:  # noqa: ARG001 - see encode
+def compute_losses(outputs: Tensor, part: MicroBatch, head: HeadConfig) -> Tensor:  # noqa: ARG001 - see encode
     """Return float32 [B]: the mean of the cross-entropies of start and end over a window's tokens.
 
     outputs: float32 [T, 2].
     """
-    lengths = part.packed.boundaries.diff().tolist()
+    lengths = part.packed.cu_seqlens.diff().tolist()
     # Filled with -inf, which has no share in a softmax: [B, S, 2] -> [2 B, S].
     each = list(torch.split(outputs, lengths))
     rows = pad_sequence(each, batch_first=True, padding_value=-torch.inf)
@@ -157,34 +174,36 @@ def losses(outputs: Tensor, part: Part, head: Head) -> Tensor:  # noqa: ARG001 -
     return both.view(-1, 2).mean(-1)
 
 
-def score(
+def compute_metrics(
     outputs: list[NDArray[np.float32]],
-    inputs: Inputs,
-    examples: Sequence[Example],
-    head: Head,  # noqa: ARG001 - see encode
+    inputs: ModelInputs,
+    examples: Sequence[QuestionExample],
+    head: HeadConfig,  # noqa: ARG001 - see encode
     task: TaskSettings,
 ) -> dict[str, float]:
-    """Return the official figures; see ``squad.figures`` and ``Family``."""
+    """Return the official figures; see ``squad.compute_squad_metrics`` and ``Family``."""
     contexts = [example.context for example in examples]
-    found = best_spans(outputs, inputs.memo, contexts, longest=task.longest_answer, count=1)
+    found = find_best_spans(
+        outputs, inputs.family_data, contexts, max_answer_tokens=task.longest_answer, num_spans=1
+    )
     said = [one.spans[0].text for one in found]
-    nulls = np.array([one.null - one.spans[0].score for one in found], np.float64)
+    nulls = np.array([one.null_score - one.spans[0].score for one in found], np.float64)
     answers = [[text for text, _ in example.answers or ()] for example in examples]
     # The official ones always; the threshold of no answer is tuned for the best F1.
     names = ["f1", "exact", *(name for name in task.metrics if name not in ("f1", "exact"))]
-    return squad.figures(said, nulls, answers, task.null_threshold, names)
+    return squad.compute_squad_metrics(said, nulls, answers, task.null_threshold, names)
 
 
-def report(
+def compute_class_report(
     outputs: list[NDArray[np.float32]],  # noqa: ARG001 - see Family
-    inputs: Inputs,  # noqa: ARG001
-    examples: Sequence[Example],  # noqa: ARG001
-    head: Head,  # noqa: ARG001
+    inputs: ModelInputs,  # noqa: ARG001
+    examples: Sequence[QuestionExample],  # noqa: ARG001
+    head: HeadConfig,  # noqa: ARG001
 ) -> dict[str, Any]:
     """Return nothing: spans have no classes."""
     return {}
 
 
-def metrics_of(task: TaskSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:  # noqa: ARG001
+def list_metrics(task: TaskSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:  # noqa: ARG001
     """Return the usual metrics and the known ones; see ``Family``."""
     return ("f1", "exact"), tuple(squad.METRICS)

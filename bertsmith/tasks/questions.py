@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from bertsmith.errors import TaskError
-from bertsmith.tasks.inputs import BadExampleError, Counts
-from bertsmith.tasks.settings import SPAN_FIELDS, TaskSettings
-from bertsmith.tasks.tables import Row, task_rows
-from bertsmith.tasks.text_files import UTF8, open_text, table_format
+from bertsmith.tasks.inputs import BadExampleError, ExampleCounts
+from bertsmith.tasks.settings import SQUAD_FIELDS, TaskSettings
+from bertsmith.tasks.tables import Row, read_task_rows
+from bertsmith.tasks.text_files import UTF8, detect_table_format, open_text
 from bertsmith.text.alphabet import has_surrogates
 
 #: Formats of files that hold a question a row; JSON does so, too, if it is an array.
-FLAT = ("csv", "tsv", "jsonl", "parquet")
+FLAT_FORMATS = ("csv", "tsv", "jsonl", "parquet")
 #: Characters in which the first one that is no blank stands.
 _HEAD = 4096
 #: Blanks, and the bytes of UTF-8's mark, each as a character.
@@ -31,7 +31,7 @@ _SHOWN = 40
 
 
 @dataclass(frozen=True)
-class Example:
+class QuestionExample:
     """A question and the context that its answers are spans of.
 
     answers: text and first character of each. There are none where the context does not answer
@@ -42,41 +42,41 @@ class Example:
     context: str
     answers: tuple[tuple[str, int], ...] | None
     id: str
-    where: str
+    location: str
 
 
-def read(
+def read_examples(
     path: Path,
     task: TaskSettings,
     *,
     labels: Sequence[str] | None = None,  # noqa: ARG001 - spans have none
-    labelled: bool = True,
-) -> tuple[list[Example], Counts]:
+    labeled: bool = True,
+) -> tuple[list[QuestionExample], ExampleCounts]:
     """Read questions from SQuAD's JSON (v1.1 or v2.0) or from a flat file; see ``Family``."""
-    examples: list[Example] = []
-    counts, seen = Counts(), set[str]()
-    flat = is_flat(path)
-    named = {name: getattr(task, name) or usual for name, usual in SPAN_FIELDS.items()}
-    fields = named if flat else SPAN_FIELDS
+    examples: list[QuestionExample] = []
+    counts, seen = ExampleCounts(), set[str]()
+    flat = is_flat_file(path)
+    named = {name: getattr(task, name) or usual for name, usual in SQUAD_FIELDS.items()}
+    fields = named if flat else SQUAD_FIELDS
     for number, row in enumerate(
-        task_rows(path, task, counts) if flat else squad_rows(path, task.encoding), 1
+        read_task_rows(path, task, counts) if flat else read_squad_rows(path, task.encoding), 1
     ):
-        if flat and not row.fault and "id" not in row.cells:
+        if flat and not row.error and "id" not in row.cells:
             row = replace(row, cells={**row.cells, "id": number})  # noqa: PLW2901 - SQuAD's has one
-        with counts.one(row.where, task, labelled=labelled):
-            example = _example(row, fields, labelled=labelled)
+        with counts.count_example(row.location, task, labeled=labeled):
+            example = _example(row, fields, labelled=labeled)
             if example.id in seen:
                 raise BadExampleError("an id that stood there before", f": {example.id!r}")
             seen.add(example.id)
             examples.append(example)
-    return counts.checked(examples, path), counts
+    return counts.require_examples(examples, path), counts
 
 
-def is_flat(path: Path) -> bool:
+def is_flat_file(path: Path) -> bool:
     """Tell whether a file holds a question a row; any other is read as SQuAD's JSON."""
-    form = table_format(path)
+    form = detect_table_format(path)
     if form != "json":
-        return form in FLAT
+        return form in FLAT_FORMATS
     if not path.is_file():
         return False
     # Any byte is a character of Latin-1, and a bracket is one byte in every usual encoding.
@@ -84,7 +84,9 @@ def is_flat(path: Path) -> bool:
         return next(pieces, "")[:_HEAD].lstrip(_BEFORE).startswith("[")
 
 
-def squad_rows(path: Path, encoding: str = UTF8, stream: IO[bytes] | None = None) -> Iterator[Row]:
+def read_squad_rows(
+    path: Path, encoding: str = UTF8, stream: IO[bytes] | None = None
+) -> Iterator[Row]:
     """Yield each question of a file of SQuAD's, its context with it, as a row."""
     for number, article in enumerate(_list(_json(path, encoding, stream), "data", str(path)), 1):
         title = article.get("title") if isinstance(article, dict) else None
@@ -120,18 +122,18 @@ def _list(value: Any, key: str, where: str) -> list[Any]:
     return found
 
 
-def _example(row: Row, fields: Mapping[str, str], *, labelled: bool) -> Example:
-    question, context = (_text(row, fields[key], SPAN_FIELDS[key]) for key in ("text", "pair"))
+def _example(row: Row, fields: Mapping[str, str], *, labelled: bool) -> QuestionExample:
+    question, context = (_text(row, fields[key], SQUAD_FIELDS[key]) for key in ("text", "pair"))
     key = _field(row, "id")
     if not isinstance(key, str | int) or isinstance(key, bool) or key == "":
         raise BadExampleError("an id that is no name", f": {key!r}")
     answers = _answers(row, fields["label"], context) if labelled else None
-    return Example(question, context, answers, str(key), row.where)
+    return QuestionExample(question, context, answers, str(key), row.location)
 
 
 def _field(row: Row, name: str) -> Any:
-    if row.fault:
-        raise BadExampleError(row.fault)
+    if row.error:
+        raise BadExampleError(row.error)
     if name not in row.cells:
         known = ", ".join(map(repr, row.cells))
         raise BadExampleError(f"there is no field {name!r}", f"; the fields are {known}")

@@ -10,14 +10,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from bertsmith.bundle import Kind
+from bertsmith.bundle import TaskKind
 from bertsmith.settings import Settings
 
 #: What its fields are called in SQuAD's form, and in a flat file where nobody says: the question,
 #: its context and its answers, as ``TaskSettings`` names columns.
-SPAN_FIELDS = {"text": "question", "pair": "context", "label": "answers"}
+SQUAD_FIELDS = {"text": "question", "pair": "context", "label": "answers"}
 #: The kinds of each family; the first one where nobody says.
-KINDS: dict[str, tuple[Kind, ...]] = {
+FAMILY_KINDS: dict[str, tuple[TaskKind, ...]] = {
     "classify": ("single", "multi", "regression"),
     "answer": ("span",),
     "choose": ("choice",),
@@ -25,7 +25,10 @@ KINDS: dict[str, tuple[Kind, ...]] = {
 }
 #: Fields of ``TaskSettings`` that stand differently in a family: the fields of flat questions, the
 #: columns of CoNLL's form.
-FACTS: dict[str, dict[str, Any]] = {"answer": SPAN_FIELDS, "tag": {"text": "0", "label": "-1"}}
+FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
+    "answer": SQUAD_FIELDS,
+    "tag": {"text": "0", "label": "-1"},
+}
 
 
 def _named(value: Any) -> Any:
@@ -36,7 +39,7 @@ def _named(value: Any) -> Any:
 Column = Annotated[str, BeforeValidator(_named)]
 
 
-def is_number(name: str) -> bool:
+def is_column_number(name: str) -> bool:
     """Tell whether a column is said by its number, from 0, or from the end: -1."""
     return name.removeprefix("-").isdecimal()
 
@@ -46,7 +49,7 @@ class TaskSettings(Settings):
 
     #: A public task's name, or a family with files of one's own.
     name: str = "classify"
-    kind: Kind = "single"
+    kind: TaskKind = "single"
     #: In the order of the outputs; resolved from the training file where nobody says them.
     labels: list[str] = Field(default_factory=list)
     train: str = ""

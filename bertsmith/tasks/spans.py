@@ -16,19 +16,19 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Window:
+class ContextWindow:
     """A stretch of m tokens of a question's context, as it stands in one input.
 
-    example: the number of the question. first: the place of its first token in the input.
+    example_index: the number of the question. first: the place of its first token in the input.
     offsets: int64 [m, 2], the characters [start, end) of the context that each token stands for.
-    owned: bool [m], whether a span may start with the token. By the rule of ``owners`` each token
+    can_start_span: bool [m], whether a span may start with the token. By the rule of ``assign_tokens_to_windows`` each token
     is owned by one window; without that rule, by all that hold it.
     """
 
-    example: int
-    first: int
+    example_index: int
+    first_position: int
     offsets: NDArray[np.int64]
-    owned: NDArray[np.bool_]
+    can_start_span: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,14 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Found:
+class SpanPredictions:
     """What a question's windows say: spans of unlike texts, the best first, and of no answer."""
 
     spans: list[Span]
-    null: float
+    null_score: float
 
 
-def stretches(size: int, room: int, stride: int) -> list[tuple[int, int]]:
+def split_into_windows(size: int, room: int, stride: int) -> list[tuple[int, int]]:
     """Return the tokens [start, stop) of each window of a context of ``size`` tokens.
 
     A window has ``room`` tokens at most, and the next one starts ``stride`` tokens later.
@@ -61,7 +61,7 @@ def stretches(size: int, room: int, stride: int) -> list[tuple[int, int]]:
     return found
 
 
-def owners(parts: Sequence[tuple[int, int]]) -> list[NDArray[np.bool_]]:
+def assign_tokens_to_windows(parts: Sequence[tuple[int, int]]) -> list[NDArray[np.bool_]]:
     """Return for each window which of its tokens have most context there: bool [m] each.
 
     A token's context is the lesser of what is on its left and on its right; the window's length
@@ -78,7 +78,9 @@ def owners(parts: Sequence[tuple[int, int]]) -> list[NDArray[np.bool_]]:
     return [owner[start:stop] == number for number, (start, stop) in enumerate(parts)]
 
 
-def covering(offsets: NDArray[np.int64], start: int, end: int) -> tuple[int, int] | None:
+def find_covering_tokens(
+    offsets: NDArray[np.int64], start: int, end: int
+) -> tuple[int, int] | None:
     """Return the first and the last token of those that stand for the characters [start, end).
 
     A token that the span begins or ends in is among them. None where no token does.
@@ -88,35 +90,39 @@ def covering(offsets: NDArray[np.int64], start: int, end: int) -> tuple[int, int
     return (first, last) if first <= last else None
 
 
-def best_spans(
+def find_best_spans(
     outputs: Sequence[NDArray[np.float32]],
-    windows: Sequence[Window],
+    windows: Sequence[ContextWindow],
     contexts: Sequence[str],
     *,
-    longest: int,
-    count: int,
-) -> list[Found]:
-    """Return the ``count`` best spans of each question.
+    max_answer_tokens: int,
+    num_spans: int,
+) -> list[SpanPredictions]:
+    """Return the ``num_spans`` best spans of each question.
 
     outputs: float32 [s, 2] of each window, start and end of its s tokens, [CLS] the first one;
-    windows: in the order of their questions. A span lies in one window, has ``longest`` tokens at
+    windows: in the order of their questions. A span lies in one window, has ``max_answer_tokens`` tokens at
     most and begins with a token that the window owns. No answer scores what its least window says.
     """
     found = []
     pairs = zip(outputs, windows, strict=True)
-    for number, own in groupby(pairs, key=lambda pair: pair[1].example):
+    for number, own in groupby(pairs, key=lambda pair: pair[1].example_index):
         null, scores, places = np.inf, [], []
         for rows, window in own:
             exactly = rows.astype(np.float64)
             null = min(null, float(exactly[0].sum()))
-            more = _scores(exactly[window.first :], window.owned, longest)
+            more = _scores(
+                exactly[window.first_position :], window.can_start_span, max_answer_tokens
+            )
             first, size = np.nonzero(np.isfinite(more))
             scores.append(more[first, size])
             offsets = window.offsets
             places.append(np.stack([offsets[first, 0], offsets[first + size, 1]], 1))
-        spans = _distinct(np.concatenate(scores), np.concatenate(places), contexts[number], count)
+        spans = _distinct(
+            np.concatenate(scores), np.concatenate(places), contexts[number], num_spans
+        )
         # A context of no token at all has nothing to say; that is as good as no answer.
-        found.append(Found(spans or [Span("", 0, 0, null)], null))
+        found.append(SpanPredictions(spans or [Span("", 0, 0, null)], null))
     return found
 
 

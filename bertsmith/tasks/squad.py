@@ -21,12 +21,12 @@ _KOREAN_MARKS = dict.fromkeys(map(ord, "'\"《》<>〈〉()‘’"), " ")  # noq
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def normalized(text: str) -> str:
+def normalize_answer(text: str) -> str:
     """Return a text in lower case without (ASCII) punctuation, articles and needless spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def normalized_characters(text: str) -> str:
+def normalize_characters(text: str) -> str:
     """Return a text without spaces in lower case, and without quotation marks and punctuation.
 
     As KorQuAD 1.0 normalizes it before its characters are compared.
@@ -34,7 +34,7 @@ def normalized_characters(text: str) -> str:
     return "".join(text.translate(_KOREAN_MARKS).lower().translate(_PUNCTUATION).split())
 
 
-def exact(said: str, answer: str) -> float:
+def exact_match(said: str, answer: str) -> float:
     """Return 1 if two normalized texts are equal, else 0."""
     return float(said == answer)
 
@@ -45,7 +45,7 @@ def f1(said: str, answer: str) -> float:
 
 
 def char_f1(predicted: str, answer: str) -> float:
-    """Return the F1 of the characters of two texts from ``normalized_characters``."""
+    """Return the F1 of the characters of two texts from ``normalize_characters``."""
     return _overlap(predicted, answer)
 
 
@@ -56,8 +56,8 @@ def _overlap(predicted: Sequence[str], answer: Sequence[str]) -> float:
 
 #: Each metric, and the normalization of the texts that it compares.
 METRICS: dict[str, tuple[Callable[[str, str], float], Callable[[str], str]]] = {
-    "f1": (f1, normalized), "exact": (exact, normalized),
-    "char_f1": (char_f1, normalized_characters),
+    "f1": (f1, normalize_answer), "exact": (exact_match, normalize_answer),
+    "char_f1": (char_f1, normalize_characters),
 }  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def _best(
     return np.array(scores, np.float64)
 
 
-def figures(
+def compute_squad_metrics(
     said: Sequence[str],
     nulls: Floats,
     answers: Sequence[Sequence[str]],
@@ -116,7 +116,7 @@ def figures(
         silent[name] = _best(metric, [""] * len(said), right, second=second)
     if threshold in (None, math.inf) and not second:
         return {name: float(each.mean()) for name, each in given.items()}
-    tuned = {name: best_threshold(given[name], silent[name], nulls) for name in names}
+    tuned = {name: find_best_threshold(given[name], silent[name], nulls) for name in names}
     if threshold is None:
         threshold = tuned["f1"][1]
     each = {name: np.where(nulls > threshold, silent[name], given[name]) for name in names}
@@ -130,7 +130,7 @@ def figures(
     return {**found, **best, **told}
 
 
-def best_threshold(given: Floats, silent: Floats, nulls: Floats) -> tuple[float, float]:
+def find_best_threshold(given: Floats, silent: Floats, nulls: Floats) -> tuple[float, float]:
     """Return the best mean score over all thresholds of no answer, and the threshold that gives it.
 
     given, silent, nulls: float64 [n], the score of each question with its span and with no answer,

@@ -11,11 +11,11 @@ from typing import IO, Any
 from bertsmith.errors import MissingExtraError, TaskError
 from bertsmith.tasks import delimited, json_rows
 from bertsmith.tasks.delimited import TAB, Dialect
-from bertsmith.tasks.inputs import BadExampleError, Counts
+from bertsmith.tasks.inputs import BadExampleError, ExampleCounts
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.tasks.text_files import UTF8, open_text, split_lines, table_format
+from bertsmith.tasks.text_files import UTF8, detect_table_format, open_text, split_lines
 from bertsmith.text.alphabet import has_surrogates
-from bertsmith.text.archives import DAMAGE, SUFFIXES, unpack
+from bertsmith.text.archives import COMPRESSION_SUFFIXES, DECOMPRESSION_ERRORS, decompress
 
 _QUOTED = (
     "a quotation mark that does not end its cell; inside a cell that begins with one it is written "
@@ -64,25 +64,25 @@ class Row:
     columns may be others than those of the first row.
     """
 
-    where: str
+    location: str
     cells: Mapping[str, Any]
-    fault: str = ""
-    own: bool = False
+    error: str = ""
+    has_own_columns: bool = False
 
 
-def cell(row: Row, name: str) -> Any:
+def get_cell(row: Row, name: str) -> Any:
     """Return the value of a column; BadExampleError for nothing.
 
     Where there is no such column: BadExampleError if this row alone lacks it, else TaskError.
     """
-    if row.fault:
-        raise BadExampleError(row.fault)
+    if row.error:
+        raise BadExampleError(row.error)
     value = nested_value(row.cells, name)
     if value is _ABSENT:
         fault, known = f"there is no column {name!r}", ", ".join(map(repr, row.cells))
-        if row.own:
+        if row.has_own_columns:
             raise BadExampleError(fault, f"; the columns are {known}")
-        raise TaskError(f"{row.where}: {fault}; the columns are {known}")
+        raise TaskError(f"{row.location}: {fault}; the columns are {known}")
     if value is None:
         raise BadExampleError("nothing where a value is expected", f" in column {name!r}")
     return value
@@ -111,23 +111,23 @@ def has_column(row: Row, name: str) -> bool:
     return nested_value(row.cells, name) is not _ABSENT
 
 
-def text_of(row: Row, name: str) -> str:
+def get_text(row: Row, name: str) -> str:
     """Return the text of a column; BadExampleError for what is none, or empty."""
-    return checked_text(cell(row, name), name)
+    return check_text(get_cell(row, name), name)
 
 
-def checked_text(value: Any, name: str) -> str:
+def check_text(value: Any, name: str) -> str:
     """Return a text of the column ``name``; BadExampleError for what is none, or empty."""
     if not isinstance(value, str):
         # A number would have lost the form that it was written in, such as its zeros.
         raise BadExampleError("no text", f" in column {name!r}, but {_kind_of(value)}: {value!r}")
     if not value.strip():
         raise BadExampleError("an empty text", f" in column {name!r}")
-    refuse_half(value, name)
+    reject_lone_surrogates(value, name)
     return value
 
 
-def refuse_half(text: str, name: str) -> None:
+def reject_lone_surrogates(text: str, name: str) -> None:
     """Raise BadExampleError where a text of the column ``name`` has half of a character.
 
     JSON can write it, and no encoding of a text has it.
@@ -136,14 +136,14 @@ def refuse_half(text: str, name: str) -> None:
         raise BadExampleError("half a character", f" (a surrogate) in column {name!r}")
 
 
-def unique_id(row: Row, column: str, seen: set[str], *, needed: bool = False) -> str:
+def read_unique_id(row: Row, column: str, seen: set[str], *, needed: bool = False) -> str:
     """Return what stands in the column of ids, "" where nothing does and nothing is ``needed``.
 
     ``seen``: the ids before it, to which it is added; BadExampleError where it is one of them.
     """
-    if not needed and not row.fault and row.cells.get(column) in (None, ""):
+    if not needed and not row.error and row.cells.get(column) in (None, ""):
         return ""
-    name = str(cell(row, column)).strip()
+    name = str(get_cell(row, column)).strip()
     if name in seen:
         detail = f": {name!r}; if the column {column!r} names no rows, say --set task.id="
         raise BadExampleError("an id that stood before", detail)
@@ -157,7 +157,7 @@ def _kind_of(value: Any) -> str:
     return kinds.get(type(value), type(value).__name__)
 
 
-def rows(
+def read_rows(
     path: Path,
     *,
     header: bool = True,
@@ -178,9 +178,9 @@ def rows(
         yield from table.rows
 
 
-def task_rows(path: Path, task: TaskSettings, counts: Counts) -> Iterator[Row]:
-    """Yield the rows of one of a task's tables; see ``rows``."""
-    return rows(
+def read_task_rows(path: Path, task: TaskSettings, counts: ExampleCounts) -> Iterator[Row]:
+    """Yield the rows of one of a task's tables; see ``read_rows``."""
+    return read_rows(
         path, header=task.header, encoding=task.encoding, delimiter=task.delimiter or None,
         notes=counts.notes,
     )  # fmt: skip
@@ -192,7 +192,7 @@ def open_table(source: TableSource) -> Iterator[Table]:
     path = source.path
     if source.stream is None and path.is_dir():
         raise TaskError(f"{path}: a folder; expected a file, {_KNOWN}")
-    form = source.format or table_format(path)
+    form = source.format or detect_table_format(path)
     if form is None and _is_text(path):
         form = "tsv"
     if form is None:
@@ -204,20 +204,22 @@ def open_table(source: TableSource) -> Iterator[Table]:
         if form == "json":
             yield Table(_objects(json_rows.read_json(pieces, path), path), form)
         elif form == "jsonl":
-            yield Table(_objects(json_rows.read_lines(split_lines(pieces)), path), form)
+            yield Table(_objects(json_rows.read_json_lines(split_lines(pieces)), path), form)
         else:
             yield _delimited_table(split_lines(pieces), source, form)
 
 
 def _is_text(path: Path) -> bool:
-    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in SUFFIXES]
+    suffixes = [
+        suffix.lower() for suffix in path.suffixes if suffix.lower() not in COMPRESSION_SUFFIXES
+    ]
     return suffixes[-1:] == [".txt"]
 
 
 def _delimited_table(lines: Iterator[str], source: TableSource, form: str) -> Table:
     path, delimiter = source.path, source.delimiter
     if delimiter is not None:
-        delimiter = delimited.check_delimiter(delimiter)
+        delimiter = delimited.parse_delimiter(delimiter)
     dialect, count, lines = delimited.open_records(
         lines, tsv=form == "tsv", delimiter=delimiter, header=source.header
     )
@@ -253,10 +255,10 @@ def _refuse_twins(names: list[str], where: str) -> None:
         raise TaskError(f"{where}: the column {twice[0]!r} stands there twice; rename one of them")
 
 
-def _objects(values: Iterator[json_rows.Value], path: Path) -> Iterator[Row]:
+def _objects(values: Iterator[json_rows.JsonRow], path: Path) -> Iterator[Row]:
     is_later = False
     for number, value, fault in values:
-        yield Row(f"{path}, line {number:,}", value, fault, own=is_later)
+        yield Row(f"{path}, line {number:,}", value, fault, has_own_columns=is_later)
         is_later = is_later or not fault
 
 
@@ -270,15 +272,15 @@ def _parquet_table(source: TableSource) -> Table:
     try:
         # Parquet is read from its end, so what is packed or piped is held in memory.
         if source.stream is not None:
-            file = ParquetFile(BytesIO(unpack(source.stream)[1].read()))
-        elif path.suffix.lower() in SUFFIXES:
+            file = ParquetFile(BytesIO(decompress(source.stream)[1].read()))
+        elif path.suffix.lower() in COMPRESSION_SUFFIXES:
             with path.open("rb") as packed:
-                file = ParquetFile(BytesIO(unpack(packed)[1].read()))
+                file = ParquetFile(BytesIO(decompress(packed)[1].read()))
         else:
             file = ParquetFile(path)
     except FileNotFoundError:
         raise TaskError(f"{path}: no such file") from None
-    except (OSError, ArrowInvalid, *DAMAGE) as error:
+    except (OSError, ArrowInvalid, *DECOMPRESSION_ERRORS) as error:
         raise TaskError(f"{path}: not a readable Parquet file: {error}") from None
     schema = file.schema_arrow
     _refuse_twins(schema.names, str(path))

@@ -14,20 +14,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from bertsmith.bundle import Head
+from bertsmith.bundle import HeadConfig
 from bertsmith.errors import TaskError
 from bertsmith.tasks import metrics
-from bertsmith.tasks.conll import Sentence, sentences
-from bertsmith.tasks.entities import OUTSIDE, entity_scores, inside_tag, type_scores
-from bertsmith.tasks.inputs import Counts, Inputs, Part
+from bertsmith.tasks.conll import TaggedSentence, read_tagged_sentences
+from bertsmith.tasks.entities import (
+    OUTSIDE_TAG,
+    compute_entity_scores,
+    compute_type_scores,
+    to_inside_tag,
+)
+from bertsmith.tasks.inputs import ExampleCounts, MicroBatch, ModelInputs
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.text.wordpiece import Tokenizer
 
-LENGTH = 128
+DEFAULT_LENGTH = 128
 
 
 @dataclass(frozen=True)
-class Mapped:
+class TokenAlignment:
     """How the units of a sentence stand to its pieces.
 
     ids: the sentence's pieces. asked: which of them are asked for a tag, ascending; the first piece
@@ -36,33 +41,33 @@ class Mapped:
     """
 
     ids: list[int]
-    asked: list[int]
-    slots: list[int]
-    own: list[bool]
+    predicted_tokens: list[int]
+    unit_predictions: list[int]
+    is_first_unit: list[bool]
 
 
 @dataclass(frozen=True)
-class Window:
+class TaggingWindow:
     """Some sentences' pieces [first, last) of their document, with pieces around them."""
 
     ids: list[int]
-    places: list[int]
+    token_indices: list[int]
     targets: list[int]
-    where: str
+    location: str
 
 
-def read(
+def read_examples(
     path: Path,
     task: TaskSettings,
     *,
     labels: Sequence[str] | None = None,
-    labelled: bool = True,
-) -> tuple[list[Sentence], Counts]:
+    labeled: bool = True,
+) -> tuple[list[TaggedSentence], ExampleCounts]:
     """Read tagged sentences; see ``Family``."""
-    return sentences(path, task, labels, labelled=labelled)
+    return read_tagged_sentences(path, task, labels, labeled=labeled)
 
 
-def labels_of(examples: Sequence[Sentence], where: str) -> tuple[str, ...]:
+def collect_labels(examples: Sequence[TaggedSentence], where: str) -> tuple[str, ...]:
     """Return the tags that occur, "O" first; each B- has its I-. TaskError if there is one only."""
     found = {tag for example in examples for tag in example.tags or ()}
     if len(found) < 2:
@@ -71,19 +76,19 @@ def labels_of(examples: Sequence[Sentence], where: str) -> tuple[str, ...]:
             "expected two different ones at least"
         )
     begins = {tag for tag in found if tag.startswith("B-")}
-    if found <= {OUTSIDE, "B", "I"}:
+    if found <= {OUTSIDE_TAG, "B", "I"}:
         begins |= found & {"B"}
-    found |= set(map(inside_tag, begins))
-    return tuple(sorted(found, key=lambda tag: (tag != OUTSIDE, tag[2:], tag)))
+    found |= set(map(to_inside_tag, begins))
+    return tuple(sorted(found, key=lambda tag: (tag != OUTSIDE_TAG, tag[2:], tag)))
 
 
-def encode(
-    examples: Sequence[Sentence],
+def encode_examples(
+    examples: Sequence[TaggedSentence],
     tokenizer: Tokenizer,
-    head: Head,
+    head: HeadConfig,
     task: TaskSettings,
-    counts: Counts,
-) -> Inputs:
+    counts: ExampleCounts,
+) -> ModelInputs:
     """Return sentences, alone or amid their document, as inputs; see ``Family``.
 
     Alone: [CLS] sentence [SEP], and what is too long is cut at its end. With its document: whole
@@ -91,29 +96,29 @@ def encode(
     after them as fit; nothing is cut.
     """
     assert task.length is not None
-    tokenizer = tokenizer.counting(counts.tokens)
+    tokenizer = tokenizer.with_counter(counts.token_counts)
     room = task.length - 2
     number = {name: index for index, name in enumerate(head.labels)}
     mapped = [_mapped(example, tokenizer) for example in examples]
     cut_off = [False] * len(examples)
     if task.context == "sentence":
         cut_off = [len(own.ids) > room for own in mapped]
-        counts.cut_off += sum(cut_off)
+        counts.num_truncated += sum(cut_off)
         mapped = [_shortened(own, room) for own in mapped]
     known = bool(examples) and all(example.tags is not None for example in examples)
     windows = list(_windows(examples, mapped, number if known else None, task, room))
-    return Inputs(
+    return ModelInputs(
         sequences=[[([tokenizer.cls_id, *one.ids, tokenizer.sep_id], [0] * (len(one.ids) + 2))]
                    for one in windows],
-        where=[one.where for one in windows],
-        cut_off=cut_off,
+        locations=[one.location for one in windows],
+        is_truncated=cut_off,
         targets=[np.array(one.targets, np.int64) for one in windows] if known else None,
-        places=[[place + 1 for place in one.places] for one in windows],
-        memo=mapped,
+        token_indices=[[place + 1 for place in one.token_indices] for one in windows],
+        family_data=mapped,
     )  # fmt: skip
 
 
-def _mapped(example: Sentence, tokenizer: Tokenizer) -> Mapped:
+def _mapped(example: TaggedSentence, tokenizer: Tokenizer) -> TokenAlignment:
     """Find the piece of each unit: the one that holds its first character."""
     ids, offsets = tokenizer.encode_with_offsets(example.text)
     asked: list[int] = []
@@ -130,38 +135,40 @@ def _mapped(example: Sentence, tokenizer: Tokenizer) -> Mapped:
             asked.append(piece)
         slots.append(len(asked) - 1)
         own.append(fresh)
-    return Mapped(ids, asked, slots, own)
+    return TokenAlignment(ids, asked, slots, own)
 
 
-def _shortened(mapped: Mapped, room: int) -> Mapped:
+def _shortened(mapped: TokenAlignment, room: int) -> TokenAlignment:
     """Return the first ``room`` pieces; units whose piece is cut off have none."""
     if len(mapped.ids) <= room:
         return mapped
-    asked = [piece for piece in mapped.asked if piece < room]
-    slots = [slot if slot < len(asked) else -1 for slot in mapped.slots]
-    return Mapped(mapped.ids[:room], asked, slots, mapped.own)
+    asked = [piece for piece in mapped.predicted_tokens if piece < room]
+    slots = [slot if slot < len(asked) else -1 for slot in mapped.unit_predictions]
+    return TokenAlignment(mapped.ids[:room], asked, slots, mapped.is_first_unit)
 
 
-def _targets(example: Sentence, mapped: Mapped, number: dict[str, int] | None) -> list[int]:
+def _targets(
+    example: TaggedSentence, mapped: TokenAlignment, number: dict[str, int] | None
+) -> list[int]:
     """Return the class of each piece asked: that of its first unit; none where tags are unknown."""
     if number is None or example.tags is None:
         return []
-    units = zip(example.tags, mapped.slots, mapped.own, strict=True)
+    units = zip(example.tags, mapped.unit_predictions, mapped.is_first_unit, strict=True)
     return [number[tag] for tag, slot, own in units if own and slot >= 0]
 
 
 def _windows(
-    examples: Sequence[Sentence],
-    mapped: Sequence[Mapped],
+    examples: Sequence[TaggedSentence],
+    mapped: Sequence[TokenAlignment],
     number: dict[str, int] | None,
     task: TaskSettings,
     room: int,
-) -> Iterator[Window]:
+) -> Iterator[TaggingWindow]:
     """Yield the inputs; over all of them the pieces asked about come in the order of the text."""
     targets = [_targets(*both, number) for both in zip(examples, mapped, strict=True)]
     if task.context == "sentence":
         for example, own, right in zip(examples, mapped, targets, strict=True):
-            yield Window(own.ids, own.asked, right, example.where)
+            yield TaggingWindow(own.ids, own.predicted_tokens, right, example.location)
         return
     first = 0
     while first < len(examples):
@@ -173,19 +180,21 @@ def _windows(
 
 
 def _document(
-    examples: Sequence[Sentence],
-    mapped: Sequence[Mapped],
+    examples: Sequence[TaggedSentence],
+    mapped: Sequence[TokenAlignment],
     targets: Sequence[list[int]],
     room: int,
-) -> Iterator[Window]:
+) -> Iterator[TaggingWindow]:
     """Yield the windows of a document; one that asks nothing where it has no piece."""
     if not any(own.ids for own in mapped):
-        yield Window([], [], [], examples[0].where)
+        yield TaggingWindow([], [], [], examples[0].location)
         return
     ids = [one for own in mapped for one in own.ids]
     starts = np.cumsum([0, *(len(own.ids) for own in mapped)]).tolist()
     asked = [
-        start + piece for start, own in zip(starts, mapped, strict=False) for piece in own.asked
+        start + piece
+        for start, own in zip(starts, mapped, strict=False)
+        for piece in own.predicted_tokens
     ]
     right = [one for own in targets for one in own]
     half = max(room // 2, 1)
@@ -199,22 +208,22 @@ def _document(
         left = min(left, begin)
         low = begin - left
         count = bisect_left(asked, end) - done
-        yield Window(
+        yield TaggingWindow(
             ids[low : low + room],
             [place - low for place in asked[done : done + count]],
             right[done : done + count],
-            examples[min(bisect_right(starts, begin), len(examples)) - 1].where,
+            examples[min(bisect_right(starts, begin), len(examples)) - 1].location,
         )
         begin, done = end, done + count
 
 
-def losses(outputs: Tensor, part: Part, head: Head) -> Tensor:  # noqa: ARG001 - see Family
+def compute_losses(outputs: Tensor, part: MicroBatch, head: HeadConfig) -> Tensor:  # noqa: ARG001 - see Family
     """Return float32 [M], the cross-entropy of each tag, from outputs float32 [M, C]."""
     return F.cross_entropy(outputs, part.targets, reduction="none")
 
 
-def tags_of(
-    examples: Sequence[Sentence], mapped: Sequence[Mapped], chosen: Sequence[str]
+def to_unit_tags(
+    examples: Sequence[TaggedSentence], mapped: Sequence[TokenAlignment], chosen: Sequence[str]
 ) -> Iterator[list[str]]:
     """Yield the tags of each sentence's units from those of the pieces that were asked about.
 
@@ -224,20 +233,20 @@ def tags_of(
     first = 0
     for example, own in zip(examples, mapped, strict=True):
         tags: list[str] = []
-        following = _following(own.slots)
+        following = _following(own.unit_predictions)
         for place in range(len(example.units)):
-            slot = own.slots[place]
-            if slot >= 0 and own.own[place]:
+            slot = own.unit_predictions[place]
+            if slot >= 0 and own.is_first_unit[place]:
                 tags.append(chosen[first + slot])
                 continue
-            before = tags[-1] if tags else OUTSIDE
-            inside = inside_tag(before)
+            before = tags[-1] if tags else OUTSIDE_TAG
+            inside = to_inside_tag(before)
             if slot < 0:
                 after = following[place]
                 follows = None if after < 0 else chosen[first + after]
-                inside = inside if follows == inside else OUTSIDE
+                inside = inside if follows == inside else OUTSIDE_TAG
             tags.append(inside)
-        first += len(own.asked)
+        first += len(own.predicted_tokens)
         yield tags
 
 
@@ -250,11 +259,11 @@ def _following(slots: Sequence[int]) -> list[int]:
     return result
 
 
-def score(
+def compute_metrics(
     outputs: list[NDArray[np.float32]],
-    inputs: Inputs,
-    examples: Sequence[Sentence],
-    head: Head,
+    inputs: ModelInputs,
+    examples: Sequence[TaggedSentence],
+    head: HeadConfig,
     task: TaskSettings,
 ) -> dict[str, float]:
     """Return the named metrics over all units, those that were cut off included; see ``Family``."""
@@ -263,12 +272,12 @@ def score(
             for one, other in zip(own, true, strict=True)]  # fmt: skip
     found: dict[str, Any] = {"accuracy": float(np.mean(hits))}
     if head.kind == "entities":
-        found |= entity_scores(said, right)
+        found |= compute_entity_scores(said, right)
     if "char_macro_f1" in task.metrics:
         found["char_macro_f1"] = _tag_macro_f1(said, right, head.labels)
     if any(name not in found for name in task.metrics):
-        classes = report(outputs, inputs, examples, head)["classes"]
-        found |= metrics.label_scores(task.metrics, classes)
+        classes = compute_class_report(outputs, inputs, examples, head)["classes"]
+        found |= metrics.select_label_scores(task.metrics, classes)
     return {name: found[name] for name in task.metrics}
 
 
@@ -281,7 +290,7 @@ def _tag_macro_f1(
     baseline: f1_score(average="macro", zero_division=1).
     """
     chosen, true, names = _numbered(predicted, right, labels)
-    classes = metrics.class_report(chosen, true, names)["classes"]
+    classes = metrics.classification_report(chosen, true, names)["classes"]
     occurs = {*np.unique(chosen).tolist(), *np.unique(true).tolist()}
     scores = [classes[name]["f1"] if number in occurs else 1.0 for number, name in enumerate(names)]
     return float(np.mean(scores))
@@ -302,29 +311,32 @@ def _numbered(
 
 
 def _predicted_and_right(
-    outputs: list[NDArray[np.float32]], inputs: Inputs, examples: Sequence[Sentence], head: Head
+    outputs: list[NDArray[np.float32]],
+    inputs: ModelInputs,
+    examples: Sequence[TaggedSentence],
+    head: HeadConfig,
 ) -> tuple[list[list[str]], list[list[str]]]:
     """Return the predicted and the right tags of each sentence."""
     rows = np.concatenate(outputs)
     chosen = [head.labels[place] for place in rows.argmax(-1)]
     right = [list(example.tags or ()) for example in examples]
-    return list(tags_of(examples, inputs.memo, chosen)), right
+    return list(to_unit_tags(examples, inputs.family_data, chosen)), right
 
 
-def report(
+def compute_class_report(
     outputs: list[NDArray[np.float32]],
-    inputs: Inputs,
-    examples: Sequence[Sentence],
-    head: Head,
+    inputs: ModelInputs,
+    examples: Sequence[TaggedSentence],
+    head: HeadConfig,
 ) -> dict[str, Any]:
     """Return the scores of each entity type, or of each tag with confusions; see ``Family``."""
     predicted, right = _predicted_and_right(outputs, inputs, examples, head)
     if head.kind == "entities":
-        return {"classes": type_scores(predicted, right)}
-    return metrics.class_report(*_numbered(predicted, right, head.labels))
+        return {"classes": compute_type_scores(predicted, right)}
+    return metrics.classification_report(*_numbered(predicted, right, head.labels))
 
 
-def metrics_of(task: TaskSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def list_metrics(task: TaskSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the usual metrics and the known ones; see ``Family``."""
     if task.kind == "tags":
         return ("accuracy",), ("accuracy",)

@@ -8,24 +8,29 @@ from pathlib import Path
 from typing import IO
 
 from bertsmith.errors import SettingsError, TaskError
-from bertsmith.text.archives import BUFFER, DAMAGE, SUFFIXES, unpack
+from bertsmith.text.archives import (
+    BUFFER_BYTES,
+    COMPRESSION_SUFFIXES,
+    DECOMPRESSION_ERRORS,
+    decompress,
+)
 
 UTF8 = "utf-8"
 #: The two encodings that text which is not UTF-8 usually has.
 NOT_UTF8 = "such as cp949 (Korean) or latin-1 (Western European)"
 #: The format of a table by the suffix of its file, which may be followed by one of ``PACKED``.
-FORMATS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json",
+TABLE_FORMATS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json",
            ".parquet": "parquet"}  # fmt: skip
 #: A line with its end, as ``csv`` and ``open(newline="")`` split text.
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)")
 
 
-def table_format(path: Path) -> str | None:
+def detect_table_format(path: Path) -> str | None:
     """Return the format of a table by the suffix of its file, packed or not; None if unknown."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    while suffixes and suffixes[-1] in SUFFIXES:
+    while suffixes and suffixes[-1] in COMPRESSION_SUFFIXES:
         suffixes.pop()
-    return FORMATS.get(suffixes[-1]) if suffixes else None
+    return TABLE_FORMATS.get(suffixes[-1]) if suffixes else None
 
 
 def check_encoding(encoding: str) -> None:
@@ -52,26 +57,26 @@ def open_text(
     check_encoding(encoding)
     try:
         if stream is not None:
-            yield _decoded(unpack(stream)[1], encoding, path)
+            yield _decoded(decompress(stream)[1], encoding, path)
             return
         with path.open("rb") as file:
-            yield _decoded(unpack(file)[1], encoding, path)
+            yield _decoded(decompress(file)[1], encoding, path)
     except FileNotFoundError:
         raise TaskError(f"{path}: no such file") from None
-    except DAMAGE as error:
+    except DECOMPRESSION_ERRORS as error:
         raise TaskError(f"{path}: a damaged or cut-off archive: {error}") from None
     except OSError as error:
         raise TaskError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def encoding_of(path: Path, encoding: str) -> str:
+def choose_output_encoding(path: Path, encoding: str) -> str:
     """Return the encoding with which to write what a file holds: with a mark if it has one."""
     if codecs.lookup(encoding).name != UTF8 or not path.is_file():
         return encoding
     try:
         with path.open("rb") as file:
-            return "utf-8-sig" if unpack(file)[0].startswith(codecs.BOM_UTF8) else encoding
-    except (OSError, *DAMAGE):
+            return "utf-8-sig" if decompress(file)[0].startswith(codecs.BOM_UTF8) else encoding
+    except (OSError, *DECOMPRESSION_ERRORS):
         # Whoever reads the file says why.
         return encoding
 
@@ -106,7 +111,7 @@ def _decoded(stream: IO[bytes], encoding: str, path: Path) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8-sig" if is_utf8 else encoding)()
     line, first = 1, True
     while True:
-        block = stream.read(BUFFER)
+        block = stream.read(BUFFER_BYTES)
         if first and is_utf8 and block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise TaskError(f"{path}: not UTF-8 but UTF-16; give --encoding utf-16")
         first = False

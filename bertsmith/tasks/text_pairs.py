@@ -5,11 +5,11 @@ It never knows what is asked of them.
 
 from collections.abc import Sequence
 
-from bertsmith.tasks.inputs import Sequence_
+from bertsmith.tasks.inputs import TokenSequence
 from bertsmith.text.wordpiece import Tokenizer
 
 
-def joined(texts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> Sequence_:
+def add_special_tokens(texts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> TokenSequence:
     """Return the ids [CLS] A [SEP] or [CLS] A [SEP] B [SEP], and the segment of each."""
     ids, segments = [tokenizer.cls_id], [0]
     for segment, own in enumerate(texts):
@@ -18,7 +18,7 @@ def joined(texts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> Sequence_:
     return ids, segments
 
 
-def shortened(ids: Sequence[Sequence[int]], room: int) -> list[Sequence[int]]:
+def truncate_texts(ids: Sequence[Sequence[int]], room: int) -> list[Sequence[int]]:
     """Cut one or two texts to ``room`` ids together, each at its end, the longer one first.
 
     Both long: the shorter one keeps half, as ``tokenizers`` truncates ("longest_first").

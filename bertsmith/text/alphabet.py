@@ -43,15 +43,15 @@ class Alphabet:
     """The characters of a vocabulary: all of them, and those that continue a word."""
 
     characters: tuple[str, ...]
-    continuing: tuple[str, ...]
+    continuations: tuple[str, ...]
 
     @property
     def num_pieces(self) -> int:
         """The number of vocabulary entries: one per character, one per continuing character."""
-        return len(self.characters) + len(self.continuing)
+        return len(self.characters) + len(self.continuations)
 
 
-def ascii_alphabet(*, lowercase: bool) -> Alphabet:
+def build_ascii_alphabet(*, lowercase: bool) -> Alphabet:
     """Return the ASCII digits, letters and punctuation, without capitals if text is lowercased.
 
     The tokenizer splits at punctuation, so only digits and letters continue a word.
@@ -102,7 +102,7 @@ class CharacterCounts:
         """Whether no text had a character that is part of a word."""
         return not self._counts.any()
 
-    def choose(self, coverage: float, max_pieces: int, required: Alphabet) -> Alphabet:
+    def choose_alphabet(self, coverage: float, max_pieces: int, required: Alphabet) -> Alphabet:
         """Choose ``required`` and the most frequent characters that cover ``coverage`` of the text.
 
         The chosen characters outside ``required`` take at most ``max_pieces`` vocabulary entries:
@@ -111,7 +111,7 @@ class CharacterCounts:
         totals, continuing = self._cleaned()
         order = sorted(totals, key=lambda character: (-totals[character], character))
         needed = coverage * sum(totals.values())
-        characters, continues = set(required.characters), set(required.continuing)
+        characters, continues = set(required.characters), set(required.continuations)
         covered = num_pieces = 0
         for character in order:
             if character not in characters:
@@ -124,7 +124,7 @@ class CharacterCounts:
                 continues.add(character)
         return Alphabet(tuple(sorted(characters)), tuple(sorted(continues)))
 
-    def within(self, alphabet: Alphabet) -> Callable[[str], str]:
+    def make_word_filter(self, alphabet: Alphabet) -> Callable[[str], str]:
         """Return what takes some words out of a counted text.
 
         They are the words with a character beyond ``alphabet`` and those that are too long.

@@ -14,21 +14,33 @@ from typing import IO, Any, Final, cast
 import zstandard
 
 #: What packers write first, by the name of the packing.
-MAGIC: Final = {
+MAGIC_BYTES: Final = {
     "gzip": b"\x1f\x8b",
     "xz": b"\xfd7zXZ\x00",
     "bzip2": b"BZh",
     "zstd": b"\x28\xb5\x2f\xfd",
 }
 #: File name endings of packed files.
-SUFFIXES: Final = {".gz": "gzip", ".xz": "xz", ".bz2": "bzip2", ".zst": "zstd", ".zstd": "zstd"}
+COMPRESSION_SUFFIXES: Final = {
+    ".gz": "gzip",
+    ".xz": "xz",
+    ".bz2": "bzip2",
+    ".zst": "zstd",
+    ".zstd": "zstd",
+}
 #: All that reading a damaged or cut-off archive can raise.
-DAMAGE: Final = (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError, gzip.BadGzipFile)
+DECOMPRESSION_ERRORS: Final = (
+    EOFError,
+    zlib.error,
+    lzma.LZMAError,
+    zstandard.ZstdError,
+    gzip.BadGzipFile,
+)
 
 #: Bytes read at once. Large enough that the calls cost nothing, small enough to keep many open.
-BUFFER: Final = 1 << 20
+BUFFER_BYTES: Final = 1 << 20
 #: Bytes looked at to tell what a stream holds.
-HEAD: Final = 1 << 16
+HEAD_BYTES: Final = 1 << 16
 
 
 class _Zstd(io.RawIOBase):
@@ -55,7 +67,7 @@ class _Zstd(io.RawIOBase):
 
     def _fill(self) -> bool:
         """Unpack some more; False at a sound end."""
-        piece = self._rest or self._packed.read(HEAD)
+        piece = self._rest or self._packed.read(HEAD_BYTES)
         self._rest = b""
         if not piece:
             if self._begun:
@@ -104,29 +116,29 @@ _OPENERS: Final[dict[str, Callable[[IO[bytes]], object]]] = {
     "gzip": lambda packed: gzip.GzipFile(fileobj=packed),
     "xz": lzma.LZMAFile,
     "bzip2": bz2.BZ2File,
-    "zstd": lambda packed: io.BufferedReader(_Zstd(packed), BUFFER),
+    "zstd": lambda packed: io.BufferedReader(_Zstd(packed), BUFFER_BYTES),
 }
 
 
-def packing(head: bytes) -> str | None:
+def detect_compression(head: bytes) -> str | None:
     """Name the packing of a stream that begins with ``head``; None when it is not packed."""
-    return next((name for name, magic in MAGIC.items() if head.startswith(magic)), None)
+    return next((name for name, magic in MAGIC_BYTES.items() if head.startswith(magic)), None)
 
 
-def unpack(stream: IO[bytes]) -> tuple[bytes, IO[bytes]]:
+def decompress(stream: IO[bytes]) -> tuple[bytes, IO[bytes]]:
     """Return the first unpacked bytes (up to HEAD) and a reader of all unpacked bytes.
 
     The packing is told by the content, not by the name. Raises one of DAMAGE.
     """
     buffered = cast("io.BufferedIOBase", stream)
     head = _fill_up(buffered)
-    kind = packing(head)
-    whole = io.BufferedReader(_Rewound(head, buffered), BUFFER)
+    kind = detect_compression(head)
+    whole = io.BufferedReader(_Rewound(head, buffered), BUFFER_BYTES)
     if kind is None:
         return head, whole
     opened = cast("io.BufferedIOBase", _OPENERS[kind](whole))
     head = _fill_up(opened)
-    return head, io.BufferedReader(_Rewound(head, opened), BUFFER)
+    return head, io.BufferedReader(_Rewound(head, opened), BUFFER_BYTES)
 
 
 def _fill_up(stream: io.BufferedIOBase) -> bytes:
@@ -136,9 +148,9 @@ def _fill_up(stream: io.BufferedIOBase) -> bytes:
     """
     head = b""
     try:
-        while len(head) < HEAD and (part := stream.read1(HEAD - len(head))):
+        while len(head) < HEAD_BYTES and (part := stream.read1(HEAD_BYTES - len(head))):
             head += part
-    except DAMAGE:
+    except DECOMPRESSION_ERRORS:
         if not head:
             raise
     return head

@@ -13,59 +13,61 @@ from bertsmith.errors import CorpusError, MissingExtraError
 from bertsmith.files import parse_json
 from bertsmith.text import line_layout, markdown
 from bertsmith.text.alphabet import has_surrogates
-from bertsmith.text.raw_text import Faults, Lines, Raw
+from bertsmith.text.raw_text import ErrorHandler, LineReader, RawDocument
 
 _OPENING: Final = re.compile(r"<doc\s.*>\s*$")
 _TITLE: Final = re.compile(r'\stitle="([^"]*)"')
 _CLOSING: Final = "</doc>"
 #: Rows held at once when a Parquet file is read.
-ROWS: Final = 256
+ROWS_PER_BATCH: Final = 256
 
 
-def tidied(text: str, form: str, container: str) -> Raw:
+def make_document(text: str, form: str, container: str) -> RawDocument:
     """Bring the text of one document, laid out as ``form`` says, into paragraphs on lines."""
     if form == "sentences":
-        return Raw(text, container, presplit=True)
+        return RawDocument(text, container, presplit=True)
     if form == "markdown":
-        return Raw(markdown.plain(text), container)
-    return Raw(line_layout.paragraphs(text), container)
+        return RawDocument(markdown.markdown_to_text(text), container)
+    return RawDocument(line_layout.unwrap_paragraphs(text), container)
 
 
-def json_lines(lines: Lines, form: str, field: str, faults: Faults) -> Iterator[Raw]:
+def read_json_lines(
+    lines: LineReader, form: str, field: str, faults: ErrorHandler
+) -> Iterator[RawDocument]:
     """Read a JSON object a line, the text in ``field``; null and "" are empty documents."""
     for line in lines:
-        decoded = lines.decoded(line, faults)
+        decoded = lines.decode(line, faults)
         if decoded is None or not decoded.strip():
             continue
         try:
             value = parse_json(decoded)
         except ValueError as error:
-            faults.meet(
+            faults.report(
                 "broken JSON",
-                lines.place(),
+                lines.location(),
                 "expected a whole JSON object on each line",
                 str(error),
             )
             continue
         text = _field(value, field, lines, faults)
         if text is not None:
-            yield tidied(text, form, "jsonl")
+            yield make_document(text, form, "jsonl")
 
 
-def _field(value: Any, field: str, lines: Lines, faults: Faults) -> str | None:
+def _field(value: Any, field: str, lines: LineReader, faults: ErrorHandler) -> str | None:
     """Return the text in a parsed line; None after a fault that was passed over."""
     if not isinstance(value, dict):
-        faults.meet(
+        faults.report(
             f"a JSON {type(value).__name__} where an object was expected",
-            lines.place(),
+            lines.location(),
             'expected lines such as {"text": "..."}; a JSON array becomes such by jq -c ".[]"',
         )
         return None
     if field not in value:
         known = ", ".join(repr(key) for key in value) or "none"
-        faults.meet(
+        faults.report(
             f"no field {field!r} in this object",
-            lines.place(),
+            lines.location(),
             f"its fields are {known}; name the one with the text by --field",
         )
         return None
@@ -73,9 +75,9 @@ def _field(value: Any, field: str, lines: Lines, faults: Faults) -> str | None:
     if text is None:
         return ""
     if not isinstance(text, str):
-        faults.meet(
+        faults.report(
             f"field {field!r} holds {type(text).__name__}, not text",
-            lines.place(),
+            lines.location(),
             "expected a string; name the field with the text by --field",
         )
         return None
@@ -83,12 +85,12 @@ def _field(value: Any, field: str, lines: Lines, faults: Faults) -> str | None:
     return text.encode("utf-8", "replace").decode() if has_surrogates(text) else text
 
 
-def wiki_documents(lines: Lines, form: str, faults: Faults) -> Iterator[Raw]:
+def read_wikiextractor(lines: LineReader, form: str, faults: ErrorHandler) -> Iterator[RawDocument]:
     """Read ``<doc id= title= ...>`` ... ``</doc>``; the title line at the top is left out."""
     held: list[str] | None = None
     title = None
     for line in lines:
-        decoded = lines.decoded(line, faults)
+        decoded = lines.decode(line, faults)
         if decoded is None:
             continue
         text = decoded.rstrip("\r\n")
@@ -101,26 +103,26 @@ def wiki_documents(lines: Lines, form: str, faults: Faults) -> Iterator[Raw]:
         elif held is not None:
             held.append(html.unescape(text))
         elif text.strip():
-            faults.meet(
+            faults.report(
                 "text outside of <doc ...> and </doc>",
-                lines.place(),
+                lines.location(),
                 "expected WikiExtractor's output",
             )
     if held is not None:
-        faults.meet(
+        faults.report(
             "the last <doc ...> has no </doc>",
-            lines.place(),
+            lines.location(),
             "the file was cut off; expected WikiExtractor's whole output",
         )
 
 
-def _wiki_document(held: list[str], title: str | None, form: str) -> Raw:
+def _wiki_document(held: list[str], title: str | None, form: str) -> RawDocument:
     if held and title and held[0].strip() == title:
         held = held[1:]
-    return tidied("\n".join(held).strip(), form, "wikiextractor")
+    return make_document("\n".join(held).strip(), form, "wikiextractor")
 
 
-def parquet_rows(path: Path, form: str, field: str, faults: Faults) -> Iterator[Raw]:
+def read_parquet(path: Path, form: str, field: str, faults: ErrorHandler) -> Iterator[RawDocument]:
     """Read the column ``field`` of a Parquet file, a document a row, a few rows at a time."""
     try:
         import pyarrow as pa
@@ -131,15 +133,15 @@ def parquet_rows(path: Path, form: str, field: str, faults: Faults) -> Iterator[
     try:
         with parquet.ParquetFile(path) as file:
             _check_column(file.schema_arrow, path, field)
-            for batch in file.iter_batches(batch_size=ROWS, columns=[field]):
+            for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=[field]):
                 # As bytes, so that a row that is not UTF-8 can be named.
                 for value in batch.column(0).cast(pa.binary()):
                     text = _decoded(value.as_py(), f"{path}, row {row:,}", faults)
                     row += 1
                     if text is not None:
-                        yield tidied(text, form, "parquet")
+                        yield make_document(text, form, "parquet")
     except pa.ArrowException as error:
-        faults.meet(
+        faults.report(
             "not a whole Parquet file",
             f"{path}, after {row:,} rows",
             "make or fetch it again",
@@ -161,11 +163,11 @@ def _check_column(schema: Any, path: Path, field: str) -> None:
         )
 
 
-def _decoded(value: bytes | None, place: str, faults: Faults) -> str | None:
+def _decoded(value: bytes | None, place: str, faults: ErrorHandler) -> str | None:
     if value is None:
         return ""
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError as error:
-        faults.meet("not UTF-8", place, "expected UTF-8 text", error.reason)
+        faults.report("not UTF-8", place, "expected UTF-8 text", error.reason)
         return None

@@ -10,15 +10,15 @@ from typing import Any, Literal
 
 from bertsmith.errors import CorpusError
 from bertsmith.settings import Settings
-from bertsmith.text.deduplication import Seen
-from bertsmith.text.raw_text import Faults, Raw
-from bertsmith.text.readers import open_source
-from bertsmith.text.sources import Source, sources
+from bertsmith.text.deduplication import SeenTexts
+from bertsmith.text.raw_text import ErrorHandler, RawDocument
+from bertsmith.text.readers import read_source
+from bertsmith.text.sources import Source, find_sources
 
-__all__ = ["CorpusOptions", "Document", "Report", "Source", "read", "sources"]
+__all__ = ["CorpusOptions", "CorpusReport", "Document", "Source", "find_sources", "read_documents"]
 
 #: Places named for people; more are only counted.
-EXAMPLES = 20
+MAX_EXAMPLES = 20
 
 Format = Literal["auto", "sentences", "prose", "markdown", "jsonl", "wikiextractor", "parquet"]
 
@@ -54,7 +54,7 @@ class CorpusOptions(Settings):
 
 
 @dataclass
-class Report:
+class CorpusReport:
     """What was read and what was left out; reports of several workers can be added up.
 
     ``characters`` counts Unicode code points of the documents given out; ``formats`` sources by
@@ -70,20 +70,20 @@ class Report:
     skipped: dict[str, int] = field(default_factory=dict)
     examples: list[str] = field(default_factory=list)
 
-    def skip(self, reason: str, example: str) -> None:
+    def count_skipped(self, reason: str, example: str) -> None:
         """Count a fault that was passed over."""
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
-        if len(self.examples) < EXAMPLES:
+        if len(self.examples) < MAX_EXAMPLES:
             self.examples.append(example)
 
-    def add(self, other: "Report") -> None:
+    def add(self, other: "CorpusReport") -> None:
         """Add the counts of ``other`` to this report."""
-        for name in COUNTS:
+        for name in COUNT_FIELDS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for mine, theirs in ((self.formats, other.formats), (self.skipped, other.skipped)):
             for key, count in theirs.items():
                 mine[key] = mine.get(key, 0) + count
-        self.examples = (self.examples + other.examples)[:EXAMPLES]
+        self.examples = (self.examples + other.examples)[:MAX_EXAMPLES]
 
     def require_documents(self) -> None:
         """Raise CorpusError if nothing was read, saying what was met instead."""
@@ -109,7 +109,7 @@ class Report:
 
 
 #: The plain counts of a Report.
-COUNTS = (
+COUNT_FIELDS = (
     "documents",
     "characters",
     "repeated_documents",
@@ -118,10 +118,10 @@ COUNTS = (
 )
 
 
-def read(
+def read_documents(
     found: Iterable[Source],
     options: CorpusOptions | None = None,
-    report: Report | None = None,
+    report: CorpusReport | None = None,
 ) -> Iterator[Document]:
     """Yield the documents of the sources in order, as a stream; what was met goes to ``report``.
 
@@ -130,20 +130,20 @@ def read(
     the file and the line or byte, for whatever cannot be read (unless ``on_error`` is "skip").
     """
     options = CorpusOptions() if options is None else options
-    report = Report() if report is None else report
+    report = CorpusReport() if report is None else report
     unrepeated = _Unrepeated(options, report)
     for source in found:
-        faults = Faults(options.on_error == "skip", report.skip)
-        with closing(open_source(source, options.format, options.field, faults)) as stream:
+        faults = ErrorHandler(options.on_error == "skip", report.count_skipped)
+        with closing(read_source(source, options.format, options.field, faults)) as stream:
             yield from _documents(source, stream, unrepeated, report)
 
 
 def _documents(
-    source: Source, stream: Iterator[Raw], unrepeated: "_Unrepeated", report: Report
+    source: Source, stream: Iterator[RawDocument], unrepeated: "_Unrepeated", report: CorpusReport
 ) -> Iterator[Document]:
     for number, raw in enumerate(stream):
         if number == 0:
-            report.formats[raw.form] = report.formats.get(raw.form, 0) + 1
+            report.formats[raw.format] = report.formats.get(raw.format, 0) + 1
         text = raw.text.strip()
         if not text:
             report.empty_documents += 1
@@ -159,10 +159,10 @@ def _documents(
 class _Unrepeated:
     """Leaves out what was seen before, as the options ask."""
 
-    def __init__(self, options: CorpusOptions, report: Report) -> None:
+    def __init__(self, options: CorpusOptions, report: CorpusReport) -> None:
         wanted = options.deduplicate
-        self._documents = Seen() if wanted in {"documents", "both"} else None
-        self._paragraphs = Seen() if wanted in {"paragraphs", "both"} else None
+        self._documents = SeenTexts() if wanted in {"documents", "both"} else None
+        self._paragraphs = SeenTexts() if wanted in {"paragraphs", "both"} else None
         self._report = report
 
     def keep(self, text: str) -> str:

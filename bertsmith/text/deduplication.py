@@ -11,7 +11,7 @@ from typing import Final
 SMALLEST: Final = 1 << 12
 
 
-class Seen:
+class SeenTexts:
     """A set of 64-bit hashes by open addressing in one flat array.
 
     At most three quarters full, so 10.7 to 21.3 bytes a text. Two different texts among n are

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from bertsmith.text.sentences import split
+from bertsmith.text.sentences import split_sentences
 
 
 def _set(words: str) -> frozenset[str]:
@@ -83,12 +83,12 @@ _BEGINS: Final = re.compile(r"^[\"'“(]?[A-Z]")
 _ENDS: Final = re.compile(r"[.!?][\"'”)]?$")
 
 
-def prose(docstring: str) -> list[list[str]]:
+def extract_prose(docstring: str) -> list[list[str]]:
     """Return the paragraphs of a documentation string, each as its sentences."""
     paragraphs = []
     for block in _blocks(inspect.cleandoc(docstring).expandtabs().split("\n")):
         text = _INNER_DOT.sub(_DOT, _unmarked(" ".join(block)))
-        found = [sentence.replace(_DOT, ".") for sentence in split(text)]
+        found = [sentence.replace(_DOT, ".") for sentence in split_sentences(text)]
         if sentences := [sentence for sentence in found if is_english(sentence)]:
             paragraphs.append(sentences)
     return paragraphs

@@ -17,9 +17,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
-from bertsmith.progress import Progress, Silent
-from bertsmith.text.deduplication import Seen
-from bertsmith.text.docstring_prose import prose
+from bertsmith.progress import NullProgress, Progress
+from bertsmith.text.deduplication import SeenTexts
+from bertsmith.text.docstring_prose import extract_prose
 
 #: Folders without documentation of their own: tests, and copies of other packages.
 _PASSED: Final = frozenset(
@@ -50,14 +50,14 @@ class ModuleProse:
     paragraphs: tuple[tuple[str, ...], ...]
 
 
-def roots() -> list[Path]:
+def find_package_roots() -> list[Path]:
     """Return the folders of the standard library and of the installed packages."""
     paths = sysconfig.get_paths()
     found = [Path(paths[name]).resolve() for name in ("stdlib", "purelib", "platlib")]
     return list(dict.fromkeys(found))
 
 
-def source_files(folders: Iterable[Path]) -> list[tuple[str, Path]]:
+def find_modules(folders: Iterable[Path]) -> list[tuple[str, Path]]:
     """Return the modules below ``folders``, by name, each with its file; sorted by name."""
     found: dict[str, Path] = {}
     for root in folders:
@@ -72,7 +72,7 @@ def source_files(folders: Iterable[Path]) -> list[tuple[str, Path]]:
     return sorted(found.items())
 
 
-def documentation(
+def read_documentation(
     folders: Sequence[Path] | None = None,
     processes: int = 1,
     progress: Progress | None = None,
@@ -81,10 +81,10 @@ def documentation(
 
     The result does not depend on ``processes``. Needs a few seconds a hundred megabytes of source.
     """
-    progress = Silent() if progress is None else progress
-    files = source_files(roots() if folders is None else folders)
+    progress = NullProgress() if progress is None else progress
+    files = find_modules(find_package_roots() if folders is None else folders)
     progress.start("Reading documentation", len(files), "modules")
-    seen = Seen()
+    seen = SeenTexts()
     for count, found in _parsed(files, processes):
         for module in found:
             kept = tuple(
@@ -133,14 +133,16 @@ def read_modules(files: Sequence[tuple[str, Path]]) -> list[ModuleProse]:
     found = []
     for module, file in files:
         paragraphs = [
-            tuple(paragraph) for docstring in docstrings(file) for paragraph in prose(docstring)
+            tuple(paragraph)
+            for docstring in read_docstrings(file)
+            for paragraph in extract_prose(docstring)
         ]
         if paragraphs:
             found.append(ModuleProse(module, tuple(paragraphs)))
     return found
 
 
-def docstrings(file: Path) -> Iterator[str]:
+def read_docstrings(file: Path) -> Iterator[str]:
     """Yield a file's documentation strings in the order of the source; none if it has errors."""
     try:
         source = file.read_bytes()

@@ -18,10 +18,10 @@ from typing import IO, Any, Final
 import zstandard
 
 from bertsmith.errors import CorpusError
-from bertsmith.files import sync, with_filename
-from bertsmith.text.archives import SUFFIXES
+from bertsmith.files import add_error_filename, sync
+from bertsmith.text.archives import COMPRESSION_SUFFIXES
 from bertsmith.text.docstrings import ModuleProse
-from bertsmith.text.sources import CONTAINERS
+from bertsmith.text.sources import KIND_BY_SUFFIX
 
 #: The forms that can be written, by what the file's name tells.
 FORMS: Final = {"jsonl": "jsonl", "plain": "sentences"}
@@ -35,31 +35,31 @@ _PACKERS: Final[dict[str, Callable[[Any], Any]]] = {
 }
 
 
-def form_of(path: Path) -> str:
+def choose_output_format(path: Path) -> str:
     """Tell from a name in what form text shall be written: "jsonl" or "sentences".
 
     Raises CorpusError for a name that ends in neither.
     """
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in SUFFIXES:
+    if suffixes and suffixes[-1] in COMPRESSION_SUFFIXES:
         suffixes.pop()
-    form = FORMS.get(CONTAINERS.get(suffixes[-1] if suffixes else "", ""))
+    form = FORMS.get(KIND_BY_SUFFIX.get(suffixes[-1] if suffixes else "", ""))
     if form is None:
         raise CorpusError(
             f"{path}: cannot tell the form to write from this name; expected one that ends in "
-            f".jsonl (JSON lines) or .txt (a sentence a line), also with {' '.join(SUFFIXES)}"
+            f".jsonl (JSON lines) or .txt (a sentence a line), also with {' '.join(COMPRESSION_SUFFIXES)}"
         )
     return form
 
 
 @contextmanager
-def opened_whole(path: Path) -> Iterator[IO[str]]:
+def open_atomic(path: Path) -> Iterator[IO[str]]:
     """Open a text file, packed as its name says, that takes its place when the block ends well."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    packer = _PACKERS.get(SUFFIXES.get(path.suffix.lower(), ""))
+    packer = _PACKERS.get(COMPRESSION_SUFFIXES.get(path.suffix.lower(), ""))
     try:
-        with with_filename(path), temporary.open("wb") as file:
+        with add_error_filename(path), temporary.open("wb") as file:
             packed = packer(file) if packer else None
             text = io.TextIOWrapper(packed or file, encoding="utf-8", newline="\n")
             yield text
@@ -86,7 +86,7 @@ def write_json_lines(file: IO[str], documents: Iterable[dict[str, Any]]) -> None
         file.write(json.dumps(document, ensure_ascii=False) + "\n")
 
 
-def module_document(module: ModuleProse) -> dict[str, str]:
+def module_to_document(module: ModuleProse) -> dict[str, str]:
     """Return a module's documentation as an object with the fields ``id`` and ``text``."""
     paragraphs = [" ".join(paragraph) for paragraph in module.paragraphs]
     return {"id": module.module, "text": "\n".join(paragraphs)}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import islice, pairwise
 from typing import Final
 
-from bertsmith.text.sentences import split
+from bertsmith.text.sentences import split_sentences
 
 #: What a sentence ends with, and what may still follow it.
 TERMINAL: Final = frozenset(".!?\u3002\uff01\uff1f\u2026\u061f\u0964:;")
@@ -50,12 +50,12 @@ def is_presplit(lines: Sequence[str]) -> bool:
     if len(full) < 2 or is_wrapped(looked):
         return False
     blocks = sum(1 for above, line in pairwise(["", *looked]) if line and not above)
-    single = sum(len(split(line)) == 1 for line in full)
+    single = sum(len(split_sentences(line)) == 1 for line in full)
     ended = sum(ends_sentence(line) for line in full)
     return single >= 0.8 * len(full) and ended >= 0.6 * len(full) and len(full) >= 1.5 * blocks
 
 
-def unwrapped(lines: Sequence[str]) -> str:
+def unwrap_lines(lines: Sequence[str]) -> str:
     """Return hard-wrapped lines as one line a paragraph; blank lines part paragraphs."""
     paragraphs: list[list[str]] = [[]]
     for line in lines:
@@ -66,10 +66,10 @@ def unwrapped(lines: Sequence[str]) -> str:
     return "\n".join(" ".join(paragraph) for paragraph in paragraphs if paragraph)
 
 
-def paragraphs(text: str) -> str:
+def unwrap_paragraphs(text: str) -> str:
     """Return prose with one paragraph a line, whether or not it was hard-wrapped."""
     # Most text is not wrapped, and its first lines show it at once.
     if "\n" not in text or len(text.split("\n", 1)[0]) > WIDEST:
         return text
     head = text.split("\n", LOOK)[:LOOK]
-    return unwrapped(text.split("\n")) if is_wrapped(head) else text
+    return unwrap_lines(text.split("\n")) if is_wrapped(head) else text

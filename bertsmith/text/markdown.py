@@ -34,7 +34,7 @@ _LOOSE: Final = re.compile(r"(?<!\w)_(\w[^_\n]*?) _(?=\w)")
 _ESCAPE: Final = re.compile(r"\\([\\`*_{}\[\]()#+\-.!|>~<])")
 
 
-def plain(text: str) -> str:
+def markdown_to_text(text: str) -> str:
     """Return the prose of Markdown ``text``, one paragraph, heading or list item a line.
 
     Code blocks, tables, rules, images, comments, link targets and front matter are left out.

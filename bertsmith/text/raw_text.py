@@ -11,28 +11,28 @@ from typing import IO, Final
 from bertsmith.errors import CorpusError
 
 #: No honest line is longer, in bytes; without a bound, a binary file would fill the memory.
-LONGEST_LINE: Final = 1 << 28
+MAX_LINE_BYTES: Final = 1 << 28
 #: The byte order mark that some editors write before UTF-8 text.
 BOM: Final = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
-class Raw:
+class RawDocument:
     """A document as it stood in its source; ``form`` names how that was written."""
 
     text: str
-    form: str
+    format: str
     presplit: bool = False
 
 
-class Faults:
+class ErrorHandler:
     """Decides what becomes of a fault in a text: an error, or a counted skip."""
 
     def __init__(self, skip: bool, record: Callable[[str, str], None]) -> None:
         self._skip = skip
         self._record = record
 
-    def meet(self, reason: str, place: str, advice: str, detail: str = "") -> None:
+    def report(self, reason: str, place: str, advice: str, detail: str = "") -> None:
         """Raise CorpusError, or record the fault and return so that the reader goes on.
 
         Faults are counted by ``reason``; ``detail`` belongs to this one.
@@ -43,7 +43,7 @@ class Faults:
         self._record(reason, found)
 
 
-class Lines:
+class LineReader:
     """The lines of a byte stream, each with its number (from 1) and its offset in bytes."""
 
     def __init__(self, stream: IO[bytes], name: str) -> None:
@@ -51,29 +51,29 @@ class Lines:
         self.number, self.offset, self._next = 0, 0, 0
 
     def __iter__(self) -> Iterator[bytes]:
-        for line in iter(partial(self._stream.readline, LONGEST_LINE), b""):
+        for line in iter(partial(self._stream.readline, MAX_LINE_BYTES), b""):
             self.number += 1
             self.offset = self._next
             self._next += len(line)
-            if len(line) >= LONGEST_LINE:
+            if len(line) >= MAX_LINE_BYTES:
                 raise CorpusError(
-                    f"{self.place()}: this line is longer than {LONGEST_LINE >> 20} MiB; "
+                    f"{self.location()}: this line is longer than {MAX_LINE_BYTES >> 20} MiB; "
                     "expected text with line ends"
                 )
             yield line.removeprefix(BOM) if self.offset == 0 else line
 
-    def place(self, column: int = 0) -> str:
+    def location(self, column: int = 0) -> str:
         """Name the current line, or the byte ``column`` in it."""
         return f"{self._name}, line {self.number:,}, byte {self.offset + column:,}"
 
-    def decoded(self, line: bytes, faults: Faults) -> str | None:
+    def decode(self, line: bytes, faults: ErrorHandler) -> str | None:
         """Return the line as text; None after a fault that was passed over."""
         try:
             return line.decode("utf-8")
         except UnicodeDecodeError as error:
-            faults.meet(
+            faults.report(
                 "not UTF-8",
-                self.place(error.start),
+                self.location(error.start),
                 "expected UTF-8 text; convert the file, for example with iconv -f CP949 -t UTF-8 "
                 "(Korean) or iconv -f LATIN1 -t UTF-8 (Western European)",
                 f"byte 0x{line[error.start]:02x}",

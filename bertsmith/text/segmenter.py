@@ -18,11 +18,11 @@ class Segmenter(Protocol):
     name: str
     version: str
 
-    def cuts(self, texts: Sequence[str]) -> list[list[int]]:
+    def find_boundaries(self, texts: Sequence[str]) -> list[list[int]]:
         """Return, for each text, the places (in characters, ascending) where a space goes in."""
 
 
-class Kiwi:
+class KiwiSegmenter:
     """Korean morphemes by ``kiwipiepy``.
 
     A border of morphemes inside a syllable (a contraction such as 갔 = 가 + 았) is no cut. The
@@ -41,10 +41,10 @@ class Kiwi:
         self._threads = threads
         self._analyser: Any = None
 
-    def __reduce__(self) -> tuple[type["Kiwi"], tuple[int]]:
-        return Kiwi, (self._threads,)
+    def __reduce__(self) -> tuple[type["KiwiSegmenter"], tuple[int]]:
+        return KiwiSegmenter, (self._threads,)
 
-    def cuts(self, texts: Sequence[str]) -> list[list[int]]:
+    def find_boundaries(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the borders of morphemes that are not at a space already."""
         if self._analyser is None:
             from kiwipiepy import Kiwi as Analyser
@@ -67,25 +67,25 @@ def _borders(text: str, morphemes: Iterable[Any]) -> list[int]:
     return cuts
 
 
-def spaced(text: str, cuts: Sequence[int]) -> str:
+def insert_spaces(text: str, cuts: Sequence[int]) -> str:
     """Return ``text`` with a space at each cut."""
     return " ".join(text[start:end] for start, end in pairwise([0, *cuts, len(text)]))
 
 
-def segmented(segmenter: Segmenter, texts: Sequence[str]) -> Iterator[str]:
+def segment_texts(segmenter: Segmenter, texts: Sequence[str]) -> Iterator[str]:
     """Yield each text with its words parted by spaces."""
-    for text, cuts in zip(texts, segmenter.cuts(texts), strict=True):
-        yield spaced(text, cuts)
+    for text, cuts in zip(texts, segmenter.find_boundaries(texts), strict=True):
+        yield insert_spaces(text, cuts)
 
 
-def segmenter_named(name: str, version: str | None = None, threads: int = 1) -> Segmenter:
+def load_segmenter(name: str, version: str | None = None, threads: int = 1) -> Segmenter:
     """Return the segmenter of that name; ``version`` must be the installed one up to the patch.
 
     Raises TokenizerError for another name or version: the same text would become other ids.
     """
-    if name != Kiwi.name:
-        raise TokenizerError(f"no segmenter is named {name!r}; expected {Kiwi.name!r}")
-    kiwi = Kiwi(threads)
+    if name != KiwiSegmenter.name:
+        raise TokenizerError(f"no segmenter is named {name!r}; expected {KiwiSegmenter.name!r}")
+    kiwi = KiwiSegmenter(threads)
     if version is not None and version.split(".")[:2] != kiwi.version.split(".")[:2]:
         raise TokenizerError(
             f"this tokenizer was made with kiwipiepy {version}, but {kiwi.version} is installed, "

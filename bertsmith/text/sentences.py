@@ -19,7 +19,7 @@ def check_language(code: str) -> str:
     return code
 
 
-def split(text: str, language: str = "en", presplit: bool = False) -> list[str]:
+def split_sentences(text: str, language: str = "en", presplit: bool = False) -> list[str]:
     """Return the sentences of ``text``, stripped, none empty, in order.
 
     A line end always ends a sentence (a heading does not run into the paragraph below it).

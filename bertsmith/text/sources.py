@@ -13,10 +13,10 @@ from typing import Final
 from bertsmith.errors import CorpusError
 from bertsmith.files import sha256_of_file
 from bertsmith.text.alphabet import has_surrogates
-from bertsmith.text.archives import SUFFIXES
+from bertsmith.text.archives import COMPRESSION_SUFFIXES
 
 #: What a file's name tells of what it holds; text in any other file is told by its content.
-CONTAINERS: Final = {
+KIND_BY_SUFFIX: Final = {
     ".txt": "plain",
     ".text": "plain",
     ".md": "markdown",
@@ -51,18 +51,18 @@ class Source:
         return "" if self.is_stream else sha256_of_file(Path(self.name))
 
 
-def kind_of(path: Path) -> str:
+def kind_from_name(path: Path) -> str:
     """Tell from a file's name what it holds; a packer's ending is looked through."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in SUFFIXES:
+    if suffixes and suffixes[-1] in COMPRESSION_SUFFIXES:
         suffixes.pop()
-    if suffixes and suffixes[-1] in CONTAINERS:
-        return CONTAINERS[suffixes[-1]]
+    if suffixes and suffixes[-1] in KIND_BY_SUFFIX:
+        return KIND_BY_SUFFIX[suffixes[-1]]
     # WikiExtractor writes AA/wiki_00, AA/wiki_01, ...
     return "wikiextractor" if path.name.startswith("wiki_") else "unknown"
 
 
-def sources(arguments: Sequence[str], ignored: list[str] | None = None) -> list[Source]:
+def find_sources(arguments: Sequence[str], ignored: list[str] | None = None) -> list[Source]:
     """Return the sources that files, folders, globs and "-" name, in a fixed order.
 
     A folder gives the files in and below it whose names tell a text format, sorted; the others
@@ -104,7 +104,7 @@ def _file(path: Path) -> Source:
         raise CorpusError(f"{path}: this file may not be read; its permissions forbid it")
     # A pipe or device (process substitution, /dev/stdin) has no size to speak of.
     size = path.stat().st_size if path.is_file() else None
-    return Source(str(path), size, kind_of(path))
+    return Source(str(path), size, kind_from_name(path))
 
 
 def _folder(path: Path, ignored: list[str]) -> Iterator[Source]:
@@ -115,16 +115,16 @@ def _folder(path: Path, ignored: list[str]) -> Iterator[Source]:
             file = Path(folder, name)
             if name.startswith("."):
                 continue
-            if kind_of(file) == "unknown" or not file.is_file():
+            if kind_from_name(file) == "unknown" or not file.is_file():
                 ignored.append(str(file))
                 continue
             count += 1
             yield _file(file)
     if not count:
-        endings = " ".join(CONTAINERS)
+        endings = " ".join(KIND_BY_SUFFIX)
         raise CorpusError(
             f"{path}: no text file in this folder; expected names ending in {endings} "
-            f"(each also with {' '.join(SUFFIXES)}) or wiki_00; name other files one by one"
+            f"(each also with {' '.join(COMPRESSION_SUFFIXES)}) or wiki_00; name other files one by one"
         )
 
 

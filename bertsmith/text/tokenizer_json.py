@@ -9,13 +9,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from bertsmith.errors import TokenizerError
-from bertsmith.text.tokenizer_spec import CONTINUES, SPECIAL, UNK, Added, Recipe, ids_of
+from bertsmith.text.tokenizer_spec import (
+    CONTINUATION_PREFIX,
+    SPECIAL_TOKENS,
+    UNK,
+    AddedTokenSpec,
+    TokenizerSpec,
+    index_vocabulary,
+)
 
 #: Ids without a word that are no matter, beside as many as there are words.
 _HOLES: Final = 1000
 
 
-def json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
     """Return the object of a JSON file; TokenizerError for anything else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -26,7 +33,7 @@ def json_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def table(values: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:
+def get_object(values: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:
     """Return the object at ``key``, an empty one if there is none."""
     value = values.get(key) or {}
     if not isinstance(value, dict):
@@ -34,7 +41,7 @@ def table(values: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:
     return value
 
 
-def flag(values: Mapping[str, Any], key: str, path: Path) -> bool | None:
+def get_bool(values: Mapping[str, Any], key: str, path: Path) -> bool | None:
     """Return a switch, None where it is not there or left open."""
     value = values.get(key)
     if value is not None and not isinstance(value, bool):
@@ -42,28 +49,28 @@ def flag(values: Mapping[str, Any], key: str, path: Path) -> bool | None:
     return value
 
 
-def recipe_of_json(path: Path, lines: tuple[str, ...]) -> Recipe:
+def parse_tokenizer_json(path: Path, lines: tuple[str, ...]) -> TokenizerSpec:
     """Return what a tokenizer.json says.
 
     lines: the words of a vocab.txt beside it, for ids that no word of the file has. Raises
     TokenizerError for a broken file, or a tokenizer that is not BERT's.
     """
-    file = json_object(path)
-    model = table(file, "model", path)
+    file = read_json_object(path)
+    model = get_object(file, "model", path)
     kind = model.get("type") or ("WordPiece" if "max_input_chars_per_word" in model else "unknown")
     if kind != "WordPiece":
         raise TokenizerError(f"{path}: found a {kind} tokenizer; expected WordPiece, as BERT has")
-    _expect(path, "continuing prefix", model.get("continuing_subword_prefix"), CONTINUES)
+    _expect(path, "continuing prefix", model.get("continuing_subword_prefix"), CONTINUATION_PREFIX)
     _expect(path, "unknown token", model.get("unk_token"), UNK)
-    splitter = table(file, "pre_tokenizer", path).get("type")
+    splitter = get_object(file, "pre_tokenizer", path).get("type")
     _expect(path, "pre-tokenizer", splitter, "BertPreTokenizer")
-    vocab = _in_order(table(model, "vocab", path), lines, path)
-    added = added_tokens(file.get("added_tokens") or [], vocab, path)
-    choices = _choices(table(file, "normalizer", path), path)
+    vocab = _in_order(get_object(model, "vocab", path), lines, path)
+    added = parse_added_tokens(file.get("added_tokens") or [], vocab, path)
+    choices = _choices(get_object(file, "normalizer", path), path)
     longest = model.get("max_input_chars_per_word", 100)
     if type(longest) is not int or not 0 < longest < 2**31:
         raise TokenizerError(f"{path}: max_input_chars_per_word is {longest!r}; expected a number")
-    return Recipe(vocab=vocab, added=added, longest_word=longest, **choices)
+    return TokenizerSpec(vocab=vocab, added=added, longest_word=longest, **choices)
 
 
 def _expect(path: Path, what: str, found: object, expected: str) -> None:
@@ -96,7 +103,9 @@ def _in_order(ids: Mapping[str, Any], lines: tuple[str, ...], path: Path) -> tup
     return tuple(word for word in words if word is not None)
 
 
-def added_tokens(listed: Any, vocab: tuple[str, ...], path: Path) -> tuple[Added, ...]:
+def parse_added_tokens(
+    listed: Any, vocab: tuple[str, ...], path: Path
+) -> tuple[AddedTokenSpec, ...]:
     """Read the tokens that stand beside a vocabulary, all but the special ones of BERT itself.
 
     listed: objects with a content, and perhaps an id and switches. Raises TokenizerError, with
@@ -108,10 +117,10 @@ def added_tokens(listed: Any, vocab: tuple[str, ...], path: Path) -> tuple[Added
     if not named:
         raise TokenizerError(f"{path}: the added tokens are no list of tokens with their content")
     # A special token that is missing is told with the vocabulary.
-    others = [token for token in listed if token["content"] not in SPECIAL]
+    others = [token for token in listed if token["content"] not in SPECIAL_TOKENS]
     if all(type(token.get("id")) is int for token in others):
         others.sort(key=lambda token: int(token["id"]))
-    known, found, free = ids_of(vocab), [], len(vocab)
+    known, found, free = index_vocabulary(vocab), [], len(vocab)
     for token in others:
         content = token["content"]
         wanted = known.get(content, free)
@@ -121,9 +130,9 @@ def added_tokens(listed: Any, vocab: tuple[str, ...], path: Path) -> tuple[Added
                 f"{wanted:,}: the vocabulary's own, or the next after it"
             )
         free += wanted == free
-        switches = {name: flag(token, name, path) for name in Added._fields[1:]}
+        switches = {name: get_bool(token, name, path) for name in AddedTokenSpec._fields[1:]}
         said = {name: value for name, value in switches.items() if value is not None}
-        found.append(Added(content, **said))
+        found.append(AddedTokenSpec(content, **said))
     return tuple(found)
 
 

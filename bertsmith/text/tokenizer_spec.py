@@ -15,12 +15,12 @@ from bertsmith.errors import TokenizerError
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 #: The special tokens, in the order of the ids that a new vocabulary gives them.
-SPECIAL: Final = (PAD, UNK, CLS, SEP, MASK)
+SPECIAL_TOKENS: Final = (PAD, UNK, CLS, SEP, MASK)
 #: What a piece begins with that continues a word.
-CONTINUES: Final = "##"
+CONTINUATION_PREFIX: Final = "##"
 
 
-class Added(NamedTuple):
+class AddedTokenSpec(NamedTuple):
     """A token beside WordPiece, found in a text before it is cut into words.
 
     special: for a decoder, which leaves it out. single_word: only where it stands by itself.
@@ -36,7 +36,7 @@ class Added(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class TokenizerSpec:
     """All that decides which ids a text becomes.
 
     ``vocab``: the words in the order of their ids; where one is repeated, the last id holds, as in
@@ -48,7 +48,7 @@ class Recipe:
     """
 
     vocab: tuple[str, ...]
-    added: tuple[Added, ...] = ()
+    added: tuple[AddedTokenSpec, ...] = ()
     lowercase: bool = True
     strip_accents: bool = False
     whole_hangul: bool = True
@@ -65,7 +65,7 @@ class Recipe:
             # JSON may hold half a character.
             raise TokenizerError(f"a word is no text that UTF-8 can hold: {error.reason}") from None
         known = set(self.vocab)
-        missing = [token for token in SPECIAL if token not in known]
+        missing = [token for token in SPECIAL_TOKENS if token not in known]
         if missing:
             raise TokenizerError(
                 f"this vocabulary of {len(self.vocab):,} words has no {', '.join(missing)}; "
@@ -79,7 +79,7 @@ class Recipe:
         return self.vocab + tuple(own.content for own in self.added if own.content not in known)
 
     @property
-    def said_by_bert(self) -> bool:
+    def is_plain_bert(self) -> bool:
         """Whether a plain BERT tokenizer of other libraries can do the same."""
         plain = self.segmenter is None and not self.added
         return plain and not (self.strip_accents and self.whole_hangul)
@@ -93,12 +93,12 @@ class Recipe:
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def ids_of(vocab: tuple[str, ...]) -> dict[str, int]:
+def index_vocabulary(vocab: tuple[str, ...]) -> dict[str, int]:
     """Return each word's id. A repeated word keeps its last one; no other id moves."""
     return {word: index for index, word in enumerate(vocab)}
 
 
-def normalizer(recipe: Recipe) -> normalizers.Normalizer:
+def build_normalizer(recipe: TokenizerSpec) -> normalizers.Normalizer:
     """Return what cleans a text before it is cut into words."""
     plain = not (recipe.strip_accents and recipe.whole_hangul)
     bert = normalizers.BertNormalizer(
@@ -114,26 +114,26 @@ def normalizer(recipe: Recipe) -> normalizers.Normalizer:
     return normalizers.Sequence(parts)
 
 
-def engine(recipe: Recipe, *, all_plain: bool = False) -> Engine:
+def build_backend(recipe: TokenizerSpec, *, no_special: bool = False) -> Engine:
     """Build the ``tokenizers`` engine; [CLS] and [SEP] are put around when it is asked to.
 
-    all_plain: no added token is special, so that an engine that reads special tokens as plain text
+    no_special: no added token is special, so that an engine that reads special tokens as plain text
     still finds them.
     """
-    ids = ids_of(recipe.vocab)
+    ids = index_vocabulary(recipe.vocab)
     built = Engine(
         models.WordPiece(vocab=ids, unk_token=UNK, max_input_chars_per_word=recipe.longest_word)
     )
-    built.normalizer = normalizer(recipe)
+    built.normalizer = build_normalizer(recipe)
     built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    built.decoder = decoders.WordPiece(prefix=CONTINUES)
+    built.decoder = decoders.WordPiece(prefix=CONTINUATION_PREFIX)
     built.post_processor = processors.TemplateProcessing(
         single=f"{CLS}:0 $A:0 {SEP}:0",
         pair=f"{CLS}:0 $A:0 {SEP}:0 $B:1 {SEP}:1",
         special_tokens=[(CLS, ids[CLS]), (SEP, ids[SEP])],
     )
-    built.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    built.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
     for own in recipe.added:
-        flags = own._asdict() | ({"special": False} if all_plain else {})
+        flags = own._asdict() | ({"special": False} if no_special else {})
         built.add_tokens([AddedToken(**flags)])
     return built

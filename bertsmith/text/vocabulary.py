@@ -10,20 +10,20 @@ from typing import Any
 
 from bertsmith.progress import Progress
 from bertsmith.settings import Settings
-from bertsmith.text.corpus import CorpusOptions, Report, Source, read
-from bertsmith.text.segmenter import segmenter_named
-from bertsmith.text.vocabulary_report import VocabularyReport, quality
+from bertsmith.text.corpus import CorpusOptions, CorpusReport, Source, read_documents
+from bertsmith.text.segmenter import load_segmenter
+from bertsmith.text.vocabulary_report import VocabularyReport, measure_fit
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.text.wordpiece_trainer import train
+from bertsmith.text.wordpiece_trainer import train_wordpiece
 
 #: One document in this many is held out, told by the hash of its text.
-HELD_OUT = 100
+HELD_OUT_EVERY = 100
 #: Characters of held-out text that the vocabulary is tried on.
 SAMPLE = 1_000_000
 
 
 class VocabularyOptions(Settings):
-    """What a vocabulary shall be like; see ``training.train``.
+    """What a vocabulary shall be like; see ``training.train_wordpiece``.
 
     ``segment``: the name of a segmenter, such as "kiwi". ``threads``: how many it may use.
     """
@@ -39,16 +39,16 @@ class VocabularyOptions(Settings):
 
 
 @dataclass(frozen=True)
-class Learnt:
+class LearnedVocabulary:
     """A tokenizer, how it fits, and the text it was learnt from.
 
-    ``held_out``: whether ``quality`` was measured on documents that were not learnt from; a
+    ``held_out``: whether ``measure_fit`` was measured on documents that were not learnt from; a
     corpus of few documents has none.
     """
 
     tokenizer: Tokenizer
     quality: VocabularyReport
-    corpus: Report
+    corpus: CorpusReport
     held_out: bool
 
     def to_json(self) -> dict[str, Any]:
@@ -62,22 +62,22 @@ class Learnt:
         }
 
 
-def learn(
+def learn_vocabulary(
     found: Sequence[Source],
     corpus: CorpusOptions,
     options: VocabularyOptions,
     progress: Progress,
-) -> Learnt:
+) -> LearnedVocabulary:
     """Learn a vocabulary from the documents of ``found``, of which one in a hundred is held out.
 
     Raises CorpusError and TokenizerError as reading and training do.
     """
     segmenter = None
     if options.segment is not None:
-        segmenter = segmenter_named(options.segment, threads=options.threads)
+        segmenter = load_segmenter(options.segment, threads=options.threads)
     texts = _Texts(found, corpus)
     once = any(source.is_stream for source in found)
-    tokenizer = train(
+    tokenizer = train_wordpiece(
         iter(texts) if once else texts,
         options.size,
         cased=options.cased,
@@ -89,7 +89,9 @@ def learn(
         progress=progress,
     )
     sample = texts.held_out or texts.learnt
-    return Learnt(tokenizer, quality(tokenizer, sample), texts.report, bool(texts.held_out))
+    return LearnedVocabulary(
+        tokenizer, measure_fit(tokenizer, sample), texts.report, bool(texts.held_out)
+    )
 
 
 class _Texts:
@@ -97,16 +99,16 @@ class _Texts:
 
     def __init__(self, found: Sequence[Source], options: CorpusOptions) -> None:
         self._found, self._options = found, options
-        self.report = Report()
+        self.report = CorpusReport()
         self.held_out: list[str] = []
         self.learnt: list[str] = []
 
     def __iter__(self) -> Iterator[str]:
-        report = Report()
+        report = CorpusReport()
         held_out, learnt = _Sample(), _Sample()
-        for document in read(self._found, self._options, report):
+        for document in read_documents(self._found, self._options, report):
             digest = blake2b(document.text.encode(), digest_size=8).digest()
-            if int.from_bytes(digest, "little") % HELD_OUT == 0:
+            if int.from_bytes(digest, "little") % HELD_OUT_EVERY == 0:
                 held_out.add(document.text)
             else:
                 learnt.add(document.text)

@@ -10,17 +10,17 @@ from typing import Any
 from tokenizers import pre_tokenizers
 
 from bertsmith.errors import TokenizerError
-from bertsmith.text.tokenizer_spec import CONTINUES, Recipe, normalizer
-from bertsmith.text.vocabulary_report import VocabularyReport, quality_of
+from bertsmith.text.tokenizer_spec import CONTINUATION_PREFIX, TokenizerSpec, build_normalizer
+from bertsmith.text.vocabulary_report import VocabularyReport, measure_fit_from_counts
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.text.words import WordCounts, cut
+from bertsmith.text.words import WordCounts, tokenize_words
 
 #: How often a word must occur to be worth an id: of one that occurs once nothing can be learnt.
-LEAST_OFTEN = 2
+MIN_OCCURRENCES = 2
 
 
 @dataclass
-class Wishes:
+class WordCheck:
     """What became of the words that were asked for.
 
     words: those to add, as the tokenizer meets them. known: those of the vocabulary already.
@@ -38,21 +38,21 @@ class Wishes:
 
 
 @dataclass(frozen=True)
-class Extension:
+class VocabularyExtension:
     """A vocabulary with words added behind its last id.
 
     tokenizer: the new one. words: those that were added; the first one has the id ``first``.
-    pieces: for each of them the ids that it was cut into before, [UNK] where it was unknown.
+    piece_ids: for each of them the ids that it was cut into before, [UNK] where it was unknown.
     """
 
     tokenizer: Tokenizer
     words: tuple[str, ...]
-    first: int
-    pieces: tuple[tuple[int, ...], ...]
+    first_id: int
+    piece_ids: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
-class Gain:
+class FitComparison:
     """How the old and the new vocabulary fit the same text. forgotten: see ``WordCounts``."""
 
     before: VocabularyReport
@@ -65,24 +65,24 @@ class Gain:
         return both | {"forgotten": self.forgotten}
 
 
-def wished(tokenizer: Tokenizer, lines: Iterable[str]) -> Wishes:
+def check_words(tokenizer: Tokenizer, lines: Iterable[str]) -> WordCheck:
     """Look at each line's word; "##" before it asks for a piece that continues a word.
 
     What the tokenizer would write otherwise (lower case) is taken as it would; what it would part
     (by spaces or punctuation) can never be met as one word, and is refused.
     """
-    clean_of = normalizer(tokenizer.recipe).normalize_str
+    clean_of = build_normalizer(tokenizer.spec).normalize_str
     split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
-    found = Wishes()
+    found = WordCheck()
     seen: set[str] = set()
     for line in lines:
         written = line.strip()
         if not written:
             continue
-        if tokenizer.id(written) is not None:
+        if tokenizer.token_to_id(written) is not None:
             found.known.append(written)
             continue
-        prefix = CONTINUES if written.startswith(CONTINUES) else ""
+        prefix = CONTINUATION_PREFIX if written.startswith(CONTINUATION_PREFIX) else ""
         bare = written.removeprefix(prefix)
         clean = clean_of(bare).strip()
         # What continues a word is asked for behind a letter, as it will stand there.
@@ -94,7 +94,7 @@ def wished(tokenizer: Tokenizer, lines: Iterable[str]) -> Wishes:
         word = prefix + clean
         if word != written:
             found.changed[written] = word
-        if tokenizer.id(word) is not None:
+        if tokenizer.token_to_id(word) is not None:
             found.known.append(written)
         elif word not in seen:
             seen.add(word)
@@ -111,28 +111,28 @@ def _why_not(
     if len(parts) > 1:
         shown = " | ".join(parts)
         return ("it never continues a word: " if continues else "it is parted: ") + shown
-    if len(clean) > tokenizer.recipe.longest_word:
-        return f"it has more than {tokenizer.recipe.longest_word} characters"
+    if len(clean) > tokenizer.spec.longest_word:
+        return f"it has more than {tokenizer.spec.longest_word} characters"
     if tokenizer.segmenter is not None and not continues:
-        places = tokenizer.segmenter.cuts([bare])[0]
+        places = tokenizer.segmenter.find_boundaries([bare])[0]
         parts = [bare[start:end] for start, end in zip([0, *places], [*places, None], strict=True)]
         if places:
             return f"{tokenizer.segmenter.name} parts it: {' | '.join(parts)}"
     return ""
 
 
-def frequent(tokenizer: Tokenizer, counted: WordCounts, count: int) -> list[str]:
+def find_frequent_words(tokenizer: Tokenizer, word_counts: WordCounts, count: int) -> list[str]:
     """Return up to ``count`` words, the most frequent first, that are cut into pieces now.
 
     They have a letter and occur twice at least. Equal counts are ordered by code point.
     """
     often = sorted(
-        (word for word, times in counted.counts.items()
-         if times >= LEAST_OFTEN and any(map(str.isalpha, word)) and tokenizer.id(word) is None),
-        key=lambda word: (-counted.counts[word], word),
+        (word for word, times in word_counts.counts.items()
+         if times >= MIN_OCCURRENCES and any(map(str.isalpha, word)) and tokenizer.token_to_id(word) is None),
+        key=lambda word: (-word_counts.counts[word], word),
     )  # fmt: skip
     found: list[str] = []
-    for word, ids in cut(tokenizer, often):
+    for word, ids in tokenize_words(tokenizer, often):
         if len(found) == count:
             break
         # [UNK] is one piece.
@@ -141,8 +141,8 @@ def frequent(tokenizer: Tokenizer, counted: WordCounts, count: int) -> list[str]
     return found
 
 
-def extended(tokenizer: Tokenizer, words: Sequence[str]) -> Extension:
-    """Return the vocabulary with ``words``, as ``wished`` or ``frequent`` gave them, behind it.
+def extend_vocabulary(tokenizer: Tokenizer, words: Sequence[str]) -> VocabularyExtension:
+    """Return the vocabulary with ``words``, as ``check_words`` or ``find_frequent_words`` gave them, behind it.
 
     Raises TokenizerError if there is none, or if tokens stand behind the vocabulary already.
     """
@@ -150,23 +150,27 @@ def extended(tokenizer: Tokenizer, words: Sequence[str]) -> Extension:
         raise TokenizerError(
             "there is no word to add: none was found that the vocabulary can take and has not yet"
         )
-    old = tokenizer.recipe
+    old = tokenizer.spec
     behind = old.words[len(old.vocab) :]
     if behind:
         raise TokenizerError(
             f"tokens were added behind this vocabulary ({', '.join(behind[:5])}); their ids are "
             "where new words would go, so it cannot be extended"
         )
-    recipe = Recipe(**(vars(old) | {"vocab": (*old.vocab, *words)}))
+    recipe = TokenizerSpec(**(vars(old) | {"vocab": (*old.vocab, *words)}))
     pieces = tuple(_pieces(tokenizer, word) for word in words)
-    return Extension(
+    return VocabularyExtension(
         Tokenizer(recipe, tokenizer.segmenter), tuple(words), tokenizer.vocab_size, pieces
     )
 
 
-def gain(before: Tokenizer, after: Tokenizer, counted: WordCounts) -> Gain:
+def compare_fit(before: Tokenizer, after: Tokenizer, counted: WordCounts) -> FitComparison:
     """Return how well both vocabularies fit the words that were counted."""
-    return Gain(quality_of(before, counted), quality_of(after, counted), counted.forgotten)
+    return FitComparison(
+        measure_fit_from_counts(before, counted),
+        measure_fit_from_counts(after, counted),
+        counted.num_dropped,
+    )
 
 
 def _pieces(tokenizer: Tokenizer, word: str) -> tuple[int, ...]:
@@ -175,15 +179,17 @@ def _pieces(tokenizer: Tokenizer, word: str) -> tuple[int, ...]:
     The engine cannot be asked for what continues a word.
     """
     found: list[int] = []
-    prefix = CONTINUES if word.startswith(CONTINUES) else ""
+    prefix = CONTINUATION_PREFIX if word.startswith(CONTINUATION_PREFIX) else ""
     rest = word.removeprefix(prefix)
     while rest:
         ends = range(len(rest), 0, -1)
-        end = next((end for end in ends if tokenizer.id(prefix + rest[:end]) is not None), None)
+        end = next(
+            (end for end in ends if tokenizer.token_to_id(prefix + rest[:end]) is not None), None
+        )
         if end is None:
             return (tokenizer.unk_id,)
-        known = tokenizer.id(prefix + rest[:end])
+        known = tokenizer.token_to_id(prefix + rest[:end])
         assert known is not None
         found.append(known)
-        prefix, rest = CONTINUES, rest[end:]
+        prefix, rest = CONTINUATION_PREFIX, rest[end:]
     return tuple(found)

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bertsmith.text.tokenizer_spec import CONTINUES, SPECIAL
+from bertsmith.text.tokenizer_spec import CONTINUATION_PREFIX, SPECIAL_TOKENS
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.text.words import WordCounts, cut
+from bertsmith.text.words import WordCounts, tokenize_words
 
 #: Words named in a report.
-NAMED = 10
+MAX_LISTED_WORDS = 10
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class VocabularyReport:
         return self.unknown / max(self.words, 1)
 
     @property
-    def pieces_a_word(self) -> float:
+    def pieces_per_word(self) -> float:
         """Pieces a word, on average."""
         return self.pieces / max(self.words, 1)
 
@@ -55,7 +55,7 @@ class VocabularyReport:
         """Return the report as plain values."""
         shares = {
             "unknown_share": self.unknown_share,
-            "pieces_a_word": self.pieces_a_word,
+            "pieces_a_word": self.pieces_per_word,
             "whole_share": self.whole_share,
         }
         return asdict(self) | shares
@@ -64,7 +64,7 @@ class VocabularyReport:
         """Return the report for people, a fact a line."""
         became = f"{self.words:,} words of text became {self.pieces:,} pieces"
         lines = [
-            f"{became}: {self.pieces_a_word:.3f} pieces a word",
+            f"{became}: {self.pieces_per_word:.3f} pieces a word",
             f"words known whole: {self.whole_share:.2%}",
             f"words unknown ([UNK]): {self.unknown_share:.4%}",
         ]
@@ -76,35 +76,39 @@ class VocabularyReport:
         return lines + [f"{what}: {', '.join(words)}" for what, words in named if words]
 
 
-def quality(tokenizer: Tokenizer, texts: Iterable[str]) -> VocabularyReport:
+def measure_fit(tokenizer: Tokenizer, texts: Iterable[str]) -> VocabularyReport:
     """Measure how ``tokenizer`` cuts ``texts``."""
-    return quality_of(tokenizer, WordCounts.of(tokenizer, texts))
+    return measure_fit_from_counts(tokenizer, WordCounts.from_texts(tokenizer, texts))
 
 
-def quality_of(tokenizer: Tokenizer, counted: WordCounts) -> VocabularyReport:
+def measure_fit_from_counts(tokenizer: Tokenizer, counted: WordCounts) -> VocabularyReport:
     """Measure how ``tokenizer`` cuts the words that were counted."""
     counts, unknown = counted.counts, tokenizer.unk_id
-    pieces = Counter({word: len(ids) for word, ids in cut(tokenizer, counts) if unknown not in ids})
+    pieces = Counter(
+        {word: len(ids) for word, ids in tokenize_words(tokenizer, counts) if unknown not in ids}
+    )
     whole = [word for word, size in pieces.items() if size == 1]
     lost = Counter({word: times for word, times in counts.items() if word not in pieces})
     long = sorted(whole, key=lambda word: (-len(word), word))
-    broken = sorted(pieces, key=lambda word: (-pieces[word], word))[:NAMED]
+    broken = sorted(pieces, key=lambda word: (-pieces[word], word))[:MAX_LISTED_WORDS]
     # A word that is unknown is one piece, [UNK].
     return VocabularyReport(
-        characters=counted.characters,
-        words=counts.total() + counted.too_long,
+        characters=counted.num_characters,
+        words=counts.total() + counted.num_too_long,
         pieces=sum(times * (pieces[word] or 1) for word, times in counts.items())
-        + counted.too_long,
-        unknown=lost.total() + counted.too_long,
+        + counted.num_too_long,
+        unknown=lost.total() + counted.num_too_long,
         whole=sum(counts[word] for word in whole),
-        longest=long[:NAMED],
-        most_pieces=[" ".join(tokenizer.tokens(ids)) for _, ids in cut(tokenizer, broken)],
-        unknown_words=[word for word, _ in lost.most_common(NAMED)],
+        longest=long[:MAX_LISTED_WORDS],
+        most_pieces=[
+            " ".join(tokenizer.ids_to_tokens(ids)) for _, ids in tokenize_words(tokenizer, broken)
+        ],
+        unknown_words=[word for word, _ in lost.most_common(MAX_LISTED_WORDS)],
     )
 
 
 @dataclass(frozen=True)
-class Description:
+class VocabularyDescription:
     """What is in a vocabulary, for human eyes.
 
     ``special``: the special tokens' ids; ``scripts``: words by the script of their first letter.
@@ -151,29 +155,33 @@ class Description:
         return [line for line in lines if line]
 
 
-def describe(tokenizer: Tokenizer) -> Description:
+def describe_vocabulary(tokenizer: Tokenizer) -> VocabularyDescription:
     """Describe a vocabulary: its choices, its counts, and some of its words."""
-    words = [word for word in tokenizer.vocab if word not in SPECIAL]
-    bare = [word.removeprefix(CONTINUES) for word in words]
-    starts = [word for word in words if not word.startswith(CONTINUES)]
+    words = [word for word in tokenizer.vocab if word not in SPECIAL_TOKENS]
+    bare = [word.removeprefix(CONTINUATION_PREFIX) for word in words]
+    starts = [word for word in words if not word.startswith(CONTINUATION_PREFIX)]
     scripts = Counter(_script(word) for word in bare)
     # One word in each twentieth of the ids: the first are characters, the last are rare words.
     step = max(len(starts) // 20, 1)
-    recipe = tokenizer.recipe
-    return Description(
+    recipe = tokenizer.spec
+    return VocabularyDescription(
         size=tokenizer.vocab_size,
         hash=tokenizer.hash,
         lowercase=recipe.lowercase,
         strip_accents=recipe.strip_accents,
         split_chinese=recipe.split_chinese,
         segmenter=" ".join(recipe.segmenter) if recipe.segmenter else None,
-        special={token: index for token in SPECIAL if (index := tokenizer.id(token)) is not None},
+        special={
+            token: index
+            for token in SPECIAL_TOKENS
+            if (index := tokenizer.token_to_id(token)) is not None
+        },
         whole_words=len(starts),
         continuations=len(words) - len(starts),
         characters=sum(len(word) == 1 for word in bare),
         repeated=tokenizer.vocab_size - len(set(tokenizer.vocab)),
         scripts=dict(scripts.most_common(6)),
-        longest=sorted(starts, key=lambda word: (-len(word), word))[:NAMED],
+        longest=sorted(starts, key=lambda word: (-len(word), word))[:MAX_LISTED_WORDS],
         sample=starts[step // 2 :: step][:20],
     )
 

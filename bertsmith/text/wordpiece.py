@@ -13,25 +13,25 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.text.segmenter import Segmenter, segmenter_named, spaced
-from bertsmith.text.tokenizer_files import read_recipe, write_recipe
+from bertsmith.text.segmenter import Segmenter, insert_spaces, load_segmenter
+from bertsmith.text.tokenizer_files import read_tokenizer_spec, write_tokenizer_spec
 from bertsmith.text.tokenizer_spec import (
     CLS,
-    CONTINUES,
+    CONTINUATION_PREFIX,
     MASK,
     PAD,
     SEP,
-    SPECIAL,
+    SPECIAL_TOKENS,
     UNK,
-    Recipe,
-    engine,
-    ids_of,
+    TokenizerSpec,
+    build_backend,
+    index_vocabulary,
 )
 from bertsmith.text.unknown import TokenCounter
 
-__all__ = ["SPECIAL", "Tokenizer"]
+__all__ = ["SPECIAL_TOKENS", "Tokenizer"]
 
-_MARKS: Final = re.compile("|".join(re.escape(token) for token in SPECIAL))
+_MARKS: Final = re.compile("|".join(re.escape(token) for token in SPECIAL_TOKENS))
 
 
 class Tokenizer:
@@ -43,15 +43,15 @@ class Tokenizer:
     unless ``special`` is asked for.
     """
 
-    def __init__(self, recipe: Recipe, segmenter: Segmenter | None = None) -> None:
+    def __init__(self, recipe: TokenizerSpec, segmenter: Segmenter | None = None) -> None:
         """Build from a recipe; ``segmenter`` stands in for loading the one that it names."""
-        self.recipe = recipe
+        self.spec = recipe
         if segmenter is None and recipe.segmenter is not None:
-            segmenter = segmenter_named(*recipe.segmenter)
+            segmenter = load_segmenter(*recipe.segmenter)
         self.segmenter = segmenter
         self.vocab = recipe.words
-        self._ids = ids_of(self.vocab)
-        self._plain = engine(recipe, all_plain=True)
+        self._ids = index_vocabulary(self.vocab)
+        self._plain = build_backend(recipe, no_special=True)
         self._plain.encode_special_tokens = True
         # By whether special tokens are read out of a text; shared by the copies of ``counting``.
         self._engines: dict[bool, Any] = {False: self._plain}
@@ -61,17 +61,19 @@ class Tokenizer:
     def load(
         cls, path: Path, *, lowercase: bool | None = None, strip_accents: bool | None = None
     ) -> Self:
-        """Load a directory, a tokenizer.json or a vocab.txt; see ``read_recipe``."""
-        return cls(read_recipe(Path(path), lowercase=lowercase, strip_accents=strip_accents))
+        """Load a directory, a tokenizer.json or a vocab.txt; see ``read_tokenizer_spec``."""
+        return cls(
+            read_tokenizer_spec(Path(path), lowercase=lowercase, strip_accents=strip_accents)
+        )
 
-    def save(self, directory: Path, longest: int | None = None) -> None:
+    def save(self, directory: Path, max_length: int | None = None) -> None:
         """Write the files that ``load`` and ``transformers.AutoTokenizer`` read.
 
-        ``longest``: the longest sequence, in tokens, that the model beside them takes.
+        ``max_length``: the longest sequence, in tokens, that the model beside them takes.
         """
-        write_recipe(self.recipe, Path(directory), longest)
+        write_tokenizer_spec(self.spec, Path(directory), max_length)
 
-    def counting(self, counter: TokenCounter) -> Self:
+    def with_counter(self, counter: TokenCounter) -> Self:
         """Return a tokenizer that shares this one's engines and counts what it encodes.
 
         Args:
@@ -81,8 +83,8 @@ class Tokenizer:
         copy.__dict__.update(self.__dict__, _counters=(*self._counters, counter))
         return copy
 
-    def __reduce__(self) -> tuple[type[Self], tuple[Recipe, Segmenter | None]]:
-        return type(self), (self.recipe, self.segmenter)
+    def __reduce__(self) -> tuple[type[Self], tuple[TokenizerSpec, Segmenter | None]]:
+        return type(self), (self.spec, self.segmenter)
 
     @property
     def vocab_size(self) -> int:
@@ -92,22 +94,22 @@ class Tokenizer:
     @property
     def lowercase(self) -> bool:
         """Whether text is lowered."""
-        return self.recipe.lowercase
+        return self.spec.lowercase
 
     @property
     def strip_accents(self) -> bool:
         """Whether accents are taken off."""
-        return self.recipe.strip_accents
+        return self.spec.strip_accents
 
     @property
     def split_chinese(self) -> bool:
         """Whether each Chinese character is a word."""
-        return self.recipe.split_chinese
+        return self.spec.split_chinese
 
     @cached_property
     def hash(self) -> str:
         """SHA-256 over the words in the order of their ids and over every choice."""
-        return self.recipe.fingerprint()
+        return self.spec.fingerprint()
 
     @property
     def pad_id(self) -> int:
@@ -135,15 +137,17 @@ class Tokenizer:
         return self._ids[MASK]
 
     @cached_property
-    def continuations(self) -> NDArray[np.bool_]:
+    def is_continuation(self) -> NDArray[np.bool_]:
         """Whether a piece continues a word ("##"): bool [V]."""
-        return np.array([word.startswith(CONTINUES) for word in self.vocab], dtype=np.bool_)
+        return np.array(
+            [word.startswith(CONTINUATION_PREFIX) for word in self.vocab], dtype=np.bool_
+        )
 
-    def id(self, token: str) -> int | None:
+    def token_to_id(self, token: str) -> int | None:
         """Return a token's id, None if it is no token."""
         return self._ids.get(token)
 
-    def tokens(self, ids: Iterable[int]) -> list[str]:
+    def ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
         """Return the tokens of ``ids``."""
         return [self.vocab[index] for index in ids]
 
@@ -153,50 +157,50 @@ class Tokenizer:
         shown = [int(index) for index in ids if index not in silent]
         return str(self._plain.decode(shown, skip_special_tokens=False))
 
-    def encode(self, text: str, special: bool = False) -> list[int]:
+    def encode(self, text: str, allow_special: bool = False) -> list[int]:
         """Return the ids of ``text``, no special token added.
 
-        ``special``: "[MASK]" and the like in the text become the special tokens that they name.
+        ``allow_special``: "[MASK]" and the like in the text become the special tokens that they name.
         """
-        return self.encode_batch([text], special)[0]
+        return self.encode_batch([text], allow_special)[0]
 
-    def encode_batch(self, texts: Sequence[str], special: bool = False) -> list[list[int]]:
+    def encode_batch(self, texts: Sequence[str], allow_special: bool = False) -> list[list[int]]:
         """Return the ids of each text, on all cores that ``tokenizers`` is given."""
         if self.segmenter is not None:
-            cuts = self._cuts(texts, special)
-            texts = [spaced(text, own) for text, own in zip(texts, cuts, strict=True)]
+            cuts = self._cuts(texts, allow_special)
+            texts = [insert_spaces(text, own) for text, own in zip(texts, cuts, strict=True)]
         # The fast form leaves out the offsets.
-        found = self._engine(special).encode_batch_fast(list(texts), add_special_tokens=False)
+        found = self._engine(allow_special).encode_batch_fast(list(texts), add_special_tokens=False)
         sequences = [encoding.ids for encoding in found]
-        self._add_counts(sequences, special=special)
+        self._add_counts(sequences, special=allow_special)
         return sequences
 
     def encode_with_offsets(
-        self, text: str, special: bool = False
+        self, text: str, allow_special: bool = False
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the ids, and the characters [start, end) of ``text`` that each stands for."""
-        return self.encode_batch_with_offsets([text], special)[0]
+        return self.encode_batch_with_offsets([text], allow_special)[0]
 
     def encode_batch_with_offsets(
-        self, texts: Sequence[str], special: bool = False
+        self, texts: Sequence[str], allow_special: bool = False
     ) -> list[tuple[list[int], list[tuple[int, int]]]]:
         """Return what ``encode_with_offsets`` does of each text, on all cores."""
-        cuts = self._cuts(texts, special) if self.segmenter is not None else [[]] * len(texts)
-        found = self._engine(special).encode_batch(
-            [spaced(text, own) for text, own in zip(texts, cuts, strict=True)],
+        cuts = self._cuts(texts, allow_special) if self.segmenter is not None else [[]] * len(texts)
+        found = self._engine(allow_special).encode_batch(
+            [insert_spaces(text, own) for text, own in zip(texts, cuts, strict=True)],
             add_special_tokens=False,
         )
         encoded = [
             (encoding.ids, _unspaced(encoding.offsets, own) if own else encoding.offsets)
             for encoding, own in zip(found, cuts, strict=True)
         ]
-        self._add_counts([ids for ids, _ in encoded], special=special)
+        self._add_counts([ids for ids, _ in encoded], special=allow_special)
         return encoded
 
     def _engine(self, special: bool) -> Any:
         """Return the engine that reads special tokens out of a text, or the plain one."""
         if special not in self._engines:
-            self._engines[special] = engine(self.recipe)
+            self._engines[special] = build_backend(self.spec)
         return self._engines[special]
 
     def _add_counts(self, sequences: Sequence[list[int]], *, special: bool) -> None:
@@ -214,7 +218,7 @@ class Tokenizer:
     def _cuts(self, texts: Sequence[str], special: bool) -> list[list[int]]:
         """Return where the segmenter parts each text, never inside a special token."""
         assert self.segmenter is not None
-        found = self.segmenter.cuts(texts)
+        found = self.segmenter.find_boundaries(texts)
         if not special:
             return found
         kept = []

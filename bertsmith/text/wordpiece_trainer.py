@@ -15,10 +15,16 @@ from tokenizers.models import WordPiece
 from tokenizers.trainers import WordPieceTrainer
 
 from bertsmith.errors import TokenizerError
-from bertsmith.progress import Progress, Silent
-from bertsmith.text.alphabet import Alphabet, CharacterCounts, ascii_alphabet
-from bertsmith.text.segmenter import Segmenter, segmented
-from bertsmith.text.tokenizer_spec import CONTINUES, SPECIAL, UNK, Recipe, normalizer
+from bertsmith.progress import NullProgress, Progress
+from bertsmith.text.alphabet import Alphabet, CharacterCounts, build_ascii_alphabet
+from bertsmith.text.segmenter import Segmenter, segment_texts
+from bertsmith.text.tokenizer_spec import (
+    CONTINUATION_PREFIX,
+    SPECIAL_TOKENS,
+    UNK,
+    TokenizerSpec,
+    build_normalizer,
+)
 from bertsmith.text.wordpiece import Tokenizer
 
 #: Characters handed on at once: to count characters, and to count words (which runs in parallel).
@@ -33,7 +39,7 @@ _BATCH: Final = 64
 _WORDS_SHARE: Final = 0.5
 
 
-def train(
+def train_wordpiece(
     texts: Iterable[str],
     size: int,
     *,
@@ -55,7 +61,7 @@ def train(
     corpus too small for ``size`` gives a smaller vocabulary. Raises TokenizerError for a number out
     of range, or texts without a word.
     """
-    required = ascii_alphabet(lowercase=not cased)
+    required = build_ascii_alphabet(lowercase=not cased)
     _check_size(size, required, cased=cased)
     if size > _MOST:
         raise TokenizerError(f"a vocabulary of {size} words: expected {_MOST:,} at most")
@@ -63,9 +69,9 @@ def train(
         raise TokenizerError(f"a least frequency of {min_frequency}: expected 1 to {_MOST:,}")
     if not 0 < coverage <= 1:
         raise TokenizerError(f"a coverage of {coverage}: expected a share above 0 and up to 1")
-    progress = Silent() if progress is None else progress
-    recipe = Recipe(
-        vocab=SPECIAL,
+    progress = NullProgress() if progress is None else progress
+    recipe = TokenizerSpec(
+        vocab=SPECIAL_TOKENS,
         lowercase=not cased,
         strip_accents=strip_accents,
         split_chinese=split_chinese,
@@ -79,22 +85,22 @@ def train(
         counts, total = _count(texts, recipe, progress)
         if counts.is_empty:
             raise TokenizerError("there is no word in these texts to learn a vocabulary from")
-        remaining = size - len(SPECIAL) - required.num_pieces
-        alphabet = counts.choose(coverage, int(remaining * (1 - _WORDS_SHARE)), required)
-        chunks = _within(texts, counts.within(alphabet), recipe)
+        remaining = size - len(SPECIAL_TOKENS) - required.num_pieces
+        alphabet = counts.choose_alphabet(coverage, int(remaining * (1 - _WORDS_SHARE)), required)
+        chunks = _within(texts, counts.make_word_filter(alphabet), recipe)
         engine = _trained(chunks, size, min_frequency, recipe, alphabet, total, progress)
     progress.finish()
     vocab = _ordered(engine.get_vocab())
-    return Tokenizer(Recipe(**(vars(recipe) | {"vocab": vocab})), segmenter)
+    return Tokenizer(TokenizerSpec(**(vars(recipe) | {"vocab": vocab})), segmenter)
 
 
 def _check_size(size: int, required: Alphabet, *, cased: bool) -> None:
     """Raise TokenizerError if the entries that every vocabulary has leave no room for words."""
-    minimum = len(SPECIAL) + required.num_pieces
+    minimum = len(SPECIAL_TOKENS) + required.num_pieces
     if size <= minimum:
         letters = "letters" if cased else "lower-case letters"
         raise TokenizerError(
-            f"the vocabulary size is too small: {size:,}, but the {len(SPECIAL)} special tokens "
+            f"the vocabulary size is too small: {size:,}, but the {len(SPECIAL_TOKENS)} special tokens "
             f"and the {required.num_pieces} pieces of the ASCII digits, {letters} and punctuation "
             f"take {minimum} entries; choose a size above {minimum}"
         )
@@ -105,9 +111,9 @@ def _segmented(texts: Iterable[str], segmenter: Segmenter) -> Iterator[str]:
     for text in texts:
         batch.append(text)
         if len(batch) == _BATCH:
-            yield from segmented(segmenter, batch)
+            yield from segment_texts(segmenter, batch)
             batch = []
-    yield from segmented(segmenter, batch)
+    yield from segment_texts(segmenter, batch)
 
 
 def _spooled(texts: Iterable[str], spool: IO[str]) -> "_Spool":
@@ -167,9 +173,11 @@ def _last_border(text: str, start: int, end: int) -> int:
     return end
 
 
-def _count(texts: Iterable[str], recipe: Recipe, progress: Progress) -> tuple[CharacterCounts, int]:
+def _count(
+    texts: Iterable[str], recipe: TokenizerSpec, progress: Progress
+) -> tuple[CharacterCounts, int]:
     """Count the characters of all texts; also return how many there were."""
-    clean = normalizer(recipe).normalize_str
+    clean = build_normalizer(recipe).normalize_str
     whole = _whole(recipe)
     counts = CharacterCounts(str if whole else clean, recipe.longest_word)
     total = 0
@@ -182,7 +190,7 @@ def _count(texts: Iterable[str], recipe: Recipe, progress: Progress) -> tuple[Ch
 
 
 def _within(
-    texts: Iterable[str], limited: Callable[[str], str], recipe: Recipe
+    texts: Iterable[str], limited: Callable[[str], str], recipe: TokenizerSpec
 ) -> Iterator[tuple[int, str]]:
     """Yield what the trainer is to see of each chunk, and how many characters the chunk has.
 
@@ -190,12 +198,12 @@ def _within(
     neighbours: pieces of words that occur nowhere. Words longer than the tokenizer takes are left
     out as well: they are [UNK], and joining their pieces takes quadratic time.
     """
-    whole, clean = _whole(recipe), normalizer(recipe).normalize_str
+    whole, clean = _whole(recipe), build_normalizer(recipe).normalize_str
     for chunk in _chunks(texts, _SMALL):
         yield len(chunk), limited(clean(chunk) if whole else chunk)
 
 
-def _whole(recipe: Recipe) -> bool:
+def _whole(recipe: TokenizerSpec) -> bool:
     """Tell whether texts are cleaned whole: jamo are put together across characters."""
     return recipe.strip_accents and recipe.whole_hangul
 
@@ -204,7 +212,7 @@ def _trained(
     chunks: Iterable[tuple[int, str]],
     size: int,
     min_frequency: int,
-    recipe: Recipe,
+    recipe: TokenizerSpec,
     alphabet: Alphabet,
     total: int,
     progress: Progress,
@@ -215,18 +223,18 @@ def _trained(
     gives them, and equal counts are settled by number. Named as special tokens they come first,
     in a fixed order.
     """
-    continuing = [CONTINUES + character for character in alphabet.continuing]
+    continuing = [CONTINUATION_PREFIX + character for character in alphabet.continuations]
     trainer = WordPieceTrainer(
         vocab_size=size,
         min_frequency=min_frequency,
         show_progress=False,
-        special_tokens=[AddedToken(word, special=True) for word in (*SPECIAL, *continuing)],
+        special_tokens=[AddedToken(word, special=True) for word in (*SPECIAL_TOKENS, *continuing)],
         initial_alphabet=list(alphabet.characters),
         limit_alphabet=len(alphabet.characters),
-        continuing_subword_prefix=CONTINUES,
+        continuing_subword_prefix=CONTINUATION_PREFIX,
     )
     engine = Engine(WordPiece(unk_token=UNK))
-    engine.normalizer = normalizer(recipe)
+    engine.normalizer = build_normalizer(recipe)
     engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     engine.train_from_iterator(_told(chunks, total, progress), trainer)
     return engine
@@ -245,11 +253,11 @@ def _ordered(ids: dict[str, int]) -> tuple[str, ...]:
     words = sorted(ids, key=lambda word: ids[word])
 
     def rank(word: str) -> tuple[int, str]:
-        if word in SPECIAL:
+        if word in SPECIAL_TOKENS:
             return 0, ""
         if len(word) == 1:
             return 1, word
-        if len(word) == len(CONTINUES) + 1 and word.startswith(CONTINUES):
+        if len(word) == len(CONTINUATION_PREFIX) + 1 and word.startswith(CONTINUATION_PREFIX):
             return 2, word
         return 3, ""
 

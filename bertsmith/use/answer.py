@@ -9,20 +9,20 @@ from pathlib import Path
 
 import numpy as np
 
-from bertsmith.bundle import TaskBundle
-from bertsmith.errors import QuestionError
-from bertsmith.tasks.families import task_of
-from bertsmith.tasks.inputs import Counts
-from bertsmith.tasks.outputs import Compute, outputs
-from bertsmith.tasks.question_answering import Example, encode
-from bertsmith.tasks.spans import Found, best_spans
-from bertsmith.use.masked_lm import opened_task, windows
+from bertsmith.bundle import FineTunedBundle
+from bertsmith.errors import InputError
+from bertsmith.tasks.families import get_task_settings
+from bertsmith.tasks.inputs import ExampleCounts
+from bertsmith.tasks.outputs import ComputeOutputs, compute_outputs
+from bertsmith.tasks.question_answering import QuestionExample, encode_examples
+from bertsmith.tasks.spans import SpanPredictions, find_best_spans
+from bertsmith.use.masked_lm import chunked, resolve_task_model
 
 #: Questions worked on at once: enough that like lengths meet, and that a context with many
 #: questions is tokenized once.
 _AT_ONCE = 1024
 #: Candidates of a question, among which their probability is shared; the original's n_best_size.
-BEST = 20
+NUM_CANDIDATES = 20
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Answer:
 
 
 def answer(
-    model: TaskBundle | Path | str,
+    model: FineTunedBundle | Path | str,
     questions: Sequence[tuple[str, str]],
     *,
     null_threshold: float | None = None,
@@ -88,63 +88,69 @@ def answer(
     Raises ModelError for a model that gives no spans, QuestionError for an empty text.
     """
     if null_threshold is not None:
-        model = with_null_threshold(opened_task(model, "span"), null_threshold)
-    return list(answer_each(model, questions))
+        model = with_null_threshold(resolve_task_model(model, "span"), null_threshold)
+    return list(iter_answers(model, questions))
 
 
-def with_null_threshold(bundle: TaskBundle, threshold: float) -> TaskBundle:
+def with_null_threshold(bundle: FineTunedBundle, threshold: float) -> FineTunedBundle:
     """Return the model with another threshold of no answer, as ``task.null_threshold`` sets it.
 
     A question gets no answer where no answer scores more than the best span by more than
     ``threshold``; ``inf`` always gives a span. Raises ModelError for a model that gives no spans.
     """
-    opened_task(bundle, "span")
+    resolve_task_model(bundle, "span")
     heldout = {**bundle.info.get("heldout", {}), "null_threshold": threshold}
     return replace(bundle, info={**bundle.info, "heldout": heldout})
 
 
-def answer_each(
-    model: TaskBundle | Path | str,
+def iter_answers(
+    model: FineTunedBundle | Path | str,
     questions: Iterable[tuple[str, str]],
-    compute: Compute = outputs,
+    compute: ComputeOutputs = compute_outputs,
 ) -> Iterator[Answer]:
     """Yield what ``answer`` does, for input without end. An error names a question's number."""
-    bundle = opened_task(model, "span")
+    bundle = resolve_task_model(model, "span")
     examples = (
-        question_example(given, f"question {number:,}") for number, given in enumerate(questions, 1)
+        to_question_example(given, f"question {number:,}")
+        for number, given in enumerate(questions, 1)
     )
-    for window in windows(examples, _AT_ONCE):
+    for window in chunked(examples, _AT_ONCE):
         yield from _answers(bundle, window, compute)
 
 
-def question_example(given: tuple[str, str], where: str) -> Example:
+def to_question_example(given: tuple[str, str], where: str) -> QuestionExample:
     """Return a question and its context as an example; QuestionError, which names ``where``."""
     question, context = given
     for name, text in (("question", question), ("context", context)):
         if not text.strip():
-            raise QuestionError(f"{where}: the {name} is empty; expected at least one word")
-    return Example(question, context, None, "", where)
+            raise InputError(f"{where}: the {name} is empty; expected at least one word")
+    return QuestionExample(question, context, None, "", where)
 
 
-def _answers(bundle: TaskBundle, examples: list[Example], compute: Compute) -> Iterator[Answer]:
-    task = task_of(bundle)
-    inputs = encode(examples, bundle.tokenizer, bundle.head, task, Counts())
-    found = best_spans(
-        compute(bundle.model, inputs), inputs.memo, [example.context for example in examples],
-        longest=task.longest_answer, count=BEST,
+def _answers(
+    bundle: FineTunedBundle, examples: list[QuestionExample], compute: ComputeOutputs
+) -> Iterator[Answer]:
+    task = get_task_settings(bundle)
+    inputs = encode_examples(examples, bundle.tokenizer, bundle.head, task, ExampleCounts())
+    found = find_best_spans(
+        compute(bundle.model, inputs), inputs.family_data, [example.context for example in examples],
+        max_answer_tokens=task.longest_answer, num_spans=NUM_CANDIDATES,
     )  # fmt: skip
-    cut = {window.example: lost for window, lost in zip(inputs.memo, inputs.cut_off, strict=True)}
+    cut = {
+        window.example: lost
+        for window, lost in zip(inputs.family_data, inputs.is_truncated, strict=True)
+    }
     for number, one in enumerate(found):
         yield _decided(one, task.null_threshold, cut_off=cut[number])
 
 
-def _decided(found: Found, threshold: float | None, *, cut_off: bool) -> Answer:
+def _decided(found: SpanPredictions, threshold: float | None, *, cut_off: bool) -> Answer:
     """Return the best span, or no answer if that scores more by more than the threshold."""
     given: list[tuple[str, int | None, int | None, float]] = [
         (span.text, span.start, span.end, span.score) for span in found.spans
     ]
     if threshold is not None:
-        given.append(("", None, None, found.null))
+        given.append(("", None, None, found.null_score))
     given.sort(key=lambda one: -one[3])
     scores = np.array([score for *_, score in given])
     shares = np.exp(scores - scores.max())
@@ -152,7 +158,7 @@ def _decided(found: Found, threshold: float | None, *, cut_off: bool) -> Answer:
     candidates = tuple(
         Candidate(*one, float(share)) for one, share in zip(given, shares, strict=True)
     )
-    null_score = found.null - found.spans[0].score
+    null_score = found.null_score - found.spans[0].score
     silent = threshold is not None and null_score > threshold
     best = next(one for one in candidates if (one.start is None) == silent)
     return Answer(best, candidates, None if threshold is None else null_score, cut_off)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bertsmith.bundle import TaskBundle
-from bertsmith.errors import QuestionError
-from bertsmith.tasks.families import task_of
-from bertsmith.tasks.inputs import Counts
-from bertsmith.tasks.multiple_choice import Question, encode
-from bertsmith.tasks.outputs import Compute, outputs
-from bertsmith.use.masked_lm import opened_task, windows
+from bertsmith.bundle import FineTunedBundle
+from bertsmith.errors import InputError
+from bertsmith.tasks.families import get_task_settings
+from bertsmith.tasks.inputs import ExampleCounts
+from bertsmith.tasks.multiple_choice import ChoiceExample, encode_examples
+from bertsmith.tasks.outputs import ComputeOutputs, compute_outputs
+from bertsmith.use.masked_lm import chunked, resolve_task_model
 
 #: Prompts worked on at once: enough that like lengths meet.
 _WINDOW = 256
@@ -35,45 +35,49 @@ class Choice:
 
 
 def choose(
-    model: TaskBundle | Path | str, questions: Sequence[tuple[str, Sequence[str]]]
+    model: FineTunedBundle | Path | str, questions: Sequence[tuple[str, Sequence[str]]]
 ) -> list[Choice]:
     """Return which ending fits, for each prompt with its endings, two of them or more.
 
     Where a task's endings have a common beginning (SWAG), each is given with it. Raises ModelError
     for a model of another kind, QuestionError for an empty prompt or ending.
     """
-    return list(choose_each(model, questions))
+    return list(iter_choices(model, questions))
 
 
-def choose_each(
-    model: TaskBundle | Path | str,
+def iter_choices(
+    model: FineTunedBundle | Path | str,
     questions: Iterable[tuple[str, Sequence[str]]],
-    compute: Compute = outputs,
+    compute: ComputeOutputs = compute_outputs,
 ) -> Iterator[Choice]:
     """Yield what ``choose`` returns, for input without end. An error names the prompt's number."""
-    bundle = opened_task(model, "choice")
+    bundle = resolve_task_model(model, "choice")
     examples = (
-        prompt_example(given, f"prompt {number:,}") for number, given in enumerate(questions, 1)
+        to_prompt_example(given, f"prompt {number:,}") for number, given in enumerate(questions, 1)
     )
-    for window in windows(examples, _WINDOW):
+    for window in chunked(examples, _WINDOW):
         yield from _answers(bundle, window, compute)
 
 
-def prompt_example(given: tuple[str, Sequence[str]], where: str) -> Question:
+def to_prompt_example(given: tuple[str, Sequence[str]], where: str) -> ChoiceExample:
     """Return a prompt and its endings as an example; QuestionError, which names ``where``."""
     prompt, endings = given
     if isinstance(endings, str) or len(endings) < 2:
-        raise QuestionError(f"{where} has fewer than two endings to choose from")
+        raise InputError(f"{where} has fewer than two endings to choose from")
     for which, text in enumerate((prompt, *endings)):
         if not text.strip():
             what = f"ending {which - 1} of {where}" if which else where
-            raise QuestionError(f"{what} is empty; expected at least one word")
-    return Question(prompt, tuple(endings), None, where)
+            raise InputError(f"{what} is empty; expected at least one word")
+    return ChoiceExample(prompt, tuple(endings), None, where)
 
 
-def _answers(bundle: TaskBundle, examples: list[Question], compute: Compute) -> Iterator[Choice]:
-    inputs = encode(examples, bundle.tokenizer, bundle.head, task_of(bundle), Counts())
-    for rows, cut in zip(compute(bundle.model, inputs), inputs.cut_off, strict=True):
+def _answers(
+    bundle: FineTunedBundle, examples: list[ChoiceExample], compute: ComputeOutputs
+) -> Iterator[Choice]:
+    inputs = encode_examples(
+        examples, bundle.tokenizer, bundle.head, get_task_settings(bundle), ExampleCounts()
+    )
+    for rows, cut in zip(compute(bundle.model, inputs), inputs.is_truncated, strict=True):
         scores = rows[:, 0].astype(np.float64)
         shares = np.exp(scores - scores.max())
         shares /= shares.sum()

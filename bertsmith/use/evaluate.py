@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bertsmith.bundle import TaskBundle, load_task
+from bertsmith.bundle import FineTunedBundle, load_fine_tuned
 from bertsmith.errors import SettingsError, TaskError
-from bertsmith.tasks.families import family_of, refuse_unread, task_of
-from bertsmith.tasks.outputs import outputs
-from bertsmith.tasks.public import TASKS
+from bertsmith.tasks.families import get_family, get_task_settings, reject_unused_fields
+from bertsmith.tasks.outputs import compute_outputs
+from bertsmith.tasks.public import PUBLIC_TASKS
 
 #: Fields of ``TaskSettings`` that say how a file is read and scored; the others are training's.
 _FIELDS = (
@@ -23,7 +23,7 @@ _FIELDS = (
 
 
 def evaluate(
-    model: TaskBundle | Path | str,
+    model: FineTunedBundle | Path | str,
     data: Path | str,
     *,
     changes: Mapping[str, Any] | None = None,
@@ -41,31 +41,33 @@ def evaluate(
         raise SettingsError(
             f"task.{strange[0]}: evaluating does not read it; known here are {', '.join(_FIELDS)}"
         )
-    bundle = model if isinstance(model, TaskBundle) else load_task(model)
+    bundle = model if isinstance(model, FineTunedBundle) else load_fine_tuned(model)
     data = _file_in(Path(data), bundle)
-    refuse_unread(bundle.head.kind, changes or {}, [data])
-    task, family = task_of(bundle, changes), family_of(bundle.head.kind)
+    reject_unused_fields(bundle.head.kind, changes or {}, [data])
+    task, family = get_task_settings(bundle, changes), get_family(bundle.head.kind)
     if task.null_threshold is None:
         # A model that learnt of no question without an answer gives one always, as to ``predict``.
         task = task.model_copy(update={"null_threshold": math.inf})
-    examples, counts = family.read(data, task, labels=bundle.head.labels or None)
-    inputs = family.encode(examples, bundle.tokenizer, bundle.head, task, counts)
-    found = outputs(bundle.model, inputs)
-    figures = family.score(found, inputs, examples, bundle.head, task)
-    report = family.report(found, inputs, examples, bundle.head)
+    examples, counts = family.read_examples(data, task, labels=bundle.head.labels or None)
+    inputs = family.encode_examples(examples, bundle.tokenizer, bundle.head, task, counts)
+    found = compute_outputs(bundle.model, inputs)
+    figures = family.compute_metrics(found, inputs, examples, bundle.head, task)
+    report = family.compute_class_report(found, inputs, examples, bundle.head)
     return {**figures, **report, "counts": counts.as_dict()}
 
 
-def _file_in(data: Path, bundle: TaskBundle) -> Path:
+def _file_in(data: Path, bundle: FineTunedBundle) -> Path:
     """Return the held-out file in the folder of a public task; any other path as it is."""
     if not data.is_dir():
         return data
     name = str(bundle.info.get("task", ""))
-    public = TASKS.get(name)
+    public = PUBLIC_TASKS.get(name)
     if public is None:
         raise TaskError(f"{data}: a folder; expected a labelled table")
-    files = [data / file for file in public.dev.values()]
+    files = [data / file for file in public.dev_files.values()]
     found = next((file for file in files if file.is_file()), None)
     if found is None:
-        raise TaskError(f"{data}: no held-out file in this folder; {public.expected(name)}")
+        raise TaskError(
+            f"{data}: no held-out file in this folder; {public.describe_expected_data(name)}"
+        )
     return found

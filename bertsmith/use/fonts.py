@@ -15,7 +15,7 @@ _UNKNOWN = "?"
 _NO_LETTERS = ("Emoji", "LastResort", "Last Resort", "Blank")
 
 
-def with_fonts(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def choose_fonts(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the names of fonts that together have the characters, and the words.
 
     A character that no font has, or that is not for print, becomes a question mark.

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.errors import MissingExtraError, QuestionError
+from bertsmith.errors import InputError, MissingExtraError
 from bertsmith.progress import Progress
 
 Floats = NDArray[np.float32]
-VECTORS, GRAPH = "vectors.npy", "graph.usearch"
+VECTORS_FILE, GRAPH_FILE = "vectors.npy", "graph.usearch"
 #: Rows that are read at once.
 _ROWS = 2**14
 #: Candidates that the graph gives for each neighbour that is asked for: its numbers have 8 bits,
@@ -24,7 +24,7 @@ _CANDIDATES = 4
 _SEEN = 128
 
 
-def graph_library() -> Any:
+def import_usearch() -> Any:
     """Return the module usearch.index. Raises MissingExtraError."""
     try:
         import usearch.index as library
@@ -33,45 +33,45 @@ def graph_library() -> Any:
     return library
 
 
-def mapped(path: Path) -> Any:
+def open_mapped_array(path: Path) -> Any:
     """Return the array of an index's file, mapped. Raises QuestionError where it cannot be read."""
     try:
         return np.load(path, mmap_mode="r")
     except (ValueError, OSError, EOFError) as error:
-        raise damaged(path, error) from None
+        raise damaged_index_error(path, error) from None
 
 
-def damaged(path: Path, error: Exception) -> QuestionError:
+def damaged_index_error(path: Path, error: Exception) -> InputError:
     """Return the error for a file of an index that cannot be read."""
-    return QuestionError(
+    return InputError(
         f"{path}: this part of the index is missing or damaged ({error}); make it again with "
         "bertsmith embed"
     )
 
 
-def build(folder: Path, progress: Progress) -> None:
+def build_graph(folder: Path, progress: Progress) -> None:
     """Write the graph of the vectors that stand in ``folder`` beside them."""
-    vectors = np.load(folder / VECTORS, mmap_mode="r")
-    graph = graph_library().Index(ndim=vectors.shape[1], metric="cos", dtype="i8")
+    vectors = np.load(folder / VECTORS_FILE, mmap_mode="r")
+    graph = import_usearch().Index(ndim=vectors.shape[1], metric="cos", dtype="i8")
     progress.start("joining neighbours", len(vectors), "vectors")
     for first in range(0, len(vectors), _ROWS):
         rows = np.asarray(vectors[first : first + _ROWS])
         graph.add(np.arange(first, first + len(rows)), rows / _lengths(rows)[:, None])
         progress.advance(len(rows))
     progress.finish()
-    graph.save(str(folder / GRAPH))
+    graph.save(str(folder / GRAPH_FILE))
 
 
-class Neighbours:
+class VectorIndex:
     """The vectors of a folder and their graph, both mapped: what is not looked at is not read."""
 
     def __init__(self, folder: Path) -> None:
-        """Open what ``build`` wrote."""
-        self.vectors: Floats = mapped(folder / VECTORS)
-        self._path = folder / GRAPH
+        """Open what ``build_graph`` wrote."""
+        self.vectors: Floats = open_mapped_array(folder / VECTORS_FILE)
+        self._path = folder / GRAPH_FILE
         self._graph: Any = None
 
-    def find(self, asked: Floats, top: int, *, exact: bool = False) -> list[tuple[int, float]]:
+    def search(self, asked: Floats, top: int, *, exact: bool = False) -> list[tuple[int, float]]:
         """Return the rows nearest to a vector, float32 [W], and their cosines, the nearest first.
 
         ``exact``: every row is looked at.
@@ -84,11 +84,11 @@ class Neighbours:
 
     def _candidates(self, unit: Floats, top: int) -> NDArray[np.int64]:
         if self._graph is None:
-            library = graph_library()
+            library = import_usearch()
             try:
                 self._graph = library.Index.restore(str(self._path), view=True)
             except (ValueError, RuntimeError, OSError) as error:
-                raise damaged(self._path, error) from None
+                raise damaged_index_error(self._path, error) from None
         wanted = min(top * _CANDIDATES, len(self.vectors))
         self._graph.expansion_search = max(_SEEN, wanted)
         return np.sort(self._graph.search(unit, wanted).keys.astype(np.int64))

@@ -9,28 +9,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bertsmith.bundle import Bundle
-from bertsmith.errors import ModelError, QuestionError
-from bertsmith.model.packed import groups
-from bertsmith.use.masked_lm import Model, on_device, opened, windows
+from bertsmith.bundle import PretrainedBundle
+from bertsmith.errors import InputError, ModelError
+from bertsmith.model.packed import batch_by_length
+from bertsmith.use.masked_lm import ModelOrPath, chunked, pack_on_device, resolve_model
 
 #: Word ids and segment ids of a sequence [CLS] A [SEP] B [SEP].
-Pair = tuple[list[int], list[int]]
-#: What computes the answers: ``follows`` below, or a server that packs those of all its clients.
-Compute = Callable[[Bundle, Sequence[Pair]], list[float]]
+EncodedPair = tuple[list[int], list[int]]
+#: What computes the answers: ``next_sentence_probabilities`` below, or a server that packs those of all its clients.
+Compute = Callable[[PretrainedBundle, Sequence[EncodedPair]], list[float]]
 #: Pairs worked on at once.
 _WINDOW = 256
 
 
 @dataclass(frozen=True)
-class Pairing:
+class NextSentencePrediction:
     """follows: the probability that B follows A. left_out: tokens cut off to fit the model."""
 
     follows: float
     left_out: int
 
 
-def pair(model: Model, a: str, b: str) -> float:
+def pair(model: ModelOrPath, a: str, b: str) -> float:
     """Return the probability that the text ``b`` follows ``a`` (the head's label 0).
 
     A pair too long for the model loses tokens one by one from the longer text: A from its front,
@@ -38,35 +38,35 @@ def pair(model: Model, a: str, b: str) -> float:
     no special token. Raises ModelError for a model without a next-sentence head, QuestionError
     for a text without a word.
     """
-    return next(pair_each(model, [(a, b)])).follows
+    return next(iter_pair_predictions(model, [(a, b)])).follows
 
 
-def pair_each(
-    model: Model, pairs: Iterable[tuple[str, str]], compute: Compute | None = None
-) -> Iterator[Pairing]:
+def iter_pair_predictions(
+    model: ModelOrPath, pairs: Iterable[tuple[str, str]], compute: Compute | None = None
+) -> Iterator[NextSentencePrediction]:
     """Yield the answer for each pair (A, B), in their order, many pairs a batch.
 
-    ``compute``: what computes the shares of sequences, ``follows`` unless it is given. An error
+    ``compute``: what computes the shares of sequences, ``next_sentence_probabilities`` unless it is given. An error
     names the pair by its number, from 1.
     """
-    bundle = opened(model)
+    bundle = resolve_model(model)
     if not bundle.config.nsp:
         raise ModelError(
             f"{bundle.path}: this model has no next-sentence head (it was trained with nsp = "
             "false); give one that was trained on pairs, the default of `bertsmith pretrain`"
         )
     number = 0
-    for window in windows(pairs, _WINDOW):
+    for window in chunked(pairs, _WINDOW):
         first = bundle.tokenizer.encode_batch([a for a, _ in window])
         second = bundle.tokenizer.encode_batch([b for _, b in window])
         encoded = list(zip(first, second, strict=True))
         for ids in encoded:
             number += 1
             _refuse_empty(ids, number)
-        yield from _answered(bundle, encoded, compute or follows)
+        yield from _answered(bundle, encoded, compute or next_sentence_probabilities)
 
 
-def truncated(a: Sequence[int], b: Sequence[int], room: int) -> tuple[list[int], list[int]]:
+def truncate_pair(a: Sequence[int], b: Sequence[int], room: int) -> tuple[list[int], list[int]]:
     """Cut two lists of ids to ``room`` ids together: from the longer, A's front and B's end.
 
     Where both are equally long, B gives first.
@@ -83,30 +83,32 @@ def truncated(a: Sequence[int], b: Sequence[int], room: int) -> tuple[list[int],
 def _refuse_empty(ids: tuple[Sequence[int], Sequence[int]], number: int) -> None:
     for name, own in zip("AB", ids, strict=True):
         if not own:
-            raise QuestionError(
+            raise InputError(
                 f"pair {number}: text {name} is empty; expected at least one word in both"
             )
 
 
 def _answered(
-    bundle: Bundle, encoded: list[tuple[list[int], list[int]]], compute: Compute
-) -> Iterator[Pairing]:
+    bundle: PretrainedBundle, encoded: list[tuple[list[int], list[int]]], compute: Compute
+) -> Iterator[NextSentencePrediction]:
     tokenizer = bundle.tokenizer
     sequences, left_out = [], []
     for a, b in encoded:
         # [CLS] A [SEP] B [SEP]
-        kept_a, kept_b = truncated(a, b, bundle.config.max_positions - 3)
+        kept_a, kept_b = truncate_pair(a, b, bundle.config.max_positions - 3)
         ids = [tokenizer.cls_id, *kept_a, tokenizer.sep_id, *kept_b, tokenizer.sep_id]
         sequences.append((ids, [0] * (len(kept_a) + 2) + [1] * (len(kept_b) + 1)))
         left_out.append(len(a) + len(b) - len(kept_a) - len(kept_b))
     for share, lost in zip(compute(bundle, sequences), left_out, strict=True):
-        yield Pairing(share, lost)
+        yield NextSentencePrediction(share, lost)
 
 
-def follows(bundle: Bundle, sequences: Sequence[Pair]) -> list[float]:
+def next_sentence_probabilities(
+    bundle: PretrainedBundle, sequences: Sequence[EncodedPair]
+) -> list[float]:
     """Return the probability of label 0 for each sequence, in their order."""
     found = [0.0] * len(sequences)
-    for group in groups([len(ids) for ids, _ in sequences]):
+    for group in batch_by_length([len(ids) for ids, _ in sequences]):
         shares = _shares(bundle, [sequences[number] for number in group]).tolist()
         for number, share in zip(group, shares, strict=True):
             found[number] = share
@@ -114,8 +116,8 @@ def follows(bundle: Bundle, sequences: Sequence[Pair]) -> list[float]:
 
 
 @torch.inference_mode()
-def _shares(bundle: Bundle, sequences: list[Pair]) -> Tensor:
+def _shares(bundle: PretrainedBundle, sequences: list[EncodedPair]) -> Tensor:
     """Return the probability of label 0 for each sequence, float32 [B]."""
-    packed = on_device(bundle, sequences)
+    packed = pack_on_device(bundle, sequences)
     logits = bundle.model.next_sentence_logits(bundle.model.bert(packed), packed)
     return logits.float().softmax(-1)[:, 0]

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bertsmith.bundle import TaskBundle
-from bertsmith.errors import QuestionError
-from bertsmith.tasks.classification import Example, encode
-from bertsmith.tasks.families import task_of
-from bertsmith.tasks.inputs import Counts
-from bertsmith.tasks.outputs import Compute, outputs
-from bertsmith.use.masked_lm import opened_task, refuse_lone, windows
+from bertsmith.bundle import FineTunedBundle
+from bertsmith.errors import InputError
+from bertsmith.tasks.classification import TextExample, encode_examples
+from bertsmith.tasks.families import get_task_settings
+from bertsmith.tasks.inputs import ExampleCounts
+from bertsmith.tasks.outputs import ComputeOutputs, compute_outputs
+from bertsmith.use.masked_lm import check_is_text_list, chunked, resolve_task_model
 
 #: Texts worked on at once: enough that like lengths meet.
 _WINDOW = 1024
@@ -36,41 +36,45 @@ class Prediction:
 
 
 def predict(
-    model: TaskBundle | Path | str, texts: Sequence[str | tuple[str, str]]
+    model: FineTunedBundle | Path | str, texts: Sequence[str | tuple[str, str]]
 ) -> list[Prediction]:
     """Return what a fine-tuned model says of each text, or pair of texts, in their order.
 
     Raises ModelError for a model that is not fine-tuned for this, QuestionError for an empty text
     or for a lone one.
     """
-    refuse_lone(texts)
-    return list(predict_each(model, texts))
+    check_is_text_list(texts)
+    return list(iter_predictions(model, texts))
 
 
-def predict_each(
-    model: TaskBundle | Path | str,
+def iter_predictions(
+    model: FineTunedBundle | Path | str,
     texts: Iterable[str | tuple[str, str]],
-    compute: Compute = outputs,
+    compute: ComputeOutputs = compute_outputs,
 ) -> Iterator[Prediction]:
     """Yield what ``predict`` returns, for input without end. An error names the text's number."""
-    bundle = opened_task(model, "single", "multi", "regression")
-    examples = (text_example(given, f"text {number:,}") for number, given in enumerate(texts, 1))
-    for window in windows(examples, _WINDOW):
+    bundle = resolve_task_model(model, "single", "multi", "regression")
+    examples = (to_text_example(given, f"text {number:,}") for number, given in enumerate(texts, 1))
+    for window in chunked(examples, _WINDOW):
         yield from _answers(bundle, window, compute)
 
 
-def text_example(given: str | tuple[str, str], where: str) -> Example:
+def to_text_example(given: str | tuple[str, str], where: str) -> TextExample:
     """Return a text or pair as an example; QuestionError, which names ``where``, for no words."""
     parts = (given,) if isinstance(given, str) else tuple(given)
     if not all(part.strip() for part in parts):
-        raise QuestionError(f"{where} is empty; expected at least one word")
-    return Example(parts, None, where)
+        raise InputError(f"{where} is empty; expected at least one word")
+    return TextExample(parts, None, where)
 
 
-def _answers(bundle: TaskBundle, examples: list[Example], compute: Compute) -> Iterator[Prediction]:
+def _answers(
+    bundle: FineTunedBundle, examples: list[TextExample], compute: ComputeOutputs
+) -> Iterator[Prediction]:
     head = bundle.head
-    inputs = encode(examples, bundle.tokenizer, head, task_of(bundle), Counts())
-    cut = inputs.cut_off
+    inputs = encode_examples(
+        examples, bundle.tokenizer, head, get_task_settings(bundle), ExampleCounts()
+    )
+    cut = inputs.is_truncated
     logits = np.concatenate(compute(bundle.model, inputs)).astype(np.float64)
     if head.kind == "regression":
         yield from (Prediction((), float(row[0]), lost)

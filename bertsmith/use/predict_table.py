@@ -11,35 +11,35 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bertsmith.bundle import TaskBundle
-from bertsmith.errors import QuestionError, TaskError
+from bertsmith.bundle import FineTunedBundle
+from bertsmith.errors import InputError, TaskError
 from bertsmith.files import check_new_file
-from bertsmith.progress import Progress, Silent
-from bertsmith.tasks.classification import SEPARATOR
-from bertsmith.tasks.families import name_of, refuse_unread, task_of
+from bertsmith.progress import NullProgress, Progress
+from bertsmith.tasks.classification import LABEL_SEPARATOR
+from bertsmith.tasks.families import get_family_name, get_task_settings, reject_unused_fields
 from bertsmith.tasks.inputs import BadExampleError
 from bertsmith.tasks.multiple_choice import read_prompt
-from bertsmith.tasks.questions import is_flat, squad_rows
+from bertsmith.tasks.questions import is_flat_file, read_squad_rows
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.tables import (
     Row,
     Table,
     TableSource,
+    get_text,
     has_column,
     open_table,
-    text_of,
 )
-from bertsmith.tasks.text_files import UTF8, encoding_of, table_format
-from bertsmith.use.masked_lm import windows
-from bertsmith.use.predict_lines import values_of
-from bertsmith.use.table_input import known_columns
+from bertsmith.tasks.text_files import UTF8, choose_output_encoding, detect_table_format
+from bertsmith.use.masked_lm import chunked
+from bertsmith.use.predict_lines import predict_items
+from bertsmith.use.table_input import find_columns
 from bertsmith.use.table_output import (
-    Layout,
     RowWriter,
-    add_columns,
-    open_rows,
+    TableLayout,
+    create_text_writer,
+    open_row_writer,
     output_format,
-    text_writer,
+    unused_column_names,
 )
 
 #: Rows worked on at once.
@@ -63,14 +63,14 @@ class TableCounts:
     """What became of a table's rows.
 
     rows: written. empty: of these, without a prediction. left_out: rows that could not be read.
-    first: what is wrong with the first row without a prediction. cut_off: texts that were too long.
+    first_problem: what is wrong with the first row without a prediction. cut_off: texts that were too long.
     """
 
     rows: int = 0
-    empty: int = 0
-    left_out: int = 0
+    without_prediction: int = 0
+    unreadable: int = 0
     cut_off: int = 0
-    first: str = ""
+    first_problem: str = ""
     #: The columns that were added, and what a user should know of them and of the table.
     columns: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -79,13 +79,13 @@ class TableCounts:
 
 
 def predict_table(
-    bundle: TaskBundle,
+    bundle: FineTunedBundle,
     source: TableSource,
     out: Path | Callable[[str], object],
     *,
     columns: Mapping[str, Any] | None = None,
     skip_bad: bool = False,
-    form: str | None = None,
+    out_format: str | None = None,
     progress: Progress | None = None,
 ) -> TableCounts:
     """Write a table with what the model says of each row.
@@ -97,22 +97,22 @@ def predict_table(
     """
     if isinstance(out, Path):
         check_new_file(out)
-        form = output_format(out)
-    progress, counts = progress or Silent(), TableCounts()
+        out_format = output_format(out)
+    progress, counts = progress or NullProgress(), TableCounts()
     _refuse_columns(bundle, columns or {})
-    task = task_of(bundle, columns)
+    task = get_task_settings(bundle, columns)
     with _open(bundle, source) as table:
         counts.notes += table.notes
-        form = form or table.format
-        known, first, rows = known_columns(table, source)
+        out_format = out_format or table.format
+        known, first, rows = find_columns(table, source)
         if first is not None:
             _check_columns(bundle, task, first, source)
-        names, notes = add_columns(list(_COLUMNS[bundle.head.kind]), known, source.path)
+        names, notes = unused_column_names(list(_COLUMNS[bundle.head.kind]), known, source.path)
         counts.notes += notes
         counts.columns += names.values()
-        layout = _layout(bundle, table, source, form, known, names)
-        is_text = form in ("csv", "tsv")
-        encoding = encoding_of(source.path, source.encoding) if is_text else UTF8
+        layout = _layout(bundle, table, source, out_format, known, names)
+        is_text = out_format in ("csv", "tsv")
+        encoding = choose_output_encoding(source.path, source.encoding) if is_text else UTF8
         write = partial(
             _write, bundle, task, rows, names, counts=counts, progress=progress,
             is_text=is_text, skip_bad=skip_bad,
@@ -120,10 +120,10 @@ def predict_table(
         progress.start("predicting", None, "rows")
         try:
             if isinstance(out, Path):
-                with open_rows(out, layout, encoding) as writer:
+                with open_row_writer(out, layout, encoding) as writer:
                     write(writer)
             else:
-                writer = text_writer(out, layout)
+                writer = create_text_writer(out, layout)
                 write(writer)
                 writer.finish()
         finally:
@@ -131,24 +131,27 @@ def predict_table(
     return counts
 
 
-def _refuse_columns(bundle: TaskBundle, columns: Mapping[str, Any]) -> None:
+def _refuse_columns(bundle: FineTunedBundle, columns: Mapping[str, Any]) -> None:
     """Raise BertsmithError for a column that is named and that the model does not read."""
-    refuse_unread(bundle.head.kind, columns, [])
+    reject_unused_fields(bundle.head.kind, columns, [])
     trained = bundle.info.get("provenance", {}).get("task")
     is_single = trained is not None and not trained.get("pair")
-    if columns.get("pair") and is_single and name_of(bundle.head.kind) == "classify":
-        raise QuestionError(
+    if columns.get("pair") and is_single and get_family_name(bundle.head.kind) == "classify":
+        raise InputError(
             f"--pair {columns['pair']}: {bundle.path} was fine-tuned on single texts; leave --pair "
             "out"
         )
 
 
 @contextmanager
-def _open(bundle: TaskBundle, source: TableSource) -> Iterator[Table]:
+def _open(bundle: FineTunedBundle, source: TableSource) -> Iterator[Table]:
     """Open a table; of a model of questions, SQuAD's files are tables of questions, too."""
-    is_json = (source.format, table_format(source.path)) in ((None, "json"), ("json", "json"))
-    if bundle.head.kind == "span" and is_json and not is_flat(source.path):
-        squad = squad_rows(source.path, source.encoding, source.stream)
+    is_json = (source.format, detect_table_format(source.path)) in (
+        (None, "json"),
+        ("json", "json"),
+    )
+    if bundle.head.kind == "span" and is_json and not is_flat_file(source.path):
+        squad = read_squad_rows(source.path, source.encoding, source.stream)
         rows = (replace(row, cells=_question_cells(row)) for row in squad)
         yield Table(rows, "json", ["id", "question", "context"])
         return
@@ -160,14 +163,16 @@ def _question_cells(row: Row) -> dict[str, Any]:
     return {name: row.cells.get(name) for name in ("id", "question", "context")}
 
 
-def _check_columns(bundle: TaskBundle, task: TaskSettings, row: Row, source: TableSource) -> None:
+def _check_columns(
+    bundle: FineTunedBundle, task: TaskSettings, row: Row, source: TableSource
+) -> None:
     """Raise TaskError where the table lacks a column that the model is asked by."""
     has_task = "task" in bundle.info.get("provenance", {})
     options = {"--text": [task.text], "--pair": [task.pair] if task.pair else []}
     if bundle.head.kind == "choice":
         options["--endings"] = task.endings
         if not task.endings:
-            raise QuestionError("the columns of the endings are not known; give --endings A,B,…")
+            raise InputError("the columns of the endings are not known; give --endings A,B,…")
     for option, names in options.items():
         for name in names:
             if not has_column(row, name):
@@ -179,24 +184,24 @@ def _check_columns(bundle: TaskBundle, task: TaskSettings, row: Row, source: Tab
 
 
 def _layout(
-    bundle: TaskBundle,
+    bundle: FineTunedBundle,
     table: Table,
     source: TableSource,
     form: str,
     known: Sequence[str],
     names: Mapping[str, str],
-) -> Layout:
+) -> TableLayout:
     types = {names[name]: kind for name, kind in _COLUMNS[bundle.head.kind].items()}
-    layout = Layout(form, [*known, *names.values()], types=types, schema=table.schema)
+    layout = TableLayout(form, [*known, *names.values()], types=types, schema=table.schema)
     if form == "tsv":
-        layout = replace(layout, dialect=replace(layout.dialect, delimiter="\t", quoted=False))
+        layout = replace(layout, dialect=replace(layout.dialect, delimiter="\t", has_quotes=False))
     if table.format == form and table.dialect is not None:
         layout = replace(layout, dialect=table.dialect, header=source.header)
     return layout
 
 
 def _write(
-    bundle: TaskBundle,
+    bundle: FineTunedBundle,
     task: TaskSettings,
     rows: Iterator[Row],
     names: Mapping[str, str],
@@ -208,9 +213,9 @@ def _write(
     skip_bad: bool,
 ) -> None:
     empty = dict.fromkeys(names.values())
-    for window in windows(_items(bundle, task, rows, counts, skip_bad=skip_bad), _WINDOW):
+    for window in chunked(_items(bundle, task, rows, counts, skip_bad=skip_bad), _WINDOW):
         items = [item for _, item in window if item is not None]
-        values = iter(list(values_of(bundle, items)))
+        values = iter(list(predict_items(bundle, items)))
         written = []
         for row, item in window:
             cells = empty
@@ -226,7 +231,7 @@ def _write(
 
 
 def _items(
-    bundle: TaskBundle,
+    bundle: FineTunedBundle,
     task: TaskSettings,
     rows: Iterator[Row],
     counts: TableCounts,
@@ -239,32 +244,32 @@ def _items(
         try:
             item = read(row, task)
         except BadExampleError as fault:
-            message = f"{fault.where or row.where}: {fault}"
+            message = f"{fault.location or row.location}: {fault}"
             if not skip_bad:
                 raise TaskError(
                     f"{message}; repair it, or go on without its prediction with --skip-bad"
                 ) from None
-            counts.first = counts.first or message
-            if row.fault:
-                counts.left_out += 1
+            counts.first_problem = counts.first_problem or message
+            if row.error:
+                counts.unreadable += 1
                 continue
-            counts.empty += 1
+            counts.without_prediction += 1
             item = None
         yield row, item
 
 
 def _text_or_pair(row: Row, task: TaskSettings) -> str | tuple[str, str]:
-    text = text_of(row, task.text)
-    return (text, text_of(row, task.pair)) if task.pair else text
+    text = get_text(row, task.text)
+    return (text, get_text(row, task.pair)) if task.pair else text
 
 
 def _text(row: Row, task: TaskSettings) -> str:
-    return text_of(row, task.text)
+    return get_text(row, task.text)
 
 
 def _question(row: Row, task: TaskSettings) -> tuple[str, str]:
     assert task.pair
-    return text_of(row, task.text), text_of(row, task.pair)
+    return get_text(row, task.text), get_text(row, task.pair)
 
 
 def _prompt(row: Row, task: TaskSettings) -> tuple[str, list[str]]:
@@ -289,8 +294,8 @@ def _prediction(kind: str, value: Mapping[str, Any], *, is_text: bool) -> dict[s
         names = value["label"]
         shares = [_rounded(value["labels"][name]) for name in names]
         if is_text:
-            return {"labels": SEPARATOR.join(names),
-                    "probabilities": SEPARATOR.join(map(str, shares))}  # fmt: skip
+            return {"labels": LABEL_SEPARATOR.join(names),
+                    "probabilities": LABEL_SEPARATOR.join(map(str, shares))}  # fmt: skip
         return {"labels": names, "probabilities": shares}
     if kind == "regression":
         return {"score": _rounded(value["score"])}

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from bertsmith.errors import ModelError
 from bertsmith.model.bert import BertModel
-from bertsmith.model.encoder import Layer
+from bertsmith.model.encoder import EncoderLayer
 from bertsmith.model.ops.cpu import has_bf16, has_vnni
-from bertsmith.model.ops.linear import rows_of
-from bertsmith.model.ops.smoothquant import even_columns
+from bertsmith.model.ops.linear import bucket_rows
+from bertsmith.model.ops.smoothquant import smoothquant_scales
 
 #: The largest weights. CPUs without VNNI add two products up in 16 bits, which hold 2 * 255 * 63 or
 #: 2 * 127 * 127: there either the weights or the inputs give a bit up.
@@ -58,7 +58,7 @@ class _Eight(nn.Module):
         largest = torch.maximum(x.amax(-1, keepdim=True), -x.amin(-1, keepdim=True))
         largest.clamp_(min=1e-12)
         tokens = x.shape[0]
-        even = x.new_empty(rows_of(tokens), x.shape[1])
+        even = x.new_empty(bucket_rows(tokens), x.shape[1])
         torch.div(x, largest, out=even[:tokens])
         even[tokens:].zero_()
         whole = torch.ops.quantized.linear_dynamic(even, self.packed, self.narrow_input)
@@ -75,7 +75,7 @@ class _Projections(nn.Module):
         self.border = 2 * linear.in_features
         weight, bias = linear.weight.detach(), linear.bias.detach()
         looking = weight[: self.border]
-        self.looking = _Eight(looking, bias[: self.border], even_columns(size, looking))
+        self.looking = _Eight(looking, bias[: self.border], smoothquant_scales(size, looking))
         self.values, self.bias = weight[self.border :].clone().T, bias[self.border :]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class _Projections(nn.Module):
         return found
 
 
-def quickened(encoder: BertModel) -> BertModel:
+def quantize(encoder: BertModel) -> BertModel:
     """Return a copy of an encoder for quick vectors: a cosine of 0.995 or more to its own.
 
     bfloat16 on CUDA and on CPUs that multiply it. Elsewhere all Linears get 8 bits but those of the
@@ -104,19 +104,19 @@ def quickened(encoder: BertModel) -> BertModel:
         )
     post, before = encoder.config.norm == "post", own.embeddings.norm
     for layer in own.encoder.layers:
-        assert isinstance(layer, Layer)
+        assert isinstance(layer, EncoderLayer)
         first, second = layer.attention_norm, layer.feed_forward_norm
         _quicken(layer, *((before, first) if post else (first, second)))
         before = second
     return own
 
 
-def _quicken(layer: Layer, attention: nn.Module, feed_forward: nn.Module) -> None:
+def _quicken(layer: EncoderLayer, attention: nn.Module, feed_forward: nn.Module) -> None:
     """Give a layer 8 bits, by the LayerNorms that make what its two halves read."""
     assert isinstance(attention, nn.LayerNorm)
     assert isinstance(feed_forward, nn.LayerNorm)
     looking = layer.attention
-    up = even_columns(_size(feed_forward), layer.up.weight)
+    up = smoothquant_scales(_size(feed_forward), layer.up.weight)
     looking.add_module("query_key_value", _Projections(looking.query_key_value, _size(attention)))
     for parent, name, of in ((looking, "output", None), (layer, "up", up), (layer, "down", None)):
         linear = getattr(parent, name)

@@ -9,10 +9,17 @@ from dataclasses import dataclass
 
 import torch
 
-from bertsmith.bundle import Bundle
-from bertsmith.errors import QuestionError
-from bertsmith.progress import Progress, Silent
-from bertsmith.use.masked_lm import Model, Question, ask, longest, opened, windows
+from bertsmith.bundle import PretrainedBundle
+from bertsmith.errors import InputError
+from bertsmith.progress import NullProgress, Progress
+from bertsmith.use.masked_lm import (
+    MaskedSequence,
+    ModelOrPath,
+    chunked,
+    max_text_tokens,
+    predict_masked_tokens,
+    resolve_model,
+)
 
 #: Lines worked on at once: their copies are batched together.
 _WINDOW = 64
@@ -48,34 +55,34 @@ class Score:
         return math.exp(-self.per_token)
 
 
-def score(model: Model, text: str) -> Score:
+def score(model: ModelOrPath, text: str) -> Score:
     """Return the pseudo-log-likelihood of one line of text.
 
     The text is read as plain text: "[MASK]" in it is no special token. Costs one sequence of
     compute a token. Raises QuestionError for a line that is empty or longer than the model.
     """
-    result = next(score_each(model, [text]))
+    result = next(iter_scores(model, [text]))
     if result.problem:
-        raise QuestionError(f"this line cannot be scored: {result.problem}")
+        raise InputError(f"this line cannot be scored: {result.problem}")
     return result
 
 
-def score_each(
-    model: Model, lines: Iterable[str], progress: Progress | None = None
+def iter_scores(
+    model: ModelOrPath, lines: Iterable[str], progress: Progress | None = None
 ) -> Iterator[Score]:
     """Yield the score of each line, one for each, in their order.
 
     A line that is empty or too long is not passed over: its ``problem`` says why it has no score.
     """
-    progress = progress or Silent()
-    bundle = opened(model)
+    progress = progress or NullProgress()
+    bundle = resolve_model(model)
     progress.start("score", None, "tokens")
-    for window in windows(lines, _WINDOW):
+    for window in chunked(lines, _WINDOW):
         yield from _scored(bundle, window, progress)
     progress.finish()
 
 
-def _scored(bundle: Bundle, lines: Sequence[str], progress: Progress) -> Iterator[Score]:
+def _scored(bundle: PretrainedBundle, lines: Sequence[str], progress: Progress) -> Iterator[Score]:
     encoded = bundle.tokenizer.encode_batch(lines)
     problems = [_problem(bundle, ids) for ids in encoded]
     copies = [
@@ -86,12 +93,12 @@ def _scored(bundle: Bundle, lines: Sequence[str], progress: Progress) -> Iterato
     ]
     found = [[0.0] * len(ids) for ids in encoded]
 
-    def masked(number: int) -> Question:
+    def masked(number: int) -> MaskedSequence:
         line, place = copies[number]
         return _masked(bundle, encoded[line], place)
 
     lengths = [len(encoded[line]) + 2 for line, _ in copies]
-    for answers in ask(bundle, lengths, masked):
+    for answers in predict_masked_tokens(bundle, lengths, masked):
         asked = [copies[number] for number, _ in answers.rows]
         table = answers.log_probabilities
         labels = torch.tensor([encoded[line][place] for line, place in asked], device=table.device)
@@ -100,21 +107,23 @@ def _scored(bundle: Bundle, lines: Sequence[str], progress: Progress) -> Iterato
             found[line][place] = value
         progress.advance(len(asked))
     for text, ids, own, problem in zip(lines, encoded, found, problems, strict=True):
-        tokens = tuple(bundle.tokenizer.tokens(ids))
+        tokens = tuple(bundle.tokenizer.ids_to_tokens(ids))
         yield Score(text, tokens, () if problem else tuple(own), problem)
 
 
-def _masked(bundle: Bundle, ids: Sequence[int], place: int) -> Question:
+def _masked(bundle: PretrainedBundle, ids: Sequence[int], place: int) -> MaskedSequence:
     """Return the line with [CLS] and [SEP], the token at ``place`` masked and asked for."""
     tokenizer = bundle.tokenizer
     whole = [tokenizer.cls_id, *ids, tokenizer.sep_id]
     whole[place + 1] = tokenizer.mask_id
-    return Question(whole, [0] * len(whole), [place + 1])
+    return MaskedSequence(whole, [0] * len(whole), [place + 1])
 
 
-def _problem(bundle: Bundle, ids: Sequence[int]) -> str | None:
+def _problem(bundle: PretrainedBundle, ids: Sequence[int]) -> str | None:
     if not ids:
         return "empty: there is no token to predict"
-    if len(ids) > longest(bundle):
-        return f"too long: {len(ids):,} tokens, this model takes at most {longest(bundle):,}"
+    if len(ids) > max_text_tokens(bundle):
+        return (
+            f"too long: {len(ids):,} tokens, this model takes at most {max_text_tokens(bundle):,}"
+        )
     return None

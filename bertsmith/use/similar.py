@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith.errors import MissingExtraError, QuestionError
+from bertsmith.errors import InputError, MissingExtraError
 from bertsmith.use.embed import Embedder, Floats, WordVector
-from bertsmith.use.fonts import with_fonts
+from bertsmith.use.fonts import choose_fonts
 
 #: The pictures that matplotlib draws anywhere.
 _PICTURES = (".png", ".svg", ".pdf", ".jpg")
@@ -24,24 +24,24 @@ _MOST, _DRAWN, _WRITTEN = 1000, 60, 24
 
 
 @dataclass(frozen=True)
-class Similarities:
+class WordDistances:
     """Where the word stands, and cosine distances, float32 [n, n]: 0 the same, 1 unlike."""
 
     word: str
-    places: list[WordVector]
+    occurrences: list[WordVector]
     contexts: list[str]
     distances: Floats
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but the vectors as plain values."""
         places = [{"text": own.text, "start": own.start, "end": own.end, "context": context}
-                  for own, context in zip(self.places, self.contexts, strict=True)]  # fmt: skip
+                  for own, context in zip(self.occurrences, self.contexts, strict=True)]  # fmt: skip
         return {"word": self.word, "places": places, "distances": self.distances.tolist()}
 
 
 def similar(
     model: Embedder | Path | str, texts: Sequence[str], word: str, **settings: Any
-) -> Similarities:
+) -> WordDistances:
     """Compare one word's vectors wherever it stands in texts.
 
     ``model`` is an Embedder, or any model directory, RUN or hub id; ``settings`` as of
@@ -50,17 +50,17 @@ def similar(
     stands nowhere, or in too many places.
     """
     embedder = model if isinstance(model, Embedder) else Embedder.load(model)
-    places = embedder.word(texts, word, **settings)
+    places = embedder.encode_word(texts, word, **settings)
     if not places:
-        raise QuestionError(f"the word {word!r} is in none of the {len(texts):,} texts")
+        raise InputError(f"the word {word!r} is in none of the {len(texts):,} texts")
     if len(places) > _MOST:
-        raise QuestionError(
+        raise InputError(
             f"the word {word!r} stands in {len(places):,} places; give fewer texts: {_MOST:,} "
             "places can be compared with each other"
         )
     distances = cosine_distances(np.stack([own.vector for own in places]))
     contexts = [_around(texts[own.text], own.start, own.end) for own in places]
-    return Similarities(word, places, contexts, distances)
+    return WordDistances(word, places, contexts, distances)
 
 
 def cosine_distances(vectors: Floats) -> Floats:
@@ -79,37 +79,37 @@ def _around(text: str, start: int, end: int) -> str:
     return " ".join(f"{left}{before}[{text[start:end]}]{after}{right}".split())
 
 
-def refuse_picture(path: Path) -> None:
+def check_plot_path(path: Path) -> None:
     """Raise QuestionError where no picture can be written: a file, no folder, another ending."""
     if path.exists():
-        raise QuestionError(f"{path}: it is there already; give --plot another name")
+        raise InputError(f"{path}: it is there already; give --plot another name")
     if not path.parent.is_dir():
-        raise QuestionError(f"{path.parent}: no such folder, for the picture of --plot")
+        raise InputError(f"{path.parent}: no such folder, for the picture of --plot")
     if path.suffix not in _PICTURES:
-        raise QuestionError(f"{path}: unknown kind of picture; expected {', '.join(_PICTURES)}")
+        raise InputError(f"{path}: unknown kind of picture; expected {', '.join(_PICTURES)}")
 
 
-def draw(found: Similarities, path: Path) -> None:
+def plot_distances(found: WordDistances, path: Path) -> None:
     """Draw the distances as a picture, in the form that the name ends with, such as .png.
 
     Raises MissingExtraError without matplotlib, QuestionError for too many places, or for a name
-    that cannot be written, see ``refuse_picture``.
+    that cannot be written, see ``check_plot_path``.
     """
-    refuse_picture(path)
+    check_plot_path(path)
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise MissingExtraError("matplotlib", "plot", "drawing distances") from None
-    count = len(found.places)
+    count = len(found.occurrences)
     if count > _DRAWN:
-        raise QuestionError(
+        raise InputError(
             f"{path}: a picture of {count:,} places cannot be read; give texts with at most "
             f"{_DRAWN} of them"
         )
     names = [f"{number}  {context}" for number, context in enumerate(found.contexts, 1)]
     title = f"cosine distances of \u201c{found.word}\u201d"
-    fonts, (title, *names) = with_fonts([title, *names])
+    fonts, (title, *names) = choose_fonts([title, *names])
     side = 2.5 + 0.45 * min(count, _WRITTEN) + 0.2 * max(count - _WRITTEN, 0)
     figure = Figure(figsize=(side + 4.5, side), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
@@ -126,7 +126,7 @@ def draw(found: Similarities, path: Path) -> None:
     try:
         figure.savefig(path, format=path.suffix[1:])
     except (OSError, ValueError) as error:
-        raise QuestionError(f"{path}: the picture cannot be written: {error}") from None
+        raise InputError(f"{path}: the picture cannot be written: {error}") from None
 
 
 def _write_numbers(axes: Any, distances: Floats) -> None:

@@ -7,8 +7,15 @@ from typing import Any
 
 from bertsmith.errors import TaskError
 from bertsmith.tasks.inputs import BadExampleError
-from bertsmith.tasks.tables import Row, Table, TableSource, cell, open_table, refuse_half
-from bertsmith.use.masked_lm import windows
+from bertsmith.tasks.tables import (
+    Row,
+    Table,
+    TableSource,
+    get_cell,
+    open_table,
+    reject_lone_surrogates,
+)
+from bertsmith.use.masked_lm import chunked
 
 #: Rows of a stream that must tell which columns there are.
 _WINDOW = 1024
@@ -22,7 +29,7 @@ class Record:
     cells: Mapping[str, Any]
 
 
-def records(rows: Iterator[Row], column: str) -> Iterator[Record]:
+def iter_text_records(rows: Iterator[Row], column: str) -> Iterator[Record]:
     """Yield the texts of a column with their rows; a text may be empty, as a line may.
 
     Raises TaskError for a value that is no text.
@@ -31,19 +38,19 @@ def records(rows: Iterator[Row], column: str) -> Iterator[Record]:
         try:
             text = _text(row, column)
         except BadExampleError as fault:
-            raise TaskError(f"{row.where}: {fault}; repair the row, or remove it") from None
+            raise TaskError(f"{row.location}: {fault}; repair the row, or remove it") from None
         yield Record(text, row.cells)
 
 
 def _text(row: Row, column: str) -> str:
-    value = cell(row, column)
+    value = get_cell(row, column)
     if not isinstance(value, str):
         raise BadExampleError("no text", f" in column {column!r}: {value!r}")
-    refuse_half(value, column)
+    reject_lone_surrogates(value, column)
     return value
 
 
-def known_columns(table: Table, source: TableSource) -> tuple[list[str], Row | None, Iterator[Row]]:
+def find_columns(table: Table, source: TableSource) -> tuple[list[str], Row | None, Iterator[Row]]:
     """Return the columns of a table, its first readable row, and all rows.
 
     Each row of JSON has its own columns, so a file is read to its end to know them; of a stream
@@ -57,11 +64,11 @@ def known_columns(table: Table, source: TableSource) -> tuple[list[str], Row | N
         with open_table(source) as again:
             for row in again.rows:
                 columns.update(dict.fromkeys(row.cells))
-                first = first or (None if row.fault else row)
+                first = first or (None if row.error else row)
         return list(columns), first, table.rows
-    head = next(windows(table.rows, _WINDOW), [])
+    head = next(chunked(table.rows, _WINDOW), [])
     columns = {name: None for row in head for name in row.cells}
-    first = next((row for row in head if not row.fault), None)
+    first = next((row for row in head if not row.error), None)
     return list(columns), first, chain(head, _with_columns(table.rows, columns))
 
 
@@ -70,7 +77,7 @@ def _with_columns(rows: Iterator[Row], columns: Mapping[str, None]) -> Iterator[
         new = next((name for name in row.cells if name not in columns), None)
         if new is not None:
             raise TaskError(
-                f"{row.where}: the key {new!r} does not occur in the first {_WINDOW:,} rows; give "
+                f"{row.location}: the key {new!r} does not occur in the first {_WINDOW:,} rows; give "
                 "a file instead of standard input, whose columns can be read first"
             )
         yield row

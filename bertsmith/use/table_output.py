@@ -16,14 +16,14 @@ from typing import IO, Any, Protocol
 
 import zstandard
 
-from bertsmith.errors import MissingExtraError, QuestionError
-from bertsmith.files import json_of, sync
+from bertsmith.errors import InputError, MissingExtraError
+from bertsmith.files import dump_json, sync
 from bertsmith.tasks.delimited import Dialect
-from bertsmith.tasks.text_files import UTF8, table_format
-from bertsmith.text.archives import SUFFIXES
+from bertsmith.tasks.text_files import UTF8, detect_table_format
+from bertsmith.text.archives import COMPRESSION_SUFFIXES
 
 Cells = Mapping[str, Any]
-CSV = Dialect(",", quoted=True)
+CSV = Dialect(",", has_quotes=True)
 _PACKERS: dict[str, Callable[[IO[bytes]], Any]] = {
     "gzip": lambda file: gzip.GzipFile(fileobj=file, mode="wb", filename="", mtime=0),
     "xz": lambda file: lzma.LZMAFile(file, "wb"),  # noqa: SIM115 - open_output closes it
@@ -33,7 +33,7 @@ _PACKERS: dict[str, Callable[[IO[bytes]], Any]] = {
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableLayout:
     """How a table is written. format: csv, tsv, jsonl, json or parquet.
 
     columns: in their order; JSON takes them from the rows. types: of columns of Parquet, see
@@ -60,9 +60,9 @@ class RowWriter(Protocol):
 
 def output_format(out: Path) -> str:
     """Return the format of a table to be written. Raises QuestionError."""
-    form = table_format(out)
-    if form is None or (form == "parquet" and out.suffix.lower() in SUFFIXES):
-        raise QuestionError(
+    form = detect_table_format(out)
+    if form is None or (form == "parquet" and out.suffix.lower() in COMPRESSION_SUFFIXES):
+        raise InputError(
             f"{out}: expected a name that ends in .csv, .tsv, .jsonl, .json or .parquet; all but "
             "the last may be followed by .gz, .xz, .bz2 or .zst"
         )
@@ -70,7 +70,7 @@ def output_format(out: Path) -> str:
 
 
 @contextmanager
-def new_file(out: Path) -> Iterator[Path]:
+def atomic_file(out: Path) -> Iterator[Path]:
     """Yield a temporary path that takes the place of ``out`` when the block ends well."""
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
@@ -83,10 +83,10 @@ def new_file(out: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def open_output(out: Path, encoding: str = UTF8) -> Iterator[Callable[[str], object]]:
+def open_text_output(out: Path, encoding: str = UTF8) -> Iterator[Callable[[str], object]]:
     """Yield a function that writes text to a new file, packed as its name says."""
-    packing = SUFFIXES.get(out.suffix.lower())
-    with new_file(out) as temporary, temporary.open("wb") as raw:
+    packing = COMPRESSION_SUFFIXES.get(out.suffix.lower())
+    with atomic_file(out) as temporary, temporary.open("wb") as raw:
         packed = _PACKERS[packing](raw) if packing else raw
         text = io.TextIOWrapper(packed, encoding=encoding, newline="")
 
@@ -94,7 +94,7 @@ def open_output(out: Path, encoding: str = UTF8) -> Iterator[Callable[[str], obj
             try:
                 text.write(piece)
             except UnicodeEncodeError as error:
-                raise QuestionError(
+                raise InputError(
                     f"{out}: {encoding} has no character {error.object[error.start]!r}; write a "
                     "table of another format (.jsonl, .parquet), or give --encoding utf-8"
                 ) from None
@@ -106,10 +106,10 @@ def open_output(out: Path, encoding: str = UTF8) -> Iterator[Callable[[str], obj
 
 
 @contextmanager
-def open_rows(out: Path, layout: Layout, encoding: str = UTF8) -> Iterator[RowWriter]:
+def open_row_writer(out: Path, layout: TableLayout, encoding: str = UTF8) -> Iterator[RowWriter]:
     """Yield what takes the rows of a new file; it appears when the block ends well."""
     if layout.format == "parquet":
-        with new_file(out) as temporary:
+        with atomic_file(out) as temporary:
             writer = ParquetRows(temporary, layout)
             try:
                 yield writer
@@ -117,13 +117,13 @@ def open_rows(out: Path, layout: Layout, encoding: str = UTF8) -> Iterator[RowWr
             finally:
                 writer.close()
         return
-    with open_output(out, encoding) as write:
-        text = text_writer(write, layout)
+    with open_text_output(out, encoding) as write:
+        text = create_text_writer(write, layout)
         yield text
         text.finish()
 
 
-def text_writer(write: Callable[[str], object], layout: Layout) -> RowWriter:
+def create_text_writer(write: Callable[[str], object], layout: TableLayout) -> RowWriter:
     """Return what writes rows as text by a function."""
     if layout.format in ("csv", "tsv"):
         return _DelimitedRows(write, layout)
@@ -138,9 +138,9 @@ class _Target:
 
 
 class _DelimitedRows:
-    def __init__(self, write: Callable[[str], object], layout: Layout) -> None:
+    def __init__(self, write: Callable[[str], object], layout: TableLayout) -> None:
         self._columns, self._dialect = layout.columns, layout.dialect
-        self._is_tsv = not layout.dialect.quoted
+        self._is_tsv = not layout.dialect.has_quotes
         self._writer = csv.writer(
             _Target(write), delimiter=layout.dialect.delimiter, quotechar='"',
             lineterminator=layout.dialect.newline,
@@ -161,7 +161,7 @@ class _DelimitedRows:
             return
         for cell in cells:
             if any(mark in cell for mark in (self._dialect.delimiter, "\r", "\n")):
-                raise QuestionError(
+                raise InputError(
                     f"TSV cannot hold a tab or a line end, as in {cell[:60]!r}; write .csv, "
                     ".jsonl or .parquet"
                 )
@@ -179,7 +179,7 @@ class _JsonRows:
         for row in rows:
             if self._is_array:
                 self._write(",\n" if self._count else "[\n")
-            self._write(json_row(row) + ("" if self._is_array else "\n"))
+            self._write(to_json_line(row) + ("" if self._is_array else "\n"))
             self._count += 1
 
     def finish(self) -> None:
@@ -195,32 +195,32 @@ def cell_text(value: Any) -> str:
         return value
     if isinstance(value, float):
         return repr(value)
-    return json_row(value)
+    return to_json_line(value)
 
 
-def json_row(value: Any) -> str:
+def to_json_line(value: Any) -> str:
     """Return a value as JSON on one line; what JSON has no form for, such as a time, as text."""
     try:
-        text = json_of(plain_value(value))
+        text = dump_json(to_json_value(value))
         text.encode()
     except UnicodeEncodeError:
         # Half of a character can only be written as an escape.
-        return json.dumps(plain_value(value))
+        return json.dumps(to_json_value(value))
     return text
 
 
-def plain_value(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """Return a value of Parquet as JSON has it."""
     if value is None or isinstance(value, str | int | float | bool):
         return value
     if isinstance(value, Mapping):
-        return {str(key): plain_value(inner) for key, inner in value.items()}
+        return {str(key): to_json_value(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [plain_value(inner) for inner in value]
+        return [to_json_value(inner) for inner in value]
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
-def arrow_module() -> Any:
+def import_pyarrow() -> Any:
     """Return the module pyarrow. Raises MissingExtraError."""
     try:
         import pyarrow as pa
@@ -232,7 +232,7 @@ def arrow_module() -> Any:
 
 def arrow_type(name: str) -> Any:
     """Return the type of a column of predictions by its name here."""
-    pa = arrow_module()
+    pa = import_pyarrow()
     span = [("text", pa.string()), ("start", pa.int64()), ("end", pa.int64()),
             ("label", pa.string()), ("probability", pa.float64())]  # fmt: skip
     return {
@@ -242,9 +242,9 @@ def arrow_type(name: str) -> Any:
     }[name]  # fmt: skip
 
 
-def arrow_table(rows: Sequence[Cells], layout: Layout) -> Any:
+def to_arrow_table(rows: Sequence[Cells], layout: TableLayout) -> Any:
     """Return rows as a table of pyarrow. Raises QuestionError for values without a common type."""
-    pa = arrow_module()
+    pa = import_pyarrow()
     columns = {}
     for name in layout.columns:
         kind = None
@@ -256,7 +256,7 @@ def arrow_table(rows: Sequence[Cells], layout: Layout) -> Any:
         try:
             columns[name] = pa.array(values, kind)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-            raise QuestionError(
+            raise InputError(
                 f"Parquet cannot hold the column {name!r}: {error}; write .jsonl instead"
             ) from None
     return pa.table(columns)
@@ -268,16 +268,16 @@ class ParquetRows:
     Each window of rows is a file of its own until the end.
     """
 
-    def __init__(self, path: Path, layout: Layout) -> None:
+    def __init__(self, path: Path, layout: TableLayout) -> None:
         self._path, self._layout, self._count = path, layout, 0
-        self._arrow = arrow_module()
+        self._arrow = import_pyarrow()
         self._folder = path.with_name(f"{path.name}.parts")
         self._folder.mkdir()
 
     def append(self, rows: Sequence[Cells]) -> None:
         """Write a part."""
         part = self._folder / f"{self._count:06}.parquet"
-        self._arrow.parquet.write_table(arrow_table(rows, self._layout), part)
+        self._arrow.parquet.write_table(to_arrow_table(rows, self._layout), part)
         self._count += 1
 
     def finish(self) -> None:
@@ -285,21 +285,21 @@ class ParquetRows:
         if not self._count:
             self.append([])
         parts = [self._folder / f"{number:06}.parquet" for number in range(self._count)]
-        join_parts(parts, self._path)
+        merge_parquet_parts(parts, self._path)
 
     def close(self) -> None:
         """Remove the parts."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def join_parts(parts: Sequence[Path], path: Path) -> None:
+def merge_parquet_parts(parts: Sequence[Path], path: Path) -> None:
     """Write one Parquet file of several, a row group each, with types that hold all values."""
-    pa = arrow_module()
+    pa = import_pyarrow()
     schemas = [pa.parquet.read_schema(part) for part in parts]
     try:
         schema = pa.unify_schemas(schemas, promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise QuestionError(
+        raise InputError(
             f"{path}: Parquet holds one type a column: {error}; write .jsonl instead"
         ) from None
     with pa.parquet.ParquetWriter(path, schema) as whole:
@@ -311,7 +311,7 @@ def join_parts(parts: Sequence[Path], path: Path) -> None:
             whole.write_table(pa.table(columns, names=schema.names).cast(schema))
 
 
-def add_columns(
+def unused_column_names(
     names: Sequence[str], existing: Sequence[str], path: Path
 ) -> tuple[dict[str, str], list[str]]:
     """Return the names under which columns are added to a table, and notes on those that changed.

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
-from bertsmith.bundle import TaskBundle
-from bertsmith.errors import QuestionError
-from bertsmith.tasks.conll import Sentence
-from bertsmith.tasks.entities import entities
-from bertsmith.tasks.families import task_of
-from bertsmith.tasks.inputs import Counts
-from bertsmith.tasks.outputs import Compute, outputs
+from bertsmith.bundle import FineTunedBundle
+from bertsmith.errors import InputError
+from bertsmith.tasks.conll import TaggedSentence
+from bertsmith.tasks.entities import extract_entities
+from bertsmith.tasks.families import get_task_settings
+from bertsmith.tasks.inputs import ExampleCounts
+from bertsmith.tasks.outputs import ComputeOutputs, compute_outputs
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.tasks.tagging import Mapped, encode, tags_of
-from bertsmith.use.masked_lm import opened_task, windows
+from bertsmith.tasks.tagging import TokenAlignment, encode_examples, to_unit_tags
+from bertsmith.use.masked_lm import chunked, resolve_task_model
 
 #: Texts worked on at once: enough that like lengths meet.
 _WINDOW = 512
@@ -54,7 +54,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Tagged:
+class TaggedText:
     """A text, and the entities in it; or, of a model of plain tags, each word with its tag."""
 
     text: str
@@ -72,39 +72,41 @@ class TaggedUnits:
     probabilities: tuple[float | None, ...]
 
 
-def tag(model: TaskBundle | Path | str, texts: Sequence[str]) -> list[Tagged]:
+def tag(model: FineTunedBundle | Path | str, texts: Sequence[str]) -> list[TaggedText]:
     """Return the entities, or the tags, of each text, in their order. Nothing is cut off.
 
     Raises ModelError for a model that does not tag, QuestionError for an empty text.
     """
-    return list(tag_each(model, texts))
+    return list(iter_tagged_texts(model, texts))
 
 
-def tag_each(
-    model: TaskBundle | Path | str, texts: Iterable[str], compute: Compute = outputs
-) -> Iterator[Tagged]:
+def iter_tagged_texts(
+    model: FineTunedBundle | Path | str,
+    texts: Iterable[str],
+    compute: ComputeOutputs = compute_outputs,
+) -> Iterator[TaggedText]:
     """Yield what ``tag`` returns, for input without end. An error names the text's number."""
-    bundle = opened_task(model, "entities", "tags")
+    bundle = resolve_task_model(model, "entities", "tags")
     # Long texts come in windows, so that no word goes without a tag.
-    task = task_of(bundle, {"context": "document"})
-    for window in windows(_sentences(texts, task), _WINDOW):
+    task = get_task_settings(bundle, {"context": "document"})
+    for window in chunked(_sentences(texts, task), _WINDOW):
         yield from _tagged(bundle, task, window, compute)
 
 
 def tag_sentences(
-    bundle: TaskBundle,
-    sentences: Iterable[Sentence],
+    bundle: FineTunedBundle,
+    sentences: Iterable[TaggedSentence],
     *,
     task: TaskSettings | None = None,
-    compute: Compute = outputs,
+    compute: ComputeOutputs = compute_outputs,
 ) -> Iterator[TaggedUnits]:
     """Yield the tags of sentences that are split into units. Nothing is cut off.
 
     A model that was fine-tuned on sentences amid their document sees that around them, up to 4,096
     sentences of it. Raises ModelError for a model that does not tag.
     """
-    bundle = opened_task(bundle, "entities", "tags")
-    task = task or task_of(bundle)
+    bundle = resolve_task_model(bundle, "entities", "tags")
+    task = task or get_task_settings(bundle)
     if task.context == "sentence":
         sentences = (replace(one, document=number) for number, one in enumerate(sentences))
     task = task.model_copy(update={"context": "document"})
@@ -114,9 +116,9 @@ def tag_sentences(
             yield TaggedUnits(tuple(tags), tuple(known))
 
 
-def _document_windows(sentences: Iterable[Sentence]) -> Iterator[list[Sentence]]:
+def _document_windows(sentences: Iterable[TaggedSentence]) -> Iterator[list[TaggedSentence]]:
     """Yield whole documents, several at a time where they are short."""
-    window: list[Sentence] = []
+    window: list[TaggedSentence] = []
     for sentence in sentences:
         is_new = bool(window) and window[-1].document != sentence.document
         if (is_new and len(window) >= _WINDOW) or len(window) >= _LONGEST_DOCUMENT:
@@ -127,16 +129,16 @@ def _document_windows(sentences: Iterable[Sentence]) -> Iterator[list[Sentence]]
         yield window
 
 
-def _sentences(texts: Iterable[str], task: TaskSettings) -> Iterator[Sentence]:
+def _sentences(texts: Iterable[str], task: TaskSettings) -> Iterator[TaggedSentence]:
     for number, text in enumerate(texts, 1):
         where = f"text {number:,}"
-        yield Sentence(with_words(text, where), _units(text, task), None, number, where)
+        yield TaggedSentence(require_text(text, where), _units(text, task), None, number, where)
 
 
-def with_words(text: str, where: str) -> str:
+def require_text(text: str, where: str) -> str:
     """Return the text itself; QuestionError, which names ``where``, if it has no words."""
     if not text.strip():
-        raise QuestionError(f"{where} is empty; expected at least one word")
+        raise InputError(f"{where} is empty; expected at least one word")
     return text
 
 
@@ -147,17 +149,23 @@ def _units(text: str, task: TaskSettings) -> tuple[tuple[int, int], ...]:
 
 
 def _tagged(
-    bundle: TaskBundle, task: TaskSettings, examples: list[Sentence], compute: Compute
-) -> Iterator[Tagged]:
+    bundle: FineTunedBundle,
+    task: TaskSettings,
+    examples: list[TaggedSentence],
+    compute: ComputeOutputs,
+) -> Iterator[TaggedText]:
     for example, tags, shares in _predicted(bundle, task, examples, compute):
-        yield Tagged(example.text, tuple(_spans(example, tags, shares, bundle.head.kind)))
+        yield TaggedText(example.text, tuple(_spans(example, tags, shares, bundle.head.kind)))
 
 
 def _predicted(
-    bundle: TaskBundle, task: TaskSettings, examples: list[Sentence], compute: Compute
-) -> Iterator[tuple[Sentence, list[str], list[float]]]:
+    bundle: FineTunedBundle,
+    task: TaskSettings,
+    examples: list[TaggedSentence],
+    compute: ComputeOutputs,
+) -> Iterator[tuple[TaggedSentence, list[str], list[float]]]:
     """Yield each sentence with the tag of each unit and its probability, NaN without a token."""
-    inputs = encode(examples, bundle.tokenizer, bundle.head, task, Counts())
+    inputs = encode_examples(examples, bundle.tokenizer, bundle.head, task, ExampleCounts())
     logits = np.concatenate(compute(bundle.model, inputs)).astype(np.float64)
     shares = np.exp(logits - logits.max(-1, keepdims=True))
     shares /= shares.sum(-1, keepdims=True)
@@ -166,19 +174,24 @@ def _predicted(
     chosen = [labels[place] for place in likely]
     best = shares[np.arange(len(shares)), likely]
     first = 0
-    mapped: list[Mapped] = inputs.memo
-    for example, own, tags in zip(examples, mapped, tags_of(examples, mapped, chosen), strict=True):
-        sure = [float(best[first + slot]) if slot >= 0 else float("nan") for slot in own.slots]
-        first += len(own.asked)
+    mapped: list[TokenAlignment] = inputs.family_data
+    for example, own, tags in zip(
+        examples, mapped, to_unit_tags(examples, mapped, chosen), strict=True
+    ):
+        sure = [
+            float(best[first + slot]) if slot >= 0 else float("nan")
+            for slot in own.unit_predictions
+        ]
+        first += len(own.predicted_tokens)
         yield example, tags, sure
 
 
 def _spans(
-    example: Sentence, tags: Sequence[str], sure: Sequence[float], kind: str
+    example: TaggedSentence, tags: Sequence[str], sure: Sequence[float], kind: str
 ) -> Iterator[Span]:
     """Yield entities; or each word with its tag."""
     runs = (
-        [(one.start, one.end, one.label) for one in entities(tags)]
+        [(one.start, one.end, one.label) for one in extract_entities(tags)]
         if kind == "entities"
         else [(place, place + 1, tag) for place, tag in enumerate(tags)]
     )

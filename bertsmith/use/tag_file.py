@@ -8,35 +8,35 @@ from itertools import tee
 from pathlib import Path
 from typing import Any
 
-from bertsmith.bundle import TaskBundle
-from bertsmith.errors import QuestionError, TaskError
+from bertsmith.bundle import FineTunedBundle
+from bertsmith.errors import InputError, TaskError
 from bertsmith.files import check_new_file
-from bertsmith.progress import Progress, Silent
+from bertsmith.progress import NullProgress, Progress
 from bertsmith.tasks.conll import (
-    DOCUMENT,
+    DOCUMENT_MARKER,
     ROW_FORMATS,
     RawSentence,
-    Sentence,
-    read_sentences,
-    row_sentences,
-    sentence_format,
-    to_sentence,
+    TaggedSentence,
+    detect_sentence_format,
+    parse_sentence,
+    read_raw_sentences,
+    read_row_sentences,
 )
-from bertsmith.tasks.families import task_of
+from bertsmith.tasks.families import get_task_settings
 from bertsmith.tasks.inputs import BadExampleError
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.tables import TableSource, open_table
-from bertsmith.tasks.text_files import UTF8, table_format
-from bertsmith.use.masked_lm import windows
+from bertsmith.tasks.text_files import UTF8, detect_table_format
+from bertsmith.use.masked_lm import chunked
 from bertsmith.use.predict_table import DECIMALS, TableCounts
-from bertsmith.use.table_input import known_columns
+from bertsmith.use.table_input import find_columns
 from bertsmith.use.table_output import (
     Cells,
-    Layout,
-    add_columns,
-    open_output,
-    open_rows,
-    text_writer,
+    TableLayout,
+    create_text_writer,
+    open_row_writer,
+    open_text_output,
+    unused_column_names,
 )
 from bertsmith.use.tag import TaggedUnits, tag_sentences
 
@@ -50,11 +50,11 @@ PREDICTED = "Predicted"
 _WINDOW = 512
 
 #: A sentence as it stands in the file, as the model takes it, and its tags.
-_Item = tuple[RawSentence, Sentence | None, TaggedUnits | None]
+_Item = tuple[RawSentence, TaggedSentence | None, TaggedUnits | None]
 
 
 def tag_file(
-    bundle: TaskBundle,
+    bundle: FineTunedBundle,
     source: TableSource,
     out: Path | Callable[[str], object],
     *,
@@ -71,35 +71,35 @@ def tag_file(
     columns: fields of ``TaskSettings`` that are others than at training. With ``skip_bad`` a bad
     sentence stays without tags. Raises BertsmithError; then ``out`` is not there.
     """
-    form = source.format or sentence_format(source.path)
+    form = source.format or detect_sentence_format(source.path)
     is_json = as_json or form in ROW_FORMATS
     out_form = "jsonl"
     if isinstance(out, Path):
         check_new_file(out)
-        out_form = table_format(out) or "conll"
+        out_form = detect_table_format(out) or "conll"
         if form in ROW_FORMATS and out_form not in ROW_FORMATS:
-            raise QuestionError(f"{out}: expected a name that ends in .jsonl, .json or .parquet")
+            raise InputError(f"{out}: expected a name that ends in .jsonl, .json or .parquet")
         if out_form == "csv":
-            raise QuestionError(
+            raise InputError(
                 f"{out}: sentences are no table of CSV; expected a name that ends in .txt, "
                 ".conll, .conllu, .tsv, .jsonl, .json or .parquet"
             )
         is_json = out_form in ROW_FORMATS
     task, counts, progress = (
-        task_of(bundle, columns),
+        get_task_settings(bundle, columns),
         TableCounts(unit="sentence"),
-        progress or Silent(),
+        progress or NullProgress(),
     )
     progress.start("tagging", None, "sentences")
     try:
         with _open(source, form, task) as (known, raws):
             items = _tagged(bundle, task, source, raws, counts, progress, skip_bad=skip_bad)
             if is_json:
-                names, notes = add_columns(list(_COLUMNS), known, source.path)
+                names, notes = unused_column_names(list(_COLUMNS), known, source.path)
                 counts.notes += notes
                 counts.columns += names.values()
                 types = {names[name]: kind for name, kind in _COLUMNS.items()}
-                layout = Layout(out_form, [*known, *names.values()], types=types)
+                layout = TableLayout(out_form, [*known, *names.values()], types=types)
                 _write_rows(items, layout, names, out)
             else:
                 encoding = source.encoding if isinstance(out, Path) else UTF8
@@ -116,17 +116,17 @@ def _open(
 ) -> Iterator[tuple[list[str], Iterator[RawSentence]]]:
     """Yield the columns of rows, or those that CoNLL gets as JSON, and the sentences."""
     if form not in ROW_FORMATS:
-        yield ["tokens"], read_sentences(source, task, labelled=False, with_source=True)
+        yield ["tokens"], read_raw_sentences(source, task, labeled=False, with_source=True)
         return
     # A row that does not name its document is one by itself.
     task = task.model_copy(update={"context": "sentence"})
     with open_table(replace(source, format=form)) as table:
-        known, _, rows = known_columns(table, source)
-        yield known, row_sentences(rows, task, labelled=False)
+        known, _, rows = find_columns(table, source)
+        yield known, read_row_sentences(rows, task, labeled=False)
 
 
 def _tagged(
-    bundle: TaskBundle,
+    bundle: FineTunedBundle,
     task: TaskSettings,
     source: TableSource,
     raws: Iterator[RawSentence],
@@ -154,26 +154,26 @@ def _readable(
     counts: TableCounts,
     *,
     skip_bad: bool,
-) -> Iterator[tuple[RawSentence, Sentence | None]]:
+) -> Iterator[tuple[RawSentence, TaggedSentence | None]]:
     """Yield each sentence as it stands in the file and as the model takes it."""
     for raw in raws:
-        if not raw.units and raw.fault is None:
+        if not raw.units and raw.error is None:
             # What stands after the last sentence of CoNLL.
             yield raw, None
             continue
         try:
-            sentence = to_sentence(raw, path, task, None, labelled=False)
+            sentence = parse_sentence(raw, path, task, None, labeled=False)
         except BadExampleError as fault:
-            message = f"{fault.where or raw.where}: {fault}"
+            message = f"{fault.location or raw.location}: {fault}"
             if not skip_bad:
                 raise TaskError(
                     f"{message}; repair it, or go on without its tags with --skip-bad"
                 ) from None
-            counts.first = counts.first or message
-            if not raw.cells and not raw.source:
-                counts.left_out += 1
+            counts.first_problem = counts.first_problem or message
+            if not raw.cells and not raw.source_lines:
+                counts.unreadable += 1
                 continue
-            counts.empty += 1
+            counts.without_prediction += 1
             counts.rows += 1
             yield raw, None
         else:
@@ -182,18 +182,18 @@ def _readable(
 
 def _write_rows(
     items: Iterator[_Item],
-    layout: Layout,
+    layout: TableLayout,
     names: Mapping[str, str],
     out: Path | Callable[[str], object],
 ) -> None:
     rows = (_row(raw, tagged, names) for raw, _, tagged in items if raw.units or raw.cells)
-    batches = windows(rows, _WINDOW)
+    batches = chunked(rows, _WINDOW)
     if isinstance(out, Path):
-        with open_rows(out, layout) as writer:
+        with open_row_writer(out, layout) as writer:
             for batch in batches:
                 writer.append(batch)
         return
-    text = text_writer(out, layout)
+    text = create_text_writer(out, layout)
     for batch in batches:
         text.append(batch)
     text.finish()
@@ -213,7 +213,7 @@ def _write_lines(blocks: Iterator[str], out: Path | Callable[[str], object], enc
         for block in blocks:
             out(block)
         return
-    with open_output(out, encoding) as write:
+    with open_text_output(out, encoding) as write:
         for block in blocks:
             write(block)
 
@@ -221,15 +221,15 @@ def _write_lines(blocks: Iterator[str], out: Path | Callable[[str], object], enc
 def _lines(item: _Item, *, is_universal: bool, kind: str) -> str:
     """Return the lines of a sentence with its tags, and those between it and the one before."""
     raw, _, tagged = item
-    tags = tagged.tags if tagged else [_NO_TAG] * len(raw.lines)
-    by_line = dict(zip(raw.lines, tags, strict=True))
+    tags = tagged.tags if tagged else [_NO_TAG] * len(raw.line_numbers)
+    by_line = dict(zip(raw.line_numbers, tags, strict=True))
     lines = []
-    for number, line in enumerate(raw.source, raw.first_line):
+    for number, line in enumerate(raw.source_lines, raw.first_line):
         written = line
         if number in by_line:
             add = _with_field if is_universal else _with_column
             written = add(line, by_line[number])
-        elif not is_universal and line.split(maxsplit=1)[:1] == [DOCUMENT]:
+        elif not is_universal and line.split(maxsplit=1)[:1] == [DOCUMENT_MARKER]:
             # As many columns as other lines have.
             written = _with_column(line, "O" if kind == "entities" else "-X-")
         lines.append(f"{written}\n")

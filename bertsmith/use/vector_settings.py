@@ -37,7 +37,7 @@ class VectorSettings(Settings):
         return self
 
 
-def settings_of(layer: int | Sequence[int] | None = None, **said: Any) -> VectorSettings:
+def build_vector_settings(layer: int | Sequence[int] | None = None, **said: Any) -> VectorSettings:
     """Return settings from what is said; one layer, or several; None says nothing.
 
     Raises SettingsError.

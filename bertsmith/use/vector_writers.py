@@ -13,24 +13,24 @@ from typing import IO, Any, Protocol
 
 import numpy as np
 
-from bertsmith.errors import QuestionError
-from bertsmith.files import json_of, sync, write_json
+from bertsmith.errors import InputError
+from bertsmith.files import dump_json, sync, write_json
 from bertsmith.progress import Progress
 from bertsmith.use.embed import Floats, TokenVectors
-from bertsmith.use.nearest_neighbors import GRAPH, VECTORS, build
+from bertsmith.use.nearest_neighbors import GRAPH_FILE, VECTORS_FILE, build_graph
 from bertsmith.use.table_output import (
     Cells,
-    Layout,
-    arrow_module,
-    arrow_table,
-    join_parts,
-    json_row,
+    TableLayout,
+    import_pyarrow,
+    merge_parquet_parts,
+    to_arrow_table,
+    to_json_line,
 )
 
 #: What is made of some texts: float32 [n, W], or vectors of the tokens of each.
-Found = Floats | Sequence[TokenVectors]
+Vectors = Floats | Sequence[TokenVectors]
 #: Names of the parts of an index, beside those of its vectors.
-LINES, PLACES, ABOUT = "lines.txt", "places.npy", "index.json"
+LINES_FILE, OFFSETS_FILE, MANIFEST_FILE = "lines.txt", "places.npy", "index.json"
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,15 @@ class TableColumns:
     """The columns of a table, the names of those that are added, and its schema if it has one."""
 
     columns: Sequence[str]
-    names: Mapping[str, str]
+    added_names: Mapping[str, str]
     schema: Any = None
 
 
-class Sink(Protocol):
+class VectorWriter(Protocol):
     """What takes texts and their vectors."""
 
     def append(
-        self, texts: Sequence[str], found: Found, rows: Sequence[Cells] | None = None
+        self, texts: Sequence[str], found: Vectors, rows: Sequence[Cells] | None = None
     ) -> None:
         """Take some texts, one or more, with the rows of the table that they stand in, if any."""
 
@@ -63,7 +63,7 @@ class Sink(Protocol):
 def _opened(path: Path, place: int) -> IO[bytes]:
     """Open a file of which ``place`` bytes are good, and go on behind them."""
     if place and (not path.is_file() or path.stat().st_size < place):
-        raise QuestionError(
+        raise InputError(
             f"{path}: it is shorter than its run left it; remove {path.parent} and begin anew"
         )
     file = path.open("r+b" if place else "w+b")
@@ -77,7 +77,7 @@ def _flushed(file: IO[bytes]) -> None:
     os.fsync(file.fileno())
 
 
-class NpySink:
+class NpyWriter:
     """One array, float32 [n, W], as numpy.load reads it, mapped if need be."""
 
     def __init__(self, path: Path, width: int, place: int) -> None:
@@ -96,7 +96,7 @@ class NpySink:
         return written.getvalue()
 
     def append(
-        self, texts: Sequence[str], found: Found, rows: Sequence[Cells] | None = None
+        self, texts: Sequence[str], found: Vectors, rows: Sequence[Cells] | None = None
     ) -> None:
         """Write the vectors; the texts stay where they are."""
         assert isinstance(found, np.ndarray)
@@ -120,7 +120,7 @@ class NpySink:
             self._file.close()
 
 
-class JsonSink:
+class JsonlWriter:
     """A line of JSON a text: the text, its vector, or its tokens with theirs."""
 
     def __init__(self, path: Path, place: int, columns: TableColumns | None = None) -> None:
@@ -128,12 +128,12 @@ class JsonSink:
         self._file, self._columns = _opened(path, place), columns
 
     def append(
-        self, texts: Sequence[str], found: Found, rows: Sequence[Cells] | None = None
+        self, texts: Sequence[str], found: Vectors, rows: Sequence[Cells] | None = None
     ) -> None:
         """Write a line for each text."""
         for number, (text, own) in enumerate(zip(texts, found, strict=True)):
             row = None if rows is None else rows[number]
-            line = json_line(text, own, row, self._columns)
+            line = format_json_line(text, own, row, self._columns)
             self._file.write(line.encode() + b"\n")
 
     def commit(self) -> int:
@@ -150,7 +150,7 @@ class JsonSink:
             self._file.close()
 
 
-def json_line(
+def format_json_line(
     text: str,
     own: Floats | TokenVectors,
     row: Cells | None = None,
@@ -160,25 +160,25 @@ def json_line(
 
     row: the row of a table that the text stands in, whose columns come first.
     """
-    names = columns.names if columns else {}
-    start = json_of({"text": text}) if row is None else json_row(row)
+    names = columns.added_names if columns else {}
+    start = dump_json({"text": text}) if row is None else to_json_line(row)
     if isinstance(own, TokenVectors):
         parts = {"tokens": own.tokens, "ids": own.ids, "offsets": own.offsets}
-        told = json_of({names.get(name, name): value for name, value in parts.items()})
+        told = dump_json({names.get(name, name): value for name, value in parts.items()})
         vectors = ", ".join(map(_numbers, own.vectors))
-        key = json_of(names.get("vectors", "vectors"))
+        key = dump_json(names.get("vectors", "vectors"))
         return f"{start[:-1]}, {told[1:-1]}, {key}: [{vectors}]}}"
-    return f"{start[:-1]}, {json_of(names.get('vector', 'vector'))}: {_numbers(own)}}}"
+    return f"{start[:-1]}, {dump_json(names.get('vector', 'vector'))}: {_numbers(own)}}}"
 
 
 def _numbers(own: Floats) -> str:
     """Return a vector as JSON; nine digits tell any float32 exactly."""
     if not np.isfinite(own).all():
-        return json_of(own.tolist())
+        return dump_json(own.tolist())
     return f"[{', '.join(['%.9g'] * len(own)) % tuple(own.tolist())}]"
 
 
-class ParquetSink:
+class ParquetWriter:
     """A table with the columns text and vector, or text, tokens, ids, offsets and vectors.
 
     Instead of the text, the columns of the table that it stands in.
@@ -188,7 +188,7 @@ class ParquetSink:
 
     def __init__(self, path: Path, place: int, columns: TableColumns | None = None) -> None:
         """``place``: files that are there. columns: those of a table that the texts stand in."""
-        self._path, self._parts, self._arrow = path, place, arrow_module()
+        self._path, self._parts, self._arrow = path, place, import_pyarrow()
         self._table = columns
         self._folder = path.with_name(f"{path.name}.parts")
         self._folder.mkdir(exist_ok=True)
@@ -197,17 +197,17 @@ class ParquetSink:
         return self._folder / f"{number:06}.parquet"
 
     def append(
-        self, texts: Sequence[str], found: Found, rows: Sequence[Cells] | None = None
+        self, texts: Sequence[str], found: Vectors, rows: Sequence[Cells] | None = None
     ) -> None:
         """Write a file."""
         pa = self._arrow
         columns = {"text": pa.array(list(texts), pa.string())}
         names: Mapping[str, str] = {}
         if self._table is not None and rows is not None:
-            table = arrow_table(rows, Layout("parquet", self._table.columns,
+            table = to_arrow_table(rows, TableLayout("parquet", self._table.columns,
                                              schema=self._table.schema))  # fmt: skip
             columns = dict(zip(table.column_names, table.columns, strict=True))
-            names = self._table.names
+            names = self._table.added_names
         if isinstance(found, np.ndarray):
             added = {"vector": self._rows(found)}
         else:
@@ -241,28 +241,28 @@ class ParquetSink:
 
     def finish(self, progress: Progress) -> None:
         """Join the files, a row group each."""
-        join_parts(list(map(self._part, range(self._parts))), self._path)
+        merge_parquet_parts(list(map(self._part, range(self._parts))), self._path)
         sync(self._path)
 
     def close(self) -> None:
         """Do nothing: no file stays open."""
 
 
-class IndexSink:
+class IndexWriter:
     """A folder to be searched: the vectors, a graph of them, the lines, where each begins."""
 
     def __init__(self, path: Path, width: int, place: int, about: dict[str, Any]) -> None:
         """``place``: rows that are there. ``about``: which model makes vectors of questions."""
         path.mkdir(exist_ok=True)
         self._path, self._about = path, about
-        self._vectors = NpySink(path / VECTORS, width, place)
-        self._lines = (path / LINES).open("r+b" if place else "w+b")
+        self._vectors = NpyWriter(path / VECTORS_FILE, width, place)
+        self._lines = (path / LINES_FILE).open("r+b" if place else "w+b")
         for _ in range(place):
             self._lines.readline()
         self._lines.truncate(self._lines.tell())
 
     def append(
-        self, texts: Sequence[str], found: Found, rows: Sequence[Cells] | None = None
+        self, texts: Sequence[str], found: Vectors, rows: Sequence[Cells] | None = None
     ) -> None:
         """Write vectors and lines."""
         self._vectors.append(texts, found)
@@ -279,10 +279,10 @@ class IndexSink:
         self._vectors.finish(progress)
         self._lines.seek(0)
         sizes = np.fromiter(map(len, self._lines), np.int64, self._vectors.rows)
-        np.save(self._path / PLACES, np.append(0, np.cumsum(sizes)))
-        build(self._path, progress)
-        write_json(self._path / ABOUT, self._about)
-        for name in (PLACES, GRAPH):
+        np.save(self._path / OFFSETS_FILE, np.append(0, np.cumsum(sizes)))
+        build_graph(self._path, progress)
+        write_json(self._path / MANIFEST_FILE, self._about)
+        for name in (OFFSETS_FILE, GRAPH_FILE):
             sync(self._path / name)
 
     def close(self) -> None:

@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bertsmith.errors import SettingsError
-from bertsmith.interop.sentence_transformers import Dense, Mode, Pooling
+from bertsmith.interop.sentence_transformers import Dense, PoolingConfig, PoolingMode
 from bertsmith.model.bert import BertModel
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.packed import Packed
+from bertsmith.model.packed import PackedBatch
 from bertsmith.use.vector_settings import PoolingName, VectorSettings
 
 #: The words of this package -> sentence-transformers' own.
-_MODES: Final[dict[PoolingName, tuple[Mode, ...]]] = {
+_MODES: Final[dict[PoolingName, tuple[PoolingMode, ...]]] = {
     "mean": ("mean",), "max": ("max",), "mean-max": ("mean", "max"),
     "first": ("cls",), "last": ("lasttoken",), "pooled": (), "none": (),
     "mean_sqrt_len_tokens": ("mean_sqrt_len_tokens",), "weightedmean": ("weightedmean",),
@@ -29,33 +29,35 @@ _ONE_TOKEN: Final = ({"cls"}, {"lasttoken"})
 
 
 @dataclass(frozen=True)
-class Recipe:
+class VectorSpec:
     """The settings, worked out for one model.
 
-    states: which hidden states, 0 the embeddings, L the last layer. shares: of each in a sum, None
+    layer_indices: which hidden states, 0 the embeddings, L the last layer. shares: of each in a sum, None
     where they are joined. modes: those of pooling; none: the pooler's tanh, or a vector a token.
     """
 
-    states: tuple[int, ...]
-    shares: tuple[float, ...] | None
+    layer_indices: tuple[int, ...]
+    layer_weights: tuple[float, ...] | None
     pooling: Literal["modes", "pooled", "none"]
-    modes: tuple[Mode, ...]
-    after: tuple[Dense | Literal["normalize"], ...]
-    special: bool
+    modes: tuple[PoolingMode, ...]
+    postprocessing: tuple[Dense | Literal["normalize"], ...]
+    include_special_tokens: bool
     width: int
 
     @property
-    def depth(self) -> int:
+    def num_layers(self) -> int:
         """How many layers are computed."""
-        return max(self.states)
+        return max(self.layer_indices)
 
     @property
-    def one_token(self) -> bool:
+    def needs_one_token(self) -> bool:
         """Whether only one token of each text is looked at."""
         return self.pooling == "pooled" or set(self.modes) in _ONE_TOKEN
 
 
-def recipe_of(settings: VectorSettings, told: Pooling | None, config: ModelConfig) -> Recipe:
+def resolve_settings(
+    settings: VectorSettings, told: PoolingConfig | None, config: ModelConfig
+) -> VectorSpec:
     """Work the settings out for a model; ``told``: what its directory says of pooling, if it does.
 
     Raises SettingsError for layers that the model has not or that are named twice, and ModelError
@@ -68,10 +70,10 @@ def recipe_of(settings: VectorSettings, told: Pooling | None, config: ModelConfi
     shares = settings.weights or None
     if settings.combine == "mean":
         shares = (1 / len(states),) * len(states)
-    plain = Pooling()
+    plain = PoolingConfig()
     kept = told if told is not None and settings.pooling is None else plain
     modes = kept.modes if settings.pooling is None else _MODES[settings.pooling]
-    after = kept.after
+    after = kept.post_modules
     if settings.normalize is not None:
         after = tuple(own for own in after if own != "normalize")
         after = (*after, "normalize") if settings.normalize else after
@@ -82,8 +84,8 @@ def recipe_of(settings: VectorSettings, told: Pooling | None, config: ModelConfi
             '"pooled", or take pooling "first"'
         )
     width = config.width * (len(states) if shares is None else 1)
-    whole = Pooling(modes=modes or ("mean",), after=after).width(width)
-    return Recipe(states, shares, pooling, modes, after, settings.special, whole)
+    whole = PoolingConfig(modes=modes or ("mean",), post_modules=after).output_width(width)
+    return VectorSpec(states, shares, pooling, modes, after, settings.special, whole)
 
 
 def _state(layer: int, layers: int) -> int:
@@ -95,10 +97,10 @@ def _state(layer: int, layers: int) -> int:
     return layer if layer >= 0 else layers + 1 + layer
 
 
-def vectors(
+def compute_vectors(
     encoder: BertModel,
-    packed: Packed,
-    recipe: Recipe,
+    packed: PackedBatch,
+    recipe: VectorSpec,
     pooler: Callable[[Tensor], Tensor] | None = None,
 ) -> list[Tensor] | Tensor:
     """Return float32 [B, W], a vector a text; without pooling one float32 [S_b, W] for each.
@@ -106,17 +108,17 @@ def vectors(
     No layer above the highest that is asked for is computed. ``pooler``: for "pooled".
     """
     places = None
-    if recipe.one_token and len(recipe.states) == 1:
+    if recipe.needs_one_token and len(recipe.layer_indices) == 1:
         first = recipe.pooling == "pooled" or "cls" in recipe.modes
-        places = packed.starts if first else packed.boundaries[1:].long() - 1
+        places = packed.first_token_indices if first else packed.cu_seqlens[1:].long() - 1
     mixed = _mixed(encoder, packed, recipe, places)
     if recipe.pooling == "pooled":
         assert pooler is not None
         mixed = pooler(mixed)
     if places is not None:
         return _finished(mixed, recipe)
-    parts: Sequence[Tensor] = mixed.split(packed.boundaries.diff().tolist())  # type: ignore[no-untyped-call]
-    if not recipe.special:
+    parts: Sequence[Tensor] = mixed.split(packed.cu_seqlens.diff().tolist())  # type: ignore[no-untyped-call]
+    if not recipe.include_special_tokens:
         # A text without a word keeps its [CLS] and [SEP]: a mean of nothing is none.
         parts = tuple(own[1:-1] if len(own) > 2 else own for own in parts)
     if recipe.pooling == "none":
@@ -125,29 +127,31 @@ def vectors(
     return _finished(torch.stack(joined), recipe)
 
 
-def _mixed(encoder: BertModel, packed: Packed, recipe: Recipe, places: Tensor | None) -> Tensor:
+def _mixed(
+    encoder: BertModel, packed: PackedBatch, recipe: VectorSpec, places: Tensor | None
+) -> Tensor:
     """Return what is pooled, float32 [T, W], or [M, W] at ``places``."""
     found: dict[int, Tensor] = {}
-    states = encoder.hidden_states(packed, None, places, recipe.depth)
+    states = encoder.hidden_states(packed, None, places, recipe.num_layers)
     for number, state in enumerate(states):
-        if number in recipe.states:
+        if number in recipe.layer_indices:
             if number == 0 and places is not None:
                 # The embeddings are computed for all tokens.
                 state = state.index_select(0, places)  # noqa: PLW2901
             found[number] = state.float()
-        if number == recipe.depth:
+        if number == recipe.num_layers:
             break
-    chosen = [found[number] for number in recipe.states]
-    if recipe.shares is None:
+    chosen = [found[number] for number in recipe.layer_indices]
+    if recipe.layer_weights is None:
         return torch.cat(chosen, -1) if len(chosen) > 1 else chosen[0]
-    return torch.stack([share * own for share, own in zip(recipe.shares, chosen, strict=True)]).sum(
-        0
-    )
+    return torch.stack(
+        [share * own for share, own in zip(recipe.layer_weights, chosen, strict=True)]
+    ).sum(0)
 
 
-def _finished(x: Tensor, recipe: Recipe) -> Tensor:
+def _finished(x: Tensor, recipe: VectorSpec) -> Tensor:
     """Apply what follows pooling: [..., D'] -> [..., W]."""
-    for after in recipe.after:
+    for after in recipe.postprocessing:
         if after == "normalize":
             x = F.normalize(x, dim=-1)
         else:
@@ -163,7 +167,7 @@ def _weighted(own: Tensor) -> Tensor:
 
 
 #: What each mode makes of the hidden states of one text: [S, D] -> [D].
-_POOLED: Final[dict[Mode, Callable[[Tensor], Tensor]]] = {
+_POOLED: Final[dict[PoolingMode, Callable[[Tensor], Tensor]]] = {
     "cls": lambda own: own[0],
     "max": lambda own: own.amax(0),
     "mean": lambda own: own.mean(0),

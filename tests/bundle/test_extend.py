@@ -9,46 +9,46 @@ import torch
 from transformers import AutoModelForPreTraining, AutoTokenizer, BertForTokenClassification
 
 from bertsmith import bundle
-from bertsmith.bundle import Bundle, Head, TaskBundle
-from bertsmith.bundle.extend import extend
+from bertsmith.bundle import FineTunedBundle, HeadConfig, PretrainedBundle
+from bertsmith.bundle.extend import extend_vocabulary as extend
 from bertsmith.errors import ModelError
-from bertsmith.model.bert import PreTrainingModel
+from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import FeatureSettings
-from bertsmith.model.packed import Packed, pack
-from bertsmith.text.tokenizer_spec import SPECIAL, Recipe
-from bertsmith.text.vocabulary_extension import extended
+from bertsmith.model.packed import PackedBatch, pack_sequences
+from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
+from bertsmith.text.vocabulary_extension import extend_vocabulary
 from bertsmith.text.wordpiece import Tokenizer
-from tests.model.examples import primes
+from tests.model.examples import prime_config
 
 #: "river" stands on two lines.
 PIECES = "river the ferry ##man ##men 한 ##국 ##어 river cross ##es ."
-WORDS = (*SPECIAL, *PIECES.split())
+WORDS = (*SPECIAL_TOKENS, *PIECES.split())
 NEW = ("ferryman", "한국어", "##manmen", "zz")
 #: Words of the old vocabulary only.
 OLD_TEXT = "the river crosses the ferry . 한"
 
 
-def made(folder: Path, spare: int = 0) -> Bundle:
+def made(folder: Path, spare: int = 0) -> PretrainedBundle:
     """Save and load a random pre-trained model; ``spare``: rows beyond the vocabulary."""
     torch.manual_seed(11)
-    model = PreTrainingModel(primes(vocab_size=len(WORDS) + spare, init_range=0.3))
+    model = BertForPreTraining(prime_config(vocab_size=len(WORDS) + spare, init_range=0.3))
     with torch.no_grad():
         model.mlm.decoder.bias.normal_()
-    bundle.save(folder, model, Tokenizer(Recipe(vocab=WORDS)), {"recipe": "fast"})
+    bundle.save(folder, model, Tokenizer(TokenizerSpec(vocab=WORDS)), {"recipe": "fast"})
     return bundle.load(folder)
 
 
-def packed_of(tokenizer: Tokenizer, text: str) -> Packed:
+def packed_of(tokenizer: Tokenizer, text: str) -> PackedBatch:
     """Return one text as a model takes it."""
     ids = [tokenizer.cls_id, *tokenizer.encode(text), tokenizer.sep_id]
-    return pack([(ids, [0] * len(ids))])
+    return pack_sequences([(ids, [0] * len(ids))])
 
 
 def grown(found: Any, folder: Path) -> Any:
     """Extend a model by NEW, write it, and return what is read back."""
-    new = extend(found, extended(found.tokenizer, NEW), "words.txt")
-    bundle.save_either(folder, new)
-    return bundle.load_either(folder)
+    new = extend(found, extend_vocabulary(found.tokenizer, NEW), "words.txt")
+    bundle.save_model(folder, new)
+    return bundle.load_model(folder)
 
 
 def test_a_new_row_is_the_mean_of_its_pieces(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_new_row_is_the_mean_of_its_pieces(tmp_path: Path) -> None:
     ):
         assert torch.equal(after[: len(WORDS)], before)
         for word, parts in zip(NEW, pieces, strict=True):
-            rows = torch.stack([before[old.tokenizer.id(part)] for part in parts.split()])
+            rows = torch.stack([before[old.tokenizer.token_to_id(part)] for part in parts.split()])
             torch.testing.assert_close(after[new.tokenizer.id(word)], rows.mean(0))
     assert new.model.mlm.decoder.weight is new.model.bert.embeddings.words.weight
     assert new.config.vocab_size == len(WORDS) + len(NEW)
@@ -107,25 +107,27 @@ def test_transformers_loads_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("head", "features"),
     [
-        (Head("single", ("bad", "good")), None),
-        (Head("entities", ("O", "B-X", "I-X")), None),
-        (Head("span"), None),
-        (Head("choice"), None),
-        (Head("tags", ("N", "V")), FeatureSettings(layers="last", width=7)),
+        (HeadConfig("single", ("bad", "good")), None),
+        (HeadConfig("entities", ("O", "B-X", "I-X")), None),
+        (HeadConfig("span"), None),
+        (HeadConfig("choice"), None),
+        (HeadConfig("tags", ("N", "V")), FeatureSettings(layers="last", width=7)),
     ],
     ids=["single", "entities", "span", "choice", "features"],
 )
 @torch.no_grad()
 def test_a_task_keeps_its_head(
-    tmp_path: Path, head: Head, features: FeatureSettings | None
+    tmp_path: Path, head: HeadConfig, features: FeatureSettings | None
 ) -> None:
     """Labels, kind and what the model says of text without new words stay, bit for bit."""
     torch.manual_seed(13)
-    model = head.model(primes(vocab_size=len(WORDS), init_range=0.3), features).eval()
-    bundle.save_task(tmp_path / "old", model, Tokenizer(Recipe(vocab=WORDS)), head, {"task": "x"})
-    old = bundle.load_either(tmp_path / "old")
+    model = head.build_model(prime_config(vocab_size=len(WORDS), init_range=0.3), features).eval()
+    bundle.save_fine_tuned(
+        tmp_path / "old", model, Tokenizer(TokenizerSpec(vocab=WORDS)), head, {"task": "x"}
+    )
+    old = bundle.load_model(tmp_path / "old")
     new = grown(old, tmp_path / "new")
-    assert isinstance(new, TaskBundle)
+    assert isinstance(new, FineTunedBundle)
     assert new.head == head
     assert new.info["task"] == "x"
     before, after = packed_of(old.tokenizer, OLD_TEXT), packed_of(new.tokenizer, OLD_TEXT)
@@ -143,7 +145,7 @@ def test_rows_to_spare_are_taken_first(tmp_path: Path) -> None:
         new = grown(old, tmp_path / f"new{spare}")
         assert new.config.vocab_size == size
         table = new.model.bert.embeddings.words.weight
-        rows = [old.tokenizer.id("ferry"), old.tokenizer.id("##man")]
+        rows = [old.tokenizer.token_to_id("ferry"), old.tokenizer.token_to_id("##man")]
         expected = old.model.bert.embeddings.words.weight[rows].mean(0)
         torch.testing.assert_close(table[len(WORDS)], expected)
 
@@ -151,8 +153,8 @@ def test_rows_to_spare_are_taken_first(tmp_path: Path) -> None:
 def test_extensions_are_told_in_the_directory(tmp_path: Path) -> None:
     """bertsmith.json names each one, beside what was there; the hash is the new tokenizer's."""
     new = grown(made(tmp_path / "old"), tmp_path / "new")
-    again = extend(new, extended(new.tokenizer, ["rivers"]), "more.txt")
-    bundle.save_either(tmp_path / "again", again)
+    again = extend(new, extend_vocabulary(new.tokenizer, ["rivers"]), "more.txt")
+    bundle.save_model(tmp_path / "again", again)
     info = bundle.load(tmp_path / "again").info
     assert info["recipe"] == "fast"
     assert info["extended"] == [
@@ -165,6 +167,6 @@ def test_extensions_are_told_in_the_directory(tmp_path: Path) -> None:
 def test_words_chosen_for_another_vocabulary_are_refused(tmp_path: Path) -> None:
     """The pieces' ids would be other words' rows."""
     old = made(tmp_path / "old")
-    other = Tokenizer(Recipe(vocab=(*SPECIAL, "the", *WORDS[6:])))
+    other = Tokenizer(TokenizerSpec(vocab=(*SPECIAL_TOKENS, "the", *WORDS[6:])))
     with pytest.raises(ModelError, match="another vocabulary"):
-        extend(replace(old), extended(other, ["ferries"]))
+        extend(replace(old), extend_vocabulary(other, ["ferries"]))

@@ -16,21 +16,27 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertForMaskedLM, 
 
 from bertsmith import bundle, fill
 from bertsmith.errors import ModelError, TokenizerError
-from bertsmith.model.bert import PreTrainingModel
+from bertsmith.model.bert import BertForPreTraining as PreTrainingModel
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.packed import pack
-from tests.model.examples import Example, example, primes, shaken, tokenizer_of
+from bertsmith.model.packed import pack_sequences
+from tests.model.examples import (
+    PreTrainingBatch,
+    make_tokenizer,
+    prime_config,
+    random_batch,
+    randomize_weights,
+)
 
 
 def written(directory: Path, **changes: Any) -> PreTrainingModel:
     """Write a model directory of a random model, and return the model."""
-    config = primes(**changes)
-    model = shaken(PreTrainingModel(config)).eval()
-    bundle.save(directory, model, tokenizer_of(config.vocab_size), {"recipe": "none"})
+    config = prime_config(**changes)
+    model = randomize_weights(PreTrainingModel(config)).eval()
+    bundle.save(directory, model, make_tokenizer(config.vocab_size), {"recipe": "none"})
     return model
 
 
-def logits(model: PreTrainingModel, batch: Example) -> tuple[Tensor, Tensor | None]:
+def logits(model: PreTrainingModel, batch: PreTrainingBatch) -> tuple[Tensor, Tensor | None]:
     """Return the logits of every word, and of the next sentence if the model has that head."""
     with torch.no_grad():
         hidden = model.bert(batch.packed)
@@ -58,7 +64,7 @@ def test_what_is_saved_is_loaded(changes: dict[str, Any], tmp_path: Path) -> Non
     model = written(tmp_path / "model", **changes)
     found = bundle.load(tmp_path / "model")
     assert found.config == model.config
-    assert found.tokenizer.hash == tokenizer_of(101).hash
+    assert found.tokenizer.hash == make_tokenizer(101).hash
     assert found.info["recipe"] == "none"
     assert not found.model.training
     state = found.model.state_dict()
@@ -126,7 +132,7 @@ def test_a_fresh_transformers_reads_it(tmp_path: Path) -> None:
     assert done.stderr.rpartition("START")[2].strip() == ""
     results = json.loads(done.stdout)
     assert [result["class"] for result in results] == ["BertForPreTraining", "BertForMaskedLM"]
-    tokenizer = tokenizer_of(101)
+    tokenizer = make_tokenizer(101)
     a, b = (tokenizer.encode(text) for text in ("word3 word7 word0", "word95 nothing"))
     ids = [tokenizer.cls_id, *a, tokenizer.sep_id, *b, tokenizer.sep_id]
     segments = [0] * (len(a) + 2) + [1] * (len(b) + 1)
@@ -135,7 +141,7 @@ def test_a_fresh_transformers_reads_it(tmp_path: Path) -> None:
         assert (result["longest"], result["pad"]) == (43, 0)
         assert (result["ids"], result["segments"]) == (ids, segments)
         with torch.no_grad():
-            expected = model.mlm(model.bert(pack([(ids, segments)])))
+            expected = model.mlm(model.bert(pack_sequences([(ids, segments)])))
         torch.testing.assert_close(torch.tensor(result["logits"]), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -162,14 +168,14 @@ def test_what_transformers_writes_is_loaded(kind: Any, activation: str, tmp_path
         for weight in theirs.parameters():
             weight.add_(0.1 * torch.randn_like(weight))
     theirs.save_pretrained(tmp_path)
-    tokenizer_of(101).save(tmp_path)
+    make_tokenizer(101).save(tmp_path)
     (tmp_path / "bertsmith.json").unlink()
     found = bundle.load(tmp_path)
     assert found.config.nsp == (kind is BertForPreTraining)
     assert found.config.dropout == 0.17
     assert found.config.attention_dropout == 0.0
     assert found.config.norm_eps == 1e-7
-    batch = example(found.config, (17,))
+    batch = random_batch(found.config, (17,))
     words, pairs = logits(found.model, batch)
     with torch.no_grad():
         output = theirs(batch.packed.ids[None], token_type_ids=batch.packed.segments[None])
@@ -201,11 +207,11 @@ def test_what_plain_bert_cannot_say_is_refused(changes: dict[str, Any], tmp_path
 def test_a_model_of_the_next_word_is_written_and_fills_no_mask(tmp_path: Path) -> None:
     """It has the head that the files are to have, and would answer another question."""
     written(tmp_path / "left", attention="causal", nsp=False)
-    file = tmp_path / "left" / bundle.INFO
+    file = tmp_path / "left" / bundle.INFO_FILE
     told = json.loads(file.read_text())
     told["provenance"] = {"settings": {"data": {"objective": "left-to-right"}}}
     file.write_text(json.dumps(told))
-    bundle.save_either(tmp_path / "again", bundle.load(tmp_path / "left"))
+    bundle.save_model(tmp_path / "again", bundle.load(tmp_path / "left"))
     with pytest.raises(ModelError, match="it says the next word, not a masked one"):
         fill(tmp_path / "again", "a [MASK]")
 
@@ -214,7 +220,7 @@ def test_sinusoidal_positions_just_work(tmp_path: Path) -> None:
     """A sinusoidal table is a position table: transformers loads it, with the same numbers."""
     model = written(tmp_path / "model", positions="sinusoidal")
     theirs = BertForPreTraining.from_pretrained(tmp_path / "model").eval()
-    batch = example(model.config, (31,))
+    batch = random_batch(model.config, (31,))
     words, _ = logits(model, batch)
     with torch.no_grad():
         output = theirs(batch.packed.ids[None], token_type_ids=batch.packed.segments[None])
@@ -224,9 +230,9 @@ def test_sinusoidal_positions_just_work(tmp_path: Path) -> None:
 
 def test_the_tokenizer_is_the_same_in_transformers(tmp_path: Path) -> None:
     """[PAD] has the tokenizer's id in config.json, wherever the vocabulary has it."""
-    plain = tokenizer_of(101)
-    turned = type(plain)(type(plain.recipe)(vocab=plain.vocab[::-1]))
-    bundle.save(tmp_path / "model", PreTrainingModel(primes()), turned, {})
+    plain = make_tokenizer(101)
+    turned = type(plain)(type(plain.spec)(vocab=plain.vocab[::-1]))
+    bundle.save(tmp_path / "model", PreTrainingModel(prime_config()), turned, {})
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert config["pad_token_id"] == turned.pad_id == 100
     theirs = AutoTokenizer.from_pretrained(tmp_path / "model")
@@ -265,9 +271,9 @@ def without(name: str) -> Callable[[Path], None]:
 
 def shorter_vocabulary(directory: Path) -> None:
     """Let config and weights know fewer words than the tokenizer."""
-    config = primes(vocab_size=97)
+    config = prime_config(vocab_size=97)
     other = directory.parent / "other"
-    bundle.save(other, PreTrainingModel(config), tokenizer_of(97), {})
+    bundle.save(other, PreTrainingModel(config), make_tokenizer(97), {})
     for name in ("config.json", "model.safetensors"):
         shutil.copy(other / name, directory / name)
 
@@ -364,7 +370,7 @@ def test_a_failed_save_loses_nothing(
     """Where saving fails, at any step, what stood there before still stands, whole and alone."""
     model = written(tmp_path / "model")
     before = {file.name: file.read_bytes() for file in (tmp_path / "model").iterdir()}
-    tokenizer = tokenizer_of(101)
+    tokenizer = make_tokenizer(101)
     rename = Path.replace
 
     def fail(*_: Any, **__: Any) -> None:
@@ -382,7 +388,7 @@ def test_a_failed_save_loses_nothing(
     else:
         monkeypatch.setattr(bundle.pretrained, place, fail)
     with pytest.raises(OSError, match="no space left"):
-        bundle.save(tmp_path / "model", shaken(model, seed=1), tokenizer, {})
+        bundle.save(tmp_path / "model", randomize_weights(model, seed=1), tokenizer, {})
     assert {file.name: file.read_bytes() for file in (tmp_path / "model").iterdir()} == before
     assert [file.name for file in tmp_path.iterdir()] == ["model"]
 
@@ -394,7 +400,7 @@ def test_names_on_disk_are_all_different() -> None:
     theirs = [name for group in names.values() for name in group]
     assert len(theirs) == len(set(theirs))
     assert {len(group) for group in names.values()} == {1, 3}
-    found = bundle.to_disk(model.state_dict())
+    found = bundle.to_hf_state_dict(model.state_dict())
     assert sum(value.numel() for value in found.values()) == sum(
         value.numel() for value in model.parameters()
     )

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from bertsmith.bundle import save_tensors, tensor_files
-from bertsmith.files import whole_directory
+from bertsmith.files import atomic_directory
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
@@ -37,7 +37,7 @@ def test_full_disk_is_an_os_error_with_a_name(
     monkeypatch.setattr(tensor_files, "save_file", fail)
     with (
         pytest.raises(OSError, match="No space left") as caught,
-        whole_directory(tmp_path / "model") as directory,
+        atomic_directory(tmp_path / "model") as directory,
     ):
         save_tensors({"a": torch.ones(3)}, directory / "model.safetensors")
     assert caught.value.errno == errno.ENOSPC

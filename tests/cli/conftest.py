@@ -11,10 +11,10 @@ import torch
 
 from bertsmith import bundle
 from bertsmith.cli.main import main
-from bertsmith.model.bert import PreTrainingModel
+from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.text.wordpiece_trainer import train
+from bertsmith.text.wordpiece_trainer import train_wordpiece
 
 SENTENCES = [
     "The ferry crossed the river twice a day, in the morning and in the evening.",
@@ -65,7 +65,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture(scope="session")
 def words() -> Tokenizer:
     """A vocabulary learnt from three sentences."""
-    return train(iter(SENTENCES * 3), 181)
+    return train_wordpiece(iter(SENTENCES * 3), 181)
 
 
 def save_model(directory: Path, words: Tokenizer, *, nsp: bool = True) -> Path:
@@ -81,7 +81,7 @@ def save_model(directory: Path, words: Tokenizer, *, nsp: bool = True) -> Path:
         init_range=0.3,
         nsp=nsp,
     )
-    bundle.save(directory, PreTrainingModel(config), words, {"recipe": "fast"})
+    bundle.save(directory, BertForPreTraining(config), words, {"recipe": "fast"})
     return directory
 
 

@@ -18,7 +18,7 @@ def other(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
     with torch.no_grad():
         found.model.state_dict()["mlm.decoder.bias"] += 0.001
     folder = tmp_path_factory.mktemp("compare") / "other"
-    bundle.save_either(folder, found)
+    bundle.save_model(folder, found)
     return folder
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from bertsmith.cli.embed import line_count
+from bertsmith.cli.embed import count_lines
 from bertsmith.use.embed import Embedder
 from bertsmith.use.search import search
 from tests.cli.conftest import SENTENCES
@@ -157,14 +157,14 @@ def test_ctrl_c_says_how_to_go_on(model: Path, tmp_path: Path) -> None:
 
 def test_lines_of_a_plain_file_are_counted(tmp_path: Path, lines: Path) -> None:
     """The progress bar's total: with or without a last line's end; nothing of what is packed."""
-    assert line_count(str(lines)) == 5
+    assert count_lines(str(lines)) == 5
     lines.write_text(lines.read_text() + "\n")
-    assert line_count(str(lines)) == 5
+    assert count_lines(str(lines)) == 5
     (tmp_path / "empty").touch()
-    assert line_count(str(tmp_path / "empty")) == 0
+    assert count_lines(str(tmp_path / "empty")) == 0
     (tmp_path / "packed").write_bytes(gzip.compress(b"a\nb\n"))
-    assert line_count(str(tmp_path / "packed")) is line_count("-") is None
-    assert line_count(str(tmp_path / "nowhere")) is None
+    assert count_lines(str(tmp_path / "packed")) is count_lines("-") is None
+    assert count_lines(str(tmp_path / "nowhere")) is None
 
 
 def test_similar_prints_distances(run: Run, model: Path, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from bertsmith.cli import failures, streams
+from bertsmith.cli import error_messages as failures
+from bertsmith.cli import streams
 from bertsmith.data.store import Store
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.version import __version__
@@ -57,7 +58,7 @@ def test_each_failure_has_one_line_and_a_status(
     error: Exception, parts: tuple[str, ...], status: int
 ) -> None:
     """Whatever goes wrong is explained on one line; only a bug exits with 1."""
-    message, code = failures.explain(error)
+    message, code = failures.explain_error(error)
     assert code == status
     assert message.startswith("error: ")
     assert "\n" not in message
@@ -74,7 +75,7 @@ def test_bug_is_one_line_without_debug(
         raise KeyError("seqlen")
 
     (tmp_path / "a.txt").write_text("Text.\n")
-    monkeypatch.setattr("bertsmith.text.corpus.read", fail)
+    monkeypatch.setattr("bertsmith.text.corpus.read_documents", fail)
     done = run("corpus", "stats", tmp_path / "a.txt")
     assert done.status == 1
     assert done.err.count("\n") == 1
@@ -184,7 +185,7 @@ def test_output_has_an_encoding_that_holds_everything(monkeypatch: pytest.Monkey
             monkeypatch.setenv("PYTHONIOENCODING", choice)
         target = io.BytesIO()
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(target, encoding="ascii"))
-        streams.prepare()
+        streams.configure_streams()
         sys.stdout.write("…\udcff")
         sys.stdout.flush()
         assert target.getvalue() == expected

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from bertsmith.bundle import INFO, WEIGHTS, Head, save_task
-from bertsmith.cli.console import put_json
+from bertsmith.bundle import INFO_FILE, WEIGHTS_FILE, HeadConfig, save_fine_tuned
+from bertsmith.cli.console import print_json
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.train.finetuning.finetune import Tuned, finetune
-from bertsmith.train.finetuning.sweep import Several
+from bertsmith.train.finetuning.finetune import FinetuneResult, finetune
+from bertsmith.train.finetuning.sweep import SweepResult
 
 Run = Callable[..., Any]
 
@@ -216,7 +216,7 @@ def test_a_terminal_is_answered_at_once(
         done.append(written.getvalue())
         yield "the river"
 
-    monkeypatch.setattr("bertsmith.cli.model_options.lines_of", typed)
+    monkeypatch.setattr("bertsmith.cli.model_options.read_lines", typed)
     monkeypatch.setattr(sys, "stdout", written)
     assert run("predict", tuned, "--input", "-", terminal=True).status == 0
     assert done[0].endswith("\tthe anvil\n")
@@ -271,12 +271,12 @@ def test_several_labels_come_with_their_probabilities(
     """Those above one half, in the order of their probabilities, which the JSON has too."""
     config = ModelConfig(vocab_size=words.vocab_size, layers=1, width=22, heads=2, feed_forward=31,
                          max_positions=43)  # fmt: skip
-    head = Head("multi", ("a", "b", "c"))
-    model = head.model(config)
+    head = HeadConfig("multi", ("a", "b", "c"))
+    model = head.build_model(config)
     with torch.no_grad():
         model.get_parameter("output.weight").zero_()
         model.get_parameter("output.bias").copy_(torch.tensor([1.0, -1.0, 2.0]))
-    save_task(tmp_path / "m", model, words, head, {})
+    save_fine_tuned(tmp_path / "m", model, words, head, {})
     assert run("predict", tmp_path / "m", "an anvil").out == "c|a\t0.8808|0.7311\tan anvil\n"
 
 
@@ -284,9 +284,9 @@ def test_a_classifier_of_others_is_evaluated(run: Run, words: Tokenizer, tmp_pat
     """It says nothing of columns: they are named, and so is that there is no header."""
     config = ModelConfig(vocab_size=words.vocab_size, layers=1, width=22, heads=2, feed_forward=31,
                          max_positions=43)  # fmt: skip
-    head = Head("single", ("loud", "still"))
-    save_task(tmp_path / "m", head.model(config), words, head, {})
-    (tmp_path / "m" / INFO).unlink()
+    head = HeadConfig("single", ("loud", "still"))
+    save_fine_tuned(tmp_path / "m", head.build_model(config), words, head, {})
+    (tmp_path / "m" / INFO_FILE).unlink()
     (tmp_path / "t.csv").write_text("id,line,other,mood\n1,the anvil,rings,loud\n")
     given = ("evaluate", tmp_path / "m", "--data", tmp_path / "t.csv", "--json")
     done = run(*given, "--text", "line", "--pair", "other", "--label", "mood")
@@ -304,7 +304,7 @@ def test_a_classifier_of_others_is_evaluated(run: Run, words: Tokenizer, tmp_pat
 
 def test_json_on_stdout_knows_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
     """A correlation with a constant is null there, so that any reader takes the line."""
-    put_json({"spearman": math.nan, "all": [1.5, -math.inf]})
+    print_json({"spearman": math.nan, "all": [1.5, -math.inf]})
     assert capsys.readouterr().out == '{"spearman": null, "all": [1.5, null]}\n'
 
 
@@ -357,9 +357,9 @@ def test_several_that_are_stopped_say_where(
     run: Run, model: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As JSON too: which run, after how many of its steps; and the status of the signal."""
-    at = Tuned(tmp_path / "seed-1", None, signal.SIGTERM, 3, 9, ["accuracy"], {}, {}, 1.0)
-    whole = Several(tmp_path, [], None, None, at)
-    monkeypatch.setattr("bertsmith.train.finetuning.sweep.finetune_several", lambda *_, **__: whole)
+    at = FinetuneResult(tmp_path / "seed-1", None, signal.SIGTERM, 3, 9, ["accuracy"], {}, {}, 1.0)
+    whole = SweepResult(tmp_path, [], None, None, at)
+    monkeypatch.setattr("bertsmith.train.finetuning.sweep.run_sweep", lambda *_, **__: whole)
     done = run("finetune", "classify", "--model", model, "--data", table, "--seeds", 2, "--json",
                "--out", tmp_path / "runs")  # fmt: skip
     assert done.status == 128 + signal.SIGTERM
@@ -374,7 +374,7 @@ def test_a_model_that_is_gone_is_written_again(run: Run, model: Path, table: Pat
     own = ["finetune", "classify", "--model", model, "--data", table, "--text", "line", "--label",
            "mood", "--epochs", 1, "--set", "run.threads=1", "--out", tmp_path / "run"]  # fmt: skip
     assert run(*own).status == 0
-    weights = tmp_path / "run" / "model" / WEIGHTS
+    weights = tmp_path / "run" / "model" / WEIGHTS_FILE
     before = weights.read_bytes()
     shutil.rmtree(tmp_path / "run" / "model")
     assert run(*own).status == 0

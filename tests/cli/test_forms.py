@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertsmith.bundle import Head, load, load_task
-from bertsmith.interop.tensorflow.writing import write_bundle
-from bertsmith.model.packed import pack
-from tests.interop.conftest import DATA, write_beside
+from bertsmith.bundle import HeadConfig, load, load_fine_tuned
+from bertsmith.interop.tensorflow.writing import write_checkpoint
+from bertsmith.model.packed import pack_sequences
+from tests.interop.conftest import DATA, write_config_and_vocab
 from tests.interop.data import checkpoints
 
 Run = Callable[..., Any]
@@ -43,7 +43,7 @@ def test_out_and_in_again(run: Run, model: Path, tmp_path: Path) -> None:
 
 def test_import_tells_what_it_left_and_assumed(run: Run, tmp_path: Path) -> None:
     """Optimizer tensors, new heads and the case are told; --cased and --files-from are heard."""
-    files = write_beside(tmp_path / "uncased")
+    files = write_config_and_vocab(tmp_path / "uncased")
     source = DATA / "v2" / "bert_model.ckpt"
     done = run("import", source, "--files-from", files, "--out", tmp_path / "a", "--cased")
     assert done.status == 0, done.err
@@ -61,17 +61,19 @@ def test_import_tells_what_it_left_and_assumed(run: Run, tmp_path: Path) -> None
 
 def test_a_fine_tuned_checkpoint_becomes_a_fine_tuned_model(run: Run, tmp_path: Path) -> None:
     """A classifier of the original's code is imported with its output layer, and answers by it."""
-    values = {name: array for name, array in checkpoints.variables().items() if "cls/" not in name}
+    values = {
+        name: array for name, array in checkpoints.make_variables().items() if "cls/" not in name
+    }
     values["output_weights"] = np.ones((3, checkpoints.WIDTH), dtype=np.float32)
     values["output_bias"] = np.array([0, 5, 0], dtype=np.float32)
-    folder = write_beside(tmp_path / "uncased")
-    write_bundle(folder / "model.ckpt-17", values.items())
+    folder = write_config_and_vocab(tmp_path / "uncased")
+    write_checkpoint(folder / "model.ckpt-17", values.items())
     done = run("import", folder, "--out", tmp_path / "model")
     assert done.status == 0, done.err
-    tuned = load_task(tmp_path / "model")
-    assert tuned.head == Head("single", ("LABEL_0", "LABEL_1", "LABEL_2"))
+    tuned = load_fine_tuned(tmp_path / "model")
+    assert tuned.head == HeadConfig("single", ("LABEL_0", "LABEL_1", "LABEL_2"))
     with torch.no_grad():
-        assert tuned.model(pack([([2, 7, 3], [0, 0, 0])])).argmax(-1).tolist() == [1]
+        assert tuned.model(pack_sequences([([2, 7, 3], [0, 0, 0])])).argmax(-1).tolist() == [1]
 
 
 def test_an_unknown_form_is_refused(run: Run, model: Path, tmp_path: Path) -> None:

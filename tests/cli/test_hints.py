@@ -12,7 +12,7 @@ from bertsmith.cli import hints
 from bertsmith.errors import RunError
 from bertsmith.settings import Settings
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.train.engine.run_directory import take_up
+from bertsmith.train.engine.run_directory import load_run_settings
 from tests.cli.conftest import SENTENCES, Run
 
 AWKWARD = "a $(b) 'c' \"d\" & e"
@@ -21,7 +21,7 @@ AWKWARD = "a $(b) 'c' \"d\" & e"
 @pytest.mark.parametrize("name", ["run", AWKWARD, "-run", "$HOME", "a\tb"])
 def test_paths_survive_a_shell(name: str) -> None:
     """What a shell makes of a quoted path is the path, and no option."""
-    (word,) = shlex.split(hints.quoted(name))
+    (word,) = shlex.split(hints.quote_path(name))
     assert Path(word) == Path(name)
     assert not word.startswith("-")
 
@@ -64,14 +64,14 @@ def test_only_labels_that_differ_are_named(tmp_path: Path) -> None:
     stored = _Run(task=_Task(labels=labels))
     (tmp_path / "settings.toml").write_text(stored.to_toml())
     with pytest.raises(RunError) as caught:
-        take_up(tmp_path, _Run(task=_Task(labels=[*labels[1:], "new"], lr=2.0)))
+        load_run_settings(tmp_path, _Run(task=_Task(labels=[*labels[1:], "new"], lr=2.0)))
     message = str(caught.value)
     assert "task.labels: 2,500 there, 2,500 now; only there: 'label-0'; only now: 'new'" in message
     assert "task.lr: 1.0 there, 2.0 now" in message
     assert "--from RUN --out NEW" in message
     assert len(message) < 600
     with pytest.raises(RunError, match="in another order, from number 1 on"):
-        take_up(tmp_path, _Run(task=_Task(labels=labels[::-1])))
+        load_run_settings(tmp_path, _Run(task=_Task(labels=labels[::-1])))
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_hints_can_be_pasted_and_unfinished_runs_used(
     assert _next(done.err) == ["pretrain", "--data", str(store), "--out", "RUN"]
     done = run("pretrain", "--data", store, "--steps", 2, *SMALL, "--out", pretrained)
     assert done.status == 0, done.err
-    assert f"bertsmith pretrain --from {hints.quoted(pretrained)}" in done.err
+    assert f"bertsmith pretrain --from {hints.quote_path(pretrained)}" in done.err
     shown = run(*_next(done.err))
     assert shown.status == 0, shown.err
     # As a run that was stopped after its first checkpoint.

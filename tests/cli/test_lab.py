@@ -17,7 +17,7 @@ Run = Callable[..., Any]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the machine's ceiling out."""
-    monkeypatch.setattr(device, "matrix_ceiling", lambda _: 1e9)
+    monkeypatch.setattr(device, "measure_peak_macs", lambda _: 1e9)
 
 
 def test_an_experiment_is_one_command(run: Run, tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_failed_run_is_told_and_tried_again(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One run of four fails: the table has the others, the status is 1, and again it is 0."""
-    made = stage_runners.train_model
+    made = stage_runners.pretrain_model
 
     def failing(job: Job) -> dict[str, Any]:
         if job.stage.settings["model"].get("activation") == "relu":
@@ -52,7 +52,7 @@ def test_a_failed_run_is_told_and_tried_again(
 
     options = ("lab", "activations", "--scale", "smoke", "--out", tmp_path)
     with monkeypatch.context() as patch:
-        patch.setitem(stage_runners.KINDS, "pretrain", failing)
+        patch.setitem(stage_runners.STAGE_FUNCTIONS, "pretrain", failing)
         done = run(*options)
     assert done.status == 1
     assert "the disk is full" in done.err

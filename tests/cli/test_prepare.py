@@ -30,7 +30,7 @@ def test_a_model_a_run_and_its_files_name_the_same_words(
         out = tmp_path / f"store-{number}"
         done = run("prepare", corpus, "--tokenizer", name, "--out", out, "--workers", 1)
         assert done.status == 0, done.err
-        stores.append(Store.open(out).tokenizer().recipe.fingerprint())
+        stores.append(Store.open(out).load_tokenizer().spec.fingerprint())
     assert len(set(stores)) == 1
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from bertsmith.bundle import Head, Kind, save_task
+from bertsmith.bundle import HeadConfig, TaskKind, save_fine_tuned
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
 
@@ -18,7 +18,7 @@ Run = Callable[..., Any]
 ENGLISH = "The old pilot knew the ferry."
 #: Korean: "The old boatman knew the ferry."
 KOREAN = "늙은 사공은 나룻배를 알았다."
-KINDS: dict[Kind, tuple[str, ...]] = {
+KINDS: dict[TaskKind, tuple[str, ...]] = {
     "single": ("no", "yes"),
     "entities": ("O", "B-PER", "I-PER"),
     "span": (),
@@ -28,7 +28,7 @@ WARNING = "are [UNK]: the vocabulary does not cover this text"
 
 
 @pytest.fixture(scope="module")
-def tuned(words: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, Path]:
+def tuned(words: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> dict[TaskKind, Path]:
     """A random model of each task family with an English vocabulary."""
     torch.manual_seed(5)
     config = ModelConfig(
@@ -36,8 +36,8 @@ def tuned(words: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> dict[Ki
     )
     root = tmp_path_factory.mktemp("tuned")
     for kind, labels in KINDS.items():
-        head = Head(kind, labels)
-        save_task(root / kind, head.model(config), words, head, {})
+        head = HeadConfig(kind, labels)
+        save_fine_tuned(root / kind, head.build_model(config), words, head, {})
     return {kind: root / kind for kind in KINDS}
 
 
@@ -79,14 +79,14 @@ def test_vectors(run: Run, model: Path, text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_fine_tuned_models(
-    run: Run, tuned: dict[Kind, Path], text: str, kind: Kind, tmp_path: Path
+    run: Run, tuned: dict[TaskKind, Path], text: str, kind: TaskKind, tmp_path: Path
 ) -> None:
     """In all families predict and evaluate warn, and the counts of evaluate have the share."""
     parts = {"span": 2, "choice": 3}.get(kind, 1)
     check(run, text, "predict", tuned[kind], "\t".join([text] * parts))
     data = tmp_path / "data.jsonl"
     tags = ["B-PER", *["O"] * (len(text.split()) - 1)]
-    rows: dict[Kind, dict[str, Any]] = {
+    rows: dict[TaskKind, dict[str, Any]] = {
         "single": {"text": text, "label": "yes"},
         "entities": {"tokens": text.split(), "tags": tags},
         "span": {"id": "1", "question": text, "context": text,
@@ -107,14 +107,14 @@ def test_endless_input_is_warned_about_at_once(
     """From standard input the warning comes with the first answer, and only once."""
     said: list[str] = []
     stderr = io.StringIO()
-    monkeypatch.setattr("bertsmith.cli.unknown.say", lambda line: stderr.write(line + "\n"))
+    monkeypatch.setattr("bertsmith.cli.unknown_warning.say", lambda line: stderr.write(line + "\n"))
 
     def typed(*_: str) -> Iterator[str]:
         yield KOREAN
         said.append(stderr.getvalue())
         yield KOREAN
 
-    monkeypatch.setattr("bertsmith.cli.model_options.lines_of", typed)
+    monkeypatch.setattr("bertsmith.cli.model_options.read_lines", typed)
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     assert run("embed", model, "-", terminal=True).status == 0
     assert WARNING in said[0]

@@ -56,8 +56,8 @@ def test_options_reach_the_tokenizer(run: Run, corpus: Path, tmp_path: Path) -> 
     assert not tokenizer.lowercase
     assert tokenizer.strip_accents
     assert not tokenizer.split_chinese
-    assert tokenizer.id("é") is None
-    assert tokenizer.id("T") is not None
+    assert tokenizer.token_to_id("é") is None
+    assert tokenizer.token_to_id("T") is not None
 
 
 def test_a_small_corpus_gives_fewer_words_and_says_so(

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from bertsmith.data.masking import TokenFacts
+from bertsmith.data.masking import VocabularyInfo
 from bertsmith.data.store import Split
 
 #: Words of the made-up vocabulary: 0 to 4 are special, 60 and above go on with a word.
@@ -13,12 +13,12 @@ V = 97
 
 
 @pytest.fixture(scope="session")
-def facts() -> TokenFacts:
+def facts() -> VocabularyInfo:
     """Facts of a vocabulary of 97 words: [PAD] [UNK] [CLS] [SEP] [MASK], 55 words, 37 pieces."""
     special, continuations = np.zeros(V, np.bool_), np.zeros(V, np.bool_)
     special[:5] = True
     continuations[60:] = True
-    return TokenFacts(V, 2, 3, 4, special, continuations, 1)
+    return VocabularyInfo(V, 2, 3, 4, special, continuations, 1)
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,7 @@ def make_split() -> Callable[..., Split]:
 
     def make(documents: int, sentences: int = 12, tokens: int = 25, seed: int = 0) -> Split:
         chance = np.random.default_rng(seed)
-        return Split.of(
+        return Split.from_documents(
             [
                 [
                     chance.integers(5, V, chance.integers(1, 2 * tokens)).tolist()

@@ -4,61 +4,61 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.data.causal_lm import next_words
-from bertsmith.data.masking import TokenFacts
+from bertsmith.data.causal_lm import build_causal_lm_labels
+from bertsmith.data.masking import VocabularyInfo
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Split
-from bertsmith.data.stream import Stream
+from bertsmith.data.stream import ExampleStream
 from bertsmith.errors import SettingsError
-from bertsmith.model.bert import PreTrainingModel
-from bertsmith.model.packed import Packed
-from bertsmith.train.pretraining.evaluation import _words
-from tests.model.examples import primes
+from bertsmith.model.bert import BertForPreTraining
+from bertsmith.model.packed import PackedBatch
+from bertsmith.train.pretraining.evaluation import _count_unmasked_tokens
+from tests.model.examples import prime_config
 
 SETTINGS = DataSettings(nsp=False, objective="left-to-right")
 
 
-def test_every_word_is_predicted_at_the_token_before(split: Split, facts: TokenFacts) -> None:
+def test_every_word_is_predicted_at_the_token_before(split: Split, facts: VocabularyInfo) -> None:
     """The ids stay whole; each ordinary token is a label once, at the place before its own."""
-    batch = Stream(split, facts, SETTINGS, 48, 0, 0).batch(0, 40)
+    batch = ExampleStream(split, facts, SETTINGS, 48, 0, 0).batch(0, 40)
     assert not (batch.ids == facts.mask_id).any()
     wanted = [
         (place - 1, batch.ids[place])
-        for first, last in zip(batch.boundaries[:-1], batch.boundaries[1:], strict=True)
+        for first, last in zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True)
         for place in range(first + 1, last)
-        if not facts.special[batch.ids[place]]
+        if not facts.is_special[batch.ids[place]]
     ]
     assert list(zip(batch.masked_positions, batch.masked_labels, strict=True)) == wanted
     # A slice and a sum of the words say the same as the whole.
     part = batch.slice(3, 9)
-    own = next_words(part.ids, part.boundaries, facts)
+    own = build_causal_lm_labels(part.ids, part.cu_seqlens, facts)
     np.testing.assert_array_equal(part.masked_positions, own[0])
     np.testing.assert_array_equal(part.masked_labels, own[1])
 
 
-def test_held_out_words_are_counted_as_they_stand(split: Split, facts: TokenFacts) -> None:
+def test_held_out_words_are_counted_as_they_stand(split: Split, facts: VocabularyInfo) -> None:
     """The unigram entropy is that of the text, whether its words are masked or come next."""
 
     def counted(settings: DataSettings) -> np.ndarray:
-        stream = Stream(split, facts, settings, 48, 0, 0)
-        return _words(stream.batch(0, len(stream)), stream, facts.vocab_size)
+        stream = ExampleStream(split, facts, settings, 48, 0, 0)
+        return _count_unmasked_tokens(stream.batch(0, len(stream)), stream, facts.vocab_size)
 
     np.testing.assert_array_equal(counted(SETTINGS), counted(DataSettings(nsp=False)))
 
 
-def test_no_prediction_sees_its_word(split: Split, facts: TokenFacts) -> None:
+def test_no_prediction_sees_its_word(split: Split, facts: VocabularyInfo) -> None:
     """With causal attention, another word there and after leaves the prediction as it was."""
-    config = primes(attention="causal", nsp=False, max_positions=48)
+    config = prime_config(attention="causal", nsp=False, max_positions=48)
     torch.manual_seed(0)
-    model = PreTrainingModel(config).eval()
-    batch = Stream(split, facts, SETTINGS, 48, 0, 0).batch(0, 1)
+    model = BertForPreTraining(config).eval()
+    batch = ExampleStream(split, facts, SETTINGS, 48, 0, 0).batch(0, 1)
     place = 20
 
     def hidden(ids: np.ndarray) -> torch.Tensor:
-        packed = Packed(
+        packed = PackedBatch(
             ids=torch.from_numpy(ids), segments=torch.from_numpy(batch.segments),
             positions=torch.from_numpy(batch.positions),
-            boundaries=torch.from_numpy(batch.boundaries), longest=batch.longest,
+            cu_seqlens=torch.from_numpy(batch.cu_seqlens), max_seqlen=batch.max_seqlen,
         )  # fmt: skip
         with torch.no_grad():
             found: torch.Tensor = model.bert(packed, None, torch.tensor([place - 1, place]))

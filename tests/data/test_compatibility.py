@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.data.masking import TokenFacts
+from bertsmith.data.masking import VocabularyInfo
 from bertsmith.data.prepare import prepare
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import SPLITS, Store
-from bertsmith.data.stream import Stream
-from bertsmith.data.worker import Task
-from bertsmith.data.worker_pool import Pool
-from bertsmith.text.corpus import sources
+from bertsmith.data.stream import ExampleStream
+from bertsmith.data.worker import ShardTask
+from bertsmith.data.worker_pool import WorkerPool
+from bertsmith.text.corpus import find_sources
 from bertsmith.text.wordpiece import Tokenizer
 
 V01 = Path(__file__).parent / "fixtures" / "v0.1"
@@ -23,15 +23,17 @@ def test_store_v01_opens() -> None:
     """A store of version 0.1, which has no checksums, opens and yields examples."""
     store = Store.open(V01 / "store")
     assert not store.verify()
-    counts = {name: store.split(name).counts for name in SPLITS}
+    counts = {name: store.load_split(name).counts for name in SPLITS}
     assert (counts["train"].documents, counts["train"].tokens) == (52, 3185)
     assert (counts["heldout"].documents, counts["heldout"].tokens) == (8, 379)
-    tokenizer = store.tokenizer()
-    train = store.split("train")
-    first = train.ids[: train.sentences[1]].tolist()
+    tokenizer = store.load_tokenizer()
+    train = store.load_split("train")
+    first = train.ids[: train.sentence_offsets[1]].tolist()
     assert tokenizer.decode(first) == "stone river evening water evening."
     settings = DataSettings(length=32)
-    stream = Stream(train, TokenFacts.of(tokenizer), settings, settings.length, 0, 0)
+    stream = ExampleStream(
+        train, VocabularyInfo.from_tokenizer(tokenizer), settings, settings.length, 0, 0
+    )
     assert len(stream.batch(0, 8)) == 8
 
 
@@ -41,15 +43,15 @@ def test_unfinished_store_v01_resumes(tmp_path: Path, monkeypatch: pytest.Monkey
     parts = {path.name for path in (tmp_path / "store" / "parts").glob("*.npz")}
     assert len(parts) == 6
     submitted: list[str] = []
-    submit = Pool.submit
+    submit = WorkerPool.submit
 
-    def record(self: Pool, task: Task) -> object:
+    def record(self: WorkerPool, task: ShardTask) -> object:
         submitted.append(task.path.name)
         return submit(self, task)
 
-    monkeypatch.setattr(Pool, "submit", record)
+    monkeypatch.setattr(WorkerPool, "submit", record)
     tokenizer = Tokenizer.load(V01 / "unfinished" / "tokenizer")
-    corpus = sources([str(V01 / "sources")])
+    corpus = find_sources([str(V01 / "sources")])
     manifest = prepare(corpus, tokenizer, tmp_path / "store", workers=1, shard_characters=2000)
     assert submitted
     assert not parts & set(submitted)

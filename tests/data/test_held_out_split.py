@@ -7,26 +7,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertsmith.data.held_out_split import HeldOutRule, Lengths, choose_held_out
+from bertsmith.data.held_out_split import DocumentSizes, HeldOutRule, choose_held_out
 
 
-def corpus(documents: Sequence[Sequence[int]], hashes: Iterable[int] | None = None) -> Lengths:
+def corpus(
+    documents: Sequence[Sequence[int]], hashes: Iterable[int] | None = None
+) -> DocumentSizes:
     """Return the sizes of documents, each a list of tokens per sentence, with random hashes."""
     if hashes is None:
         hashes = np.random.default_rng(len(documents)).integers(0, 1 << 63, len(documents)) * 2
-    return Lengths(
+    return DocumentSizes(
         np.array(list(hashes), np.uint64),
         np.array([len(document) for document in documents], np.int64),
         np.array([tokens for document in documents for tokens in document], np.int64),
     )
 
 
-def choose(lengths: Lengths, share: float | None) -> HeldOutRule:
+def choose(lengths: DocumentSizes, share: float | None) -> HeldOutRule:
     """Choose the rule for one shard."""
     return choose_held_out(lambda: [lengths], share)
 
 
-def held_out_share(lengths: Lengths, share: float | None) -> float:
+def held_out_share(lengths: DocumentSizes, share: float | None) -> float:
     """Return the share of the tokens that is held out."""
     assignment = choose(lengths, share).assign(lengths)
     held_out = lengths.sentence_sizes[assignment.held_out].sum()
@@ -45,7 +47,7 @@ def test_short_documents_are_held_out_whole() -> None:
     lengths = corpus([sentences(int(size)) for size in chance.integers(20, 2000, 2000)])
     rule = choose(lengths, 0.05)
     assert not len(rule.cut_hashes)
-    expected = np.repeat(lengths.hashes < np.uint64(rule.limit), lengths.document_sizes)
+    expected = np.repeat(lengths.hashes < np.uint64(rule.hash_limit), lengths.document_sizes)
     assert (rule.assign(lengths).held_out == expected).all()
     assert held_out_share(lengths, 0.05) == pytest.approx(0.05, rel=0.01)
 
@@ -82,7 +84,7 @@ def test_few_documents(documents: list[list[int]], share: float | None) -> None:
     # Of a few hundred tokens two parts are held out, whatever the request.
     upper = max(1.2 * requested, 300 / total)
     assert 0.8 * requested <= held_out_share(lengths, share) <= upper
-    assert min(len(assignment.train), len(assignment.heldout)) >= 2
+    assert min(len(assignment.train_document_sizes), len(assignment.held_out_document_sizes)) >= 2
 
 
 DOCUMENTS = st.lists(
@@ -119,12 +121,15 @@ def test_share_of_any_corpus(
         assert held_out <= 1.2 * share * total
         if 16 * 3 * max(longest for _, longest, _ in documents) <= min(share, 1 - share) * total:
             assert held_out >= 0.8 * share * total
-    assert not held_out or min(len(assignment.train), len(assignment.heldout)) >= 2
+    assert (
+        not held_out
+        or min(len(assignment.train_document_sizes), len(assignment.held_out_document_sizes)) >= 2
+    )
     # Every sentence is in one document of its side.
-    assert assignment.heldout.sum() == assignment.held_out.sum()
-    assert assignment.train.sum() == (~assignment.held_out).sum()
-    assert (assignment.train > 0).all()
-    assert (assignment.heldout > 0).all()
+    assert assignment.held_out_document_sizes.sum() == assignment.held_out.sum()
+    assert assignment.train_document_sizes.sum() == (~assignment.held_out).sum()
+    assert (assignment.train_document_sizes > 0).all()
+    assert (assignment.held_out_document_sizes > 0).all()
     # Copies are on the same side, sentence by sentence.
     ends = np.cumsum(lengths.document_sizes)
     sides: dict[int, list[bool]] = {}
@@ -133,13 +138,13 @@ def test_share_of_any_corpus(
         assert sides.setdefault(int(value), side) == side
 
 
-def split_at(lengths: Lengths, number: int) -> list[Lengths]:
+def split_at(lengths: DocumentSizes, number: int) -> list[DocumentSizes]:
     """Return the documents before and from ``number`` on, as two shards."""
     at = int(lengths.document_sizes[:number].sum())
     hashes, documents, tokens = lengths
     return [
-        Lengths(hashes[:number], documents[:number], tokens[:at]),
-        Lengths(hashes[number:], documents[number:], tokens[at:]),
+        DocumentSizes(hashes[:number], documents[:number], tokens[:at]),
+        DocumentSizes(hashes[number:], documents[number:], tokens[at:]),
     ]
 
 
@@ -150,7 +155,7 @@ def test_shards_do_not_matter() -> None:
     for number in range(9):
         shards = split_at(lengths, number)
         other = choose_held_out(lambda shards=shards: shards, 0.02)  # type: ignore[misc]
-        assert other.limit == rule.limit
+        assert other.hash_limit == rule.hash_limit
         parts = [other.assign(shard).held_out for shard in shards]
         assert (np.concatenate(parts) == held_out).all()
 
@@ -162,7 +167,7 @@ def test_no_training_document_spans_a_gap() -> None:
     borders = np.flatnonzero(np.diff(assignment.held_out))
     runs = np.diff(np.concatenate([[-1], borders, [len(assignment.held_out) - 1]]))
     first = int(assignment.held_out[0])
-    assert assignment.train.tolist() == runs[first::2].tolist()
+    assert assignment.train_document_sizes.tolist() == runs[first::2].tolist()
 
 
 def test_one_training_run_is_not_one_document() -> None:
@@ -172,9 +177,9 @@ def test_one_training_run_is_not_one_document() -> None:
         lengths = corpus([[8] * 24], [number << 48])
         rule = choose(lengths, 0.05)
         assignment = rule.assign(lengths)
-        seen += not rule.merge
-        assert len(assignment.train) >= 2
-        assert len(assignment.heldout) >= 2
+        seen += not rule.merge_training_parts
+        assert len(assignment.train_document_sizes) >= 2
+        assert len(assignment.held_out_document_sizes) >= 2
     assert seen
 
 

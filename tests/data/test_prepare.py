@@ -13,25 +13,25 @@ import numpy as np
 import pytest
 
 from bertsmith.data import prepare as module
-from bertsmith.data.masking import TokenFacts
-from bertsmith.data.plan import Plan, PrepareOptions
-from bertsmith.data.prepare import prepare, summary
+from bertsmith.data.masking import VocabularyInfo
+from bertsmith.data.plan import PrepareOptions, StorePlan
+from bertsmith.data.prepare import prepare, summarize_store
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import SPLITS, Manifest, Store
-from bertsmith.data.stream import Stream
-from bertsmith.data.word_cache import Memo
-from bertsmith.data.worker import DamagedShardError, Shard, Task, document_hash, make_shard
-from bertsmith.data.worker_pool import Pool
+from bertsmith.data.stream import ExampleStream
+from bertsmith.data.word_cache import CachedTokenizer
+from bertsmith.data.worker import DamagedShardError, Shard, ShardTask, build_shard, hash_document
+from bertsmith.data.worker_pool import WorkerPool
 from bertsmith.errors import CorpusError, SettingsError, StoreError, TokenizerError
-from bertsmith.progress import Silent
-from bertsmith.text.corpus import CorpusOptions, read, sources
-from bertsmith.text.sentences import split
-from bertsmith.text.tokenizer_spec import SPECIAL, Recipe
+from bertsmith.progress import NullProgress
+from bertsmith.text.corpus import CorpusOptions, find_sources, read_documents
+from bertsmith.text.sentences import split_sentences
+from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
 from bertsmith.text.wordpiece import Tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-VOCAB = (*SPECIAL, ".", *LETTERS, *(f"##{letter}" for letter in LETTERS), "the", "##ing")
-TOKENIZER = Tokenizer(Recipe(vocab=VOCAB))
+VOCAB = (*SPECIAL_TOKENS, ".", *LETTERS, *(f"##{letter}" for letter in LETTERS), "the", "##ing")
+TOKENIZER = Tokenizer(TokenizerSpec(vocab=VOCAB))
 #: Small shards, so that a small corpus has many.
 SHARD = 3000
 
@@ -70,7 +70,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make(source: Path, out: Path, workers: int = 2, **options: object) -> Manifest:
     """Prepare a store with small shards."""
     parsed = PrepareOptions.model_validate(options)
-    found = sources([str(source)])
+    found = find_sources([str(source)])
     return prepare(found, TOKENIZER, out, parsed, workers=workers, shard_characters=SHARD)
 
 
@@ -87,16 +87,16 @@ def test_holds_the_corpus(corpus: Path, undisturbed: Path) -> None:
     store = Store.open(undisturbed)
     limit = store.manifest.held_out_below * 2.0**64
     expected: dict[str, list[list[list[int]]]] = {"train": [], "heldout": []}
-    for document in read(sources([str(corpus)])):
-        held_out = document_hash(document.text) < limit
-        ids = [TOKENIZER.encode(sentence) for sentence in split(document.text)]
+    for document in read_documents(find_sources([str(corpus)])):
+        held_out = hash_document(document.text) < limit
+        ids = [TOKENIZER.encode(sentence) for sentence in split_sentences(document.text)]
         expected["heldout" if held_out else "train"].append(ids)
     assert len(expected["heldout"]) >= 2
     for name, documents in expected.items():
-        found = store.split("train" if name == "train" else "heldout")
+        found = store.load_split("train" if name == "train" else "heldout")
         for number, sentences in enumerate(documents):
-            first, last = found.documents[number], found.documents[number + 1]
-            bounds = found.sentences[first : last + 1]
+            first, last = found.document_offsets[number], found.document_offsets[number + 1]
+            bounds = found.sentence_offsets[first : last + 1]
             ids = [found.ids[low:high].tolist() for low, high in pairwise(bounds)]
             assert ids == sentences
         assert found.counts.documents == len(documents)
@@ -113,7 +113,7 @@ def test_the_manifest_tells_the_facts(corpus: Path, undisturbed: Path) -> None:
     assert (manifest.vocab_size, manifest.lowercase, manifest.bits) == (len(VOCAB), True, 16)
     assert manifest.plan.options.language == "en"
     assert sum(counts.documents for counts in manifest.splits.values()) == 200
-    assert any("held out" in line for line in summary(manifest))
+    assert any("held out" in line for line in summarize_store(manifest))
 
 
 def test_any_number_of_workers(corpus: Path, undisturbed: Path, tmp_path: Path) -> None:
@@ -187,13 +187,13 @@ def test_stopped_and_started_again(
     standing = {path.name for path in (out / "parts").glob("*.npz")}
     assert len(standing) >= after - 2
     made: list[str] = []
-    submit = Pool.submit
+    submit = WorkerPool.submit
 
-    def watched(self: Pool, task: Task) -> object:
+    def watched(self: WorkerPool, task: ShardTask) -> object:
         made.append(task.path.name)
         return submit(self, task)
 
-    monkeypatch.setattr(Pool, "submit", watched)
+    monkeypatch.setattr(WorkerPool, "submit", watched)
     make(corpus, out)
     # A worker may still have finished a shard after its parent died and we looked.
     assert not standing & set(made)
@@ -217,9 +217,9 @@ def test_a_source_that_changed_is_refused(corpus: Path, tmp_path: Path) -> None:
         make(source, out, language="ko")
     with pytest.raises(StoreError, match=r"deduplicate was 'none', now 'documents'"):
         make(source, out, corpus=CorpusOptions(deduplicate="documents"))
-    other = Tokenizer(Recipe(vocab=VOCAB, lowercase=False))
+    other = Tokenizer(TokenizerSpec(vocab=VOCAB, lowercase=False))
     with pytest.raises(StoreError, match="the tokenizer changed"):
-        prepare(sources([str(source)]), other, out, shard_characters=SHARD)
+        prepare(find_sources([str(source)]), other, out, shard_characters=SHARD)
     assert content(out) == before
 
 
@@ -284,15 +284,15 @@ def test_standard_input_that_changed_is_refused(tmp_path: Path) -> None:
         make(pipe, out)
     with fed("one.jsonl"):
         make(pipe, out)
-    assert Store.open(out).split("train").counts.documents > 30
+    assert Store.open(out).load_split("train").counts.documents > 30
 
 
 def test_two_at_once_are_refused(corpus: Path, tmp_path: Path) -> None:
     """A second process that would make the same store is told so."""
     out = tmp_path / "store"
-    plan = Plan(vocabulary_hash="")
+    plan = StorePlan(vocabulary_hash="")
     with (
-        module._begun(out, plan, Silent()),
+        module._begun(out, plan, NullProgress()),
         pytest.raises(StoreError, match="another process"),
     ):
         make(corpus, out)
@@ -310,7 +310,7 @@ def test_faults_are_told_or_counted(corpus: Path, tmp_path: Path) -> None:
 
 def test_repeated_documents_are_left_out(corpus: Path, tmp_path: Path) -> None:
     """With deduplication a corpus given twice holds each document once, and says so."""
-    found = sources([str(corpus), str(corpus)])
+    found = find_sources([str(corpus), str(corpus)])
     options = PrepareOptions(corpus=CorpusOptions(deduplicate="documents"))
     manifest = prepare(found, TOKENIZER, tmp_path / "store", options, workers=1)
     assert manifest.report["repeated_documents"] == 200
@@ -335,14 +335,16 @@ def test_plain_file_is_cut_for_the_held_out_part(tmp_path: Path) -> None:
     file.write_text("\n\n".join(sentences))
     manifest = make(file, tmp_path / "store")
     assert manifest.report["documents_cut"] == 1
-    assert "1 documents cut into parts to meet the held-out share" in summary(manifest)
+    assert "1 documents cut into parts to meet the held-out share" in summarize_store(manifest)
     store = Store.open(tmp_path / "store")
     texts: list[str] = []
     for name in SPLITS:
-        split_ = store.split(name)
-        texts += [TOKENIZER.decode(split_.ids[a:b].tolist()) for a, b in pairwise(split_.sentences)]
+        split_ = store.load_split(name)
+        texts += [
+            TOKENIZER.decode(split_.ids[a:b].tolist()) for a, b in pairwise(split_.sentence_offsets)
+        ]
         assert split_.counts.documents >= 2
-        Stream(split_, TokenFacts.of(TOKENIZER), DataSettings(), 32, 0, 0)
+        ExampleStream(split_, VocabularyInfo.from_tokenizer(TOKENIZER), DataSettings(), 32, 0, 0)
     assert sorted(texts) == sorted(sentences)
     share = manifest.splits["heldout"].tokens / (3 * 26**2)
     assert share == pytest.approx(0.05, rel=0.35)
@@ -351,10 +353,10 @@ def test_plain_file_is_cut_for_the_held_out_part(tmp_path: Path) -> None:
 def test_why_nothing_is_held_out(tmp_path: Path) -> None:
     """Of a corpus that is too small nothing is held out, and the summary says why."""
     (tmp_path / "plain.txt").write_text("The end.\nThe beginning.\n")
-    lines = summary(make(tmp_path / "plain.txt", tmp_path / "store"))
+    lines = summarize_store(make(tmp_path / "plain.txt", tmp_path / "store"))
     assert lines[-1].startswith("nothing is held out: the corpus is too small")
     none = make(tmp_path / "plain.txt", tmp_path / "other", held_out=0.0)
-    assert not any("nothing is held out" in line for line in summary(none))
+    assert not any("nothing is held out" in line for line in summarize_store(none))
 
 
 def test_unknown_tokens_are_counted(tmp_path: Path) -> None:
@@ -370,17 +372,17 @@ def test_unknown_tokens_are_counted(tmp_path: Path) -> None:
     manifest = make(tmp_path / "korean.jsonl", tmp_path / "korean")
     store = Store.open(tmp_path / "korean")
     for name in ("train", "heldout"):
-        unknown = int((store.split(name).ids == TOKENIZER.unk_id).sum())
+        unknown = int((store.load_split(name).ids == TOKENIZER.unk_id).sum())
         assert manifest.report["unknown_tokens"][name] == unknown
         assert unknown > 0
         counts = store.token_counts(name, TOKENIZER.unk_id)
         assert (counts.num_tokens, counts.num_unknown) == (manifest.splits[name].tokens, unknown)
     assert sum(manifest.report["unknown_tokens"].values()) == 7 * 60
-    told = "\n".join(summary(manifest))
+    told = "\n".join(summarize_store(manifest))
     assert "% of the training tokens, " in told
     assert told.count("warning: ") == 1
     assert "are [UNK]: the vocabulary does not cover this text" in told
-    assert "warning" not in "\n".join(summary(Store.open(tmp_path / "known").manifest))
+    assert "warning" not in "\n".join(summarize_store(Store.open(tmp_path / "known").manifest))
 
 
 def test_a_store_without_the_count_is_counted_from_its_ids(tmp_path: Path) -> None:
@@ -391,7 +393,7 @@ def test_a_store_without_the_count_is_counted_from_its_ids(tmp_path: Path) -> No
     del manifest["report"]["unknown_tokens"]
     (tmp_path / "store" / "manifest.json").write_text(json.dumps(manifest))
     store = Store.open(tmp_path / "store")
-    assert "[UNK]" not in "\n".join(summary(store.manifest))
+    assert "[UNK]" not in "\n".join(summarize_store(store.manifest))
     counts = [store.token_counts(name, TOKENIZER.unk_id) for name in ("train", "heldout")]
     assert sum(one.num_unknown for one in counts) == 9 * 2
     assert sum(one.num_tokens for one in counts) == 10 * 4
@@ -400,8 +402,8 @@ def test_a_store_without_the_count_is_counted_from_its_ids(tmp_path: Path) -> No
 def test_a_worker_that_dies_is_told(tmp_path: Path) -> None:
     """A worker that ends without an answer is an error that names how, and what to do."""
     TOKENIZER.save(tmp_path)
-    with Pool(1, "bertsmith.data.worker", [str(tmp_path), "en", "16"]) as pool:
-        pool.submit(Task(tmp_path / "shard.npz", ["the end"] * 100_000, [False] * 100_000))
+    with WorkerPool(1, "bertsmith.data.worker", [str(tmp_path), "en", "16"]) as pool:
+        pool.submit(ShardTask(tmp_path / "shard.npz", ["the end"] * 100_000, [False] * 100_000))
         (process,) = pool._workers.values()
         process.kill()
         with pytest.raises(StoreError, match=r"SIGKILL.*fewer --workers.*same command again"):
@@ -411,14 +413,14 @@ def test_a_worker_that_dies_is_told(tmp_path: Path) -> None:
 def test_no_more_workers_than_tasks(tmp_path: Path) -> None:
     """However many workers are allowed, one is started only for a task that finds none idle."""
     TOKENIZER.save(tmp_path)
-    with Pool(1000, "bertsmith.data.worker", [str(tmp_path), "en", "16"]) as pool:
+    with WorkerPool(1000, "bertsmith.data.worker", [str(tmp_path), "en", "16"]) as pool:
         assert not pool._workers
         for number in range(3):
-            pool.submit(Task(tmp_path / f"{number}.npz", ["the end"], [False]))
+            pool.submit(ShardTask(tmp_path / f"{number}.npz", ["the end"], [False]))
             assert len(pool._workers) <= number + 1
         pool.drain()
         started = len(pool._workers)
-        pool.submit(Task(tmp_path / "more.npz", ["the end"], [False]))
+        pool.submit(ShardTask(tmp_path / "more.npz", ["the end"], [False]))
         assert len(pool._workers) == started
         pool.drain()
     assert len(list(tmp_path.glob("*.npz"))) == 4
@@ -427,9 +429,9 @@ def test_no_more_workers_than_tasks(tmp_path: Path) -> None:
 def test_workers_are_limited(tmp_path: Path) -> None:
     """Two workers make any number of shards."""
     TOKENIZER.save(tmp_path)
-    with Pool(2, "bertsmith.data.worker", [str(tmp_path), "en", "16"]) as pool:
+    with WorkerPool(2, "bertsmith.data.worker", [str(tmp_path), "en", "16"]) as pool:
         for number in range(6):
-            pool.submit(Task(tmp_path / f"{number}.npz", ["the end"], [False]))
+            pool.submit(ShardTask(tmp_path / f"{number}.npz", ["the end"], [False]))
         pool.drain()
         assert len(pool._workers) <= 2
     assert len(list(tmp_path.glob("*.npz"))) == 6
@@ -437,8 +439,11 @@ def test_workers_are_limited(tmp_path: Path) -> None:
 
 def test_any_damage_of_a_shard_is_found(tmp_path: Path) -> None:
     """A shard with a changed byte or a missing end is found damaged, or holds the same arrays."""
-    shard = make_shard(
-        Task(tmp_path, ["the end. an end."] * 3, [False] * 3), Memo(TOKENIZER), "en", 16
+    shard = build_shard(
+        ShardTask(tmp_path, ["the end. an end."] * 3, [False] * 3),
+        CachedTokenizer(TOKENIZER),
+        "en",
+        16,
     )
     file = tmp_path / "shard.npz"
     shard.save(file)
@@ -476,12 +481,12 @@ def test_damaged_part_is_made_again(tmp_path: Path, damage: str) -> None:
     )
     notes: list[str] = []
 
-    class Notes(Silent):
-        def note(self, text: str) -> None:
+    class Notes(NullProgress):
+        def log(self, text: str) -> None:
             notes.append(text)
 
     tokenizer = Tokenizer.load(out / "tokenizer")
-    corpus = sources([str(fixture / "sources")])
+    corpus = find_sources([str(fixture / "sources")])
     manifest = prepare(corpus, tokenizer, out, None, Notes(), workers=1, shard_characters=2000)
     assert sum(counts.tokens for counts in manifest.splits.values()) == 3564
     assert notes == [
@@ -492,8 +497,8 @@ def test_damaged_part_is_made_again(tmp_path: Path, damage: str) -> None:
 
 def test_an_error_of_a_worker_is_raised(tmp_path: Path) -> None:
     """What a worker cannot do is raised in the parent, as the error that it is."""
-    with Pool(1, "bertsmith.data.worker", [str(tmp_path / "none"), "en", "16"]) as pool:
-        pool.submit(Task(tmp_path / "shard.npz", ["the end"], [False]))
+    with WorkerPool(1, "bertsmith.data.worker", [str(tmp_path / "none"), "en", "16"]) as pool:
+        pool.submit(ShardTask(tmp_path / "shard.npz", ["the end"], [False]))
         (answer,) = pool.drain()
     with pytest.raises(TokenizerError, match="no such tokenizer"):
         module._check(answer)

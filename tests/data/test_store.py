@@ -8,47 +8,52 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertsmith.data.masking import TokenFacts
-from bertsmith.data.plan import Plan
+from bertsmith.data.masking import VocabularyInfo
+from bertsmith.data.plan import StorePlan
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import (
     SPLITS,
-    Counts,
     Manifest,
     Split,
+    SplitCounts,
     SplitName,
     SplitWriter,
     Store,
-    bits_for,
+    choose_id_bits,
     write_manifest,
 )
-from bertsmith.data.stream import Stream
-from bertsmith.data.unigram import unigram_entropy, word_counts
+from bertsmith.data.stream import ExampleStream
+from bertsmith.data.unigram import count_token_ids, unigram_entropy
 from bertsmith.errors import StoreError
-from bertsmith.text.tokenizer_spec import SPECIAL, Recipe
+from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
 from bertsmith.text.wordpiece import Tokenizer
 
-TOKENIZER = Tokenizer(Recipe(vocab=(*SPECIAL, *(f"w{number}" for number in range(92)))))
+TOKENIZER = Tokenizer(
+    TokenizerSpec(vocab=(*SPECIAL_TOKENS, *(f"w{number}" for number in range(92))))
+)
 
 
 def write_store(path: Path, splits: dict[str, Split], vocab_size: int = 97) -> Store:
     """Write a store of splits in memory, each in two pieces, and open it."""
     path.mkdir()
-    bits = bits_for(vocab_size)
-    counts: dict[SplitName, Counts] = {}
+    bits = choose_id_bits(vocab_size)
+    counts: dict[SplitName, SplitCounts] = {}
     checksums: dict[str, str] = {}
     for name in SPLITS:
         split, writer = splits[name], SplitWriter(path, name, bits)
-        sentence_sizes, document_sizes = np.diff(split.sentences), np.diff(split.documents)
+        sentence_sizes, document_sizes = (
+            np.diff(split.sentence_offsets),
+            np.diff(split.document_offsets),
+        )
         half = len(document_sizes) // 2
-        sentences = int(split.documents[half])
-        tokens = int(split.sentences[sentences])
+        sentences = int(split.document_offsets[half])
+        tokens = int(split.sentence_offsets[sentences])
         writer.append(split.ids[:tokens], sentence_sizes[:sentences], document_sizes[:half])
         writer.append(split.ids[tokens:], sentence_sizes[sentences:], document_sizes[half:])
         counts[name] = writer.close()
         checksums |= writer.checksums
     TOKENIZER.save(path / "tokenizer")
-    plan = Plan(vocabulary_hash=TOKENIZER.hash)
+    plan = StorePlan(vocabulary_hash=TOKENIZER.hash)
     manifest = Manifest(
         bits=bits, vocab_size=vocab_size, lowercase=True, plan=plan, splits=counts,
         checksums=checksums,
@@ -73,7 +78,7 @@ def test_what_is_written_is_read(
     splits["train"].ids[0] = vocab_size - 1
     store = write_store(tmp_path / "store", splits, vocab_size)
     for name in SPLITS:
-        found = store.split(name)
+        found = store.load_split(name)
         assert found.ids.dtype == np.dtype(kind)
         for part in ("ids", "sentences", "documents"):
             assert (getattr(found, part) == getattr(splits[name], part)).all()
@@ -82,15 +87,17 @@ def test_what_is_written_is_read(
 
 def test_the_arrays_are_mapped(store: Store) -> None:
     """A split is mapped into memory and cannot be written to."""
-    assert not store.split("train").ids.flags.owndata
+    assert not store.load_split("train").ids.flags.owndata
     with pytest.raises(ValueError, match="read-only"):
-        store.split("train").ids[0] = 1
+        store.load_split("train").ids[0] = 1
 
 
 def test_an_empty_split_can_be_read(tmp_path: Path, make_split: Callable[..., Split]) -> None:
     """A store without held-out documents opens, and the split holds nothing."""
-    store = write_store(tmp_path / "store", {"train": make_split(4), "heldout": Split.of([])})
-    assert store.split("heldout").counts.documents == 0
+    store = write_store(
+        tmp_path / "store", {"train": make_split(4), "heldout": Split.from_documents([])}
+    )
+    assert store.load_split("heldout").counts.documents == 0
 
 
 def test_the_writer_refuses_what_does_not_add_up(tmp_path: Path) -> None:
@@ -146,9 +153,9 @@ def test_damaged_offsets_are_refused(store: Store, part: str, has_checksums: boo
         file.write_bytes(changed.tobytes())
         message = rf"train\.{part}: the file is damaged: its offset.*make it again with `bertsmith"
         with pytest.raises(StoreError, match=message):
-            Store.open(store.path).split("train")
+            Store.open(store.path).load_split("train")
     file.write_bytes(content)
-    Store.open(store.path).split("train")
+    Store.open(store.path).load_split("train")
 
 
 @pytest.mark.parametrize("part", ["ids", "sentences", "documents"])
@@ -174,10 +181,10 @@ def test_changed_offset_that_still_ascends(store: Store) -> None:
     offsets[gap + 1] -= 1
     file.write_bytes(offsets.tobytes())
     with pytest.raises(StoreError, match=r"train\.sentences.*SHA-256"):
-        Store.open(store.path).split("train")
+        Store.open(store.path).load_split("train")
 
 
-def test_ids_beyond_the_vocabulary(store: Store, facts: TokenFacts) -> None:
+def test_ids_beyond_the_vocabulary(store: Store, facts: VocabularyInfo) -> None:
     """Without checksums an id beyond the vocabulary is found: by verify, counts and examples."""
     without_checksums(store)
     opened = Store.open(store.path)
@@ -191,9 +198,9 @@ def test_ids_beyond_the_vocabulary(store: Store, facts: TokenFacts) -> None:
     with pytest.raises(StoreError, match=r"train\.ids: .*token id 97, but .* 97 words"):
         opened.verify()
     with pytest.raises(StoreError, match=r"\(train\): .*token id 97"):
-        word_counts(opened.split("train"), 97)
+        count_token_ids(opened.load_split("train"), 97)
     settings = DataSettings(length=16)
-    stream = Stream(opened.split("train"), facts, settings, settings.length, 0, 0)
+    stream = ExampleStream(opened.load_split("train"), facts, settings, settings.length, 0, 0)
     with pytest.raises(StoreError, match=r"\(train\): .*token id 97"):
         stream.batch(0, len(stream))
 
@@ -203,7 +210,7 @@ def test_vocabulary_size_of_the_manifest_is_compared(store: Store) -> None:
     file = store.path / "manifest.json"
     file.write_text(file.read_text().replace('"vocab_size": 97', '"vocab_size": 91'))
     with pytest.raises(StoreError, match=r"manifest.json.* 91 words, but the tokenizer has 97"):
-        Store.open(store.path).tokenizer()
+        Store.open(store.path).load_tokenizer()
 
 
 @pytest.mark.parametrize(
@@ -241,14 +248,17 @@ def test_what_is_no_store_is_told(tmp_path: Path, store: Store) -> None:
 
 def test_another_tokenizer_is_refused(store: Store) -> None:
     """The store's own tokenizer is accepted; one with another word or case is not."""
-    assert store.tokenizer().hash == TOKENIZER.hash
+    assert store.load_tokenizer().hash == TOKENIZER.hash
     words = (*TOKENIZER.vocab[:-1], "other")
-    for recipe in (Recipe(vocab=words), Recipe(vocab=TOKENIZER.vocab, lowercase=False)):
+    for recipe in (
+        TokenizerSpec(vocab=words),
+        TokenizerSpec(vocab=TOKENIZER.vocab, lowercase=False),
+    ):
         with pytest.raises(StoreError, match="another vocabulary"):
             store.check_tokenizer(Tokenizer(recipe))
-    Tokenizer(Recipe(vocab=words)).save(store.path / "tokenizer")
+    Tokenizer(TokenizerSpec(vocab=words)).save(store.path / "tokenizer")
     with pytest.raises(StoreError, match="another vocabulary"):
-        store.tokenizer()
+        store.load_tokenizer()
 
 
 def test_unigram_entropy(split: Split) -> None:
@@ -258,6 +268,6 @@ def test_unigram_entropy(split: Split) -> None:
     assert unigram_entropy(np.zeros(5, np.int64)) == 0.0
     # -(3/4 ln 3/4 + 1/4 ln 1/4)
     assert unigram_entropy(np.array([3, 1])) == pytest.approx(0.5623351)
-    counts = word_counts(split, 97)
+    counts = count_token_ids(split, 97)
     assert counts.sum() == len(split.ids)
     assert counts[7] == (split.ids == 7).sum()

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from bertsmith.data import stream as module
-from bertsmith.data.masking import TokenFacts
-from bertsmith.data.packing import Batch, join
+from bertsmith.data.masking import VocabularyInfo
+from bertsmith.data.packing import Batch, concat_batches
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Split
-from bertsmith.data.stream import Epochs, Stream, batches
+from bertsmith.data.stream import EndlessStream, ExampleStream, prefetch_batches
 from bertsmith.errors import StoreError
 
 
@@ -22,7 +22,7 @@ def flat(batch: Batch) -> list[tuple[object, ...]]:
     result: list[tuple[object, ...]] = []
     for number in range(len(batch)):
         one = batch.slice(number, number + 1)
-        label = None if one.not_next is None else int(one.not_next[0])
+        label = None if one.nsp_labels is None else int(one.nsp_labels[0])
         arrays = (one.ids, one.segments, one.positions, one.masked_positions, one.masked_labels)
         result.append((*(tuple(array.tolist()) for array in arrays), label))
     return result
@@ -36,14 +36,14 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("nsp", [True, False])
-def test_pure_in_the_index(split: Split, facts: TokenFacts, nsp: bool) -> None:
+def test_pure_in_the_index(split: Split, facts: VocabularyInfo, nsp: bool) -> None:
     """The same (seed, epoch, index) gives the same example however the epoch is cut or entered."""
     settings = DataSettings(nsp=nsp)
-    whole = Stream(split, facts, settings, 64, 5, 1)
+    whole = ExampleStream(split, facts, settings, 64, 5, 1)
     expected = flat(whole.batch(0, len(whole)))
     assert len(expected) == len(whole) > 1000
     for size in (1, 17, 300):
-        other = Stream(split, facts, settings, 64, 5, 1)
+        other = ExampleStream(split, facts, settings, 64, 5, 1)
         firsts = list(range(0, len(whole), size))
         # From the back, so that nothing can depend on what was read before.
         found: list[tuple[object, ...]] = []
@@ -53,25 +53,25 @@ def test_pure_in_the_index(split: Split, facts: TokenFacts, nsp: bool) -> None:
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_an_epoch_holds_every_example_of_the_walk_once(split: Split, facts: TokenFacts) -> None:
+def test_an_epoch_holds_every_example_of_the_walk_once(split: Split, facts: VocabularyInfo) -> None:
     """Shuffling loses and repeats nothing: whatever the blocks, an epoch has the same examples."""
-    small = Stream(split, facts, DataSettings(), 64, 5, 1)
+    small = ExampleStream(split, facts, DataSettings(), 64, 5, 1)
     walk = small._walk
-    pairs = walk.examples(np.array([0]), np.array([split.counts.sentences]))
+    pairs = walk.sample_pairs(np.array([0]), np.array([split.counts.sentences]))
     tokens = Counter((pairs.a_size + pairs.b_size + 3).tolist())
     batch = small.batch(0, len(small))
-    assert Counter(np.diff(batch.boundaries).tolist()) == tokens
+    assert Counter(np.diff(batch.cu_seqlens).tolist()) == tokens
     assert len(pairs.a_first) == len(small)
     module.BLOCK_TOKENS = 1 << 20
-    big = Stream(split, facts, DataSettings(), 64, 5, 1)
+    big = ExampleStream(split, facts, DataSettings(), 64, 5, 1)
     assert Counter(flat(big.batch(0, len(big)))) == Counter(flat(batch))
     assert flat(big.batch(0, len(big))) != flat(batch)
 
 
-def test_epochs_and_seeds_differ(split: Split, facts: TokenFacts) -> None:
+def test_epochs_and_seeds_differ(split: Split, facts: VocabularyInfo) -> None:
     """Another epoch or another seed gives other pairs, another order and other masks."""
     streams = [
-        Stream(split, facts, DataSettings(), 64, seed, epoch)
+        ExampleStream(split, facts, DataSettings(), 64, seed, epoch)
         for seed, epoch in ((5, 0), (5, 1), (6, 0))
     ]
     sets = [set(flat(stream.batch(0, len(stream)))) for stream in streams]
@@ -80,26 +80,33 @@ def test_epochs_and_seeds_differ(split: Split, facts: TokenFacts) -> None:
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_a_batch_comes_from_all_over(make_split: Callable[..., Split], facts: TokenFacts) -> None:
+def test_a_batch_comes_from_all_over(
+    make_split: Callable[..., Split], facts: VocabularyInfo
+) -> None:
     """A block of 64 examples takes them from four places of the split, not from one stretch."""
     documents = [[[5 + number % 90] * 20] * 6 for number in range(400)]
-    stream = Stream(
-        Split.of(documents), facts, DataSettings(mask_token_share=0, random_share=0), 64, 0, 0
+    stream = ExampleStream(
+        Split.from_documents(documents),
+        facts,
+        DataSettings(mask_token_share=0, random_share=0),
+        64,
+        0,
+        0,
     )
     batch = stream.batch(0, 64)
-    firsts = batch.ids[batch.boundaries[:-1] + 1]
+    firsts = batch.ids[batch.cu_seqlens[:-1] + 1]
     assert len(set(firsts.tolist())) >= 20
 
 
-def test_layout(split: Split, facts: TokenFacts) -> None:
+def test_layout(split: Split, facts: VocabularyInfo) -> None:
     """A sequence is [CLS] A [SEP] B [SEP]; segments, positions and boundaries say the same."""
-    stream = Stream(split, facts, DataSettings(), 64, 0, 0)
+    stream = ExampleStream(split, facts, DataSettings(), 64, 0, 0)
     batch = stream.batch(0, len(stream))
     plain = batch.ids.copy()
     plain[batch.masked_positions] = batch.masked_labels
-    assert batch.longest == np.diff(batch.boundaries).max() == 64
-    assert batch.boundaries.dtype == np.int32
-    for first, last in zip(batch.boundaries[:-1], batch.boundaries[1:], strict=True):
+    assert batch.max_seqlen == np.diff(batch.cu_seqlens).max() == 64
+    assert batch.cu_seqlens.dtype == np.int32
+    for first, last in zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True):
         ids, segments = plain[first:last], batch.segments[first:last]
         ends = np.flatnonzero(ids == facts.sep_id)
         assert ids[0] == facts.cls_id
@@ -109,88 +116,91 @@ def test_layout(split: Split, facts: TokenFacts) -> None:
         assert batch.positions[first:last].tolist() == list(range(last - first))
 
 
-def test_tokens_are_the_documents_own(facts: TokenFacts) -> None:
+def test_tokens_are_the_documents_own(facts: VocabularyInfo) -> None:
     """Before masking, each segment is a stretch of one document's tokens, as they stand there."""
     chance = np.random.default_rng(0)
     documents = [[chance.integers(5, 97, 9).tolist() for _ in range(20)] for _ in range(30)]
     texts = [
         "," + ",".join(str(word) for s in document for word in s) + "," for document in documents
     ]
-    stream = Stream(Split.of(documents), facts, DataSettings(), 48, 0, 0)
+    stream = ExampleStream(Split.from_documents(documents), facts, DataSettings(), 48, 0, 0)
     batch = stream.batch(0, len(stream))
     plain = batch.ids.copy()
     plain[batch.masked_positions] = batch.masked_labels
-    for first, last in zip(batch.boundaries[:-1], batch.boundaries[1:], strict=True):
+    for first, last in zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True):
         ids, segments = plain[first:last], batch.segments[first:last]
         for segment in (ids[segments == 0][1:-1], ids[segments == 1][:-1]):
             stretch = "," + ",".join(str(word) for word in segment) + ","
             assert any(stretch in text for text in texts)
 
 
-def test_without_pairs(split: Split, facts: TokenFacts) -> None:
+def test_without_pairs(split: Split, facts: VocabularyInfo) -> None:
     """Without NSP a sequence is [CLS] A [SEP], in one segment, and there is no label."""
-    stream = Stream(split, facts, DataSettings(nsp=False), 64, 0, 0)
+    stream = ExampleStream(split, facts, DataSettings(nsp=False), 64, 0, 0)
     batch = stream.batch(0, 100)
-    assert batch.not_next is None
+    assert batch.nsp_labels is None
     assert not batch.segments.any()
     assert (batch.ids == facts.sep_id).sum() == 100
-    assert batch.longest == 64
+    assert batch.max_seqlen == 64
 
 
-def test_slice_equals_part(split: Split, facts: TokenFacts) -> None:
+def test_slice_equals_part(split: Split, facts: VocabularyInfo) -> None:
     """Slices of a batch, joined, are the batch; indices are based anew."""
-    batch = Stream(split, facts, DataSettings(), 64, 0, 0).batch(3, 50)
+    batch = ExampleStream(split, facts, DataSettings(), 64, 0, 0).batch(3, 50)
     parts = [batch.slice(first, first + 10) for first in range(0, 50, 10)]
-    again = join(parts)
+    again = concat_batches(parts)
     for name in ("ids", "segments", "positions", "boundaries", "masked_positions", "masked_labels"):
         assert (getattr(again, name) == getattr(batch, name)).all()
         assert getattr(again, name).dtype == getattr(batch, name).dtype
-    assert parts[1].boundaries[0] == 0
+    assert parts[1].cu_seqlens[0] == 0
     with pytest.raises(IndexError):
         batch.slice(0, 51)
 
 
-def test_out_of_range(split: Split, facts: TokenFacts) -> None:
+def test_out_of_range(split: Split, facts: VocabularyInfo) -> None:
     """Examples beyond the epoch are an error, not an empty batch."""
-    stream = Stream(split, facts, DataSettings(), 64, 0, 0)
+    stream = ExampleStream(split, facts, DataSettings(), 64, 0, 0)
     with pytest.raises(IndexError):
         stream.batch(len(stream) - 1, 2)
 
 
-def test_too_small_a_corpus(facts: TokenFacts) -> None:
+def test_too_small_a_corpus(facts: VocabularyInfo) -> None:
     """A split that cannot give an example is an error at once, not an endless empty epoch."""
     with pytest.raises(StoreError, match="no document"):
-        Epochs(Split.of([]), facts, DataSettings(), length=128, seed=0)
+        EndlessStream(Split.from_documents([]), facts, DataSettings(), length=128, seed=0)
     with pytest.raises(StoreError, match="one document only"):
-        Stream(Split.of([[[5, 6], [7]]]), facts, DataSettings(), 128, 0, 0)
-    assert len(Stream(Split.of([[[5]], [[6]]]), facts, DataSettings(), 128, 0, 0)) == 2
+        ExampleStream(Split.from_documents([[[5, 6], [7]]]), facts, DataSettings(), 128, 0, 0)
+    assert (
+        len(ExampleStream(Split.from_documents([[[5]], [[6]]]), facts, DataSettings(), 128, 0, 0))
+        == 2
+    )
 
 
-def test_epochs_follow_each_other(split: Split, facts: TokenFacts) -> None:
+def test_epochs_follow_each_other(split: Split, facts: VocabularyInfo) -> None:
     """The endless sequence is epoch after epoch; a batch across the border is filled from both."""
     settings = DataSettings()
-    first, second = (Stream(split, facts, settings, 64, 9, epoch) for epoch in (4, 5))
-    epochs = Epochs(split, facts, settings, length=64, seed=9, first_epoch=4)
+    first, second = (ExampleStream(split, facts, settings, 64, 9, epoch) for epoch in (4, 5))
+    epochs = EndlessStream(split, facts, settings, length=64, seed=9, first_epoch=4)
     border = len(first)
     assert flat(epochs.batch(border - 3, 8)) == flat(first.batch(border - 3, 3)) + flat(
         second.batch(0, 5)
     )
-    assert epochs.place(border - 1) == (4, border - 1)
-    assert epochs.place(border) == (5, 0)
-    assert epochs.first_of(4) == 0
-    assert epochs.first_of(6) == border + len(second)
-    tiny = Epochs(Split.of([[[5]], [[6]]]), facts, settings, length=16, seed=0)
+    assert epochs.locate(border - 1) == (4, border - 1)
+    assert epochs.locate(border) == (5, 0)
+    assert epochs.epoch_start(4) == 0
+    assert epochs.epoch_start(6) == border + len(second)
+    tiny = EndlessStream(Split.from_documents([[[5]], [[6]]]), facts, settings, length=16, seed=0)
     assert len(tiny.batch(5, 32)) == 32
 
 
-def test_batches_ahead(split: Split, facts: TokenFacts) -> None:
+def test_batches_ahead(split: Split, facts: VocabularyInfo) -> None:
     """The thread gives the same batches in order, and ends when the reader leaves early."""
-    epochs = Epochs(split, facts, DataSettings(), length=64, seed=0)
-    found = list(batches(epochs, 32, 16, steps=5))
+    epochs = EndlessStream(split, facts, DataSettings(), length=64, seed=0)
+    found = list(prefetch_batches(epochs, 32, 16, steps=5))
     for step, batch in enumerate(found):
         assert flat(batch) == flat(epochs.batch(32 + 16 * step, 16))
     before = threading.active_count()
-    early = batches(epochs, 0, 16, steps=1000)
+    early = prefetch_batches(epochs, 0, 16, steps=1000)
     next(early)
     assert threading.active_count() == before + 1
     assert isinstance(early, Generator)
@@ -206,13 +216,15 @@ def test_an_error_in_the_thread_reaches_the_reader() -> None:
             raise StoreError(f"broken at {first}")
 
     with pytest.raises(StoreError, match="broken at 7"):
-        next(batches(Broken(), 7, 1, steps=3))
+        next(prefetch_batches(Broken(), 7, 1, steps=3))
 
 
-def test_the_stream_never_changes(facts: TokenFacts) -> None:
+def test_the_stream_never_changes(facts: VocabularyInfo) -> None:
     """These are the ids that this stream has always given: a change here breaks every resume."""
     documents = [[[5 + 7 * d + 3 * s + i for i in range(4)] for s in range(3)] for d in range(3)]
-    batch = Stream(Split.of(documents), facts, DataSettings(), 16, 1, 0).batch(0, 2)
+    batch = ExampleStream(Split.from_documents(documents), facts, DataSettings(), 16, 1, 0).batch(
+        0, 2
+    )
     assert batch.ids.tolist() == [
         2,
         5,

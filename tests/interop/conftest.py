@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.text.tokenizer_spec import SPECIAL
+from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS
 from tests.interop.data import checkpoints
 
 DATA = Path(__file__).parent / "data"
 CONFIG = {
-    "vocab_size": checkpoints.WORDS,
-    "num_hidden_layers": checkpoints.LAYERS,
+    "vocab_size": checkpoints.VOCAB_SIZE,
+    "num_hidden_layers": checkpoints.NUM_LAYERS,
     "hidden_size": checkpoints.WIDTH,
-    "num_attention_heads": checkpoints.HEADS,
-    "intermediate_size": checkpoints.INNER,
-    "max_position_embeddings": checkpoints.PLACES,
-    "type_vocab_size": checkpoints.SEGMENTS,
+    "num_attention_heads": checkpoints.NUM_HEADS,
+    "intermediate_size": checkpoints.FEED_FORWARD,
+    "max_position_embeddings": checkpoints.MAX_POSITIONS,
+    "type_vocab_size": checkpoints.NUM_SEGMENTS,
     "hidden_act": "gelu",
     "hidden_dropout_prob": 0.17,
     "attention_probs_dropout_prob": 0.0,
@@ -62,11 +62,14 @@ def made(request: pytest.FixtureRequest) -> Path:
     return folder
 
 
-def write_beside(folder: Path, **changes: object) -> Path:
+def write_config_and_vocab(folder: Path, **changes: object) -> Path:
     """Write bert_config.json, with keys changed, and vocab.txt into a folder, and return it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "bert_config.json").write_text(json.dumps(CONFIG | changes))
-    words = [*SPECIAL, *(f"word{index}" for index in range(checkpoints.WORDS - len(SPECIAL)))]
+    words = [
+        *SPECIAL_TOKENS,
+        *(f"word{index}" for index in range(checkpoints.VOCAB_SIZE - len(SPECIAL_TOKENS))),
+    ]
     (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
     return folder
 
@@ -74,4 +77,4 @@ def write_beside(folder: Path, **changes: object) -> Path:
 @pytest.fixture
 def beside(tmp_path: Path) -> Path:
     """A folder with the config and the vocabulary of the checkpoints."""
-    return write_beside(tmp_path / "uncased_files")
+    return write_config_and_vocab(tmp_path / "uncased_files")

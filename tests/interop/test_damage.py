@@ -15,14 +15,19 @@ from hypothesis import strategies as st
 
 from bertsmith.errors import ModelError
 from bertsmith.interop.tensorflow import read_tensorflow
-from bertsmith.interop.tensorflow.bundle import TensorBundle
-from bertsmith.interop.tensorflow.crc32c import crc32c, masked
-from bertsmith.interop.tensorflow.objects import _ordered
-from bertsmith.interop.tensorflow.slices import TensorSlices
-from bertsmith.interop.tensorflow.table import _append, entries, table
-from bertsmith.interop.tensorflow.wire import varint, write_bytes, write_number, write_varint
-from bertsmith.interop.tensorflow.writing import write_bundle
-from tests.interop.conftest import DATA, write_beside
+from bertsmith.interop.tensorflow.checkpoint_v1 import CheckpointV1
+from bertsmith.interop.tensorflow.checkpoint_v2 import CheckpointV2
+from bertsmith.interop.tensorflow.crc32c import crc32c, mask_crc
+from bertsmith.interop.tensorflow.object_graph import _ordered
+from bertsmith.interop.tensorflow.protobuf import (
+    encode_bytes_field,
+    encode_varint,
+    encode_varint_field,
+    read_varint,
+)
+from bertsmith.interop.tensorflow.sstable import _append, encode_table, read_entries
+from bertsmith.interop.tensorflow.writing import write_checkpoint
+from tests.interop.conftest import DATA, write_config_and_vocab
 from tests.interop.data import checkpoints
 
 #: A footer's length, and a block's trailer of kind and checksum.
@@ -53,8 +58,8 @@ def test_a_table_gives_back_what_went_in(pairs: dict[bytes, bytes]) -> None:
     """Any keys and values, in any number of blocks."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "table"
-        path.write_bytes(table(sorted(pairs.items())))
-        assert {key: bytes(value) for key, value in entries(path)} == pairs
+        path.write_bytes(encode_table(sorted(pairs.items())))
+        assert {key: bytes(value) for key, value in read_entries(path)} == pairs
 
 
 @given(st.integers(-(2**40), 2**40), st.integers(-(2**40), 2**40))
@@ -67,8 +72,8 @@ def test_ordered_numbers_are_in_order(a: int, b: int) -> None:
 @pytest.fixture
 def release(tmp_path: Path) -> Path:
     """A sound release, to be damaged."""
-    folder = write_beside(tmp_path / "uncased")
-    write_bundle(folder / "bert_model.ckpt", checkpoints.variables().items())
+    folder = write_config_and_vocab(tmp_path / "uncased")
+    write_checkpoint(folder / "bert_model.ckpt", checkpoints.make_variables().items())
     return folder
 
 
@@ -106,8 +111,8 @@ def without(*names: str) -> Callable[[Path], None]:
     """Return what takes tensors out."""
 
     def change(folder: Path) -> None:
-        values = checkpoints.variables()
-        write_bundle(
+        values = checkpoints.make_variables()
+        write_checkpoint(
             folder / "bert_model.ckpt", [pair for pair in values.items() if pair[0] not in names]
         )
 
@@ -117,15 +122,17 @@ def without(*names: str) -> Callable[[Path], None]:
 def instead(**arrays: Any) -> Callable[[Path], None]:
     """Return what puts other tensors into the checkpoint; ``__`` in a name stands for a slash."""
     more = {name.replace("__", "/"): array for name, array in arrays.items()}
-    return lambda folder: write_bundle(
-        folder / "bert_model.ckpt", (checkpoints.variables() | more).items()
+    return lambda folder: write_checkpoint(
+        folder / "bert_model.ckpt", (checkpoints.make_variables() | more).items()
     )
 
 
 def only(*names: str) -> Callable[[Path], None]:
     """Return what makes a checkpoint of other names altogether."""
     one = np.ones(3, dtype=np.float32)
-    return lambda folder: write_bundle(folder / "bert_model.ckpt", [(name, one) for name in names])
+    return lambda folder: write_checkpoint(
+        folder / "bert_model.ckpt", [(name, one) for name in names]
+    )
 
 
 def edit(**changes: Any) -> Callable[[Path], None]:
@@ -143,20 +150,20 @@ def compress(folder: Path) -> None:
     """Say that the first block of the index is compressed, with a right checksum."""
     data = bytearray((folder / INDEX).read_bytes())
     footer = memoryview(bytes(data[-FOOTER:]))
-    _, place = varint(footer, varint(footer, 0)[1])
-    index = varint(footer, place)[0]
+    _, place = read_varint(footer, read_varint(footer, 0)[1])
+    index = read_varint(footer, place)[0]
     # The first block ends where the second, or the empty one of the table's notes, begins.
     end = next(end for end in range(1, index) if checked(data, end))
     data[end] = 1
-    data[end + 1 : end + TRAILER] = masked(crc32c(bytes(data[: end + 1]))).to_bytes(4, "little")
+    data[end + 1 : end + TRAILER] = mask_crc(crc32c(bytes(data[: end + 1]))).to_bytes(4, "little")
     (folder / INDEX).write_bytes(data)
 
 
 def checked(data: bytearray, end: int) -> bool:
     """Tell whether a block that began at 0 ends at ``end``."""
-    return bytes(data[end + 1 : end + TRAILER]) == masked(crc32c(bytes(data[: end + 1]))).to_bytes(
-        4, "little"
-    )
+    return bytes(data[end + 1 : end + TRAILER]) == mask_crc(
+        crc32c(bytes(data[: end + 1]))
+    ).to_bytes(4, "little")
 
 
 KERNEL = "bert/encoder/layer_1/attention/self/key/kernel"
@@ -231,7 +238,7 @@ def test_a_damaged_v1_file(tmp_path: Path) -> None:
     data[9000] ^= 1
     (tmp_path / "model.ckpt").write_bytes(data)
     with pytest.raises(ModelError, match=r"model\.ckpt: damaged, .* checksum of the block at"):
-        TensorSlices(tmp_path / "model.ckpt")
+        CheckpointV1(tmp_path / "model.ckpt")
     (tmp_path / "cut").write_bytes(bytes(data[:9000]))
     with pytest.raises(ModelError, match="neither of the V2 form"):
         read_tensorflow(tmp_path / "cut")
@@ -240,12 +247,12 @@ def test_a_damaged_v1_file(tmp_path: Path) -> None:
 def test_a_size_that_only_the_index_promises(release: Path) -> None:
     """A tensor of 10^12 words, said by config and index alike, is refused before any is taken."""
     edit(vocab_size=10**12)(release)
-    pairs = {key: bytes(value) for key, value in entries(release / INDEX)}
-    shape = b"".join(write_bytes(2, write_number(1, size)) for size in (10**12, 6))
+    pairs = {key: bytes(value) for key, value in read_entries(release / INDEX)}
+    shape = b"".join(encode_bytes_field(2, encode_varint_field(1, size)) for size in (10**12, 6))
     size = 4 * 6 * 10**12
-    words = write_number(1, 1) + write_bytes(2, shape) + write_number(5, size)
+    words = encode_varint_field(1, 1) + encode_bytes_field(2, shape) + encode_varint_field(5, size)
     pairs[b"bert/embeddings/word_embeddings"] = words
-    (release / INDEX).write_bytes(table(sorted(pairs.items())))
+    (release / INDEX).write_bytes(encode_table(sorted(pairs.items())))
     with pytest.raises(ModelError, match=r"cut off: .*word_embeddings' ends at byte 24,000,"):
         read_tensorflow(release)
 
@@ -255,31 +262,35 @@ def test_a_table_that_reads_one_block_again_and_again(tmp_path: Path) -> None:
     file = bytearray()
     handle = _append(file, [(b"a", b"1")])
     index = _append(file, [(b"%05d" % number, handle) for number in range(10_000)])
-    file += (handle + index).ljust(FOOTER - 8, b"\0") + table([])[-8:]
+    file += (handle + index).ljust(FOOTER - 8, b"\0") + encode_table([])[-8:]
     (tmp_path / "table").write_bytes(file)
     with pytest.raises(ModelError, match="overlaps the one before"):
-        list(entries(tmp_path / "table"))
+        list(read_entries(tmp_path / "table"))
 
 
 def test_a_shard_is_found_beside_its_index_only(tmp_path: Path) -> None:
     """A lying number of shards cannot lead out of the folder, nor a negative size into memory."""
-    header = write_number(1, 2**63 + 5)
-    entry = write_number(1, 1) + write_number(3, 2**64 - 1) + write_number(5, 2**64 - 4)
-    (tmp_path / "x.index").write_bytes(table([(b"", header), (b"bert/x", entry)]))
+    header = encode_varint_field(1, 2**63 + 5)
+    entry = (
+        encode_varint_field(1, 1)
+        + encode_varint_field(3, 2**64 - 1)
+        + encode_varint_field(5, 2**64 - 4)
+    )
+    (tmp_path / "x.index").write_bytes(encode_table([(b"", header), (b"bert/x", entry)]))
     with pytest.raises(ModelError, match="no such file, and the tensor 'bert/x' is in it"):
-        TensorBundle(tmp_path / "x.index").read("bert/x")
+        CheckpointV2(tmp_path / "x.index").read("bert/x")
 
 
 def faults_of(path: Path) -> list[str]:
     """Return what is said against a checkpoint, as a whole or against its tensors."""
     faults = []
     try:
-        opened = TensorBundle(path) if path.suffix == ".index" else TensorSlices(path)
+        opened = CheckpointV2(path) if path.suffix == ".index" else CheckpointV1(path)
     except ModelError as error:
         return [str(error)]
     for name in opened.shapes:
         try:
-            opened.check([name])
+            opened.check_data([name])
             opened.read(name)
         except ModelError as error:
             faults.append(str(error))
@@ -295,18 +306,21 @@ def test_no_index_makes_anything_but_a_model_error(data: st.DataObject) -> None:
             shutil.copy(file, folder)
         names = {"object": "bert_model.ckpt-1.index", "v1": "bert_model.ckpt"}
         path = Path(folder) / names.get(form, INDEX)
-        pairs = [(key, bytearray(value)) for key, value in entries(path)]
+        pairs = [(key, bytearray(value)) for key, value in read_entries(path)]
         for _ in range(data.draw(st.integers(1, 4))):
             value = pairs[data.draw(st.integers(0, len(pairs) - 1))][1]
             if value:
                 value[data.draw(st.integers(0, len(value) - 1))] = data.draw(st.integers(0, 255))
-        path.write_bytes(table([(key, bytes(value)) for key, value in pairs]))
+        path.write_bytes(encode_table([(key, bytes(value)) for key, value in pairs]))
         assert all(folder in fault for fault in faults_of(path))
 
 
 def test_a_varint_ends() -> None:
     """Numbers of any size come back; one without an end is refused."""
     for number in (0, 1, 127, 128, 2**32, 2**64 - 1):
-        assert varint(memoryview(write_varint(number)), 0) == (number, len(write_varint(number)))
+        assert read_varint(memoryview(encode_varint(number)), 0) == (
+            number,
+            len(encode_varint(number)),
+        )
     with pytest.raises(ValueError, match="does not end"):
-        varint(memoryview(b"\xff" * 11), 0)
+        read_varint(memoryview(b"\xff" * 11), 0)

@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bertsmith import bundle
-from bertsmith.bundle import Head
+from bertsmith.bundle import HeadConfig
 from bertsmith.errors import BertsmithError
-from bertsmith.model.bert import PreTrainingModel
+from bertsmith.model.bert import BertForPreTraining
 from bertsmith.text.wordpiece import Tokenizer
-from tests.interop.peers import peer, write
-from tests.model.examples import primes, shaken, tokenizer_of
+from tests.interop.transformers_models import make_transformers_model, write_model_directory
+from tests.model.examples import make_tokenizer, prime_config, randomize_weights
 
 #: Values that a JSON file may hold where something else is expected.
 STRANGE: st.SearchStrategy[Any] = st.one_of(
@@ -86,8 +86,8 @@ def noisy(draw: st.DataObject, content: bytes) -> bytes:
 #: The ways in which a directory is read.
 READERS: dict[str, Callable[[Path], Any]] = {
     "load": bundle.load,
-    "load_task": bundle.load_task,
-    "start_task": lambda path: bundle.start_task(path, Head("regression")),
+    "load_task": bundle.load_fine_tuned,
+    "start_task": lambda path: bundle.load_for_fine_tuning(path, HeadConfig("regression")),
 }
 
 
@@ -103,12 +103,19 @@ def tried(draw: st.DataObject, directory: Path) -> None:
 def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make the directories that are changed: ours, a task's, a sharded one, an old checkpoint."""
     root = tmp_path_factory.mktemp("valid")
-    bundle.save(root / "plain", shaken(PreTrainingModel(primes())), tokenizer_of(101), {})
-    head = Head("single", ("a", "b"))
-    bundle.save_task(root / "task", head.model(primes()), tokenizer_of(101), head, {})
-    write(peer("BertForMaskedLM"), root / "sharded", "sharded")
-    write(peer("BertForMaskedLM"), root / "bin", "bin")
-    write(peer("BertForMaskedLM"), root / "old", "old bin")
+    bundle.save(
+        root / "plain",
+        randomize_weights(BertForPreTraining(prime_config())),
+        make_tokenizer(101),
+        {},
+    )
+    head = HeadConfig("single", ("a", "b"))
+    bundle.save_fine_tuned(
+        root / "task", head.build_model(prime_config()), make_tokenizer(101), head, {}
+    )
+    write_model_directory(make_transformers_model("BertForMaskedLM"), root / "sharded", "sharded")
+    write_model_directory(make_transformers_model("BertForMaskedLM"), root / "bin", "bin")
+    write_model_directory(make_transformers_model("BertForMaskedLM"), root / "old", "old bin")
     return root
 
 
@@ -169,7 +176,7 @@ def test_a_strange_value(name: str, valid: Path, tmp_path: Path, value: Any) -> 
         return json.dumps(json.loads(content) | {name: value}).encode()
 
     with contextlib.suppress(BertsmithError):
-        bundle.load_task(changed(valid / "task", tmp_path / "m", "config.json", change))
+        bundle.load_fine_tuned(changed(valid / "task", tmp_path / "m", "config.json", change))
 
 
 @EXAMPLES
@@ -204,7 +211,7 @@ def test_changed_bytes(
 @given(draw=st.data())
 def test_a_changed_vocabulary(tmp_path: Path, draw: st.DataObject) -> None:
     """vocab.txt with lines repeated, emptied, or of any characters, beside any choices."""
-    lines = list(tokenizer_of(40).vocab)
+    lines = list(make_tokenizer(40).vocab)
     for _ in range(draw.draw(st.integers(1, 4))):
         line = draw.draw(st.one_of(st.sampled_from(lines), st.text(max_size=4)))
         lines[draw.draw(st.integers(0, 39))] = line
@@ -214,6 +221,6 @@ def test_a_changed_vocabulary(tmp_path: Path, draw: st.DataObject) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(mutated(draw, config)))
     try:
         tokenizer = Tokenizer.load(tmp_path)
-        assert tokenizer.encode("word3 [MASK]", special=True)
+        assert tokenizer.encode("word3 [MASK]", allow_special=True)
     except BertsmithError as error:
         assert str(error).strip()  # noqa: PT017 - an error is one of two good ends

@@ -18,11 +18,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bertsmith import bundle
-from bertsmith.bundle import Head
+from bertsmith.bundle import HeadConfig
 from bertsmith.errors import BertsmithError, ModelError, TokenizerError
-from bertsmith.model.bert import PreTrainingModel
-from tests.interop.peers import peer, write
-from tests.model.examples import primes, shaken, tokenizer_of
+from bertsmith.model.bert import BertForPreTraining
+from tests.interop.transformers_models import make_transformers_model, write_model_directory
+from tests.model.examples import make_tokenizer, prime_config, randomize_weights
 
 #: Bytes of address space that a refusal may take beyond what the process has. A promise of 10^12
 #: would need a thousand times as many.
@@ -32,8 +32,8 @@ ROOM = 2 * 2**30
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """Return a model directory of ours."""
-    saved = shaken(PreTrainingModel(primes()))
-    bundle.save(tmp_path / "m", saved, tokenizer_of(101), {})
+    saved = randomize_weights(BertForPreTraining(prime_config()))
+    bundle.save(tmp_path / "m", saved, make_tokenizer(101), {})
     return tmp_path / "m"
 
 
@@ -50,7 +50,10 @@ def narrow() -> Iterator[None]:
 
 def refused(directory: Path, match: str, kind: type[BertsmithError] = ModelError) -> None:
     """Check that a directory is refused, quickly, as a pre-trained model and as a start."""
-    for read in (bundle.load, lambda path: bundle.start_task(path, Head("single", ("a", "b")))):
+    for read in (
+        bundle.load,
+        lambda path: bundle.load_for_fine_tuning(path, HeadConfig("single", ("a", "b"))),
+    ):
         began = time.process_time()
         with pytest.raises(kind, match=match):
             read(directory)
@@ -140,14 +143,14 @@ def test_sizes_of_a_config_are_compared_first(key: str, match: str, model: Path)
 @pytest.mark.usefixtures("narrow")
 def test_a_promised_lstm_is_not_built(tmp_path: Path) -> None:
     """The width of a BiLSTM, which bertsmith.json says, is compared with the weights too."""
-    head = Head("single", ("a", "b"))
-    made = head.model(primes())
-    bundle.save_task(tmp_path, made, tokenizer_of(101), head, {})
+    head = HeadConfig("single", ("a", "b"))
+    made = head.build_model(prime_config())
+    bundle.save_fine_tuned(tmp_path, made, make_tokenizer(101), head, {})
     for width in (10**6, 10**12):
         said = {"features": {"layers": "last", "width": width}}
         (tmp_path / "bertsmith.json").write_text(json.dumps(said))
         with pytest.raises(ModelError, match=r"lstm|sizes that no model can have"):
-            bundle.load_task(tmp_path)
+            bundle.load_fine_tuned(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +237,7 @@ def test_promises_of_a_pickle_take_no_memory(zipped: bool, model: Path) -> None:
 
     save({"a": Bytes()})
     refused(model, r"asks for .*bytearray")
-    state = peer("BertForMaskedLM").state_dict()
+    state = make_transformers_model("BertForMaskedLM").state_dict()
     state[WORDS] = torch.zeros(1).expand(10**12, 21)
     save(state)
     refused(model, "would need more than the file's")
@@ -287,7 +290,7 @@ def test_a_zip_bomb_is_refused(model: Path) -> None:
     """A packed member is refused before it is unpacked: here 128 MB in a few hundred KB."""
     weights(model).unlink()
     path = model / "pytorch_model.bin"
-    torch.save(peer("BertForMaskedLM").state_dict(), path)
+    torch.save(make_transformers_model("BertForMaskedLM").state_dict(), path)
     with zipfile.ZipFile(path) as archive:
         members = {one: archive.read(one) for one in archive.namelist()}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -305,8 +308,10 @@ def test_a_zip_bomb_is_refused(model: Path) -> None:
 )
 def test_an_index_names_files_beside_it_only(name: Any, tmp_path: Path) -> None:
     """A path that climbs out, an absolute one, a folder, another kind of file: none is opened."""
-    write(peer("BertForMaskedLM"), tmp_path / "a" / "b", "sharded")
-    write(peer("BertForMaskedLM"), tmp_path)
+    write_model_directory(
+        make_transformers_model("BertForMaskedLM"), tmp_path / "a" / "b", "sharded"
+    )
+    write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "x.safetensors")
     index = tmp_path / "a" / "b" / "model.safetensors.index.json"
     table = json.loads(index.read_text())
@@ -317,7 +322,7 @@ def test_an_index_names_files_beside_it_only(name: Any, tmp_path: Path) -> None:
 
 def test_an_index_must_keep_its_word(tmp_path: Path) -> None:
     """A shard that is missing, a tensor that is not where the index says, and no index at all."""
-    write(peer("BertForMaskedLM"), tmp_path, "sharded")
+    write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path, "sharded")
     index = tmp_path / "model.safetensors.index.json"
     before = json.loads(index.read_text())
     shards = sorted(set(before["weight_map"].values()))
@@ -366,8 +371,8 @@ def test_a_tokenizer_of_another_kind_is_refused(
 
 def test_a_repeated_word_renumbers_nothing(tmp_path: Path) -> None:
     """A line that stands twice in vocab.txt leaves every other word its own line's id."""
-    write(peer("BertForMaskedLM"), tmp_path)
-    words = list(tokenizer_of(101).vocab)
+    write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path)
+    words = list(make_tokenizer(101).vocab)
     words[40] = words[7]
     (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
     tokenizer = bundle.load(tmp_path).tokenizer
@@ -378,5 +383,5 @@ def test_a_repeated_word_renumbers_nothing(tmp_path: Path) -> None:
 
 def test_a_tokenizer_of_another_model_is_refused(model: Path) -> None:
     """More words than word embeddings cannot be this model's."""
-    tokenizer_of(103).save(model)
+    make_tokenizer(103).save(model)
     refused(model, "the tokenizer has 103 words, but the model only 101")

@@ -12,95 +12,114 @@ import pytest
 from huggingface_hub import ModelCard, constants
 
 from bertsmith import bundle
-from bertsmith.bundle.directory import fetch, hub_id_of, is_hub_id, locate, pinned
-from bertsmith.errors import ModelError, QuestionError
-from bertsmith.interop.huggingface import push
-from bertsmith.model.bert import PreTrainingModel
+from bertsmith.bundle.directory import (
+    download_from_hub,
+    hub_id_of,
+    is_hub_id,
+    locate_model,
+    pin_model_path,
+)
+from bertsmith.errors import InputError, ModelError
+from bertsmith.interop.huggingface import push_to_hub
+from bertsmith.model.bert import BertForPreTraining
 from bertsmith.settings import read_toml
 from bertsmith.train.finetuning.finetune import finetune
-from bertsmith.use.inspection.artifacts import recognize
-from tests.interop.hub import Files, Hub, commit_of, running
-from tests.interop.peers import peer, write
-from tests.model.examples import primes, shaken, tokenizer_of
+from bertsmith.use.inspection.artifacts import identify_artifact
+from tests.interop.fake_hub import FakeHub, RepoFiles, commit_hash, run_fake_hub
+from tests.interop.transformers_models import make_transformers_model, write_model_directory
+from tests.model.examples import make_tokenizer, prime_config, randomize_weights
 
 NAME = "acme/tiny-bert"
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """Start a hub; the client of this process may go online, which tests otherwise forbid."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    with running() as hub:
+    with run_fake_hub() as hub:
         yield hub
 
 
-def files_of(directory: Path) -> Files:
+def files_of(directory: Path) -> RepoFiles:
     """Return the files of a directory."""
     return {file.name: file.read_bytes() for file in directory.iterdir()}
 
 
-def model_files(directory: Path, seed: int = 0) -> Files:
+def model_files(directory: Path, seed: int = 0) -> RepoFiles:
     """Return the files of a random model directory of ours."""
-    model = shaken(PreTrainingModel(primes()), seed)
-    bundle.save(directory, model, tokenizer_of(101), {})
+    model = randomize_weights(BertForPreTraining(prime_config()), seed)
+    bundle.save(directory, model, make_tokenizer(101), {})
     return files_of(directory)
 
 
-def test_a_model_is_downloaded_by_its_id(hub: Hub, tmp_path: Path) -> None:
+def test_a_model_is_downloaded_by_its_id(hub: FakeHub, tmp_path: Path) -> None:
     """Branch, commit and default; what a model needs comes, other frameworks' weights stay."""
     first = model_files(tmp_path / "m")
     other = model_files(tmp_path / "n", seed=1)
     extra = {"tf_model.h5": b"0" * 100, "pytorch_model.bin": b"1" * 100, "picture.png": b"2"}
     hub.repos[NAME] = {"main": first | extra, "next/one": other}
-    found = fetch(NAME, endpoint=hub.url, cache=tmp_path / "cache")
+    found = download_from_hub(NAME, endpoint=hub.url, cache_dir=tmp_path / "cache")
     assert files_of(found) == first
-    assert found.name == commit_of(first | extra)
+    assert found.name == commit_hash(first | extra)
     assert hub_id_of(found) == NAME
-    assert not bundle.load(found).new
-    by_branch = fetch(f"{NAME}@next/one", endpoint=hub.url, cache=tmp_path / "cache")
+    assert not bundle.load(found).new_weights
+    by_branch = download_from_hub(
+        f"{NAME}@next/one", endpoint=hub.url, cache_dir=tmp_path / "cache"
+    )
     assert files_of(by_branch) == other
-    by_commit = fetch(f"{NAME}@{found.name}", endpoint=hub.url, cache=tmp_path / "cache")
+    by_commit = download_from_hub(
+        f"{NAME}@{found.name}", endpoint=hub.url, cache_dir=tmp_path / "cache"
+    )
     assert by_commit == found
 
 
-def test_old_weights_are_fetched_where_there_are_no_others(hub: Hub, tmp_path: Path) -> None:
+def test_old_weights_are_fetched_where_there_are_no_others(hub: FakeHub, tmp_path: Path) -> None:
     """A model with pytorch_model.bin alone is fetched with it, and loads."""
-    hub.repos[NAME] = {"main": files_of(write(peer("BertForMaskedLM"), tmp_path / "m", "old bin"))}
-    found = fetch(NAME, endpoint=hub.url, cache=tmp_path / "cache")
+    hub.repos[NAME] = {
+        "main": files_of(
+            write_model_directory(
+                make_transformers_model("BertForMaskedLM"), tmp_path / "m", "old bin"
+            )
+        )
+    }
+    found = download_from_hub(NAME, endpoint=hub.url, cache_dir=tmp_path / "cache")
     assert (found / "pytorch_model.bin").is_file()
-    assert not bundle.load(found).new
+    assert not bundle.load(found).new_weights
 
 
 def test_a_broken_download_goes_on_where_it_ended(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a connection that ended in the middle, the rest alone is asked for."""
     # The client keeps whole pieces; its own are of 10 MB, and the model is smaller.
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 4096)
     files = model_files(tmp_path / "m")
     hub.repos[NAME] = {"main": files}
-    hub.broken = {"model.safetensors": 10_000}
-    found = fetch(NAME, endpoint=hub.url, cache=tmp_path / "cache")
+    hub.truncated_files = {"model.safetensors": 10_000}
+    found = download_from_hub(NAME, endpoint=hub.url, cache_dir=tmp_path / "cache")
     assert files_of(found) == files
-    assert hub.asked("GET", "model.safetensors") == [None, "bytes=8192-"]
+    assert hub.range_headers("GET", "model.safetensors") == [None, "bytes=8192-"]
 
 
 def test_offline_works_from_the_cache(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With HF_HUB_OFFLINE, or with no hub to be reached, what was fetched before is found."""
     hub.repos[NAME] = {"main": model_files(tmp_path / "m")}
-    found = fetch(NAME, endpoint=hub.url, cache=tmp_path / "cache")
-    count = len(hub.log)
-    assert fetch(NAME, endpoint="http://127.0.0.1:9", cache=tmp_path / "cache") == found
+    found = download_from_hub(NAME, endpoint=hub.url, cache_dir=tmp_path / "cache")
+    count = len(hub.requests)
+    assert (
+        download_from_hub(NAME, endpoint="http://127.0.0.1:9", cache_dir=tmp_path / "cache")
+        == found
+    )
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert fetch(NAME, endpoint=hub.url, cache=tmp_path / "cache") == found
-    assert len(hub.log) == count
+    assert download_from_hub(NAME, endpoint=hub.url, cache_dir=tmp_path / "cache") == found
+    assert len(hub.requests) == count
     with pytest.raises(ModelError, match=r"acme/other: no such file.*nor is all of it in the loc"):
-        fetch("acme/other", endpoint=hub.url, cache=tmp_path / "cache")
+        download_from_hub("acme/other", endpoint=hub.url, cache_dir=tmp_path / "cache")
 
 
-def test_what_a_hub_has_not_is_said(hub: Hub, tmp_path: Path) -> None:
+def test_what_a_hub_has_not_is_said(hub: FakeHub, tmp_path: Path) -> None:
     """An unknown model, an unknown revision, and a repository without weights."""
     hub.repos[NAME] = {"main": {"config.json": b"{}"}}
     for name, message in (
@@ -109,11 +128,11 @@ def test_what_a_hub_has_not_is_said(hub: Hub, tmp_path: Path) -> None:
         (NAME, r"the hub has this, but no config\.json with model\.safetensors"),
     ):
         with pytest.raises(ModelError, match=message):
-            fetch(name, endpoint=hub.url, cache=tmp_path / "cache")
+            download_from_hub(name, endpoint=hub.url, cache_dir=tmp_path / "cache")
 
 
 def test_a_slip_in_a_path_asks_no_hub(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A name whose folder is here, or that has no owner, can only be meant for this machine."""
     monkeypatch.chdir(tmp_path)
@@ -123,48 +142,48 @@ def test_a_slip_in_a_path_asks_no_hub(
     for name in ("runs/one", "bert-base-uncased", "a/b/c", "/acme/tiny", "acme/tiny@", *own):
         assert not is_hub_id(Path(name)), name
         with pytest.raises(ModelError, match=r"no such file or directory; expected a model dir"):
-            locate(name)
-    assert hub.log == []
+            locate_model(name)
+    assert hub.requests == []
     assert is_hub_id(Path("google-bert/bert-base-uncased"))
     assert is_hub_id(Path("google-bert/bert-base-uncased@refs/pr/5"))
-    assert recognize(Path(NAME)) == ("model", Path(NAME))
-    with pytest.raises(QuestionError, match="no such file or directory"):
-        recognize(Path("runs/one"))
+    assert identify_artifact(Path(NAME)) == ("model", Path(NAME))
+    with pytest.raises(InputError, match="no such file or directory"):
+        identify_artifact(Path("runs/one"))
 
 
-def test_a_push_sends_what_a_model_needs(hub: Hub, tmp_path: Path) -> None:
+def test_a_push_sends_what_a_model_needs(hub: FakeHub, tmp_path: Path) -> None:
     """One commit with the model's files; it comes back the same; a branch and privacy are said."""
     files = model_files(tmp_path / "m")
     (tmp_path / "m" / "notes.txt").write_text("mine")
-    done = push(tmp_path / "m", NAME, private=True, endpoint=hub.url, token="secret")
+    done = push_to_hub(tmp_path / "m", NAME, private=True, endpoint=hub.url, token="secret")
     assert hub.repos[NAME]["main"] == files
-    assert done.commit == commit_of(files)
+    assert done.commit == commit_hash(files)
     assert set(done.files) == set(files)
     assert hub.private == {NAME}
-    assert {token for *_, token in hub.log} == {"Bearer secret"}
+    assert {token for *_, token in hub.requests} == {"Bearer secret"}
     again = model_files(tmp_path / "n", seed=1)
-    push(tmp_path / "n", NAME, revision="next", endpoint=hub.url, token="secret")
+    push_to_hub(tmp_path / "n", NAME, revision="next", endpoint=hub.url, token="secret")
     assert hub.repos[NAME]["main"] == files
     assert hub.repos[NAME]["next"] == again
     hub.private.clear()
-    found = fetch(f"{NAME}@next", endpoint=hub.url, cache=tmp_path / "cache")
+    found = download_from_hub(f"{NAME}@next", endpoint=hub.url, cache_dir=tmp_path / "cache")
     assert files_of(found) == again
 
 
-def test_a_push_of_what_is_no_model_sends_nothing(hub: Hub, tmp_path: Path) -> None:
+def test_a_push_of_what_is_no_model_sends_nothing(hub: FakeHub, tmp_path: Path) -> None:
     """A directory whose weights do not fit its config, and one of old weights, stay here."""
     files = model_files(tmp_path / "m")
     config = files["config.json"].replace(b'"vocab_size": 101', b'"vocab_size": 103')
     (tmp_path / "m" / "config.json").write_bytes(config)
     with pytest.raises(ModelError, match="vocab_size should be 101"):
-        push(tmp_path / "m", NAME, endpoint=hub.url, token="secret")
-    write(peer("BertForMaskedLM"), tmp_path / "old", "bin")
+        push_to_hub(tmp_path / "m", NAME, endpoint=hub.url, token="secret")
+    write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path / "old", "bin")
     with pytest.raises(ModelError, match="only weights in safetensors are sent"):
-        push(tmp_path / "old", NAME, endpoint=hub.url, token="secret")
-    assert hub.log == []
+        push_to_hub(tmp_path / "old", NAME, endpoint=hub.url, token="secret")
+    assert hub.requests == []
 
 
-def test_the_command_line_takes_an_id(hub: Hub, tmp_path: Path) -> None:
+def test_the_command_line_takes_an_id(hub: FakeHub, tmp_path: Path) -> None:
     """``bertsmith fill OWNER/NAME`` with HF_ENDPOINT, HF_HOME and HF_TOKEN; then offline."""
     hub.repos[NAME] = {"main": model_files(tmp_path / "m")}
     hub.private.add(NAME)
@@ -184,12 +203,12 @@ def test_the_command_line_takes_an_id(hub: Hub, tmp_path: Path) -> None:
 
     first = run()
     assert first.returncode == 0, first.stderr
-    count = len(hub.log)
+    count = len(hub.requests)
     assert count > 0
     offline = run(HF_HUB_OFFLINE="1")
     assert offline.returncode == 0, offline.stderr
     assert offline.stdout == first.stdout
-    assert len(hub.log) == count
+    assert len(hub.requests) == count
     (tmp_path / "text.jsonl").write_text('{"text": "word3"}\n{"text": "word4 word5"}\n')
     command[3:] = ["prepare", "text.jsonl", "--tokenizer", NAME, "--out", "s", "--workers", "1"]
     prepared = run(HF_HUB_OFFLINE="1")
@@ -197,7 +216,7 @@ def test_the_command_line_takes_an_id(hub: Hub, tmp_path: Path) -> None:
     command[3:] = ["push", str(tmp_path / "m"), "acme/again", "--private", "--json"]
     sent = run()
     assert sent.returncode == 0, sent.stderr
-    assert json.loads(sent.stdout)["commit"] == commit_of(hub.repos["acme/again"]["main"])
+    assert json.loads(sent.stdout)["commit"] == commit_hash(hub.repos["acme/again"]["main"])
     assert "next: bertsmith fill acme/again" in sent.stderr
     assert hub.private == {NAME, "acme/again"}
 
@@ -215,12 +234,12 @@ def test_the_client_is_loaded_for_a_hub_id_only(tmp_path: Path) -> None:
 
 
 def test_an_id_is_pinned_to_its_commit(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a run goes on from is the directory of the commit, so a resume meets the same model."""
     hub.repos[NAME] = {"main": model_files(tmp_path / "m")}
-    here = partial(fetch, endpoint=hub.url, cache=tmp_path / "cache")
-    monkeypatch.setattr("bertsmith.bundle.directory.fetch", here)
+    here = partial(download_from_hub, endpoint=hub.url, cache_dir=tmp_path / "cache")
+    monkeypatch.setattr("bertsmith.bundle.directory.download_from_hub", here)
     rows = [f"word{number} word{number + 1},{'ab'[number % 2]}" for number in range(12)]
     (tmp_path / "rows.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     done = finetune(
@@ -231,8 +250,8 @@ def test_an_id_is_pinned_to_its_commit(
     assert done.model is not None
     # The card names the model of the hub, and no folder.
     assert ModelCard.load(done.model / "README.md").data.base_model == NAME
-    found = pinned(NAME)
+    found = pin_model_path(NAME)
     assert str(found) == read_toml(tmp_path / "run" / "settings.toml")["run"]["start_from"]
     assert found.is_absolute()
-    assert found.name == commit_of(hub.repos[NAME]["main"])
-    assert pinned(tmp_path / "m") == (tmp_path / "m").resolve()
+    assert found.name == commit_hash(hub.repos[NAME]["main"])
+    assert pin_model_path(tmp_path / "m") == (tmp_path / "m").resolve()

@@ -14,19 +14,24 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from bertsmith import bundle
-from bertsmith.bundle import Head
+from bertsmith.bundle import HeadConfig
 from bertsmith.cli import commands  # noqa: F401 (registers them)
 from bertsmith.cli.app import app
 from bertsmith.errors import ModelError
-from bertsmith.model.bert import PreTrainingModel
-from bertsmith.model.packed import pack
+from bertsmith.model.bert import BertForPreTraining
+from bertsmith.model.packed import pack_sequences
 from bertsmith.use.fill import fill
-from bertsmith.use.inspection.artifacts import recognize
+from bertsmith.use.inspection.artifacts import identify_artifact
 from bertsmith.use.inspection.describe import describe_model
 from bertsmith.use.pair import pair
 from bertsmith.use.score import score
-from tests.interop.peers import CLASSES, FORMS, peer, write
-from tests.model.examples import primes, shaken, tokenizer_of
+from tests.interop.transformers_models import (
+    MODEL_CLASSES,
+    WEIGHT_FORMATS,
+    make_transformers_model,
+    write_model_directory,
+)
+from tests.model.examples import make_tokenizer, prime_config, randomize_weights
 
 #: Two sequences as (ids, segments): of unlike lengths, one with both segments.
 ROWS = [([2, 17, 5, 3, 9, 33, 3], [0, 0, 0, 0, 1, 1, 1]), ([2, 8, 3], [0, 0, 0])]
@@ -55,7 +60,7 @@ def asked(model: Any, name: str) -> list[Tensor]:
 
 def answered(directory: Path, name: str) -> list[Tensor]:
     """Return what Bertsmith says of each row, its tensors on end."""
-    packed = pack(ROWS)
+    packed = pack_sequences(ROWS)
     lengths = [len(ids) for ids, _ in ROWS]
     with torch.no_grad():
         if name in ("BertModel", "BertForMaskedLM", "BertForPreTraining"):
@@ -69,18 +74,18 @@ def answered(directory: Path, name: str) -> list[Tensor]:
         if name == "BertForNextSentencePrediction":
             model = bundle.load(directory).model
             return list(model.next_sentence_logits(model.bert(packed), packed))
-        found = bundle.load_task(directory).model(packed)
+        found = bundle.load_fine_tuned(directory).model(packed)
     return [row.flatten() for row in (found if len(found) == 2 else found.split(lengths))]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("form", WEIGHT_FORMATS)
+@pytest.mark.parametrize("name", MODEL_CLASSES)
 def test_every_class_in_every_form_gives_the_same_numbers(
     name: str, form: str, tmp_path: Path
 ) -> None:
     """What transformers wrote, in any form of file and under old names, answers alike to 1e-5."""
-    theirs = peer(name)
-    write(theirs, tmp_path, form)
+    theirs = make_transformers_model(name)
+    write_model_directory(theirs, tmp_path, form)
     for ours, wanted in zip(answered(tmp_path, name), asked(theirs, name), strict=True):
         torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-5)
 
@@ -88,18 +93,18 @@ def test_every_class_in_every_form_gives_the_same_numbers(
 @pytest.mark.parametrize(
     ("name", "head"),
     [
-        ("one label", Head("single", ("bad", "fair", "good"))),
-        ("many labels", Head("multi", tuple(f"LABEL_{number}" for number in range(5)))),
-        ("regression", Head("regression")),
-        ("BertForTokenClassification", Head("entities", ("O", "B-PER", "I-PER"))),
-        ("BertForQuestionAnswering", Head("span")),
-        ("BertForMultipleChoice", Head("choice")),
+        ("one label", HeadConfig("single", ("bad", "fair", "good"))),
+        ("many labels", HeadConfig("multi", tuple(f"LABEL_{number}" for number in range(5)))),
+        ("regression", HeadConfig("regression")),
+        ("BertForTokenClassification", HeadConfig("entities", ("O", "B-PER", "I-PER"))),
+        ("BertForQuestionAnswering", HeadConfig("span")),
+        ("BertForMultipleChoice", HeadConfig("choice")),
     ],
 )
-def test_label_maps_are_read(name: str, head: Head, tmp_path: Path) -> None:
+def test_label_maps_are_read(name: str, head: HeadConfig, tmp_path: Path) -> None:
     """A config's labels and problem type say what the outputs mean."""
-    write(peer(name), tmp_path)
-    assert bundle.load_task(tmp_path).head == head
+    write_model_directory(make_transformers_model(name), tmp_path)
+    assert bundle.load_fine_tuned(tmp_path).head == head
 
 
 @pytest.mark.parametrize(
@@ -116,9 +121,9 @@ def test_a_head_that_is_not_there_never_answers(
     name: str, new: bool, pairs: bool, tmp_path: Path
 ) -> None:
     """New weights are named; fill and score refuse to speak from them, pair without its head."""
-    write(peer(name), tmp_path)
+    write_model_directory(make_transformers_model(name), tmp_path)
     found = bundle.load(tmp_path)
-    heads = {name.partition(".")[0] for name in found.new}
+    heads = {name.partition(".")[0] for name in found.new_weights}
     assert heads == ({"mlm"} if new else set())
     if new:
         assert any("drawn anew" in note and "mlm.transform.weight" in note
@@ -138,21 +143,21 @@ def test_a_head_that_is_not_there_never_answers(
 
 def test_the_weights_say_which_heads_there_are(tmp_path: Path) -> None:
     """A config of BertForMaskedLM beside weights with a next-sentence head: pair uses it."""
-    write(peer("BertForPreTraining"), tmp_path)
+    write_model_directory(make_transformers_model("BertForPreTraining"), tmp_path)
     edit(tmp_path, architectures=["BertForMaskedLM"])
     assert bundle.load(tmp_path).config.nsp
 
 
 def test_what_is_unexpected_is_named(tmp_path: Path) -> None:
     """A tensor that no BERT has is left out and named; one of another head likewise."""
-    write(peer("one label"), tmp_path)
+    write_model_directory(make_transformers_model("one label"), tmp_path)
     change(tmp_path, lambda state: state | {"bert.extra": torch.ones(3)})
-    assert bundle.load_task(tmp_path).left_out == ("bert.extra",)
-    left = set(bundle.load(tmp_path).left_out)
+    assert bundle.load_fine_tuned(tmp_path).unused_weights == ("bert.extra",)
+    left = set(bundle.load(tmp_path).unused_weights)
     pooler = {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
     assert left == {"bert.extra", "classifier.weight", "classifier.bias"} | pooler
-    told = bundle.start_task(tmp_path, Head("regression"))
-    assert set(told.left_out) == {"bert.extra", "classifier.weight", "classifier.bias"}
+    told = bundle.load_for_fine_tuning(tmp_path, HeadConfig("regression"))
+    assert set(told.unused_weights) == {"bert.extra", "classifier.weight", "classifier.bias"}
     assert told.info["new"] == ["output.bias", "output.weight"]
     done = CliRunner().invoke(app, ["predict", str(tmp_path), "word3"])
     assert done.exit_code == 0, done.stderr
@@ -161,10 +166,10 @@ def test_what_is_unexpected_is_named(tmp_path: Path) -> None:
 
 def test_a_bare_encoder_without_a_pooler_is_a_start(tmp_path: Path) -> None:
     """Names without "bert." and no pooler: the pooler is new, and named."""
-    theirs = peer("BertModel")
-    write(theirs, tmp_path)
+    theirs = make_transformers_model("BertModel")
+    write_model_directory(theirs, tmp_path)
     change(tmp_path, lambda state: {k: v for k, v in state.items() if "pooler" not in k})
-    found = bundle.start_task(tmp_path, Head("single", ("a", "b")))
+    found = bundle.load_for_fine_tuning(tmp_path, HeadConfig("single", ("a", "b")))
     assert {name for name in found.info["new"] if name.startswith("pooler")} == {
         "pooler.dense.weight",
         "pooler.dense.bias",
@@ -173,7 +178,7 @@ def test_a_bare_encoder_without_a_pooler_is_a_start(tmp_path: Path) -> None:
 
 def test_half_a_head_is_broken(tmp_path: Path) -> None:
     """A head of which a part is there is not drawn anew: the missing tensor is named."""
-    write(peer("BertForMaskedLM"), tmp_path)
+    write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path)
     gone = "cls.predictions.transform.dense.weight"
     change(tmp_path, lambda state: {k: v for k, v in state.items() if k != gone})
     with pytest.raises(ModelError, match=rf"'{gone}' is missing"):
@@ -182,7 +187,7 @@ def test_half_a_head_is_broken(tmp_path: Path) -> None:
 
 def test_a_decoder_of_its_own_is_refused(tmp_path: Path) -> None:
     """A stored decoder that is not the word embeddings would be lost silently."""
-    write(peer("BertForMaskedLM"), tmp_path)
+    write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path)
     name = "cls.predictions.decoder.weight"
     change(tmp_path, lambda state: state | {name: torch.ones(101, 21)})
     with pytest.raises(ModelError, match=rf"{name} differs from bert\.embeddings\.word"):
@@ -191,8 +196,8 @@ def test_a_decoder_of_its_own_is_refused(tmp_path: Path) -> None:
 
 def test_a_resized_vocabulary_is_told(tmp_path: Path) -> None:
     """More rows than words are noted; a config that is not resized is refused with the number."""
-    write(peer("BertForMaskedLM"), tmp_path)
-    words = tokenizer_of(97).vocab
+    write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path)
+    words = make_tokenizer(97).vocab
     (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
     found = bundle.load(tmp_path)
     assert any("97 words, 101 word embeddings; 4 stand unused" in note for note in found.notes())
@@ -216,7 +221,7 @@ def test_a_resized_vocabulary_is_told(tmp_path: Path) -> None:
 )
 def test_relatives_are_refused_by_name(kind: str, classes: list[str], tmp_path: Path) -> None:
     """By the config's type or class, and the message names it."""
-    write(peer("BertModel"), tmp_path)
+    write_model_directory(make_transformers_model("BertModel"), tmp_path)
     edit(tmp_path, model_type=kind, architectures=classes)
     with pytest.raises(ModelError, match=rf"model_type is '{kind}'|names {classes[0]}") as error:
         bundle.load(tmp_path)
@@ -234,7 +239,7 @@ def test_relatives_are_refused_by_name(kind: str, classes: list[str], tmp_path: 
 )
 def test_weights_of_relatives_are_refused_by_name(tensor: str, name: str, tmp_path: Path) -> None:
     """A config that says BERT does not make a BERT of other weights."""
-    write(peer("BertModel"), tmp_path)
+    write_model_directory(make_transformers_model("BertModel"), tmp_path)
     save_file({tensor: torch.ones(2)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=f"weights of {name}, not of a BERT"):
         bundle.load(tmp_path)
@@ -242,18 +247,18 @@ def test_weights_of_relatives_are_refused_by_name(tensor: str, name: str, tmp_pa
 
 def test_a_config_from_before_model_types_is_read(tmp_path: Path) -> None:
     """A config.json without model_type and architectures is a BERT's if the weights are."""
-    write(peer("BertForMaskedLM"), tmp_path)
+    write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
     kept = {k: v for k, v in raw.items() if k not in ("model_type", "architectures")}
     (tmp_path / "config.json").write_text(json.dumps(kept))
-    assert not bundle.load(tmp_path).new
+    assert not bundle.load(tmp_path).new_weights
 
 
 @pytest.mark.parametrize("form", ["sharded", "old bin"])
 def test_inspect_shows_every_form(form: str, tmp_path: Path) -> None:
     """``bertsmith inspect`` lists the tensors of shards and of an old checkpoint."""
-    write(peer("BertForMaskedLM"), tmp_path, form)
-    kind, path = recognize(tmp_path)
+    write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path, form)
+    kind, path = identify_artifact(tmp_path)
     found = describe_model(path)
     assert kind == "model"
     shown = {one["name"]: one["shape"] for one in found.facts["tensors"]}
@@ -264,13 +269,13 @@ def test_inspect_shows_every_form(form: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_file_stands_for_its_directory(name: str, tmp_path: Path) -> None:
     """A model may be named by its weights or its config."""
-    write(peer("BertForMaskedLM"), tmp_path)
+    write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path)
     assert bundle.load(tmp_path / name).path == tmp_path
 
 
 def test_do_lower_case_is_read(tmp_path: Path) -> None:
     """With only vocab.txt, tokenizer_config.json says whether text is lowered."""
-    write(peer("BertForMaskedLM"), tmp_path)
+    write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path)
     for lowered in (True, False):
         text = json.dumps({"do_lower_case": lowered, "strip_accents": False})
         (tmp_path / "tokenizer_config.json").write_text(text)
@@ -281,10 +286,10 @@ def test_do_lower_case_is_read(tmp_path: Path) -> None:
 
 #: What we write: a directory's name and what makes it.
 HEADS = {
-    "BertForSequenceClassification": Head("single", ("bad", "fair", "good")),
-    "BertForTokenClassification": Head("entities", ("O", "B-X", "I-X")),
-    "BertForQuestionAnswering": Head("span"),
-    "BertForMultipleChoice": Head("choice"),
+    "BertForSequenceClassification": HeadConfig("single", ("bad", "fair", "good")),
+    "BertForTokenClassification": HeadConfig("entities", ("O", "B-X", "I-X")),
+    "BertForQuestionAnswering": HeadConfig("span"),
+    "BertForMultipleChoice": HeadConfig("choice"),
 }
 #: A fresh process, so that nothing that was loaded before keeps a warning from being shown.
 FRESH = """
@@ -324,12 +329,14 @@ json.dump(found, sys.stdout)
 def test_transformers_loads_every_class_that_is_written(tmp_path: Path) -> None:
     """In a fresh process: no warning, no key missing or too many, the same numbers to 1e-5."""
     for name, pairs in (("BertForPreTraining", True), ("BertForMaskedLM", False)):
-        config = primes(nsp=pairs)
-        bundle.save(tmp_path / name, shaken(PreTrainingModel(config)), tokenizer_of(101), {})
+        config = prime_config(nsp=pairs)
+        bundle.save(
+            tmp_path / name, randomize_weights(BertForPreTraining(config)), make_tokenizer(101), {}
+        )
     for name, head in HEADS.items():
         torch.manual_seed(3)
-        model = head.model(primes(init_range=0.3))
-        bundle.save_task(tmp_path / name, model, tokenizer_of(101), head, {"task": "none"})
+        model = head.build_model(prime_config(init_range=0.3))
+        bundle.save_fine_tuned(tmp_path / name, model, make_tokenizer(101), head, {"task": "none"})
     command = [sys.executable, "-c", FRESH, str(tmp_path), json.dumps(ROWS)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -346,15 +353,17 @@ def test_transformers_loads_every_class_that_is_written(tmp_path: Path) -> None:
 def test_there_and_back_is_bit_for_bit(name: str, tmp_path: Path) -> None:
     """Written here, loaded and saved by transformers, read here: no bit of a weight differs."""
     if name in HEADS:
-        model: Any = HEADS[name].model(primes())
-        bundle.save_task(tmp_path / "ours", model, tokenizer_of(101), HEADS[name], {})
+        model: Any = HEADS[name].build_model(prime_config())
+        bundle.save_fine_tuned(tmp_path / "ours", model, make_tokenizer(101), HEADS[name], {})
     else:
-        model = shaken(PreTrainingModel(primes(nsp=name == "BertForPreTraining")))
-        bundle.save(tmp_path / "ours", model, tokenizer_of(101), {})
-    kind = next(kind for kind, _ in CLASSES.values() if kind.__name__ == name)
+        model = randomize_weights(
+            BertForPreTraining(prime_config(nsp=name == "BertForPreTraining"))
+        )
+        bundle.save(tmp_path / "ours", model, make_tokenizer(101), {})
+    kind = next(kind for kind, _ in MODEL_CLASSES.values() if kind.__name__ == name)
     kind.from_pretrained(tmp_path / "ours").save_pretrained(tmp_path / "theirs")
-    tokenizer_of(101).save(tmp_path / "theirs")
-    read = bundle.load_task if name in HEADS else bundle.load
+    make_tokenizer(101).save(tmp_path / "theirs")
+    read = bundle.load_fine_tuned if name in HEADS else bundle.load
     back = read(tmp_path / "theirs").model.state_dict()
     assert back.keys() == model.state_dict().keys()
     for key, value in model.state_dict().items():
@@ -378,7 +387,12 @@ def test_a_model_card_says_what_is_known(tmp_path: Path) -> None:
             },
         },
     }
-    bundle.save(tmp_path / "m", shaken(PreTrainingModel(primes())), tokenizer_of(101), info)
+    bundle.save(
+        tmp_path / "m",
+        randomize_weights(BertForPreTraining(prime_config())),
+        make_tokenizer(101),
+        info,
+    )
     card = ModelCard.load(tmp_path / "m" / "README.md")
     assert card.data.language == "ko"
     assert card.data.base_model == "acme/tiny-bert"
@@ -394,7 +408,7 @@ def test_a_model_card_says_what_is_known(tmp_path: Path) -> None:
 
 def test_a_card_of_a_task_names_labels_and_results(tmp_path: Path) -> None:
     """A fine-tuned model's card has the task, its labels and the run that it started from."""
-    head = Head("single", ("bad", "a|b"))
+    head = HeadConfig("single", ("bad", "a|b"))
     info = {
         "task": "sst-2",
         "heldout": {"accuracy": 0.925},
@@ -403,7 +417,9 @@ def test_a_card_of_a_task_names_labels_and_results(tmp_path: Path) -> None:
             "run": {"start_from": "/home/somebody/my-run/model", "seed": 3},
         },
     }
-    bundle.save_task(tmp_path / "m", head.model(primes()), tokenizer_of(101), head, info)
+    bundle.save_fine_tuned(
+        tmp_path / "m", head.build_model(prime_config()), make_tokenizer(101), head, info
+    )
     card = ModelCard.load(tmp_path / "m" / "README.md")
     assert card.data.pipeline_tag == "text-classification"
     assert card.data.base_model is None

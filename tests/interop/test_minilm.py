@@ -73,7 +73,7 @@ def test_compare_finds_no_difference(tmp_path: Path, minilm: Path) -> None:
     """Their directory and our copy of it: the same tensors, bit for bit, and the same outputs."""
     write_sentence_transformers(minilm, tmp_path / "ours")
     found = compare(minilm, tmp_path / "ours", ["a real sentence", "and a second one, longer"])
-    assert found.equal
+    assert found.is_equal
 
 
 def _vectors(file: Path, texts: list[str]) -> NDArray[np.float32]:

@@ -16,21 +16,21 @@ from transformers import AutoTokenizer, BertConfig, BertModel
 
 import bertsmith
 from bertsmith import bundle
-from bertsmith.bundle import Head, load, load_encoder, load_task, save, save_task
+from bertsmith.bundle import HeadConfig, load, load_encoder, load_fine_tuned, save, save_fine_tuned
 from bertsmith.errors import MissingExtraError, ModelError
 from bertsmith.interop.onnx import write_onnx, writing
-from bertsmith.model.bert import PreTrainingModel
+from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import FeatureSettings, ModelConfig
-from bertsmith.model.packed import Packed
-from tests.model.examples import example, primes, shaken, tokenizer_of
+from bertsmith.model.packed import PackedBatch
+from tests.model.examples import make_tokenizer, prime_config, random_batch, randomize_weights
 
 HEADS = [
-    Head("single", ("bad", "fair", "good")),
-    Head("multi", ("red", "green", "blue", "black", "white")),
-    Head("regression"),
-    Head("entities", ("O", "B-X", "I-X")),
-    Head("tags", ("NN", "VB")),
-    Head("span"),
+    HeadConfig("single", ("bad", "fair", "good")),
+    HeadConfig("multi", ("red", "green", "blue", "black", "white")),
+    HeadConfig("regression"),
+    HeadConfig("entities", ("O", "B-X", "I-X")),
+    HeadConfig("tags", ("NN", "VB")),
+    HeadConfig("span"),
 ]
 #: Every value of each switch, in as few configs as hold them all; in a pre-norm or causal graph
 #: every later part has its part.
@@ -46,15 +46,15 @@ BATCHES = [(23, 5, 41, 1, 13), (1,), (7,), (43,), (43, 1, 42)]
 Feed = dict[str, NDArray[np.int64]]
 
 
-def fed(packed: Packed, beyond: int = 0) -> Feed:
+def fed(packed: PackedBatch, beyond: int = 0) -> Feed:
     """Return a batch as the graph takes it, int64 [B, S]; what is padded is 0.
 
     ``beyond``: padding after the longest sequence.
     """
-    lengths = packed.boundaries.diff().tolist()
+    lengths = packed.cu_seqlens.diff().tolist()
     shape = (len(lengths), max(lengths) + beyond)
     ids, segments, mask = (np.zeros(shape, np.int64) for _ in range(3))
-    for row, (first, last) in enumerate(pairwise(packed.boundaries.tolist())):
+    for row, (first, last) in enumerate(pairwise(packed.cu_seqlens.tolist())):
         ids[row, : last - first] = packed.ids[first:last]
         segments[row, : last - first] = packed.segments[first:last]
         mask[row, : last - first] = 1
@@ -74,17 +74,17 @@ def close(found: NDArray[np.float32], wanted: torch.Tensor, feed: Feed | None = 
     np.testing.assert_allclose(real, wanted.numpy(), rtol=0, atol=1e-4)
 
 
-def pretrained(folder: Path, config: ModelConfig) -> PreTrainingModel:
+def pretrained(folder: Path, config: ModelConfig) -> BertForPreTraining:
     """Save a pre-trained model all of whose weights are random; return it."""
-    model = shaken(PreTrainingModel(config)).eval()
-    save(folder, model, tokenizer_of(config.vocab_size), {})
+    model = randomize_weights(BertForPreTraining(config)).eval()
+    save(folder, model, make_tokenizer(config.vocab_size), {})
     return model
 
 
 @pytest.fixture(params=SWITCHES, ids=lambda own: " ".join(map(str, own.values())))
 def config(request: pytest.FixtureRequest) -> ModelConfig:
     """A config with some switches turned."""
-    return primes(**request.param)
+    return prime_config(**request.param)
 
 
 @torch.no_grad()
@@ -93,7 +93,7 @@ def test_pretrained_logits(tmp_path: Path, config: ModelConfig) -> None:
     model = pretrained(tmp_path / "m", config)
     assert write_onnx(tmp_path / "m", tmp_path / "o") == writing._notes(load(tmp_path / "m"))
     for lengths in BATCHES:
-        packed = example(config, lengths).packed
+        packed = random_batch(config, lengths).packed
         feed = fed(packed, beyond=43 - max(lengths))
         found = ran(tmp_path / "o" / "model.onnx", feed)
         hidden = model.bert(packed)
@@ -105,13 +105,13 @@ def test_pretrained_logits(tmp_path: Path, config: ModelConfig) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: head.kind)
-def test_fine_tuned_logits(tmp_path: Path, head: Head, config: ModelConfig) -> None:
+def test_fine_tuned_logits(tmp_path: Path, head: HeadConfig, config: ModelConfig) -> None:
     """Each kind of fine-tuned model, to 1e-4; a causal one is read at its last real token."""
-    model = shaken(head.model(config)).eval()
-    save_task(tmp_path / "m", model, tokenizer_of(config.vocab_size), head, {})
+    model = randomize_weights(head.build_model(config)).eval()
+    save_fine_tuned(tmp_path / "m", model, make_tokenizer(config.vocab_size), head, {})
     write_onnx(tmp_path / "m", tmp_path / "o")
     for lengths in BATCHES:
-        packed = example(config, lengths).packed
+        packed = random_batch(config, lengths).packed
         feed, wanted = fed(packed), model(packed)
         found = ran(tmp_path / "o" / "model.onnx", feed)
         if head.kind == "span":
@@ -125,12 +125,12 @@ def test_fine_tuned_logits(tmp_path: Path, head: Head, config: ModelConfig) -> N
 @torch.no_grad()
 def test_choice_logits(tmp_path: Path, config: ModelConfig) -> None:
     """Multiple choice takes [B, endings, S] and gives [B, endings], to 1e-4."""
-    head = Head("choice")
-    model = shaken(head.model(config)).eval()
-    save_task(tmp_path / "m", model, tokenizer_of(config.vocab_size), head, {})
+    head = HeadConfig("choice")
+    model = randomize_weights(head.build_model(config)).eval()
+    save_fine_tuned(tmp_path / "m", model, make_tokenizer(config.vocab_size), head, {})
     write_onnx(tmp_path / "m", tmp_path / "o")
     for prompts, endings in ((3, 2), (1, 5), (2, 1)):
-        packed = example(config, (23, 5, 41, 1, 13, 7)[: prompts * endings]).packed
+        packed = random_batch(config, (23, 5, 41, 1, 13, 7)[: prompts * endings]).packed
         feed = {name: own.reshape(prompts, endings, -1) for name, own in fed(packed).items()}
         found = ran(tmp_path / "o" / "model.onnx", feed)["logits"]
         close(found, model(packed).reshape(prompts, endings))
@@ -139,13 +139,13 @@ def test_choice_logits(tmp_path: Path, config: ModelConfig) -> None:
 @torch.no_grad()
 def test_a_bare_encoder_gives_hidden_states(tmp_path: Path) -> None:
     """Transformers' BertModel, whose weights' names have no prefix, to 1e-4."""
-    config = primes(activation="gelu")
-    raw = bundle.config_json(config) | {"architectures": None}
+    config = prime_config(activation="gelu")
+    raw = bundle.to_hf_config(config) | {"architectures": None}
     torch.manual_seed(2)
     BertModel(BertConfig(**raw)).save_pretrained(tmp_path / "m")
-    tokenizer_of(config.vocab_size).save(tmp_path / "m")
+    make_tokenizer(config.vocab_size).save(tmp_path / "m")
     write_onnx(tmp_path / "m", tmp_path / "o")
-    packed = example(config).packed
+    packed = random_batch(config).packed
     feed = fed(packed)
     found = ran(tmp_path / "o" / "model.onnx", feed)
     assert list(found) == ["last_hidden_state"]
@@ -154,12 +154,12 @@ def test_a_bare_encoder_gives_hidden_states(tmp_path: Path) -> None:
 
 def test_a_head_that_is_not_in_the_files_is_not_written(tmp_path: Path) -> None:
     """Without a masked-LM head only the next sentence is told; with neither it is refused."""
-    pretrained(tmp_path / "m", primes())
+    pretrained(tmp_path / "m", prime_config())
     weights = tmp_path / "m" / "model.safetensors"
     kept = {k: v for k, v in load_file(weights).items() if not k.startswith("cls.predictions")}
     save_file(kept, weights)
     write_onnx(tmp_path / "m", tmp_path / "o")
-    found = ran(tmp_path / "o" / "model.onnx", fed(example(primes()).packed))
+    found = ran(tmp_path / "o" / "model.onnx", fed(random_batch(prime_config()).packed))
     assert list(found) == ["seq_relationship_logits"]
     save_file({k: v for k, v in kept.items() if not k.startswith("cls.")}, weights)
     with pytest.raises(ModelError, match="has no masked-LM head"):
@@ -168,7 +168,7 @@ def test_a_head_that_is_not_in_the_files_is_not_written(tmp_path: Path) -> None:
 
 def test_inputs_outputs_and_opset(tmp_path: Path) -> None:
     """The checker passes; opset, file form, axes and types are as documented; both may vary."""
-    pretrained(tmp_path / "m", primes())
+    pretrained(tmp_path / "m", prime_config())
     write_onnx(tmp_path / "m", tmp_path / "o")
     file = tmp_path / "o" / "model.onnx"
     onnx.checker.check_model(file, full_check=True)
@@ -191,7 +191,7 @@ def test_inputs_outputs_and_opset(tmp_path: Path) -> None:
 
 def test_the_opset_is_the_newest_that_the_runtime_takes(tmp_path: Path) -> None:
     """The next one is refused: when this fails, write the next one."""
-    pretrained(tmp_path / "m", primes())
+    pretrained(tmp_path / "m", prime_config())
     write_onnx(tmp_path / "m", tmp_path / "o")
     proto = onnx.load(tmp_path / "o" / "model.onnx")
     proto.opset_import[0].version += 1
@@ -201,7 +201,7 @@ def test_the_opset_is_the_newest_that_the_runtime_takes(tmp_path: Path) -> None:
 
 def test_the_same_model_gives_the_same_bytes(tmp_path: Path) -> None:
     """Writing twice makes equal files, fp32 and int8."""
-    pretrained(tmp_path / "m", primes())
+    pretrained(tmp_path / "m", prime_config())
     for int8 in (False, True):
         for name in ("a", "b"):
             write_onnx(tmp_path / "m", tmp_path / f"{name}{int8}", int8=int8)
@@ -215,7 +215,7 @@ def test_metadata_and_tokenizer_stand_beside_it(tmp_path: Path) -> None:
     """Kind, labels, longest length, case and producer; transformers' tokenizer; fp32 and int8."""
     head = HEADS[0]
     torch.manual_seed(1)
-    save_task(tmp_path / "m", head.model(primes()), tokenizer_of(101), head, {})
+    save_fine_tuned(tmp_path / "m", head.build_model(prime_config()), make_tokenizer(101), head, {})
     for int8, name in ((False, "model.onnx"), (True, "model_quantized.onnx")):
         out = tmp_path / f"o{int8}"
         write_onnx(tmp_path / "m", out, int8=int8)
@@ -239,8 +239,8 @@ def test_weights_beyond_a_file_stand_in_one_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a smaller limit, in place of 2 GB, weights go into a second file; answers are equal."""
-    pretrained(tmp_path / "m", primes())
-    feed = fed(example(primes()).packed)
+    pretrained(tmp_path / "m", prime_config())
+    feed = fed(random_batch(prime_config()).packed)
     for int8, name in ((False, "model.onnx"), (True, "model_quantized.onnx")):
         whole, parted = tmp_path / f"whole {int8}", tmp_path / f"parted {int8}"
         write_onnx(tmp_path / "m", whole, int8=int8)
@@ -258,12 +258,12 @@ def test_weights_beyond_a_file_stand_in_one_beside_it(
 
 def test_what_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A BiLSTM on features, a folder that is in use, packages that are not there."""
-    head, words = HEADS[0], tokenizer_of(101)
+    head, words = HEADS[0], make_tokenizer(101)
     features = FeatureSettings(layers="last", width=5)
-    save_task(tmp_path / "f", head.model(primes(), features), words, head, {})
+    save_fine_tuned(tmp_path / "f", head.build_model(prime_config(), features), words, head, {})
     with pytest.raises(ModelError, match="BiLSTM on an encoder"):
         write_onnx(tmp_path / "f", tmp_path / "o")
-    pretrained(tmp_path / "m", primes())
+    pretrained(tmp_path / "m", prime_config())
     with pytest.raises(ModelError, match="something is there already"):
         write_onnx(tmp_path / "m", tmp_path / "f")
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime.quantization", None)
@@ -273,4 +273,4 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(MissingExtraError, match=r"pip install 'bertsmith\[onnx\]'"):
         write_onnx(tmp_path / "m", tmp_path / "o")
     assert not (tmp_path / "o").exists()
-    assert load_task(tmp_path / "f").head == head
+    assert load_fine_tuned(tmp_path / "f").head == head

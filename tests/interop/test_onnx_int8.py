@@ -14,16 +14,16 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from bertsmith.bundle import Head, save_task
+from bertsmith.bundle import HeadConfig, save_fine_tuned
 from bertsmith.interop.onnx import write_onnx
 from bertsmith.interop.sentence_transformers import write_sentence_transformers
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.packed import groups, pack
-from bertsmith.text.wordpiece_trainer import train
+from bertsmith.model.packed import batch_by_length, pack_sequences
+from bertsmith.text.wordpiece_trainer import train_wordpiece
 from bertsmith.use.embed import embed
 
 QUANTIZED = "model_quantized.onnx"
-HEAD = Head("single", ("negative", "positive"))
+HEAD = HeadConfig("single", ("negative", "positive"))
 
 
 def rows(path: Path, most: int) -> list[tuple[str, int]]:
@@ -51,12 +51,12 @@ def learnt(
     """Teach a small BERT the sentiment of 4,000 reviews: its directory, texts and ids held out."""
     examples = rows(labelled / "glue" / "SST-2" / "train.tsv", 4000)
     texts = [text for text, _ in rows(labelled / "glue" / "SST-2" / "dev.tsv", 872)]
-    words = train((text for text, _ in examples), 3000)
+    words = train_wordpiece((text for text, _ in examples), 3000)
     torch.manual_seed(0)
     config = ModelConfig(
         vocab_size=3000, layers=2, width=64, heads=4, feed_forward=256, max_positions=96
     )
-    model = HEAD.model(config)
+    model = HEAD.build_model(config)
 
     def encoded(some: list[str]) -> list[list[int]]:
         return [[words.cls_id, *ids[:94], words.sep_id] for ids in words.encode_batch(some)]
@@ -64,18 +64,18 @@ def learnt(
     inputs = encoded([text for text, _ in examples])
     targets = torch.tensor([label for _, label in examples])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    batches = list(groups([len(ids) for ids in inputs], 1024))
+    batches = list(batch_by_length([len(ids) for ids in inputs], 1024))
     for epoch in range(3):
         chance = torch.Generator().manual_seed(epoch)
         for number in torch.randperm(len(batches), generator=chance).tolist():
             batch = batches[number]
-            logits = model(pack([(inputs[one], [0] * len(inputs[one])) for one in batch]))
+            logits = model(pack_sequences([(inputs[one], [0] * len(inputs[one])) for one in batch]))
             optimizer.zero_grad()
             loss = F.cross_entropy(logits, targets[batch])
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     folder = tmp_path_factory.mktemp("learnt") / "model"
-    save_task(folder, model.eval(), words, HEAD, {})
+    save_fine_tuned(folder, model.eval(), words, HEAD, {})
     return folder, texts, encoded(texts)
 
 

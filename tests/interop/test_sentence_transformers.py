@@ -18,20 +18,28 @@ from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules as models
 
-from bertsmith.bundle import Head, load, load_encoder, load_task, save, save_task, start_task
+from bertsmith.bundle import (
+    HeadConfig,
+    load,
+    load_encoder,
+    load_fine_tuned,
+    load_for_fine_tuning,
+    save,
+    save_fine_tuned,
+)
 from bertsmith.errors import ModelError
 from bertsmith.interop.sentence_transformers import (
-    Mode,
-    Pooling,
+    PoolingConfig,
+    PoolingMode,
     read_pooling,
     write_sentence_transformers,
 )
-from bertsmith.model.bert import PreTrainingModel
+from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import FeatureSettings, ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.text.wordpiece_trainer import train
+from bertsmith.text.wordpiece_trainer import train_wordpiece
 from bertsmith.use.embed import embed
-from tests.model.examples import shaken
+from tests.model.examples import randomize_weights
 
 TEXTS = [
     "The forge stood where the two roads met.",
@@ -42,13 +50,20 @@ TEXTS = [
     "DIE SCHÖNE Straße, naïve café Ζεύς",
     "The smith struck, and struck, and struck again until dark.",
 ]
-MODES: list[Mode] = ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+MODES: list[PoolingMode] = [
+    "cls",
+    "max",
+    "mean",
+    "mean_sqrt_len_tokens",
+    "weightedmean",
+    "lasttoken",
+]
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     """A vocabulary learnt from the texts, lowered."""
-    return train(iter(TEXTS * 3), 200)
+    return train_wordpiece(iter(TEXTS * 3), 200)
 
 
 def config_of(tokenizer: Tokenizer, **changes: Any) -> ModelConfig:
@@ -64,7 +79,7 @@ def config_of(tokenizer: Tokenizer, **changes: Any) -> ModelConfig:
 def plain(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
     """The directory of a random pre-trained model."""
     folder = tmp_path_factory.mktemp("models") / "plain"
-    save(folder, shaken(PreTrainingModel(config_of(tokenizer))), tokenizer, {})
+    save(folder, randomize_weights(BertForPreTraining(config_of(tokenizer))), tokenizer, {})
     return folder
 
 
@@ -81,13 +96,15 @@ def same(ours: NDArray[np.float32], peer: NDArray[np.float32]) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_is_written_gives_the_same_vectors(tmp_path: Path, plain: Path, mode: Mode) -> None:
+def test_what_is_written_gives_the_same_vectors(
+    tmp_path: Path, plain: Path, mode: PoolingMode
+) -> None:
     """In every mode, with lengths 2 to too long, SentenceTransformer(ours) equals ours to 1e-5."""
     unit = mode != "mean_sqrt_len_tokens"
     assert not write_sentence_transformers(plain, tmp_path / "o", pooling=mode, normalize=unit)
     told = read_pooling(tmp_path / "o")
-    wanted = Pooling(modes=(mode,), longest=61)
-    assert told == (replace(wanted, after=("normalize",)) if unit else wanted)
+    wanted = PoolingConfig(modes=(mode,), max_seq_length=61)
+    assert told == (replace(wanted, post_modules=("normalize",)) if unit else wanted)
     same(embed(tmp_path / "o", TEXTS), theirs(tmp_path / "o"))
     # Asked for by hand, of the model as it was, the vectors are the same.
     name = {"cls": "first", "lasttoken": "last"}.get(mode, mode)
@@ -137,9 +154,9 @@ def test_what_they_write_is_read(
 
 def test_text_lowered_before_a_cased_tokenizer(tmp_path: Path) -> None:
     """do_lower_case of the Transformer is heard, though the tokenizer keeps capitals."""
-    cased = train(iter(TEXTS * 3), 260, cased=True)
+    cased = train_wordpiece(iter(TEXTS * 3), 260, cased=True)
     assert not cased.lowercase
-    save(tmp_path / "m", shaken(PreTrainingModel(config_of(cased))), cased, {})
+    save(tmp_path / "m", randomize_weights(BertForPreTraining(config_of(cased))), cased, {})
     write_sentence_transformers(tmp_path / "m", tmp_path / "o")
     before = embed(tmp_path / "o", TEXTS)
     path = tmp_path / "o" / "sentence_bert_config.json"
@@ -165,7 +182,7 @@ def test_the_model_may_stand_in_a_folder_of_its_own(
     same(theirs(old), wanted)
     same(embed(old, TEXTS), wanted)
     same(embed(old / "0_Transformer", TEXTS), wanted)
-    started = start_task(old, Head("single", ("a", "b")))
+    started = load_for_fine_tuning(old, HeadConfig("single", ("a", "b")))
     assert started.info["new"] == ["output.bias", "output.weight"]
     own = load(plain).model.bert.state_dict()
     for name, value in started.model.bert.state_dict().items():
@@ -178,7 +195,7 @@ def test_transformers_reads_it_without_a_warning(
 ) -> None:
     """In a fresh process: theirs with and without a pooler, AutoModel where there is one."""
     config = config_of(tokenizer, nsp=nsp, positions="sinusoidal")
-    save(tmp_path / "m", shaken(PreTrainingModel(config)), tokenizer, {})
+    save(tmp_path / "m", randomize_weights(BertForPreTraining(config)), tokenizer, {})
     notes = write_sentence_transformers(tmp_path / "m", tmp_path / "o")
     assert [*map(len, notes)] == ([] if nsp else [len(notes[0])])
     assert ("pooler.dense.weight" in load_file(tmp_path / "o" / "model.safetensors")) == nsp
@@ -201,14 +218,14 @@ def test_transformers_reads_it_without_a_warning(
 def test_the_encoder_of_a_fine_tuned_model(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """A classifier, and a frozen encoder under a BiLSTM, are embedded by their encoder alone."""
     for name, features in (("tuned", None), ("frozen", FeatureSettings(layers="last", width=5))):
-        head = Head("single", ("a", "b"))
+        head = HeadConfig("single", ("a", "b"))
         torch.manual_seed(9)
-        model = head.model(config_of(tokenizer, init_range=0.3), features)
-        save_task(tmp_path / name, model, tokenizer, head, {})
+        model = head.build_model(config_of(tokenizer, init_range=0.3), features)
+        save_fine_tuned(tmp_path / name, model, tokenizer, head, {})
         write_sentence_transformers(tmp_path / name, tmp_path / f"{name} out", normalize=False)
         wanted = theirs(tmp_path / f"{name} out")
         same(embed(tmp_path / name, TEXTS), wanted)
-        same(embed(load_task(tmp_path / name), TEXTS), wanted)
+        same(embed(load_fine_tuned(tmp_path / name), TEXTS), wanted)
         same(embed(load_encoder(tmp_path / name), TEXTS), wanted)
 
 
@@ -226,7 +243,10 @@ def test_what_they_cannot_say_is_refused(tmp_path: Path, tokenizer: Tokenizer, p
         ({"norm": "pre"}, {"attention": "causal"}, {"activation": "elu"})
     ):
         save(
-            tmp_path / f"{number}", PreTrainingModel(config_of(tokenizer, **change)), tokenizer, {}
+            tmp_path / f"{number}",
+            BertForPreTraining(config_of(tokenizer, **change)),
+            tokenizer,
+            {},
         )
         with pytest.raises(ModelError, match="no BERT that is causal, with ELU or another norm"):
             write_sentence_transformers(tmp_path / f"{number}", tmp_path / "o")

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from bertsmith.bundle import EncoderBundle
-from bertsmith.interop.onnx.heads import graph_of
-from bertsmith.interop.onnx.smoothing import smooth
+from bertsmith.interop.onnx.heads import build_graph
+from bertsmith.interop.onnx.smoothquant import apply_smoothquant
 from bertsmith.interop.onnx.writing import _proto, _save
 from bertsmith.model.bert import BertModel
 from bertsmith.model.config import ModelConfig
-from bertsmith.text.tokenizer_spec import SPECIAL, Recipe
+from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
 from bertsmith.text.wordpiece import Tokenizer
 
 
@@ -24,7 +24,7 @@ from bertsmith.text.wordpiece import Tokenizer
 def test_the_sums_stay_the_same(tmp_path: Path, norm: str) -> None:
     """Before and after, the graph says the same to 1e-5, though its largest column is 50 times."""
     torch.manual_seed(5)
-    words = Tokenizer(Recipe(vocab=(*SPECIAL, "a", "b", "c")))
+    words = Tokenizer(TokenizerSpec(vocab=(*SPECIAL_TOKENS, "a", "b", "c")))
     config = ModelConfig.parse(
         {"vocab_size": 8, "layers": 2, "width": 26, "heads": 2, "feed_forward": 37,
          "max_positions": 17, "norm": norm, "init_range": 0.3}, "a test",
@@ -37,9 +37,9 @@ def test_the_sums_stay_the_same(tmp_path: Path, norm: str) -> None:
                 own[3] = 50.0
     found = []
     for evened in (False, True):
-        graph = graph_of(EncoderBundle(model, words, config, tmp_path))
+        graph = build_graph(EncoderBundle(model, words, config, tmp_path))
         if evened:
-            smooth(graph)
+            apply_smoothquant(graph)
             added = [node for node in graph.nodes if node.outputs[0].endswith(" evened")]
             # Queries, keys and values together, and what widens, in each of two layers.
             assert len(added) == 4

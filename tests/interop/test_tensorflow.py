@@ -10,28 +10,28 @@ import torch
 from transformers import BertConfig, BertForPreTraining
 
 from bertsmith import bundle
-from bertsmith.bundle import Bundle, Head, TaskBundle
+from bertsmith.bundle import FineTunedBundle, HeadConfig, PretrainedBundle
 from bertsmith.errors import ModelError
 from bertsmith.interop.tensorflow import read_tensorflow, write_tensorflow
-from bertsmith.interop.tensorflow.bundle import TensorBundle
-from bertsmith.interop.tensorflow.names import is_training, official
+from bertsmith.interop.tensorflow.checkpoint_v2 import CheckpointV2
+from bertsmith.interop.tensorflow.names import is_training_state, to_official_name
 from bertsmith.interop.tensorflow.reading import _by_original_name, _plan
 from bertsmith.interop.tensorflow.release import read_config
-from bertsmith.interop.tensorflow.writing import write_bundle
-from bertsmith.model.bert import PreTrainingModel
-from bertsmith.model.packed import pack
-from bertsmith.text.tokenizer_spec import Recipe
+from bertsmith.interop.tensorflow.writing import write_checkpoint
+from bertsmith.model.bert import BertForPreTraining as PreTrainingModel
+from bertsmith.model.packed import pack_sequences
+from bertsmith.text.tokenizer_spec import TokenizerSpec
 from bertsmith.text.wordpiece import Tokenizer
-from tests.interop.conftest import CONFIG, Script, write_beside
+from tests.interop.conftest import CONFIG, Script, write_config_and_vocab
 from tests.interop.data import checkpoints
-from tests.interop.originals import expected_state, from_transformers
-from tests.model.examples import example, primes, shaken, tokenizer_of
+from tests.interop.original_weights import expected_state_dict, original_variables
+from tests.model.examples import make_tokenizer, prime_config, random_batch, randomize_weights
 
 
-def read(path: Path, **options: Any) -> Bundle:
+def read(path: Path, **options: Any) -> PretrainedBundle:
     """Read a pre-trained release."""
     found = read_tensorflow(path, **options)
-    assert isinstance(found, Bundle)
+    assert isinstance(found, PretrainedBundle)
     return found
 
 
@@ -50,12 +50,12 @@ def test_every_form_gives_the_same_weights(made: Path, form: str, beside: Path) 
     The optimizer's averages and the step are left, and counted.
     """
     found = read(made / form, files=beside)
-    assert_same(found.model, expected_state(checkpoints.variables()))
+    assert_same(found.model, expected_state_dict(checkpoints.make_variables()))
     assert found.model.mlm.decoder.weight is found.model.bert.embeddings.words.weight
     assert not found.model.training
     report = found.info["imported"]
     assert (report["new"], report["left"]) == ([], [])
-    several = 2 * len(checkpoints.shapes()) + 1
+    several = 2 * len(checkpoints.variable_shapes()) + 1
     left = {"v2": several, "v1": several, "object": 1, "parts": 0}[form]
     assert report["left_of_training"] == left
     assert (found.config.activation, found.config.norm_eps) == ("gelu_tanh", 1e-12)
@@ -68,15 +68,15 @@ def test_every_type_of_number_is_read(made: Path, beside: Path) -> None:
     kinds = (torch.float16, torch.bfloat16, torch.float64, torch.float32)
     values = {
         name: torch.tensor(array).to(kinds[index % 4]).float().numpy()
-        for index, (name, array) in enumerate(checkpoints.variables().items())
+        for index, (name, array) in enumerate(checkpoints.make_variables().items())
     }
-    assert_same(read(made / "types", files=beside).model, expected_state(values))
+    assert_same(read(made / "types", files=beside).model, expected_state_dict(values))
 
 
 def test_the_official_tf2_encoder_is_read(made: Path, beside: Path) -> None:
     """Its names and its kernels with an axis of heads give the same encoder; the heads are new."""
     found = read(made / "official", files=beside)
-    state, expected = found.model.state_dict(), expected_state(checkpoints.variables())
+    state, expected = found.model.state_dict(), expected_state_dict(checkpoints.make_variables())
     new = found.info["imported"]["new"]
     assert set(new) == {name for name in expected if name.startswith(("mlm.", "nsp."))} - {
         "mlm.decoder.weight"
@@ -91,41 +91,43 @@ def test_the_official_tf2_encoder_is_read(made: Path, beside: Path) -> None:
 
 def test_official_names_of_the_whole_model(tmp_path: Path) -> None:
     """The official names of the pre-training heads, as its converter gives them, are known too."""
-    values = {official(name): array for name, array in checkpoints.variables().items()}
+    values = {to_official_name(name): array for name, array in checkpoints.make_variables().items()}
     head = "predictions/transform/logits/kernel"
     values[head] = values[head].T
-    write_bundle(tmp_path / "bert_model.ckpt", values.items())
-    write_beside(tmp_path)
-    assert_same(read(tmp_path).model, expected_state(checkpoints.variables()))
+    write_checkpoint(tmp_path / "bert_model.ckpt", values.items())
+    write_config_and_vocab(tmp_path)
+    assert_same(read(tmp_path).model, expected_state_dict(checkpoints.make_variables()))
 
 
 @pytest.mark.parametrize("name", ["", "bert_model.ckpt", "bert_model.ckpt.index",
                                   "bert_model.ckpt.data-00000-of-00001"])  # fmt: skip
 def test_a_path_may_be_folder_prefix_or_file(tmp_path: Path, name: str) -> None:
     """A release is found by its folder, the checkpoint's prefix, or one of its files."""
-    write_bundle(tmp_path / "bert_model.ckpt", checkpoints.variables().items())
-    write_beside(tmp_path)
-    assert_same(read(tmp_path / name).model, expected_state(checkpoints.variables()))
+    write_checkpoint(tmp_path / "bert_model.ckpt", checkpoints.make_variables().items())
+    write_config_and_vocab(tmp_path)
+    assert_same(read(tmp_path / name).model, expected_state_dict(checkpoints.make_variables()))
 
 
 def test_the_file_checkpoint_chooses_among_several(tmp_path: Path) -> None:
     """Of several checkpoints the one that TensorFlow's own note names is read, in this folder."""
-    values = checkpoints.variables()
-    write_beside(tmp_path)
-    write_bundle(tmp_path / "model.ckpt-1", values.items())
-    write_bundle(tmp_path / "model.ckpt-2", [(name, array + 1) for name, array in values.items()])
+    values = checkpoints.make_variables()
+    write_config_and_vocab(tmp_path)
+    write_checkpoint(tmp_path / "model.ckpt-1", values.items())
+    write_checkpoint(
+        tmp_path / "model.ckpt-2", [(name, array + 1) for name, array in values.items()]
+    )
     with pytest.raises(ModelError, match=r"several checkpoints \(model\.ckpt-1, model\.ckpt-2\)"):
         read(tmp_path)
     (tmp_path / "checkpoint").write_text('model_checkpoint_path: "/far/away/../model.ckpt-2"\n')
-    state = expected_state({name: array + 1 for name, array in values.items()})
+    state = expected_state_dict({name: array + 1 for name, array in values.items()})
     assert_same(read(tmp_path).model, state)
 
 
 def saved(directory: Path, **changes: Any) -> PreTrainingModel:
     """Save a random model and return it."""
-    config = primes(**changes)
-    model = shaken(PreTrainingModel(config)).eval()
-    bundle.save(directory, model, tokenizer_of(config.vocab_size), {"recipe": "none"})
+    config = prime_config(**changes)
+    model = randomize_weights(PreTrainingModel(config)).eval()
+    bundle.save(directory, model, make_tokenizer(config.vocab_size), {"recipe": "none"})
     return model
 
 
@@ -139,7 +141,7 @@ def test_out_and_in_again_is_the_same(tmp_path: Path, changes: dict[str, Any]) -
     found = read(tmp_path / "release")
     assert_same(found.model, model.state_dict())
     assert found.config == model.config
-    assert found.tokenizer.hash == tokenizer_of(101).hash
+    assert found.tokenizer.hash == make_tokenizer(101).hash
     assert found.info["recipe"] == "none"
     assert found.info["imported"]["left"] == found.info["imported"]["new"] == []
 
@@ -154,7 +156,7 @@ def test_tensorflow_reads_what_is_written(tmp_path: Path, script: Script) -> Non
     prefix = tmp_path / "release" / "bert_model.ckpt"
     script("read", prefix)
     values = dict(np.load(f"{prefix}.npz"))
-    assert_same(bundle.load(tmp_path / "model").model, expected_state(values))
+    assert_same(bundle.load(tmp_path / "model").model, expected_state_dict(values))
     # Three of each layer's pieces are one here: all that is written was looked at.
     assert len(values) == 14 + 16 * 11
     assert {array.dtype for array in values.values()} == {np.dtype("float32")}
@@ -172,12 +174,12 @@ def test_weights_of_transformers_give_the_same_logits(tmp_path: Path) -> None:
     with torch.no_grad():
         for weight in theirs.parameters():
             weight.add_(0.1 * torch.randn_like(weight))
-    write_bundle(tmp_path / "bert_model.ckpt", from_transformers(theirs.state_dict()).items())
+    write_checkpoint(tmp_path / "bert_model.ckpt", original_variables(theirs.state_dict()).items())
     sizes = {key: getattr(config, key) for key in CONFIG if key != "hidden_act"}
-    write_beside(tmp_path, **sizes)
+    write_config_and_vocab(tmp_path, **sizes)
     found = read(tmp_path)
     assert found.info["imported"]["left"] == found.info["imported"]["new"] == []
-    batch = example(found.config, (17,))
+    batch = random_batch(found.config, (17,))
     with torch.no_grad():
         output = theirs(batch.packed.ids[None], token_type_ids=batch.packed.segments[None])
         hidden = found.model.bert(batch.packed)
@@ -201,7 +203,7 @@ def chinese(tmp_path_factory: pytest.TempPathFactory, shared_text: Path) -> Path
 @pytest.mark.data
 def test_the_index_of_a_real_release(chinese: Path) -> None:
     """Each of the 206 tensors of a real BERT-base has its place here, in its shape."""
-    index = TensorBundle(chinese / "bert_model.ckpt.index")
+    index = CheckpointV2(chinese / "bert_model.ckpt.index")
     config = read_config(chinese / "bert_config.json", nsp=True, positions="learned")
     assert (config.vocab_size, config.layers, config.activation) == (21128, 12, "gelu_tanh")
     with torch.device("meta"):
@@ -221,31 +223,33 @@ def test_the_index_of_a_real_release(chinese: Path) -> None:
 def test_fine_tuned_models_go_out_and_in(tmp_path: Path, kind: str) -> None:
     """A classifier with its labels and a span model keep every bit and every answer."""
     labels = ("bad", "fine", "good") if kind == "single" else ()
-    head = Head("single", labels) if kind == "single" else Head("span")
+    head = HeadConfig("single", labels) if kind == "single" else HeadConfig("span")
     torch.manual_seed(0)
-    model = head.model(primes()).eval()
-    bundle.save_task(tmp_path / "model", model, tokenizer_of(101), head, {})
+    model = head.build_model(prime_config()).eval()
+    bundle.save_fine_tuned(tmp_path / "model", model, make_tokenizer(101), head, {})
     write_tensorflow(tmp_path / "model", tmp_path / "release")
     found = read_tensorflow(tmp_path / "release")
-    assert isinstance(found, TaskBundle)
+    assert isinstance(found, FineTunedBundle)
     assert found.head == head
     assert_same(found.model, model.state_dict())
     output = {"single": "output_weights", "span": "cls/squad/output_weights"}[kind]
-    shapes = TensorBundle(tmp_path / "release" / "bert_model.ckpt.index").shapes
+    shapes = CheckpointV2(tmp_path / "release" / "bert_model.ckpt.index").shapes
     assert shapes[output] == (3 if kind == "single" else 2, 21)
     # Without our own file its labels have no names.
     (tmp_path / "release" / "bertsmith.json").unlink()
     again = read_tensorflow(tmp_path / "release")
-    assert isinstance(again, TaskBundle)
+    assert isinstance(again, FineTunedBundle)
     assert again.head.labels == tuple(f"LABEL_{index}" for index in range(len(labels)))
 
 
 def test_an_encoder_can_be_taken_from_any_checkpoint(tmp_path: Path) -> None:
     """Without heads, or with one of another task, the encoder is read and the rest is named."""
-    values = {name: array for name, array in checkpoints.variables().items() if "cls/" not in name}
+    values = {
+        name: array for name, array in checkpoints.make_variables().items() if "cls/" not in name
+    }
     values["another/head/kernel"] = np.ones((2, 2), dtype=np.float32)
-    write_bundle(tmp_path / "bert_model.ckpt", values.items())
-    found = read(write_beside(tmp_path))
+    write_checkpoint(tmp_path / "bert_model.ckpt", values.items())
+    found = read(write_config_and_vocab(tmp_path))
     assert found.info["imported"]["left"] == ["another/head/kernel"]
     assert "mlm.decoder.bias" in found.info["imported"]["new"]
     assert "nsp.classifier.weight" in found.info["imported"]["new"]
@@ -258,11 +262,11 @@ def test_a_model_without_next_sentence(tmp_path: Path) -> None:
     """A checkpoint without pooler and next-sentence head gives a model without them."""
     values = {
         name: array
-        for name, array in checkpoints.variables().items()
+        for name, array in checkpoints.make_variables().items()
         if "pooler" not in name and "seq_relationship" not in name
     }
-    write_bundle(tmp_path / "bert_model.ckpt", values.items())
-    found = read(write_beside(tmp_path))
+    write_checkpoint(tmp_path / "bert_model.ckpt", values.items())
+    found = read(write_config_and_vocab(tmp_path))
     assert found.config.nsp is False
     assert found.info["imported"]["new"] == []
 
@@ -285,15 +289,15 @@ def test_the_case_is_found_and_told(
 
     Accents go with the case, as in the original's code, and Hangul with them.
     """
-    place = write_beside(tmp_path / folder)
-    write_bundle(place / "bert_model.ckpt", checkpoints.variables().items())
+    place = write_config_and_vocab(tmp_path / folder)
+    write_checkpoint(place / "bert_model.ckpt", checkpoints.make_variables().items())
     if capital:
         text = (place / "vocab.txt").read_text()
         (place / "vocab.txt").write_text(text.replace("word5", "Word5"))
     found = read(place, lowercase=option)
     assert found.tokenizer.lowercase is lowered
     assert found.tokenizer.strip_accents is lowered
-    assert found.tokenizer.recipe.said_by_bert
+    assert found.tokenizer.spec.is_plain_bert
     assert told in found.info["imported"]["case"]
     assert found.tokenizer.encode("Wörd1" if lowered else "word1") == [6]
 
@@ -320,23 +324,25 @@ def test_what_the_original_cannot_be_is_refused(
 
 def test_tasks_and_tokenizers_that_the_original_lacks(tmp_path: Path) -> None:
     """A tagger, and Hangul kept whole without accents, are refused; other doubts are told."""
-    head = Head("tags", ("A", "B"))
-    bundle.save_task(tmp_path / "tagger", head.model(primes()), tokenizer_of(101), head, {})
+    head = HeadConfig("tags", ("A", "B"))
+    bundle.save_fine_tuned(
+        tmp_path / "tagger", head.build_model(prime_config()), make_tokenizer(101), head, {}
+    )
     with pytest.raises(ModelError, match="not for 'tags'"):
         write_tensorflow(tmp_path / "tagger", tmp_path / "release")
-    vocab = tokenizer_of(101).vocab
-    whole = Tokenizer(Recipe(vocab=vocab, strip_accents=True, whole_hangul=True))
-    bundle.save(tmp_path / "whole", PreTrainingModel(primes()), whole, {})
+    vocab = make_tokenizer(101).vocab
+    whole = Tokenizer(TokenizerSpec(vocab=vocab, strip_accents=True, whole_hangul=True))
+    bundle.save(tmp_path / "whole", PreTrainingModel(prime_config()), whole, {})
     with pytest.raises(ModelError, match="the original's tokenizer cannot"):
         write_tensorflow(tmp_path / "whole", tmp_path / "release")
     for lowercase, accents, notes in ((True, False, 1), (True, True, 0), (False, False, 0)):
-        recipe = Recipe(
+        recipe = TokenizerSpec(
             vocab=vocab, lowercase=lowercase, strip_accents=accents, whole_hangul=not accents
         )
         directory = tmp_path / f"{lowercase}-{accents}"
-        bundle.save(directory, PreTrainingModel(primes()), Tokenizer(recipe), {})
+        bundle.save(directory, PreTrainingModel(prime_config()), Tokenizer(recipe), {})
         assert len(write_tensorflow(directory, directory / "release")) == notes
-        assert read(directory / "release").tokenizer.recipe == recipe
+        assert read(directory / "release").tokenizer.spec == recipe
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
@@ -352,8 +358,8 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 def test_what_belongs_to_training() -> None:
     """Averages, steps and slots are told from weights, in the names of TensorFlow 1 and 2."""
     for name in ("bert/pooler/dense/bias/adam_m", "global_step", "save_counter", "beta1_power"):
-        assert is_training(name)
-    assert not any(is_training(name) for name in checkpoints.shapes())
+        assert is_training_state(name)
+    assert not any(is_training_state(name) for name in checkpoints.variable_shapes())
 
 
 def test_an_imported_model_answers(tmp_path: Path, beside: Path) -> None:
@@ -361,7 +367,7 @@ def test_an_imported_model_answers(tmp_path: Path, beside: Path) -> None:
     found = read(Path(__file__).parent / "data" / "v1", files=beside)
     bundle.save(tmp_path / "model", found.model, found.tokenizer, found.info)
     again = bundle.load(tmp_path / "model")
-    packed = pack([([5, 6, 7], [0, 1, 2])])
+    packed = pack_sequences([([5, 6, 7], [0, 1, 2])])
     with torch.no_grad():
         expected = found.model.mlm(found.model.bert(packed))
         assert torch.equal(again.model.mlm(again.model.bert(packed)), expected)

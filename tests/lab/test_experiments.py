@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from bertsmith.cli.lab import NAMES
+from bertsmith.cli.lab import EXPERIMENTS as NAMES
+from bertsmith.lab.experiment_run import MODEL_EXPERIMENTS, ExperimentRun
 from bertsmith.lab.experiments.registry import EXPERIMENTS
-from bertsmith.lab.laboratory import ON_A_MODEL, Laboratory
-from bertsmith.lab.report import means
+from bertsmith.lab.report import mean_plot
 from bertsmith.lab.scale import SCALES
 from bertsmith.lab.sources import Sources
-from bertsmith.lab.stages import Kit
-from tests.lab.numbers import records
+from bertsmith.lab.stages import StageFactory
+from tests.lab.number_stages import read_records
 
 #: Rows of each table of an experiment at smoke.
 ROWS = {
@@ -42,11 +42,11 @@ def test_next_sentence_is_left_out_where_it_may_not_be_learnt(tmp_path: Path) ->
     """The run that most experiments start from has it at the paper's size, and not in 800 steps."""
     (tmp_path / "text.txt").write_text("one\n")
     text = Sources(english=tmp_path / "text.txt")
-    full, small = (Kit(SCALES[name], text, tmp_path) for name in ("full", "small"))
-    assert full.usual(1).settings == full.pretrained(1).settings
-    assert small.usual(1).settings == small.masked_only(1).settings
-    assert small.usual(1).settings["data"]["nsp"] is False
-    assert "nsp" not in small.pretrained(1).settings["data"]
+    full, small = (StageFactory(SCALES[name], text, tmp_path) for name in ("full", "small"))
+    assert full.baseline_run(1).settings == full.pretraining_run(1).settings
+    assert small.baseline_run(1).settings == small.mlm_only_run(1).settings
+    assert small.baseline_run(1).settings["data"]["nsp"] is False
+    assert "nsp" not in small.pretraining_run(1).settings["data"]
 
 
 def test_a_course_is_drawn_through_its_means_with_a_dot_for_each_seed() -> None:
@@ -56,7 +56,7 @@ def test_a_course_is_drawn_through_its_means_with_a_dot_for_each_seed() -> None:
         "masked LM": {160: [0.5, 0.7], 320: [None, 0.8], 480: [None, None]},
         "left to right": {160: [float("nan"), 0.4]},
     }
-    means(courses, "steps", "score")(axes)
+    mean_plot(courses, "steps", "score")(axes)
     drawn = [np.asarray(own.get_xydata()).tolist() for own in axes.get_lines()]
     assert drawn == [
         [[160, pytest.approx(0.6)], [320, 0.8]], [[160, 0.4]],
@@ -71,25 +71,25 @@ def test_a_course_is_drawn_through_its_means_with_a_dot_for_each_seed() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_an_experiment_runs_at_smoke(name: str, out: Path) -> None:
     """It leaves nothing out: tables of the right rows, all figures, a picture; and then is done."""
-    done = Laboratory(name, scale="smoke", out=out).run()
+    done = ExperimentRun(name, scale="smoke", out=out).run()
     assert done.failures == {}
-    assert done.missing == 0
+    assert done.num_missing == 0
     table, facts, picture = done.files
     assert picture.read_bytes().startswith(b"\x89PNG")
     told: dict[str, Any] = json.loads(facts.read_text(encoding="utf-8"))
     assert [len(own["rows"]) for own in told["tables"]] == ROWS[name]
     assert told["missing"] == []
-    assert set(told["stages"].values()) <= records(out / "smoke").keys()
+    assert set(told["stages"].values()) <= read_records(out / "smoke").keys()
     lines = [line for line in table.read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
     assert len(lines) == sum(ROWS[name]) + 2 * len(ROWS[name])
-    assert Laboratory(name, scale="smoke", out=out).plan() == []
+    assert ExperimentRun(name, scale="smoke", out=out).plan() == []
 
 
 @pytest.mark.slow
 def test_what_can_be_checked_by_hand(out: Path) -> None:
     """Figures that must be so, whatever was learnt: shapes of tables, sums, one run for many."""
     for name in ("masking", "activations", "positions", "pooling", "pretraining-tasks"):
-        Laboratory(name, scale="smoke", out=out).run()
+        ExperimentRun(name, scale="smoke", out=out).run()
     steps = {name: json.loads((out / f"smoke/{name}.json").read_text())["stages"]
              for name in ("masking", "activations", "positions", "pretraining-tasks")}  # fmt: skip
     usual = steps["pretraining-tasks"]["MLM + NSP, model, 0"]
@@ -100,11 +100,11 @@ def test_what_can_be_checked_by_hand(out: Path) -> None:
     assert alone == steps["positions"]["learned, from sinusoids, with first heads, 0"]
     others = {value for own in steps.values() for value in own.values() if value != usual}
     assert len([own for own in others if own.startswith("pretrain-")]) == 2 + 5 + 3 + 3
-    record = records(out / "smoke")[usual]
+    record = read_records(out / "smoke")[usual]
     assert record["settings"]["model"]["layers"] == 4
     assert record["result"]["training"][-1][0] == record["settings"]["steps"]
     assert record["machine"]["torch"]
-    maps = (record for name, record in records(out / "smoke").items()
+    maps = (record for name, record in read_records(out / "smoke").items()
             if name.startswith("position-map-"))  # fmt: skip
     values = next(maps)["result"]["map"]
     assert len(values) == len(values[0])
@@ -112,31 +112,31 @@ def test_what_can_be_checked_by_hand(out: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ON_A_MODEL)
+@pytest.mark.parametrize("name", MODEL_EXPERIMENTS)
 def test_on_a_model_that_was_given(name: str, out: Path, tmp_path: Path) -> None:
     """Asked of a model directory, an experiment trains no model of its own."""
-    plain = Laboratory("activations", scale="smoke", out=out)
+    plain = ExperimentRun("activations", scale="smoke", out=out)
     plain.run()
     usual = next(stage for key, stage in plain.stages.items() if key == ("gelu", 0))
     model = out / "smoke/work" / usual.name / "outcome" / "model"
-    done = Laboratory(name, scale="smoke", out=tmp_path, sources=Sources(model=str(model))).run()
+    done = ExperimentRun(name, scale="smoke", out=tmp_path, sources=Sources(model=str(model))).run()
     assert done.failures == {}
-    names = records(tmp_path / "smoke")
+    names = read_records(tmp_path / "smoke")
     assert not any(stage.startswith("pretrain-") for stage in names)
-    assert done.missing == 0
+    assert done.num_missing == 0
     assert any(stage.startswith(KINDS_OF[name]) for stage in names)
 
 
 @pytest.mark.slow
 def test_a_language_that_a_given_model_does_not_know(out: Path, tmp_path: Path) -> None:
     """Distances of [UNK] from itself are no finding: nothing is told of that language."""
-    plain = Laboratory("activations", scale="smoke", out=out)
+    plain = ExperimentRun("activations", scale="smoke", out=out)
     plain.run()
     model = out / "smoke/work" / plain.stages["gelu", 0].name / "outcome" / "model"
-    alone = Laboratory("context", scale="smoke", out=tmp_path, sources=Sources(model=str(model)))
+    alone = ExperimentRun("context", scale="smoke", out=tmp_path, sources=Sources(model=str(model)))
     assert [key for key, _ in alone.stages] == ["en"]
-    korean = Sources(model=str(model), korean=plain.kit.sources.korean)
-    done = Laboratory("context", scale="smoke", out=tmp_path, sources=korean).run()
+    korean = Sources(model=str(model), korean=plain.factory.sources.korean)
+    done = ExperimentRun("context", scale="smoke", out=tmp_path, sources=korean).run()
     assert len(done.failures) == 1
     assert "its vocabulary has none of the Korean words" in next(iter(done.failures.values()))
     assert [table.title.partition(":")[0] for table in done.report.tables] == ["English"]

@@ -11,7 +11,10 @@ def test_memory_is_that_of_the_logits_whoever_asks() -> None:
     held = bytearray(400 * 2**20)
     words, predictions = 60_000, 400
     logits = 4 * words * predictions
-    whole, parts = (softmax.measured(form, words, 16, predictions, 1) for form in softmax.FORMS)
+    whole, parts = (
+        softmax.measure_in_subprocess(form, words, 16, predictions, 1)
+        for form in softmax.IMPLEMENTATIONS
+    )
     assert 2 * logits < whole["bytes"] < 6 * logits
     assert parts["bytes"] < logits
     assert min(whole["seconds"], parts["seconds"]) > 0
@@ -21,4 +24,4 @@ def test_memory_is_that_of_the_logits_whoever_asks() -> None:
 def test_a_measurement_that_fails_is_told() -> None:
     """A process that cannot hold it ends, and so says the error."""
     with pytest.raises(BertsmithError, match="the softmax of -1 words could not be measured"):
-        softmax.measured("whole", -1, 16, 4, 1)
+        softmax.measure_in_subprocess("whole", -1, 16, 4, 1)

@@ -9,21 +9,25 @@ import pytest
 from bertsmith.errors import CorpusError, StoreError, TaskError
 from bertsmith.lab import stage as stages
 from bertsmith.lab import stage_runners
+from bertsmith.lab.experiment_run import ExperimentRun
 from bertsmith.lab.experiments import pooling
-from bertsmith.lab.laboratory import Laboratory
 from bertsmith.lab.scale import SCALES
 from bertsmith.lab.sources import Sources, read_squad
 from bertsmith.lab.stage import Stage
-from bertsmith.lab.stage_runners import KINDS, OUTCOME, SENTENCES, TEXT, Job
-from bertsmith.lab.stages import Kit
-from bertsmith.lab.toy_language import stand_in
-from bertsmith.progress import Silent
-from tests.lab.given import LINES, Heard
+from bertsmith.lab.stage_runners import OUTPUT, SENTENCES_FILE, STAGE_FUNCTIONS, TEXT_FILE, Job
+from bertsmith.lab.stages import StageFactory
+from bertsmith.lab.toy_language import fill_missing_sources
+from bertsmith.progress import NullProgress
+from tests.lab.helpers import TWO_DOCUMENTS, RecordingProgress
 
 
 def key(place: Path) -> str:
     """Return the key of the stage that reads a text."""
-    return Kit(SCALES["smoke"], Sources(english=place), place.parent / "work").text().key
+    return (
+        StageFactory(SCALES["smoke"], Sources(english=place), place.parent / "work")
+        .text_stage()
+        .key
+    )
 
 
 def test_a_text_is_what_is_read_of_it(tmp_path: Path) -> None:
@@ -31,7 +35,7 @@ def test_a_text_is_what_is_read_of_it(tmp_path: Path) -> None:
     alone, folder = tmp_path / "a.jsonl", tmp_path / "folder"
     folder.mkdir()
     for file in (alone, folder / "b.jsonl"):
-        file.write_text(LINES)
+        file.write_text(TWO_DOCUMENTS)
     assert key(alone) == key(folder)
     (folder / ".DS_Store").write_text("x")
     (folder / "picture.png").write_text("x")
@@ -46,19 +50,19 @@ def test_a_text_is_what_is_read_of_it(tmp_path: Path) -> None:
 
 def test_a_folder_around_what_the_lab_writes_is_refused(tmp_path: Path) -> None:
     """Its own results and stores would be read as text the next time."""
-    (tmp_path / "a.jsonl").write_text(LINES)
+    (tmp_path / "a.jsonl").write_text(TWO_DOCUMENTS)
     text = Sources(english=tmp_path)
     for out in ("lab", "."):
         with pytest.raises(TaskError, match=r"--text .*lies in it and would be a part of it"):
-            Laboratory("learning", scale="smoke", out=tmp_path / out, sources=text)
-    text.check(("en",), tmp_path / ".lab")
-    text.check((), tmp_path / "lab")
+            ExperimentRun("learning", scale="smoke", out=tmp_path / out, sources=text)
+    text.check_paths(("en",), tmp_path / ".lab")
+    text.check_paths((), tmp_path / "lab")
     given = Sources(english=tmp_path, model=str(tmp_path / "model"))
-    given.check(("en",), tmp_path / "lab")
+    given.check_paths(("en",), tmp_path / "lab")
     (tmp_path / "model").mkdir()
     with pytest.raises(TaskError, match=r"--model .*lies in it"):
-        given.check(("en",), tmp_path / "model" / "lab")
-    beside = Laboratory("learning", scale="smoke", sources=Sources(english=tmp_path / "a.jsonl"),
+        given.check_paths(("en",), tmp_path / "model" / "lab")
+    beside = ExperimentRun("learning", scale="smoke", sources=Sources(english=tmp_path / "a.jsonl"),
                         out=tmp_path / "lab")  # fmt: skip
     assert beside.stages
 
@@ -71,31 +75,31 @@ def test_what_cannot_be_read_is_told_before_anything_starts(
     def refusing(path: Path) -> str:
         raise PermissionError(13, "Permission denied", str(path))
 
-    (tmp_path / "a.jsonl").write_text(LINES)
+    (tmp_path / "a.jsonl").write_text(TWO_DOCUMENTS)
     text = Sources(english=tmp_path / "a.jsonl")
     with monkeypatch.context() as patch:
         patch.setattr(stages, "sha256_of_file", refusing)
         with pytest.raises(TaskError, match=r"a.jsonl: Permission denied"):
-            Laboratory("learning", scale="smoke", out=tmp_path / "lab", sources=text)
+            ExperimentRun("learning", scale="smoke", out=tmp_path / "lab", sources=text)
     korean = Sources(tmp_path / "a.jsonl", korean=tmp_path / "none")
     with pytest.raises(TaskError, match=r"--korean-text .*none: there is nothing there"):
-        Laboratory("learning", scale="smoke", out=tmp_path / "lab", sources=korean)
+        ExperimentRun("learning", scale="smoke", out=tmp_path / "lab", sources=korean)
 
 
 def test_too_little_text_is_told(tmp_path: Path) -> None:
     """What a scale finds of a page of text is no finding of that scale."""
-    (tmp_path / "a.jsonl").write_text(LINES)
-    heard = Heard()
-    Laboratory("activations", out=tmp_path / "lab", progress=heard,
+    (tmp_path / "a.jsonl").write_text(TWO_DOCUMENTS)
+    heard = RecordingProgress()
+    ExperimentRun("activations", out=tmp_path / "lab", progress=heard,
                sources=Sources(english=tmp_path / "a.jsonl"))  # fmt: skip
-    assert any("where scale small takes 40,000,000;" in own for own in heard.said)
+    assert any("where scale small takes 40,000,000;" in own for own in heard.messages)
 
 
 def made(tmp_path: Path, kind: str, stage: Stage, **needs: Path) -> dict[str, Any]:
     """Make a stage, without a bench."""
     folder = tmp_path / kind
     folder.mkdir()
-    return KINDS[kind](Job(stage, folder, needs, Silent()))
+    return STAGE_FUNCTIONS[kind](Job(stage, folder, needs, NullProgress()))
 
 
 def test_a_sentence_a_line_stays_one(tmp_path: Path) -> None:
@@ -103,15 +107,15 @@ def test_a_sentence_a_line_stays_one(tmp_path: Path) -> None:
     lines = "He met Smith. They talked.\n" + "The cat sat.\n" * 4
     text = tmp_path / "lines.txt"
     text.write_text("\n".join(f"{lines}It had {number}.\n" for number in range(30)))
-    stage = Kit(SCALES["smoke"], Sources(english=text), tmp_path).text()
+    stage = StageFactory(SCALES["smoke"], Sources(english=text), tmp_path).text_stage()
     assert made(tmp_path, "text", stage)["documents"] == 30
-    cut = tmp_path / "text" / OUTCOME
-    assert (cut / SENTENCES).exists()
-    assert not (cut / TEXT).exists()
+    cut = tmp_path / "text" / OUTPUT
+    assert (cut / SENTENCES_FILE).exists()
+    assert not (cut / TEXT_FILE).exists()
     words = Stage("words", {"size": 130, "segment": None}, {"text": stage})
     made(tmp_path, "words", words, text=cut)
     store = Stage("store", {"language": "en", "held_out": 0.1}, {"text": stage, "words": words})
-    told = made(tmp_path, "store", store, text=cut, words=tmp_path / "words" / OUTCOME)
+    told = made(tmp_path, "store", store, text=cut, words=tmp_path / "words" / OUTPUT)
     assert sum(own["sentences"] for own in told["splits"].values()) == 30 * 6
 
 
@@ -122,13 +126,13 @@ def test_one_document_is_split_if_it_is_long_enough(
     """A part of a single document is held out; a text too short for that is refused."""
     text = tmp_path / "one.jsonl"
     text.write_text(json.dumps({"text": "the cat sat. it ran. " * num_repeats}))
-    stage = Kit(SCALES["smoke"], Sources(english=text), tmp_path).text()
+    stage = StageFactory(SCALES["smoke"], Sources(english=text), tmp_path).text_stage()
     made(tmp_path, "text", stage)
-    cut = tmp_path / "text" / OUTCOME
+    cut = tmp_path / "text" / OUTPUT
     words = Stage("words", {"size": 220, "segment": None}, {"text": stage})
     made(tmp_path, "words", words, text=cut)
     store = Stage("store", {"language": "en", "held_out": 0.1}, {"text": stage, "words": words})
-    needs = {"text": cut, "words": tmp_path / "words" / OUTCOME}
+    needs = {"text": cut, "words": tmp_path / "words" / OUTPUT}
     if is_long_enough:
         splits = made(tmp_path, "store", store, **needs)["splits"]
         assert splits["heldout"]["documents"] > 0
@@ -142,7 +146,7 @@ def test_text_that_needs_an_option_is_sent_to_the_command_that_has_it(tmp_path: 
     """The lab has no --field."""
     text = tmp_path / "a.jsonl"
     text.write_text(json.dumps({"content": "the cat sat."}))
-    stage = Kit(SCALES["smoke"], Sources(english=text), tmp_path).text()
+    stage = StageFactory(SCALES["smoke"], Sources(english=text), tmp_path).text_stage()
     with pytest.raises(CorpusError, match=r"no such options: .*by `bertsmith corpus convert`"):
         made(tmp_path, "text", stage)
 
@@ -189,7 +193,7 @@ def test_an_option_that_the_lab_has_not_is_told_to_be_of_another(
         raise TaskError("train.tsv, line 3: no label; leave such examples out with --skip-bad")
 
     monkeypatch.setattr(stage_runners, "finetune", bad)
-    kit = Kit(SCALES["smoke"], stand_in(Sources(), tmp_path / "toy"), tmp_path)
-    stage = kit.tuned(kit.usual(), "mrpc")
+    kit = StageFactory(SCALES["smoke"], fill_missing_sources(Sources(), tmp_path / "toy"), tmp_path)
+    stage = kit.finetuning_run(kit.baseline_run(), "mrpc")
     with pytest.raises(TaskError, match=r"line 3: .*--skip-bad \(an option of finetune; the lab"):
         made(tmp_path, "finetune", stage, model=tmp_path)

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from bertsmith.model.bert import PreTrainingModel
+from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.packed import Packed, pack
+from bertsmith.model.packed import PackedBatch, pack_sequences
 from bertsmith.model.task_models import TaskModel
-from bertsmith.text.tokenizer_spec import SPECIAL, Recipe
+from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
 from bertsmith.text.wordpiece import Tokenizer
 
 #: Distinct primes, so that no two axes can be mistaken for each other; D = 3 x 7.
@@ -31,41 +31,43 @@ PRIMES: dict[str, Any] = {
     "dropout": 0.17,
     "attention_dropout": 0.29,
 }
-Model = TypeVar("Model", bound=PreTrainingModel | TaskModel)
+Model = TypeVar("Model", bound=BertForPreTraining | TaskModel)
 #: Lengths of the sequences of a batch.
 RAGGED, EQUAL = (23, 5, 41, 1, 13), (19, 19, 19)
 
 
 @dataclass(frozen=True)
-class Example:
+class PreTrainingBatch:
     """A batch as Bertsmith takes it.
 
     packed, masked_positions, masked_labels, not_next: as ``PreTrainingModel.forward`` takes them.
     """
 
-    packed: Packed
+    packed: PackedBatch
     masked_positions: Tensor
     masked_labels: Tensor
-    not_next: Tensor
+    nsp_labels: Tensor
 
     @property
     def lengths(self) -> list[int]:
         """The length of each sequence."""
-        lengths: list[int] = self.packed.boundaries.diff().tolist()
+        lengths: list[int] = self.packed.cu_seqlens.diff().tolist()
         return lengths
 
     @property
-    def arguments(self) -> tuple[Packed, Tensor, Tensor, Tensor]:
+    def arguments(self) -> tuple[PackedBatch, Tensor, Tensor, Tensor]:
         """The positional arguments of the model."""
-        return self.packed, self.masked_positions, self.masked_labels, self.not_next
+        return self.packed, self.masked_positions, self.masked_labels, self.nsp_labels
 
 
-def primes(**changes: Any) -> ModelConfig:
+def prime_config(**changes: Any) -> ModelConfig:
     """Return a config of distinct prime sizes."""
     return ModelConfig(**(PRIMES | changes))
 
 
-def example(config: ModelConfig, lengths: tuple[int, ...] = RAGGED, seed: int = 0) -> Example:
+def random_batch(
+    config: ModelConfig, lengths: tuple[int, ...] = RAGGED, seed: int = 0
+) -> PreTrainingBatch:
     """Draw a batch; id 0, [PAD], is left out, since transformers never trains its embedding."""
     chance = torch.Generator().manual_seed(seed)
     sequences = []
@@ -79,10 +81,10 @@ def example(config: ModelConfig, lengths: tuple[int, ...] = RAGGED, seed: int = 
     positions = masked.nonzero().flatten()
     labels = torch.randint(config.vocab_size, positions.shape, generator=chance)
     not_next = torch.randint(2, (len(lengths),), generator=chance)
-    return Example(pack(sequences), positions, labels, not_next)
+    return PreTrainingBatch(pack_sequences(sequences), positions, labels, not_next)
 
 
-def shaken(model: Model, seed: int = 0) -> Model:
+def randomize_weights(model: Model, seed: int = 0) -> Model:
     """Draw every weight, biases and LayerNorm too: zeros and ones would hide a mistaken name."""
     # Scores of attention and logits come out about one in size, whatever the width.
     spread = 1.4 / math.sqrt(model.config.width)
@@ -97,7 +99,7 @@ def shaken(model: Model, seed: int = 0) -> Model:
     return model
 
 
-def tokenizer_of(words: int) -> Tokenizer:
+def make_tokenizer(words: int) -> Tokenizer:
     """Return a tokenizer with that many made-up words."""
-    more = tuple(f"word{index}" for index in range(words - len(SPECIAL)))
-    return Tokenizer(Recipe(vocab=SPECIAL + more))
+    more = tuple(f"word{index}" for index in range(words - len(SPECIAL_TOKENS)))
+    return Tokenizer(TokenizerSpec(vocab=SPECIAL_TOKENS + more))

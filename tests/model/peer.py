@@ -17,10 +17,10 @@ from transformers.models.bert import modeling_bert
 
 from bertsmith import bundle
 from bertsmith.model import attention as attending
-from bertsmith.model.bert import PreTrainingModel
+from bertsmith.model.bert import BertForPreTraining as PreTrainingModel
 from bertsmith.model.ops import bucketing
-from bertsmith.model.ops.dropout import Dropout, Noise
-from tests.model.examples import Example, tokenizer_of
+from bertsmith.model.ops.dropout import Dropout, DropoutSeed
+from tests.model.examples import PreTrainingBatch, make_tokenizer
 
 #: Where dropout is, by our names and theirs. Keyed by place, not by number: an order of sites
 #: that differs is no fault, a site in another place is.
@@ -52,9 +52,9 @@ def site_of(name: str, places: dict[str, str]) -> str | None:
 class Masks:
     """Uniform numbers for each (site, sequence, position), the same for whoever asks."""
 
-    def __init__(self, example: Example, heads: int, width: int) -> None:
+    def __init__(self, example: PreTrainingBatch, heads: int, width: int) -> None:
         """For hidden states [B, S, D] and probabilities [B, N, S, S]."""
-        sequences, longest = len(example.lengths), example.packed.longest
+        sequences, longest = len(example.lengths), example.packed.max_seqlen
         self.example = example
         self.shapes = [(sequences, heads, longest, longest), (sequences, longest, width)]
         self.asked: set[str] = set()
@@ -75,7 +75,7 @@ class Masks:
         lengths = self.example.lengths
         rows = torch.cat([full[row, :length] for row, length in enumerate(lengths)])
         # The last layer is computed where a loss is asked for: at the masks, then at [CLS].
-        asked = torch.cat([self.example.masked_positions, self.example.packed.starts])
+        asked = torch.cat([self.example.masked_positions, self.example.packed.first_token_indices])
         assert len(asked) != len(rows), "an example in which the two could be taken for each other"
         if len(rows) != shape[0]:
             rows = rows[asked]
@@ -91,7 +91,7 @@ def key_ours(model: PreTrainingModel, masks: Masks, monkeypatch: pytest.MonkeyPa
             assert site is not None, f"an unknown dropout: {name}"
             sites[id(module)] = site
 
-    def scale(self: Dropout, x: Tensor, noise: Noise) -> Tensor:
+    def scale(self: Dropout, x: Tensor, noise: DropoutSeed) -> Tensor:
         return masks.packed(sites[id(self)], self.rate, x.shape)
 
     monkeypatch.setattr(Dropout, "scale", scale)
@@ -135,7 +135,7 @@ def key_theirs(model: nn.Module, masks: Masks, monkeypatch: pytest.MonkeyPatch) 
 
 def transferred(model: PreTrainingModel, directory: Path) -> Any:
     """Write the model directory and let transformers read it; every key must fit."""
-    bundle.save(directory, model, tokenizer_of(model.config.vocab_size), {})
+    bundle.save(directory, model, make_tokenizer(model.config.vocab_size), {})
     kind = BertForPreTraining if model.config.nsp else BertForMaskedLM
     theirs, loading = kind.from_pretrained(
         directory, attn_implementation="eager", output_loading_info=True
@@ -187,14 +187,14 @@ def _difference(name: str, ours: Tensor, theirs: Tensor, least: float) -> float:
     return float((ours - theirs).abs().max()) / max(largest, least)
 
 
-def run_ours(model: PreTrainingModel, example: Example) -> Outcome:
+def run_ours(model: PreTrainingModel, example: PreTrainingBatch) -> Outcome:
     """Run our model forward and backward."""
-    noise = Noise(torch.tensor(0))
+    noise = DropoutSeed(torch.tensor(0))
     model.zero_grad()
     losses = model(*example.arguments, noise)
     assert losses.next_sentence is not None
     masked = losses.masked / len(example.masked_labels)
-    next_sentence = losses.next_sentence / len(example.not_next)
+    next_sentence = losses.next_sentence / len(example.nsp_labels)
     (masked + next_sentence).backward()
     with torch.no_grad():
         hidden = model.bert(example.packed, noise)
@@ -202,14 +202,16 @@ def run_ours(model: PreTrainingModel, example: Example) -> Outcome:
     gradients = {name: weight.grad for name, weight in model.named_parameters()}
     found = {name: value for name, value in gradients.items() if value is not None}
     assert len(found) == len(gradients)
-    return Outcome(masked.detach(), next_sentence.detach(), words, pairs, bundle.to_disk(found))
+    return Outcome(
+        masked.detach(), next_sentence.detach(), words, pairs, bundle.to_hf_state_dict(found)
+    )
 
 
-def run_theirs(model: Any, example: Example) -> Outcome:
+def run_theirs(model: Any, example: PreTrainingBatch) -> Outcome:
     """Run transformers' model forward and backward, on padded rows."""
     lengths, packed = example.lengths, example.packed
-    rows = (len(lengths), packed.longest)
-    real = torch.arange(packed.longest) < torch.tensor(lengths)[:, None]
+    rows = (len(lengths), packed.max_seqlen)
+    real = torch.arange(packed.max_seqlen) < torch.tensor(lengths)[:, None]
     labels = torch.full_like(packed.ids, -100)
     labels[example.masked_positions] = example.masked_labels
     padded = {}
@@ -222,13 +224,16 @@ def run_theirs(model: Any, example: Example) -> Outcome:
         padded[name][real] = values
     model.zero_grad()
     output = model(
-        **padded, attention_mask=real.long(), next_sentence_label=example.not_next, return_dict=True
+        **padded,
+        attention_mask=real.long(),
+        next_sentence_label=example.nsp_labels,
+        return_dict=True,
     )
     output.loss.backward()
     words = output.prediction_logits[real]
     pairs = output.seq_relationship_logits
     masked = F.cross_entropy(words[example.masked_positions], example.masked_labels)
-    next_sentence = F.cross_entropy(pairs, example.not_next)
+    next_sentence = F.cross_entropy(pairs, example.nsp_labels)
     assert torch.allclose(masked + next_sentence, output.loss)
     gradients = {name: weight.grad for name, weight in model.named_parameters()}
     return Outcome(

@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 
 from bertsmith.model import attention as attending
-from bertsmith.model.attention import Kernel, SelfAttention, layout, reference_attention
+from bertsmith.model.attention import Kernel, SelfAttention, build_layout, reference_attention
 from bertsmith.model.bert import BertModel
 from bertsmith.model.ops import bucketing
-from bertsmith.model.ops.dropout import Noise
-from bertsmith.model.packed import Packed, pack
-from tests.model.examples import EQUAL, RAGGED, example, primes
+from bertsmith.model.ops.dropout import DropoutSeed
+from bertsmith.model.packed import PackedBatch, pack_sequences
+from tests.model.examples import EQUAL, RAGGED, prime_config, random_batch
 
 SHAPES = pytest.mark.parametrize("lengths", [RAGGED, EQUAL, (7,)], ids=["ragged", "equal", "one"])
 DIRECTIONS = pytest.mark.parametrize("causal", [False, True], ids=["both", "causal"])
 
 
-def packed_of(lengths: tuple[int, ...]) -> Packed:
+def packed_of(lengths: tuple[int, ...]) -> PackedBatch:
     """Pack sequences of zeros."""
-    return pack([([0] * length, [0] * length) for length in lengths])
+    return pack_sequences([([0] * length, [0] * length) for length in lengths])
 
 
 def by_loops(
@@ -71,7 +71,7 @@ def test_reference_equals_plain_loops(
         kept = (torch.rand(len(lengths), 3, max(lengths), max(lengths)) > 0.4) / 0.6
         monkeypatch.setattr(attending, "grouped", lambda _: None)
         monkeypatch.setattr(bucketing, "_edge", lambda: 1)
-    where = layout(packed_of(lengths), "reference", causal=causal, dtype=torch.float32)
+    where = build_layout(packed_of(lengths), "reference", causal=causal, dtype=torch.float32)
     q, k, v = qkv.unbind(1)
     keep = None if kept is None else lambda _: kept
     found, probabilities = reference_attention(q, k, v, where, keep)
@@ -88,11 +88,11 @@ def run(
 ) -> tuple[Tensor, list[Tensor]]:
     """Return a layer's attention and its gradients with respect to input and weights."""
     torch.manual_seed(2)
-    config = primes(attention="causal" if causal else "bidirectional", attention_dropout=0.3)
-    attention = SelfAttention(config, site=5).train(train)
+    config = prime_config(attention="causal" if causal else "bidirectional", attention_dropout=0.3)
+    attention = SelfAttention(config, dropout_index=5).train(train)
     hidden = torch.randn(sum(lengths), config.width, requires_grad=True)
-    where = layout(packed_of(lengths), kernel, causal=causal, dtype=torch.float32)
-    output = attention(hidden, where, Noise(torch.tensor(11)))
+    where = build_layout(packed_of(lengths), kernel, causal=causal, dtype=torch.float32)
+    output = attention(hidden, where, DropoutSeed(torch.tensor(11)))
     weights = [hidden, *attention.parameters()]
     return output, list(torch.autograd.grad((output * torch.randn(output.shape)).sum(), weights))
 
@@ -121,12 +121,12 @@ def test_groups_of_like_lengths_change_nothing(
     causal: bool, train: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Padded by groups, `padded` gives what `reference` does, by the same decisions of dropout."""
-    where = layout(packed_of(UNLIKE), "padded", causal=causal, dtype=torch.float32)
-    assert len(where.groups) > 2
-    places = sum(own.count * own.longest for own in where.groups)
+    where = build_layout(packed_of(UNLIKE), "padded", causal=causal, dtype=torch.float32)
+    assert len(where.buckets) > 2
+    places = sum(own.num_sequences * own.max_seqlen for own in where.buckets)
     assert places < 0.6 * len(UNLIKE) * max(UNLIKE)
-    assert where.slots is not None
-    assert len(set(where.slots.tolist())) == sum(UNLIKE)
+    assert where.unpad_indices is not None
+    assert len(set(where.unpad_indices.tolist())) == sum(UNLIKE)
     expected, slopes = run(UNLIKE, "reference", causal, train)
     found, found_slopes = run(UNLIKE, "padded", causal, train)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
@@ -143,23 +143,23 @@ def test_groups_end_where_the_cpu_likes_it(edge: int, monkeypatch: pytest.Monkey
     """Padded groups have a multiple of its numbers if one is near, else their longest length."""
     monkeypatch.setattr(bucketing, "_edge", lambda: edge)
     for lengths, rounded in ((UNLIKE, None), ((3, edge - 2, 1), edge), ((3, edge + 1), edge + 1)):
-        where = layout(packed_of(lengths), "padded", causal=False, dtype=torch.float32)
-        for own in where.groups:
-            least = max(lengths[number] for number in own.sequences or range(len(lengths)))
-            assert own.longest in (least, rounded or -(-least // edge) * edge)
-            assert 0 <= own.longest - least <= edge // 2
-        assert rounded in (None, where.groups[0].longest)
-    equal = layout(packed_of((9, 9)), "padded", causal=False, dtype=torch.float32)
-    assert (equal.slots, equal.groups[0].longest) == (None, 9)
+        where = build_layout(packed_of(lengths), "padded", causal=False, dtype=torch.float32)
+        for own in where.buckets:
+            least = max(lengths[number] for number in own.sequence_indices or range(len(lengths)))
+            assert own.max_seqlen in (least, rounded or -(-least // edge) * edge)
+            assert 0 <= own.max_seqlen - least <= edge // 2
+        assert rounded in (None, where.buckets[0].max_seqlen)
+    equal = build_layout(packed_of((9, 9)), "padded", causal=False, dtype=torch.float32)
+    assert (equal.unpad_indices, equal.buckets[0].max_seqlen) == (None, 9)
 
 
 @DIRECTIONS
 def test_what_is_not_finite_stays_in_its_sequence(causal: bool) -> None:
     """The fillers of a padded sequence hold none of another one's numbers."""
-    attention = SelfAttention(primes(attention_dropout=0.0), site=0).eval()
+    attention = SelfAttention(prime_config(attention_dropout=0.0), dropout_index=0).eval()
     torch.manual_seed(3)
-    where = layout(packed_of(RAGGED), "padded", causal=causal, dtype=torch.float32)
-    assert where.slots is not None
+    where = build_layout(packed_of(RAGGED), "padded", causal=causal, dtype=torch.float32)
+    assert where.unpad_indices is not None
     hidden = torch.randn(sum(RAGGED), 21)
     for first, last in itertools.pairwise(itertools.accumulate(RAGGED, initial=0)):
         broken = hidden.clone()
@@ -171,22 +171,22 @@ def test_what_is_not_finite_stays_in_its_sequence(causal: bool) -> None:
 def test_groups_draw_unlike_decisions() -> None:
     """Two groups of equal contents get decisions of their own: no bits are shared."""
     torch.manual_seed(3)
-    attention = SelfAttention(primes(attention_dropout=0.5), site=0).train()
+    attention = SelfAttention(prime_config(attention_dropout=0.5), dropout_index=0).train()
     one = torch.randn(100, 21)
     hidden = torch.cat([one[:1], one, one, one[:1]])
-    where = layout(packed_of((1, 100, 100, 1)), "padded", causal=False, dtype=torch.float32)
-    assert [own.sequences for own in where.groups] == [[1, 2], [0, 3]]
-    found = attention(hidden, where, Noise(torch.tensor(1)))
+    where = build_layout(packed_of((1, 100, 100, 1)), "padded", causal=False, dtype=torch.float32)
+    assert [own.sequence_indices for own in where.buckets] == [[1, 2], [0, 3]]
+    found = attention(hidden, where, DropoutSeed(torch.tensor(1)))
     assert not torch.allclose(found[1:101], found[101:201], atol=1e-3)
 
 
 def test_grouping_is_the_cheapest(monkeypatch: pytest.MonkeyPatch) -> None:
     """No other way to part sequences in order of length costs less; like ones stay together."""
     monkeypatch.setattr(bucketing, "_edge", lambda: 8)
-    assert bucketing.grouped([9] * 50) is None
-    assert bucketing.grouped([8, 16, 8, 16]) is None
+    assert bucketing.bucket_sequences([9] * 50) is None
+    assert bucketing.bucket_sequences([8, 16, 8, 16]) is None
     lengths = [128, 8, 120, 16, 64, 8, 300, 72]
-    parts = bucketing.grouped(lengths)
+    parts = bucketing.bucket_sequences(lengths)
     assert parts is not None
 
     def cost(own: list[list[int]]) -> int:
@@ -225,7 +225,7 @@ def test_bf16_is_multiplied_out(
 
 def test_long_sequences_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all probabilities at once would take much memory, bf16 goes the way of float32."""
-    monkeypatch.setattr(attending, "LONGEST_MULTIPLIED", max(EQUAL))
+    monkeypatch.setattr(attending, "MATH_ATTENTION_MAX_SEQLEN", max(EQUAL))
     monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", None)
     with torch.autocast("cpu", torch.bfloat16):
         run(EQUAL, "padded", causal=False, train=False)
@@ -240,10 +240,10 @@ def test_long_sequences_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> 
 def test_sequences_of_one_length_are_dropped_differently(kernel: Kernel) -> None:
     """Two equal sequences of one batch get decisions of their own in training."""
     torch.manual_seed(3)
-    attention = SelfAttention(primes(attention_dropout=0.5), site=0).train()
+    attention = SelfAttention(prime_config(attention_dropout=0.5), dropout_index=0).train()
     hidden = torch.randn(19, 21).repeat(2, 1)
-    where = layout(packed_of((19, 19)), kernel, causal=False, dtype=torch.float32)
-    first, second = attention(hidden, where, Noise(torch.tensor(1))).chunk(2)
+    where = build_layout(packed_of((19, 19)), kernel, causal=False, dtype=torch.float32)
+    first, second = attention(hidden, where, DropoutSeed(torch.tensor(1))).chunk(2)
     assert not torch.allclose(first, second, atol=1e-3)
 
 
@@ -253,7 +253,9 @@ def test_sequences_of_one_length_are_dropped_differently(kernel: Kernel) -> None
 def test_neighbours_change_nothing(kernel: Kernel, norm: str, causal: bool) -> None:
     """A sequence has the same hidden states alone, and packed behind and before any others."""
     torch.manual_seed(4)
-    config = primes(norm=norm, attention="causal" if causal else "bidirectional", init_range=0.3)
+    config = prime_config(
+        norm=norm, attention="causal" if causal else "bidirectional", init_range=0.3
+    )
     model = BertModel(config, kernel).eval()
     chance = torch.Generator().manual_seed(4)
 
@@ -263,19 +265,19 @@ def test_neighbours_change_nothing(kernel: Kernel, norm: str, causal: bool) -> N
 
     own = draw(17)
     with torch.no_grad():
-        alone = model(pack([own]))
+        alone = model(pack_sequences([own]))
         for before, behind in (((), (41, 3)), ((41, 3), ()), ((17, 1), (29,)), ((17,), (17,))):
             batch = [*(draw(n) for n in before), own, *(draw(n) for n in behind)]
             first = sum(before)
-            found = model(pack(batch))[first : first + 17]
+            found = model(pack_sequences(batch))[first : first + 17]
             torch.testing.assert_close(found, alone, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kernel", ["reference", "padded"])
 def test_causal_attention_never_sees_what_follows(kernel: Kernel) -> None:
     """A change of the last word moves no earlier hidden state; without causal it moves them all."""
-    config = primes(attention="causal")
-    other = primes()
+    config = prime_config(attention="causal")
+    other = prime_config()
     ids = list(range(1, 24))
     changed = [*ids[:-1], 99]
     segments = [0] * len(ids)
@@ -284,7 +286,7 @@ def test_causal_attention_never_sees_what_follows(kernel: Kernel) -> None:
         torch.manual_seed(5)
         model = BertModel(choice, kernel).eval()
         with torch.no_grad():
-            before, after = (model(pack([(words, segments)])) for words in (ids, changed))
+            before, after = (model(pack_sequences([(words, segments)])) for words in (ids, changed))
         moved[name] = (before - after)[:-1].abs().max(1).values
     assert moved["causal"].max() == 0.0
     assert moved["both"].min() > 0.0
@@ -293,9 +295,9 @@ def test_causal_attention_never_sees_what_follows(kernel: Kernel) -> None:
 def test_all_hidden_states_can_be_had() -> None:
     """``hidden_states`` gives embeddings and every layer; the last is what ``forward`` gives."""
     for norm in ("post", "pre"):
-        config = primes(layers=3, norm=norm)
+        config = prime_config(layers=3, norm=norm)
         model = BertModel(config).eval()
-        batch = example(config)
+        batch = random_batch(config)
         states = list(model.hidden_states(batch.packed))
         assert len(states) == 4
         torch.testing.assert_close(states[-1], model(batch.packed), rtol=0, atol=0)
@@ -304,13 +306,13 @@ def test_all_hidden_states_can_be_had() -> None:
 
 def test_varlen_is_refused_where_it_cannot_run() -> None:
     """On the CPU, and in training with attention dropout, `varlen` says what to do instead."""
-    config = primes()
+    config = prime_config()
     model = BertModel(config, "varlen")
-    batch = example(config).packed
+    batch = random_batch(config).packed
     with pytest.raises(ValueError, match="CUDA only; use the padded kernel"):
         model.eval()(batch)
     with pytest.raises(ValueError, match="set attention_dropout to 0"):
-        model.train()(batch, Noise(torch.tensor(0)))
+        model.train()(batch, DropoutSeed(torch.tensor(0)))
 
 
 @pytest.mark.cuda
@@ -325,17 +327,17 @@ def test_varlen_is_as_exact_as_padded(
     torch.manual_seed(6)
     choice: Any = "causal" if causal else "bidirectional"
     # Head width 64: flash attention takes multiples of 8 only.
-    config = primes(width=192, attention=choice, attention_dropout=0.0)
-    exact = SelfAttention(config, site=0).cuda().to(dtype).eval()
+    config = prime_config(width=192, attention=choice, attention_dropout=0.0)
+    exact = SelfAttention(config, dropout_index=0).cuda().to(dtype).eval()
     hidden = torch.randn(sum(lengths), 192, device="cuda").to(dtype)
     upstream = torch.randn(sum(lengths), 192, device="cuda").to(dtype)
     packed = packed_of(lengths).to(torch.device("cuda"))
 
     def attend(kernel: Kernel, kind: torch.dtype) -> list[Tensor]:
-        layer = SelfAttention(config, site=0).cuda().to(kind).eval()
+        layer = SelfAttention(config, dropout_index=0).cuda().to(kind).eval()
         layer.load_state_dict(exact.state_dict())
         own = hidden.to(kind).requires_grad_()
-        where = layout(packed, kernel, causal=causal, dtype=kind)
+        where = build_layout(packed, kernel, causal=causal, dtype=kind)
         output = layer(own, where, None)
         slopes = torch.autograd.grad(output, [own, *layer.parameters()], upstream.to(kind))
         return [value.detach().float() for value in (output, *slopes)]

@@ -7,9 +7,9 @@ import torch
 import transformers
 from torch import nn
 
-from bertsmith.model.bert import BertModel, PreTrainingModel
-from bertsmith.model.task_models import SequenceModel
-from tests.model.examples import RAGGED, example, primes, shaken
+from bertsmith.model.bert import BertForPreTraining, BertModel
+from bertsmith.model.task_models import BertForSequenceClassification
+from tests.model.examples import RAGGED, prime_config, random_batch, randomize_weights
 
 
 def peer_of(model: BertModel) -> nn.TransformerEncoder:
@@ -46,9 +46,9 @@ def peer_of(model: BertModel) -> nn.TransformerEncoder:
 @pytest.mark.parametrize("attention", ["bidirectional", "causal"])
 def test_equals_the_encoder_of_pytorch(norm: str, attention: str) -> None:
     """Pre- and post-norm, causal or not: the hidden states are those of nn.TransformerEncoder."""
-    config = primes(norm=norm, attention=attention, activation="relu", layers=3)
-    model = shaken(PreTrainingModel(config)).bert.eval()
-    batch = example(config, (29,))
+    config = prime_config(norm=norm, attention=attention, activation="relu", layers=3)
+    model = randomize_weights(BertForPreTraining(config)).bert.eval()
+    batch = random_batch(config, (29,))
     future = None
     if attention == "causal":
         future = torch.ones(29, 29, dtype=torch.bool).triu(1)
@@ -94,9 +94,9 @@ def prelayernorm_of(model: BertModel) -> Any:
 
 def test_pre_norm_is_that_of_transformers() -> None:
     """RoBERTa-PreLayerNorm: a LayerNorm after the embeddings, before each part, and at the end."""
-    config = primes(norm="pre", activation="gelu", layers=3)
-    model = shaken(PreTrainingModel(config)).bert.eval()
-    batch = example(config, (29,))
+    config = prime_config(norm="pre", activation="gelu", layers=3)
+    model = randomize_weights(BertForPreTraining(config)).bert.eval()
+    batch = random_batch(config, (29,))
     packed = batch.packed
     with torch.no_grad():
         found = model(packed)
@@ -111,10 +111,10 @@ def test_pre_norm_is_that_of_transformers() -> None:
 @pytest.mark.parametrize("attention", ["bidirectional", "causal"])
 def test_the_last_feed_forward_sees_only_what_is_asked(norm: str, attention: str) -> None:
     """One row a sequence instead of T, and the same answer as from all hidden states."""
-    config = primes(norm=norm, attention=attention, layers=3)
+    config = prime_config(norm=norm, attention=attention, layers=3)
     torch.manual_seed(0)
-    model = SequenceModel(config, 5).eval()
-    batch = example(config, RAGGED)
+    model = BertForSequenceClassification(config, 5).eval()
+    batch = random_batch(config, RAGGED)
     rows = []
     layers: Any = model.bert.encoder.layers
     for layer in layers:
@@ -125,7 +125,7 @@ def test_the_last_feed_forward_sees_only_what_is_asked(norm: str, attention: str
         assert rows == [tokens, tokens, len(RAGGED)]
         hidden = model.bert(batch.packed)
     causal = attention == "causal"
-    places = batch.packed.boundaries[1:].long() - 1 if causal else batch.packed.starts
+    places = batch.packed.cu_seqlens[1:].long() - 1 if causal else batch.packed.first_token_indices
     wanted = model.output(model.pooler(hidden[places]))
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
 
@@ -133,8 +133,8 @@ def test_the_last_feed_forward_sees_only_what_is_asked(norm: str, attention: str
 def test_pre_training_computes_the_last_layer_where_a_loss_is_asked_for() -> None:
     """At the masks and [CLS] alone, with the losses and gradients of all hidden states."""
     torch.manual_seed(0)
-    model = PreTrainingModel(primes(layers=2)).eval()
-    batch = example(model.config, RAGGED)
+    model = BertForPreTraining(prime_config(layers=2)).eval()
+    batch = random_batch(model.config, RAGGED)
     rows = []
     layers: Any = model.bert.encoder.layers
     layers[-1].down.register_forward_hook(lambda _, given, __: rows.append(len(given[0])))
@@ -150,7 +150,7 @@ def test_pre_training_computes_the_last_layer_where_a_loss_is_asked_for() -> Non
     pairs = model.next_sentence_logits(hidden, batch.packed)
     f = torch.nn.functional
     masked = f.cross_entropy(words, batch.masked_labels, reduction="sum")
-    torch.autograd.backward(masked + f.cross_entropy(pairs, batch.not_next, reduction="sum"))
+    torch.autograd.backward(masked + f.cross_entropy(pairs, batch.nsp_labels, reduction="sum"))
     torch.testing.assert_close(losses.masked, masked)
     for name, weight in model.named_parameters():
         assert weight.grad is not None

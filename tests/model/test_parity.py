@@ -11,9 +11,16 @@ import pytest
 import torch
 
 from bertsmith.model.attention import Kernel
-from bertsmith.model.bert import PreTrainingModel
-from bertsmith.model.config import Activation, ModelConfig, sizes_of
-from tests.model.examples import EQUAL, RAGGED, Example, example, primes, shaken
+from bertsmith.model.bert import BertForPreTraining
+from bertsmith.model.config import Activation, ModelConfig, size_preset
+from tests.model.examples import (
+    EQUAL,
+    RAGGED,
+    PreTrainingBatch,
+    prime_config,
+    random_batch,
+    randomize_weights,
+)
 from tests.model.peer import (
     SMALL,
     Masks,
@@ -33,11 +40,11 @@ KERNELS: tuple[Kernel, ...] = ("reference", "padded")
 
 
 def outcomes(
-    model: PreTrainingModel,
+    model: BertForPreTraining,
     theirs: Any,
-    batch: Example,
+    batch: PreTrainingBatch,
     train: bool,
-    fault: Callable[[PreTrainingModel], None] | None = None,
+    fault: Callable[[BertForPreTraining], None] | None = None,
 ) -> tuple[Outcome, Outcome]:
     """Run both models on a batch, in train mode with dropout by the same masks.
 
@@ -69,7 +76,7 @@ def assert_same(ours: Outcome, theirs: Outcome, case: str, least: float) -> None
 
 
 def assert_all_same(
-    model: PreTrainingModel, theirs: Any, batch: Example, least: float = SMALL
+    model: BertForPreTraining, theirs: Any, batch: PreTrainingBatch, least: float = SMALL
 ) -> None:
     """Compare in eval and in train mode, for both kernels that the CPU has."""
     for kernel in KERNELS:
@@ -82,21 +89,21 @@ def assert_all_same(
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
 def test_primes(activation: Activation, tmp_path: Path) -> None:
     """With distinct prime sizes and random weights, all agrees to 1e-5, ragged lengths or equal."""
-    config = primes(activation=activation)
-    model = shaken(PreTrainingModel(config))
+    config = prime_config(activation=activation)
+    model = randomize_weights(BertForPreTraining(config))
     theirs = transferred(model, tmp_path / "model")
     for lengths in (RAGGED, EQUAL):
-        assert_all_same(model, theirs, example(config, lengths))
+        assert_all_same(model, theirs, random_batch(config, lengths))
 
 
 def test_mini(tmp_path: Path) -> None:
     """At the named size mini with 30,522 words, as it is drawn, all agrees to 1e-5."""
     torch.manual_seed(0)
-    sizes: dict[str, Any] = sizes_of("mini")
+    sizes: dict[str, Any] = size_preset("mini")
     config = ModelConfig(vocab_size=30522, **sizes)
-    model = PreTrainingModel(config)
+    model = BertForPreTraining(config)
     theirs = transferred(model, tmp_path / "model")
-    assert_all_same(model, theirs, example(config, (47, 13)))
+    assert_all_same(model, theirs, random_batch(config, (47, 13)))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -108,7 +115,7 @@ def test_random_sizes(seed: int, tmp_path: Path) -> None:
         return choices[int(torch.randint(len(choices), (), generator=chance))]
 
     heads = draw(1, 2, 5)
-    config = primes(
+    config = prime_config(
         heads=heads,
         width=heads * draw(3, 11),
         layers=draw(1, 3),
@@ -120,13 +127,13 @@ def test_random_sizes(seed: int, tmp_path: Path) -> None:
         norm_eps=draw(1e-12, 1e-5),
     )
     lengths = tuple(draw(2, 3, 7, 17, 31) for _ in range(draw(2, 3, 7)))
-    model = shaken(PreTrainingModel(config))
+    model = randomize_weights(BertForPreTraining(config))
     theirs = transferred(model, tmp_path / "model")
     # Some of these functions are sharp, and rounding grows in them.
-    assert_all_same(model, theirs, example(config, lengths, seed + 1), least=1.0)
+    assert_all_same(model, theirs, random_batch(config, lengths, seed + 1), least=1.0)
 
 
-def _before_norm(model: PreTrainingModel) -> None:
+def _before_norm(model: BertForPreTraining) -> None:
     """Move the dropout of the embeddings from behind their LayerNorm to before it."""
     embeddings: Any = model.bert.embeddings
     drop, normalize = embeddings.dropout.forward, embeddings.norm.forward
@@ -134,17 +141,17 @@ def _before_norm(model: PreTrainingModel) -> None:
     embeddings.dropout.forward = lambda x, noise: normalize(drop(x, noise))
 
 
-def _other_rate(model: PreTrainingModel) -> None:
+def _other_rate(model: BertForPreTraining) -> None:
     layer: Any = model.bert.encoder.layers[1]
     layer.feed_forward_dropout.rate = model.config.attention_dropout
 
 
-def _left_out(model: PreTrainingModel) -> None:
+def _left_out(model: BertForPreTraining) -> None:
     layer: Any = model.bert.encoder.layers[1]
     layer.attention.dropout.rate = 0.0
 
 
-def _swapped(model: PreTrainingModel) -> None:
+def _swapped(model: BertForPreTraining) -> None:
     """Let two places of one layer, of one rate, exchange their masks."""
     layer: Any = model.bert.encoder.layers[0]
     first, second = layer.attention_dropout, layer.feed_forward_dropout
@@ -152,20 +159,22 @@ def _swapped(model: PreTrainingModel) -> None:
 
 
 @pytest.mark.parametrize("fault", [_before_norm, _other_rate, _left_out, _swapped])
-def test_a_wrong_dropout_is_seen(fault: Callable[[PreTrainingModel], None], tmp_path: Path) -> None:
+def test_a_wrong_dropout_is_seen(
+    fault: Callable[[BertForPreTraining], None], tmp_path: Path
+) -> None:
     """Dropout at another place, at another rate, left out or swapped fails the comparison."""
-    config = primes()
-    model = shaken(PreTrainingModel(config))
+    config = prime_config()
+    model = randomize_weights(BertForPreTraining(config))
     theirs = transferred(model, tmp_path / "model")
-    ours, peer = outcomes(model, theirs, example(config), True, fault)
+    ours, peer = outcomes(model, theirs, random_batch(config), True, fault)
     assert max(ours.differences(peer).values()) > SEEN
 
 
 def test_dropout_is_no_small_thing(tmp_path: Path) -> None:
     """With and without dropout the losses differ, so train mode tests what eval mode does not."""
-    config = primes()
-    model = shaken(PreTrainingModel(config))
+    config = prime_config()
+    model = randomize_weights(BertForPreTraining(config))
     theirs = transferred(model, tmp_path / "model")
-    batch = example(config)
+    batch = random_batch(config)
     (still, _), (moved, _) = (outcomes(model, theirs, batch, train) for train in (False, True))
     assert abs(still.masked - moved.masked) > SEEN

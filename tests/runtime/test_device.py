@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertsmith.runtime.device import give_back_freed_memory, keep_freed_memory
+from bertsmith.runtime.device import keep_freed_memory, trim_memory
 
 
 def resident() -> int:
@@ -21,11 +21,11 @@ def resident() -> int:
 def test_what_is_freed_is_kept_until_it_is_given_back() -> None:
     """64 MB in 256 blocks: between two steps they stay, after the last one they go."""
     keep_freed_memory()
-    give_back_freed_memory()
+    trim_memory()
     before = resident()
     blocks = [torch.ones(2**16) for _ in range(256)]
     assert resident() - before > 60 * 2**20
     del blocks
     assert resident() - before > 60 * 2**20
-    give_back_freed_memory()
+    trim_memory()
     assert resident() - before < 10 * 2**20

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from bertsmith.runtime.thread_pool import abreast, at_once, take
+from bertsmith.runtime.thread_pool import map_in_threads, pool_size, set_local_num_threads
 
 CPU = torch.device("cpu")
 
@@ -28,7 +28,9 @@ def test_order_is_the_items(threads: int) -> None:
         time.sleep(0.02 * (number % 3 == 0))
         return number * 2
 
-    assert list(abreast(slow, range(20), CPU)) == [(number, number * 2) for number in range(20)]
+    assert list(map_in_threads(slow, range(20), CPU)) == [
+        (number, number * 2) for number in range(20)
+    ]
     found: list[int] = []
     asking = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
     asking.start()
@@ -38,16 +40,16 @@ def test_order_is_the_items(threads: int) -> None:
 
 def test_each_has_its_share(threads: int) -> None:
     """As many at once as leave the fewest threads idle, four at most; on CUDA one."""
-    workers = at_once(CPU)
+    workers = pool_size(CPU)
     assert workers == {1: 1, 2: 2, 5: 4, 6: 3}[threads]
-    assert at_once(torch.device("cuda")) == 1
+    assert pool_size(torch.device("cuda")) == 1
     gate = threading.Barrier(workers)
 
     def meet(_: int) -> int:
         gate.wait(20)
         return torch.get_num_threads()
 
-    shares = [share for _, share in abreast(meet, range(workers), CPU)]
+    shares = [share for _, share in map_in_threads(meet, range(workers), CPU)]
     assert shares == [threads // workers] * workers
 
 
@@ -61,7 +63,7 @@ def test_few_items_share_all_threads() -> None:
 
     torch.set_num_threads(5)
     try:
-        assert [share for _, share in abreast(meet, range(2), CPU)] == [2, 2]
+        assert [share for _, share in map_in_threads(meet, range(2), CPU)] == [2, 2]
     finally:
         torch.set_num_threads(before)
 
@@ -75,7 +77,7 @@ def test_a_share_is_the_taker_s_alone(threads: int) -> None:
         found[name] = torch.get_num_threads()
 
     def own() -> None:
-        take(7)
+        set_local_num_threads(7)
         taken.set()
         assert over.wait(20)
         ask("own")
@@ -83,7 +85,7 @@ def test_a_share_is_the_taker_s_alone(threads: int) -> None:
     one = threading.Thread(target=own)
     one.start()
     assert taken.wait(20)
-    take(threads)
+    set_local_num_threads(threads)
     for name in ("new", "newer"):
         other = threading.Thread(target=ask, args=(name,))
         other.start()
@@ -99,7 +101,7 @@ def test_two_at_a_time(threads: int) -> None:
     found: list[list[tuple[int, int]]] = []
 
     def own() -> None:
-        found.append(list(abreast(lambda number: number + 1, range(200), CPU)))
+        found.append(list(map_in_threads(lambda number: number + 1, range(200), CPU)))
 
     users = [threading.Thread(target=own) for _ in range(4)]
     for one in users:
@@ -116,9 +118,11 @@ def test_autocast_is_the_caller_s() -> None:
     torch.set_num_threads(2)
     try:
         with torch.autocast("cpu", torch.bfloat16):
-            kinds = {own.dtype for _, own in abreast(lambda _: x @ x, range(4), CPU)}
+            kinds = {own.dtype for _, own in map_in_threads(lambda _: x @ x, range(4), CPU)}
         assert kinds == {torch.bfloat16}
-        assert {own.dtype for _, own in abreast(lambda _: x @ x, range(4), CPU)} == {torch.float32}
+        assert {own.dtype for _, own in map_in_threads(lambda _: x @ x, range(4), CPU)} == {
+            torch.float32
+        }
     finally:
         torch.set_num_threads(before)
 
@@ -126,7 +130,7 @@ def test_autocast_is_the_caller_s() -> None:
 @pytest.mark.parametrize("count", [0, 1])
 def test_one_item_is_computed_here(threads: int, count: int) -> None:
     """With all of PyTorch's threads."""
-    found = list(abreast(lambda _: threading.current_thread(), range(count), CPU))
+    found = list(map_in_threads(lambda _: threading.current_thread(), range(count), CPU))
     assert found == [(number, threading.current_thread()) for number in range(count)]
 
 
@@ -140,7 +144,7 @@ def test_an_error_comes_in_its_turn(threads: int) -> None:
             raise ValueError("three")
         return number
 
-    results = abreast(compute, range(1000), CPU)
+    results = map_in_threads(compute, range(1000), CPU)
     assert [next(results)[0] for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ValueError, match="three"):
         next(results)
@@ -157,10 +161,10 @@ def test_it_stays_a_few_ahead(threads: int) -> None:
             given.append(len(given))
             yield given[-1]
 
-    results = abreast(lambda number: number, endless(), CPU)
+    results = map_in_threads(lambda number: number, endless(), CPU)
     for _ in range(10):
         next(results)
     results.close()
-    assert len(given) <= 10 + 2 * at_once(CPU) + 1
+    assert len(given) <= 10 + 2 * pool_size(CPU) + 1
     assert not any(own.name.startswith("abreast") for own in threading.enumerate())
     assert torch.get_num_threads() == threads

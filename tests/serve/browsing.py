@@ -15,14 +15,14 @@ import pytest
 import torch
 
 from bertsmith import bundle
-from bertsmith.bundle import Head, save_task
-from bertsmith.model.bert import PreTrainingModel
+from bertsmith.bundle import HeadConfig, save_fine_tuned
+from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import ModelConfig
-from bertsmith.serve.deadline import Patience
-from bertsmith.serve.models import Served, served
+from bertsmith.serve.deadline import Deadline
+from bertsmith.serve.models import ServedModel, load_served_model
 from bertsmith.serve.service import Service
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.text.wordpiece_trainer import train
+from bertsmith.text.wordpiece_trainer import train_wordpiece
 from bertsmith.use.embed import TokenVectors
 from bertsmith.use.vector_settings import VectorSettings
 from tests.use.conftest import TEXT
@@ -46,7 +46,7 @@ QUESTION = "where did the smith work?"
 class Counting(Service):
     """Counts how often vectors of tokens are made."""
 
-    def __init__(self, models: Sequence[Served]) -> None:
+    def __init__(self, models: Sequence[ServedModel]) -> None:
         super().__init__(models)
         self.embedded = 0
 
@@ -55,7 +55,7 @@ class Counting(Service):
         name: str | None,
         texts: Sequence[str],
         settings: VectorSettings,
-        patience: Patience | None = None,
+        patience: Deadline | None = None,
         *,
         most: int | None = None,
     ) -> list[TokenVectors]:
@@ -70,13 +70,13 @@ def _config(words: Tokenizer, **more: Any) -> ModelConfig:
 
 
 #: Model's name -> its head, and the bias of its outputs if it is to say one thing always.
-HEADS: dict[str, tuple[Head, list[float] | None]] = {
-    "mood": (Head("single", ("glad", "sad", "angry")), None),
-    "stars": (Head("regression"), None),
-    "names": (Head("entities", ("O", "B-PER", "I-PER")), [0.0, 90.0, 0.0]),
-    "spans": (Head("span"), None),
-    "silent": (Head("span"), None),
-    "endings": (Head("choice"), None),
+HEADS: dict[str, tuple[HeadConfig, list[float] | None]] = {
+    "mood": (HeadConfig("single", ("glad", "sad", "angry")), None),
+    "stars": (HeadConfig("regression"), None),
+    "names": (HeadConfig("entities", ("O", "B-PER", "I-PER")), [0.0, 90.0, 0.0]),
+    "spans": (HeadConfig("span"), None),
+    "silent": (HeadConfig("span"), None),
+    "endings": (HeadConfig("choice"), None),
 }
 
 
@@ -84,18 +84,18 @@ HEADS: dict[str, tuple[Head, list[float] | None]] = {
 def service(tmp_path_factory: pytest.TempPathFactory) -> Counting:
     """A random model of each kind, all with one vocabulary."""
     root = tmp_path_factory.mktemp("served")
-    words = train(iter(TEXT * 3), 227)
+    words = train_wordpiece(iter(TEXT * 3), 227)
     torch.manual_seed(3)
-    bundle.save(root / "plain", PreTrainingModel(_config(words)), words, {})
-    models = [served("plain", root / "plain")]
+    bundle.save(root / "plain", BertForPreTraining(_config(words)), words, {})
+    models = [load_served_model("plain", root / "plain")]
     for name, (head, bias) in HEADS.items():
-        model = head.model(_config(words))
+        model = head.build_model(_config(words))
         if bias is not None:
             with torch.no_grad():
                 list(model.parameters())[-1].copy_(torch.tensor(bias))
         info = {"heldout": {"null_threshold": -1e9}} if name == "silent" else {}
-        save_task(root / name, model, words, head, info)
-        models.append(served(name, root / name))
+        save_fine_tuned(root / name, model, words, head, info)
+        models.append(load_served_model(name, root / name))
     return Counting(models)
 
 

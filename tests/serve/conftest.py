@@ -7,18 +7,18 @@ import pytest
 import torch
 
 from bertsmith import bundle
-from bertsmith.bundle import Head, save_task
-from bertsmith.model.bert import PreTrainingModel
-from bertsmith.serve.models import Served, served
+from bertsmith.bundle import HeadConfig, save_fine_tuned
+from bertsmith.model.bert import BertForPreTraining
+from bertsmith.serve.models import ServedModel, load_served_model
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.text.wordpiece_trainer import train
-from tests.serve.little import HEADS, TEXT, Running, listening, shape
+from bertsmith.text.wordpiece_trainer import train_wordpiece
+from tests.serve.model_server import HEADS, TEXT, RunningServer, model_config, run_server
 
 
 @pytest.fixture(scope="session")
 def words() -> Tokenizer:
     """A vocabulary learnt from five sentences, lowered."""
-    return train(iter(TEXT * 3), 227)
+    return train_wordpiece(iter(TEXT * 3), 227)
 
 
 @pytest.fixture(scope="session")
@@ -27,22 +27,22 @@ def folders(tmp_path_factory: pytest.TempPathFactory, words: Tokenizer) -> dict[
     root, found = tmp_path_factory.mktemp("served"), {}
     torch.manual_seed(11)
     found["plain"] = root / "plain"
-    bundle.save(found["plain"], PreTrainingModel(shape(words)), words, {})
+    bundle.save(found["plain"], BertForPreTraining(model_config(words)), words, {})
     for name, (kind, labels) in HEADS.items():
-        head = Head(kind, labels)
+        head = HeadConfig(kind, labels)
         found[name] = root / name
-        save_task(found[name], head.model(shape(words)), words, head, {})
+        save_fine_tuned(found[name], head.build_model(model_config(words)), words, head, {})
     return found
 
 
 @pytest.fixture(scope="session")
-def models(folders: dict[str, Path]) -> list[Served]:
+def models(folders: dict[str, Path]) -> list[ServedModel]:
     """All of them, loaded."""
-    return [served(name, path) for name, path in folders.items()]
+    return [load_served_model(name, path) for name, path in folders.items()]
 
 
 @pytest.fixture(scope="module")
-def running(models: list[Served]) -> Iterator[Running]:
+def running(models: list[ServedModel]) -> Iterator[RunningServer]:
     """A server of all models with the usual limits."""
-    with listening(models) as found:
+    with run_server(models) as found:
         yield found

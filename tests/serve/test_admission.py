@@ -7,11 +7,11 @@ import httpx
 import pytest
 
 from bertsmith.errors import SettingsError
-from bertsmith.serve.auth import Key
-from bertsmith.serve.models import Served
+from bertsmith.serve.auth import ApiKey
+from bertsmith.serve.models import ServedModel
 from bertsmith.serve.settings import ServeSettings
-from tests.serve.holding import LONG, held_model
-from tests.serve.little import Running, listening
+from tests.serve.model_pause import TIMEOUT, paused_model
+from tests.serve.model_server import RunningServer, run_server
 
 ELSEWHERE = "http://page.example"
 #: What a browser asks before it sends another site's question.
@@ -21,9 +21,9 @@ FIRST = {
 }  # fmt: skip
 
 
-def test_a_key(models: list[Served]) -> None:
+def test_a_key(models: list[ServedModel]) -> None:
     """Without it 401, but for what tells that the server lives; nobody else's key will do."""
-    with listening(models[:1], key="open sesame") as own:
+    with run_server(models[:1], key="open sesame") as own:
         assert own.post("/embed", {"inputs": "a"}).status_code == 401
         for header in ("Bearer open", "open sesame", "Bearer open sesame!", "Basic b3Blbg=="):
             found = own.post("/embed", {"inputs": "a"}, headers={"Authorization": header})
@@ -38,23 +38,23 @@ def test_a_key(models: list[Served]) -> None:
 
 
 def test_other_origins_are_kept_out_unless_asked_for(
-    running: Running, models: list[Served]
+    running: RunningServer, models: list[ServedModel]
 ) -> None:
     """No CORS header of its own accord; with --cors that origin's."""
     asked = {"Origin": "http://page.example"}
     found = running.post("/embed", {"inputs": "a"}, headers=asked)
     assert "access-control-allow-origin" not in found.headers
-    with listening(models[:1], origins=["http://page.example"]) as own:
+    with run_server(models[:1], origins=["http://page.example"]) as own:
         found = own.post("/embed", {"inputs": "a"}, headers=asked)
         assert found.headers["access-control-allow-origin"] == "http://page.example"
 
 
-def test_a_page_elsewhere_asks_first_and_then_with_the_key(models: list[Served]) -> None:
+def test_a_page_elsewhere_asks_first_and_then_with_the_key(models: list[ServedModel]) -> None:
     """Browsers send no key where they ask whether they may; nothing else goes without it."""
     asked = {"Origin": "http://page.example"}
     first = asked | {"Access-Control-Request-Method": "POST",
                      "Access-Control-Request-Headers": "authorization"}  # fmt: skip
-    with listening(models[:1], key="open", origins=["http://page.example"]) as own:
+    with run_server(models[:1], key="open", origins=["http://page.example"]) as own:
         way = f"{own.url}/embed"
         found = httpx.options(way, headers=first)
         assert found.status_code == 200
@@ -63,7 +63,7 @@ def test_a_page_elsewhere_asks_first_and_then_with_the_key(models: list[Served])
         assert own.post("/embed", {"inputs": "a"}, headers=asked).status_code == 401
         given = asked | {"Authorization": "Bearer open"}
         assert own.post("/embed", {"inputs": "a"}, headers=given).status_code == 200
-    with listening(models[:1], key="open") as own:
+    with run_server(models[:1], key="open") as own:
         assert httpx.options(f"{own.url}/embed", headers=first).status_code == 401
 
 
@@ -78,21 +78,24 @@ def test_a_page_elsewhere_asks_first_and_then_with_the_key(models: list[Served])
 )
 @pytest.mark.parametrize("origin", [ELSEWHERE, "*"])
 def test_refusals_can_be_read_by_a_page_elsewhere(
-    models: list[Served], origin: str, settings: Any, key: str | None, headers: dict[str, str],
+    models: list[ServedModel], origin: str, settings: Any, key: str | None, headers: dict[str, str],
     content: bytes, status: int,
 ) -> None:  # fmt: skip
     """Without CORS headers a browser would hide from the page why it was refused."""
     sent = {"Origin": ELSEWHERE, "Host": "x", "Content-Length": str(len(content)), **headers}
     head = "".join(f"{name}: {value}\r\n" for name, value in sent.items())
     limits = ServeSettings(**settings)
-    with listening(models[:1], limits, key=key, origins=[origin]) as server, held_model() as hold:
-        connect = ("127.0.0.1", server.port), LONG
+    with (
+        run_server(models[:1], limits, key=key, origins=[origin]) as server,
+        paused_model() as hold,
+    ):
+        connect = ("127.0.0.1", server.port), TIMEOUT
         with socket.create_connection(*connect) as first, socket.create_connection(*connect) as own:
             if status == 429:
                 body = b'{"inputs": "a"}'
                 length = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
                 first.sendall(f"POST /embed HTTP/1.1\r\n{length}".encode() + body)
-                assert hold.begun.wait(LONG)
+                assert hold.begun.wait(TIMEOUT)
             own.sendall(f"POST /embed HTTP/1.1\r\n{head}\r\n".encode() + content)
             found = own.recv(65536).decode()
     assert found.startswith(f"HTTP/1.1 {status} ")
@@ -100,10 +103,10 @@ def test_refusals_can_be_read_by_a_page_elsewhere(
 
 
 def test_a_failure_inside_can_be_read_by_a_page_elsewhere(
-    models: list[Served], monkeypatch: pytest.MonkeyPatch
+    models: list[ServedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """500 has CORS headers, too, and only one of each."""
-    with listening(models[:1], origins=[ELSEWHERE]) as server:
+    with run_server(models[:1], origins=[ELSEWHERE]) as server:
         for broken in (False, True):
             if broken:
                 monkeypatch.setattr("bertsmith.serve.service.Service.embedding", None)
@@ -114,14 +117,14 @@ def test_a_failure_inside_can_be_read_by_a_page_elsewhere(
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "bertsmith.example"])
-def test_nor_may_other_sites_read_the_page(models: list[Served], name: str) -> None:
+def test_nor_may_other_sites_read_the_page(models: list[ServedModel], name: str) -> None:
     """Gradio by itself lets every origin in, and this one's cookies, where the host has a name."""
     pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
     from bertsmith.serve.page import mount
 
     asked = {"Host": name, "Origin": ELSEWHERE}
     ways = "/", "/config", "/gradio_api/info"
-    with listening(models[:1], page=mount) as own:
+    with run_server(models[:1], page=mount) as own:
         for way in ways:
             for found in (httpx.get(own.url + way, headers=asked),
                           httpx.options(own.url + way, headers=FIRST | asked)):  # fmt: skip
@@ -129,7 +132,7 @@ def test_nor_may_other_sites_read_the_page(models: list[Served], name: str) -> N
                 assert "access-control-allow-origin" not in told, (way, told)
                 assert "access-control-allow-credentials" not in told, (way, told)
         assert httpx.get(own.url, headers={"Host": name}).status_code == 200
-    with listening(models[:1], page=mount, origins=[ELSEWHERE]) as own:
+    with run_server(models[:1], page=mount, origins=[ELSEWHERE]) as own:
         for way in ways:
             found = httpx.get(own.url + way, headers=asked)
             assert found.headers["access-control-allow-origin"] == ELSEWHERE
@@ -138,4 +141,4 @@ def test_nor_may_other_sites_read_the_page(models: list[Served], name: str) -> N
 def test_an_empty_key_is_none() -> None:
     """It would let in whoever sends nothing."""
     with pytest.raises(SettingsError, match="the key is empty"):
-        Key("")
+        ApiKey("")

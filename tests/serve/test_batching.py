@@ -11,11 +11,11 @@ import torch
 from bertsmith.serve.batching import Batcher
 from bertsmith.serve.deadline import (
     BusyError,
-    GoneError,
-    LargeError,
-    LateError,
-    Patience,
-    StoppingError,
+    Deadline,
+    DeadlineExceededError,
+    DisconnectedError,
+    RequestTooLargeError,
+    ShuttingDownError,
 )
 
 
@@ -68,7 +68,7 @@ def make() -> Iterator[Make]:
 
 def busy(batcher: Batcher, machine: Machine) -> None:
     """Have the model thread hold one batch, so that what comes next waits."""
-    batcher.submit("key", machine, [(1, "first")], Patience(60))
+    batcher.submit("key", machine, [(1, "first")], Deadline(60))
     assert machine.begun.wait(60)
 
 
@@ -76,7 +76,7 @@ def test_what_waits_is_computed_together_up_to_the_budget(make: Make) -> None:
     """Ten calls of 25 tokens go four a batch; every call gets its own answers."""
     batcher, machine = make(), Machine()
     busy(batcher, machine)
-    futures = [batcher.submit("key", machine, [(25, n)], Patience(60)) for n in range(10)]
+    futures = [batcher.submit("key", machine, [(25, n)], Deadline(60)) for n in range(10)]
     machine.let.set()
     assert [own.result(60) for own in futures] == [[n * 2] for n in range(10)]
     assert machine.batches[1:] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
@@ -87,8 +87,8 @@ def test_keys_are_not_mixed(make: Make) -> None:
     batcher, one, two = make(), Machine(), Machine()
     two.let.set()
     busy(batcher, one)
-    first = batcher.submit("key", one, [(1, 1)], Patience(60))
-    second = batcher.submit("other", two, [(1, 2)], Patience(60))
+    first = batcher.submit("key", one, [(1, 1)], Deadline(60))
+    second = batcher.submit("other", two, [(1, 2)], Deadline(60))
     one.let.set()
     assert (first.result(60), second.result(60)) == ([2], [4])
     assert (one.batches, two.batches) == ([["first"], [1]], [[2]])
@@ -100,9 +100,9 @@ def test_a_long_call_lets_a_short_one_in(make: Make) -> None:
     batcher, machine = make(clock=clock), Machine()
     busy(batcher, machine)
     batcher._rate = 1000.0  # so that 100 tokens take a tenth of a second
-    long = batcher.submit("key", machine, [(100, n) for n in range(4)], Patience(60))
+    long = batcher.submit("key", machine, [(100, n) for n in range(4)], Deadline(60))
     clock.now += 0.15
-    short = batcher.submit("key", machine, [(10, "short")], Patience(60))
+    short = batcher.submit("key", machine, [(10, "short")], Deadline(60))
     machine.let.set()
     assert short.result(60) == ["shortshort"]
     assert long.result(60) == [0, 2, 4, 6]
@@ -114,7 +114,7 @@ def test_a_sequence_beyond_the_budget_stands_alone(make: Make) -> None:
     """It is computed all the same."""
     batcher, machine = make(), Machine()
     busy(batcher, machine)
-    future = batcher.submit("key", machine, [(300, "x"), (10, "y")], Patience(60))
+    future = batcher.submit("key", machine, [(300, "x"), (10, "y")], Deadline(60))
     machine.let.set()
     assert future.result(60) == ["xx", "yy"]
     assert machine.batches[1:] == [["x"], ["y"]]
@@ -124,8 +124,8 @@ def test_a_lone_call_waits_a_moment_for_others(make: Make) -> None:
     """Two calls that come one after the other are one batch."""
     batcher, machine = make(wait=60.0), Machine()
     machine.let.set()
-    first = batcher.submit("key", machine, [(1, 1)], Patience(60))
-    batcher.submit("key", machine, [(99, 2)], Patience(60))
+    first = batcher.submit("key", machine, [(1, 1)], Deadline(60))
+    batcher.submit("key", machine, [(99, 2)], Deadline(60))
     assert first.result(60) == [2]
     assert machine.batches == [[1, 2]]
 
@@ -134,12 +134,12 @@ def test_a_full_queue_refuses_and_says_when(make: Make) -> None:
     """What waits stays; a call too large for any queue is refused for good."""
     batcher, machine = make(queue_tokens=400), Machine()
     busy(batcher, machine)
-    kept = batcher.submit("key", machine, [(350, 1)], Patience(60))
+    kept = batcher.submit("key", machine, [(350, 1)], Deadline(60))
     with pytest.raises(BusyError, match="350 tokens are waiting already; ask again in") as told:
-        batcher.submit("key", machine, [(100, 2)], Patience(60))
-    assert told.value.seconds > 0
-    with pytest.raises(LargeError, match="600 tokens; this server takes 500"):
-        batcher.submit("key", machine, [(600, 3)], Patience(60))
+        batcher.submit("key", machine, [(100, 2)], Deadline(60))
+    assert told.value.retry_after > 0
+    with pytest.raises(RequestTooLargeError, match="600 tokens; this server takes 500"):
+        batcher.submit("key", machine, [(600, 3)], Deadline(60))
     machine.let.set()
     assert kept.result(60) == [2]
     assert batcher.waiting == 0
@@ -149,10 +149,10 @@ def test_a_call_ends_in_time(make: Make) -> None:
     """LateError, while the model thread is at something else; what was asked is never computed."""
     batcher, machine = make(), Machine()
     busy(batcher, machine)
-    with pytest.raises(LateError, match="no answer in time"):
-        batcher.run("key", machine, [(1, "late")], Patience(0.1))
+    with pytest.raises(DeadlineExceededError, match="no answer in time"):
+        batcher.run("key", machine, [(1, "late")], Deadline(0.1))
     machine.let.set()
-    assert batcher.run("key", machine, [(1, 1)], Patience(60)) == [2]
+    assert batcher.run("key", machine, [(1, 1)], Deadline(60)) == [2]
     assert ["late"] not in machine.batches
     assert [1] in machine.batches
 
@@ -161,10 +161,10 @@ def test_a_client_that_leaves_frees_its_place(make: Make) -> None:
     """Its units are dropped uncomputed, and the thread that waited is free."""
     batcher, machine = make(), Machine()
     busy(batcher, machine)
-    patience, ended = Patience(60), threading.Event()
+    patience, ended = Deadline(60), threading.Event()
 
     def ask() -> None:
-        with pytest.raises(GoneError):
+        with pytest.raises(DisconnectedError):
             batcher.run("key", machine, [(1, "gone")], patience)
         ended.set()
 
@@ -174,7 +174,7 @@ def test_a_client_that_leaves_frees_its_place(make: Make) -> None:
     patience.cancel()
     assert ended.wait(60)
     machine.let.set()
-    assert batcher.run("key", machine, [(1, 1)], Patience(60)) == [2]
+    assert batcher.run("key", machine, [(1, 1)], Deadline(60)) == [2]
     assert not any("gone" in batch for batch in machine.batches)
 
 
@@ -182,40 +182,40 @@ def test_one_that_cannot_be_computed_fails_alone(make: Make) -> None:
     """Its neighbours in the batch get their answers, and the thread goes on."""
     batcher, machine = make(), Machine()
     busy(batcher, machine)
-    good = batcher.submit("key", machine, [(1, 1)], Patience(60))
-    bad = batcher.submit("key", machine, [(1, "bad")], Patience(60))
-    also = batcher.submit("key", machine, [(1, 3)], Patience(60))
+    good = batcher.submit("key", machine, [(1, 1)], Deadline(60))
+    bad = batcher.submit("key", machine, [(1, "bad")], Deadline(60))
+    also = batcher.submit("key", machine, [(1, 3)], Deadline(60))
     machine.let.set()
     assert (good.result(60), also.result(60)) == ([2], [6])
     with pytest.raises(ValueError, match="cannot be computed"):
         bad.result(60)
-    assert batcher.alive
+    assert batcher.is_alive
 
 
 def test_closing_finishes_what_waits_and_takes_nothing_new(make: Make) -> None:
     """StoppingError for what comes after; the thread is at its end."""
     batcher, machine = make(), Machine()
     busy(batcher, machine)
-    waits = batcher.submit("key", machine, [(1, 1)], Patience(60))
+    waits = batcher.submit("key", machine, [(1, 1)], Deadline(60))
     closing = threading.Thread(target=batcher.close, args=(60,))
     closing.start()
     while batcher._open:
         time.sleep(0.01)
-    with pytest.raises(StoppingError, match="being stopped"):
-        batcher.submit("key", machine, [(1, 2)], Patience(60))
+    with pytest.raises(ShuttingDownError, match="being stopped"):
+        batcher.submit("key", machine, [(1, 2)], Deadline(60))
     machine.let.set()
     closing.join(60)
     assert waits.result(0) == [2]
-    assert not batcher.alive
+    assert not batcher.is_alive
 
 
 def test_several_at_once(make: Make) -> None:
     """A second batch begins while the first is computed, and a third waits for either."""
     batcher, one, two = make(at_once=2), Machine(), Machine()
     busy(batcher, one)
-    second = batcher.submit("other", two, [(1, 2)], Patience(60))
+    second = batcher.submit("other", two, [(1, 2)], Deadline(60))
     assert two.begun.wait(60)
-    third = batcher.submit("other", two, [(1, 3)], Patience(60))
+    third = batcher.submit("other", two, [(1, 3)], Deadline(60))
     two.let.set()
     assert (second.result(60), third.result(60)) == ([4], [6])
     one.let.set()
@@ -230,7 +230,7 @@ def test_what_is_beyond_a_batch_goes_to_the_next_thread(make: Make) -> None:
         gate.wait(60)
         return payloads
 
-    found = batcher.submit("key", compute, [(100, n) for n in range(3)], Patience(60))
+    found = batcher.submit("key", compute, [(100, n) for n in range(3)], Deadline(60))
     assert found.result(60) == [0, 1, 2]
 
 
@@ -242,13 +242,13 @@ def test_one_call_that_fails_in_several_threads_fails_once(make: Make) -> None:
         gate.wait(60)
         raise ValueError("cannot be computed")
 
-    failing = batcher.submit("key", compute, [(100, 1), (100, 2)], Patience(60))
+    failing = batcher.submit("key", compute, [(100, 1), (100, 2)], Deadline(60))
     with pytest.raises(ValueError, match="cannot be computed"):
         failing.result(60)
     machine = Machine()
     machine.let.set()
-    assert batcher.run("key", machine, [(1, 1)], Patience(60)) == [2]
-    assert batcher.alive
+    assert batcher.run("key", machine, [(1, 1)], Deadline(60)) == [2]
+    assert batcher.is_alive
 
 
 def test_batches_at_once_share_the_cores(make: Make) -> None:
@@ -264,12 +264,12 @@ def test_batches_at_once_share_the_cores(make: Make) -> None:
 
         busy(batcher, one)
         two.let.set()
-        batcher.run("other", compute, [(1, 1)], Patience(60))
+        batcher.run("other", compute, [(1, 1)], Deadline(60))
         one.let.set()
         until = time.monotonic() + 60
         while batcher._under_way and time.monotonic() < until:
             time.sleep(0.01)
-        batcher.run("other", compute, [(1, 1)], Patience(60))
+        batcher.run("other", compute, [(1, 1)], Deadline(60))
     finally:
         torch.set_num_threads(before)
     assert threads == [2, 4]
@@ -277,7 +277,7 @@ def test_batches_at_once_share_the_cores(make: Make) -> None:
 
 def test_no_units_are_answered_at_once(make: Make) -> None:
     """With nothing."""
-    assert make().run("key", Machine(), [], Patience(1)) == []
+    assert make().run("key", Machine(), [], Deadline(1)) == []
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
@@ -290,7 +290,7 @@ def test_many_threads(make: Make, at_once: int) -> None:
     def ask(who: int) -> None:
         for turn in range(20):
             units = [(7, (who, turn, n)) for n in range(3)]
-            found = batcher.run("key", machine, units, Patience(60))
+            found = batcher.run("key", machine, units, Deadline(60))
             if found != [own * 2 for _, own in units]:
                 wrong.append((who, turn))
 
@@ -308,14 +308,14 @@ def test_a_call_that_would_be_late_is_refused_when_it_comes(make: Make) -> None:
     clock = Clock()
     batcher, machine = make(clock=clock, queue_tokens=10**6, call_tokens=10**6), Machine()
     batcher._rate, batcher._measured = 100.0, 10.0
-    patience = Patience(60)
-    patience.deadline = clock.now + 30
+    patience = Deadline(60)
+    patience.expires_at = clock.now + 30
     busy(batcher, machine)
     batcher.submit("key", machine, [(100, n) for n in range(16)], patience)
     with pytest.raises(BusyError, match="1,601 tokens are waiting or being computed") as caught:
         batcher.submit("key", machine, [(100, n) for n in range(16)], patience)
     # 3,201 tokens take 32 seconds, of which a large call may need 24.
-    assert caught.value.seconds == pytest.approx(8.01)
+    assert caught.value.retry_after == pytest.approx(8.01)
     # Short calls come before the last turns of large ones.
     for _ in range(13):
         batcher.submit("key", machine, [(100, "short")], patience)
@@ -329,8 +329,8 @@ def test_tokens_under_way_count(make: Make) -> None:
     clock = Clock()
     batcher, machine = make(clock=clock, queue_tokens=10**6, call_tokens=10**6), Machine()
     batcher._rate, batcher._measured = 100.0, 10.0
-    patience = Patience(60)
-    patience.deadline = clock.now + 30
+    patience = Deadline(60)
+    patience.expires_at = clock.now + 30
     batcher.submit("key", machine, [(2000, "large")], patience)
     assert machine.begun.wait(60)
     assert batcher.waiting == 0
@@ -344,7 +344,7 @@ def test_a_lone_call_gets_its_chance(make: Make) -> None:
     batcher, machine = make(), Machine()
     machine.let.set()
     batcher._rate, batcher._measured = 0.001, 10.0
-    assert batcher.run("key", machine, [(100, n) for n in range(5)], Patience(60)) == [
+    assert batcher.run("key", machine, [(100, n) for n in range(5)], Deadline(60)) == [
         0, 2, 4, 6, 8,
     ]  # fmt: skip
 
@@ -360,9 +360,9 @@ def test_small_batches_tell_little_of_the_rate(make: Make) -> None:
 
     batcher._rate = 1000.0
     for _ in range(5):
-        batcher.run("key", compute, [(1, 1)], Patience(60))
+        batcher.run("key", compute, [(1, 1)], Deadline(60))
     assert batcher._rate > 900
-    batcher.run("key", compute, [(100, 1)], Patience(60))
+    batcher.run("key", compute, [(100, 1)], Deadline(60))
     assert batcher._rate == pytest.approx(100, abs=50)
 
 
@@ -378,9 +378,9 @@ def test_what_was_promised_by_a_wrong_rate_is_refused_later(make: Make) -> None:
         batches.append(payloads)
         return payloads
 
-    patience = [Patience(60) for _ in range(4)]
+    patience = [Deadline(60) for _ in range(4)]
     for own in patience:
-        own.deadline = clock.now + 100
+        own.expires_at = clock.now + 100
     calls = [
         batcher.submit("call", compute, [(100, (number, n)) for n in range(4)], own)
         for number, own in enumerate(patience)
@@ -400,11 +400,11 @@ def test_tokens_of_a_client_that_left_do_not_count(make: Make) -> None:
     """At once, while the model is still at something else."""
     batcher, machine = make(), Machine()
     busy(batcher, machine)
-    patience = Patience(60)
+    patience = Deadline(60)
     batcher.submit("key", machine, [(100, n) for n in range(5)], patience)
     assert batcher.waiting == 500
     patience.cancel()
     assert batcher.waiting == 0
     machine.let.set()
-    assert batcher.run("key", machine, [(1, 1)], Patience(60)) == [2]
+    assert batcher.run("key", machine, [(1, 1)], Deadline(60)) == [2]
     assert machine.batches == [["first"], [1]]

@@ -17,7 +17,7 @@ import pytest
 from bertsmith import answer, choose, embed, fill, pair, predict
 from bertsmith.use.embed import Embedder
 from bertsmith.use.tag import tag
-from tests.serve.little import TEXT, Running
+from tests.serve.model_server import TEXT, RunningServer
 
 openai = pytest.importorskip("openai")
 
@@ -27,7 +27,7 @@ def close(found: Any, wanted: Any) -> None:
     np.testing.assert_allclose(np.array(found, np.float64), wanted, rtol=0, atol=1e-5)
 
 
-def test_openai_client(running: Running, folders: dict[str, Path]) -> None:
+def test_openai_client(running: RunningServer, folders: dict[str, Path]) -> None:
     """The real client gets the vectors of ``embed``: as bytes, its usual form, and as floats."""
     client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none")
     wanted = embed(folders["plain"], TEXT)
@@ -35,7 +35,7 @@ def test_openai_client(running: Running, folders: dict[str, Path]) -> None:
     close([own.embedding for own in found.data], wanted)
     assert [own.index for own in found.data] == list(range(len(TEXT)))
     assert found.model == "plain"
-    tokens = sum(map(len, Embedder.load(folders["plain"]).ids(TEXT).sequences))
+    tokens = sum(map(len, Embedder.load(folders["plain"]).tokenize(TEXT).sequences))
     assert found.usage.prompt_tokens == tokens
     floats = client.embeddings.create(input=TEXT[0], model="plain", encoding_format="float")
     close(floats.data[0].embedding, wanted[0])
@@ -53,7 +53,7 @@ def test_openai_client(running: Running, folders: dict[str, Path]) -> None:
         ({"input": "a", "encoding_format": "hex"}, 422, "encoding_format"),
     ],
 )
-def test_openai_errors(running: Running, body: Any, status: int, message: str) -> None:
+def test_openai_errors(running: RunningServer, body: Any, status: int, message: str) -> None:
     """A refusal is OpenAI's form of an error, and says what to do."""
     found = running.post("/v1/embeddings", body)
     assert found.status_code == status
@@ -61,14 +61,14 @@ def test_openai_errors(running: Running, body: Any, status: int, message: str) -
     assert found.json()["error"]["code"] == status
 
 
-def test_base64_is_little_endian_float32(running: Running, folders: dict[str, Path]) -> None:
+def test_base64_is_little_endian_float32(running: RunningServer, folders: dict[str, Path]) -> None:
     """What a client without the package decodes."""
     found = running.post("/v1/embeddings", {"input": TEXT[0], "encoding_format": "base64"})
     raw = base64.b64decode(found.json()["data"][0]["embedding"])
     close(np.frombuffer(raw, "<f4"), embed(folders["plain"], TEXT[:1])[0])
 
 
-def test_embed_by_curl(running: Running, folders: dict[str, Path]) -> None:
+def test_embed_by_curl(running: RunningServer, folders: dict[str, Path]) -> None:
     """The endpoint of text-embeddings-inference, from the shell; its own settings beside."""
     body = {"inputs": TEXT, "layer": -2, "pooling": "max", "normalize": False}
     done = subprocess.run(
@@ -81,16 +81,16 @@ def test_embed_by_curl(running: Running, folders: dict[str, Path]) -> None:
     close(one, embed(folders["plain"], TEXT[:1], normalize=True))
 
 
-def test_embed_all(running: Running, folders: dict[str, Path]) -> None:
+def test_embed_all(running: RunningServer, folders: dict[str, Path]) -> None:
     """A vector for each token, [CLS] and [SEP] with them or not."""
     own = Embedder.load(folders["plain"])
     for special in (True, False):
         found = running.post("/embed_all", {"inputs": TEXT[:2], "special": special}).json()
-        for one, wanted in zip(found, own.tokens(TEXT[:2], special=special), strict=True):
+        for one, wanted in zip(found, own.encode_tokens(TEXT[:2], special=special), strict=True):
             close(one, wanted.vectors)
 
 
-def test_too_long_is_cut_or_refused(running: Running, folders: dict[str, Path]) -> None:
+def test_too_long_is_cut_or_refused(running: RunningServer, folders: dict[str, Path]) -> None:
     """As the client wishes; usually it is cut."""
     long = "the smith " * 60
     cut = running.post("/embed", {"inputs": long})
@@ -101,14 +101,14 @@ def test_too_long_is_cut_or_refused(running: Running, folders: dict[str, Path]) 
         assert "truncate: true" in refused.json()["error"]["message"]
 
 
-def test_similarity(running: Running, folders: dict[str, Path]) -> None:
+def test_similarity(running: RunningServer, folders: dict[str, Path]) -> None:
     """The cosines of one sentence with each of the others."""
     vectors = embed(folders["plain"], TEXT, normalize=True)
     asked = {"source_sentence": TEXT[0], "sentences": TEXT[1:]}
     close(running.post("/similarity", {"inputs": asked}).json(), vectors[1:] @ vectors[0])
 
 
-def test_tokenize(running: Running, folders: dict[str, Path]) -> None:
+def test_tokenize(running: RunningServer, folders: dict[str, Path]) -> None:
     """Ids, words and characters; special tokens stand for no character."""
     [found] = running.post("/tokenize", {"inputs": TEXT[:1]}).json()
     own = Embedder.load(folders["plain"]).tokenizer
@@ -121,7 +121,7 @@ def test_tokenize(running: Running, folders: dict[str, Path]) -> None:
     assert plain == [found[1:-1]]
 
 
-def test_fill(running: Running, folders: dict[str, Path]) -> None:
+def test_fill(running: RunningServer, folders: dict[str, Path]) -> None:
     """The same words and probabilities as ``fill``."""
     texts = ["the [MASK] of the [MASK]", "a [MASK] hammer"]
     found = running.post("/fill", {"inputs": texts, "top": 3}).json()
@@ -133,7 +133,7 @@ def test_fill(running: Running, folders: dict[str, Path]) -> None:
     assert running.post("/fill", {"inputs": texts[1]}).json()["masks"][0]["place"] == 2
 
 
-def test_pair(running: Running, folders: dict[str, Path]) -> None:
+def test_pair(running: RunningServer, folders: dict[str, Path]) -> None:
     """One pair, or several."""
     wanted = [pair(folders["plain"], TEXT[0], own) for own in TEXT[1:]]
     one = running.post("/pair", {"inputs": [TEXT[0], TEXT[1]]}).json()
@@ -143,7 +143,7 @@ def test_pair(running: Running, folders: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("name", ["mood", "topics", "grade"])
-def test_classify(running: Running, folders: dict[str, Path], name: str) -> None:
+def test_classify(running: RunningServer, folders: dict[str, Path], name: str) -> None:
     """One label, many labels, a number; of a text or a pair."""
     texts: list[str | tuple[str, str]] = [*TEXT, (TEXT[0], TEXT[1])]
     found = running.post("/classify", {"model": name, "inputs": texts}).json()
@@ -158,7 +158,7 @@ def test_classify(running: Running, folders: dict[str, Path], name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["names", "speech"])
-def test_tag(running: Running, folders: dict[str, Path], name: str) -> None:
+def test_tag(running: RunningServer, folders: dict[str, Path], name: str) -> None:
     """Entities, and plain tags, with their characters."""
     found = running.post("/tag", {"model": name, "inputs": TEXT}).json()
     for own, wanted in zip(found, tag(folders[name], TEXT), strict=True):
@@ -167,7 +167,7 @@ def test_tag(running: Running, folders: dict[str, Path], name: str) -> None:
         close([one["probability"] for one in own], [one.probability for one in wanted.spans])
 
 
-def test_answer(running: Running, folders: dict[str, Path]) -> None:
+def test_answer(running: RunningServer, folders: dict[str, Path]) -> None:
     """The span, its characters and its probability; a long context comes in windows."""
     context = " ".join(TEXT * 2)
     asked = {"question": "who struck", "context": context}
@@ -180,7 +180,7 @@ def test_answer(running: Running, folders: dict[str, Path]) -> None:
     assert running.post("/answer", {"inputs": asked}).json()["text"] == wanted.text
 
 
-def test_choose(running: Running, folders: dict[str, Path]) -> None:
+def test_choose(running: RunningServer, folders: dict[str, Path]) -> None:
     """The probability of each ending."""
     asked = {"prompt": TEXT[0], "endings": TEXT[1:4]}
     found = running.post("/choose", {"inputs": asked}).json()
@@ -209,7 +209,7 @@ def test_choose(running: Running, folders: dict[str, Path]) -> None:
         ("/nothing", {}, 404, "there is no /nothing here; /docs"),
     ],
 )
-def test_errors(running: Running, path: str, body: Any, status: int, message: str) -> None:
+def test_errors(running: RunningServer, path: str, body: Any, status: int, message: str) -> None:
     """One form for all, with a message that says what to do."""
     found = running.post(path, body)
     told = found.json()["error"]
@@ -217,7 +217,7 @@ def test_errors(running: Running, path: str, body: Any, status: int, message: st
     assert message in told["message"]
 
 
-def test_garbage(running: Running) -> None:
+def test_garbage(running: RunningServer) -> None:
     """What is no JSON is told as such; a wrong method, too."""
     found = httpx.post(f"{running.url}/embed", content=b"\xff\x00{", timeout=60)
     assert found.status_code == 422
@@ -236,7 +236,7 @@ def test_garbage(running: Running) -> None:
     assert (found.status_code, found.json()["error"]["type"]) == (405, "method_not_allowed")
 
 
-def test_what_tells_of_the_server(running: Running) -> None:
+def test_what_tells_of_the_server(running: RunningServer) -> None:
     """Models with what they can do, health, readiness, metrics, and the page of endpoints."""
     told = {own["name"]: own for own in httpx.get(f"{running.url}/models").json()}
     assert told["plain"]["abilities"] == ["embed", "fill", "pair"]
@@ -254,7 +254,7 @@ def test_what_tells_of_the_server(running: Running) -> None:
     assert "https://" not in page
 
 
-def test_every_example_of_the_docs_works(running: Running) -> None:
+def test_every_example_of_the_docs_works(running: RunningServer) -> None:
     """The bodies that /docs shows are answered."""
     from bertsmith.serve.docs_page import EXAMPLES
 
@@ -263,7 +263,7 @@ def test_every_example_of_the_docs_works(running: Running) -> None:
         assert running.post(path, named).status_code == 200, path
 
 
-def test_a_request_has_an_id(running: Running) -> None:
+def test_a_request_has_an_id(running: RunningServer) -> None:
     """The client's own if it is plain, else a new one."""
     given = running.post("/embed", {"inputs": "a"}, headers={"X-Request-Id": "mine-7"})
     assert given.headers["x-request-id"] == "mine-7"

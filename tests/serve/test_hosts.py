@@ -7,17 +7,17 @@ import pytest
 
 from bertsmith.errors import SettingsError
 from bertsmith.serve.hosts import allowed_hosts
-from bertsmith.serve.models import Served
-from bertsmith.serve.server import config
+from bertsmith.serve.models import ServedModel
+from bertsmith.serve.server import create_config
 from bertsmith.serve.settings import ServeSettings
-from tests.serve.little import Running, listening
+from tests.serve.model_server import RunningServer, run_server
 
 
 @pytest.fixture(scope="module")
-def loopback(models: list[Served]) -> Iterator[Running]:
+def loopback(models: list[ServedModel]) -> Iterator[RunningServer]:
     """A server on 127.0.0.1 that answers to one more name and a domain."""
     names = allowed_hosts("127.0.0.1", "127.0.0.1", ["Bert.example.", "*.lab.example"])
-    with listening(models[:1], hosts=names) as running:
+    with run_server(models[:1], hosts=names) as running:
         yield running
 
 
@@ -43,7 +43,7 @@ def loopback(models: list[Served]) -> Iterator[Running]:
         ("", 400),
     ],
 )
-def test_only_allowed_hosts_are_answered(loopback: Running, host: str, status: int) -> None:
+def test_only_allowed_hosts_are_answered(loopback: RunningServer, host: str, status: int) -> None:
     """A name that resolves to the machine but was not allowed gets no answer (DNS rebinding)."""
     response = httpx.get(f"{loopback.url}/models", headers={"Host": host})
     assert response.status_code == status
@@ -51,7 +51,7 @@ def test_only_allowed_hosts_are_answered(loopback: Running, host: str, status: i
         assert "start the server with --allow-host NAME" in response.json()["error"]["message"]
 
 
-def test_probes_need_no_host(loopback: Running) -> None:
+def test_probes_need_no_host(loopback: RunningServer) -> None:
     """Orchestrators probe by an address of theirs."""
     for path in ("/health", "/ready"):
         assert httpx.get(loopback.url + path, headers={"Host": "10.1.2.3"}).status_code == 200
@@ -89,10 +89,10 @@ def test_a_name_that_is_no_host_is_refused(name: str) -> None:
 
 def test_forwarded_headers_are_ignored() -> None:
     """No client can choose its address or scheme for the server."""
-    assert not config(ServeSettings()).proxy_headers
+    assert not create_config(ServeSettings()).proxy_headers
 
 
-def test_every_response_has_security_headers(running: Running) -> None:
+def test_every_response_has_security_headers(running: RunningServer) -> None:
     """Errors, documents and answers alike: no sniffing, no frames, nothing loaded."""
     for path in ("/models", "/docs", "/metrics", "/nowhere", "/embed"):
         headers = httpx.get(running.url + path).headers

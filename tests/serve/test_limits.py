@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from bertsmith.serve.batching import Batcher
-from bertsmith.serve.deadline import NotFiniteError, Patience
-from bertsmith.serve.models import Served, finite, served
+from bertsmith.serve.deadline import Deadline, NotFiniteError
+from bertsmith.serve.models import ServedModel, load_served_model, require_finite
 from bertsmith.serve.service import Service
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.wordpiece import Tokenizer
-from tests.serve.little import TEXT, Running, listening
+from tests.serve.model_server import TEXT, RunningServer, run_server
 
 HALF = "half \ud800 a character"
 
@@ -40,7 +40,7 @@ HALF = "half \ud800 a character"
         ("/choose", {"inputs": {"prompt": "a", "endings": ["b", HALF]}}),
     ],
 )
-def test_half_a_character_is_told(running: Running, path: str, body: Any) -> None:
+def test_half_a_character_is_told(running: RunningServer, path: str, body: Any) -> None:
     """JSON can write it, no tokenizer reads it, and it is the client's fault."""
     sent = {"Content-Type": "application/json"}
     found = httpx.post(running.url + path, content=json.dumps(body), headers=sent, timeout=60)
@@ -61,11 +61,11 @@ def test_half_a_character_is_told(running: Running, path: str, body: Any) -> Non
     ],
 )
 def test_a_small_body_gets_no_huge_answer(
-    models: list[Served], path: str, body: Any, said: str
+    models: list[ServedModel], path: str, body: Any, said: str
 ) -> None:
     """Vectors, words and tokens of a request have a bound each, which the error names."""
     limits = ServeSettings(numbers=200, masks=7, tokens=100)
-    with listening(models[:1], limits) as own:
+    with run_server(models[:1], limits) as own:
         found = own.post(path, body)
         assert (found.status_code, said in found.text) == (422, True), found.text
         assert own.post("/embed", {"inputs": TEXT[0]}).status_code == 200
@@ -80,7 +80,7 @@ def test_a_small_body_gets_no_huge_answer(
         (b"1e38", "Input should be less than or equal to 1000000"),
     ],
 )
-def test_weights_are_numbers(running: Running, weight: bytes, message: str) -> None:
+def test_weights_are_numbers(running: RunningServer, weight: bytes, message: str) -> None:
     """Other weights would give vectors that are not finite."""
     body = b'{"inputs": "a", "layer": [1, 2], "combine": "weighted", "weights": [1, %s]}' % weight
     sent = {"Content-Type": "application/json"}
@@ -90,13 +90,13 @@ def test_weights_are_numbers(running: Running, weight: bytes, message: str) -> N
 
 
 @pytest.fixture(scope="module")
-def broken(folders: dict[str, Path]) -> Iterator[Running]:
+def broken(folders: dict[str, Path]) -> Iterator[RunningServer]:
     """A server of all models with NaN among their weights."""
-    models = [served(name, path) for name, path in folders.items()]
+    models = [load_served_model(name, path) for name, path in folders.items()]
     for model in models:
         encoder = model.embedder.encoder
         torch.nn.init.constant_(next(encoder.parameters()), float("nan"))
-    with listening(models) as server:
+    with run_server(models) as server:
         yield server
 
 
@@ -121,7 +121,7 @@ def broken(folders: dict[str, Path]) -> Iterator[Running]:
     ],
 )
 def test_numbers_that_are_not_finite_are_an_error(
-    broken: Running, path: str, model: str, body: Any
+    broken: RunningServer, path: str, model: str, body: Any
 ) -> None:
     """500 that names the model, where JSON would have null."""
     found = broken.post(path, {"model": model, **body})
@@ -130,7 +130,7 @@ def test_numbers_that_are_not_finite_are_an_error(
     assert f"the model '{model}' computed numbers that are not finite" in message
 
 
-def test_attention_that_is_not_finite_is_an_error(broken: Running) -> None:
+def test_attention_that_is_not_finite_is_an_error(broken: RunningServer) -> None:
     """The page draws no NaN."""
     app: Any = broken.server.config.app
     with pytest.raises(NotFiniteError, match="the model 'plain' computed"):
@@ -144,9 +144,9 @@ def test_one_text_that_is_not_finite_fails_alone() -> None:
         return [np.array([payload]) for payload in payloads]
 
     batcher = Batcher(batch_tokens=10, queue_tokens=10, call_tokens=10, wait=60.0)
-    checked = finite("m", compute)
-    good = batcher.submit("key", checked, [(1, 1.0)], Patience(60))
-    bad = batcher.submit("key", checked, [(9, float("inf"))], Patience(60))
+    checked = require_finite("m", compute)
+    good = batcher.submit("key", checked, [(1, 1.0)], Deadline(60))
+    bad = batcher.submit("key", checked, [(9, float("inf"))], Deadline(60))
     assert good.result(60) == [np.array([1.0])]
     with pytest.raises(NotFiniteError, match="the model 'm'"):
         bad.result(60)
@@ -156,12 +156,12 @@ def test_one_text_that_is_not_finite_fails_alone() -> None:
 def test_a_probability_of_zero_is_finite() -> None:
     """Its logarithm is -inf."""
     answers = [torch.tensor([0.0, float("-inf")])]
-    assert finite("m", lambda _: answers)(None) is answers
+    assert require_finite("m", lambda _: answers)(None) is answers
 
 
 @pytest.mark.parametrize("path", ["/embed", "/v1/embeddings", "/tokenize"])
 def test_a_long_text_is_tokenized_beside(
-    models: list[Served], monkeypatch: pytest.MonkeyPatch, path: str
+    models: list[ServedModel], monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     """While that takes its time, others are answered."""
     begun, over = threading.Event(), threading.Event()
@@ -177,7 +177,7 @@ def test_a_long_text_is_tokenized_beside(
 
         monkeypatch.setattr(Tokenizer, name, lambda _, *given, held=held: held(*given))
     field = "input" if path.startswith("/v1") else "inputs"
-    with listening(models[:1]) as server:
+    with run_server(models[:1]) as server:
         long = threading.Thread(target=server.post, args=(path, {field: "a " * 6000}))
         long.start()
         assert begun.wait(60)
@@ -189,7 +189,7 @@ def test_a_long_text_is_tokenized_beside(
 
 @pytest.mark.parametrize("header", [b"X-Long: " + b"x" * 300_000, b"X: y\r\n" * 50_000])
 @pytest.mark.parametrize("ended", [True, False])
-def test_a_header_has_a_size(running: Running, header: bytes, ended: bool) -> None:
+def test_a_header_has_a_size(running: RunningServer, header: bytes, ended: bool) -> None:
     """One long line or many short ones, whole or not: 431, and the connection closes."""
     with socket.create_connection(("127.0.0.1", running.port), 60) as own:
         with contextlib.suppress(ConnectionError):
@@ -212,7 +212,7 @@ def test_a_header_has_a_size(running: Running, header: bytes, ended: bool) -> No
     assert fair.status_code == 200
 
 
-def test_a_trailer_has_a_size(running: Running) -> None:
+def test_a_trailer_has_a_size(running: RunningServer) -> None:
     """What comes after a chunked body is a header, too."""
     head = b"POST /embed HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: "
     with socket.create_connection(("127.0.0.1", running.port), 60) as own:
@@ -224,15 +224,15 @@ def test_a_trailer_has_a_size(running: Running) -> None:
     assert httpx.get(f"{running.url}/health").status_code == 200
 
 
-def test_only_questions_for_health_are_free(models: list[Served]) -> None:
+def test_only_questions_for_health_are_free(models: list[ServedModel]) -> None:
     """A body sent to /health needs the key, and a place, as any other."""
-    with listening(models[:1], key="open") as own:
+    with run_server(models[:1], key="open") as own:
         assert httpx.get(f"{own.url}/health").status_code == 200
         assert httpx.head(f"{own.url}/ready").status_code == 200
         assert httpx.post(f"{own.url}/health", content=b"a").status_code == 401
 
 
-def test_open_pages_take_no_requests_place(models: list[Served]) -> None:
+def test_open_pages_take_no_requests_place(models: list[ServedModel]) -> None:
     """Streams of the page are counted for themselves; health is told whatever the crowd."""
     pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
     from bertsmith.serve.page import mount
@@ -240,7 +240,7 @@ def test_open_pages_take_no_requests_place(models: list[Served]) -> None:
     gate = threading.Event()
     with contextlib.ExitStack() as stack:
         own = stack.enter_context(
-            listening(models[:1], ServeSettings(requests=2, pages=3), page=mount)
+            run_server(models[:1], ServeSettings(requests=2, pages=3), page=mount)
         )
         client = stack.enter_context(httpx.Client(timeout=60))
         stack.callback(gate.set)
@@ -260,12 +260,12 @@ def test_open_pages_take_no_requests_place(models: list[Served]) -> None:
         assert client.get(f"{own.url}/health").status_code == 200
 
 
-def test_other_methods_and_paths_beside_the_page(models: list[Served]) -> None:
+def test_other_methods_and_paths_beside_the_page(models: list[ServedModel]) -> None:
     """The page answers every path that is left; what is no path of ours is told in our form."""
     pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
     from bertsmith.serve.page import mount
 
-    with listening(models[:1], page=mount) as own:
+    with run_server(models[:1], page=mount) as own:
         found = httpx.get(f"{own.url}/embed")
         assert (found.status_code, found.headers["allow"]) == (405, "POST")
         assert "GET is not what /embed takes; /docs" in found.json()["error"]["message"]
@@ -277,14 +277,14 @@ def test_other_methods_and_paths_beside_the_page(models: list[Served]) -> None:
 
 
 @pytest.fixture
-def page(models: list[Served]) -> Iterator[Any]:
+def page(models: list[ServedModel]) -> Iterator[Any]:
     """A client of the page's own endpoints."""
     pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
     from gradio_client import Client
 
     from bertsmith.serve.page import mount
 
-    with listening(models, page=mount) as own:
+    with run_server(models, page=mount) as own:
         yield Client(own.url, verbose=False, analytics_enabled=False).predict
 
 
@@ -305,16 +305,16 @@ def test_the_pages_own_endpoints_say_what_is_wrong(page: Any, asked: Any, said: 
 
 
 def test_a_word_everywhere_is_counted_before_vectors(
-    models: list[Served], monkeypatch: pytest.MonkeyPatch
+    models: list[ServedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is computed for what will be refused."""
     pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
-    from bertsmith.errors import QuestionError
-    from bertsmith.serve.page.looking import Looking
+    from bertsmith.errors import InputError
+    from bertsmith.serve.page.inspection import Looking
 
     service = Service(models[:1])
     monkeypatch.setattr(service, "tokens", lambda *_: pytest.fail("computed"))
-    with pytest.raises(QuestionError, match="stands 15,000 times"):
+    with pytest.raises(InputError, match="stands 15,000 times"):
         Looking(service).word(None, "a", ("a " * 300,) * 50)
     monkeypatch.undo()
     # Inside other words it does not count.

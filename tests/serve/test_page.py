@@ -189,7 +189,7 @@ def test_attention_lines_heat_and_grid(desk: Any, service: Counting) -> None:
 @needs_browser
 def test_attention_of_128_tokens_has_few_lines(desk: Any, service: Counting) -> None:
     """128 tokens give at most three lines each, not 128, so that the page stays responsive."""
-    found = attention(service.models["plain"].bundle, LONG, longest=128)
+    found = attention(service.models["plain"].bundle, LONG, max_seqlen=128)
     assert len(found.tokens) == 128
     words = service.models["plain"].bundle.tokenizer.encode_with_offsets(LONG)[1]
     panel = go(desk, "Attention")

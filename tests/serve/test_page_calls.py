@@ -13,9 +13,9 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from bertsmith.serve.models import Served
+from bertsmith.serve.models import ServedModel
 from bertsmith.serve.service import Service
-from tests.serve.little import TEXT, Running, listening, wait_until
+from tests.serve.model_server import TEXT, RunningServer, run_server, wait_until
 
 pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
 
@@ -27,14 +27,14 @@ API = "/gradio_api"
 
 
 @pytest.fixture(scope="module")
-def server(models: list[Served]) -> Iterator[Running]:
+def server(models: list[ServedModel]) -> Iterator[RunningServer]:
     """A server with the page."""
-    with listening(models, page=mount) as running:
+    with run_server(models, page=mount) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def dependencies(server: Running) -> list[dict[str, Any]]:
+def dependencies(server: RunningServer) -> list[dict[str, Any]]:
     """The functions of the page, as its description names them."""
     config: dict[str, Any] = httpx.get(f"{server.url}/config").json()
     functions: list[dict[str, Any]] = config["dependencies"]
@@ -49,7 +49,7 @@ def index_of(dependencies: list[dict[str, Any]], num_inputs: int, api_name: str)
     )  # fmt: skip
 
 
-def read(server: Running, session: str) -> list[dict[str, Any]]:
+def read(server: RunningServer, session: str) -> list[dict[str, Any]]:
     """Return all messages of a session."""
     way = f"{server.url}{API}/queue/data"
     text = httpx.get(way, params={"session_hash": session}, timeout=60).text
@@ -66,7 +66,7 @@ def file_data(path: str) -> dict[str, Any]:
 )
 @pytest.mark.parametrize("path", ["/dev/zero", __file__, "http://127.0.0.1:1/file"])
 def test_objects_in_inputs_are_refused(
-    server: Running, dependencies: list[dict[str, Any]], nest: Any, path: str
+    server: RunningServer, dependencies: list[dict[str, Any]], nest: Any, path: str
 ) -> None:
     """An object never reaches Gradio, which would read the file or URL that it names."""
     value = nest(file_data(path))
@@ -85,7 +85,7 @@ def test_objects_in_inputs_are_refused(
     assert httpx.get(f"{server.url}/health").status_code == 200
 
 
-def test_gradio_checks_paths_too(models: list[Served], tmp_path: Path) -> None:
+def test_gradio_checks_paths_too(models: list[ServedModel], tmp_path: Path) -> None:
     """Gradio itself refuses files outside its own folder, if an object ever reached it."""
     from gradio.context import LocalContext
     from gradio.exceptions import InvalidPathError
@@ -117,7 +117,7 @@ def test_gradio_checks_paths_too(models: list[Served], tmp_path: Path) -> None:
     ],
 )
 def test_wrong_inputs_are_refused_and_not_logged(
-    server: Running, dependencies: list[dict[str, Any]], data: Any, message: str,
+    server: RunningServer, dependencies: list[dict[str, Any]], data: Any, message: str,
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     """The client is told what is expected; no part of the inputs is printed or logged."""
@@ -142,14 +142,14 @@ def test_wrong_inputs_are_refused_and_not_logged(
         ("run/fill", {"data": ["no mask", 5, ""]}, 422),
     ],
 )
-def test_invalid_calls_are_refused(server: Running, way: str, body: Any, status: int) -> None:
+def test_invalid_calls_are_refused(server: RunningServer, way: str, body: Any, status: int) -> None:
     """A 4xx that says why, whatever is sent."""
     response = server.post(f"{API}/{way}", body)
     assert response.status_code == status
     assert response.json().keys() <= {"detail", "error"}
 
 
-def test_other_types_of_bodies_are_refused(server: Running) -> None:
+def test_other_types_of_bodies_are_refused(server: RunningServer) -> None:
     """Pages of other sites may send text without asking the server first."""
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         response = httpx.post(
@@ -163,7 +163,7 @@ def test_other_types_of_bodies_are_refused(server: Running) -> None:
     assert (response.status_code, response.json()["detail"]) == (422, "the body is not JSON")
 
 
-def test_an_event_names_a_head(server: Running, dependencies: list[dict[str, Any]]) -> None:
+def test_an_event_names_a_head(server: RunningServer, dependencies: list[dict[str, Any]]) -> None:
     """A choice in the grid of heads is two integers; a head that is not there is the nearest."""
     index = index_of(dependencies, 3, "chosen")
     data = ["plain", TEXT[0], ""]
@@ -178,7 +178,7 @@ def test_an_event_names_a_head(server: Running, dependencies: list[dict[str, Any
         assert f"Layer {1 if layer < 0 else 2}, head 1" in completed["output"]["data"][2]
 
 
-def test_calls_by_name(server: Running) -> None:
+def test_calls_by_name(server: RunningServer) -> None:
     """Programs call a public function at once, or queue it and read its result."""
     body = {"data": [f"the [MASK] {TEXT[0]}", 2, ""]}
     direct = server.post(f"{API}/run/fill", body).json()["data"]
@@ -198,7 +198,7 @@ def test_calls_by_name(server: Running) -> None:
     assert "no [MASK]" in text
 
 
-def test_open_connections_do_not_block_the_page(server: Running) -> None:
+def test_open_connections_do_not_block_the_page(server: RunningServer) -> None:
     """A stream without a pending call ends at once; there is nothing else to keep open."""
     assert httpx.get(f"{server.url}{API}/heartbeat/a").status_code == 404
     assert [message["msg"] for message in read(server, "unknown")] == ["close_stream"]
@@ -253,7 +253,7 @@ def test_all_routes_share_the_limit_of_the_queue() -> None:
         gate.set()
 
 
-def test_only_parts_of_gradio_are_served(server: Running) -> None:
+def test_only_parts_of_gradio_are_served(server: RunningServer) -> None:
     """Nothing of Gradio's app answers but what the page needs, and that by GET alone."""
     for path in ("/", "/config", f"{API}/info", "/theme.css", "/manifest.json"):
         assert httpx.get(server.url + path).status_code == 200, path
@@ -270,7 +270,7 @@ def test_only_parts_of_gradio_are_served(server: Running) -> None:
     assert httpx.get(f"{server.url}/assets/..%2f..%2f..%2froutes.py").status_code in (403, 404)
 
 
-def test_no_request_chooses_where_the_page_is(server: Running) -> None:
+def test_no_request_chooses_where_the_page_is(server: RunningServer) -> None:
     """Neither Host nor X-Forwarded-Host is in the page; the browser knows its own address."""
     usual = {way: httpx.get(server.url + way).text for way in ("/", "/config", f"{API}/info")}
     for name in ("Host", "X-Forwarded-Host", "X-Gradio-Server", "X-Forwarded-Proto"):
@@ -282,7 +282,7 @@ def test_no_request_chooses_where_the_page_is(server: Running) -> None:
     assert re.search(r'"root":new URL\("\."', usual["/"])
 
 
-def test_the_page_has_a_content_security_policy(server: Running) -> None:
+def test_the_page_has_a_content_security_policy(server: RunningServer) -> None:
     """Only its own scripts run, and nothing is loaded from or sent to another host."""
     response = httpx.get(server.url)
     assert response.headers["x-content-type-options"] == "nosniff"

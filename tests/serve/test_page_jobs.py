@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from bertsmith.errors import QuestionError
+from bertsmith.errors import InputError
 from bertsmith.serve.deadline import BusyError
-from tests.serve.little import wait_until
+from tests.serve.model_server import wait_until
 
 pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
 
@@ -163,7 +163,7 @@ def test_failures_are_logged_without_what_was_typed(caplog: pytest.LogCaptureFix
         raise ValueError(typed)
 
     def refuse() -> None:
-        raise QuestionError("no [MASK] in 'my text'")
+        raise InputError("no [MASK] in 'my text'")
 
     async def scenario() -> None:
         jobs = JobQueue()

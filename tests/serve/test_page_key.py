@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from bertsmith.serve.models import Served
-from tests.serve.little import TEXT, Running, listening
+from bertsmith.serve.models import ServedModel
+from tests.serve.model_server import TEXT, RunningServer, run_server
 
 pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
 
@@ -24,14 +24,14 @@ KEY = "offen, Sésam: öffne"
 
 
 @pytest.fixture(scope="module")
-def locked(models: list[Served]) -> Iterator[Running]:
+def locked(models: list[ServedModel]) -> Iterator[RunningServer]:
     """A server with a key and a page."""
-    with listening(models[:1], key=KEY, page=mount) as own:
+    with run_server(models[:1], key=KEY, page=mount) as own:
         yield own
 
 
 @needs_browser
-def test_a_visitor_gives_the_key_once(browser: Any, locked: Running) -> None:
+def test_a_visitor_gives_the_key_once(browser: Any, locked: RunningServer) -> None:
     """Then the whole page works: its scripts, its questions, and the answers that stream."""
     own = {"username": "me", "password": KEY}
     page = opened(browser, locked.url, http_credentials=own)
@@ -42,7 +42,9 @@ def test_a_visitor_gives_the_key_once(browser: Any, locked: Running) -> None:
 
 @needs_browser
 @pytest.mark.parametrize("more", [{}, {"http_credentials": {"username": "me", "password": "no"}}])
-def test_nobody_else_sees_the_page(browser: Any, locked: Running, more: dict[str, Any]) -> None:
+def test_nobody_else_sees_the_page(
+    browser: Any, locked: RunningServer, more: dict[str, Any]
+) -> None:
     """Without the key, or with another one, the browser gets nothing of it."""
     page = browser.new_context(**more).new_page()
     refused: list[int] = []
@@ -53,7 +55,7 @@ def test_nobody_else_sees_the_page(browser: Any, locked: Running, more: dict[str
     assert set(refused) == {401}
 
 
-def test_a_browser_is_asked_for_a_password(locked: Running) -> None:
+def test_a_browser_is_asked_for_a_password(locked: RunningServer) -> None:
     """It says that it wants a page; others are told of the header."""
     for accept, way in (("text/html,*/*;q=0.8", "Basic realm="), ("application/json", "Bearer")):
         found = httpx.get(locked.url, headers={"Accept": accept})
@@ -62,7 +64,7 @@ def test_a_browser_is_asked_for_a_password(locked: Running) -> None:
     assert httpx.get(f"{locked.url}/health").status_code == 200
 
 
-def test_the_password_is_the_key(locked: Running) -> None:
+def test_the_password_is_the_key(locked: RunningServer) -> None:
     """Whatever the name; not what begins so, nor what is no password at all."""
     way = f"{locked.url}/models"
     assert httpx.get(way, auth=("", KEY.encode())).status_code == 200
@@ -75,7 +77,7 @@ def test_the_password_is_the_key(locked: Running) -> None:
         assert httpx.get(way, headers={b"Authorization": words}).status_code == 401
 
 
-def test_another_sites_page_cannot_use_it(locked: Running) -> None:
+def test_another_sites_page_cannot_use_it(locked: RunningServer) -> None:
     """A browser sends the password by itself, whoever's page asks; only our own is answered."""
     here = locked.url.removeprefix("http://")
     for own, status in (
@@ -98,7 +100,7 @@ def test_another_sites_page_cannot_use_it(locked: Running) -> None:
 
 
 @needs_browser
-def test_a_link_leads_to_the_page(browser: Any, locked: Running) -> None:
+def test_a_link_leads_to_the_page(browser: Any, locked: RunningServer) -> None:
     """Also one of another site, whose page does not see ours."""
     context = browser.new_context(http_credentials={"username": "me", "password": KEY})
     page = context.new_page()

@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
-from bertsmith.serve.models import Served, served
+from bertsmith.serve.models import ServedModel, load_served_model
 from bertsmith.serve.service import Service
 from bertsmith.use.explain import attention
 from bertsmith.use.similar import similar
-from tests.serve.little import listening
+from tests.serve.model_server import run_server
 from tests.use.conftest import TEXT
 
 pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
@@ -223,7 +223,7 @@ ESCAPES = """() => {
   add("script", {src: "http://127.0.0.1:1/"});
   add("script", {textContent: "window.hacked = 1"});
   add("link", {rel: "stylesheet", href: "http://127.0.0.1:1/"});
-}"""  # noqa: E501
+}"""
 
 
 @needs_browser
@@ -329,9 +329,9 @@ def test_without_gradio() -> None:
     assert "pip install 'bertsmith[serve]'" in done.stdout
 
 
-def test_the_page_stands_beside_the_endpoints(models: list[Served]) -> None:
+def test_the_page_stands_beside_the_endpoints(models: list[ServedModel]) -> None:
     """In the server itself: / is the page, every endpoint answers, what is nowhere is 404."""
-    with listening(models[:1], page=mount) as own:
+    with run_server(models[:1], page=mount) as own:
         found = httpx.get(own.url)
         assert (found.status_code, found.headers["content-type"][:9]) == (200, "text/html")
         assert own.post("/embed", {"inputs": "a"}).status_code == 200
@@ -342,7 +342,9 @@ def test_the_page_stands_beside_the_endpoints(models: list[Served]) -> None:
 
 def test_a_model_of_one_layer_has_a_page(root: Path) -> None:
     """A slider cannot have a single value, so that of the layers is disabled."""
-    model = served("m", root / "tests" / "cli" / "fixtures" / "v0.1" / "base", device="cpu")
+    model = load_served_model(
+        "m", root / "tests" / "cli" / "fixtures" / "v0.1" / "base", device="cpu"
+    )
     service = Service([model])
     try:
         blocks = build_page(service)

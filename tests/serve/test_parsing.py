@@ -9,18 +9,18 @@ import httpx
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from bertsmith.errors import BertsmithError, QuestionError
+from bertsmith.errors import BertsmithError, InputError
 from bertsmith.serve import embeddings, parsing, schemas
-from bertsmith.serve.deadline import LargeError
+from bertsmith.serve.deadline import RequestTooLargeError
 from bertsmith.serve.execution import list_json
-from bertsmith.serve.models import Served
+from bertsmith.serve.models import ServedModel
 from bertsmith.serve.parsing import parse_body
 from bertsmith.serve.settings import ServeSettings
-from tests.serve.little import Running, listening
+from tests.serve.model_server import RunningServer, run_server
 
 MODELS = [
     schemas.EmbedBody,
-    schemas.Vectors,
+    schemas.VectorsBody,
     schemas.SimilarityBody,
     schemas.TokenizeBody,
     schemas.FillBody,
@@ -75,7 +75,7 @@ def test_only_one_unknown_key_is_an_error(model: type[BaseModel]) -> None:
     assert sorted(places) == [("0",), ("inputs",)]
 
 
-@pytest.mark.parametrize("model", [schemas.EmbedBody, schemas.Vectors])
+@pytest.mark.parametrize("model", [schemas.EmbedBody, schemas.VectorsBody])
 @pytest.mark.parametrize("field", ["layer", "weights"])
 @pytest.mark.parametrize("items", [["a"] * COUNT, [1] * COUNT])
 def test_lists_of_numbers_are_limited(model: type[BaseModel], field: str, items: Any) -> None:
@@ -88,9 +88,11 @@ def test_lists_of_numbers_are_limited(model: type[BaseModel], field: str, items:
 def test_a_long_list_is_refused_before_its_items_are_checked() -> None:
     """The limit comes from the settings, and the message names it."""
     body = b'{"inputs": [' + b"0," * 20 + b"0]}"
-    with pytest.raises(LargeError, match="the request has 21 texts; this server takes 20"):
+    with pytest.raises(
+        RequestTooLargeError, match="the request has 21 texts; this server takes 20"
+    ):
         parse_body(body, schemas.EmbedBody, ServeSettings(texts=20))
-    with pytest.raises(QuestionError, match=r"^inputs\.0: Input should be a valid string$"):
+    with pytest.raises(InputError, match=r"^inputs\.0: Input should be a valid string$"):
         parse_body(body, schemas.EmbedBody, ServeSettings(texts=21))
 
 
@@ -144,7 +146,9 @@ def _hold(function: Callable[..., Any], is_large: Callable[..., bool]) -> tuple[
     return held, begun, let
 
 
-def _check_others_are_answered(server: Running, path: str, body: Any, begun: Any, let: Any) -> None:
+def _check_others_are_answered(
+    server: RunningServer, path: str, body: Any, begun: Any, let: Any
+) -> None:
     """Send a large request, and small ones while it is held."""
     with ThreadPoolExecutor(1) as pool:
         large = pool.submit(server.post, path, body)
@@ -158,23 +162,23 @@ def _check_others_are_answered(server: Running, path: str, body: Any, begun: Any
 
 
 def test_requests_are_answered_while_a_large_body_is_parsed(
-    models: list[Served], monkeypatch: pytest.MonkeyPatch
+    models: list[ServedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A large body is parsed and validated off the event loop."""
     held, begun, let = _hold(parse_body, lambda body: len(body) > 100_000)
     monkeypatch.setattr(parsing, "parse_body", held)
-    with listening(models[:1]) as server:
+    with run_server(models[:1]) as server:
         body = {"inputs": ["a " * 1000] * 100}
         _check_others_are_answered(server, "/embed", body, begun, let)
 
 
 @pytest.mark.parametrize("path", ["/embed", "/embed_all", "/v1/embeddings"])
 def test_requests_are_answered_while_a_large_answer_is_serialized(
-    models: list[Served], monkeypatch: pytest.MonkeyPatch, path: str
+    models: list[ServedModel], monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     """Many vectors become JSON off the event loop."""
     held, begun, let = _hold(list_json, lambda items: len(items) > 10)
     monkeypatch.setattr(embeddings, "list_json", lambda items: held(list(items)))
     field = "input" if path.startswith("/v1") else "inputs"
-    with listening(models[:1]) as server:
+    with run_server(models[:1]) as server:
         _check_others_are_answered(server, path, {field: ["a"] * 1000}, begun, let)

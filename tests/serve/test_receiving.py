@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from bertsmith.serve.models import Served
+from bertsmith.serve.models import ServedModel
 from bertsmith.serve.receiving import Body, BodyError, BodyReceiver
 from bertsmith.serve.settings import ServeSettings
-from tests.serve.holding import LONG
-from tests.serve.little import listening
+from tests.serve.model_pause import TIMEOUT
+from tests.serve.model_server import run_server
 
 
 def _message(content: bytes, *, more: bool = True) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def test_of_too_many_bodies_the_oldest_is_refused() -> None:
             await client.send(b" and end", more=False)
             assert await client.task == b"part and end"
 
-    asyncio.run(asyncio.wait_for(run(), LONG))
+    asyncio.run(asyncio.wait_for(run(), TIMEOUT))
 
 
 def test_bodies_have_a_bound_of_memory() -> None:
@@ -80,7 +80,7 @@ def test_bodies_have_a_bound_of_memory() -> None:
             receiver.release(client.body)
         assert receiver.num_bytes == 0
 
-    asyncio.run(asyncio.wait_for(run(), LONG))
+    asyncio.run(asyncio.wait_for(run(), TIMEOUT))
 
 
 @pytest.mark.parametrize(
@@ -102,16 +102,16 @@ def test_a_body_ends_in_an_error(message: Any, status: int) -> None:
         receiver.release(body)
         assert receiver.num_bytes == 0
 
-    asyncio.run(asyncio.wait_for(run(), LONG))
+    asyncio.run(asyncio.wait_for(run(), TIMEOUT))
 
 
-def test_unfinished_bodies_keep_nobody_out(models: list[Served]) -> None:
+def test_unfinished_bodies_keep_nobody_out(models: list[ServedModel]) -> None:
     """More of them than requests may be answered at once: a healthy client is served at once."""
-    settings = ServeSettings(requests=2, bodies=4, body_seconds=LONG)
+    settings = ServeSettings(requests=2, bodies=4, body_seconds=TIMEOUT)
     head = b"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{"
-    with listening(models[:1], settings) as server, contextlib.ExitStack() as stack:
+    with run_server(models[:1], settings) as server, contextlib.ExitStack() as stack:
         slow = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), LONG))
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), TIMEOUT))
             for _ in range(8)
         ]
         for connection in slow:

@@ -24,12 +24,12 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from bertsmith.model.bert import BertModel
-from bertsmith.serve.models import Served, served
-from bertsmith.serve.server import config
+from bertsmith.serve.models import ServedModel, load_served_model
+from bertsmith.serve.server import create_config
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.wordpiece import Tokenizer
-from tests.serve.holding import LONG, held_model, wait_until
-from tests.serve.little import TEXT, Running, listening
+from tests.serve.model_pause import TIMEOUT, paused_model, wait_until
+from tests.serve.model_server import TEXT, RunningServer, run_server
 
 #: Of a request for a path, with a body of so many bytes.
 HEAD = (
@@ -38,20 +38,20 @@ HEAD = (
 
 
 @pytest.fixture(scope="module")
-def small(models: list[Served]) -> Iterator[Running]:
+def small(models: list[ServedModel]) -> Iterator[RunningServer]:
     """A server of small limits."""
-    with listening(models[:1], ServeSettings(body_bytes=5000, texts=8, tokens=200)) as found:
+    with run_server(models[:1], ServeSettings(body_bytes=5000, texts=8, tokens=200)) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def hasty(models: list[Served]) -> Iterator[Running]:
+def hasty(models: list[ServedModel]) -> Iterator[RunningServer]:
     """A server that waits for a header or a body only a moment."""
-    with listening(models[:1], ServeSettings(body_seconds=0.5)) as found:
+    with run_server(models[:1], ServeSettings(body_seconds=0.5)) as found:
         yield found
 
 
-def raw(port: int, data: bytes, *, seconds: float = LONG) -> bytes:
+def raw(port: int, data: bytes, *, seconds: float = TIMEOUT) -> bytes:
     """Send bytes, and return all that comes back until the other side closes."""
     with socket.create_connection(("127.0.0.1", port), seconds) as own:
         own.sendall(data)
@@ -61,17 +61,17 @@ def raw(port: int, data: bytes, *, seconds: float = LONG) -> bytes:
     return found
 
 
-def guard(running: Running) -> Any:
+def guard(running: RunningServer) -> Any:
     """Return the outermost app of a server."""
     return running.server.config.app
 
 
-def lives(running: Running) -> None:
+def lives(running: RunningServer) -> None:
     """Check that the server answers as before."""
     assert running.post("/embed", {"inputs": "a hammer"}).status_code == 200
 
 
-def test_a_body_too_large_is_refused_unread(small: Running) -> None:
+def test_a_body_too_large_is_refused_unread(small: RunningServer) -> None:
     """By its header, and by its bytes where the header does not say: 413."""
     found = small.post("/embed", {"inputs": "a" * 6000})
     assert (found.status_code, found.json()["error"]["type"]) == (413, "too_large")
@@ -86,14 +86,14 @@ def test_a_body_too_large_is_refused_unread(small: Running) -> None:
     lives(small)
 
 
-def test_a_hundred_megabytes(running: Running) -> None:
+def test_a_hundred_megabytes(running: RunningServer) -> None:
     """Refused by its header before it is sent."""
     head = b"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Length: 104857600\r\n\r\n"
     assert raw(running.port, head).startswith(b"HTTP/1.1 413")
     lives(running)
 
 
-def test_too_many_texts_or_tokens(small: Running) -> None:
+def test_too_many_texts_or_tokens(small: RunningServer) -> None:
     """422, with the number that is taken."""
     found = small.post("/embed", {"inputs": ["a"] * 9})
     assert "9 texts; this server takes 8" in found.json()["error"]["message"]
@@ -102,7 +102,7 @@ def test_too_many_texts_or_tokens(small: Running) -> None:
     assert "tokens; this server takes 200" in found.json()["error"]["message"]
 
 
-def test_ten_thousand_texts(models: list[Served], running: Running) -> None:
+def test_ten_thousand_texts(models: list[ServedModel], running: RunningServer) -> None:
     """Refused as the server stands; where limits allow them, answered with the right vectors."""
     texts = [TEXT[number % 5][: 6 + number % 40] for number in range(10_000)]
     found = running.post("/embed", {"inputs": texts})
@@ -110,7 +110,7 @@ def test_ten_thousand_texts(models: list[Served], running: Running) -> None:
     assert "10,000 texts; this server takes 1,024" in found.json()["error"]["message"]
     lives(running)
     large = ServeSettings(texts=10_000, tokens=10**6, queue_tokens=10**6, seconds=300)
-    with listening(models[:1], large) as own:
+    with run_server(models[:1], large) as own:
         answered = own.post("/embed", {"inputs": texts}, timeout=300)
     assert answered.status_code == 200
     vectors = np.array(answered.json(), np.float32)
@@ -118,7 +118,7 @@ def test_ten_thousand_texts(models: list[Served], running: Running) -> None:
     np.testing.assert_allclose(vectors, wanted, atol=1e-6)
 
 
-def test_a_slow_body_ends(hasty: Running) -> None:
+def test_a_slow_body_ends(hasty: RunningServer) -> None:
     """408 after the time for it, with the client still connected."""
     found = raw(hasty.port, HEAD % (b"/embed", 50) + b"{")
     assert found.startswith(b"HTTP/1.1 408")
@@ -126,14 +126,14 @@ def test_a_slow_body_ends(hasty: Running) -> None:
 
 
 @pytest.mark.parametrize("start", [b"", b"POST /embed HTTP/1.1\r\nHost: x\r\nX-Slow: "])
-def test_a_slow_header_ends(hasty: Running, start: bytes) -> None:
+def test_a_slow_header_ends(hasty: RunningServer, start: bytes) -> None:
     """The connection is closed by the server, with or without a first line."""
     assert raw(hasty.port, start) == b""
 
 
 def test_each_header_of_a_connection_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The timer of a header runs from its first byte to its last, again for each request."""
-    protocol_class: Any = config(ServeSettings(body_seconds=7.0)).http
+    protocol_class: Any = create_config(ServeSettings(body_seconds=7.0)).http
     monkeypatch.setattr(protocol_class, "_start_asgi_task", lambda *_: None)
     loop, transport = MagicMock(), MagicMock()
     transport.is_closing.return_value = False
@@ -158,49 +158,49 @@ def test_each_header_of_a_connection_has_its_time(monkeypatch: pytest.MonkeyPatc
     transport.close.assert_called_once()
 
 
-def test_garbage_on_the_wire(running: Running) -> None:
+def test_garbage_on_the_wire(running: RunningServer) -> None:
     """Bytes that are no HTTP are answered by 400 and the end, and harm nobody."""
     assert raw(running.port, bytes(range(256)) * 4).startswith(b"HTTP/1.1 400")
     lives(running)
 
 
-def test_a_crowd_is_told_to_come_again(models: list[Served]) -> None:
+def test_a_crowd_is_told_to_come_again(models: list[ServedModel]) -> None:
     """A full queue: 429 with Retry-After for the rest, and right answers for those it took."""
-    limits = ServeSettings(queue_tokens=100, batch_tokens=32, seconds=LONG)
-    with listening(models[:1], limits) as own, ThreadPoolExecutor(32) as pool:
-        with held_model():
+    limits = ServeSettings(queue_tokens=100, batch_tokens=32, seconds=TIMEOUT)
+    with run_server(models[:1], limits) as own, ThreadPoolExecutor(32) as pool:
+        with paused_model():
             asked = [pool.submit(own.post, "/embed", {"inputs": TEXT[0]}) for _ in range(32)]
             # While nothing is computed, only refusals can come.
-            wait(asked, LONG, FIRST_COMPLETED)
+            wait(asked, TIMEOUT, FIRST_COMPLETED)
             early = [one.result() for one in asked if one.done()]
             assert {one.status_code for one in early} == {429}
-        found = [one.result(LONG) for one in asked]
+        found = [one.result(TIMEOUT) for one in asked]
         assert {one.status_code for one in found} == {200, 429}
         assert all(int(one.headers["retry-after"]) >= 1 for one in early)
         assert "tokens are waiting" in early[0].json()["error"]["message"]
 
 
-def test_too_many_requests_at_once(models: list[Served]) -> None:
+def test_too_many_requests_at_once(models: list[ServedModel]) -> None:
     """429 for the third of two; the two get their answers."""
     with (
-        listening(models[:1], ServeSettings(requests=2, seconds=LONG)) as own,
+        run_server(models[:1], ServeSettings(requests=2, seconds=TIMEOUT)) as own,
         ThreadPoolExecutor(2) as pool,
     ):
-        with held_model():
+        with paused_model():
             asked = [pool.submit(own.post, "/embed", {"inputs": "a"}) for _ in range(2)]
             wait_until(lambda: guard(own)._active["requests"] == 2)
             found = own.post("/embed", {"inputs": "a"})
             assert (found.status_code, found.headers["retry-after"]) == (429, "1")
             assert "2 requests are being answered" in found.json()["error"]["message"]
-            assert httpx.get(f"{own.url}/health", timeout=LONG).status_code == 200
-        assert [one.result(LONG).status_code for one in asked] == [200, 200]
+            assert httpx.get(f"{own.url}/health", timeout=TIMEOUT).status_code == 200
+        assert [one.result(TIMEOUT).status_code for one in asked] == [200, 200]
 
 
 @pytest.mark.parametrize("path", ["/embed", "/fill"])
-def test_an_answer_too_late_is_told(models: list[Served], path: str) -> None:
+def test_an_answer_too_late_is_told(models: list[ServedModel], path: str) -> None:
     """504 while the model still computes; then all is well again."""
-    with listening(models[:1], ServeSettings(seconds=0.3)) as own:
-        with held_model() as hold:
+    with run_server(models[:1], ServeSettings(seconds=0.3)) as own:
+        with paused_model() as hold:
             found = own.post(path, {"inputs": "a [MASK]"})
             assert (found.status_code, found.json()["error"]["type"]) == (504, "timeout")
             assert not hold.let.is_set()
@@ -209,18 +209,18 @@ def test_an_answer_too_late_is_told(models: list[Served], path: str) -> None:
 
 
 def test_tokenizing_ends_at_its_deadline(
-    models: list[Served], monkeypatch: pytest.MonkeyPatch
+    models: list[ServedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """504 while a tokenizer is still at its first texts, and the others are never begun."""
     calls, let = [], threading.Event()
 
     def hold(_: Tokenizer, texts: list[str]) -> list[Any]:
         calls.append(len(texts))
-        assert let.wait(LONG)
+        assert let.wait(TIMEOUT)
         return [([], [])] * len(texts)
 
     monkeypatch.setattr(Tokenizer, "encode_batch_with_offsets", hold)
-    with listening(models[:1], ServeSettings(seconds=0.3)) as own:
+    with run_server(models[:1], ServeSettings(seconds=0.3)) as own:
         found = own.post("/tokenize", {"inputs": ["a" * 70_000] * 3})
         assert (found.status_code, found.json()["error"]["type"]) == (504, "timeout")
         let.set()
@@ -228,10 +228,10 @@ def test_tokenizing_ends_at_its_deadline(
 
 
 @pytest.mark.parametrize("path", ["/embed", "/fill"])
-def test_a_client_that_is_killed_frees_its_place(models: list[Served], path: str) -> None:
+def test_a_client_that_is_killed_frees_its_place(models: list[ServedModel], path: str) -> None:
     """Its request is over while the model is still at it, and the rest of it is not computed."""
-    limits = ServeSettings(batch_tokens=8, seconds=LONG)
-    with listening(models[:1], limits) as own, held_model() as hold:
+    limits = ServeSettings(batch_tokens=8, seconds=TIMEOUT)
+    with run_server(models[:1], limits) as own, paused_model() as hold:
         batcher = guard(own)._app.state.service.batcher
         body = json.dumps({"inputs": ["a hammer [MASK]"] * 100}).encode()
         with socket.create_connection(("127.0.0.1", own.port)) as gone:
@@ -249,7 +249,7 @@ def test_a_client_that_is_killed_frees_its_place(models: list[Served], path: str
 def test_a_model_whose_files_are_gone_serves_on(folders: dict[str, Path], tmp_path: Path) -> None:
     """It was loaded, the pooler with it."""
     shutil.copytree(folders["plain"], tmp_path / "m")
-    with listening([served("m", tmp_path / "m")]) as own:
+    with run_server([load_served_model("m", tmp_path / "m")]) as own:
         shutil.rmtree(tmp_path / "m")
         for pooling in ("mean", "pooled"):
             found = own.post("/embed", {"inputs": "a", "pooling": pooling})
@@ -258,10 +258,10 @@ def test_a_model_whose_files_are_gone_serves_on(folders: dict[str, Path], tmp_pa
 
 
 def test_a_failure_inside_is_told_and_logged(
-    models: list[Served], caplog: pytest.LogCaptureFixture
+    models: list[ServedModel], caplog: pytest.LogCaptureFixture
 ) -> None:
     """500 without its cause, which the log has; the next request is answered."""
-    with listening(models[:1]) as own:
+    with run_server(models[:1]) as own:
         whole = BertModel.hidden_states
         BertModel.hidden_states = None  # type: ignore[assignment,method-assign]
         try:
@@ -274,7 +274,7 @@ def test_a_failure_inside_is_told_and_logged(
         lives(own)
 
 
-def test_the_log_has_no_text(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_has_no_text(running: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
     """A line of JSON a request: what, when, how long; never what was said."""
     with caplog.at_level(logging.INFO, "bertsmith.serve"):
         running.post("/embed", {"inputs": "my secret"}, params={"q": "my secret"})
@@ -291,9 +291,9 @@ def test_the_log_has_no_text(running: Running, caplog: pytest.LogCaptureFixture)
     assert "secret" not in caplog.text
 
 
-def test_memory_stays(models: list[Served]) -> None:
+def test_memory_stays(models: list[ServedModel]) -> None:
     """A thousand requests of all sorts leave no thread, no task and no tensor behind."""
-    with listening(models[:1]) as own:
+    with run_server(models[:1]) as own:
 
         def ask(number: int) -> int:
             path = ("/embed", "/fill", "/pair", "/nothing")[number % 4]
@@ -335,7 +335,7 @@ def started(model: Path, port: int, *, forward: str = "") -> "subprocess.Popen[s
 def refuses(port: int) -> bool:
     """Return whether nobody listens at a port."""
     try:
-        socket.create_connection(("127.0.0.1", port), LONG).close()
+        socket.create_connection(("127.0.0.1", port), TIMEOUT).close()
     except ConnectionRefusedError:
         return True
     return False
@@ -356,19 +356,19 @@ def test_a_signal_finishes_what_is_under_way(folders: dict[str, Path], ending: i
         wait_until(lambda: not refuses(port))
         # Started by the command line, it checks names, too.
         models_url = f"http://127.0.0.1:{port}/models"
-        found = httpx.get(models_url, headers={"Host": "evil.example"}, timeout=LONG)
+        found = httpx.get(models_url, headers={"Host": "evil.example"}, timeout=TIMEOUT)
         assert found.status_code == 400
         with ThreadPoolExecutor(1) as pool:
             url = f"http://127.0.0.1:{port}/embed"
-            asked = pool.submit(httpx.post, url, json={"inputs": "a"}, timeout=LONG)
+            asked = pool.submit(httpx.post, url, json={"inputs": "a"}, timeout=TIMEOUT)
             assert own.stdout.readline() == "begun\n"
             own.send_signal(ending)
             wait_until(lambda: refuses(port))
             assert not asked.done()
             own.stdin.write("\n")
             own.stdin.flush()
-            assert asked.result(LONG).status_code == 200
-        _, told = own.communicate(timeout=LONG)
+            assert asked.result(TIMEOUT).status_code == 200
+        _, told = own.communicate(timeout=TIMEOUT)
     finally:
         own.kill()
     assert own.returncode == 0, told

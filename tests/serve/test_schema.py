@@ -12,15 +12,15 @@ from schemathesis import GenerationMode
 from schemathesis.core.result import Ok
 
 from bertsmith.serve.app import create_app
-from bertsmith.serve.models import Served
+from bertsmith.serve.models import ServedModel
 from bertsmith.serve.settings import ServeSettings
-from tests.serve.little import listening
+from tests.serve.model_server import run_server
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
-def test_no_server_error(models: list[Served], mode: GenerationMode) -> None:
+def test_no_server_error(models: list[ServedModel], mode: GenerationMode) -> None:
     """Bodies that fit the description, and bodies that do not: a status below 500, in one form."""
-    with listening(models, ServeSettings(texts=64)) as own:
+    with run_server(models, ServeSettings(texts=64)) as own:
         schema = schemathesis.openapi.from_url(f"{own.url}/openapi.json")
         for found in schema.get_all_operations():
             assert isinstance(found, Ok)
@@ -47,7 +47,7 @@ def _tried(operation: Any, mode: GenerationMode) -> set[int]:
     return statuses or {200}
 
 
-def test_the_description_names_every_endpoint(models: list[Served]) -> None:
+def test_the_description_names_every_endpoint(models: list[ServedModel]) -> None:
     """Those of the issue, and nothing that is not answered."""
     app = create_app(models[:1])._app
     paths = set(app.openapi()["paths"])  # type: ignore[attr-defined]

@@ -4,11 +4,11 @@ import asyncio
 import json
 import socket
 
-from bertsmith.serve.models import Served
+from bertsmith.serve.models import ServedModel
 from bertsmith.serve.sending import MIN_PROGRESS, Sender
 from bertsmith.serve.settings import ServeSettings
-from tests.serve.holding import LONG, wait_until
-from tests.serve.little import Running, listening
+from tests.serve.model_pause import TIMEOUT, wait_until
+from tests.serve.model_server import RunningServer, run_server
 
 #: Of the answer that clients do not read; systems hold less.
 _MIN_SIZE = 10 * 2**20
@@ -76,7 +76,7 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
         assert await asyncio.gather(*tasks) == [False, False, True]
         assert (still.is_aborted, trickle.is_aborted, steady.is_aborted) == (True, True, False)
 
-    asyncio.run(asyncio.wait_for(run(), LONG))
+    asyncio.run(asyncio.wait_for(run(), TIMEOUT))
 
 
 def test_unread_answers_have_a_bound_of_memory() -> None:
@@ -98,15 +98,15 @@ def test_unread_answers_have_a_bound_of_memory() -> None:
         first.read(50)
         assert await asyncio.gather(*tasks) == [True, False, False]
 
-    asyncio.run(asyncio.wait_for(run(), LONG))
+    asyncio.run(asyncio.wait_for(run(), TIMEOUT))
 
 
-def _ask_and_do_not_read(server: Running) -> socket.socket:
+def _ask_and_do_not_read(server: RunningServer) -> socket.socket:
     """Ask for an answer far larger than the system's buffers; return the connection."""
     body = {"inputs": ["the smith worked " * 30] * 250, "layer": [0, 1, 2]}
     content = json.dumps(body).encode()
     connection = socket.socket()
-    connection.settimeout(LONG)
+    connection.settimeout(TIMEOUT)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(("127.0.0.1", server.port))
     head = (
@@ -126,19 +126,19 @@ def _read_all(connection: socket.socket) -> int:
     return size
 
 
-def test_a_request_is_active_until_its_answer_is_read(models: list[Served]) -> None:
+def test_a_request_is_active_until_its_answer_is_read(models: list[ServedModel]) -> None:
     """Its place is free once the client has read everything."""
-    with listening(models[:1], ServeSettings(requests=1, seconds=LONG)) as server:
+    with run_server(models[:1], ServeSettings(requests=1, seconds=TIMEOUT)) as server:
         with _ask_and_do_not_read(server) as connection:
             assert server.post("/embed", {"inputs": "a"}).status_code == 429
             assert _read_all(connection) > _MIN_SIZE
         wait_until(lambda: server.post("/embed", {"inputs": "a"}).status_code == 200)
 
 
-def test_a_client_that_does_not_read_frees_its_place(models: list[Served]) -> None:
+def test_a_client_that_does_not_read_frees_its_place(models: list[ServedModel]) -> None:
     """After the time for it the connection ends and others are answered."""
-    settings = ServeSettings(requests=1, seconds=LONG, send_seconds=0.2)
-    with listening(models[:1], settings) as server, _ask_and_do_not_read(server) as connection:
+    settings = ServeSettings(requests=1, seconds=TIMEOUT, send_seconds=0.2)
+    with run_server(models[:1], settings) as server, _ask_and_do_not_read(server) as connection:
         wait_until(lambda: server.post("/embed", {"inputs": "a"}).status_code == 200)
         # What the system holds still comes, and then the end.
         assert 0 < _read_all(connection) < _MIN_SIZE

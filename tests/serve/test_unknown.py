@@ -6,9 +6,9 @@ from typing import Any
 import httpx
 import pytest
 
-from bertsmith.serve.models import Served
+from bertsmith.serve.models import ServedModel
 from bertsmith.serve.parsing import UNKNOWN_SHARE_HEADER
-from tests.serve.little import Running, listening
+from tests.serve.model_server import RunningServer, run_server
 
 ENGLISH = "The smith struck the iron."
 #: Korean: "The smith struck the iron."
@@ -30,7 +30,7 @@ BODIES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_the_share_is_a_response_header(running: Running, path: str) -> None:
+def test_the_share_is_a_response_header(running: RunningServer, path: str) -> None:
     """Korean sent to an English model has the header; English has none; bodies are as before."""
     english, korean = (running.post(path, BODIES[path](text)) for text in (ENGLISH, KOREAN))
     assert (english.status_code, korean.status_code) == (200, 200)
@@ -39,7 +39,7 @@ def test_the_share_is_a_response_header(running: Running, path: str) -> None:
     assert type(english.json()) is type(korean.json())
 
 
-def test_the_share_is_that_of_one_request(running: Running) -> None:
+def test_the_share_is_that_of_one_request(running: RunningServer) -> None:
     """Texts of other requests do not count; one word in many stays below the threshold."""
     long = " ".join([ENGLISH] * 20)
     assert UNKNOWN_SHARE_HEADER not in running.post("/embed", {"inputs": [f"{long} 쇠"]}).headers
@@ -55,9 +55,9 @@ def _metric(page: str, name: str, model: str) -> float:
     return float(found[1]) if found else 0.0
 
 
-def test_metrics_count_by_model(models: list[Served]) -> None:
+def test_metrics_count_by_model(models: list[ServedModel]) -> None:
     """Tokens and unknown tokens of the texts that each model was sent."""
-    with listening(models) as server:
+    with run_server(models) as server:
         server.post("/embed", {"inputs": [KOREAN, KOREAN], "model": "plain"})
         server.post("/classify", {"inputs": KOREAN, "model": "mood"})
         page = httpx.get(f"{server.url}/metrics").text
@@ -69,9 +69,9 @@ def test_metrics_count_by_model(models: list[Served]) -> None:
         assert UNKNOWN_SHARE_HEADER in httpx.get(f"{server.url}/docs").text
 
 
-def test_browsers_of_other_origins_may_read_the_header(models: list[Served]) -> None:
+def test_browsers_of_other_origins_may_read_the_header(models: list[ServedModel]) -> None:
     """CORS hides headers from pages unless they are listed."""
-    with listening(models[:1], origins=["https://a.example"]) as server:
+    with run_server(models[:1], origins=["https://a.example"]) as server:
         response = server.post(
             "/embed", {"inputs": KOREAN}, headers={"Origin": "https://a.example"}
         )

@@ -8,16 +8,23 @@ import numpy as np
 import pytest
 from sklearn import metrics as peer
 
-from bertsmith.bundle import Head, Kind
+from bertsmith.bundle import HeadConfig, TaskKind
 from bertsmith.errors import SettingsError, TaskError
-from bertsmith.tasks.classification import Example, encode, labels_of, read, report, score
-from bertsmith.tasks.families import with_metrics
-from bertsmith.tasks.inputs import Counts, Inputs
-from bertsmith.tasks.public import TASKS
+from bertsmith.tasks.classification import (
+    TextExample,
+    collect_labels,
+    compute_class_report,
+    compute_metrics,
+    encode_examples,
+    read_examples,
+)
+from bertsmith.tasks.families import resolve_metrics
+from bertsmith.tasks.inputs import ExampleCounts, ModelInputs
+from bertsmith.tasks.public import PUBLIC_TASKS
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.tasks.text_pairs import shortened
-from bertsmith.text.tokenizer_spec import Recipe
-from bertsmith.text.wordpiece import SPECIAL, Tokenizer
+from bertsmith.tasks.text_pairs import truncate_texts
+from bertsmith.text.tokenizer_spec import TokenizerSpec
+from bertsmith.text.wordpiece import SPECIAL_TOKENS, Tokenizer
 
 TASK = TaskSettings(length=8)
 WORDS = ("red", "green", "blue", "##s")
@@ -26,7 +33,7 @@ WORDS = ("red", "green", "blue", "##s")
 @pytest.fixture
 def words() -> Tokenizer:
     """Three words and an ending."""
-    return Tokenizer(Recipe(vocab=(*SPECIAL, *WORDS)))
+    return Tokenizer(TokenizerSpec(vocab=(*SPECIAL_TOKENS, *WORDS)))
 
 
 @pytest.mark.parametrize(
@@ -45,16 +52,18 @@ def words() -> Tokenizer:
         ("multi", "red,1|NaN", r"line 3: a missing label: 'NaN'"),
     ],
 )
-def test_a_bad_row_is_told_or_counted(tmp_path: Path, kind: Kind, row: str, message: str) -> None:
+def test_a_bad_row_is_told_or_counted(
+    tmp_path: Path, kind: TaskKind, row: str, message: str
+) -> None:
     """An error names file, line and fault; with skip_bad the row is counted under its fault."""
     file = tmp_path / "a.csv"
     file.write_text(f"text,label\nred,1\n{row}\ngreen,0\n")
     labels = None if kind == "regression" else ["0", "1"]
     with pytest.raises(TaskError, match=message):
-        read(file, TaskSettings(kind=kind), labels=labels)
-    examples, counts = read(file, TaskSettings(kind=kind, skip_bad=True), labels=labels)
+        read_examples(file, TaskSettings(kind=kind), labels=labels)
+    examples, counts = read_examples(file, TaskSettings(kind=kind, skip_bad=True), labels=labels)
     assert [example.texts for example in examples] == [("red",), ("green",)]
-    assert (counts.read, counts.used, sum(counts.skipped.values())) == (3, 2, 1)
+    assert (counts.num_read, counts.num_used, sum(counts.skipped.values())) == (3, 2, 1)
     assert list(counts.as_dict()["first_skipped"].values()) == [f"{file}, line 3"]
 
 
@@ -62,13 +71,13 @@ def test_nan_is_a_class_only_where_it_is_listed(tmp_path: Path) -> None:
     """Without labels "NaN" in any case is missing; listed in task.labels it is a class."""
     file = tmp_path / "a.csv"
     file.write_text("text,label\nred,NaN\ngreen,nan\nblue,na\nred,None\n")
-    examples, counts = read(file, TaskSettings(skip_bad=True))
+    examples, counts = read_examples(file, TaskSettings(skip_bad=True))
     assert [example.label for example in examples] == ["na", "None"]
     assert counts.skipped == {"a missing label": 2}
     with pytest.raises(TaskError, match=r"has to be listed in task\.labels"):
-        read(file, TaskSettings())
+        read_examples(file, TaskSettings())
     labels = ["NaN", "na", "None"]
-    examples, counts = read(file, TaskSettings(skip_bad=True), labels=labels)
+    examples, counts = read_examples(file, TaskSettings(skip_bad=True), labels=labels)
     assert [example.label for example in examples] == labels
     assert counts.skipped == {"a missing label": 1}
 
@@ -78,20 +87,20 @@ def test_an_id_stands_once(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text("id,text,label\n7,red,1\n8,green,0\n7,blue,1\n")
     with pytest.raises(TaskError, match=r"line 4: an id that stood before: '7'; if the col"):
-        read(file, TaskSettings())
-    examples, counts = read(file, TaskSettings(skip_bad=True))
+        read_examples(file, TaskSettings())
+    examples, counts = read_examples(file, TaskSettings(skip_bad=True))
     assert len(examples) == 2
     assert counts.skipped == {"an id that stood before": 1}
-    assert len(read(file, TaskSettings(id=""))[0]) == 3
+    assert len(read_examples(file, TaskSettings(id=""))[0]) == 3
 
 
 def test_scores_that_are_all_alike_teach_nothing(tmp_path: Path) -> None:
     """As one label alone."""
     file = tmp_path / "a.csv"
     file.write_text("text,label\nred,2\ngreen,2.0\n")
-    examples, _ = read(file, TaskSettings(kind="regression"))
+    examples, _ = read_examples(file, TaskSettings(kind="regression"))
     with pytest.raises(TaskError, match=r"every score is 2\.0; expected two different ones"):
-        labels_of(examples, str(file))
+        collect_labels(examples, str(file))
 
 
 @pytest.mark.parametrize(
@@ -116,15 +125,15 @@ def test_scores_that_are_all_alike_teach_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_json_of_another_type_is_a_bad_row(
-    tmp_path: Path, kind: Kind, text: Any, label: Any, message: str
+    tmp_path: Path, kind: TaskKind, text: Any, label: Any, message: str
 ) -> None:
     """What is no text never becomes one, and what is no label never becomes a name."""
     rows = [{"text": text, "label": label}, {"text": "red", "label": 1}]
     file = tmp_path / "a.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(TaskError, match=message):
-        read(file, TaskSettings(kind=kind))
-    ((example,), counts) = read(file, TaskSettings(kind=kind, skip_bad=True))
+        read_examples(file, TaskSettings(kind=kind))
+    ((example,), counts) = read_examples(file, TaskSettings(kind=kind, skip_bad=True))
     assert example.label == {"single": "1", "multi": {"1"}, "regression": 1.0}[kind]
     assert sum(counts.skipped.values()) == 1
 
@@ -134,7 +143,7 @@ def test_a_number_is_one_label_however_it_is_written(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     values = (1, 1.0, "1", -0.0, 0.5)
     file.write_text("".join(json.dumps({"text": "red", "label": one}) + "\n" for one in values))
-    found, _ = read(file, TaskSettings())
+    found, _ = read_examples(file, TaskSettings())
     assert [example.label for example in found] == ["1", "1", "1", "0", "0.5"]
 
 
@@ -142,7 +151,7 @@ def test_a_missing_column_is_an_error_even_when_bad_rows_are_skipped(tmp_path: P
     """It is a fault of the command, not of a row; the message names the columns there are."""
     (tmp_path / "a.csv").write_text("words,label\nred,1\n")
     with pytest.raises(TaskError, match=r"no column 'text'; the columns are 'words', 'label'"):
-        read(tmp_path / "a.csv", TaskSettings(skip_bad=True))
+        read_examples(tmp_path / "a.csv", TaskSettings(skip_bad=True))
 
 
 def test_a_line_of_json_that_lacks_a_key_is_a_bad_row(tmp_path: Path) -> None:
@@ -150,27 +159,27 @@ def test_a_line_of_json_that_lacks_a_key_is_a_bad_row(tmp_path: Path) -> None:
     good, bad = '{"text": "red", "label": 1}\n', '{"text": "red"}\n'
     (tmp_path / "a.jsonl").write_text("oops\n" + good + bad + good)
     (tmp_path / "b.jsonl").write_text("oops\n" + bad + good)
-    examples, counts = read(tmp_path / "a.jsonl", TaskSettings(skip_bad=True))
+    examples, counts = read_examples(tmp_path / "a.jsonl", TaskSettings(skip_bad=True))
     assert (len(examples), counts.skipped["there is no column 'label'"]) == (2, 1)
     with pytest.raises(TaskError, match=r"b\.jsonl, line 2: there is no column 'label'"):
-        read(tmp_path / "b.jsonl", TaskSettings(skip_bad=True))
+        read_examples(tmp_path / "b.jsonl", TaskSettings(skip_bad=True))
     (tmp_path / "a.jsonl").write_text(good + bad)
     with pytest.raises(TaskError, match=r"line 2: there is no column 'label'; the .*--skip-bad"):
-        read(tmp_path / "a.jsonl", TaskSettings())
+        read_examples(tmp_path / "a.jsonl", TaskSettings())
 
 
 def test_a_file_of_nothing_is_an_error(tmp_path: Path) -> None:
     """A header alone, or bad rows alone."""
     (tmp_path / "a.csv").write_text("text,label\n")
     with pytest.raises(TaskError, match="no example could be used, of 0"):
-        read(tmp_path / "a.csv", TASK)
+        read_examples(tmp_path / "a.csv", TASK)
 
 
 def test_labels_in_order() -> None:
     """Numbers by size, names by the alphabet; one alone is an error."""
 
     def of(*labels: str) -> tuple[str, ...]:
-        return labels_of([Example(("x",), label, "") for label in labels], "f")
+        return collect_labels([TextExample(("x",), label, "") for label in labels], "f")
 
     assert of("10", "9", "-1", "9") == ("-1", "9", "10")
     assert of("b", "a", "10") == ("10", "a", "b")
@@ -183,18 +192,18 @@ def test_labels_in_order() -> None:
 def test_inputs_are_those_of_the_paper(words: Tokenizer) -> None:
     """[CLS] A [SEP] B [SEP], segment 0 up to the first [SEP], and what was cut off is counted."""
     examples = [
-        Example(("red greens", "blue"), "b", "f, line 1"),
-        Example(("red", "green " * 9), "a", "f, line 2"),
+        TextExample(("red greens", "blue"), "b", "f, line 1"),
+        TextExample(("red", "green " * 9), "a", "f, line 2"),
     ]
-    counts = Counts()
-    found = encode(examples, words, Head("single", ("a", "b")), TASK, counts)
-    tokens = [words.tokens(ids) for [(ids, _)] in found.sequences]
+    counts = ExampleCounts()
+    found = encode_examples(examples, words, HeadConfig("single", ("a", "b")), TASK, counts)
+    tokens = [words.ids_to_tokens(ids) for [(ids, _)] in found.sequences]
     assert tokens[0] == ["[CLS]", "red", "green", "##s", "[SEP]", "blue", "[SEP]"]
     assert found.sequences[0][0][1] == [0] * 5 + [1] * 2
     assert tokens[1] == ["[CLS]", "red", "[SEP]", *["green"] * 4, "[SEP]"]
     assert found.targets is not None
     assert np.concatenate(found.targets).tolist() == [1, 0]
-    assert (counts.cut_off, found.cut_off) == (1, [False, True])
+    assert (counts.num_truncated, found.is_truncated) == (1, [False, True])
 
 
 @pytest.mark.parametrize(
@@ -204,7 +213,7 @@ def test_inputs_are_those_of_the_paper(words: Tokenizer) -> None:
 )  # fmt: skip
 def test_the_longer_text_is_cut(sizes: tuple[int, ...], room: int, wanted: tuple[int, ...]) -> None:
     """Each at its end, as tokenizers does (checked beside it below)."""
-    assert tuple(map(len, shortened([list(range(size)) for size in sizes], room))) == wanted
+    assert tuple(map(len, truncate_texts([list(range(size)) for size in sizes], room))) == wanted
 
 
 @pytest.mark.parametrize("sizes", [(9, 3), (3, 9), (9, 9), (9, 8), (8, 9), (5, 4)])
@@ -218,18 +227,22 @@ def test_cut_as_the_peer_cuts(words: Tokenizer, sizes: tuple[int, int], tmp_path
     for length in (8, 9, 10, 11):
         wanted = theirs(*texts, truncation=True, max_length=length)
         task = TaskSettings(length=length)
-        found = encode([Example(texts, None, "")], words, Head("single"), task, Counts())
+        found = encode_examples(
+            [TextExample(texts, None, "")], words, HeadConfig("single"), task, ExampleCounts()
+        )
         assert found.sequences == [[(wanted["input_ids"], wanted["token_type_ids"])]]
 
 
-def scored(logits: list[list[float]], targets: Any, kind: Kind, **task: Any) -> dict[str, float]:
+def scored(
+    logits: list[list[float]], targets: Any, kind: TaskKind, **task: Any
+) -> dict[str, float]:
     """Score logits [n, C] against targets [n] or [n, C]."""
     settings = TaskSettings(kind=kind, **task)
-    settings = settings.model_copy(update={"metrics": with_metrics(settings)})
+    settings = settings.model_copy(update={"metrics": resolve_metrics(settings)})
     rows = [np.array([row], np.float32) for row in logits]
     right = [np.array([one]) for one in targets]
-    inputs = Inputs([[]] * len(rows), [""] * len(rows), [False] * len(rows), right)
-    return score(rows, inputs, [], Head(kind, tuple(settings.labels)), settings)
+    inputs = ModelInputs([[]] * len(rows), [""] * len(rows), [False] * len(rows), right)
+    return compute_metrics(rows, inputs, [], HeadConfig(kind, tuple(settings.labels)), settings)
 
 
 def test_scores() -> None:
@@ -293,22 +306,22 @@ def test_area_and_scores_of_one_label() -> None:
     ],
 )
 def test_unknown_metrics_are_refused(
-    kind: Kind, labels: list[str], metric: str, known: str
+    kind: TaskKind, labels: list[str], metric: str, known: str
 ) -> None:
     """The message names those that the kind of task has; a label has to be one of the task's."""
     with pytest.raises(SettingsError, match=rf"{metric!r} is no metric .*{known}"):
-        with_metrics(TaskSettings(kind=kind, labels=labels, metrics=[metric]))
+        resolve_metrics(TaskSettings(kind=kind, labels=labels, metrics=[metric]))
 
 
 def test_report_by_label() -> None:
     """Of one label scores and confusions, of several scores by label, of numbers nothing."""
     logits = [[1.0, 2.0], [3.0, -1.0], [-1.0, -2.0]]
 
-    def reported(targets: Any, kind: Kind) -> dict[str, Any]:
+    def reported(targets: Any, kind: TaskKind) -> dict[str, Any]:
         rows = [np.array([row], np.float32) for row in logits]
         right = [np.array([target]) for target in targets]
-        inputs = Inputs([[]] * 3, [""] * 3, [False] * 3, right)
-        return report(rows, inputs, [], Head(kind, ("a", "b")))
+        inputs = ModelInputs([[]] * 3, [""] * 3, [False] * 3, right)
+        return compute_class_report(rows, inputs, [], HeadConfig(kind, ("a", "b")))
 
     one = reported([1, 0, 1], "single")
     assert one["confusion"] == {"a": {"a": 1}, "b": {"a": 1, "b": 1}}
@@ -319,9 +332,11 @@ def test_report_by_label() -> None:
     assert reported([1.0, 2.0, 3.0], "regression") == {}
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", PUBLIC_TASKS)
 def test_public_tasks_name_metrics_that_exist(name: str) -> None:
     """The settings of each public task are valid, and so are its metrics and its test file's."""
-    task = TaskSettings.parse({"name": name, **TASKS[name].settings(Path("f"))}, "the task")
-    assert with_metrics(task) == task.metrics
-    assert TASKS[name].of_test().kind == task.kind
+    task = TaskSettings.parse(
+        {"name": name, **PUBLIC_TASKS[name].resolve_settings(Path("f"))}, "the task"
+    )
+    assert resolve_metrics(task) == task.metrics
+    assert PUBLIC_TASKS[name].parse_test_settings().kind == task.kind

@@ -3,27 +3,27 @@
 import pytest
 
 from bertsmith.errors import TaskError
-from bertsmith.tasks.classification import Example
-from bertsmith.tasks.conll import Sentence
+from bertsmith.tasks.classification import TextExample
+from bertsmith.tasks.conll import TaggedSentence
 from bertsmith.tasks.label_counts import (
-    refuse_numeric_labels,
+    reject_numeric_labels,
     summarize_labels,
     warn_about_accuracy,
     warn_about_labels,
 )
-from bertsmith.tasks.multiple_choice import Question
-from bertsmith.tasks.questions import Example as SpanExample
+from bertsmith.tasks.multiple_choice import ChoiceExample
+from bertsmith.tasks.questions import QuestionExample as SpanExample
 from bertsmith.tasks.settings import TaskSettings
 
 
-def labelled(*labels: str | float | frozenset[str]) -> list[Example]:
+def labelled(*labels: str | float | frozenset[str]) -> list[TextExample]:
     """Return one text for each label."""
-    return [Example(("text",), label, "f") for label in labels]
+    return [TextExample(("text",), label, "f") for label in labels]
 
 
-def sentence(*tags: str) -> Sentence:
+def sentence(*tags: str) -> TaggedSentence:
     """Return a sentence with these tags."""
-    return Sentence("", tuple((n, n) for n in range(len(tags))), tags, 0, "f")
+    return TaggedSentence("", tuple((n, n) for n in range(len(tags))), tags, 0, "f")
 
 
 def test_summary_of_classes() -> None:
@@ -43,7 +43,7 @@ def test_summary_of_other_kinds() -> None:
     several = labelled(frozenset(("a", "b")), frozenset("a"), frozenset())
     assert summarize_labels(several, "multi") == "2 labels: a 2 (66.7%), b 1 (33.3%)"
     assert summarize_labels(labelled(1.0, 4.0), "regression") == "scores from 1 to 4, mean 2.5"
-    prompts = [Question("p", ("a", "b"), right, "f") for right in (1, 1, 0)]
+    prompts = [ChoiceExample("p", ("a", "b"), right, "f") for right in (1, 1, 0)]
     assert summarize_labels(prompts, "choice").startswith("2 labels: ending 1 2 (66.7%)")
     tagged = [sentence("B-PER", "I-PER", "O", "B-LOC"), sentence("B-PER")]
     assert summarize_labels(tagged, "entities") == "2 entity types: PER 2 (66.7%), LOC 1 (33.3%)"
@@ -104,12 +104,12 @@ def test_a_scale_of_numbers_is_no_set_of_classes(labels: list[str], message: str
     """Fractions, or many numbers with gaps; classes that are counted from 0 or 1 may be many."""
     task = TaskSettings(train="f.csv")
     if message is None:
-        refuse_numeric_labels(labelled(*labels), task)
+        reject_numeric_labels(labelled(*labels), task)
         return
     with pytest.raises(TaskError, match=message):
-        refuse_numeric_labels(labelled(*labels), task)
-    refuse_numeric_labels(labelled(*labels), task.model_copy(update={"labels": labels}))
-    refuse_numeric_labels(labelled(0.5, 1.5), task.model_copy(update={"kind": "regression"}))
+        reject_numeric_labels(labelled(*labels), task)
+    reject_numeric_labels(labelled(*labels), task.model_copy(update={"labels": labels}))
+    reject_numeric_labels(labelled(0.5, 1.5), task.model_copy(update={"kind": "regression"}))
 
 
 def test_many_counted_classes_are_warned_about() -> None:

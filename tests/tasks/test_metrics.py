@@ -40,7 +40,7 @@ def test_of_several_classes(pair: tuple[list[int], list[int]]) -> None:
         assert metrics.accuracy(predicted, right) == pytest.approx(
             peer.accuracy_score(right, predicted)
         )
-        assert metrics.matthews(predicted, right) == pytest.approx(
+        assert metrics.matthews_correlation(predicted, right) == pytest.approx(
             peer.matthews_corrcoef(right, predicted), abs=1e-12
         )
         assert metrics.macro_f1(predicted, right) == pytest.approx(
@@ -61,7 +61,7 @@ def test_f1_of_two_classes(pair: tuple[list[int], list[int]]) -> None:
 def test_class_report(pair: tuple[list[int], list[int]]) -> None:
     """Scores by class and the confusion counts are scikit-learn's, for absent classes too."""
     predicted, right, names = np.array(pair[0]), np.array(pair[1]), "abcde"
-    report = metrics.class_report(predicted, right, names)
+    report = metrics.classification_report(predicted, right, names)
     expected = peer.precision_recall_fscore_support(
         right, predicted, labels=range(5), zero_division=0
     )

@@ -8,19 +8,24 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.bundle import Head
+from bertsmith.bundle import HeadConfig
 from bertsmith.errors import SettingsError, TaskError
-from bertsmith.model.packed import pack
-from bertsmith.tasks.inputs import Counts, Inputs, Part
-from bertsmith.tasks.multiple_choice import encode, losses, read, score
-from bertsmith.tasks.public import TASKS
+from bertsmith.model.packed import pack_sequences
+from bertsmith.tasks.inputs import ExampleCounts, MicroBatch, ModelInputs
+from bertsmith.tasks.multiple_choice import (
+    compute_losses,
+    compute_metrics,
+    encode_examples,
+    read_examples,
+)
+from bertsmith.tasks.public import PUBLIC_TASKS
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.text.tokenizer_spec import Recipe
-from bertsmith.text.wordpiece import SPECIAL, Tokenizer
+from bertsmith.text.tokenizer_spec import TokenizerSpec
+from bertsmith.text.wordpiece import SPECIAL_TOKENS, Tokenizer
 
 ENDINGS = ["a", "b", "c"]
 HEADER = "text,a,b,c,label"
-HEAD = Head("choice")
+HEAD = HeadConfig("choice")
 
 
 def task_of(**changes: Any) -> TaskSettings:
@@ -40,36 +45,36 @@ def table(path: Path, *rows: str, header: str = HEADER) -> Path:
 def test_a_label_is_an_index_a_letter_or_a_column(tmp_path: Path, label: str, right: int) -> None:
     """An index from 0, a letter from A, or the name of the ending's column."""
     file = table(tmp_path / "t.csv", f"red,green,blue,white,{label}")
-    ((example,), counts) = read(file, task_of())
+    ((example,), counts) = read_examples(file, task_of())
     assert (example.prompt, example.endings) == ("red", ("green", "blue", "white"))
-    assert (example.right, example.where) == (right, f"{file}, line 2")
-    assert (counts.read, counts.used) == (1, 1)
+    assert (example.correct_index, example.location) == (right, f"{file}, line 2")
+    assert (counts.num_read, counts.num_used) == (1, 1)
 
 
 def test_a_number_is_an_index_before_it_is_a_column(tmp_path: Path) -> None:
     """CODAH's columns have no names but numbers, and its labels count from 0."""
     (tmp_path / "t.tsv").write_text("o\tred\tgreen\tblue\t1\n")
     task = task_of(text="1", endings=["2", "3"], label="4", header=False)
-    ((example,), _) = read(tmp_path / "t.tsv", task)
-    assert (example.endings, example.right) == (("green", "blue"), 1)
+    ((example,), _) = read_examples(tmp_path / "t.tsv", task)
+    assert (example.endings, example.correct_index) == (("green", "blue"), 1)
 
 
 def test_a_letter_that_is_a_columns_name_means_the_column(tmp_path: Path) -> None:
     """With columns named C, B, A the label A is the third ending."""
     file = table(tmp_path / "t.csv", "red,green,blue,white,A", header="text,C,B,A,label")
-    ((example,), _) = read(file, task_of(endings=["C", "B", "A"]))
-    assert example.right == 2
+    ((example,), _) = read_examples(file, task_of(endings=["C", "B", "A"]))
+    assert example.correct_index == 2
 
 
 def test_each_ending_begins_with_the_pair_column(tmp_path: Path) -> None:
     """SWAG's form: sentence B is sent2 and the ending, parted by a space."""
     header = "video-id,sent1,sent2,ending0,ending1,ending2,ending3,label"
     file = table(tmp_path / "t.csv", "7,He waits.,She,runs.,sits.,eats.,sings.,2", header=header)
-    task = TaskSettings.parse({**TASKS["swag"].facts, "name": "swag"}, "the test")
-    ((example,), _) = read(file, task)
+    task = TaskSettings.parse({**PUBLIC_TASKS["swag"].fixed_settings, "name": "swag"}, "the test")
+    ((example,), _) = read_examples(file, task)
     assert example.prompt == "He waits."
     assert example.endings == ("She runs.", "She sits.", "She eats.", "She sings.")
-    assert example.right == 2
+    assert example.correct_index == 2
 
 
 def test_endings_can_be_a_list_of_any_number(tmp_path: Path) -> None:
@@ -77,16 +82,16 @@ def test_endings_can_be_a_list_of_any_number(tmp_path: Path) -> None:
     lines = [{"text": "red", "ends": ["green", "blue"], "label": 1},
              {"text": "red", "ends": ["green", "blue", "white"], "label": "C"}]  # fmt: skip
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    examples, _ = read(tmp_path / "t.jsonl", task_of(endings=["ends"]))
-    assert [(len(one.endings), one.right) for one in examples] == [(2, 1), (3, 2)]
+    examples, _ = read_examples(tmp_path / "t.jsonl", task_of(endings=["ends"]))
+    assert [(len(one.endings), one.correct_index) for one in examples] == [(2, 1), (3, 2)]
 
 
 def test_an_index_may_stand_as_a_whole_float(tmp_path: Path) -> None:
     """As it does in a Parquet column of whole numbers some of which are missing."""
     line = {"text": "red", "ends": ["green", "blue"], "label": 1.0}
     (tmp_path / "t.jsonl").write_text(json.dumps(line) + "\n")
-    [example], _ = read(tmp_path / "t.jsonl", task_of(endings=["ends"]))
-    assert example.right == 1
+    [example], _ = read_examples(tmp_path / "t.jsonl", task_of(endings=["ends"]))
+    assert example.correct_index == 1
 
 
 @pytest.mark.parametrize(
@@ -107,10 +112,10 @@ def test_a_bad_row_is_told_or_counted(tmp_path: Path, row: str, message: str) ->
     good = "red,green,blue,white,0"
     file = table(tmp_path / "t.csv", good, row, good)
     with pytest.raises(TaskError, match=message):
-        read(file, task_of())
-    examples, counts = read(file, task_of(skip_bad=True))
-    assert [one.right for one in examples] == [0, 0]
-    assert (counts.read, counts.used, sum(counts.skipped.values())) == (3, 2, 1)
+        read_examples(file, task_of())
+    examples, counts = read_examples(file, task_of(skip_bad=True))
+    assert [one.correct_index for one in examples] == [0, 0]
+    assert (counts.num_read, counts.num_used, sum(counts.skipped.values())) == (3, 2, 1)
 
 
 @pytest.mark.parametrize(
@@ -129,20 +134,20 @@ def test_json_of_another_form_is_refused(tmp_path: Path, line: Any, message: str
     """Too few endings, endings that are no texts, labels that are neither number nor name."""
     (tmp_path / "t.jsonl").write_text(json.dumps(line) + "\n")
     with pytest.raises(TaskError, match=message):
-        read(tmp_path / "t.jsonl", task_of(endings=["ends"]))
+        read_examples(tmp_path / "t.jsonl", task_of(endings=["ends"]))
 
 
 def test_a_fault_of_the_command_is_no_bad_row(tmp_path: Path) -> None:
     """Missing columns, or none named at all, are errors even when bad rows are skipped."""
     file = table(tmp_path / "t.csv", "red,green,blue,white,0")
     with pytest.raises(TaskError, match="no column 'd'; the columns are 'text', 'a'"):
-        read(file, task_of(endings=["a", "d"], skip_bad=True))
+        read_examples(file, task_of(endings=["a", "d"], skip_bad=True))
     with pytest.raises(TaskError, match="no column 'right'"):
-        read(file, task_of(label="right", skip_bad=True))
+        read_examples(file, task_of(label="right", skip_bad=True))
     with pytest.raises(TaskError, match="the column 'a' holds one ending"):
-        read(file, task_of(endings=["a"], skip_bad=True))
+        read_examples(file, task_of(endings=["a"], skip_bad=True))
     with pytest.raises(SettingsError, match=r"give --endings A,B"):
-        read(file, task_of(endings=[], skip_bad=True))
+        read_examples(file, task_of(endings=[], skip_bad=True))
 
 
 def comve(folder: Path, answers: str, *ids: int) -> Path:
@@ -155,13 +160,13 @@ def comve(folder: Path, answers: str, *ids: int) -> Path:
 def test_answers_may_stand_in_a_file_of_their_own(tmp_path: Path) -> None:
     """Joined by the id, in whatever order; unlabelled reading does not look at them."""
     file = comve(tmp_path, "9,C\n7,A\n8,B\n", 7, 8, 9)
-    examples, _ = read(file, task_of(answers="-answers"))
-    assert [one.right for one in examples] == [0, 1, 2]
+    examples, _ = read_examples(file, task_of(answers="-answers"))
+    assert [one.correct_index for one in examples] == [0, 1, 2]
     (tmp_path / "t-answers.csv").unlink()
     with pytest.raises(TaskError, match=r"t-answers\.csv: no such file"):
-        read(file, task_of(answers="-answers"))
-    examples, _ = read(file, task_of(answers="-answers"), labelled=False)
-    assert [one.right for one in examples] == [None] * 3
+        read_examples(file, task_of(answers="-answers"))
+    examples, _ = read_examples(file, task_of(answers="-answers"), labeled=False)
+    assert [one.correct_index for one in examples] == [None] * 3
 
 
 @pytest.mark.parametrize(
@@ -178,9 +183,9 @@ def test_ids_that_do_not_fit_are_bad_rows(
     """An id twice, or without its answer: an error, or else a counted skip."""
     file = comve(tmp_path, answers, *ids)
     with pytest.raises(TaskError, match=message):
-        read(file, task_of(answers="-answers"))
-    _, counts = read(file, task_of(answers="-answers", skip_bad=True))
-    assert (counts.used, sum(counts.skipped.values())) == (len(ids) - 1, 1)
+        read_examples(file, task_of(answers="-answers"))
+    _, counts = read_examples(file, task_of(answers="-answers", skip_bad=True))
+    assert (counts.num_used, sum(counts.skipped.values())) == (len(ids) - 1, 1)
 
 
 def test_ids_are_of_one_row_each_also_without_a_file_of_answers(tmp_path: Path) -> None:
@@ -188,16 +193,16 @@ def test_ids_are_of_one_row_each_also_without_a_file_of_answers(tmp_path: Path) 
     rows = ("7,red,green,blue,white,0", "7,red,green,blue,white,0")
     file = table(tmp_path / "t.csv", *rows, header="id,text,a,b,c,label")
     with pytest.raises(TaskError, match=r"line 3: an id that stood before: '7'"):
-        read(file, task_of())
+        read_examples(file, task_of())
     file = table(tmp_path / "t.csv", *rows, header="number,text,a,b,c,label")
-    assert read(file, task_of())[1].used == 2
+    assert read_examples(file, task_of())[1].num_used == 2
 
 
 def test_answers_of_no_row_are_counted(tmp_path: Path) -> None:
     """They are no row's fault, so that the others are read; they stand among what is skipped."""
     file = comve(tmp_path, "7,A\n8,B\n9,C\n", 7)
-    _, counts = read(file, task_of(answers="-answers"))
-    assert (counts.read, counts.used) == (3, 1)
+    _, counts = read_examples(file, task_of(answers="-answers"))
+    assert (counts.num_read, counts.num_used) == (3, 1)
     assert counts.skipped == {"an answer whose id no row has": 2}
 
 
@@ -213,18 +218,18 @@ def test_a_broken_file_of_answers_is_an_error(tmp_path: Path, answers: str, mess
     """Also where bad rows are skipped: no row of the table is at fault."""
     file = comve(tmp_path, answers, 7, 8)
     with pytest.raises(TaskError, match=message):
-        read(file, task_of(answers="-answers", skip_bad=True))
+        read_examples(file, task_of(answers="-answers", skip_bad=True))
 
 
 def test_inputs_are_a_pair_for_each_ending(tmp_path: Path) -> None:
     """[CLS] prompt [SEP] ending [SEP], cut as pairs are; one target a prompt."""
-    words = Tokenizer(Recipe(vocab=(*SPECIAL, "red", "green", "blue", "##s")))
+    words = Tokenizer(TokenizerSpec(vocab=(*SPECIAL_TOKENS, "red", "green", "blue", "##s")))
     file = table(tmp_path / "t.csv", "red greens,blue,red,green green green,1",
                  "red,blue,red,green,2")  # fmt: skip
-    counts = Counts()
-    examples, _ = read(file, task_of())
-    found = encode(examples, words, HEAD, task_of(length=8), counts)
-    first = [words.tokens(ids) for ids, _ in found.sequences[0]]
+    counts = ExampleCounts()
+    examples, _ = read_examples(file, task_of())
+    found = encode_examples(examples, words, HEAD, task_of(length=8), counts)
+    first = [words.ids_to_tokens(ids) for ids, _ in found.sequences[0]]
     prompt = ["[CLS]", "red", "green", "##s", "[SEP]"]
     assert first[0] == [*prompt, "blue", "[SEP]"]
     assert first[1] == [*prompt, "red", "[SEP]"]
@@ -232,8 +237,8 @@ def test_inputs_are_a_pair_for_each_ending(tmp_path: Path) -> None:
     assert found.sequences[0][0][1] == [0] * 5 + [1] * 2
     assert found.targets is not None
     assert np.concatenate(found.targets).tolist() == [1, 2]
-    assert (found.cut_off, counts.cut_off) == ([True, False], 1)
-    assert found.size(1) == 3 * 5
+    assert (found.is_truncated, counts.num_truncated) == ([True, False], 1)
+    assert found.num_tokens(1) == 3 * 5
 
 
 def test_the_loss_is_that_of_each_prompts_own_endings() -> None:
@@ -241,8 +246,8 @@ def test_the_loss_is_that_of_each_prompts_own_endings() -> None:
     torch.manual_seed(0)
     scores = torch.randn(7, 1, requires_grad=True)
     right = torch.tensor([1, 2, 0])
-    part = Part(pack([([1], [0])]), None, right, torch.ones(3), [2, 3, 2])
-    found = losses(scores, part, HEAD)
+    part = MicroBatch(pack_sequences([([1], [0])]), None, right, torch.ones(3), [2, 3, 2])
+    found = compute_losses(scores, part, HEAD)
     wanted = torch.stack([
         -own.log_softmax(0)[one]
         for own, one in zip(torch.split(scores[:, 0], [2, 3, 2]), right.tolist(), strict=True)
@@ -258,8 +263,8 @@ def test_accuracy_is_over_prompts() -> None:
     rows = [np.array([[0.1], [0.9]], np.float32), np.array([[3.0], [1.0], [2.0]], np.float32),
             np.array([[-5.0], [-4.0]], np.float32)]  # fmt: skip
     right = [np.array([1]), np.array([2]), np.array([1])]
-    inputs = Inputs([[]] * 3, [""] * 3, [False] * 3, right)
-    found = score(rows, inputs, [], HEAD, task_of(metrics=["accuracy"]))
+    inputs = ModelInputs([[]] * 3, [""] * 3, [False] * 3, right)
+    found = compute_metrics(rows, inputs, [], HEAD, task_of(metrics=["accuracy"]))
     assert found == {"accuracy": pytest.approx(2 / 3)}
 
 
@@ -273,13 +278,15 @@ def test_the_real_files_are_read_whole(
 ) -> None:
     """CODAH has no bad row, and ComVE's training table three without a third ending."""
     folder = labelled / name
-    task = TaskSettings.parse({"name": name, **TASKS[name].settings(folder)}, "the task")
-    examples, counts = read(Path(task.train), task)
-    assert (counts.read, counts.used) == (read_rows, used)
+    task = TaskSettings.parse(
+        {"name": name, **PUBLIC_TASKS[name].resolve_settings(folder)}, "the task"
+    )
+    examples, counts = read_examples(Path(task.train), task)
+    assert (counts.num_read, counts.num_used) == (read_rows, used)
     assert counts.skipped == ({} if read_rows == used else {"an empty text": 3})
     if labels is not None:
-        right = np.array([one.right for one in examples], np.int64)
+        right = np.array([one.correct_index for one in examples], np.int64)
         assert np.bincount(right).tolist() == labels
     for file in task.heldout.values():
-        held, counts = read(Path(file), task)
+        held, counts = read_examples(Path(file), task)
         assert (len(held), counts.skipped) == (997, {})

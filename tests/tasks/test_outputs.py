@@ -5,10 +5,14 @@ import pytest
 import torch
 
 from bertsmith.model.config import FeatureSettings, ModelConfig
-from bertsmith.model.feature_based import FeatureModel
-from bertsmith.model.task_models import SequenceModel, TaskModel, TokenModel
-from bertsmith.tasks.inputs import Inputs
-from bertsmith.tasks.outputs import outputs
+from bertsmith.model.feature_based import BertWithBiLSTM
+from bertsmith.model.task_models import (
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    TaskModel,
+)
+from bertsmith.tasks.inputs import ModelInputs
+from bertsmith.tasks.outputs import compute_outputs
 
 CONFIG = ModelConfig(vocab_size=99, layers=2, width=24, heads=2, feed_forward=48, max_positions=64)
 
@@ -18,9 +22,9 @@ def models() -> dict[str, TaskModel]:
     torch.manual_seed(5)
     settings = FeatureSettings(layers="last", width=16)
     return {
-        "sequence": SequenceModel(CONFIG, 3).eval(),
-        "token": TokenModel(CONFIG, 3).eval(),
-        "features": FeatureModel(CONFIG, 3, settings, whole=False).eval(),
+        "sequence": BertForSequenceClassification(CONFIG, 3).eval(),
+        "token": BertForTokenClassification(CONFIG, 3).eval(),
+        "features": BertWithBiLSTM(CONFIG, 3, settings, is_sequence_level=False).eval(),
     }
 
 
@@ -35,12 +39,12 @@ def test_batches_at_once_say_the_same(name: str, monkeypatch: pytest.MonkeyPatch
     places = None if name == "sequence" else [
         sorted(draw.choice(size, 3, replace=False).tolist()) for size in sizes
     ]  # fmt: skip
-    inputs = Inputs(sequences, [""] * len(sizes), [False] * len(sizes), places=places)
+    inputs = ModelInputs(sequences, [""] * len(sizes), [False] * len(sizes), token_indices=places)
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 4):
             torch.set_num_threads(threads)
-            found.append(outputs(model, inputs))
+            found.append(compute_outputs(model, inputs))
     finally:
         torch.set_num_threads(before)
     for one, other in zip(*found, strict=True):

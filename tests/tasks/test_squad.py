@@ -87,20 +87,20 @@ def asked(rows: Sequence[tuple[str, Sequence[str], float]]) -> tuple[list[str], 
 )
 def test_normalization(text: str, wanted: str) -> None:
     """Punctuation goes before articles, only ASCII's, and a word that holds an article stays."""
-    assert squad.normalized(text) == wanted
+    assert squad.normalize_answer(text) == wanted
 
 
 @given(TEXTS)
 def test_normalization_is_the_definitions(text: str) -> None:
     """The same as the definition written anew."""
-    assert squad.normalized(text) == plain(text)
+    assert squad.normalize_answer(text) == plain(text)
 
 
 @given(QUESTIONS.map(lambda rows: [row for row in rows if row[1]]).filter(bool))
 def test_v1_is_the_definition(rows: list[tuple[str, list[str], float]]) -> None:
     """With an answer to each question: exact match and F1, and no figure of no answer."""
     said, answers = asked(rows)
-    found = squad.figures(said, np.array([null for *_, null in rows]), answers)
+    found = squad.compute_squad_metrics(said, np.array([null for *_, null in rows]), answers)
     assert found == pytest.approx(
         {name: mean_score(said, answers, name, second=False) for name in ("exact", "f1")}
     )
@@ -112,7 +112,7 @@ def test_v2_is_the_definition(rows: list[tuple[str, list[str], float]], threshol
     rows = [*rows, ("b", [], 0.5)]
     said, answers = asked(rows)
     nulls = [null for *_, null in rows]
-    found = squad.figures(said, np.array(nulls), answers, threshold)
+    found = squad.compute_squad_metrics(said, np.array(nulls), answers, threshold)
     given_ = ["" if null > threshold else text for text, null in zip(said, nulls, strict=True)]
     for name in ("exact", "f1"):
         assert found[name] == pytest.approx(mean_score(given_, answers, name, second=True))
@@ -132,15 +132,17 @@ def test_no_threshold_is_better_than_the_best(rows: list[tuple[str, list[str], f
     rows = [*rows, ("b", [], 0.5)]
     said, answers = asked(rows)
     nulls = np.array([null for *_, null in rows])
-    found = squad.figures(said, nulls, answers)
-    every = [squad.figures(said, nulls, answers, float(one)) for one in {*nulls, -9.0, 9.0}]
+    found = squad.compute_squad_metrics(said, nulls, answers)
+    every = [
+        squad.compute_squad_metrics(said, nulls, answers, float(one)) for one in {*nulls, -9.0, 9.0}
+    ]
     for name in ("exact", "f1"):
         assert found[f"best_{name}"] == pytest.approx(max(one[name] for one in every))
         threshold = found[f"best_{name}_thresh"]
-        best = squad.figures(said, nulls, answers, threshold)
+        best = squad.compute_squad_metrics(said, nulls, answers, threshold)
         assert best[name] == pytest.approx(found[f"best_{name}"])
     assert found["f1"] == pytest.approx(found["best_f1"])
-    assert squad.figures(said, nulls, answers, found["null_threshold"]) == found
+    assert squad.compute_squad_metrics(said, nulls, answers, found["null_threshold"]) == found
 
 
 def test_the_best_threshold_is_the_official_one() -> None:
@@ -157,7 +159,7 @@ def test_the_best_threshold_is_the_official_one() -> None:
             own = answers[number]
             now += mean_score([said[number]], [own], "f1", second=True) if own else -1
             best = max(best, now)
-        found = squad.figures(said, nulls, answers)
+        found = squad.compute_squad_metrics(said, nulls, answers)
         assert found["best_f1"] == pytest.approx(best / count)
 
 
@@ -173,13 +175,15 @@ def test_the_best_threshold_is_the_official_one() -> None:
 )
 def test_character_f1_of_korquad(said: str, answer: str, score: float) -> None:
     """Marks, punctuation and spaces do not count, articles do; the best answer does."""
-    found = squad.figures([said], np.zeros(1), [["밖", answer]], names=("f1", "exact", "char_f1"))
+    found = squad.compute_squad_metrics(
+        [said], np.zeros(1), [["밖", answer]], names=("f1", "exact", "char_f1")
+    )
     assert found["char_f1"] == pytest.approx(score)
 
 
 def test_character_f1_of_no_answer() -> None:
     """By the rules of v2.0: nothing said is right only where nothing is."""
-    found = squad.figures(
+    found = squad.compute_squad_metrics(
         ["가나", "다"], np.array([-1.0, 1.0]), [["가"], []], 0.0, ("f1", "exact", "char_f1")
     )
     assert found["HasAns_char_f1"] == pytest.approx(2 / 3)
@@ -189,12 +193,12 @@ def test_character_f1_of_no_answer() -> None:
 
 def test_scores_by_hand() -> None:
     """Several answers: the best one counts; v1.1 and v2.0 differ where normalization leaves nil."""
-    one = squad.figures(["the red fox"], np.zeros(1), [["fox", "a red fox"]])
+    one = squad.compute_squad_metrics(["the red fox"], np.zeros(1), [["fox", "a red fox"]])
     assert one == {"f1": 1.0, "exact": 1.0}
-    one = squad.figures(["red fox ran"], np.zeros(1), [["a dog", "fox"]])
+    one = squad.compute_squad_metrics(["red fox ran"], np.zeros(1), [["a dog", "fox"]])
     assert one == {"f1": pytest.approx(0.5), "exact": 0.0}
     # "." against ".": equal in v1.1, without a shared word; not looked at in v2.0.
-    assert squad.figures(["."], np.zeros(1), [["."]]) == {"f1": 0.0, "exact": 1.0}
-    two = squad.figures([".", "x"], np.zeros(2), [[".", "y"], []], 9.0)
+    assert squad.compute_squad_metrics(["."], np.zeros(1), [["."]]) == {"f1": 0.0, "exact": 1.0}
+    two = squad.compute_squad_metrics([".", "x"], np.zeros(2), [[".", "y"], []], 9.0)
     assert (two["f1"], two["NoAns_exact"]) == (0.0, 0.0)
-    assert squad.figures(["q", "x"], np.ones(2), [["q"], []], 0.0)["NoAns_f1"] == 1.0
+    assert squad.compute_squad_metrics(["q", "x"], np.ones(2), [["q"], []], 0.0)["NoAns_f1"] == 1.0

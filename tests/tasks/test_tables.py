@@ -11,7 +11,7 @@ import pytest
 from bertsmith.errors import SettingsError, TaskError
 from bertsmith.tasks import json_rows
 from bertsmith.tasks.json_rows import read_json
-from bertsmith.tasks.tables import Row, TableSource, cell, open_table, rows
+from bertsmith.tasks.tables import Row, TableSource, get_cell, open_table, read_rows
 
 
 def test_every_kind_gives_the_same_cells(tmp_path: Path) -> None:
@@ -24,9 +24,9 @@ def test_every_kind_gives_the_same_cells(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in wanted))
     parquet.write_table(pa.Table.from_pylist(wanted), tmp_path / "a.parquet")
     for kind in ("csv", "tsv", "jsonl", "parquet"):
-        found = list(rows(tmp_path / f"a.{kind}"))
+        found = list(read_rows(tmp_path / f"a.{kind}"))
         assert [dict(row.cells) for row in found] == wanted, kind
-    assert [row.where for row in rows(tmp_path / "a.tsv")] == [
+    assert [row.location for row in read_rows(tmp_path / "a.tsv")] == [
         f"{tmp_path / 'a.tsv'}, line 2",
         f"{tmp_path / 'a.tsv'}, line 4",
     ]
@@ -35,13 +35,15 @@ def test_every_kind_gives_the_same_cells(tmp_path: Path) -> None:
 def test_a_quotation_mark_in_tsv_is_a_character(tmp_path: Path) -> None:
     """As in GLUE's files, where quotation marks do not come in pairs."""
     (tmp_path / "a.tsv").write_text('x\ty\n" one\ttwo\n')
-    assert [dict(row.cells) for row in rows(tmp_path / "a.tsv")] == [{"x": '" one', "y": "two"}]
+    assert [dict(row.cells) for row in read_rows(tmp_path / "a.tsv")] == [
+        {"x": '" one', "y": "two"}
+    ]
 
 
 def test_without_header_columns_are_numbers(tmp_path: Path) -> None:
     """The first line is a row like any other."""
     (tmp_path / "a.tsv").write_text("p\tq\nr\ts\n")
-    found = [dict(row.cells) for row in rows(tmp_path / "a.tsv", header=False)]
+    found = [dict(row.cells) for row in read_rows(tmp_path / "a.tsv", header=False)]
     assert found == [{"0": "p", "1": "q"}, {"0": "r", "1": "s"}]
 
 
@@ -67,7 +69,7 @@ def test_broken_tables_say_where(
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(TaskError, match=message):
-        list(rows(tmp_path / name))
+        list(read_rows(tmp_path / name))
 
 
 @pytest.mark.parametrize(
@@ -85,9 +87,9 @@ def test_a_broken_row_is_one_row(
 ) -> None:
     """It has its place and its fault, and the rows before it are read."""
     (tmp_path / name).write_text(content)
-    first, second = rows(tmp_path / name)
-    assert not first.fault
-    assert (second.where, second.fault) == (f"{tmp_path / name}, line {place}", fault)
+    first, second = read_rows(tmp_path / name)
+    assert not first.error
+    assert (second.location, second.error) == (f"{tmp_path / name}, line {place}", fault)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_a_quotation_mark_that_swallows_lines_is_told(tmp_path: Path, row: str, 
     """How many rows are lost to it nobody knows; the one that it stands in is named."""
     (tmp_path / "a.csv").write_text(f"label,text\n{row}\nc,three\n")
     with pytest.raises(TaskError, match=rf"a\.csv, line 2: the row that begins .* \({why}"):
-        list(rows(tmp_path / "a.csv"))
+        list(read_rows(tmp_path / "a.csv"))
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -110,10 +112,10 @@ def test_a_quotation_mark_amid_a_line_costs_that_row(tmp_path: Path, *, last: bo
     lines = ["a,one", 'b,"two' if last else 'b,"two" more', "c,three"]
     lines = lines[:2] if last else lines
     (tmp_path / "a.csv").write_text("\n".join(["label,text", *lines, ""]))
-    found = list(rows(tmp_path / "a.csv"))
-    assert [row.where for row in found if row.fault] == [f"{tmp_path / 'a.csv'}, line 3"]
-    assert "a quotation mark that does not end its cell" in found[1].fault
-    assert [row.cells["label"] for row in found if not row.fault] == (["a"] if last else ["a", "c"])
+    found = list(read_rows(tmp_path / "a.csv"))
+    assert [row.location for row in found if row.error] == [f"{tmp_path / 'a.csv'}, line 3"]
+    assert "a quotation mark that does not end its cell" in found[1].error
+    assert [row.cells["label"] for row in found if not row.error] == (["a"] if last else ["a", "c"])
 
 
 def test_parquet_that_would_lose_something_is_told(tmp_path: Path) -> None:
@@ -123,11 +125,11 @@ def test_parquet_that_would_lose_something_is_told(tmp_path: Path) -> None:
     file = tmp_path / "a.parquet"
     parquet.write_table(pa.table([["a"], ["b"]], names=["label", "label"]), file)
     with pytest.raises(TaskError, match=r"the column 'label' stands there twice"):
-        list(rows(file))
+        list(read_rows(file))
     far = pa.array([0, 10**15], pa.timestamp("s"))
     parquet.write_table(pa.table([["a", "b"], far], names=["text", "when"]), file)
     with pytest.raises(TaskError, match=r"rows 1 to 2: a value in the column 'when' cannot be"):
-        list(rows(file))
+        list(read_rows(file))
 
 
 ROWS = [{"text": "a, b", "label": "1"}, {"text": "c; d", "label": "0"}]
@@ -139,10 +141,10 @@ def test_packed_tables_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(text))
     (tmp_path / "a.csv.xz").write_bytes(lzma.compress(text))
     for name in ("a.csv.gz", "a.csv.xz"):
-        assert [dict(row.cells) for row in rows(tmp_path / name)] == ROWS
+        assert [dict(row.cells) for row in read_rows(tmp_path / name)] == ROWS
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(text * 900)[:-9])
     with pytest.raises(TaskError, match=r"a\.csv\.gz: a damaged or cut-off archive"):
-        list(rows(tmp_path / "a.csv.gz"))
+        list(read_rows(tmp_path / "a.csv.gz"))
 
 
 @pytest.mark.parametrize("indent", [None, 2])
@@ -161,13 +163,16 @@ def test_json_files_hold_an_array_or_lines(tmp_path: Path) -> None:
     """An empty array has no row; values that are no objects are bad rows; no end is an error."""
     path = tmp_path / "a.json"
     path.write_text(json.dumps(ROWS))
-    assert [dict(row.cells) for row in rows(path)] == ROWS
+    assert [dict(row.cells) for row in read_rows(path)] == ROWS
     path.write_text("".join(json.dumps(one) + "\n" for one in ROWS))
-    assert [dict(row.cells) for row in rows(path)] == ROWS
+    assert [dict(row.cells) for row in read_rows(path)] == ROWS
     path.write_text("[ ]")
-    assert list(rows(path)) == []
+    assert list(read_rows(path)) == []
     path.write_text('[{"a": 1, "a": 2},\n 7]')
-    assert [row.fault for row in rows(path)] == [json_rows.TWICE, "a value that is no JSON object"]
+    assert [row.error for row in read_rows(path)] == [
+        json_rows.DUPLICATE_KEY,
+        "a value that is no JSON object",
+    ]
     for text, message in (
         ('[{"a": 1}', "line 1: not JSON: the array has no end"),
         ('[{"a": 1}\n {"b": 2}]', "line 2: not JSON: '{' instead of a comma"),
@@ -176,15 +181,19 @@ def test_json_files_hold_an_array_or_lines(tmp_path: Path) -> None:
     ):
         path.write_text(text)
         with pytest.raises(TaskError, match=message):
-            list(rows(path))
+            list(read_rows(path))
 
 
 def test_a_key_of_an_object_is_a_column() -> None:
     """As in KLUE's files: labels.label; a column whose name has a dot is found first."""
     row = Row("f, line 1", {"labels": {"label": 3.5, "deep": {"x": "y"}}, "a.b": "c"})
-    assert [cell(row, name) for name in ("labels.label", "labels.deep.x", "a.b")] == [3.5, "y", "c"]
+    assert [get_cell(row, name) for name in ("labels.label", "labels.deep.x", "a.b")] == [
+        3.5,
+        "y",
+        "c",
+    ]
     with pytest.raises(TaskError, match=r"no column 'labels\.score'; the columns are 'labels'"):
-        cell(row, "labels.score")
+        get_cell(row, "labels.score")
 
 
 @pytest.mark.parametrize(
@@ -202,14 +211,14 @@ def test_the_delimiter_is_detected(tmp_path: Path, content: str, delimiter: str)
     """Another one than a comma is noted, and only taken if it splits the rows evenly."""
     path, notes = tmp_path / "a.csv", list[str]()
     path.write_text(content)
-    found = list(rows(path, notes=notes))
+    found = list(read_rows(path, notes=notes))
     assert list(found[0].cells) == content.split("\n", maxsplit=1)[0].split(delimiter)
     assert len(notes) == (delimiter != ",")
     with open_table(TableSource(path, delimiter="tab")) as table:
         assert table.dialect is not None
         assert table.dialect.delimiter == "\t"
     with pytest.raises(SettingsError, match="delimiter: expected one character, or tab, got ';;'"):
-        list(rows(path, delimiter=";;"))
+        list(read_rows(path, delimiter=";;"))
 
 
 def test_a_damaged_first_line_does_not_decide_the_columns(tmp_path: Path) -> None:
@@ -219,8 +228,8 @@ def test_a_damaged_first_line_does_not_decide_the_columns(tmp_path: Path) -> Non
         ("a.csv", '"x"y\nred,1\nblue,0\n'),
     ):
         (tmp_path / name).write_text(lines)
-        first, *others = rows(tmp_path / name, header=False)
-        assert first.fault
+        first, *others = read_rows(tmp_path / name, header=False)
+        assert first.error
         assert [dict(row.cells) for row in others] == [
             {"0": "red", "1": "1"},
             {"0": "blue", "1": "0"},
@@ -232,17 +241,19 @@ def test_other_encodings_are_read_if_they_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes("글,값\n좋다,1\n".encode("cp949"))
     with pytest.raises(TaskError, match=r"line 1: not UTF-8: .*cp949 \(Korean\) or latin-1"):
-        list(rows(path))
-    assert [dict(row.cells) for row in rows(path, encoding="cp949")] == [{"글": "좋다", "값": "1"}]
+        list(read_rows(path))
+    assert [dict(row.cells) for row in read_rows(path, encoding="cp949")] == [
+        {"글": "좋다", "값": "1"}
+    ]
     path.write_bytes("글\n좋다\n".encode("utf-16"))
     with pytest.raises(TaskError, match="not UTF-8 but UTF-16; give --encoding utf-16"):
-        list(rows(path))
-    assert [dict(row.cells) for row in rows(path, encoding="utf-16")] == [{"글": "좋다"}]
+        list(read_rows(path))
+    assert [dict(row.cells) for row in read_rows(path, encoding="utf-16")] == [{"글": "좋다"}]
     with pytest.raises(TaskError, match=r"line 1: not ascii: byte 0x..; ascii is not its"):
-        list(rows(path, encoding="ascii"))
+        list(read_rows(path, encoding="ascii"))
     for name in ("utf-88", "base64"):
         with pytest.raises(SettingsError, match=f"encoding: '{name}' is unknown"):
-            list(rows(path, encoding=name))
+            list(read_rows(path, encoding=name))
 
 
 def test_a_table_comes_from_a_stream(tmp_path: Path) -> None:

@@ -11,15 +11,15 @@ import pytest
 from tokenizers import AddedToken
 from transformers import AutoTokenizer, BertTokenizerFast
 
-from bertsmith.data.word_cache import Memo
+from bertsmith.data.word_cache import CachedTokenizer
 from bertsmith.errors import TokenizerError
-from bertsmith.text.tokenizer_files import write_recipe
-from bertsmith.text.tokenizer_spec import SPECIAL, Recipe
-from bertsmith.text.vocabulary_extension import extended
+from bertsmith.text.tokenizer_files import write_tokenizer_spec
+from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
+from bertsmith.text.vocabulary_extension import extend_vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 
 PIECES = "new york covid ##19 ##s a city e1 e 1 [ ] ne ##w spot [unused0] unused0"
-WORDS = (*SPECIAL, *PIECES.split())
+WORDS = (*SPECIAL_TOKENS, *PIECES.split())
 #: What the release before added tokens computed of WORDS.
 OLD_HASH = "6c6f0fa318d4bf3a7a4074c0a0553bfdb66529b387284d80884f35e29fd362a1"
 TEXTS = [
@@ -51,11 +51,11 @@ def test_texts_become_the_ids_that_transformers_gives_them(theirs: Path) -> None
     wanted = [peer(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
     own = Tokenizer.load(theirs)
     assert own.vocab_size == len(peer) == len(WORDS) + 3
-    assert own.encode_batch(TEXTS, special=True) == wanted
-    assert own.tokens(wanted[0]) == ["new york"]
+    assert own.encode_batch(TEXTS, allow_special=True) == wanted
+    assert own.ids_to_tokens(wanted[0]) == ["new york"]
     own.save(theirs.parent / "ours")
     again = Tokenizer.load(theirs.parent / "ours")
-    assert again.recipe == own.recipe
+    assert again.spec == own.spec
     assert again.hash == own.hash
     back = AutoTokenizer.from_pretrained(theirs.parent / "ours")
     assert [back(text, add_special_tokens=False)["input_ids"] for text in TEXTS] == wanted
@@ -71,18 +71,18 @@ def test_directories_without_a_tokenizer_json_say_it_too(theirs: Path) -> None:
     (theirs / "tokenizer.json").unlink()
     config = json.loads((theirs / "tokenizer_config.json").read_text())
     first = len(WORDS)
-    listed = {own.content: wanted.id(own.content) for own in wanted.recipe.added}
-    told = {str(wanted.id(own.content)): own._asdict() for own in wanted.recipe.added}
+    listed = {own.content: wanted.token_to_id(own.content) for own in wanted.spec.added}
+    told = {str(wanted.token_to_id(own.content)): own._asdict() for own in wanted.spec.added}
     config |= {"strip_accents": False, "added_tokens_decoder": told}
     (theirs / "tokenizer_config.json").write_text(json.dumps(config))
-    assert set(Tokenizer.load(theirs).recipe.added) == set(wanted.recipe.added)
+    assert set(Tokenizer.load(theirs).spec.added) == set(wanted.spec.added)
     assert Tokenizer.load(theirs).encode_batch(TEXTS) == wanted.encode_batch(TEXTS)
     del config["added_tokens_decoder"]
     (theirs / "tokenizer_config.json").write_text(json.dumps(config))
     (theirs / "added_tokens.json").write_text(json.dumps(listed))
     older = Tokenizer.load(theirs)
     assert older.vocab == wanted.vocab
-    assert older.id("covid19") == first + 1
+    assert older.token_to_id("covid19") == first + 1
     (theirs / "added_tokens.json").write_text(json.dumps({"new york": "x"}))
     with pytest.raises(TokenizerError, match=f"'new york' has the id 'x'; expected {first}"):
         Tokenizer.load(theirs)
@@ -92,13 +92,13 @@ def test_text_is_text_but_for_what_was_added(theirs: Path) -> None:
     """Read as plain text, "[MASK]" is no special token, while an added one is still found."""
     own = Tokenizer.load(theirs)
     assert own.mask_id not in own.encode("[MASK] [E1]")
-    assert own.encode("[MASK] [E1]")[-1] == own.id("[E1]")
+    assert own.encode("[MASK] [E1]")[-1] == own.token_to_id("[E1]")
 
 
 def test_the_store_holds_the_same_ids(theirs: Path) -> None:
     """What ``prepare`` remembers word by word gives way to added tokens, which may hold spaces."""
     own = Tokenizer.load(theirs)
-    ids, sizes = Memo(own).encode(TEXTS)
+    ids, sizes = CachedTokenizer(own).encode(TEXTS)
     wanted = own.encode_batch(TEXTS)
     assert ids.tolist() == [one for row in wanted for one in row]
     assert sizes.tolist() == [len(row) for row in wanted]
@@ -106,13 +106,13 @@ def test_the_store_holds_the_same_ids(theirs: Path) -> None:
 
 def test_a_hash_without_added_tokens_is_what_it_was() -> None:
     """With nothing added the hash is that of older releases, so that their stores still fit."""
-    assert Recipe(vocab=WORDS).fingerprint() == OLD_HASH
+    assert TokenizerSpec(vocab=WORDS).fingerprint() == OLD_HASH
 
 
 def test_new_words_cannot_stand_behind_added_tokens(theirs: Path) -> None:
     """``vocab extend`` refuses: the added tokens have the ids that new words would get."""
     with pytest.raises(TokenizerError, match=r"new york, covid19, \[E1\]"):
-        extended(Tokenizer.load(theirs), ["cities"])
+        extend_vocabulary(Tokenizer.load(theirs), ["cities"])
 
 
 def test_an_id_that_leaves_a_gap_is_refused(tmp_path: Path, theirs: Path) -> None:
@@ -126,5 +126,5 @@ def test_an_id_that_leaves_a_gap_is_refused(tmp_path: Path, theirs: Path) -> Non
 
 def test_only_the_plain_words_are_written_to_vocab_txt(theirs: Path) -> None:
     """vocab.txt holds the WordPiece vocabulary, as theirs does; the rest is in the other files."""
-    write_recipe(Tokenizer.load(theirs).recipe, theirs.parent / "ours")
+    write_tokenizer_spec(Tokenizer.load(theirs).spec, theirs.parent / "ours")
     assert (theirs.parent / "ours" / "vocab.txt").read_text().split("\n")[:-1] == list(WORDS)

@@ -20,8 +20,8 @@ import pytest
 import zstandard
 
 from bertsmith.errors import CorpusError, SettingsError
-from bertsmith.text.corpus import CorpusOptions, Report, read, sources
-from bertsmith.text.markdown import plain
+from bertsmith.text.corpus import CorpusOptions, CorpusReport, find_sources, read_documents
+from bertsmith.text.markdown import markdown_to_text
 
 TEXTS = ["Anna has a cat. It sleeps.\nThe cat is grey.", "Bert reads a book.\nIt is good."]
 JSON_LINES = "".join(json.dumps({"id": 1, "text": text}) + "\n" for text in TEXTS)
@@ -39,10 +39,12 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def texts_of(*arguments: str | Path, report: Report | None = None, **options: Any) -> list[str]:
+def texts_of(
+    *arguments: str | Path, report: CorpusReport | None = None, **options: Any
+) -> list[str]:
     """Return the texts of a corpus."""
-    found = sources([str(argument) for argument in arguments])
-    return [document.text for document in read(found, CorpusOptions(**options), report)]
+    found = find_sources([str(argument) for argument in arguments])
+    return [document.text for document in read_documents(found, CorpusOptions(**options), report)]
 
 
 def written(path: Path, content: str | bytes) -> Path:
@@ -70,9 +72,9 @@ def test_packed_parts_one_after_another_are_one_text(tmp_path: Path) -> None:
 
 def test_the_originals_form_is_told_by_its_content(tmp_path: Path) -> None:
     """A sentence a line with blank lines between documents is read as such, without being told."""
-    report = Report()
-    found = sources([str(written(tmp_path / "a.txt", SENTENCES))])
-    documents = list(read(found, CorpusOptions(), report))
+    report = CorpusReport()
+    found = find_sources([str(written(tmp_path / "a.txt", SENTENCES))])
+    documents = list(read_documents(found, CorpusOptions(), report))
     assert [document.text.split("\n")[0] for document in documents] == [
         "Anna has a cat.",
         "Bert reads a book.",
@@ -100,7 +102,7 @@ def test_a_long_prose_file_is_cut_between_paragraphs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file of prose larger than the bound becomes several documents; no paragraph is cut."""
-    monkeypatch.setattr("bertsmith.text.readers.LARGEST_DOCUMENT", 1000)
+    monkeypatch.setattr("bertsmith.text.readers.MAX_DOCUMENT_CHARACTERS", 1000)
     line = "One line holds one paragraph. It has two sentences."
     path = written(tmp_path / "a.txt", f"{line}\n\n" * 100)
     texts = texts_of(path, format="prose")
@@ -132,17 +134,17 @@ def test_markdown_loses_its_marks(tmp_path: Path) -> None:
 def test_unclosed_marks_take_linear_time(mark: str) -> None:
     """Many marks that never close took minutes; the bound of CPU time is generous."""
     began = time.process_time()
-    assert plain(mark * 100_000)
-    assert plain("#" + " " * 100_000 + "x") == "x"
+    assert markdown_to_text(mark * 100_000)
+    assert markdown_to_text("#" + " " * 100_000 + "x") == "x"
     assert time.process_time() - began < 30
 
 
 def test_long_targets_and_titles() -> None:
     """Images as data are left out however long they are; headings lose their closing marks."""
     image = f"![a plot](data:image/png;base64,{'iVBOR' * 2000})"
-    assert plain(f"Before {image} and [after]({'u' * 5000}).") == "Before  and after."
-    assert plain("## Title ##\n# C #\n# a#b") == "Title\nC\na#b"
-    assert plain("a <!-- one --> b <!-- two\n--> c <!-- open") == "a  b  c <!-- open"
+    assert markdown_to_text(f"Before {image} and [after]({'u' * 5000}).") == "Before  and after."
+    assert markdown_to_text("## Title ##\n# C #\n# a#b") == "Title\nC\na#b"
+    assert markdown_to_text("a <!-- one --> b <!-- two\n--> c <!-- open") == "a  b  c <!-- open"
 
 
 def test_text_after_many_blank_lines(tmp_path: Path) -> None:
@@ -155,8 +157,8 @@ def test_the_layout_inside_json_lines_can_be_named(tmp_path: Path) -> None:
     """``markdown`` and ``sentences`` speak of the text in the field of a JSON-lines file."""
     path = written(tmp_path / "a.jsonl", json.dumps({"body": "## A **b**\n\nc d"}) + "\n")
     assert texts_of(path, format="markdown", field="body") == ["A b\nc d"]
-    found = sources([str(path)])
-    (document,) = read(found, CorpusOptions(format="sentences", field="body"))
+    found = find_sources([str(path)])
+    (document,) = read_documents(found, CorpusOptions(format="sentences", field="body"))
     assert document.presplit
 
 
@@ -166,7 +168,7 @@ def test_parquet_reads_as_json_lines_do(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "a.parquet"
     parquet.write_table(arrow.table({"text": [*TEXTS, None, ""], "n": [1, 2, 3, 4]}), path)
-    report = Report()
+    report = CorpusReport()
     assert texts_of(path, report=report) == TEXTS
     assert report.empty_documents == 2
     with pytest.raises(CorpusError, match=r"no column 'body'; its columns are 'text', 'n'"):
@@ -189,7 +191,7 @@ def test_a_folder_is_walked_in_order_and_what_is_no_text_is_told(tmp_path: Path)
     for name in ("b.jsonl", "AA/wiki_01", "AA/wiki_00", ".hidden.jsonl", "picture.png", "a.md.gz"):
         written(tmp_path / name, b"x")
     ignored: list[str] = []
-    names = [source.name for source in sources([str(tmp_path)], ignored)]
+    names = [source.name for source in find_sources([str(tmp_path)], ignored)]
     assert [str(Path(name).relative_to(tmp_path)) for name in names] == [
         "a.md.gz",
         "b.jsonl",
@@ -197,7 +199,7 @@ def test_a_folder_is_walked_in_order_and_what_is_no_text_is_told(tmp_path: Path)
         "AA/wiki_01",
     ]
     assert ignored == [str(tmp_path / "picture.png")]
-    assert [source.name for source in sources([str(tmp_path / "**" / "wiki_*")])] == names[2:]
+    assert [source.name for source in find_sources([str(tmp_path / "**" / "wiki_*")])] == names[2:]
 
 
 @pytest.mark.parametrize("missing", ["nowhere.txt", "*.nothing", "empty"])
@@ -205,19 +207,19 @@ def test_arguments_that_give_nothing_are_errors(tmp_path: Path, missing: str) ->
     """A path, pattern or folder without text is an error that names it."""
     (tmp_path / "empty").mkdir()
     with pytest.raises(CorpusError, match=missing.replace("*", r"\*")):
-        sources([str(tmp_path / missing)])
+        find_sources([str(tmp_path / missing)])
 
 
 def test_standard_input_is_read_whatever_packs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dash reads standard input, tells its packing, and cannot be named twice."""
     packed = io.BytesIO(gzip.compress(JSON_LINES.encode()))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(packed)))
-    (source,) = sources(["-"])
+    (source,) = find_sources(["-"])
     assert source.is_stream
     assert source.fingerprint() == ""
-    assert [document.text for document in read([source])] == TEXTS
+    assert [document.text for document in read_documents([source])] == TEXTS
     with pytest.raises(CorpusError, match="named twice"):
-        sources(["-", "-"])
+        find_sources(["-", "-"])
 
 
 FAULTS: list[tuple[str, bytes, str]] = [
@@ -246,7 +248,7 @@ def test_a_fault_is_an_error_with_its_place_or_a_counted_skip(
     with pytest.raises(CorpusError, match=message) as caught:
         texts_of(path)
     assert str(path) in str(caught.value)
-    report = Report()
+    report = CorpusReport()
     texts_of(path, report=report, on_error="skip")
     assert sum(report.skipped.values()) == 1
     assert str(path) in report.examples[0]
@@ -261,7 +263,7 @@ def test_a_cut_off_archive_is_told_and_its_beginning_kept(tmp_path: Path, suffix
     path = written(tmp_path / f"a.jsonl{suffix}", content[: len(content) * 3 // 4])
     with pytest.raises(CorpusError, match="cut off or damaged"):
         texts_of(path)
-    report = Report()
+    report = CorpusReport()
     texts = texts_of(path, report=report, on_error="skip")
     assert report.skipped == {"the archive is cut off or damaged": 1}
     assert 1000 < len(texts) < 20000
@@ -278,7 +280,7 @@ def test_repeated_documents_are_left_out_and_counted(tmp_path: Path) -> None:
     """An exact repetition in another file is left out when asked for, and only then."""
     one = written(tmp_path / "a.jsonl", JSON_LINES)
     two = written(tmp_path / "b.jsonl", JSON_LINES)
-    report = Report()
+    report = CorpusReport()
     assert texts_of(one, two, report=report, deduplicate="documents") == TEXTS
     assert report.repeated_documents == 2
     assert texts_of(one, two) == TEXTS * 2
@@ -288,7 +290,7 @@ def test_repeated_paragraphs_are_left_out_and_counted(tmp_path: Path) -> None:
     """A paragraph that stood in an earlier document is left out; a document of such vanishes."""
     texts = ["Same.\nOne.", "Same.\nTwo.", "Two.\nSame."]
     lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
-    report = Report()
+    report = CorpusReport()
     path = written(tmp_path / "a.jsonl", lines)
     assert texts_of(path, report=report, deduplicate="paragraphs") == ["Same.\nOne.", "Two."]
     assert report.repeated_paragraphs == 3
@@ -297,9 +299,12 @@ def test_repeated_paragraphs_are_left_out_and_counted(tmp_path: Path) -> None:
 
 def test_reports_of_workers_add_up() -> None:
     """Counts, reasons and examples of two reports are joined, the examples up to a bound."""
-    one, two = Report(documents=1, characters=5), Report(documents=2, formats={"jsonl": 1})
+    one, two = (
+        CorpusReport(documents=1, characters=5),
+        CorpusReport(documents=2, formats={"jsonl": 1}),
+    )
     for number in range(30):
-        two.skip("broken JSON", f"place {number}")
+        two.count_skipped("broken JSON", f"place {number}")
     one.add(two)
     one.add(two)
     assert (one.documents, one.characters, one.formats) == (5, 5, {"jsonl": 2})
@@ -309,7 +314,7 @@ def test_reports_of_workers_add_up() -> None:
 
 def test_a_corpus_without_documents_is_told(tmp_path: Path) -> None:
     """When nothing was read, the report says so and why."""
-    report = Report()
+    report = CorpusReport()
     path = written(tmp_path / "a.jsonl", '{"text": ""}\n')
     assert texts_of(path, report=report) == []
     with pytest.raises(CorpusError, match="1 documents without text"):
@@ -319,11 +324,11 @@ def test_a_corpus_without_documents_is_told(tmp_path: Path) -> None:
 def test_sources_travel_to_other_processes_and_tell_a_change(tmp_path: Path) -> None:
     """A source can be pickled; its fingerprint changes with a single byte of equal length."""
     path = written(tmp_path / "a.txt", "abc")
-    (source,) = sources([str(path)])
+    (source,) = find_sources([str(path)])
     assert pickle.loads(pickle.dumps(source)) == source
     before = source.fingerprint()
     written(path, "abd")
-    assert sources([str(path)])[0].fingerprint() != before
+    assert find_sources([str(path)])[0].fingerprint() != before
 
 
 def test_options_are_strict() -> None:
@@ -336,9 +341,9 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
     """Reading 30 MB in documents of half a megabyte never holds more than a few of them."""
     line = json.dumps({"text": "A line of text. " * 32_000}) + "\n"
     path = written(tmp_path / "a.jsonl.gz", gzip.compress(line.encode() * 60, 1))
-    found = sources([str(path)])
+    found = find_sources([str(path)])
     tracemalloc.start()
-    count = sum(1 for _ in read(found, CorpusOptions(deduplicate="both")))
+    count = sum(1 for _ in read_documents(found, CorpusOptions(deduplicate="both")))
     assert count == 1
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -3,12 +3,12 @@
 These tests never look at what the texts are.
 """
 
-from bertsmith.text.deduplication import Seen
+from bertsmith.text.deduplication import SeenTexts
 
 
 def test_seen_agrees_with_a_set() -> None:
     """Over 50,000 texts with repetitions, and over several growths, it says what a set says."""
-    seen, known = Seen(), set()
+    seen, known = SeenTexts(), set()
     for number in range(50_000):
         text = str(number * 7919 % 30_011)
         assert seen.add(text) is (text not in known)
@@ -18,7 +18,7 @@ def test_seen_agrees_with_a_set() -> None:
 
 def test_a_text_costs_at_most_22_bytes() -> None:
     """The table is at most three quarters full and at least three eighths, of 8-byte slots."""
-    seen = Seen()
+    seen = SeenTexts()
     for number in range(100_000):
         seen.add(str(number))
         if number > 4096:

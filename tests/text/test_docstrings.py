@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.text.docstring_prose import is_english, prose
-from bertsmith.text.docstrings import docstrings, documentation, source_files
+from bertsmith.text.docstring_prose import extract_prose, is_english
+from bertsmith.text.docstrings import find_modules, read_docstrings, read_documentation
 
 NUMPY = """Return the sum of the array elements over a given axis.
 
@@ -73,7 +73,7 @@ GOOGLE = """Make a tokenizer from a [`Config`] or a [link](http://x.y).
 
 def test_a_numpy_docstring_leaves_its_sentences() -> None:
     """Names, types, underlines, doctests, code, tables and references go; sentences stay."""
-    assert prose(NUMPY) == [
+    assert extract_prose(NUMPY) == [
         ["Return the sum of the array elements over a given axis."],
         ["This is a note that should be read as any other sentence."],
         ["Elements to sum over the axis that was given."],
@@ -84,7 +84,7 @@ def test_a_numpy_docstring_leaves_its_sentences() -> None:
 
 def test_a_google_docstring_leaves_its_sentences() -> None:
     """The names and types of arguments go, their descriptions stay, over several lines too."""
-    assert prose(GOOGLE) == [
+    assert extract_prose(GOOGLE) == [
         ["Make a tokenizer from a Config or a link."],
         ["The configuration that is to be used.", "It goes on in the next line."],
         ["The value that is added to the other one."],
@@ -145,7 +145,7 @@ def _package(folder: Path) -> Path:
 
 def test_a_file_is_read_in_order_and_never_run(tmp_path: Path) -> None:
     """Strings of module, class, function and ``add_docstr`` come in the order of the source."""
-    found = list(docstrings(_package(tmp_path) / "p" / "__init__.py"))
+    found = list(read_docstrings(_package(tmp_path) / "p" / "__init__.py"))
     assert [text.strip().split(" ")[0] for text in found] == ["The", "This", "Return", "This"]
     assert found[3].strip().endswith("C that is added.")
 
@@ -153,17 +153,17 @@ def test_a_file_is_read_in_order_and_never_run(tmp_path: Path) -> None:
 def test_a_module_is_a_document_and_no_sentence_comes_twice(tmp_path: Path) -> None:
     """Tests, broken files, repetitions and single sentences give no document."""
     _package(tmp_path)
-    found = list(documentation([tmp_path]))
+    found = list(read_documentation([tmp_path]))
     assert [module.module for module in found] == ["p"]
     sentences = [sentence for paragraph in found[0].paragraphs for sentence in paragraph]
     assert len(sentences) == len(set(sentences)) == 6
     assert sentences[1] == "It has a second one that is as long as the first."
-    assert [name for name, _ in source_files([tmp_path])] == ["p", "p.again", "p.broken", "p.one"]
+    assert [name for name, _ in find_modules([tmp_path])] == ["p", "p.again", "p.broken", "p.one"]
 
 
 def test_the_number_of_processes_changes_nothing() -> None:
     """One process and two give the same documents in the same order, for real packages."""
     folders = [Path(pytest.__file__).parent, Path(inspect.getfile(email)).parent]
-    one = list(documentation(folders, processes=1))
-    assert one == list(documentation(folders, processes=2))
+    one = list(read_documentation(folders, processes=1))
+    assert one == list(read_documentation(folders, processes=2))
     assert sum(len(part) for module in one for part in module.paragraphs) > 500

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from bertsmith.errors import TokenizerError
-from bertsmith.text.segmenter import segmented, segmenter_named, spaced
-from bertsmith.text.tokenizer_spec import SPECIAL, Recipe
+from bertsmith.text.segmenter import insert_spaces, load_segmenter, segment_texts
+from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.text.wordpiece_trainer import train
+from bertsmith.text.wordpiece_trainer import train_wordpiece
 
 
 def _jamo(words: list[str] | tuple[str, ...]) -> list[str]:
@@ -42,7 +42,7 @@ def test_hangul_stays_whole_for_every_reader(
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
     learn, held_out = korean[100:], korean[:100]
-    tokenizer = train(learn, 6000, strip_accents=strip)
+    tokenizer = train_wordpiece(learn, 6000, strip_accents=strip)
     assert not _jamo(tokenizer.vocab)
     expected = tokenizer.encode_batch(held_out)
     unknown = sum(ids.count(tokenizer.unk_id) for ids in expected)
@@ -63,30 +63,30 @@ def test_hangul_stays_whole_for_every_reader(
 def test_the_originals_cleaning_would_have_left_jamo(korean: list[str]) -> None:
     """The same training with the original's NFD gives a vocabulary of jamo: the danger is real."""
     taken_apart = [unicodedata.normalize("NFD", text) for text in korean[:50]]
-    assert len(_jamo(train(taken_apart, 1000).vocab)) > 500
+    assert len(_jamo(train_wordpiece(taken_apart, 1000).vocab)) > 500
 
 
 @pytest.fixture(scope="module")
 def kiwi() -> object:
     """Return Kiwi; skip without the extra."""
     pytest.importorskip("kiwipiepy", reason="the extra bertsmith[korean] is not installed")
-    return segmenter_named("kiwi")
+    return load_segmenter("kiwi")
 
 
 def test_a_text_keeps_its_letters_when_it_is_segmented(kiwi: object) -> None:
     """Morphemes are parted by spaces and nothing else changes; a contraction stays whole."""
     text = "나는 학교에 갔다. Hello 😀 세계는 하나다."
-    (parted,) = segmented(kiwi, [text])  # type: ignore[arg-type]
+    (parted,) = segment_texts(kiwi, [text])  # type: ignore[arg-type]
     assert parted == "나 는 학교 에 갔 다 . Hello 😀 세계 는 하나 다 ."
     assert parted.replace(" ", "") == text.replace(" ", "")
-    assert spaced("abc", [1, 2]) == "a b c"
+    assert insert_spaces("abc", [1, 2]) == "a b c"
 
 
 def test_the_segmenter_travels_with_the_tokenizer(tmp_path: Path, kiwi: object) -> None:
     """Saved, loaded and pickled, the tokenizer parts morphemes; offsets point into the text."""
-    vocab = (*SPECIAL, "나", "는", "학교", "에", "갔", "다", ".")
+    vocab = (*SPECIAL_TOKENS, "나", "는", "학교", "에", "갔", "다", ".")
     version = kiwi.version  # type: ignore[attr-defined]
-    Tokenizer(Recipe(vocab=vocab, segmenter=("kiwi", version))).save(tmp_path)
+    Tokenizer(TokenizerSpec(vocab=vocab, segmenter=("kiwi", version))).save(tmp_path)
     said = json.loads((tmp_path / "bertsmith.json").read_text())["tokenizer"]["segmenter"]
     assert said == {"name": "kiwi", "version": version}
     tokenizer = pickle.loads(pickle.dumps(Tokenizer.load(tmp_path)))
@@ -101,6 +101,6 @@ def test_the_segmenter_travels_with_the_tokenizer(tmp_path: Path, kiwi: object) 
 def test_another_segmenter_or_version_is_refused(kiwi: object) -> None:
     """Other words than at training would be other ids, so a mismatch is an error."""
     with pytest.raises(TokenizerError, match=r"pip install kiwipiepy==0\.1\.0"):
-        segmenter_named("kiwi", "0.1.0")
+        load_segmenter("kiwi", "0.1.0")
     with pytest.raises(TokenizerError, match="no segmenter is named 'mecab'"):
-        segmenter_named("mecab")
+        load_segmenter("mecab")

@@ -6,7 +6,7 @@ These tests never open a file.
 import pytest
 
 from bertsmith.text import line_layout
-from bertsmith.text.sentences import split
+from bertsmith.text.sentences import split_sentences
 
 WRAPPED = [
     "The rain had only ceased with the gray streaks of morning at Blazing",
@@ -44,25 +44,25 @@ def test_unwrapping_joins_lines_and_keeps_paragraphs() -> None:
     """Wrapped lines become one line a paragraph; other text is left as it is."""
     text = "\n".join([*WRAPPED, "", *WRAPPED])
     line = " ".join(WRAPPED)
-    assert line_layout.paragraphs(text) == f"{line}\n{line}"
-    assert line_layout.paragraphs("\n".join(VERSE)) == "\n".join(VERSE)
+    assert line_layout.unwrap_paragraphs(text) == f"{line}\n{line}"
+    assert line_layout.unwrap_paragraphs("\n".join(VERSE)) == "\n".join(VERSE)
 
 
 def test_sentences_end_at_their_marks_and_at_line_ends() -> None:
     """A heading does not run into the text below; abbreviations and numbers end nothing."""
     text = "The Cat\nMr. Smith has 1.5 cats, e.g. Tom.  They sleep!\n\n  Do they? "
-    assert split(text) == [
+    assert split_sentences(text) == [
         "The Cat",
         "Mr. Smith has 1.5 cats, e.g. Tom.",
         "They sleep!",
         "Do they?",
     ]
-    assert split(" \n\n") == []
+    assert split_sentences(" \n\n") == []
 
 
 def test_presplit_text_is_cut_at_line_ends_alone() -> None:
     """A line with two sentences stays one where the text says that its lines are sentences."""
-    assert split("One. Two.\n\n Three. \n", presplit=True) == ["One. Two.", "Three."]
+    assert split_sentences("One. Two.\n\n Three. \n", presplit=True) == ["One. Two.", "Three."]
 
 
 @pytest.mark.parametrize(
@@ -75,4 +75,4 @@ def test_presplit_text_is_cut_at_line_ends_alone() -> None:
 )
 def test_other_languages_have_sentences_too(language: str, text: str, count: int) -> None:
     """Korean, Chinese and a language that sentencex does not know are cut."""
-    assert len(split(text, language)) == count
+    assert len(split_sentences(text, language)) == count

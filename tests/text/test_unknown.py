@@ -4,10 +4,10 @@ import pickle
 
 import pytest
 
-from bertsmith.text.tokenizer_spec import SPECIAL, Recipe
+from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
 from bertsmith.text.unknown import TokenCounts, unknown_warning
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.text.wordpiece_trainer import train
+from bertsmith.text.wordpiece_trainer import train_wordpiece
 
 ENGLISH = [
     "The ferry crossed the river twice a day, in the morning and in the evening.",
@@ -20,13 +20,13 @@ KOREAN = ["나룻배는 아침에 강을 건넜다.", "겨울에는 날씨가 �
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     """A vocabulary learned from English."""
-    return train(ENGLISH * 3, 200)
+    return train_wordpiece(ENGLISH * 3, 200)
 
 
 def test_korean_with_an_english_vocabulary_is_mostly_unknown(tokenizer: Tokenizer) -> None:
     """Each Korean word is one [UNK]; only the full stops are known."""
     counts = TokenCounts()
-    tokenizer.counting(counts).encode_batch(KOREAN)
+    tokenizer.with_counter(counts).encode_batch(KOREAN)
     assert (counts.num_tokens, counts.num_unknown) == (9, 7)
     assert counts.unknown_share == 7 / 9
     warning = counts.warning()
@@ -39,7 +39,7 @@ def test_korean_with_an_english_vocabulary_is_mostly_unknown(tokenizer: Tokenize
 def test_every_encoding_is_counted(tokenizer: Tokenizer) -> None:
     """All four ways to encode give the ids of the plain tokenizer and add to the counts."""
     counts, expected = TokenCounts(), 0
-    counting = tokenizer.counting(counts)
+    counting = tokenizer.with_counter(counts)
     for text in (*ENGLISH, *KOREAN):
         assert counting.encode(text) == tokenizer.encode(text)
         assert counting.encode_with_offsets(text) == tokenizer.encode_with_offsets(text)
@@ -51,7 +51,7 @@ def test_every_encoding_is_counted(tokenizer: Tokenizer) -> None:
 def test_special_tokens_are_left_out(tokenizer: Tokenizer) -> None:
     """[CLS], [SEP], [MASK] and [PAD] in a text count neither as tokens nor as unknown."""
     counts = TokenCounts()
-    ids = tokenizer.counting(counts).encode("[CLS] 강 [MASK] . [SEP] [PAD]", special=True)
+    ids = tokenizer.with_counter(counts).encode("[CLS] 강 [MASK] . [SEP] [PAD]", allow_special=True)
     assert len(ids) == 6
     assert (counts.num_tokens, counts.num_unknown) == (2, 1)
 
@@ -59,12 +59,12 @@ def test_special_tokens_are_left_out(tokenizer: Tokenizer) -> None:
 def test_only_the_copy_counts(tokenizer: Tokenizer) -> None:
     """Counts nest, share the engine, and neither the original nor a pickled copy adds to them."""
     outer, inner = TokenCounts(), TokenCounts()
-    counting = tokenizer.counting(outer)
-    counting.counting(inner).encode("강")
+    counting = tokenizer.with_counter(outer)
+    counting.with_counter(inner).encode("강")
     tokenizer.encode("강")
     pickle.loads(pickle.dumps(counting)).encode("강")
     assert (outer, inner) == (TokenCounts(1, 1), TokenCounts(1, 1))
-    tokenizer.encode("[MASK]", special=True)
+    tokenizer.encode("[MASK]", allow_special=True)
     assert counting._engine(special=True) is tokenizer._engine(special=True)
     assert counting.hash == tokenizer.hash
 
@@ -75,6 +75,6 @@ def test_the_warning_begins_above_two_percent() -> None:
     assert "2.1% of the training tokens are" in str(unknown_warning(0.0211, "the training tokens"))
     assert TokenCounts().warning() is None
     known = TokenCounts()
-    Tokenizer(Recipe(vocab=(*SPECIAL, "a"))).counting(known).encode("a a a")
+    Tokenizer(TokenizerSpec(vocab=(*SPECIAL_TOKENS, "a"))).with_counter(known).encode("a a a")
     assert known.warning() is None
     assert known == TokenCounts(3, 0)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bertsmith.errors import TokenizerError
-from bertsmith.text.tokenizer_spec import SPECIAL, Recipe
+from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
 from bertsmith.text.wordpiece import Tokenizer
 
 LATIN = "un want ##want ##ed wa runn ##ing low ##er ##est ##aff ##able hello how are you ah ##zz zz"
@@ -26,8 +26,8 @@ PIECES = f"{LATIN} {MORE} {OTHER}".split()
 
 def made(**choices: Any) -> Tokenizer:
     """Return a tokenizer with the little vocabulary."""
-    words = dict.fromkeys([*SPECIAL, *PIECES])
-    return Tokenizer(Recipe(vocab=tuple(words), **choices))
+    words = dict.fromkeys([*SPECIAL_TOKENS, *PIECES])
+    return Tokenizer(TokenizerSpec(vocab=tuple(words), **choices))
 
 
 LOWER: dict[str, bool] = {}
@@ -68,7 +68,7 @@ GOLDEN: list[tuple[dict[str, bool], str, str]] = [
 def test_golden_cases(choices: dict[str, bool], text: str, tokens: str) -> None:
     """Each text becomes the tokens that the original's rules give."""
     tokenizer = made(**choices)
-    assert tokenizer.tokens(tokenizer.encode(text)) == tokens.split()
+    assert tokenizer.ids_to_tokens(tokenizer.encode(text)) == tokens.split()
 
 
 def test_special_tokens_are_read_out_of_text_only_when_asked() -> None:
@@ -76,8 +76,8 @@ def test_special_tokens_are_read_out_of_text_only_when_asked() -> None:
     tokenizer = made()
     text = "hello [MASK] you[SEP]"
     assert tokenizer.mask_id not in tokenizer.encode(text)
-    found = tokenizer.encode(text, special=True)
-    assert tokenizer.tokens(found) == ["hello", "[MASK]", "you", "[SEP]"]
+    found = tokenizer.encode(text, allow_special=True)
+    assert tokenizer.ids_to_tokens(found) == ["hello", "[MASK]", "you", "[SEP]"]
     assert tokenizer.decode([tokenizer.cls_id, *found]) == "hello [MASK] you"
 
 
@@ -94,28 +94,28 @@ def test_facts_of_the_vocabulary() -> None:
     tokenizer = made()
     ids = (tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id)
     assert (*ids, tokenizer.mask_id) == (0, 1, 2, 3, 4)
-    assert tokenizer.vocab_size == len(tokenizer.vocab) == len(tokenizer.continuations)
+    assert tokenizer.vocab_size == len(tokenizer.vocab) == len(tokenizer.is_continuation)
     continuing = [word for word in tokenizer.vocab if word.startswith("##")]
-    assert tokenizer.continuations.sum() == len(continuing)
-    assert tokenizer.id("hello") == tokenizer.vocab.index("hello")
-    assert tokenizer.id("nothing") is None
+    assert tokenizer.is_continuation.sum() == len(continuing)
+    assert tokenizer.token_to_id("hello") == tokenizer.vocab.index("hello")
+    assert tokenizer.token_to_id("nothing") is None
 
 
 def test_the_hash_covers_words_order_and_choices() -> None:
     """Any change of a word, of the order or of a choice changes the hash; the same keeps it."""
-    vocab = (*SPECIAL, "a", "b")
+    vocab = (*SPECIAL_TOKENS, "a", "b")
     recipes = [
-        Recipe(vocab=vocab),
-        Recipe(vocab=(*SPECIAL, "b", "a")),
-        Recipe(vocab=(*vocab, "c")),
-        Recipe(vocab=vocab, lowercase=False),
-        Recipe(vocab=vocab, strip_accents=True),
-        Recipe(vocab=vocab, strip_accents=True, whole_hangul=False),
-        Recipe(vocab=vocab, split_chinese=False),
-        Recipe(vocab=vocab, segmenter=("kiwi", "0.22")),
+        TokenizerSpec(vocab=vocab),
+        TokenizerSpec(vocab=(*SPECIAL_TOKENS, "b", "a")),
+        TokenizerSpec(vocab=(*vocab, "c")),
+        TokenizerSpec(vocab=vocab, lowercase=False),
+        TokenizerSpec(vocab=vocab, strip_accents=True),
+        TokenizerSpec(vocab=vocab, strip_accents=True, whole_hangul=False),
+        TokenizerSpec(vocab=vocab, split_chinese=False),
+        TokenizerSpec(vocab=vocab, segmenter=("kiwi", "0.22")),
     ]
     assert len({recipe.fingerprint() for recipe in recipes}) == len(recipes)
-    assert Recipe(vocab=vocab).fingerprint() == recipes[0].fingerprint()
+    assert TokenizerSpec(vocab=vocab).fingerprint() == recipes[0].fingerprint()
 
 
 def test_a_tokenizer_travels_to_other_processes() -> None:
@@ -131,9 +131,9 @@ def test_saving_and_loading_keeps_everything(tmp_path: Path, choices: dict[str, 
     """A saved tokenizer loads with equal recipe; other keys of bertsmith.json stay."""
     (tmp_path / "bertsmith.json").write_text('{"task": "x"}')
     tokenizer = made(**choices)
-    tokenizer.save(tmp_path, longest=512)
-    assert Tokenizer.load(tmp_path).recipe == tokenizer.recipe
-    assert Tokenizer.load(tmp_path / "tokenizer.json").recipe == tokenizer.recipe
+    tokenizer.save(tmp_path, max_length=512)
+    assert Tokenizer.load(tmp_path).spec == tokenizer.spec
+    assert Tokenizer.load(tmp_path / "tokenizer.json").spec == tokenizer.spec
     assert json.loads((tmp_path / "bertsmith.json").read_text())["task"] == "x"
     said = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert said["model_max_length"] == 512
@@ -158,7 +158,7 @@ def test_auto_tokenizer_gives_the_same_ids(tmp_path: Path, choices: dict[str, bo
 
 def test_a_repeated_line_moves_no_id(tmp_path: Path) -> None:
     """Ids are line numbers, whatever is repeated or empty; the last of equal lines holds."""
-    words = [*SPECIAL, "a", "b", "a", "", "c"]
+    words = [*SPECIAL_TOKENS, "a", "b", "a", "", "c"]
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
     for _ in range(2):
         tokenizer = Tokenizer.load(tmp_path)
@@ -174,7 +174,7 @@ def test_a_repeated_line_moves_no_id(tmp_path: Path) -> None:
 def test_a_repeated_line_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
     """The bare vocab.txt and the saved files give the same ids there, behind the line as well."""
     transformers = pytest.importorskip("transformers")
-    words = [*SPECIAL, "a", "b", "a", "한", "c", "b", "##c"]
+    words = [*SPECIAL_TOKENS, "a", "b", "a", "한", "c", "b", "##c"]
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
     tokenizer = Tokenizer.load(tmp_path)
     expected = [7, 10, 8, 9, 11]
@@ -190,11 +190,11 @@ def test_a_repeated_line_is_read_as_transformers_reads_it(tmp_path: Path) -> Non
 def test_the_case_of_a_bare_vocabulary_is_told_by_its_words(tmp_path: Path) -> None:
     """A capital letter in a word means that case is kept; what is asked for goes before."""
     path = tmp_path / "vocab.txt"
-    path.write_text("\n".join([*SPECIAL, "a", "é"]))
+    path.write_text("\n".join([*SPECIAL_TOKENS, "a", "é"]))
     assert Tokenizer.load(path).lowercase
     assert not Tokenizer.load(path).strip_accents
     assert Tokenizer.load(path, strip_accents=True).strip_accents
-    path.write_text("\n".join([*SPECIAL, "a", "##A"]))
+    path.write_text("\n".join([*SPECIAL_TOKENS, "a", "##A"]))
     assert not Tokenizer.load(path).lowercase
     assert Tokenizer.load(path, lowercase=True).lowercase
 
@@ -203,11 +203,11 @@ def test_the_configuration_beside_a_vocabulary_is_read_as_transformers_reads_it(
     tmp_path: Path,
 ) -> None:
     """Left open there, accents follow the case, as in the original."""
-    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL, "a", "é"]))
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "a", "é"]))
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true}')
     tokenizer = Tokenizer.load(tmp_path)
     assert (tokenizer.lowercase, tokenizer.strip_accents) == (True, True)
-    assert not tokenizer.recipe.whole_hangul
+    assert not tokenizer.spec.whole_hangul
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     assert not Tokenizer.load(tmp_path).strip_accents
 

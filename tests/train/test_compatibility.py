@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 
 from bertsmith import bundle
 from bertsmith.train.engine import checkpoint
-from bertsmith.train.engine.metrics_log import read
+from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.finetuning.finetune import finetune
 from bertsmith.train.pretraining.pretrain import pretrain
-from bertsmith.train.pretraining.snapshot import snapshot
+from bertsmith.train.pretraining.snapshot import write_snapshot
 from bertsmith.use.inspection.describe import describe_checkpoint, describe_run
 from tests.train.conftest import assignments
 
@@ -55,7 +55,9 @@ def test_a_killed_pretraining_run_resumes(old: Path) -> None:
     run = old / "pretrain-stopped"
     result = pretrain(old / "store", run, steps=12, assignments=PRETRAIN)
     assert result.outcome.state.step == 12
-    assert [line["step"] for line in read(run) if line["kind"] == "train"] == [*range(1, 13)]
+    assert [line["step"] for line in read_metrics(run) if line["kind"] == "train"] == [
+        *range(1, 13)
+    ]
     _assert_same_weights(run, old / "pretrain-finished")
 
 
@@ -86,8 +88,8 @@ def test_finished_runs_are_recognized(old: Path) -> None:
 def test_old_checkpoints_can_be_inspected_and_exported(old: Path, tmp_path: Path) -> None:
     """``inspect`` describes run and checkpoint, and a checkpoint becomes a model directory."""
     run = old / "pretrain-stopped"
-    assert [step for step, _ in checkpoint.found(run)] == [3, 6]
+    assert [step for step, _ in checkpoint.list_checkpoints(run)] == [3, 6]
     assert describe_run(run).facts["step"] == 8
     assert describe_checkpoint(run / "checkpoints" / "step-6").facts["moments"]
-    snapshot(run, 3, tmp_path / "snapshot")
+    write_snapshot(run, 3, tmp_path / "snapshot")
     assert bundle.load(tmp_path / "snapshot").info["provenance"]["step"] == 3

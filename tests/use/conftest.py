@@ -8,10 +8,10 @@ import torch
 from transformers import AutoTokenizer, BertForPreTraining
 
 from bertsmith import bundle
-from bertsmith.model.bert import PreTrainingModel
+from bertsmith.model.bert import BertForPreTraining as PreTrainingModel
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.text.wordpiece_trainer import train
+from bertsmith.text.wordpiece_trainer import train_wordpiece
 
 TEXT = [
     "The forge stood where the two roads met, and the smith worked there until dark.",
@@ -25,7 +25,7 @@ TEXT = [
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     """A vocabulary learnt from five sentences, lowered."""
-    return train(iter(TEXT * 3), 227)
+    return train_wordpiece(iter(TEXT * 3), 227)
 
 
 def make(directory: Path, tokenizer: Tokenizer, *, nsp: bool = True, spread: float = 0.3) -> Path:
@@ -63,7 +63,7 @@ def directory_without_pairs(tmp_path_factory: pytest.TempPathFactory, tokenizer:
 
 
 @pytest.fixture(scope="session")
-def loaded(directory: Path) -> bundle.Bundle:
+def loaded(directory: Path) -> bundle.PretrainedBundle:
     """The model with a next-sentence head, loaded."""
     return bundle.load(directory)
 

@@ -11,16 +11,16 @@ import pytest
 import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
-from bertsmith.bundle import Head, load_task, save_task
-from bertsmith.errors import ModelError, QuestionError, SettingsError, TaskError
+from bertsmith.bundle import HeadConfig, load_fine_tuned, save_fine_tuned
+from bertsmith.errors import InputError, ModelError, SettingsError, TaskError
 from bertsmith.model.config import ModelConfig
-from bertsmith.tasks.families import task_of
+from bertsmith.tasks.families import get_task_settings
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use import answer as module
-from bertsmith.use.answer import answer, answer_each
+from bertsmith.use.answer import answer, iter_answers
 from bertsmith.use.evaluate import evaluate
 from bertsmith.use.predict import predict
-from bertsmith.use.predict_lines import told
+from bertsmith.use.predict_lines import predict_lines
 from bertsmith.use.submission import squad_predictions
 from tests.use.conftest import TEXT
 
@@ -41,10 +41,10 @@ def made(directory: Path, tokenizer: Tokenizer, **info: Any) -> Path:
         vocab_size=tokenizer.vocab_size, layers=2, width=26, heads=2, feed_forward=37,
         max_positions=61, init_range=0.3,
     )  # fmt: skip
-    head = Head("span")
+    head = HeadConfig("span")
     task = {"kind": "span", "length": 48, "stride": 9, "longest_question": 20, "longest_answer": 6}
     info = {"task": "squad", "provenance": {"task": task}, **info}
-    save_task(directory, head.model(config), tokenizer, head, info)
+    save_fine_tuned(directory, head.build_model(config), tokenizer, head, info)
     return directory
 
 
@@ -95,7 +95,7 @@ def test_the_same_as_the_peer(
     directory = made(tmp_path / "m", tokenizer, heldout=heldout)
     for (question, context), said in zip(ASKED, answer(directory, ASKED), strict=True):
         spans, null = of_peer(directory, question, context)
-        best = sorted(spans.items(), key=lambda item: -item[1])[: module.BEST]
+        best = sorted(spans.items(), key=lambda item: -item[1])[: module.NUM_CANDIDATES]
         every = best if threshold is None else sorted([*best, ("", null)], key=lambda one: -one[1])
         assert [one.text for one in said.candidates] == [text for text, _ in every]
         scores = np.array([score for _, score in every])
@@ -119,7 +119,7 @@ def test_a_stream_is_answered_piece_by_piece(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Windows of questions change no answer; the first comes before the last is asked."""
-    bundle = load_task(made(tmp_path / "m", tokenizer))
+    bundle = load_fine_tuned(made(tmp_path / "m", tokenizer))
     wanted = answer(bundle, ASKED * 2)
     monkeypatch.setattr(module, "_AT_ONCE", 3)
     pulled: list[tuple[str, str]] = []
@@ -129,7 +129,7 @@ def test_a_stream_is_answered_piece_by_piece(
             pulled.append(one)
             yield one
 
-    stream = answer_each(bundle, asked())
+    stream = iter_answers(bundle, asked())
     first = next(stream)
     assert len(pulled) == 3
     found = [first, *stream]
@@ -142,14 +142,14 @@ def test_a_stream_is_answered_piece_by_piece(
 def test_what_cannot_be_answered_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """Nothing to ask or to look in, by its number; a model of another kind, either way round."""
     directory = made(tmp_path / "m", tokenizer)
-    with pytest.raises(QuestionError, match="question 2: the context is empty"):
+    with pytest.raises(InputError, match="question 2: the context is empty"):
         answer(directory, [("Who?", "iron"), ("Who?", " ")])
-    with pytest.raises(QuestionError, match="question 1: the question is empty"):
+    with pytest.raises(InputError, match="question 1: the question is empty"):
         answer(directory, [("\t", "iron")])
     with pytest.raises(ModelError, match="of the kind 'span'; expected 'single'"):
         predict(directory, ["iron"])
-    head = Head("single", ("a", "b"))
-    save_task(tmp_path / "c", head.model(ModelConfig(vocab_size=tokenizer.vocab_size, layers=1,
+    head = HeadConfig("single", ("a", "b"))
+    save_fine_tuned(tmp_path / "c", head.build_model(ModelConfig(vocab_size=tokenizer.vocab_size, layers=1,
               width=8, heads=1, feed_forward=8, max_positions=9)), tokenizer, head, {})  # fmt: skip
     with pytest.raises(ModelError, match="of the kind 'single'; expected 'span'"):
         answer(tmp_path / "c", [("Who?", "iron")])
@@ -157,14 +157,14 @@ def test_what_cannot_be_answered_is_refused(tmp_path: Path, tokenizer: Tokenizer
 
 def test_lines_are_told(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """A question, a tab and its context; the value for JSON has all that is known."""
-    bundle = load_task(made(tmp_path / "m", tokenizer, heldout={"null_threshold": -100.0}))
-    ((value, line),) = told(bundle, ["Who?\tiron and\twater"])
+    bundle = load_fine_tuned(made(tmp_path / "m", tokenizer, heldout={"null_threshold": -100.0}))
+    ((value, line),) = predict_lines(bundle, ["Who?\tiron and\twater"])
     assert (value["question"], value["context"], value["text"]) == ("Who?", "iron and\twater", "")
     assert (value["start"], value["end"], value["cut_off"]) == (None, None, False)
     assert sum(one["probability"] for one in value["candidates"]) == pytest.approx(1)
     assert line == f"\t{value['probability']:.4f}\tWho?"
-    with pytest.raises(QuestionError, match="line 2: there is no tab"):
-        list(told(bundle, ["Who?\tiron", "iron"]))
+    with pytest.raises(InputError, match="line 2: there is no tab"):
+        list(predict_lines(bundle, ["Who?\tiron", "iron"]))
 
 
 def test_a_prediction_file_has_each_question(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -174,7 +174,7 @@ def test_a_prediction_file_has_each_question(tmp_path: Path, tokenizer: Tokenize
                  for number, question in enumerate(("Who?", QUESTION))]  # fmt: skip
     raw = {"data": [{"paragraphs": [{"context": TEXT[0], "qas": questions}]}]}
     (tmp_path / "test.json").write_text(json.dumps(raw))
-    bundle = load_task(directory)
+    bundle = load_fine_tuned(directory)
     wanted = [one.text for one in answer(bundle, [("Who?", TEXT[0]), (QUESTION, TEXT[0])])]
     assert squad_predictions(bundle, tmp_path / "test.json") == {"q0": wanted[0], "q1": wanted[1]}
     questions[1]["question"] = ""
@@ -188,7 +188,7 @@ def test_scores_are_of_the_answers_that_are_given(tmp_path: Path, tokenizer: Tok
     directory, file = made(tmp_path / "m", tokenizer), tmp_path / "a.jsonl"
     row = {"question": "Who?", "context": TEXT[0], "answers": [], "id": "q"}
     file.write_text(json.dumps(row))
-    bundle = load_task(directory)
+    bundle = load_fine_tuned(directory)
     assert squad_predictions(bundle, file)["q"]
     found = evaluate(bundle, file)
     assert (found["f1"], found["exact"], found["best_f1"]) == (0.0, 0.0, 1.0)
@@ -200,10 +200,14 @@ def test_scores_are_of_the_answers_that_are_given(tmp_path: Path, tokenizer: Tok
 
 def test_the_tuned_threshold_is_the_models(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """It is read from the held-out figures; what is said now counts more, also in answers."""
-    bundle = load_task(made(tmp_path / "m", tokenizer, heldout={"f1": 1.0, "null_threshold": 2.5}))
-    assert task_of(bundle).null_threshold == 2.5
-    assert task_of(bundle, {"null_threshold": 0.0}).null_threshold == 0.0
-    assert task_of(load_task(made(tmp_path / "n", tokenizer))).null_threshold is None
+    bundle = load_fine_tuned(
+        made(tmp_path / "m", tokenizer, heldout={"f1": 1.0, "null_threshold": 2.5})
+    )
+    assert get_task_settings(bundle).null_threshold == 2.5
+    assert get_task_settings(bundle, {"null_threshold": 0.0}).null_threshold == 0.0
+    assert (
+        get_task_settings(load_fine_tuned(made(tmp_path / "n", tokenizer))).null_threshold is None
+    )
     (silent,) = answer(bundle, ASKED[:1], null_threshold=-100.0)
     (spoken,) = answer(bundle, ASKED[:1], null_threshold=float("inf"))
     assert silent.text == ""
@@ -219,14 +223,14 @@ def test_a_model_made_elsewhere_has_windows_of_transformers(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     """Without recorded settings 128 tokens are shared, at most half an input; else as recorded."""
-    bundle = load_task(made(tmp_path / "m", tokenizer))
-    assert (task_of(bundle).stride, task_of(bundle).overlap) == (9, None)
+    bundle = load_fine_tuned(made(tmp_path / "m", tokenizer))
+    assert (get_task_settings(bundle).stride, get_task_settings(bundle).overlap) == (9, None)
     foreign = replace(bundle, info={})
-    assert (task_of(foreign).length, task_of(foreign).overlap) == (61, 30)
+    assert (get_task_settings(foreign).length, get_task_settings(foreign).overlap) == (61, 30)
     large = replace(foreign, config=foreign.config.model_copy(update={"max_positions": 512}))
-    assert (task_of(large).length, task_of(large).overlap) == (384, 128)
-    assert task_of(foreign, {"stride": 7}).overlap is None
-    assert task_of(bundle, {"overlap": 7}).overlap == 7
+    assert (get_task_settings(large).length, get_task_settings(large).overlap) == (384, 128)
+    assert get_task_settings(foreign, {"stride": 7}).overlap is None
+    assert get_task_settings(bundle, {"overlap": 7}).overlap == 7
     with pytest.raises(SettingsError, match=r"task\.stride and task\.overlap both"):
         evaluate(bundle, tmp_path / "a.json", changes={"stride": 7, "overlap": 7})
 
@@ -236,7 +240,7 @@ def test_answers_with_overlap_are_those_of_run_qa(tmp_path: Path, tokenizer: Tok
     directory = made(tmp_path / "m", tokenizer)
     words = AutoTokenizer.from_pretrained(directory)
     model = AutoModelForQuestionAnswering.from_pretrained(directory).eval()
-    bundle = load_task(directory)
+    bundle = load_fine_tuned(directory)
     settings = {"kind": "span", "length": 40, "overlap": 16, "longest_answer": 6}
     bundle = replace(bundle, info={"provenance": {"task": settings}})
     differences = 0

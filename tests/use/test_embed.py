@@ -14,15 +14,15 @@ from torch import nn
 from transformers import AutoModel, AutoTokenizer
 
 from bertsmith.bundle import load_encoder
-from bertsmith.errors import ModelError, QuestionError, SettingsError
+from bertsmith.errors import InputError, ModelError, SettingsError
 from bertsmith.model.bert import BertModel
-from bertsmith.model.encoder import Layer
+from bertsmith.model.encoder import EncoderLayer
 from bertsmith.model.ops.cpu import has_vnni
-from bertsmith.model.ops.linear import rows_of
-from bertsmith.model.ops.smoothquant import even_columns
-from bertsmith.model.packed import Packed
+from bertsmith.model.ops.linear import bucket_rows
+from bertsmith.model.ops.smoothquant import smoothquant_scales
+from bertsmith.model.packed import PackedBatch
 from bertsmith.use.embed import Embedder, Floats, embed
-from bertsmith.use.quantization import quickened
+from bertsmith.use.quantization import quantize
 
 TEXTS = [
     "The forge stood where the two roads met.",
@@ -66,7 +66,7 @@ def test_a_layer_is_the_hidden_state_of_that_number(
 ) -> None:
     """-1 is the last layer, -L the one next to the input, 0 the embeddings; each token to 1e-5."""
     close(embedder.encode(TEXTS, layer=layer), [own[state].mean(0) for own in states])
-    for own, wanted in zip(embedder.tokens(TEXTS, layer=layer), states, strict=True):
+    for own, wanted in zip(embedder.encode_tokens(TEXTS, layer=layer), states, strict=True):
         np.testing.assert_allclose(own.vectors, wanted[state], rtol=0, atol=1e-5)
 
 
@@ -120,8 +120,12 @@ def test_a_model_without_a_pooler_says_so(directory_without_pairs: Path) -> None
 
 def test_a_lone_text_is_told(embedder: Embedder) -> None:
     """Its characters are no texts."""
-    for ask in (embedder.encode, embedder.tokens, lambda own: embedder.word(own, "iron")):
-        with pytest.raises(QuestionError, match=r"a list of texts, not one: put 'iron' into"):
+    for ask in (
+        embedder.encode,
+        embedder.encode_tokens,
+        lambda own: embedder.encode_word(own, "iron"),
+    ):
+        with pytest.raises(InputError, match=r"a list of texts, not one: put 'iron' into"):
             ask("iron")
 
 
@@ -145,15 +149,15 @@ def test_only_the_layers_that_are_asked_for_are_computed(
     """Layer -2 of two runs one layer, the embeddings none; of [CLS] alone the last row is short."""
     embedder = Embedder.load(directory)
     rows: list[int] = []
-    whole = Layer.forward
+    whole = EncoderLayer.forward
 
-    def counted(self: Layer, *given: object) -> torch.Tensor:
+    def counted(self: EncoderLayer, *given: object) -> torch.Tensor:
         result = whole(self, *given)  # type: ignore[arg-type]
         rows.append(len(result))
         return result
 
-    monkeypatch.setattr(Layer, "forward", counted)
-    tokens = sum(map(len, embedder.ids(TEXTS[:2]).sequences))
+    monkeypatch.setattr(EncoderLayer, "forward", counted)
+    tokens = sum(map(len, embedder.tokenize(TEXTS[:2]).sequences))
     embedder.encode(TEXTS[:2], layer=-2)
     assert rows == [tokens]
     rows.clear()
@@ -195,8 +199,8 @@ def test_batches_at_once_change_nothing(directory: Path, fast: bool) -> None:
 
 def test_tokens_tell_where_they_stand(embedder: Embedder) -> None:
     """Ids, words and characters fit together; a text that is too long says that it was cut."""
-    one, long = embedder.tokens([TEXTS[1], TEXTS[4]])
-    assert one.tokens == embedder.tokenizer.tokens(one.ids)
+    one, long = embedder.encode_tokens([TEXTS[1], TEXTS[4]])
+    assert one.tokens == embedder.tokenizer.ids_to_tokens(one.ids)
     assert (one.tokens[0], one.tokens[-1]) == ("[CLS]", "[SEP]")
     assert one.offsets[0] == (0, 0)
     places = one.offsets[1:-1]
@@ -206,7 +210,7 @@ def test_tokens_tell_where_they_stand(embedder: Embedder) -> None:
     assert not one.cut_off
     assert long.cut_off
     assert len(long.vectors) == 61
-    bare = embedder.tokens([TEXTS[1]], special=False)[0]
+    bare = embedder.encode_tokens([TEXTS[1]], special=False)[0]
     assert bare.ids == one.ids[1:-1]
     np.testing.assert_allclose(bare.vectors, one.vectors[1:-1], rtol=0, atol=1e-5)
 
@@ -214,20 +218,20 @@ def test_tokens_tell_where_they_stand(embedder: Embedder) -> None:
 def test_a_word_is_the_mean_of_its_pieces(embedder: Embedder) -> None:
     """In each text where it stands, twice where it stands twice, whatever its case."""
     texts = ["Weight and sound, weight and name.", "its own weight"]
-    found = embedder.word(texts, "weight")
+    found = embedder.encode_word(texts, "weight")
     assert [(own.text, texts[own.text][own.start : own.end]) for own in found] == [
         (0, "Weight"), (0, "weight"), (1, "weight"),
     ]  # fmt: skip
-    [last] = embedder.tokens([texts[1]])
+    [last] = embedder.encode_tokens([texts[1]])
     pieces = [n for n, (start, end) in enumerate(last.offsets) if start < 14 and end > 8]
     np.testing.assert_allclose(found[2].vector, last.vectors[pieces].mean(0), rtol=0, atol=1e-6)
     # A word that another one begins with counts only where there is no whole one.
-    assert [own.end for own in embedder.word(["hammers and a hammer"], "hammer")] == [20]
-    assert [own.end for own in embedder.word(["two hammers"], "hammer")] == [10]
-    with pytest.raises(QuestionError, match="text 2: the word 'hammer' is not in 'its own weight'"):
-        embedder.word(["a hammer", "its own weight"], "hammer")
-    with pytest.raises(QuestionError, match="text 1: the word 'name' stands beyond the 61 tokens"):
-        embedder.word([TEXTS[4] + " name"], "name")
+    assert [own.end for own in embedder.encode_word(["hammers and a hammer"], "hammer")] == [20]
+    assert [own.end for own in embedder.encode_word(["two hammers"], "hammer")] == [10]
+    with pytest.raises(InputError, match="text 2: the word 'hammer' is not in 'its own weight'"):
+        embedder.encode_word(["a hammer", "its own weight"], "hammer")
+    with pytest.raises(InputError, match="text 1: the word 'name' stands beyond the 61 tokens"):
+        embedder.encode_word([TEXTS[4] + " name"], "name")
 
 
 @pytest.mark.parametrize(
@@ -251,7 +255,7 @@ def test_settings_that_cannot_be_are_refused(
 
 def test_vectors_a_token_are_no_array(embedder: Embedder) -> None:
     """``encode`` cannot return them: it says which method does."""
-    with pytest.raises(QuestionError, match=r"tokens\(\)"):
+    with pytest.raises(InputError, match=r"tokens\(\)"):
         embedder.encode(TEXTS, pooling="none")
 
 
@@ -285,7 +289,7 @@ def test_the_quick_form_of_every_norm(
     model = BertModel(config).eval()
     for name, parameter in model.named_parameters():
         nn.init.normal_(parameter, 1.0 if "norm.weight" in name else 0.0, 0.3)
-    quick = quickened(model)
+    quick = quantize(model)
     above: Any = model.embeddings.norm
     plain: Any
     own: Any
@@ -296,12 +300,12 @@ def test_the_quick_form_of_every_norm(
         found = own.attention.query_key_value.looking.inverse, own.up.inverse
         for scale, weight, inverse in zip(read, (looking, plain.up.weight), found, strict=True):
             size = scale.weight.abs() + scale.bias.abs() / 4
-            torch.testing.assert_close(1 / inverse, even_columns(size, weight))
+            torch.testing.assert_close(1 / inverse, smoothquant_scales(size, weight))
         above = second
     ids = torch.randint(5, 90, (40,))
     zeros = torch.zeros_like(ids)
-    packed = Packed(ids=ids, segments=zeros, positions=torch.arange(40),
-                    boundaries=torch.tensor([0, 40], dtype=torch.int32), longest=40)  # fmt: skip
+    packed = PackedBatch(ids=ids, segments=zeros, positions=torch.arange(40),
+                    cu_seqlens=torch.tensor([0, 40], dtype=torch.int32), max_seqlen=40)  # fmt: skip
     # With gradients on, as a caller may leave them.
     wanted, found_vectors = model(packed), quick(packed)
     assert nn.functional.cosine_similarity(found_vectors, wanted).min() > 0.99
@@ -309,6 +313,6 @@ def test_the_quick_form_of_every_norm(
 
 def test_the_quick_form_prepares_for_few_sizes() -> None:
     """PyTorch keeps something for each number of rows: there are few of them, and few are idle."""
-    rows = [rows_of(tokens) for tokens in range(1, 2049)]
+    rows = [bucket_rows(tokens) for tokens in range(1, 2049)]
     assert len(set(rows)) < 50
     assert all(0 <= own - tokens < max(16, tokens / 8) for tokens, own in enumerate(rows, 1))

@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from bertsmith.errors import QuestionError
+from bertsmith.errors import InputError
 from bertsmith.use import embed_lines as embedfile
 from bertsmith.use.embed import Embedder
-from bertsmith.use.embed_lines import Embedded, embed_lines
+from bertsmith.use.embed_lines import EmbeddingSummary, embed_lines
 from bertsmith.use.table_input import Record
-from bertsmith.use.vector_settings import settings_of
-from bertsmith.use.vector_writers import JsonSink, TableColumns
+from bertsmith.use.vector_settings import build_vector_settings
+from bertsmith.use.vector_writers import JsonlWriter, TableColumns
 from tests.use.conftest import TEXT
 
 #: Characters that end a line elsewhere, part cells, or are none; and a line without any.
@@ -38,7 +38,7 @@ ODD = [
 ]
 LINES = [*TEXT, *ODD, "the smith " * 60, *reversed(TEXT), *(f"{n} hammers" for n in range(20))]
 
-PLAIN, TOKENS = settings_of(), settings_of(pooling="none")
+PLAIN, TOKENS = build_vector_settings(), build_vector_settings(pooling="none")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,9 @@ def test_an_array_is_what_encode_returns(embedder: Embedder, tmp_path: Path) -> 
     told = embed_lines(embedder, LINES, tmp_path / "new" / "v.npy", PLAIN)
     ids = [number for line in LINES for number in embedder.tokenizer.encode(line)]
     assert told.unknown_share == ids.count(embedder.tokenizer.unk_id) / len(ids) > 0
-    assert told == Embedded(tmp_path / "new" / "v.npy", len(LINES), 26, 1, told.unknown_share)
+    assert told == EmbeddingSummary(
+        tmp_path / "new" / "v.npy", len(LINES), 26, 1, told.unknown_share
+    )
     found = np.load(told.path)
     np.testing.assert_allclose(found, embedder.encode(LINES), rtol=0, atol=1e-6)
     np.save(tmp_path / "same.npy", found)
@@ -74,7 +76,7 @@ def test_lines_of_json_hold_the_exact_numbers(embedder: Embedder, tmp_path: Path
     assert np.array_equal(np.array([own["vector"] for own in read], np.float32), np.load(array))
     path = embed_lines(embedder, LINES, tmp_path / "t.jsonl", TOKENS).path
     read = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
-    for own, wanted in zip(read, embedder.tokens(LINES), strict=True):
+    for own, wanted in zip(read, embedder.encode_tokens(LINES), strict=True):
         assert (own["tokens"], own["ids"]) == (wanted.tokens, wanted.ids)
         assert list(map(tuple, own["offsets"])) == wanted.offsets
         np.testing.assert_allclose(own["vectors"], wanted.vectors, rtol=0, atol=1e-5)
@@ -82,7 +84,7 @@ def test_lines_of_json_hold_the_exact_numbers(embedder: Embedder, tmp_path: Path
 
 def test_a_number_that_is_none_is_null(tmp_path: Path) -> None:
     """NaN is no JSON: it becomes null, beside numbers that stay."""
-    sink = JsonSink(tmp_path / "v.jsonl", 0)
+    sink = JsonlWriter(tmp_path / "v.jsonl", 0)
     sink.append(["a"], np.array([[np.nan, 0.1]], np.float32))
     sink.commit()
     sink.close()
@@ -136,7 +138,7 @@ def test_a_stopped_table_goes_on(embedder: Embedder, tmp_path: Path, name: str) 
     with pytest.raises(KeyboardInterrupt):
         embed_lines(embedder, stopped(), out, PLAIN, columns=columns)
     other = [Record(LINES[0], {"n": "x", "text": LINES[0]}), *table[1:]]
-    with pytest.raises(QuestionError, match="the first 14 lines are not those that were embedded"):
+    with pytest.raises(InputError, match="the first 14 lines are not those that were embedded"):
         embed_lines(embedder, other, out, PLAIN, columns=columns, resume=True)
     embed_lines(embedder, table, out, PLAIN, columns=columns, resume=True)
     embed_lines(embedder, table, tmp_path / f"whole-{name}", PLAIN, columns=columns)
@@ -229,21 +231,21 @@ def test_going_on_refuses_what_is_not_the_same(
     """Other lines, settings or another model are refused; the same then go on, only if asked to."""
     out = tmp_path / "v.npy"
     lines = list(_stopped(embedder, out))
-    with pytest.raises(QuestionError, match="--resume goes on with it, or remove it"):
+    with pytest.raises(InputError, match="--resume goes on with it, or remove it"):
         embed_lines(embedder, lines, out, PLAIN)
     for other in (["x", *lines[1:]], lines[:9]):
-        with pytest.raises(QuestionError, match="the first 14 lines are not those"):
+        with pytest.raises(InputError, match="the first 14 lines are not those"):
             embed_lines(embedder, other, out, PLAIN, resume=True)
-    with pytest.raises(QuestionError, match="begun with another pooling"):
-        embed_lines(embedder, lines, out, settings_of(pooling="max"), resume=True)
+    with pytest.raises(InputError, match="begun with another pooling"):
+        embed_lines(embedder, lines, out, build_vector_settings(pooling="max"), resume=True)
     other_model = Embedder.load(directory_without_pairs)
-    with pytest.raises(QuestionError, match="begun with another model"):
+    with pytest.raises(InputError, match="begun with another model"):
         embed_lines(other_model, lines, out, PLAIN, resume=True)
     (out.with_name("v.npy.partial") / "data").rename(tmp_path / "kept")
-    with pytest.raises(QuestionError, match="shorter than its run left it"):
+    with pytest.raises(InputError, match="shorter than its run left it"):
         embed_lines(embedder, lines, out, PLAIN, resume=True)
     (tmp_path / "kept").rename(out.with_name("v.npy.partial") / "data")
-    assert embed_lines(embedder, lines, out, PLAIN, resume=True).lines == len(LINES)
+    assert embed_lines(embedder, lines, out, PLAIN, resume=True).num_lines == len(LINES)
     whole = embed_lines(embedder, lines, tmp_path / "whole.npy", PLAIN).path
     assert whole.read_bytes() == out.read_bytes()
 
@@ -253,17 +255,17 @@ def test_nothing_is_written_over(embedder: Embedder, tmp_path: Path) -> None:
     out = tmp_path / "v.npy"
     out.write_text("mine")
     for resume in (False, True):
-        with pytest.raises(QuestionError, match="it is there already; choose another name"):
+        with pytest.raises(InputError, match="it is there already; choose another name"):
             embed_lines(embedder, LINES, out, PLAIN, resume=resume)
     assert out.read_text() == "mine"
     beside = tmp_path / "w.npy.partial"
     beside.mkdir()
     (beside / "mine.txt").write_text("mine")
-    with pytest.raises(QuestionError, match="this folder holds something else"):
+    with pytest.raises(InputError, match="this folder holds something else"):
         embed_lines(embedder, LINES, tmp_path / "w.npy", PLAIN, resume=True)
     assert (beside / "mine.txt").read_text() == "mine"
     (tmp_path / "x.npy.partial").write_text("mine")
-    with pytest.raises(QuestionError, match=r"x\.npy\.partial: cannot be written: File exists"):
+    with pytest.raises(InputError, match=r"x\.npy\.partial: cannot be written: File exists"):
         embed_lines(embedder, LINES, tmp_path / "x.npy", PLAIN)
 
 
@@ -272,11 +274,11 @@ def test_two_runs_never_write_one_file(embedder: Embedder, tmp_path: Path) -> No
 
     def lines() -> Iterator[str]:
         yield from LINES[:9]
-        with pytest.raises(QuestionError, match="another process is writing it now"):
+        with pytest.raises(InputError, match="another process is writing it now"):
             embed_lines(embedder, LINES, tmp_path / "v.npy", PLAIN, resume=True)
         yield from LINES[9:]
 
-    assert embed_lines(embedder, lines(), tmp_path / "v.npy", PLAIN).lines == len(LINES)
+    assert embed_lines(embedder, lines(), tmp_path / "v.npy", PLAIN).num_lines == len(LINES)
 
 
 @pytest.mark.parametrize(
@@ -294,14 +296,14 @@ def test_forms_that_do_not_fit_are_refused(
     embedder: Embedder, tmp_path: Path, name: str, settings: object, message: str
 ) -> None:
     """Each says what would; nothing is left behind."""
-    with pytest.raises(QuestionError, match=message):
+    with pytest.raises(InputError, match=message):
         embed_lines(embedder, LINES, tmp_path / name, settings)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_no_line_is_an_error_and_leaves_nothing(embedder: Embedder, tmp_path: Path) -> None:
     """An array of nothing would hide a mistake."""
-    with pytest.raises(QuestionError, match="no line to embed"):
+    with pytest.raises(InputError, match="no line to embed"):
         embed_lines(embedder, [], tmp_path / "v.npy", PLAIN)
     assert list(tmp_path.iterdir()) == []
 
@@ -312,7 +314,7 @@ def test_long_lines_end_a_window_early(
     """A window holds few long lines, so that they do not fill the memory; all are embedded."""
     monkeypatch.setattr(embedfile, "_CHARACTERS", 500)
     sizes: list[int] = []
-    whole = Embedder.ids
+    whole = Embedder.tokenize
 
     def counted(self: Embedder, texts: list[str]) -> object:
         sizes.append(len(texts))
@@ -321,7 +323,7 @@ def test_long_lines_end_a_window_early(
     monkeypatch.setattr(Embedder, "ids", counted)
     lines = ["a smith", "the smith " * 40_000, *["the smith " * 26] * 4]
     told = embed_lines(embedder, lines, tmp_path / "v.npy", PLAIN)
-    assert (told.lines, told.cut_off) == (6, 1)
+    assert (told.num_lines, told.num_cut_off) == (6, 1)
     assert sizes == [2, 2, 2]
 
 
@@ -332,7 +334,7 @@ def test_a_full_disk_leaves_what_is_done(embedder: Embedder, tmp_path: Path, nam
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, before[1]))
     try:
-        with pytest.raises(QuestionError, match="cannot be written: File too large; what is done"):
+        with pytest.raises(InputError, match="cannot be written: File too large; what is done"):
             embed_lines(embedder, many, tmp_path / name, PLAIN)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -392,7 +394,7 @@ def test_memory_does_not_grow_with_the_lines(
 def test_all_settings_reach_the_vectors(embedder: Embedder, tmp_path: Path) -> None:
     """Layers, pooling, length and special tokens of a file are those that encode is given."""
     said = {"pooling": "mean-max", "normalize": True, "special": False, "combine": "mean"}
-    told = embed_lines(embedder, LINES, tmp_path / "v.npy", settings_of([-1, 0], **said))
+    told = embed_lines(embedder, LINES, tmp_path / "v.npy", build_vector_settings([-1, 0], **said))
     encode: Callable[..., np.ndarray[tuple[int, ...], np.dtype[np.float32]]] = embedder.encode
     wanted = encode(LINES, layer=[-1, 0], **said)
     assert told.width == 52

@@ -10,12 +10,12 @@ from transformers import AutoModel, AutoTokenizer
 
 import bertsmith
 from bertsmith import bundle
-from bertsmith.errors import QuestionError
-from bertsmith.model.bert import PreTrainingModel
+from bertsmith.errors import InputError
+from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.encoder import Layer
+from bertsmith.model.encoder import EncoderLayer
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.use.explain import Attention, attention
+from bertsmith.use.explain import AttentionMaps, attention
 from tests.use.conftest import TEXT
 from tests.use.test_choose import made
 
@@ -31,7 +31,7 @@ def of_peer(directory: Path, texts: list[str], longest: int) -> Any:
     return tokens, inputs["token_type_ids"][0].tolist(), torch.cat(found).numpy()
 
 
-def same(ours: Attention, theirs: Any) -> None:
+def same(ours: AttentionMaps, theirs: Any) -> None:
     """Tokens and segments are equal, and the numbers to 1e-5."""
     assert (ours.tokens, ours.segments) == theirs[:2]
     assert ours.probabilities.dtype == np.float32
@@ -47,7 +47,7 @@ def test_the_same_as_the_peer(directory: Path, texts: list[str]) -> None:
 def test_every_kind_of_model(directory: Path, tmp_path: Path, tokenizer: Tokenizer) -> None:
     """Fine-tuned models and bare encoders, loaded or by their path, give the peer's numbers too."""
     tuned = made(tmp_path / "tuned", tokenizer)
-    same(attention(bundle.load_task(tuned), TEXT[3]), of_peer(tuned, [TEXT[3]], 41))
+    same(attention(bundle.load_fine_tuned(tuned), TEXT[3]), of_peer(tuned, [TEXT[3]], 41))
     theirs = of_peer(directory, TEXT[:2], 61)
     same(attention(bundle.load_encoder(directory), *TEXT[:2]), theirs)
     same(bertsmith.attention(directory, *TEXT[:2]), theirs)
@@ -60,7 +60,7 @@ def test_pre_norm_looks_at_what_was_normed(tmp_path: Path, tokenizer: Tokenizer)
         vocab_size=tokenizer.vocab_size, layers=3, width=26, heads=2, feed_forward=37,
         max_positions=61, init_range=0.3, norm="pre", attention="causal",
     )  # fmt: skip
-    model = PreTrainingModel(config).eval()
+    model = BertForPreTraining(config).eval()
     bundle.save(tmp_path / "m", model, tokenizer, {})
     found = attention(tmp_path / "m", TEXT[0]).probabilities
     assert not np.triu(found, 1).any()
@@ -68,9 +68,9 @@ def test_pre_norm_looks_at_what_was_normed(tmp_path: Path, tokenizer: Tokenizer)
     # By hand: the last layer is given what the two below it made, and norms it before it looks.
     states: list[Any] = []
     last = model.bert.encoder.layers[2]
-    assert isinstance(last, Layer)
+    assert isinstance(last, EncoderLayer)
     last.attention_norm.register_forward_hook(lambda *told: states.append(told[2].clone()))
-    attention(bundle.Bundle(model, tokenizer, config, tmp_path), TEXT[0])
+    attention(bundle.PretrainedBundle(model, tokenizer, config, tmp_path), TEXT[0])
     # A clone made in inference mode is no tensor for autograd.
     with torch.no_grad():
         query, key, _ = last.attention.query_key_value(states[0]).view(-1, 3, 2, 13).unbind(1)
@@ -80,23 +80,23 @@ def test_pre_norm_looks_at_what_was_normed(tmp_path: Path, tokenizer: Tokenizer)
     np.testing.assert_allclose(found[2], wanted, atol=1e-5)
 
 
-def test_what_is_too_long_is_cut_and_said(loaded: bundle.Bundle) -> None:
+def test_what_is_too_long_is_cut_and_said(loaded: bundle.PretrainedBundle) -> None:
     """A text keeps its beginning; of a pair the border between both stays; how much is told."""
     whole = attention(loaded, TEXT[0])
     assert whole.left_out == 0
-    short = attention(loaded, TEXT[0], longest=9)
+    short = attention(loaded, TEXT[0], max_seqlen=9)
     assert short.tokens == [*whole.tokens[:8], "[SEP]"]
     assert short.left_out == len(whole.tokens) - 9
-    pair = attention(loaded, TEXT[0], TEXT[1], longest=11)
+    pair = attention(loaded, TEXT[0], TEXT[1], max_seqlen=11)
     assert pair.tokens[3:6] == [*whole.tokens[-3:-1], "[SEP]"]
     assert pair.probabilities.shape == (2, 2, 11, 11)
 
 
-def test_what_cannot_be_asked(loaded: bundle.Bundle) -> None:
+def test_what_cannot_be_asked(loaded: bundle.PretrainedBundle) -> None:
     """A text without a word is refused, and so is a length without room."""
-    with pytest.raises(QuestionError, match="the text is empty"):
+    with pytest.raises(InputError, match="the text is empty"):
         attention(loaded, " \t")
-    with pytest.raises(QuestionError, match="the second text is empty"):
+    with pytest.raises(InputError, match="the second text is empty"):
         attention(loaded, "iron", "")
-    with pytest.raises(QuestionError, match="too short for one token of each"):
-        attention(loaded, "iron", "water", longest=4)
+    with pytest.raises(InputError, match="too short for one token of each"):
+        attention(loaded, "iron", "water", max_seqlen=4)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import bertsmith
-from bertsmith.bundle import Bundle
-from bertsmith.errors import QuestionError
-from bertsmith.use.fill import fill, fill_each
+from bertsmith.bundle import PretrainedBundle
+from bertsmith.errors import InputError
+from bertsmith.use.fill import fill, iter_fillings
 
 TEXTS = [
     "the [MASK] stood where the roads met",
@@ -29,23 +29,23 @@ def expected(peer: tuple[Any, Any], text: str) -> torch.Tensor:
     return probabilities
 
 
-def test_probabilities_are_the_peers(loaded: Bundle, peer: tuple[Any, Any]) -> None:
+def test_probabilities_are_the_peers(loaded: PretrainedBundle, peer: tuple[Any, Any]) -> None:
     """Every word's probability at every mask is `transformers`' to 1e-5, best first."""
     every = loaded.config.vocab_size
-    for text, fillings in zip(TEXTS, fill_each(loaded, TEXTS, top=every), strict=True):
+    for text, fillings in zip(TEXTS, iter_fillings(loaded, TEXTS, top=every), strict=True):
         rows = expected(peer, text)
         assert len(rows) == len(fillings) == text.count("[MASK]")
         for row, filling in zip(rows, fillings, strict=True):
             words, shares = zip(*filling.words, strict=True)
             assert list(shares) == sorted(shares, reverse=True)
             ours = torch.tensor(shares)
-            theirs = row[[loaded.tokenizer.id(word) for word in words]]
+            theirs = row[[loaded.tokenizer.token_to_id(word) for word in words]]
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
 
-def test_a_batch_gives_what_each_text_gives(loaded: Bundle) -> None:
+def test_a_batch_gives_what_each_text_gives(loaded: PretrainedBundle) -> None:
     """Texts of different lengths in one batch do not touch each other, and keep their order."""
-    together = list(fill_each(loaded, TEXTS * 90, top=3))
+    together = list(iter_fillings(loaded, TEXTS * 90, top=3))
     alone = [fill(loaded, text, top=3) for text in TEXTS]
     assert len(together) == 360
     for index, fillings in enumerate(together):
@@ -55,15 +55,15 @@ def test_a_batch_gives_what_each_text_gives(loaded: Bundle) -> None:
                 assert share == pytest.approx(other, abs=1e-6)
 
 
-def test_places_are_those_of_the_text(loaded: Bundle) -> None:
+def test_places_are_those_of_the_text(loaded: PretrainedBundle) -> None:
     """A filling's place is the character at which its [MASK] begins."""
-    for text, fillings in zip(TEXTS, fill_each(loaded, TEXTS), strict=True):
+    for text, fillings in zip(TEXTS, iter_fillings(loaded, TEXTS), strict=True):
         for filling in fillings:
             assert text[filling.place :].startswith("[MASK]")
         assert len({filling.place for filling in fillings}) == text.count("[MASK]")
 
 
-def test_a_path_will_do(loaded: Bundle, directory: Path) -> None:
+def test_a_path_will_do(loaded: PretrainedBundle, directory: Path) -> None:
     """The public name takes a directory, as text or path, or a loaded model."""
     wanted = fill(loaded, TEXTS[0])
     assert bertsmith.fill(directory, TEXTS[0]) == wanted
@@ -71,7 +71,7 @@ def test_a_path_will_do(loaded: Bundle, directory: Path) -> None:
     assert len(wanted[0].words) == 5
 
 
-def test_a_second_segment_after_sep(loaded: Bundle, peer: tuple[Any, Any]) -> None:
+def test_a_second_segment_after_sep(loaded: PretrainedBundle, peer: tuple[Any, Any]) -> None:
     """What stands after a written [SEP] is segment B, as in pre-training."""
     tokenizer, model = peer
     inputs = tokenizer("the smith", "the [MASK] met", return_tensors="pt")
@@ -92,15 +92,15 @@ def test_only_segment_a_without_pairs(directory_without_pairs: Path) -> None:
     assert fill(single, text) == before
 
 
-def test_rows_beyond_the_vocabulary_are_no_words(loaded: Bundle, directory: Path) -> None:
+def test_rows_beyond_the_vocabulary_are_no_words(loaded: PretrainedBundle, directory: Path) -> None:
     """A model with more rows than its tokenizer has words gives no probability to the others."""
     wide = bertsmith.load(directory)
     with torch.no_grad():
         wide.model.mlm.decoder.bias[-40:] += 100.0
     vocab = wide.tokenizer.vocab[:-40]
-    narrow = Bundle(
+    narrow = PretrainedBundle(
         wide.model,
-        type(wide.tokenizer)(type(wide.tokenizer.recipe)(vocab=vocab)),
+        type(wide.tokenizer)(type(wide.tokenizer.spec)(vocab=vocab)),
         wide.config,
         wide.path,
     )
@@ -118,21 +118,21 @@ def test_rows_beyond_the_vocabulary_are_no_words(loaded: Bundle, directory: Path
         ("smith " * 60 + "[MASK]", r"text 2: \d+ tokens, but this model takes at most 59"),
     ],
 )
-def test_errors_name_the_text(loaded: Bundle, text: str, message: str) -> None:
+def test_errors_name_the_text(loaded: PretrainedBundle, text: str, message: str) -> None:
     """A text without a mask, or longer than the model, is refused by its number."""
-    with pytest.raises(QuestionError, match=message):
-        list(fill_each(loaded, [TEXTS[0], text]))
+    with pytest.raises(InputError, match=message):
+        list(iter_fillings(loaded, [TEXTS[0], text]))
 
 
-def test_the_longest_text_fits(loaded: Bundle) -> None:
+def test_the_longest_text_fits(loaded: PretrainedBundle) -> None:
     """A text of exactly as many tokens as the model has positions is filled in."""
     room = loaded.config.max_positions - 2
     assert len(fill(loaded, "[MASK]" * room, top=1)) == room
-    with pytest.raises(QuestionError, match="shorten it"):
+    with pytest.raises(InputError, match="shorten it"):
         fill(loaded, "[MASK]" * (room + 1))
 
 
-def test_top_is_at_least_one(loaded: Bundle) -> None:
+def test_top_is_at_least_one(loaded: PretrainedBundle) -> None:
     """Asking for no words is a mistake, not an empty answer."""
-    with pytest.raises(QuestionError, match="at least one word"):
+    with pytest.raises(InputError, match="at least one word"):
         fill(loaded, "[MASK]", top=0)

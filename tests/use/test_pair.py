@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bertsmith
-from bertsmith.bundle import Bundle
-from bertsmith.errors import ModelError, QuestionError
-from bertsmith.use.pair import pair, pair_each, truncated
+from bertsmith.bundle import PretrainedBundle
+from bertsmith.errors import InputError, ModelError
+from bertsmith.use.pair import iter_pair_predictions, pair, truncate_pair
 
 PAIRS = [
     ("The forge stood there.", "The smith worked until dark."),
@@ -28,10 +28,10 @@ def expected(peer: tuple[Any, Any], ids: list[int], second: int) -> float:
     return float(output.seq_relationship_logits.softmax(-1)[0, 0])
 
 
-def test_probabilities_are_the_peers(loaded: Bundle, peer: tuple[Any, Any]) -> None:
+def test_probabilities_are_the_peers(loaded: PretrainedBundle, peer: tuple[Any, Any]) -> None:
     """The probability of label 0 is that of `transformers` to 1e-5, alone and in a batch."""
     tokenizer, model = peer
-    together = [pairing.follows for pairing in pair_each(loaded, PAIRS * 100)]
+    together = [pairing.follows for pairing in iter_pair_predictions(loaded, PAIRS * 100)]
     assert len(together) == 300
     for index, (a, b) in enumerate(PAIRS):
         with torch.no_grad():
@@ -42,14 +42,14 @@ def test_probabilities_are_the_peers(loaded: Bundle, peer: tuple[Any, Any]) -> N
     assert len({round(share, 4) for share in together[:3]}) == 3
 
 
-def test_order_matters_and_a_path_will_do(loaded: Bundle, directory: Path) -> None:
+def test_order_matters_and_a_path_will_do(loaded: PretrainedBundle, directory: Path) -> None:
     """A before B is another question than B before A; the public name takes a path."""
     a, b = PAIRS[0]
     assert bertsmith.pair(directory, a, b) == pair(loaded, a, b)
     assert abs(pair(loaded, a, b) - pair(loaded, b, a)) > 1e-4
 
 
-def test_long_pairs_keep_their_border(loaded: Bundle, peer: tuple[Any, Any]) -> None:
+def test_long_pairs_keep_their_border(loaded: PretrainedBundle, peer: tuple[Any, Any]) -> None:
     """A pair too long for the model loses A's front and B's end, and says how much."""
     tokenizer = loaded.tokenizer
     a = tokenizer.encode("the smith worked " * 30)
@@ -59,7 +59,9 @@ def test_long_pairs_keep_their_border(loaded: Bundle, peer: tuple[Any, Any]) -> 
     ids = [tokenizer.cls_id, *kept_a, tokenizer.sep_id, *kept_b, tokenizer.sep_id]
     assert len(ids) == loaded.config.max_positions
     wanted = expected(peer, ids, len(kept_a) + 2)
-    (found,) = pair_each(loaded, [("the smith worked " * 30, "every hammer on the wall " * 30)])
+    (found,) = iter_pair_predictions(
+        loaded, [("the smith worked " * 30, "every hammer on the wall " * 30)]
+    )
     assert found.follows == pytest.approx(wanted, abs=1e-5)
     assert found.left_out == len(a) + len(b) - room
 
@@ -79,10 +81,12 @@ def one_by_one(a: list[int], b: list[int], room: int) -> tuple[list[int], list[i
 def test_truncation_takes_from_the_longer(first: int, second: int, room: int) -> None:
     """The arithmetic of the cut equals cutting token by token."""
     a, b = list(range(first)), list(range(100, 100 + second))
-    assert truncated(a, b, room) == one_by_one(a, b, room)
+    assert truncate_pair(a, b, room) == one_by_one(a, b, room)
 
 
-def test_special_tokens_in_the_text_are_plain(loaded: Bundle, peer: tuple[Any, Any]) -> None:
+def test_special_tokens_in_the_text_are_plain(
+    loaded: PretrainedBundle, peer: tuple[Any, Any]
+) -> None:
     """A "[SEP]" inside a text is read as the characters it is made of, and moves no border."""
     tokenizer = loaded.tokenizer
     a, b = "the [SEP] smith", "[MASK] worked"
@@ -100,7 +104,7 @@ def test_a_model_without_the_head_is_refused(directory_without_pairs: Path) -> N
 
 
 @pytest.mark.parametrize(("a", "b", "name"), [("", "x", "A"), ("x", "  ", "B")])
-def test_an_empty_text_is_refused(loaded: Bundle, a: str, b: str, name: str) -> None:
+def test_an_empty_text_is_refused(loaded: PretrainedBundle, a: str, b: str, name: str) -> None:
     """A pair with an empty side is a mistake that names the pair and the side."""
-    with pytest.raises(QuestionError, match=f"pair 2: text {name} is empty"):
-        list(pair_each(loaded, [PAIRS[0], (a, b)]))
+    with pytest.raises(InputError, match=f"pair 2: text {name} is empty"):
+        list(iter_pair_predictions(loaded, [PAIRS[0], (a, b)]))

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bertsmith.bundle import Head, Kind, TaskBundle, load_task
-from bertsmith.errors import BertsmithError, QuestionError, TaskError
-from bertsmith.tasks.tables import TableSource, rows
+from bertsmith.bundle import FineTunedBundle, HeadConfig, TaskKind, load_fine_tuned
+from bertsmith.errors import BertsmithError, InputError, TaskError
+from bertsmith.tasks.tables import TableSource, read_rows
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use import predict_table as module
 from bertsmith.use.predict import predict
@@ -25,28 +25,32 @@ LABELS = ("good", "bad", "plain")
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> TaskBundle:
+def bundle(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> FineTunedBundle:
     """A random classifier of three labels that was fine-tuned on the column "review"."""
     folder = tmp_path_factory.mktemp("classifier")
     return trained(folder, tokenizer, "single", text="review")
 
 
 def trained(
-    folder: Path, tokenizer: Tokenizer, kind: Kind, labels: tuple[str, ...] = LABELS, **task: Any
-) -> TaskBundle:
+    folder: Path,
+    tokenizer: Tokenizer,
+    kind: TaskKind,
+    labels: tuple[str, ...] = LABELS,
+    **task: Any,
+) -> FineTunedBundle:
     """Return a random model whose directory names the columns of its training table."""
-    directory = made(folder / "m", tokenizer, Head(kind, labels))
+    directory = made(folder / "m", tokenizer, HeadConfig(kind, labels))
     info = json.loads((directory / "bertsmith.json").read_text())
     (directory / "bertsmith.json").write_text(json.dumps({**info, "provenance": {"task": task}}))
-    return load_task(directory)
+    return load_fine_tuned(directory)
 
 
-def labels_of(bundle: TaskBundle, texts: list[str]) -> list[tuple[str, float]]:
+def labels_of(bundle: FineTunedBundle, texts: list[str]) -> list[tuple[str, float]]:
     """Return the likeliest label of each text and its probability."""
     return [answer.labels[0] for answer in predict(bundle, texts)]
 
 
-def test_a_table_gets_columns(bundle: TaskBundle, tmp_path: Path) -> None:
+def test_a_table_gets_columns(bundle: FineTunedBundle, tmp_path: Path) -> None:
     """The rows stay as they are, in their order, with label and probability; none is lost."""
     texts = [f"{TEXT[n % 5]}, {n}" for n in range(40)]
     table = [{"id": f"0{n}", "review": text, "note": 'a "b"\nc'} for n, text in enumerate(texts)]
@@ -55,7 +59,7 @@ def test_a_table_gets_columns(bundle: TaskBundle, tmp_path: Path) -> None:
         writer.writeheader()
         writer.writerows(table)
     counts = predict_table(bundle, TableSource(tmp_path / "in.csv"), tmp_path / "out.csv")
-    found = [dict(row.cells) for row in rows(tmp_path / "out.csv")]
+    found = [dict(row.cells) for row in read_rows(tmp_path / "out.csv")]
     assert (counts.rows, counts.columns) == (40, ["label", "probability"])
     expected = labels_of(bundle, texts)
     for row, before, (label, probability) in zip(found, table, expected, strict=True):
@@ -66,7 +70,7 @@ def test_a_table_gets_columns(bundle: TaskBundle, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("window", [3, 1024])
 def test_each_format_holds_the_same(
-    bundle: TaskBundle, tmp_path: Path, window: int, monkeypatch: pytest.MonkeyPatch
+    bundle: FineTunedBundle, tmp_path: Path, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Written packed or not, and read again; JSON and Parquet keep numbers and missing values."""
     monkeypatch.setattr(module, "_WINDOW", window)
@@ -77,7 +81,7 @@ def test_each_format_holds_the_same(
     names = ["o.csv.gz", "o.tsv.xz", "o.jsonl.zst", "o.json.bz2", "o.parquet"]
     for name in names:
         predict_table(bundle, TableSource(tmp_path / "in.json"), tmp_path / name)
-    tables = [[dict(row.cells) for row in rows(tmp_path / name)] for name in names]
+    tables = [[dict(row.cells) for row in read_rows(tmp_path / name)] for name in names]
     assert tables[2] == tables[3] == tables[4]
     assert [{key: row[key] for key in ("review", "n", "maybe")} for row in tables[2]] == table
     assert tables[0] == tables[1]
@@ -89,7 +93,7 @@ def test_each_format_holds_the_same(
         )
 
 
-def test_names_never_collide(bundle: TaskBundle, tmp_path: Path) -> None:
+def test_names_never_collide(bundle: FineTunedBundle, tmp_path: Path) -> None:
     """A column of that name stays, and the new one is called otherwise, which is noted."""
     (tmp_path / "in.csv").write_text("review,label,predicted_label\niron,x,y\n")
     counts = predict_table(bundle, TableSource(tmp_path / "in.csv"), tmp_path / "out.csv")
@@ -101,7 +105,7 @@ def test_names_never_collide(bundle: TaskBundle, tmp_path: Path) -> None:
     assert counts.columns == ["predicted_label", "probability"]
 
 
-def test_the_form_of_a_table_is_kept(bundle: TaskBundle, tmp_path: Path) -> None:
+def test_the_form_of_a_table_is_kept(bundle: FineTunedBundle, tmp_path: Path) -> None:
     """Delimiter, line ends, encoding and mark of CSV; the types of Parquet."""
     source, out = tmp_path / "in.csv", tmp_path / "out.csv"
     source.write_bytes("글;review\r\n좋다;iron\r\n".encode("cp949"))
@@ -126,7 +130,7 @@ def test_the_form_of_a_table_is_kept(bundle: TaskBundle, tmp_path: Path) -> None
     assert json.loads((tmp_path / "day.jsonl").read_text())["day"] == "1970-01-04"
 
 
-def test_without_a_header_columns_are_numbers(bundle: TaskBundle, tmp_path: Path) -> None:
+def test_without_a_header_columns_are_numbers(bundle: FineTunedBundle, tmp_path: Path) -> None:
     """And the output has none, either."""
     (tmp_path / "in.tsv").write_text('1\tiron "\n2\twater\n')
     source = TableSource(tmp_path / "in.tsv", header=False)
@@ -137,7 +141,7 @@ def test_without_a_header_columns_are_numbers(bundle: TaskBundle, tmp_path: Path
     assert len(lines[0].split("\t")) == 4
 
 
-def test_bad_rows_stay_without_a_prediction(bundle: TaskBundle, tmp_path: Path) -> None:
+def test_bad_rows_stay_without_a_prediction(bundle: FineTunedBundle, tmp_path: Path) -> None:
     """With skip_bad; a row that cannot be read is left out. Without it nothing is written."""
     (tmp_path / "in.csv").write_text("id,review\n1,iron\n2, \n3,a,b\n4,water\n")
     source, out = TableSource(tmp_path / "in.csv"), tmp_path / "out.csv"
@@ -145,16 +149,16 @@ def test_bad_rows_stay_without_a_prediction(bundle: TaskBundle, tmp_path: Path) 
         predict_table(bundle, source, out)
     assert not out.exists()
     counts = predict_table(bundle, source, out, skip_bad=True)
-    assert (counts.rows, counts.empty, counts.left_out) == (3, 1, 1)
-    assert counts.first.endswith("line 3: an empty text in column 'review'")
-    found = [dict(row.cells) for row in rows(out)]
+    assert (counts.rows, counts.without_prediction, counts.unreadable) == (3, 1, 1)
+    assert counts.first_problem.endswith("line 3: an empty text in column 'review'")
+    found = [dict(row.cells) for row in read_rows(out)]
     assert [row["id"] for row in found] == ["1", "2", "4"]
     assert (found[1]["label"], found[1]["probability"]) == ("", "")
     alone = labels_of(bundle, ["iron", "water"])
     assert [row["label"] for row in (found[0], found[2])] == [label for label, _ in alone]
 
 
-def test_what_cannot_be_meant_is_refused(bundle: TaskBundle, tmp_path: Path) -> None:
+def test_what_cannot_be_meant_is_refused(bundle: FineTunedBundle, tmp_path: Path) -> None:
     """A column that is not there, a file that is, a name of no format, a pair for single texts."""
     (tmp_path / "in.csv").write_text("id,words\n1,iron\n")
     source = TableSource(tmp_path / "in.csv")
@@ -172,20 +176,20 @@ def test_what_cannot_be_meant_is_refused(bundle: TaskBundle, tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
 
 
-def test_cells_that_a_format_cannot_hold(bundle: TaskBundle, tmp_path: Path) -> None:
+def test_cells_that_a_format_cannot_hold(bundle: FineTunedBundle, tmp_path: Path) -> None:
     """A tab in TSV, a character that an encoding lacks, two types in a column of Parquet."""
     (tmp_path / "a.csv").write_text('review,x\niron,"a\tb"\n')
-    with pytest.raises(QuestionError, match="TSV cannot hold a tab"):
+    with pytest.raises(InputError, match="TSV cannot hold a tab"):
         predict_table(bundle, TableSource(tmp_path / "a.csv"), tmp_path / "out.tsv")
     (tmp_path / "b.jsonl").write_text('{"review": "iron", "x": "é"}\n{"review": "a", "x": [1]}\n')
     source = TableSource(tmp_path / "b.jsonl", encoding="utf-8")
-    with pytest.raises(QuestionError, match=r"Parquet cannot hold the column 'x'.*\.jsonl"):
+    with pytest.raises(InputError, match=r"Parquet cannot hold the column 'x'.*\.jsonl"):
         predict_table(bundle, source, tmp_path / "out.parquet")
     (tmp_path / "c.csv").write_bytes("review\ncafé\n".encode("latin-1"))
     labels = ("좋다", "나쁘다")
     folder = tmp_path / "korean"
     korean = trained(folder, bundle.tokenizer, "single", labels, text="review")
-    with pytest.raises(QuestionError, match=r"latin-1 has no character '.'; write a table"):
+    with pytest.raises(InputError, match=r"latin-1 has no character '.'; write a table"):
         predict_table(
             korean, TableSource(tmp_path / "c.csv", encoding="latin-1"), tmp_path / "o.csv"
         )
@@ -193,7 +197,7 @@ def test_cells_that_a_format_cannot_hold(bundle: TaskBundle, tmp_path: Path) -> 
     assert not list(tmp_path.glob(".o*"))
 
 
-def test_a_stream_is_a_table(bundle: TaskBundle) -> None:
+def test_a_stream_is_a_table(bundle: FineTunedBundle) -> None:
     """Text goes to a function; keys that come only later are refused."""
     written: list[str] = []
     stream = io.BytesIO(gzip.compress(b'{"review": "iron"}\n{"review": "water"}\n'))
@@ -223,7 +227,7 @@ def test_a_stream_is_a_table(bundle: TaskBundle) -> None:
     ],
 )  # fmt: skip
 def test_every_kind_of_model_has_its_columns(
-    tmp_path: Path, tokenizer: Tokenizer, kind: Kind, task: Any, table: Any, columns: Any
+    tmp_path: Path, tokenizer: Tokenizer, kind: TaskKind, task: Any, table: Any, columns: Any
 ) -> None:
     """In CSV several labels share a cell, and entities are JSON; JSON lines hold lists."""
     labels: dict[str, tuple[str, ...]] = {
@@ -234,7 +238,7 @@ def test_every_kind_of_model_has_its_columns(
     source = TableSource(tmp_path / "in.jsonl")
     counts = predict_table(bundle, source, tmp_path / "out.csv")
     assert counts.columns == list(columns)
-    (row,) = rows(tmp_path / "out.csv")
+    (row,) = read_rows(tmp_path / "out.csv")
     values = {name: read(row.cells[name]) for name, read in columns.items()}
     if kind == "choice":
         assert values["ending"] == ("iron", "water")[values["choice"]]
@@ -243,7 +247,7 @@ def test_every_kind_of_model_has_its_columns(
     if kind == "tags":
         assert " ".join(span["text"] for span in values["tags"]).startswith("Every hammer")
     predict_table(bundle, source, tmp_path / "out.jsonl")
-    (written,) = rows(tmp_path / "out.jsonl")
+    (written,) = read_rows(tmp_path / "out.jsonl")
     if kind == "multi":
         assert values["labels"].split("|") == (written.cells["labels"] or [""])
 
@@ -256,6 +260,6 @@ def test_questions_come_from_squad(tmp_path: Path, tokenizer: Tokenizer) -> None
     data = {"data": [{"title": "t", "paragraphs": [{"context": TEXT[0], "qas": asked}]}]}
     (tmp_path / "squad.json").write_text(json.dumps(data))
     predict_table(bundle, TableSource(tmp_path / "squad.json"), tmp_path / "out.jsonl")
-    found = [dict(row.cells) for row in rows(tmp_path / "out.jsonl")]
+    found = [dict(row.cells) for row in read_rows(tmp_path / "out.jsonl")]
     assert [row["id"] for row in found] == ["q1", "q2"]
     assert list(found[0]) == ["id", "question", "context", "answer", "answer_start", "probability"]

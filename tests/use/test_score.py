@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import bertsmith
-from bertsmith.bundle import Bundle
-from bertsmith.errors import QuestionError
-from bertsmith.model.packed import groups
+from bertsmith.bundle import PretrainedBundle
+from bertsmith.errors import InputError
+from bertsmith.model.packed import batch_by_length
 from bertsmith.use import masked_lm
-from bertsmith.use.score import Score, score, score_each
+from bertsmith.use.score import Score, iter_scores, score
 
 LINES = [
     "The forge stood where the two roads met.",
@@ -38,9 +38,9 @@ def plain_loop(peer: tuple[Any, Any], line: str) -> list[float]:
     return found
 
 
-def test_scores_are_those_of_a_plain_loop(loaded: Bundle, peer: tuple[Any, Any]) -> None:
+def test_scores_are_those_of_a_plain_loop(loaded: PretrainedBundle, peer: tuple[Any, Any]) -> None:
     """Each token's log-probability, their sum and the rest equal the plain loop's to 1e-5."""
-    for line, found in zip(LINES, score_each(loaded, LINES), strict=True):
+    for line, found in zip(LINES, iter_scores(loaded, LINES), strict=True):
         assert found.text == line
         if found.problem:
             continue
@@ -51,10 +51,10 @@ def test_scores_are_those_of_a_plain_loop(loaded: Bundle, peer: tuple[Any, Any])
         assert found.perplexity == pytest.approx(math.exp(-sum(wanted) / len(wanted)), rel=1e-4)
 
 
-def test_every_line_is_answered_in_order(loaded: Bundle) -> None:
+def test_every_line_is_answered_in_order(loaded: PretrainedBundle) -> None:
     """Empty and too long lines are reported in their place; none is dropped, over windows too."""
     lines = LINES * 30
-    found = list(score_each(loaded, lines))
+    found = list(iter_scores(loaded, lines))
     assert [one.text for one in found] == lines
     problems = [one.problem or "" for one in found[:6]]
     assert [problem.partition(":")[0] for problem in problems] == [
@@ -74,37 +74,41 @@ def test_every_line_is_answered_in_order(loaded: Bundle) -> None:
 
 @pytest.mark.parametrize(
     ("place", "name", "value"),
-    [(groups, "__defaults__", (17,)), (masked_lm, "CHUNK_FLOATS", 1)],
+    [(batch_by_length, "__defaults__", (17,)), (masked_lm, "CHUNK_FLOATS", 1)],
     ids=["batches", "chunks"],
 )
 def test_a_small_budget_changes_nothing(
-    loaded: Bundle, monkeypatch: pytest.MonkeyPatch, place: Any, name: str, value: Any
+    loaded: PretrainedBundle, monkeypatch: pytest.MonkeyPatch, place: Any, name: str, value: Any
 ) -> None:
     """The scores do not depend on how many copies stand in a batch, nor on rows in a chunk."""
-    wanted = list(score_each(loaded, LINES))
+    wanted = list(iter_scores(loaded, LINES))
     monkeypatch.setattr(place, name, value)
-    for one, other in zip(score_each(loaded, LINES), wanted, strict=True):
+    for one, other in zip(iter_scores(loaded, LINES), wanted, strict=True):
         assert one.log_probabilities == pytest.approx(other.log_probabilities, abs=1e-5)
 
 
-def test_special_tokens_in_a_line_are_plain(loaded: Bundle) -> None:
+def test_special_tokens_in_a_line_are_plain(loaded: PretrainedBundle) -> None:
     """A line that spells "[MASK]" is scored over the characters that stand there."""
     found = score(loaded, "the [MASK] met")
     assert "[MASK]" not in found.tokens
-    assert found.tokens == tuple(loaded.tokenizer.tokens(loaded.tokenizer.encode("the [MASK] met")))
+    assert found.tokens == tuple(
+        loaded.tokenizer.ids_to_tokens(loaded.tokenizer.encode("the [MASK] met"))
+    )
     assert len(found.tokens) > 3
 
 
-def test_one_line_that_cannot_be_scored_is_an_error(loaded: Bundle, directory: Path) -> None:
+def test_one_line_that_cannot_be_scored_is_an_error(
+    loaded: PretrainedBundle, directory: Path
+) -> None:
     """The form for one line raises where the form for many reports; a path will do."""
-    with pytest.raises(QuestionError, match="cannot be scored: empty"):
+    with pytest.raises(InputError, match="cannot be scored: empty"):
         score(loaded, " ")
-    with pytest.raises(QuestionError, match="too long"):
+    with pytest.raises(InputError, match="too long"):
         bertsmith.score(directory, LINES[4])
     assert isinstance(bertsmith.score(str(directory), LINES[0]), Score)
 
 
-def test_progress_counts_the_tokens(loaded: Bundle) -> None:
+def test_progress_counts_the_tokens(loaded: PretrainedBundle) -> None:
     """What is told to the progress adds up to the tokens scored, and the bar is ended."""
     told: list[Any] = []
 
@@ -115,13 +119,13 @@ def test_progress_counts_the_tokens(loaded: Bundle) -> None:
         def advance(self, amount: float, **fields: str) -> None:
             told.append(amount)
 
-        def note(self, text: str) -> None:
+        def log(self, text: str) -> None:
             raise AssertionError(text)
 
         def finish(self) -> None:
             told.append("end")
 
-    found = list(score_each(loaded, LINES, Watch()))
+    found = list(iter_scores(loaded, LINES, Watch()))
     tokens = sum(len(one.log_probabilities) for one in found)
     assert told[0] == ("score", "tokens")
     assert sum(told[1:-1]) == tokens

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertsmith.errors import ModelError, QuestionError, SettingsError
-from bertsmith.progress import Silent
+from bertsmith.errors import InputError, ModelError, SettingsError
+from bertsmith.progress import NullProgress
 from bertsmith.use.embed import Embedder
 from bertsmith.use.embed_lines import embed_lines
-from bertsmith.use.nearest_neighbors import VECTORS, Neighbours, build
+from bertsmith.use.nearest_neighbors import VECTORS_FILE, VectorIndex, build_graph
 from bertsmith.use.search import Searcher, search
-from bertsmith.use.vector_settings import settings_of
+from bertsmith.use.vector_settings import build_vector_settings
 from tests.use.conftest import TEXT
 
 LINES = [
@@ -38,14 +38,14 @@ def model(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def index(model: Path) -> Path:
     """The lines, embedded by layer 1."""
     out = model.parent / "lines.index"
-    settings = settings_of(1, pooling="mean-max")
+    settings = build_vector_settings(1, pooling="mean-max")
     return embed_lines(Embedder.load(model), LINES, out, settings).path
 
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_line_finds_itself(index: Path, exact: bool) -> None:
     """Each line asked for is its own nearest, with its number and its text, odd characters too."""
-    for number, [hit] in enumerate(Searcher(index).find(LINES[:8], 1, exact=exact), 1):
+    for number, [hit] in enumerate(Searcher(index).search(LINES[:8], 1, exact=exact), 1):
         assert (hit.line, hit.text) == (number, LINES[number - 1])
         assert hit.cosine == pytest.approx(1, abs=1e-5)
 
@@ -71,17 +71,17 @@ def test_the_graph_finds_nearly_all(tmp_path: Path) -> None:
     drawn = middles[chance.integers(0, 16, 20_100)] + chance.normal(size=(20_100, 64))
     # Lengths unlike each other: a cosine does not see them.
     drawn = (drawn * chance.uniform(0.1, 9, (20_100, 1))).astype(np.float32)
-    np.save(tmp_path / VECTORS, drawn[100:])
-    build(tmp_path, Silent())
-    neighbours, units = Neighbours(tmp_path), drawn / np.linalg.norm(drawn, axis=1)[:, None]
+    np.save(tmp_path / VECTORS_FILE, drawn[100:])
+    build_graph(tmp_path, NullProgress())
+    neighbours, units = VectorIndex(tmp_path), drawn / np.linalg.norm(drawn, axis=1)[:, None]
     shared = 0
     for asked, unit in zip(drawn[:100], units[:100], strict=True):
         cosines = units[100:] @ unit
         best = np.argsort(-cosines)[:10].tolist()
-        exact = neighbours.find(asked, 10, exact=True)
+        exact = neighbours.search(asked, 10, exact=True)
         assert [row for row, _ in exact] == best
         assert [own for _, own in exact] == pytest.approx(cosines[best].tolist(), abs=1e-5)
-        shared += len({row for row, _ in neighbours.find(asked, 10)} & set(best))
+        shared += len({row for row, _ in neighbours.search(asked, 10)} & set(best))
     assert shared >= 950
 
 
@@ -91,7 +91,7 @@ def test_more_than_there_is(index: Path) -> None:
         [found] = search(index, ["a smith"], 999, exact=exact)
         assert sorted(hit.line for hit in found) == list(range(1, len(LINES) + 1))
     assert search(index, []) == []
-    with pytest.raises(QuestionError, match="top is 0; expected 1 or more"):
+    with pytest.raises(InputError, match="top is 0; expected 1 or more"):
         search(index, ["a"], 0)
 
 
@@ -116,12 +116,12 @@ def test_the_model_must_be_the_same(index: Path, model: Path) -> None:
 def test_what_is_no_index_is_refused(index: Path, tmp_path: Path) -> None:
     """A missing folder, another one, a broken file: each is told, with how to make an index."""
     for path in (tmp_path / "none", tmp_path):
-        with pytest.raises(QuestionError, match=r"bertsmith embed MODEL FILE --out"):
+        with pytest.raises(InputError, match=r"bertsmith embed MODEL FILE --out"):
             search(path, ["a"])
     broken = shutil.copytree(index, tmp_path / "broken.index")
     for content in ("{", "[]", "{}"):
         (broken / "index.json").write_text(content)
-        with pytest.raises((QuestionError, SettingsError), match="it is broken"):
+        with pytest.raises((InputError, SettingsError), match="it is broken"):
             search(broken, ["a"])
 
 
@@ -132,5 +132,5 @@ def test_a_damaged_index_is_told(index: Path, tmp_path: Path, name: str, size: i
     own = shutil.copytree(index, tmp_path / "own.index")
     with (own / name).open("r+b") as file:
         file.truncate(size)
-    with pytest.raises(QuestionError, match=rf"{name}: this part .* damaged .* bertsmith embed"):
+    with pytest.raises(InputError, match=rf"{name}: this part .* damaged .* bertsmith embed"):
         search(own, ["a hammer"])

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertsmith.errors import QuestionError
+from bertsmith.errors import InputError
 from bertsmith.use import fonts
 from bertsmith.use.embed import Embedder
-from bertsmith.use.similar import cosine_distances, draw, similar
+from bertsmith.use.similar import cosine_distances, plot_distances, similar
 
 TEXTS = [
     "a hammer and another hammer",
@@ -26,8 +26,8 @@ def test_distances_are_one_minus_cosine(directory: Path) -> None:
     """Symmetric, 0 with itself, as computed pair by pair from the vectors of the word."""
     embedder = Embedder.load(directory)
     found = similar(embedder, TEXTS, "hammer", layer=1)
-    own = [place.vector for place in embedder.word(TEXTS, "hammer", layer=1)]
-    assert [place.text for place in found.places] == [0, 0, 1, 2, 3]
+    own = [place.vector for place in embedder.encode_word(TEXTS, "hammer", layer=1)]
+    assert [place.text for place in found.occurrences] == [0, 0, 1, 2, 3]
     for row, one in enumerate(own):
         for column, other in enumerate(own):
             cosine = one @ other / np.linalg.norm(one) / np.linalg.norm(other)
@@ -51,13 +51,13 @@ def test_the_word_is_shown_where_it_stands(directory: Path) -> None:
 
 def test_texts_without_the_word_are_left_out_only_if_asked(directory: Path) -> None:
     """Else they are an error; a word that stands nowhere, or too often, is one always."""
-    with pytest.raises(QuestionError, match="text 1: the word 'hammer' is not in 'a smith'"):
+    with pytest.raises(InputError, match="text 1: the word 'hammer' is not in 'a smith'"):
         similar(directory, ["a smith", *TEXTS], "hammer")
     found = similar(directory, ["a smith", *TEXTS], "hammer", skip=True)
-    assert [place.text for place in found.places] == [1, 1, 2, 3, 4]
-    with pytest.raises(QuestionError, match="the word 'anvil' is in none of the 4 texts"):
+    assert [place.text for place in found.occurrences] == [1, 1, 2, 3, 4]
+    with pytest.raises(InputError, match="the word 'anvil' is in none of the 4 texts"):
         similar(directory, TEXTS, "anvil", skip=True)
-    with pytest.raises(QuestionError, match=r"stands in 1,002 places; .* 1,000 places can"):
+    with pytest.raises(InputError, match=r"stands in 1,002 places; .* 1,000 places can"):
         similar(directory, ["hammer hammer"] * 501, "hammer")
 
 
@@ -67,7 +67,7 @@ def test_a_picture_is_drawn_without_a_warning(directory: Path, tmp_path: Path, c
     found = similar(directory, (TEXTS * 9)[: max(count - 4, 1)], "hammer")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        draw(found, tmp_path / "picture.png")
+        plot_distances(found, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -75,7 +75,7 @@ def test_fonts_have_every_character() -> None:
     """Of the characters that are left each is in one of the fonts; others are question marks."""
     from matplotlib import font_manager
 
-    names, [word] = fonts.with_fonts(["대장간 hammer \U0010ffff\x07"])
+    names, [word] = fonts.choose_fonts(["대장간 hammer \U0010ffff\x07"])
     assert word.endswith(" hammer ??")
     files = [font_manager.findfont(name, fallback_to_default=False) for name in names]
     has = set().union(*(fonts._characters(file) for file in files))
@@ -87,15 +87,15 @@ def test_a_picture_that_cannot_be_is_told(directory: Path, tmp_path: Path) -> No
     """Too many places, an unknown form, a folder that is not there, a file that is."""
     found = similar(directory, TEXTS, "hammer")
     for name, why in (("p.doc", "unknown kind of picture"), ("none/p.png", "no such folder")):
-        with pytest.raises(QuestionError, match=why):
-            draw(found, tmp_path / name)
+        with pytest.raises(InputError, match=why):
+            plot_distances(found, tmp_path / name)
     kept = tmp_path / "kept.png"
     kept.write_text("mine")
-    with pytest.raises(QuestionError, match=r"kept\.png: it is there already"):
-        draw(found, kept)
+    with pytest.raises(InputError, match=r"kept\.png: it is there already"):
+        plot_distances(found, kept)
     assert kept.read_text() == "mine"
     kept.unlink()
     many = similar(directory, ["hammer"] * 61, "hammer")
-    with pytest.raises(QuestionError, match="a picture of 61 places cannot be read"):
-        draw(many, tmp_path / "picture.png")
+    with pytest.raises(InputError, match="a picture of 61 places cannot be read"):
+        plot_distances(many, tmp_path / "picture.png")
     assert list(tmp_path.iterdir()) == []

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.bundle import Head, Kind, TaskBundle, load_task
+from bertsmith.bundle import FineTunedBundle, HeadConfig, TaskKind, load_fine_tuned
 from bertsmith.errors import BertsmithError, TaskError
 from bertsmith.tasks.conll import looks_like_conll
-from bertsmith.tasks.tables import TableSource, rows
+from bertsmith.tasks.tables import TableSource, read_rows
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use import tag as tagging
 from bertsmith.use.evaluate import evaluate
@@ -36,15 +36,15 @@ he PR O
 
 
 def trained(
-    folder: Path, tokenizer: Tokenizer, kind: Kind = "entities", labels: tuple[str, ...] = LABELS,
+    folder: Path, tokenizer: Tokenizer, kind: TaskKind = "entities", labels: tuple[str, ...] = LABELS,
     **task: str,
-) -> TaskBundle:  # fmt: skip
+) -> FineTunedBundle:  # fmt: skip
     """Return a random tagger whose directory says how its training files were read."""
-    directory = made(folder / "m", tokenizer, Head(kind, labels))
+    directory = made(folder / "m", tokenizer, HeadConfig(kind, labels))
     info = json.loads((directory / "bertsmith.json").read_text())
     task = {"text": "0", "label": "2", **task}
     (directory / "bertsmith.json").write_text(json.dumps({**info, "provenance": {"task": task}}))
-    return load_task(directory)
+    return load_fine_tuned(directory)
 
 
 @pytest.mark.parametrize("context", ["sentence", "document"])
@@ -91,7 +91,7 @@ def test_tokens_of_json_get_tags(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "in.json").write_text(json.dumps(table))
     counts = tag_file(bundle, TableSource(tmp_path / "in.json"), tmp_path / "out.parquet")
     assert counts.columns == ["predicted_tags", "probabilities"]
-    found = [dict(row.cells) for row in rows(tmp_path / "out.parquet")]
+    found = [dict(row.cells) for row in read_rows(tmp_path / "out.parquet")]
     for row, before in zip(found, table, strict=True):
         assert {name: row[name] for name in before} == before
         assert len(row["predicted_tags"]) == len(row["probabilities"]) == len(row["tokens"])
@@ -99,7 +99,7 @@ def test_tokens_of_json_get_tags(tmp_path: Path, tokenizer: Tokenizer) -> None:
     blocks = "\n\n".join("\n".join(f"{word} X O" for word in text.split()) for text in TEXT)
     (tmp_path / "in.txt").write_text(blocks + "\n")
     tag_file(bundle, TableSource(tmp_path / "in.txt"), tmp_path / "out.jsonl")
-    again = [dict(row.cells) for row in rows(tmp_path / "out.jsonl")]
+    again = [dict(row.cells) for row in read_rows(tmp_path / "out.jsonl")]
     assert [row["tokens"] for row in again] == [row["tokens"] for row in found]
     assert [row["tags"] for row in again] == [row["predicted_tags"] for row in found]
 
@@ -113,14 +113,14 @@ def test_bad_sentences_stay_without_tags(tmp_path: Path, tokenizer: Tokenizer) -
         tag_file(bundle, source, out)
     assert not out.exists()
     counts = tag_file(bundle, source, out, skip_bad=True)
-    assert (counts.rows, counts.empty) == (2, 1)
+    assert (counts.rows, counts.without_prediction) == (2, 1)
     first, second, blank, last = out.read_text().splitlines()
     assert (first, second, blank) == ("iron X O _", "was X _", "")
     assert last.rsplit(" ", 1)[1] in LABELS
     (tmp_path / "in.jsonl").write_text('{"tokens": []}\n{"tokens": ["iron"]}\noops\n')
     source = TableSource(tmp_path / "in.jsonl")
     counts = tag_file(bundle, source, tmp_path / "o.jsonl", skip_bad=True)
-    assert (counts.rows, counts.empty, counts.left_out) == (2, 1, 1)
+    assert (counts.rows, counts.without_prediction, counts.unreadable) == (2, 1, 1)
     for name, given in (("o.csv", "in.txt"), ("o.txt", "in.jsonl")):
         with pytest.raises(BertsmithError, match="expected a name that ends in"):
             tag_file(bundle, TableSource(tmp_path / given), tmp_path / name)

@@ -19,14 +19,14 @@ Attribute = int | float | str | list[int]
 class Node:
     """One operator. inputs, outputs: names of values."""
 
-    operator: str
+    op_type: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, Attribute]
 
 
 @dataclass(frozen=True)
-class Port:
+class ValueInfo:
     """An input or output of the whole graph."""
 
     name: str
@@ -43,16 +43,16 @@ class Graph:
 
     weights: Mapping[str, NDArray[np.float32]]
     nodes: list[Node] = field(default_factory=list)
-    constants: dict[str, NDArray[Any]] = field(default_factory=dict)
-    inputs: list[Port] = field(default_factory=list)
-    outputs: list[Port] = field(default_factory=list)
+    initializers: dict[str, NDArray[Any]] = field(default_factory=dict)
+    inputs: list[ValueInfo] = field(default_factory=list)
+    outputs: list[ValueInfo] = field(default_factory=list)
 
-    def add(self, operator: str, name: str, *inputs: str, **attributes: Attribute) -> str:
+    def add_node(self, operator: str, name: str, *inputs: str, **attributes: Attribute) -> str:
         """Add an operator of one output; return the name of that output, which is ``name``."""
-        self.add_many(operator, [name], *inputs, **attributes)
+        self.add_multi_output_node(operator, [name], *inputs, **attributes)
         return name
 
-    def add_many(
+    def add_multi_output_node(
         self, operator: str, names: Iterable[str], *inputs: str, **attributes: Attribute
     ) -> tuple[str, ...]:
         """Add an operator of several outputs, named ``names``; return the names."""
@@ -62,28 +62,28 @@ class Graph:
 
     def weight(self, name: str) -> str:
         """Use a weight as it is; one that is used twice is stored once."""
-        self.constants[name] = self.weights[name]
+        self.initializers[name] = self.weights[name]
         return name
 
-    def turned(self, name: str) -> str:
+    def transposed_weight(self, name: str) -> str:
         """Use a weight [out, in] of a Linear as [in, out], as MatMul takes it."""
-        self.constants[name] = np.ascontiguousarray(self.weights[name].T)
+        self.initializers[name] = np.ascontiguousarray(self.weights[name].T)
         return name
 
-    def integers(self, *values: int) -> str:
+    def int64_vector(self, *values: int) -> str:
         """Return the name of an int64 constant [n]."""
         return self._constant(np.array(values, np.int64))
 
-    def integer(self, value: int) -> str:
+    def int64_scalar(self, value: int) -> str:
         """Return the name of an int64 constant without axes."""
         return self._constant(np.array(value, np.int64))
 
-    def number(self, value: float) -> str:
+    def float32_scalar(self, value: float) -> str:
         """Return the name of a float32 constant without axes."""
         return self._constant(np.array(value, np.float32))
 
     def _constant(self, value: NDArray[Any]) -> str:
         # Equal constants share a name, which tells the value.
         name = f"constant {value.tolist()}"
-        self.constants[name] = value
+        self.initializers[name] = value
         return name

@@ -8,20 +8,27 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from bertsmith.bundle import CONFIG, Bundle, TaskBundle, load_either, load_encoder, locate
-from bertsmith.bundle.any_model import is_bare
+from bertsmith.bundle import (
+    CONFIG_FILE,
+    FineTunedBundle,
+    PretrainedBundle,
+    load_encoder,
+    load_model,
+    locate_model,
+)
+from bertsmith.bundle.any_model import is_bare_encoder
 from bertsmith.errors import MissingExtraError
-from bertsmith.files import check_new, whole_directory
-from bertsmith.interop.onnx.graph import Graph, Port
-from bertsmith.interop.onnx.heads import AnyBundle, graph_of
-from bertsmith.interop.onnx.smoothing import smooth
+from bertsmith.files import atomic_directory, check_new_directory
+from bertsmith.interop.onnx.graph import Graph, ValueInfo
+from bertsmith.interop.onnx.heads import AnyBundle, build_graph
+from bertsmith.interop.onnx.smoothquant import apply_smoothquant
 from bertsmith.version import __version__
 
 #: The names that Optimum looks for.
-MODEL, QUANTIZED = "model.onnx", "model_quantized.onnx"
+MODEL_FILE, QUANTIZED_MODEL_FILE = "model.onnx", "model_quantized.onnx"
 #: The newest set of operators that the pinned onnxruntime runs, and the oldest form of file that
 #: may name it.
-OPSET, FORM = 26, 13
+OPSET, IR_VERSION = 26, 13
 #: A file of the format (protobuf) holds less than 2 GiB; weights beyond go into a file beside it.
 _LARGEST: int = 2**31 - 2**24
 
@@ -34,19 +41,19 @@ def write_onnx(model: Path | str, out: Path | str, *, int8: bool = False) -> lis
     8 bits, activations quantized as they come (onnxruntime's dynamic form).
     Raises ModelError for a model that it cannot be, MissingExtraError without the packages.
     """
-    directory, out = locate(model), Path(out)
-    check_new(out)
-    bundle = load_encoder(directory) if is_bare(directory) else load_either(directory)
-    graph = graph_of(bundle, tied=not int8)
+    directory, out = locate_model(model), Path(out)
+    check_new_directory(out)
+    bundle = load_encoder(directory) if is_bare_encoder(directory) else load_model(directory)
+    graph = build_graph(bundle, tied=not int8)
     if int8:
-        smooth(graph)
+        apply_smoothquant(graph)
     proto = _proto(graph, _metadata(bundle))
-    with whole_directory(out) as new:
+    with atomic_directory(out) as new:
         if int8:
-            _save(_quantized(proto, new / "work"), new / QUANTIZED)
+            _save(_quantized(proto, new / "work"), new / QUANTIZED_MODEL_FILE)
         else:
-            _save(proto, new / MODEL)
-        shutil.copyfile(directory / CONFIG, new / CONFIG)
+            _save(proto, new / MODEL_FILE)
+        shutil.copyfile(directory / CONFIG_FILE, new / CONFIG_FILE)
         bundle.tokenizer.save(new, bundle.config.max_positions)
     return _notes(bundle)
 
@@ -56,10 +63,10 @@ def _metadata(bundle: AnyBundle) -> dict[str, str]:
     config, tokenizer = bundle.config, bundle.tokenizer
     kind = "encoder"
     told: dict[str, Any] = {"max_length": config.max_positions, "lowercase": tokenizer.lowercase}
-    if isinstance(bundle, TaskBundle):
+    if isinstance(bundle, FineTunedBundle):
         kind = bundle.head.kind
         told["labels"] = list(bundle.head.labels)
-    elif isinstance(bundle, Bundle):
+    elif isinstance(bundle, PretrainedBundle):
         kind = "pretrained"
     return {"kind": kind, **{name: json.dumps(value) for name, value in told.items()}}
 
@@ -91,24 +98,26 @@ def _proto(graph: Graph, metadata: dict[str, str]) -> Any:
     onnx = _onnx()
     helper, types = onnx.helper, onnx.TensorProto
 
-    def port(own: Port) -> Any:
+    def port(own: ValueInfo) -> Any:
         dtype = types.INT64 if own.dtype == "int64" else types.FLOAT
         return helper.make_tensor_value_info(own.name, dtype, own.shape)
 
     nodes = [
         helper.make_node(
-            node.operator, node.inputs, node.outputs, name=node.outputs[0], **node.attributes
+            node.op_type, node.inputs, node.outputs, name=node.outputs[0], **node.attributes
         )
         for node in graph.nodes
     ]
-    constants = [onnx.numpy_helper.from_array(own, name) for name, own in graph.constants.items()]
+    constants = [
+        onnx.numpy_helper.from_array(own, name) for name, own in graph.initializers.items()
+    ]
     body = helper.make_graph(
         nodes, "bert", [*map(port, graph.inputs)], [*map(port, graph.outputs)], constants
     )
     proto = helper.make_model(
         body,
         opset_imports=[helper.make_opsetid("", OPSET)],
-        ir_version=FORM,
+        ir_version=IR_VERSION,
         producer_name="bertsmith",
         producer_version=__version__,
     )
@@ -141,10 +150,10 @@ def _quantized(proto: Any, folder: Path) -> Any:
     told = {own.key: own.value for own in proto.metadata_props}
     # Else it warns that the graph was not simplified first: it has nothing to simplify.
     onnx.helper.set_model_props(proto, {"onnx.quant.pre_process": "onnxruntime.quant"})
-    _save(proto, folder / MODEL)
+    _save(proto, folder / MODEL_FILE)
     quantize_dynamic(
-        folder / MODEL,
-        folder / QUANTIZED,
+        folder / MODEL_FILE,
+        folder / QUANTIZED_MODEL_FILE,
         op_types_to_quantize=["MatMul", "Gather"],
         nodes_to_quantize=[node.name for node in proto.graph.node if _in_8_bits(node.name)],
         # A scale for each output. Unsigned: on processors without instructions for 8 bits (VNNI)
@@ -153,7 +162,7 @@ def _quantized(proto: Any, folder: Path) -> Any:
         weight_type=QuantType.QUInt8,
         use_external_data_format=_size(proto) > _LARGEST,
     )
-    result = onnx.load(folder / QUANTIZED)
+    result = onnx.load(folder / QUANTIZED_MODEL_FILE)
     shutil.rmtree(folder)
     onnx.helper.set_model_props(result, told)
     result.producer_name, result.producer_version = proto.producer_name, proto.producer_version

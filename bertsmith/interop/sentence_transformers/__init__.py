@@ -1,6 +1,11 @@
 """Directories of sentence-transformers, in and out. It never embeds a text."""
 
-from bertsmith.interop.sentence_transformers.pooling import Dense, Mode, Pooling, read_pooling
+from bertsmith.interop.sentence_transformers.pooling import (
+    Dense,
+    PoolingConfig,
+    PoolingMode,
+    read_pooling,
+)
 from bertsmith.interop.sentence_transformers.writing import write_sentence_transformers
 
-__all__ = ["Dense", "Mode", "Pooling", "read_pooling", "write_sentence_transformers"]
+__all__ = ["Dense", "PoolingConfig", "PoolingMode", "read_pooling", "write_sentence_transformers"]

@@ -11,28 +11,28 @@ from typing import Any, get_args
 from torch import Tensor
 
 from bertsmith.bundle import (
-    CONFIG,
-    INFO,
-    WEIGHTS,
+    CONFIG_FILE,
+    INFO_FILE,
+    WEIGHTS_FILE,
     EncoderBundle,
-    config_json,
     load_encoder,
     save_tensors,
-    to_disk,
+    to_hf_config,
+    to_hf_state_dict,
 )
 from bertsmith.bundle.encoder import load_pooler
 from bertsmith.bundle.weights import open_weights
 from bertsmith.errors import ModelError
-from bertsmith.files import check_new, whole_directory, write_json
+from bertsmith.files import atomic_directory, check_new_directory, write_json
 from bertsmith.interop.sentence_transformers.pooling import (
-    KEYS,
+    MODEL_CONFIG,
     MODULE_CONFIG,
-    MODULES,
+    MODULES_FILE,
+    POOLING_MODE_KEYS,
     TRANSFORMER_CONFIG,
-    WHOLE_CONFIG,
     Dense,
-    Mode,
-    Pooling,
+    PoolingConfig,
+    PoolingMode,
     read_pooling,
 )
 
@@ -44,7 +44,7 @@ def write_sentence_transformers(
     model: Path | str,
     out: Path | str,
     *,
-    pooling: Mode | None = None,
+    pooling: PoolingMode | None = None,
     normalize: bool | None = None,
 ) -> list[str]:
     """Write the encoder of a model directory or RUN so that SentenceTransformer reads it.
@@ -54,8 +54,8 @@ def write_sentence_transformers(
     Raises ModelError for a model that transformers' BERT cannot be.
     """
     bundle, out = load_encoder(model), Path(out)
-    check_new(out)
-    raw = config_json(bundle.config) | {"architectures": ["BertModel"]}
+    check_new_directory(out)
+    raw = to_hf_config(bundle.config) | {"architectures": ["BertModel"]}
     if raw["model_type"] != "bert":
         raise ModelError(
             f"{bundle.path}: sentence-transformers has no BERT that is causal, with ELU or another "
@@ -68,14 +68,15 @@ def write_sentence_transformers(
         )
     told = _asked(bundle.path, pooling, normalize)
     pooler = _pooler(bundle)
-    with whole_directory(out) as new:
+    with atomic_directory(out) as new:
         state = {f"bert.{name}": value for name, value in bundle.model.state_dict().items()}
         tensors = {
-            name.removeprefix("bert."): value for name, value in to_disk(state | pooler).items()
+            name.removeprefix("bert."): value
+            for name, value in to_hf_state_dict(state | pooler).items()
         }
-        save_tensors(tensors, new / WEIGHTS, metadata={"format": "pt"})
-        write_json(new / CONFIG, raw | {"pad_token_id": bundle.tokenizer.pad_id})
-        write_json(new / INFO, {**bundle.info, "positions": bundle.config.positions})
+        save_tensors(tensors, new / WEIGHTS_FILE, metadata={"format": "pt"})
+        write_json(new / CONFIG_FILE, raw | {"pad_token_id": bundle.tokenizer.pad_id})
+        write_json(new / INFO_FILE, {**bundle.info, "positions": bundle.config.positions})
         bundle.tokenizer.save(new, bundle.config.max_positions)
         _write_modules(new, told, bundle, pooled=bool(pooler))
     if pooler:
@@ -83,54 +84,56 @@ def write_sentence_transformers(
     return ["the model has no pooler: transformers' AutoModel draws one anew, and says so"]
 
 
-def _asked(directory: Path, pooling: Mode | None, normalize: bool | None) -> Pooling:
+def _asked(directory: Path, pooling: PoolingMode | None, normalize: bool | None) -> PoolingConfig:
     """Return what the directory says, with what is asked for in its place."""
-    if pooling is not None and pooling not in get_args(Mode):
-        raise ModelError(f"pooling {pooling!r}: expected one of {', '.join(get_args(Mode))}")
-    told = read_pooling(directory) or Pooling(after=("normalize",))
+    if pooling is not None and pooling not in get_args(PoolingMode):
+        raise ModelError(f"pooling {pooling!r}: expected one of {', '.join(get_args(PoolingMode))}")
+    told = read_pooling(directory) or PoolingConfig(post_modules=("normalize",))
     if pooling is not None and told.modes != (pooling,):
-        if any(isinstance(own, Dense) for own in told.after):
+        if any(isinstance(own, Dense) for own in told.post_modules):
             raise ModelError(
                 f"{directory}: its Dense was learnt on the pooling {', '.join(told.modes)}; leave "
                 "pooling as it is"
             )
         told = replace(told, modes=(pooling,))
     if normalize is not None:
-        kept = tuple(own for own in told.after if own != "normalize")
-        told = replace(told, after=(*kept, "normalize") if normalize else kept)
+        kept = tuple(own for own in told.post_modules if own != "normalize")
+        told = replace(told, post_modules=(*kept, "normalize") if normalize else kept)
     return told
 
 
 def _pooler(bundle: EncoderBundle) -> dict[str, Tensor]:
     """Return the pooler's weights, which their BERT has though nothing reads them; {} if none."""
-    if not open_weights(bundle.path, bundle.config).pooler:
+    if not open_weights(bundle.path, bundle.config).has_pooler:
         return {}
     own = load_pooler(bundle.path, bundle.config).state_dict()
     return {f"pooler.{name}": value for name, value in own.items()}
 
 
-def _write_modules(folder: Path, told: Pooling, bundle: EncoderBundle, *, pooled: bool) -> None:
-    longest = min(told.longest or bundle.config.max_positions, bundle.config.max_positions)
+def _write_modules(
+    folder: Path, told: PoolingConfig, bundle: EncoderBundle, *, pooled: bool
+) -> None:
+    longest = min(told.max_seq_length or bundle.config.max_positions, bundle.config.max_positions)
     own: dict[str, Any] = {"max_seq_length": longest, "do_lower_case": told.lowercase}
     if not pooled:
         own["model_args"] = {"add_pooling_layer": False}
     write_json(folder / TRANSFORMER_CONFIG, own)
     prompts = {"prompts": {"default": told.prompt}, "default_prompt_name": "default"}
-    write_json(folder / WHOLE_CONFIG, prompts if told.prompt else {"prompts": {}})
+    write_json(folder / MODEL_CONFIG, prompts if told.prompt else {"prompts": {}})
     width = bundle.config.width
-    modes = {key: mode in told.modes for key, mode in KEYS.items()}
+    modes = {key: mode in told.modes for key, mode in POOLING_MODE_KEYS.items()}
     raw: Any = {"word_embedding_dimension": width, **modes, "include_prompt": True}
     if not _in_usual_order(told.modes):
         raw["pooling_mode"] = list(told.modes)
     modules = [("Transformer", ""), ("Pooling", "1_Pooling")]
     write_json(folder / "1_Pooling" / MODULE_CONFIG, raw)
-    for after in told.after:
+    for after in told.post_modules:
         kind = "Dense" if isinstance(after, Dense) else "Normalize"
         modules.append((kind, f"{len(modules)}_{kind}"))
         if isinstance(after, Dense):
             _write_dense(folder / modules[-1][1], after)
     write_json(
-        folder / MODULES,
+        folder / MODULES_FILE,
         [
             {"idx": number, "name": str(number), "path": place, "type": _TYPE + kind}
             for number, (kind, place) in enumerate(modules)
@@ -138,9 +141,9 @@ def _write_modules(folder: Path, told: Pooling, bundle: EncoderBundle, *, pooled
     )
 
 
-def _in_usual_order(modes: Sequence[Mode]) -> bool:
+def _in_usual_order(modes: Sequence[PoolingMode]) -> bool:
     """Tell whether the older keys say it all; newer releases alone know another order."""
-    return [mode for mode in KEYS.values() if mode in modes] == list(modes)
+    return [mode for mode in POOLING_MODE_KEYS.values() if mode in modes] == list(modes)
 
 
 def _write_dense(folder: Path, dense: Dense) -> None:
@@ -160,4 +163,4 @@ def _write_dense(folder: Path, dense: Dense) -> None:
     tensors = {"linear.weight": dense.weight}
     if dense.bias is not None:
         tensors["linear.bias"] = dense.bias
-    save_tensors(tensors, folder / WEIGHTS)
+    save_tensors(tensors, folder / WEIGHTS_FILE)

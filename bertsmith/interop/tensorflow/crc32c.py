@@ -48,7 +48,7 @@ def crc32c(data: bytes | memoryview) -> int:
     return int(_moved(lanes, 1)[0]) ^ _ONES
 
 
-def masked(crc: int) -> int:
+def mask_crc(crc: int) -> int:
     """Return how a checksum is stored, turned and shifted, so that no file is its own checksum."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & _ONES
 

@@ -8,22 +8,22 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-WORDS: Final = "bert/embeddings/word_embeddings"
-POSITIONS: Final = "bert/embeddings/position_embeddings"
-SEGMENTS: Final = "bert/embeddings/token_type_embeddings"
-UP: Final = "bert/encoder/layer_0/intermediate/dense/kernel"
+WORD_EMBEDDINGS: Final = "bert/embeddings/word_embeddings"
+POSITION_EMBEDDINGS: Final = "bert/embeddings/position_embeddings"
+SEGMENT_EMBEDDINGS: Final = "bert/embeddings/token_type_embeddings"
+FIRST_FEED_FORWARD_KERNEL: Final = "bert/encoder/layer_0/intermediate/dense/kernel"
 #: Output layers of the original's run_classifier.py and run_squad.py.
-LABELS: Final = "output_weights"
-SPANS: Final = "cls/squad/output_weights"
+CLASSIFIER_WEIGHTS: Final = "output_weights"
+SQUAD_WEIGHTS: Final = "cls/squad/output_weights"
 
 #: Where the original has no Linear but weights of its own, which it multiplies with transposed.
 _OUTPUTS: Final = {
     "cls.predictions.bias": "cls/predictions/output_bias",
     "cls.seq_relationship.weight": "cls/seq_relationship/output_weights",
     "cls.seq_relationship.bias": "cls/seq_relationship/output_bias",
-    "classifier.weight": LABELS,
+    "classifier.weight": CLASSIFIER_WEIGHTS,
     "classifier.bias": "output_bias",
-    "qa_outputs.weight": SPANS,
+    "qa_outputs.weight": SQUAD_WEIGHTS,
     "qa_outputs.bias": "cls/squad/output_bias",
 }
 #: In this order from the original's names to those of the official TF2 model, as the converter
@@ -62,7 +62,7 @@ _FOREIGN: Final = (
 _LAYER: Final = re.compile(r"^bert/encoder/layer_(\d{1,6})/")
 
 
-def original(name: str) -> str:
+def to_original_name(name: str) -> str:
     """Return the original's name of a weight, from its name in a model directory."""
     if name in _OUTPUTS:
         return _OUTPUTS[name]
@@ -75,29 +75,29 @@ def original(name: str) -> str:
     return f"{path}/{'kernel' if kind == 'weight' else kind}"
 
 
-def is_turned(name: str) -> bool:
+def is_transposed(name: str) -> bool:
     """Tell whether the original stores a weight turned: [in, out], where a Linear has [out, in]."""
     return name.endswith("/kernel")
 
 
-def official(name: str) -> str:
+def to_official_name(name: str) -> str:
     """Return the official TF2 model's name of a weight, from the original's."""
     for before, after in _OFFICIAL:
         name = name.replace(before, after)
     return name
 
 
-def is_training(name: str) -> bool:
+def is_training_state(name: str) -> bool:
     """Tell whether a tensor belongs to the training, not to the model."""
     return _TRAINING.search(name) is not None
 
 
-def foreign(names: Iterable[str]) -> str | None:
+def identify_other_model(names: Iterable[str]) -> str | None:
     """Return what model the names belong to, if it is a known one that is no BERT."""
     found = list(names)
     return next((model for part, model in _FOREIGN if any(part in name for name in found)), None)
 
 
-def layer_count(names: Iterable[str]) -> int:
+def count_layers(names: Iterable[str]) -> int:
     """Return the number of layers that the original's names speak of."""
     return len({found[1] for name in names if (found := _LAYER.match(name))})

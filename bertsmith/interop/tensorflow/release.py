@@ -11,15 +11,15 @@ from typing import Any, Final, Protocol
 from bertsmith.bundle.config import read_json
 from bertsmith.errors import ModelError, SettingsError
 from bertsmith.interop.tensorflow.arrays import Array
-from bertsmith.interop.tensorflow.bundle import INDEX, TensorBundle
-from bertsmith.interop.tensorflow.slices import TensorSlices
-from bertsmith.interop.tensorflow.table import is_table
+from bertsmith.interop.tensorflow.checkpoint_v1 import CheckpointV1
+from bertsmith.interop.tensorflow.checkpoint_v2 import INDEX_SUFFIX, CheckpointV2
+from bertsmith.interop.tensorflow.sstable import is_table
 from bertsmith.model.config import ModelConfig
-from bertsmith.text.tokenizer_files import CONFIG as TOKENIZER_CONFIG
-from bertsmith.text.tokenizer_files import TOKENIZER, VOCAB
+from bertsmith.text.tokenizer_files import TOKENIZER_CONFIG_FILE as TOKENIZER_CONFIG
+from bertsmith.text.tokenizer_files import TOKENIZER_FILE, VOCAB_FILE
 from bertsmith.text.wordpiece import Tokenizer
 
-CONFIG: Final = "bert_config.json"
+CONFIG_FILE: Final = "bert_config.json"
 #: Our config fields -> the original's names for them.
 CONFIG_NAMES: Final = {
     "vocab_size": "vocab_size",
@@ -48,10 +48,10 @@ class Checkpoint(Protocol):
     """A checkpoint of any form, opened for reading."""
 
     path: Path
-    form: str
+    format_name: str
     shapes: dict[str, tuple[int, ...]]
 
-    def check(self, names: list[str]) -> None:
+    def check_data(self, names: list[str]) -> None:
         """Raise ModelError unless the data of these tensors is there."""
 
     def read(self, name: str) -> Array:
@@ -66,11 +66,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if path.is_dir():
         path = _in_folder(path)
     prefix = path.with_name(re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", path.name))
-    index = prefix.with_name(prefix.name + INDEX)
+    index = prefix.with_name(prefix.name + INDEX_SUFFIX)
     if index.is_file():
-        return TensorBundle(index)
+        return CheckpointV2(index)
     if prefix.is_file() and is_table(prefix):
-        return TensorSlices(prefix)
+        return CheckpointV1(prefix)
     if not path.exists():
         raise ModelError(
             f"{path}: no such folder or checkpoint; expected the folder of a model, or the name of "
@@ -89,13 +89,15 @@ def _in_folder(folder: Path) -> Path:
         if found := re.search(r'^model_checkpoint_path: "([^"\n]+)"', text, re.MULTILINE):
             # Its folder is where it was made; wherever that was, only this one is looked into.
             named = folder / Path(found[1]).name
-            if named.is_file() or named.with_name(named.name + INDEX).is_file():
+            if named.is_file() or named.with_name(named.name + INDEX_SUFFIX).is_file():
                 return named
     files = [path for path in folder.iterdir() if path.is_file()]
-    prefixes = {path.name.removesuffix(INDEX) for path in files if path.suffix == INDEX}
+    prefixes = {
+        path.name.removesuffix(INDEX_SUFFIX) for path in files if path.suffix == INDEX_SUFFIX
+    }
     prefixes |= {
         path.name for path in files if ".ckpt" in path.name and ".meta" not in path.name
-        and ".data-" not in path.name and path.suffix != INDEX and is_table(path)
+        and ".data-" not in path.name and path.suffix != INDEX_SUFFIX and is_table(path)
     }  # fmt: skip
     if len(prefixes) == 1:
         return folder / prefixes.pop()
@@ -133,7 +135,7 @@ def read_config(path: Path, *, nsp: bool, positions: str) -> ModelConfig:
         raise ModelError(str(error)) from None
 
 
-def write_config(config: ModelConfig) -> dict[str, Any]:
+def to_original_config(config: ModelConfig) -> dict[str, Any]:
     """Return bert_config.json's content; ModelError for a model that the original cannot be."""
     plain = {"norm": "post", "attention": "bidirectional", "norm_eps": NORM_EPS}
     for name, own in plain.items():
@@ -156,14 +158,14 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
     return result | {"hidden_act": ACTIVATIONS[config.activation]}
 
 
-def read_vocabulary(folder: Path, lowercase: bool | None) -> tuple[Tokenizer, str]:
+def read_tokenizer(folder: Path, lowercase: bool | None) -> tuple[Tokenizer, str]:
     """Read the tokenizer of a release, and say how its case was found out.
 
     Bertsmith's or Hugging Face's files beside vocab.txt say it. Otherwise the text is cleaned as
     the original does it, accents off with the case, and the case is what ``lowercase`` says, else
     the folder's name, else whether any word has a capital letter.
     """
-    beside = [name for name in (TOKENIZER, TOKENIZER_CONFIG) if (folder / name).is_file()]
+    beside = [name for name in (TOKENIZER_FILE, TOKENIZER_CONFIG) if (folder / name).is_file()]
     if lowercase is None and beside:
         return Tokenizer.load(folder), f"the case is what {beside[0]} says"
     how = "the case is the one that was asked for"
@@ -171,7 +173,7 @@ def read_vocabulary(folder: Path, lowercase: bool | None) -> tuple[Tokenizer, st
         name = folder.resolve().name
         part, lowercase = next((case for case in _CASES if case[0] in name), ("", None))
         how = f"the case is taken from the folder's name, which says {part!r}"
-    recipe = Tokenizer.load(folder / VOCAB, lowercase=lowercase).recipe
+    recipe = Tokenizer.load(folder / VOCAB_FILE, lowercase=lowercase).spec
     if lowercase is None:
         seen = "no word" if recipe.lowercase else "some words"
         how = f"assumed from the vocabulary, of which {seen} have a capital letter"

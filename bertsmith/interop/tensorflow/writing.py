@@ -8,23 +8,34 @@ from pathlib import Path
 
 import numpy as np
 
-from bertsmith.bundle import INFO, Bundle, TaskBundle, load, load_task, locate
-from bertsmith.bundle.config import CONFIG as DIRECTORY_CONFIG
+from bertsmith.bundle import (
+    INFO_FILE,
+    FineTunedBundle,
+    PretrainedBundle,
+    load,
+    load_fine_tuned,
+    locate_model,
+)
+from bertsmith.bundle.config import CONFIG_FILE as DIRECTORY_CONFIG
 from bertsmith.bundle.config import read_json
-from bertsmith.bundle.weight_names import names
+from bertsmith.bundle.weight_names import hf_names
 from bertsmith.errors import ModelError
-from bertsmith.files import check_new, whole_directory, write_json
+from bertsmith.files import atomic_directory, check_new_directory, write_json
 from bertsmith.interop.tensorflow import names as there
-from bertsmith.interop.tensorflow.arrays import FLOAT, Array
-from bertsmith.interop.tensorflow.bundle import INDEX
-from bertsmith.interop.tensorflow.crc32c import crc32c, masked
-from bertsmith.interop.tensorflow.release import CONFIG, write_config
-from bertsmith.interop.tensorflow.table import table
-from bertsmith.interop.tensorflow.wire import write_bytes, write_fixed32, write_number
+from bertsmith.interop.tensorflow.arrays import DT_FLOAT, Array
+from bertsmith.interop.tensorflow.checkpoint_v2 import INDEX_SUFFIX
+from bertsmith.interop.tensorflow.crc32c import crc32c, mask_crc
+from bertsmith.interop.tensorflow.protobuf import (
+    encode_bytes_field,
+    encode_fixed32_field,
+    encode_varint_field,
+)
+from bertsmith.interop.tensorflow.release import CONFIG_FILE, to_original_config
+from bertsmith.interop.tensorflow.sstable import encode_table
 from bertsmith.text.wordpiece import Tokenizer
 
 #: The checkpoint's prefix in every release of the original.
-PREFIX = "bert_model.ckpt"
+CHECKPOINT_PREFIX = "bert_model.ckpt"
 
 
 def write_tensorflow(model: Path | str, out: Path | str) -> list[str]:
@@ -34,13 +45,13 @@ def write_tensorflow(model: Path | str, out: Path | str) -> list[str]:
     written beside vocab.txt, for what the original cannot say. Raises ModelError for a model that
     it cannot be: pre-norm, causal, another activation, another task than labels or spans.
     """
-    directory, out = locate(Path(model)), Path(out)
-    check_new(out)
+    directory, out = locate_model(Path(model)), Path(out)
+    check_new_directory(out)
     classes = read_json(directory / DIRECTORY_CONFIG).get("architectures") or []
     plain = any(str(name).endswith(("ForPreTraining", "ForMaskedLM")) for name in classes)
-    bundle = load(directory) if plain else load_task(directory)
+    bundle = load(directory) if plain else load_fine_tuned(directory)
     info = {**bundle.info, "positions": bundle.config.positions}
-    if isinstance(bundle, TaskBundle):
+    if isinstance(bundle, FineTunedBundle):
         if bundle.head.kind not in ("single", "span"):
             raise ModelError(
                 f"{directory}: the original release has models for one label of several and for "
@@ -48,20 +59,20 @@ def write_tensorflow(model: Path | str, out: Path | str) -> list[str]:
             )
         info["labels"] = list(bundle.head.labels)
     else:
-        bundle.require("mlm.")
+        bundle.require_head("mlm.")
     notes = _doubts(bundle.tokenizer)
-    raw = write_config(bundle.config)
-    with whole_directory(out) as new:
-        write_bundle(new / PREFIX, _weights(bundle))
-        write_json(new / CONFIG, raw)
-        write_json(new / INFO, info)
+    raw = to_original_config(bundle.config)
+    with atomic_directory(out) as new:
+        write_checkpoint(new / CHECKPOINT_PREFIX, _weights(bundle))
+        write_json(new / CONFIG_FILE, raw)
+        write_json(new / INFO_FILE, info)
         bundle.tokenizer.save(new, bundle.config.max_positions)
     return notes
 
 
 def _doubts(tokenizer: Tokenizer) -> list[str]:
     """Return what the original's tokenizer does otherwise; ModelError for what it cannot do."""
-    if not tokenizer.recipe.said_by_bert or not tokenizer.split_chinese:
+    if not tokenizer.spec.is_plain_bert or not tokenizer.split_chinese:
         raise ModelError(
             "the original's tokenizer cannot do what this model's does before WordPiece (a "
             "segmenter, Hangul kept whole without accents, or Chinese left together), or has no "
@@ -77,16 +88,16 @@ def _doubts(tokenizer: Tokenizer) -> list[str]:
     ]
 
 
-def _weights(bundle: Bundle | TaskBundle) -> Iterator[tuple[str, Array]]:
+def _weights(bundle: PretrainedBundle | FineTunedBundle) -> Iterator[tuple[str, Array]]:
     """Yield name and values of each weight, float32, one at a time."""
     state = bundle.model.state_dict()
-    for ours, theirs in names(list(state)).items():
+    for ours, theirs in hf_names(list(state)).items():
         for name, piece in zip(theirs, state[ours].chunk(len(theirs)), strict=True):
-            own = there.original(name)
-            yield own, (piece.t() if there.is_turned(own) else piece).float().cpu().numpy()
+            own = there.to_original_name(name)
+            yield own, (piece.t() if there.is_transposed(own) else piece).float().cpu().numpy()
 
 
-def write_bundle(prefix: Path, tensors: Iterable[tuple[str, Array]]) -> None:
+def write_checkpoint(prefix: Path, tensors: Iterable[tuple[str, Array]]) -> None:
     """Write a V2 checkpoint of float32 tensors, in one shard: ``prefix`` and its two endings."""
     entries = {}
     place = 0
@@ -95,14 +106,17 @@ def write_bundle(prefix: Path, tensors: Iterable[tuple[str, Array]]) -> None:
             data = np.ascontiguousarray(array, dtype="<f4").data.cast("B")
             file.write(data)
             entries[name.encode()] = (
-                write_number(1, FLOAT)
-                + write_bytes(2, b"".join(write_bytes(2, write_number(1, n)) for n in array.shape))
-                + write_number(4, place)
-                + write_number(5, len(data))
-                + write_fixed32(6, masked(crc32c(data)))
+                encode_varint_field(1, DT_FLOAT)
+                + encode_bytes_field(
+                    2,
+                    b"".join(encode_bytes_field(2, encode_varint_field(1, n)) for n in array.shape),
+                )
+                + encode_varint_field(4, place)
+                + encode_varint_field(5, len(data))
+                + encode_fixed32_field(6, mask_crc(crc32c(data)))
             )
             place += len(data)
     # One shard; little-endian is what a header says that says nothing; written by form 1.
-    header = write_number(1, 1) + write_bytes(3, write_number(1, 1))
-    index = table([(b"", header), *sorted(entries.items())])
-    prefix.with_name(prefix.name + INDEX).write_bytes(index)
+    header = encode_varint_field(1, 1) + encode_bytes_field(3, encode_varint_field(1, 1))
+    index = encode_table([(b"", header), *sorted(entries.items())])
+    prefix.with_name(prefix.name + INDEX_SUFFIX).write_bytes(index)

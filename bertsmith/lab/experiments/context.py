@@ -13,16 +13,16 @@ import numpy as np
 
 from bertsmith.errors import ModelError
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.report import Draw, Panel, Report, Table, means, spread
+from bertsmith.lab.report import DrawFunction, Panel, Report, Table, format_mean_std, mean_plot
 from bertsmith.lab.senses import SENSES
 from bertsmith.lab.stage import Stage
 from bertsmith.lab.stage_runners import Job
-from bertsmith.lab.stages import Kit
+from bertsmith.lab.stages import StageFactory
 from bertsmith.use.embed import Embedder
 from bertsmith.use.similar import cosine_distances
 
 #: The kind of its stages.
-KIND = "senses"
+SENSES_KIND = "senses"
 _NAMES = {"en": "English", "ko": "Korean"}
 #: Values of each seed, by what they are and by layer.
 _Courses = dict[str, dict[int, list[float | None]]]
@@ -55,8 +55,8 @@ def _knows(embedder: Embedder, word: str, senses: Mapping[str, list[str]]) -> bo
     texts = [text for own in senses.values() for text in own]
     unknown = embedder.tokenizer.unk_id
     marks = [replace(one, vectors=np.array([[own == unknown] for own in one.ids], np.float32))
-             for one in embedder.tokens(texts, layer=0)]  # fmt: skip
-    return not any(own.vector.any() for own in embedder.places(texts, word, marks))
+             for one in embedder.encode_tokens(texts, layer=0)]  # fmt: skip
+    return not any(own.vector.any() for own in embedder.word_vectors(texts, word, marks))
 
 
 def _apart(
@@ -79,11 +79,11 @@ def _distances(
     """Return the distances of a word's vectors within its senses, and between them."""
     texts = [text for own in senses.values() for text in own]
     sense = [name for name, own in senses.items() for _ in own]
-    vectors = embedder.tokens(texts, layer=layer or 0)
+    vectors = embedder.encode_tokens(texts, layer=layer or 0)
     if layer is None:
         table = embedder.encoder.embeddings.words.weight.numpy(force=True)
         vectors = [replace(one, vectors=table[one.ids]) for one in vectors]
-    found = embedder.places(texts, word, vectors)
+    found = embedder.word_vectors(texts, word, vectors)
     # Equal vectors are no distance apart, whatever rounding says.
     distances = cosine_distances(np.stack([own.vector for own in found])).round(6)
     pairs = list(combinations(range(len(found)), 2))
@@ -97,24 +97,26 @@ def _distances(
     return same, other
 
 
-def senses_stage(kit: Kit, language: str, seed: int) -> Stage:
+def senses_stage(kit: StageFactory, language: str, seed: int) -> Stage:
     """Return the stage that measures the usual model of a language, or the one that was given."""
     words = {word: {name: list(texts) for name, texts in senses.items()}
              for word, senses in SENSES[language].items()}  # fmt: skip
     settings = {"language": language, "words": words}
     if kit.sources.model:
-        return Stage(KIND, settings, {}, {"model": Path(kit.sources.model)})
-    return Stage(KIND, settings, {"model": kit.usual(seed, store=kit.store(language))})
+        return Stage(SENSES_KIND, settings, {}, {"model": Path(kit.sources.model)})
+    return Stage(
+        SENSES_KIND, settings, {"model": kit.baseline_run(seed, store=kit.store_stage(language))}
+    )
 
 
-def _stages(kit: Kit) -> Stages:
+def _stages(kit: StageFactory) -> Stages:
     languages = ["en"] + (["ko"] if kit.sources.korean else [])
-    seeds = range(1 if kit.sources.model else kit.scale.seeds)
+    seeds = range(1 if kit.sources.model else kit.scale.num_seeds)
     return {(language, seed): senses_stage(kit, language, seed)
             for language in languages for seed in seeds}  # fmt: skip
 
 
-def _report(kit: Kit, found: Results) -> Report:  # noqa: ARG001 - all reports are asked alike
+def _report(kit: StageFactory, found: Results) -> Report:  # noqa: ARG001 - all reports are asked alike
     tables, panels, figures = [], [], {}
     for language in dict.fromkeys(key[0] for key in found):  # type: ignore[index]
         runs = [[own["static"], *own["layers"]] if own else None for key, own in found.items()
@@ -128,7 +130,9 @@ def _report(kit: Kit, found: Results) -> Report:  # noqa: ARG001 - all reports a
                    *(f"layer {layer}" for layer in range(1, len(known) - 1))]  # fmt: skip
         for place, vector in enumerate(vectors):
             told = {what: [own[place][what] if own else None for own in runs] for what in courses}
-            rows.append([vector, *(spread(told[what]) for what in ("same", "other", "parted"))])
+            rows.append(
+                [vector, *(format_mean_std(told[what]) for what in ("same", "other", "parted"))]
+            )
             figures[f"{name}, {vector}"] = told
             for what, values in told.items():
                 courses[what][place - 1] = values
@@ -142,9 +146,11 @@ def _report(kit: Kit, found: Results) -> Report:  # noqa: ARG001 - all reports a
 
 def _panels(name: str, courses: _Courses) -> list[Panel]:
     """Return how well senses are parted and how far apart they are, by layer; -1 is static."""
-    parted = means({"layers": courses["parted"]}, "", "same sense is nearer, share", by_chance=0.5)
+    parted = mean_plot(
+        {"layers": courses["parted"]}, "", "same sense is nearer, share", by_chance=0.5
+    )
     apart = {"same sense": courses["same"], "different senses": courses["other"]}
-    distances = means(apart, "", "cosine distance")
+    distances = mean_plot(apart, "", "cosine distance")
     layers = max(courses["parted"])
     # One scale for all models and languages; chance is in its middle.
     return [
@@ -153,7 +159,7 @@ def _panels(name: str, courses: _Courses) -> list[Panel]:
     ]
 
 
-def _by_layer(draw: Draw, layers: int, limits: tuple[float, float | None]) -> Draw:
+def _by_layer(draw: DrawFunction, layers: int, limits: tuple[float, float | None]) -> DrawFunction:
     def drawn(axes: Any) -> None:
         draw(axes)
         names = ["static", "embed-\ndings", *map(str, range(1, layers + 1))]
@@ -167,7 +173,7 @@ EXPERIMENT = Experiment(
     name="context",
     source="section 2.1 and 5.3 (contextual against static vectors)",
     question="Does a word's vector tell its senses apart, and from which layer on?",
-    stages=_stages,
-    report=_report,
-    makers={KIND: measure_senses},
+    build_stages=_stages,
+    build_report=_report,
+    stage_functions={SENSES_KIND: measure_senses},
 )

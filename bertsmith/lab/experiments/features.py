@@ -6,8 +6,8 @@ It never knows how a stage is made.
 from typing import Any
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.report import Panel, Report, Table, dots, spread
-from bertsmith.lab.stages import Kit, score
+from bertsmith.lab.report import Panel, Report, Table, dot_plot, format_mean_std
+from bertsmith.lab.stages import StageFactory, task_score
 
 #: Each row, and the paper's F1 on the dev set of CoNLL-2003 (BERT-base).
 PAPER = {
@@ -20,7 +20,7 @@ RATE = 1e-3
 _GIVEN = 256
 
 
-def lstm(kit: Kit, layers: str) -> dict[str, Any]:
+def bilstm_settings(kit: StageFactory, layers: str) -> dict[str, Any]:
     """Return the settings of the feature-based way with these layers."""
     return {
         "features": {"layers": layers, "width": _GIVEN if kit.sources.model else kit.scale.width},
@@ -29,25 +29,25 @@ def lstm(kit: Kit, layers: str) -> dict[str, Any]:
     }
 
 
-def _stages(kit: Kit) -> Stages:
+def _stages(kit: StageFactory) -> Stages:
     stages: Stages = {}
-    for seed in range(kit.scale.seeds):
-        model = None if kit.sources.model else kit.usual(seed)
+    for seed in range(kit.scale.num_seeds):
+        model = None if kit.sources.model else kit.baseline_run(seed)
         for row in PAPER:
-            more = {} if row == "fine-tuned" else lstm(kit, row)
-            stages[row, seed] = kit.tuned(model, "conll2003", seed, **more)
+            more = {} if row == "fine-tuned" else bilstm_settings(kit, row)
+            stages[row, seed] = kit.finetuning_run(model, "conll2003", seed, **more)
     return stages
 
 
-def _report(kit: Kit, found: Results) -> Report:
+def _report(kit: StageFactory, found: Results) -> Report:
     scores = {
-        row: [score(found[row, seed], "conll2003") for seed in range(kit.scale.seeds)]
+        row: [task_score(found[row, seed], "conll2003") for seed in range(kit.scale.num_seeds)]
         for row in PAPER
     }
-    rows = [[row, spread(scores[row]), f"{paper:.1f}"] for row, paper in PAPER.items()]
+    rows = [[row, format_mean_std(scores[row]), f"{paper:.1f}"] for row, paper in PAPER.items()]
     table = Table("Table 7: entity F1, CoNLL-2003 dev, sentences alone (the paper: in documents)",
                   ["what the tagger reads", "F1", "the paper's, %"], rows)  # fmt: skip
-    drawn = dots({row: {"F1": own} for row, own in scores.items()}, "entity F1, held out")
+    drawn = dot_plot({row: {"F1": own} for row, own in scores.items()}, "entity F1, held out")
     return Report([table], [Panel("fine-tuned and frozen", drawn)], dict(scores))
 
 
@@ -55,6 +55,6 @@ EXPERIMENT = Experiment(
     name="features",
     source="section 5.3, table 7",
     question="How near do features of a frozen encoder come to fine-tuning it?",
-    stages=_stages,
-    report=_report,
+    build_stages=_stages,
+    build_report=_report,
 )

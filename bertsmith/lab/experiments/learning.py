@@ -6,10 +6,10 @@ It never knows how a run is made.
 from typing import Any
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.report import COLOURS, NOTHING, Draw, Panel, Report, Table, lines
+from bertsmith.lab.report import COLORS, EMPTY_CELL, DrawFunction, Panel, Report, Table, line_plot
 from bertsmith.lab.stage import Stage
 from bertsmith.lab.stage_runners import Job
-from bertsmith.lab.stages import Kit
+from bertsmith.lab.stages import StageFactory
 from bertsmith.use.fill import fill
 
 _FILLED = "filled"
@@ -20,7 +20,7 @@ _MOMENTS, _TWENTIETHS = (1, 5, 20), 20
 #: How many times as long as usual the run is at "small": words come long after their frequencies.
 _LONGER = {"small": 10}
 #: The colour of what is asked at a moment.
-_ASKED = COLOURS[1]
+_ASKED = COLORS[1]
 #: Points of the held-out curve for each twentieth: at first it falls fast.
 _FINER = 4
 SENTENCES = (
@@ -36,33 +36,33 @@ def measure_filled(job: Job) -> dict[str, Any]:
     """Return the most probable words of each sentence's mask, with their probabilities."""
     told = {}
     for sentence in job.stage.settings["sentences"]:
-        words = fill(job.needs["model"], sentence, job.stage.settings["top"])[0].words
+        words = fill(job.inputs["model"], sentence, job.stage.settings["top"])[0].words
         told[sentence] = [[word, round(share, 4)] for word, share in words]
     return {"filled": told}
 
 
-def _run(kit: Kit) -> Stage:
+def _run(kit: StageFactory) -> Stage:
     if kit.scale.name not in _LONGER:
-        return kit.masked_only(0)
-    steps = kit.scale.steps * _LONGER[kit.scale.name]
+        return kit.mlm_only_run(0)
+    steps = kit.scale.num_steps * _LONGER[kit.scale.name]
     every = max(1, steps // _TWENTIETHS)
-    return kit.masked_only(
+    return kit.mlm_only_run(
         0, steps=steps, run={"eval_every": max(1, every // _FINER)},
         # Each of its evaluations may be the best one, and is a checkpoint then.
         checkpoint={"every": every, "keep": (_FINER + 1) * _TWENTIETHS},
     )  # fmt: skip
 
 
-def _moments(kit: Kit) -> dict[int, Stage]:
+def _moments(kit: StageFactory) -> dict[int, Stage]:
     """Return the models that are asked, by their steps, from the first to the last one."""
     run = _run(kit)
-    found = list(kit.moments(run).items())
+    found = list(kit.snapshots(run).items())
     chosen = {round(moment * len(found) / _TWENTIETHS) for moment in _MOMENTS}
     later = {step: model for number, (step, model) in enumerate(found, 1) if number in chosen}
-    return {0: kit.begun(run), **later}
+    return {0: kit.initialized_model(run), **later}
 
 
-def _stages(kit: Kit) -> Stages:
+def _stages(kit: StageFactory) -> Stages:
     stages: Stages = {"run": _run(kit)}
     settings = {"sentences": list(SENTENCES), "top": _TOP}
     for moment, model in _moments(kit).items():
@@ -70,14 +70,14 @@ def _stages(kit: Kit) -> Stages:
     return stages
 
 
-def _report(kit: Kit, found: Results) -> Report:
+def _report(kit: StageFactory, found: Results) -> Report:
     run, moments = found["run"], list(_moments(kit))
     rows = []
     for sentence in SENTENCES:
         cells = []
         for moment in moments:
             own = found["filled", moment]
-            words = (word for word, _ in own["filled"][sentence]) if own else (NOTHING,)
+            words = (word for word, _ in own["filled"][sentence]) if own else (EMPTY_CELL,)
             cells.append(" · ".join(words))
         rows.append([sentence, *cells])
     columns = ["sentence", *(f"after {moment:,} steps" for moment in moments)]
@@ -86,16 +86,18 @@ def _report(kit: Kit, found: Results) -> Report:
     if run and "heldout" in run:
         curves = {"training": run["training"], "held out": run["heldout_curve"]}
         marks = {"unigram_entropy": run["heldout"]["unigram_entropy"]}
-    panels = [Panel("loss", _losses(curves, marks, moments), wide=True),
+    panels = [Panel("loss", _losses(curves, marks, moments), full_width=True),
               Panel("the words it fills in, the most probable first", _words(rows, moments),
-                    wide=True)]  # fmt: skip
+                    full_width=True)]  # fmt: skip
     table = Table("What it fills in, the most probable first", columns, rows)
     return Report([table], panels, {**marks, **curves})
 
 
-def _losses(curves: dict[str, Any], marks: dict[str, float], moments: list[int]) -> Draw:
+def _losses(curves: dict[str, Any], marks: dict[str, float], moments: list[int]) -> DrawFunction:
     """Draw the held-out loss over that of the batches, and the moments that are asked."""
-    held = lines({"held out": curves.get("held out", ())}, "steps", "masked-LM loss, nats", **marks)
+    held = line_plot(
+        {"held out": curves.get("held out", ())}, "steps", "masked-LM loss, nats", **marks
+    )
 
     def drawn(axes: Any) -> None:
         if curves:
@@ -112,7 +114,7 @@ def _losses(curves: dict[str, Any], marks: dict[str, float], moments: list[int])
     return drawn
 
 
-def _words(rows: list[list[str]], moments: list[int]) -> Draw:
+def _words(rows: list[list[str]], moments: list[int]) -> DrawFunction:
     """Write a sentence a line, and under each moment the words."""
 
     def drawn(axes: Any) -> None:
@@ -139,7 +141,7 @@ EXPERIMENT = Experiment(
     name="learning",
     source="section 3.1",
     question="What does a model learn, and when, while its loss falls?",
-    stages=_stages,
-    report=_report,
-    makers={_FILLED: measure_filled},
+    build_stages=_stages,
+    build_report=_report,
+    stage_functions={_FILLED: measure_filled},
 )

@@ -6,9 +6,9 @@ It never knows how a stage is made.
 from typing import Any
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.experiments.features import lstm
-from bertsmith.lab.report import Panel, Report, Table, dots, spread
-from bertsmith.lab.stages import METRICS, Kit, heldout, score
+from bertsmith.lab.experiments.features import bilstm_settings
+from bertsmith.lab.report import Panel, Report, Table, dot_plot, format_mean_std
+from bertsmith.lab.stages import TASK_METRICS, StageFactory, task_score, validation_metric
 
 #: Shares of mask, same and random, and the paper's figures: MNLI, and NER fine-tuned and by
 #: features.
@@ -32,42 +32,44 @@ def _mixture(mask: int, random: int) -> dict[str, Any]:
     return {"data": {"mask_token_share": mask / 100, "random_share": random / 100}}
 
 
-def _stages(kit: Kit) -> Stages:
+def _stages(kit: StageFactory) -> Stages:
     stages: Stages = {}
-    for seed in range(kit.scale.seeds):
+    for seed in range(kit.scale.num_seeds):
         for mixture in PAPER:
             mask, _, random = mixture
-            model = kit.usual(seed, **_mixture(mask, random))
+            model = kit.baseline_run(seed, **_mixture(mask, random))
             stages[mixture, "model", seed] = model
-            stages[mixture, "sst-2", seed] = kit.tuned(model, "sst-2", seed)
-            stages[mixture, "ner", seed] = kit.tuned(model, "conll2003", seed)
-            stages[mixture, "ner-features", seed] = kit.tuned(
-                model, "conll2003", seed, **lstm(kit, "concat-last-four")
+            stages[mixture, "sst-2", seed] = kit.finetuning_run(model, "sst-2", seed)
+            stages[mixture, "ner", seed] = kit.finetuning_run(model, "conll2003", seed)
+            stages[mixture, "ner-features", seed] = kit.finetuning_run(
+                model, "conll2003", seed, **bilstm_settings(kit, "concat-last-four")
             )
     return stages
 
 
-def _report(kit: Kit, found: Results) -> Report:
-    seeds = range(kit.scale.seeds)
+def _report(kit: StageFactory, found: Results) -> Report:
+    seeds = range(kit.scale.num_seeds)
     rows, figures = [], {}
     for mixture, paper in PAPER.items():
         scores = {
-            use: [score(found[mixture, use, seed], task) for seed in seeds]
+            use: [task_score(found[mixture, use, seed], task) for seed in seeds]
             for use, (task, _) in USES.items()
         }
         models = [found[mixture, "model", seed] for seed in seeds]
-        loss = [heldout(own) for own in models]
+        loss = [validation_metric(own) for own in models]
         figures["/".join(map(str, mixture))] = {**scores, "held-out loss": loss}
-        told = (f"{spread(scores[use])} ({own})" for use, own in zip(USES, paper, strict=True))
+        told = (
+            f"{format_mean_std(scores[use])} ({own})" for use, own in zip(USES, paper, strict=True)
+        )
         shares = (f"{share} %" for share in mixture)
-        rows.append([*shares, spread(loss), *told])
+        rows.append([*shares, format_mean_std(loss), *told])
     columns = ["mask", "same", "random", "held-out loss (its own mixture)",
                *(f"{name} (paper, %)" for _, name in USES.values())]  # fmt: skip
     panels = []
     for use, (task, name) in USES.items():
         groups = {mixture: {use: own[use]} for mixture, own in figures.items()}
         title = f"{name}, held out, by mask/same/random"
-        panels.append(Panel(title, dots(groups, METRICS[task][0])))
+        panels.append(Panel(title, dot_plot(groups, TASK_METRICS[task][0])))
     title = "Table 8: mixtures of mask, same word and random word"
     return Report([Table(title, columns, rows)], panels, figures)
 
@@ -76,6 +78,6 @@ EXPERIMENT = Experiment(
     name="masking",
     source="appendix C.2, table 8",
     question="Does it matter what a chosen token becomes, to fine-tuning and to features?",
-    stages=_stages,
-    report=_report,
+    build_stages=_stages,
+    build_report=_report,
 )

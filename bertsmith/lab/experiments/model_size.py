@@ -6,8 +6,8 @@ It never knows how a stage is made.
 from typing import Any
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.report import NOTHING, Panel, Report, Table, dots, spread
-from bertsmith.lab.stages import METRICS, Kit, heldout, score
+from bertsmith.lab.report import EMPTY_CELL, Panel, Report, Table, dot_plot, format_mean_std
+from bertsmith.lab.stages import TASK_METRICS, StageFactory, task_score, validation_metric
 
 TASKS = ("mrpc", "sts-b", "sst-2")
 #: Layers, width, heads. The usual model of the scale is one of them.
@@ -25,37 +25,39 @@ _PAPER = {
 }  # fmt: skip
 
 
-def _stages(kit: Kit) -> Stages:
+def _stages(kit: StageFactory) -> Stages:
     stages: Stages = {}
-    for seed in range(kit.scale.seeds):
+    for seed in range(kit.scale.num_seeds):
         for size in _SIZES[kit.scale.name]:
             sizes = dict(zip(("layers", "width", "heads"), size, strict=True))
-            model = kit.usual(seed, model=sizes)
+            model = kit.baseline_run(seed, model=sizes)
             stages[size, "model", seed] = model
             for task in TASKS:
-                stages[size, task, seed] = kit.tuned(model, task, seed)
+                stages[size, task, seed] = kit.finetuning_run(model, task, seed)
     return stages
 
 
-def _report(kit: Kit, found: Results) -> Report:
-    seeds = range(kit.scale.seeds)
+def _report(kit: StageFactory, found: Results) -> Report:
+    seeds = range(kit.scale.num_seeds)
     rows, figures = [], {}
     for size in _SIZES[kit.scale.name]:
         models = [found[size, "model", seed] for seed in seeds]
         known: dict[str, Any] = {
             "parameters": next((own["parameters"] for own in models
                                 if own and "parameters" in own), None),
-            "perplexity": [heldout(own, "perplexity") for own in models],
+            "perplexity": [validation_metric(own, "perplexity") for own in models],
         }  # fmt: skip
-        known |= {task: [score(found[size, task, seed], task) for seed in seeds] for task in TASKS}
+        known |= {
+            task: [task_score(found[size, task, seed], task) for seed in seeds] for task in TASKS
+        }
         figures[" x ".join(map(str, size))] = known
         count = known["parameters"]
         rows.append([
-            *map(str, size), NOTHING if count is None else f"{count / 1e6:.2f} M",
-            spread(known["perplexity"], ".1f"), *(spread(known[task]) for task in TASKS),
+            *map(str, size), EMPTY_CELL if count is None else f"{count / 1e6:.2f} M",
+            format_mean_std(known["perplexity"], ".1f"), *(format_mean_std(known[task]) for task in TASKS),
         ])  # fmt: skip
     columns = ["layers", "width", "heads", "parameters", "perplexity",
-               *(METRICS[task][1] for task in TASKS)]  # fmt: skip
+               *(TASK_METRICS[task][1] for task in TASKS)]  # fmt: skip
     paper = [[*map(str, size), *map(str, told)] for size, told in _PAPER.items()]
     tables = [
         Table("Table 6: model size (learning rate of the recipe)", columns, rows),
@@ -69,12 +71,12 @@ def _report(kit: Kit, found: Results) -> Report:
 def _panels(figures: dict[str, Any]) -> list[Panel]:
     """Return perplexity and scores of each size: some differ in their heads alone."""
     losses = {size: {"masked LM": own["perplexity"]} for size, own in figures.items()}
-    scores = {size: {METRICS[task][1]: own[task] for task in TASKS}
+    scores = {size: {TASK_METRICS[task][1]: own[task] for task in TASKS}
               for size, own in figures.items()}  # fmt: skip
     sizes = "layers x width x heads"
     return [
-        Panel(f"held-out perplexity by {sizes}", dots(losses, "perplexity")),
-        Panel(f"fine-tuned, by {sizes}", dots(scores, "score, held out")),
+        Panel(f"held-out perplexity by {sizes}", dot_plot(losses, "perplexity")),
+        Panel(f"fine-tuned, by {sizes}", dot_plot(scores, "score, held out")),
     ]
 
 
@@ -82,6 +84,6 @@ EXPERIMENT = Experiment(
     name="model-size",
     source="section 5.2, table 6",
     question="Do more layers, width and heads pay, on held-out text and on tasks?",
-    stages=_stages,
-    report=_report,
+    build_stages=_stages,
+    build_report=_report,
 )

@@ -8,8 +8,8 @@ from statistics import mean, median, pstdev
 from typing import Any
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.report import Panel, Report, Table, lines, spread
-from bertsmith.lab.stages import Kit, heldout
+from bertsmith.lab.report import Panel, Report, Table, format_mean_std, line_plot
+from bertsmith.lab.stages import StageFactory, validation_metric
 
 NORMS = {
     "post": "layer norm after each sum", "pre": "layer norm before each part",
@@ -26,30 +26,30 @@ _COURSE = {
 }  # fmt: skip
 
 
-def _steps(kit: Kit) -> int:
-    return max(2, kit.scale.steps // _STEPS)
+def _steps(kit: StageFactory) -> int:
+    return max(2, kit.scale.num_steps // _STEPS)
 
 
-def _places(kit: Kit) -> list[tuple[str, float, int]]:
+def _places(kit: StageFactory) -> list[tuple[str, float, int]]:
     """Return each norm at each rate and batch."""
-    high, whole = kit.rate, kit.scale.batch
+    high, whole = kit.learning_rate, kit.scale.batch_size
     rates, batches = (high, high / _RATE), (whole, max(1, whole // _BATCH))
     return list(product(NORMS, rates, batches))
 
 
-def _stages(kit: Kit) -> Stages:
+def _stages(kit: StageFactory) -> Stages:
     return {
-        (*place, seed): kit.masked_only(
+        (*place, seed): kit.mlm_only_run(
             seed, steps=_steps(kit), model={"norm": place[0]}, data={"batch": place[2]},
             optim={"lr": place[1]}, run={"log_gradients": True},
         )
-        for seed in range(kit.scale.seeds)
+        for seed in range(kit.scale.num_seeds)
         for place in _places(kit)
     }  # fmt: skip
 
 
-def _report(kit: Kit, found: Results) -> Report:
-    places, seeds = _places(kit), range(kit.scale.seeds)
+def _report(kit: StageFactory, found: Results) -> Report:
+    places, seeds = _places(kit), range(kit.scale.num_seeds)
     settings = sorted({(rate, batch) for _, rate, batch in places}, reverse=True)
     figures: dict[str, Any] = {}
     rows, courses = [], []
@@ -57,11 +57,13 @@ def _report(kit: Kit, found: Results) -> Report:
         row = [words]
         for rate, batch in settings:
             runs = [found[norm, rate, batch, seed] for seed in seeds]
-            told, losses = [_course(run) for run in runs], [heldout(run) for run in runs]
+            told, losses = [_course(run) for run in runs], [validation_metric(run) for run in runs]
             place = f"{norm}, rate {rate:g}, batch {batch}"
             figures[place] = {"heldout": losses, "course": told}
-            row.append(spread(losses))
-            cells = (spread([own[what] if own else None for own in told]) for what in _COURSE)
+            row.append(format_mean_std(losses))
+            cells = (
+                format_mean_std([own[what] if own else None for own in told]) for what in _COURSE
+            )
             courses.append([words, f"{rate:g}", str(batch), *cells])
         rows.append(row)
     columns = ["normalization", *(f"rate {rate:g}, batch {batch}" for rate, batch in settings)]
@@ -75,11 +77,13 @@ def _report(kit: Kit, found: Results) -> Report:
     for rate, batch in settings:
         firsts = {words: found[norm, rate, batch, 0] for norm, words in NORMS.items()}
         series = {words: own["heldout_curve"] if own else [] for words, own in firsts.items()}
-        drawn = lines(series, "steps", "held-out masked-LM loss, nats")
+        drawn = line_plot(series, "steps", "held-out masked-LM loss, nats")
         panels.append(Panel(f"rate {rate:g}, batch {batch}, seed 0", drawn))
     for norm, words in NORMS.items():
-        parts = _by_part(found[norm, kit.rate, kit.scale.batch, 0])
-        panels.append(Panel(f"gradients: {words}", lines(parts, "steps", "norm of the gradient")))
+        parts = _by_part(found[norm, kit.learning_rate, kit.scale.batch_size, 0])
+        panels.append(
+            Panel(f"gradients: {words}", line_plot(parts, "steps", "norm of the gradient"))
+        )
     return Report(tables, panels, figures)
 
 
@@ -87,7 +91,7 @@ def _course(run: dict[str, Any] | None) -> dict[str, float] | None:
     """Return the figures of a run's way, NaN where it diverged; None where there is none."""
     if run is None:
         return None
-    curve, end = run["heldout_curve"], heldout(run)
+    curve, end = run["heldout_curve"], validation_metric(run)
     if "diverged" in run or not curve or end is None:
         return dict.fromkeys(_COURSE, float("nan"))
     last = max(step for step, _ in run["training"])
@@ -115,11 +119,11 @@ def _by_part(run: dict[str, Any] | None) -> dict[str, list[tuple[int, float]]]:
     return told
 
 
-def _gradients(kit: Kit, found: Results) -> Table:
+def _gradients(kit: StageFactory, found: Results) -> Table:
     """Return the norm of the gradient in each layer: which of them hear of the loss."""
     rows, names = [], []
     for norm, words in NORMS.items():
-        told = _by_part(found[norm, kit.rate, kit.scale.batch, 0])
+        told = _by_part(found[norm, kit.learning_rate, kit.scale.batch_size, 0])
         if told:
             names = list(told)
             rows.append([words, *(f"{median(value for _, value in own):.3g} ({own[0][1]:.3g})"
@@ -132,6 +136,6 @@ EXPERIMENT = Experiment(
     name="normalization",
     source="section 3 (after Ba et al. 2016, and Xiong et al. 2020 for its place)",
     question="Does layer norm train faster, smoother, better, and whatever the batch size?",
-    stages=_stages,
-    report=_report,
+    build_stages=_stages,
+    build_report=_report,
 )

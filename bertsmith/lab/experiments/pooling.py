@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from bertsmith.errors import TaskError
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.experiments.context import KIND, measure_senses, senses_stage
-from bertsmith.lab.report import NOTHING, Panel, Report, Table, grid, spread
+from bertsmith.lab.experiments.context import SENSES_KIND, measure_senses, senses_stage
+from bertsmith.lab.report import EMPTY_CELL, Panel, Report, Table, format_mean_std, heatmap
 from bertsmith.lab.stage import Stage
 from bertsmith.lab.stage_runners import Job
-from bertsmith.lab.stages import Kit
+from bertsmith.lab.stages import StageFactory
 from bertsmith.tasks.metrics import spearman
 from bertsmith.use.embed import Embedder
 
@@ -134,10 +134,10 @@ def _parted(vectors: Floats, labels: list[str]) -> float:
     return float(np.mean([labels[own] == label for own, label in zip(best, labels, strict=True)]))
 
 
-def _stages(kit: Kit) -> Stages:
-    settings = {"most": kit.scale.scored * 4, "poolings": list(POOLINGS)}
-    files = {"pairs": kit.sources.files("sts-b")[1]}
-    shown = {"sentences": kit.sources.files("sst-2")[1]}
+def _stages(kit: StageFactory) -> Stages:
+    settings = {"most": kit.scale.num_eval_sequences * 4, "poolings": list(POOLINGS)}
+    files = {"pairs": kit.sources.task_files("sts-b")[1]}
+    shown = {"sentences": kit.sources.task_files("sst-2")[1]}
     if kit.sources.model:
         given = {"model": Path(kit.sources.model)}
         return {
@@ -145,15 +145,15 @@ def _stages(kit: Kit) -> Stages:
             ("map", 0): Stage(_MAP, {"most": _MAPPED}, {}, shown | given),
         }
     stages: Stages = {}
-    for seed in range(kit.scale.seeds):
-        needs = {"model": kit.usual(seed)}
+    for seed in range(kit.scale.num_seeds):
+        needs = {"model": kit.baseline_run(seed)}
         stages["words", seed] = senses_stage(kit, "en", seed)
         stages["similarity", seed] = Stage(_SIMILARITY, settings, needs, files)
-    stages["map", 0] = Stage(_MAP, {"most": _MAPPED}, {"model": kit.usual(0)}, shown)
+    stages["map", 0] = Stage(_MAP, {"most": _MAPPED}, {"model": kit.baseline_run(0)}, shown)
     return stages
 
 
-def _report(kit: Kit, found: Results) -> Report:  # noqa: ARG001 - all reports are asked alike
+def _report(kit: StageFactory, found: Results) -> Report:  # noqa: ARG001 - all reports are asked alike
     # A correlation with a constant is no number, and null in a file.
     runs = [np.array(own["layers"], np.float64) if own else None
             for key, own in found.items() if key[0] == "similarity"]  # type: ignore[index] # fmt: skip
@@ -170,10 +170,10 @@ def _report(kit: Kit, found: Results) -> Report:  # noqa: ARG001 - all reports a
         words = [own for key, own in found.items() if key[0] == "words"]  # type: ignore[index]
         rows = [
             [names[layer],
-             *(spread([None if own is None else float(own[layer, place]) for own in runs],
-                      lost="constant")
+             *(format_mean_std([None if own is None else float(own[layer, place]) for own in runs],
+                      nonfinite_label="constant")
                for place in range(len(POOLINGS))),
-             NOTHING if parted[layer] is None else f"{parted[layer]:.3f}",
+             EMPTY_CELL if parted[layer] is None else f"{parted[layer]:.3f}",
              *_word_cell(words, layer)]
             for layer in range(last, -1, -1)
         ]  # fmt: skip
@@ -182,7 +182,7 @@ def _report(kit: Kit, found: Results) -> Report:  # noqa: ARG001 - all reports a
         columns += [_WORDS] if words else []
         tables.append(Table(title, columns, rows))
         figures["spearman by layer from the embeddings on"] = mean.tolist()
-        drawn = grid(mean.tolist()[::-1], names[::-1], POOLINGS)
+        drawn = heatmap(mean.tolist()[::-1], names[::-1], POOLINGS)
         panels.append(Panel("Spearman by layer and pooling", drawn))
     if shown:
         for layer in range(len(shown["maps"]) - 1, -1, -1):
@@ -194,7 +194,7 @@ def _report(kit: Kit, found: Results) -> Report:  # noqa: ARG001 - all reports a
 def _word_cell(words: Sequence[Mapping[str, Any] | None], layer: int) -> list[str]:
     """Return the cell of word vectors; a given model has a table of its own, of `context`."""
     parted = [own["layers"][layer]["parted"] if own else None for own in words]
-    return [spread(parted)] if words else []
+    return [format_mean_std(parted)] if words else []
 
 
 def _scattered(points: list[list[float]], labels: list[str]) -> Any:
@@ -221,7 +221,11 @@ EXPERIMENT = Experiment(
     name="pooling",
     source="section 5.3 (features), after bert-as-service",
     question="Which layer, pooled how, makes the best vectors of sentences, and of words?",
-    stages=_stages,
-    report=_report,
-    makers={_SIMILARITY: measure_similarity, _MAP: measure_map, KIND: measure_senses},
+    build_stages=_stages,
+    build_report=_report,
+    stage_functions={
+        _SIMILARITY: measure_similarity,
+        _MAP: measure_map,
+        SENSES_KIND: measure_senses,
+    },
 )

@@ -10,10 +10,19 @@ import torch
 
 from bertsmith.bundle import load_encoder
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.report import NOTHING, Panel, Report, Table, dots, lines, plain, spread
+from bertsmith.lab.report import (
+    EMPTY_CELL,
+    Panel,
+    Report,
+    Table,
+    dot_plot,
+    format_mean_std,
+    line_plot,
+    style_axes,
+)
 from bertsmith.lab.stage import Stage
 from bertsmith.lab.stage_runners import Job
-from bertsmith.lab.stages import Kit, heldout
+from bertsmith.lab.stages import StageFactory, validation_metric
 
 #: What differs from the usual run, of which positions begin as sinusoids in dimensions of their
 #: own, by which two heads begin to look at the neighbours (`across`).
@@ -29,8 +38,8 @@ _MOST = 128
 _MAP = "position-map"
 
 
-def _map_stage(kit: Kit, model: Stage | None) -> Stage:
-    settings = {"most": min(_MOST, kit.scale.length)}
+def _map_stage(kit: StageFactory, model: Stage | None) -> Stage:
+    settings = {"most": min(_MOST, kit.scale.max_length)}
     if model is None:
         return Stage(_MAP, {"most": _MOST}, {}, {"model": Path(str(kit.sources.model))})
     return Stage(_MAP, settings, {"model": model})
@@ -48,28 +57,30 @@ def measure_map(job: Job) -> dict[str, Any]:
             "by_distance": near}  # fmt: skip
 
 
-def _stages(kit: Kit) -> Stages:
+def _stages(kit: StageFactory) -> Stages:
     if kit.sources.model:
         return {("map", Path(kit.sources.model).name): _map_stage(kit, None)}
     stages: Stages = {}
-    for seed in range(kit.scale.seeds):
+    for seed in range(kit.scale.num_seeds):
         for name, changes in MODELS.items():
             looking = {} if kit.scale.recipe == "fast" else {"run": {"first_weights": "across"}}
-            stages[name, seed] = kit.masked_only(seed, **(changes or looking))
+            stages[name, seed] = kit.mlm_only_run(seed, **(changes or looking))
     for name in MODELS:
         if name != "sinusoidal":
             stages["map", name] = _map_stage(kit, stages[name, 0])
     return stages
 
 
-def _report(kit: Kit, found: Results) -> Report:
+def _report(kit: StageFactory, found: Results) -> Report:
     maps = {key[1]: own for key, own in found.items() if key[0] == "map" and own}  # type: ignore[index]
     tables: list[Table] = []
     figures: dict[str, Any] = {}
     if not kit.sources.model:
-        seeds = range(kit.scale.seeds)
-        figures = {name: [heldout(found[name, seed]) for seed in seeds] for name in MODELS}
-        rows = [[name, spread(losses, ".4f")] for name, losses in figures.items()]
+        seeds = range(kit.scale.num_seeds)
+        figures = {
+            name: [validation_metric(found[name, seed]) for seed in seeds] for name in MODELS
+        }
+        rows = [[name, format_mean_std(losses, ".4f")] for name, losses in figures.items()]
         title = "Positions; the last two rows also begin with the words' shares as output bias"
         columns = ["positions", "held-out masked-LM loss, nats"]
         tables.append(Table(title, columns, rows))
@@ -77,23 +88,23 @@ def _report(kit: Kit, found: Results) -> Report:
     rows = []
     for name, own in maps.items():
         near = own["by_distance"]
-        told = (f"{near[shift]:.2f}" if shift < len(near) else NOTHING for shift in shown)
+        told = (f"{near[shift]:.2f}" if shift < len(near) else EMPTY_CELL for shift in shown)
         rows.append([name, *told])
     columns = ["table", *(f"{shift} apart" for shift in shown)]
     tables.append(Table("Cosine similarity of two positions, their mean taken off", columns, rows))
     panels = [Panel(name, _drawn(own["map"])) for name, own in maps.items()]
     if figures:
         losses = {name: {"loss": own} for name, own in figures.items()}
-        panels.insert(0, Panel("held out", dots(losses, "masked-LM loss, nats")))
+        panels.insert(0, Panel("held out", dot_plot(losses, "masked-LM loss, nats")))
     curves = {name: list(enumerate(own["by_distance"]))[:-1] for name, own in maps.items()}
-    panels.append(Panel("by distance", lines(curves, "positions apart", "cosine similarity")))
+    panels.append(Panel("by distance", line_plot(curves, "positions apart", "cosine similarity")))
     return Report(tables, panels, figures)
 
 
 def _drawn(values: list[list[float]]) -> Any:
     def drawn(axes: Any) -> None:
         image = axes.imshow(values, cmap="RdBu_r", vmin=-1, vmax=1)
-        plain(axes, "position", "position")
+        style_axes(axes, "position", "position")
         axes.grid(visible=False)
         axes.figure.colorbar(image, ax=axes, shrink=0.8)
 
@@ -104,7 +115,7 @@ EXPERIMENT = Experiment(
     name="positions",
     source="section 3 (learned positions, unlike Vaswani et al. 2017, section 3.5)",
     question="Do learned positions beat sinusoids, and what do they look like?",
-    stages=_stages,
-    report=_report,
-    makers={_MAP: measure_map},
+    build_stages=_stages,
+    build_report=_report,
+    stage_functions={_MAP: measure_map},
 )

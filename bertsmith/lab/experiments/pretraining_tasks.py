@@ -4,8 +4,8 @@ It never knows how a stage is made.
 """
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.report import NOTHING, Panel, Report, Table, dots, spread
-from bertsmith.lab.stages import METRICS, Kit, heldout, score
+from bertsmith.lab.report import EMPTY_CELL, Panel, Report, Table, dot_plot, format_mean_std
+from bertsmith.lab.stages import TASK_METRICS, StageFactory, task_score, validation_metric
 
 #: A pair task, a similarity task, sentiment, and question answering.
 TASKS = ("mrpc", "sts-b", "sst-2", "squad")
@@ -23,16 +23,16 @@ PAPER: dict[str, dict[str, float]] = {
 }
 
 
-def _stages(kit: Kit) -> Stages:
+def _stages(kit: StageFactory) -> Stages:
     stages: Stages = {}
-    for seed in range(kit.scale.seeds):
-        masked, causal = kit.masked_only(seed), kit.left_to_right(seed)
+    for seed in range(kit.scale.num_seeds):
+        masked, causal = kit.mlm_only_run(seed), kit.left_to_right_run(seed)
         # The paper's recipe begins from chance as it is.
         by_chance = {} if kit.scale.recipe == "paper" else {"run": {"first_weights": "random"}}
         models = {
-            _CHANCE: kit.begun(kit.masked_only(seed, **by_chance)),
-            _FIRST: kit.begun(masked),
-            "MLM + NSP": kit.pretrained(seed),
+            _CHANCE: kit.initialized_model(kit.mlm_only_run(seed, **by_chance)),
+            _FIRST: kit.initialized_model(masked),
+            "MLM + NSP": kit.pretraining_run(seed),
             "MLM, no NSP": masked,
             "left to right, no NSP": causal,
             "left to right + BiLSTM": causal,
@@ -42,41 +42,45 @@ def _stages(kit: Kit) -> Stages:
             stages[name, "model", seed] = model
             for task in TASKS:
                 more = lstm if name.endswith("BiLSTM") else {}
-                stages[name, task, seed] = kit.tuned(model, task, seed, **more)
+                stages[name, task, seed] = kit.finetuning_run(model, task, seed, **more)
     return stages
 
 
-def _report(kit: Kit, found: Results) -> Report:
-    seeds = range(kit.scale.seeds)
+def _report(kit: StageFactory, found: Results) -> Report:
+    seeds = range(kit.scale.num_seeds)
     rows, figures = [], {}
     for name, paper in PAPER.items():
-        scores = {task: [score(found[name, task, seed], task) for seed in seeds] for task in TASKS}
+        scores = {
+            task: [task_score(found[name, task, seed], task) for seed in seeds] for task in TASKS
+        }
         models = [found[name, "model", seed] for seed in seeds]
-        loss = [None if name in _FLOORS else heldout(own) for own in models]
+        loss = [None if name in _FLOORS else validation_metric(own) for own in models]
         figures[name] = {**scores, "held-out loss": loss}
-        told = [f"{spread(scores[task])} ({_percent(paper.get(task))})" for task in TASKS]
-        rows.append([name, spread(loss), *told])
+        told = [f"{format_mean_std(scores[task])} ({_percent(paper.get(task))})" for task in TASKS]
+        rows.append([name, format_mean_std(loss), *told])
     columns = [
         "model",
         "held-out loss of its own objective",
-        *(f"{METRICS[task][1]} (paper, %)" for task in TASKS),
+        *(f"{TASK_METRICS[task][1]} (paper, %)" for task in TASKS),
     ]
     title = "Table 5: pre-training tasks, scored on held-out examples"
     panels = []
     for task in TASKS:
         groups = {name: {task: figures[name][task]} for name in PAPER}
-        panels.append(Panel(f"{METRICS[task][1]}, held out", dots(groups, METRICS[task][0])))
+        panels.append(
+            Panel(f"{TASK_METRICS[task][1]}, held out", dot_plot(groups, TASK_METRICS[task][0]))
+        )
     return Report([Table(title, columns, rows)], panels, figures)
 
 
 def _percent(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.1f}"
+    return EMPTY_CELL if value is None else f"{value:.1f}"
 
 
 EXPERIMENT = Experiment(
     name="pretraining-tasks",
     source="section 5.1, table 5",
     question="What are next-sentence prediction and both directions worth to what is fine-tuned?",
-    stages=_stages,
-    report=_report,
+    build_stages=_stages,
+    build_report=_report,
 )

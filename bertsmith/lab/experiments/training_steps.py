@@ -4,41 +4,44 @@ It never knows how a stage is made.
 """
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.report import Panel, Report, Table, means, spread
+from bertsmith.lab.report import Panel, Report, Table, format_mean_std, mean_plot
 from bertsmith.lab.stage import Stage
-from bertsmith.lab.stages import Kit, score
+from bertsmith.lab.stages import StageFactory, task_score
 
 TASKS = ("sst-2", "sts-b")
 _MODELS = ("masked LM", "left to right")
 
 
-def _runs(kit: Kit, seed: int) -> dict[str, Stage]:
-    return {"masked LM": kit.usual(seed), "left to right": kit.left_to_right(seed)}
+def _runs(kit: StageFactory, seed: int) -> dict[str, Stage]:
+    return {"masked LM": kit.baseline_run(seed), "left to right": kit.left_to_right_run(seed)}
 
 
-def _moments(kit: Kit) -> list[int]:
-    return [0, *kit.moments(kit.usual())]
+def _moments(kit: StageFactory) -> list[int]:
+    return [0, *kit.snapshots(kit.baseline_run())]
 
 
-def _stages(kit: Kit) -> Stages:
+def _stages(kit: StageFactory) -> Stages:
     stages: Stages = {}
-    for seed in range(kit.scale.seeds):
+    for seed in range(kit.scale.num_seeds):
         for name, run in _runs(kit, seed).items():
             stages[name, "run", seed] = run
-            for moment, model in {0: kit.begun(run), **kit.moments(run)}.items():
+            for moment, model in {0: kit.initialized_model(run), **kit.snapshots(run)}.items():
                 for task in TASKS:
-                    stages[name, task, moment, seed] = kit.tuned(model, task, seed)
+                    stages[name, task, moment, seed] = kit.finetuning_run(model, task, seed)
     return stages
 
 
-def _report(kit: Kit, found: Results) -> Report:
-    seeds, moments = range(kit.scale.seeds), _moments(kit)
+def _report(kit: StageFactory, found: Results) -> Report:
+    seeds, moments = range(kit.scale.num_seeds), _moments(kit)
     scores = {
-        (name, task, moment): [score(found[name, task, moment, seed], task) for seed in seeds]
+        (name, task, moment): [task_score(found[name, task, moment, seed], task) for seed in seeds]
         for name in _MODELS for task in TASKS for moment in moments
     }  # fmt: skip
     rows = [
-        [f"{moment:,}", *(spread(scores[name, task, moment]) for task in TASKS for name in _MODELS)]
+        [
+            f"{moment:,}",
+            *(format_mean_std(scores[name, task, moment]) for task in TASKS for name in _MODELS),
+        ]
         for moment in moments
     ]
     columns = ["steps", *(f"{task}, {name}" for task in TASKS for name in _MODELS)]
@@ -51,7 +54,7 @@ def _report(kit: Kit, found: Results) -> Report:
     for task in TASKS:
         courses = {name: {moment: scores[name, task, moment] for moment in moments}
                    for name in _MODELS}  # fmt: skip
-        panels.append(Panel(task, means(courses, "pre-training steps", "held-out score")))
+        panels.append(Panel(task, mean_plot(courses, "pre-training steps", "held-out score")))
     figures = {f"{name}, {task}, {moment}": own for (name, task, moment), own in scores.items()}
     return Report([Table(title, columns, rows)], panels, figures)
 
@@ -60,6 +63,6 @@ EXPERIMENT = Experiment(
     name="training-steps",
     source="appendix C.1, figure 5",
     question="Does masked LM start slower than left to right, and end higher?",
-    stages=_stages,
-    report=_report,
+    build_stages=_stages,
+    build_report=_report,
 )

@@ -8,11 +8,20 @@ from typing import Any
 
 from bertsmith.lab import softmax
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.report import NOTHING, Draw, Panel, Report, Table, lines, means, spread
+from bertsmith.lab.report import (
+    EMPTY_CELL,
+    DrawFunction,
+    Panel,
+    Report,
+    Table,
+    format_mean_std,
+    line_plot,
+    mean_plot,
+)
 from bertsmith.lab.stage import Stage
 from bertsmith.lab.stage_runners import Job
-from bertsmith.lab.stages import Kit, heldout
-from bertsmith.train.engine.schedule import ScheduleSettings, phases
+from bertsmith.lab.stages import StageFactory, validation_metric
+from bertsmith.train.engine.schedule import ScheduleSettings, build_phases
 
 #: Words of a vocabulary, by scale.
 _SIZES = {"smoke": (300, 400), "small": (8000, 16000, 32000), "full": (8000, 16000, 32000)}
@@ -30,24 +39,26 @@ def measure_softmax(job: Job) -> dict[str, Any]:
     rows = []
     for words in settings["words"]:
         shape = words, settings["width"], settings["predictions"], settings["times"]
-        costs = {form: softmax.measured(form, *shape) for form in softmax.FORMS}
+        costs = {
+            form: softmax.measure_in_subprocess(form, *shape) for form in softmax.IMPLEMENTATIONS
+        }
         # Weights and biases, and Adam's two moments of them.
         held = 3 * 4 * words * (settings["width"] + 1)
         rows.append({"words": words, "weights_bytes": held, **costs})
     return {"rows": rows}
 
 
-def _steps(kit: Kit) -> int:
-    return max(1, kit.scale.steps // _STEPS)
+def _steps(kit: StageFactory) -> int:
+    return max(1, kit.scale.num_steps // _STEPS)
 
 
-def _languages(kit: Kit) -> list[tuple[str, str | None]]:
+def _languages(kit: StageFactory) -> list[tuple[str, str | None]]:
     return [own for own in _LANGUAGES if own[0] == "en" or kit.sources.korean is not None]
 
 
-def _stages(kit: Kit) -> Stages:
+def _stages(kit: StageFactory) -> Stages:
     scale = kit.scale
-    predictions = round(0.15 * scale.batch * scale.length)
+    predictions = round(0.15 * scale.batch_size * scale.max_length)
     words = _OUTPUTS if scale.name != "smoke" else _OUTPUTS[:2]
     settings = {
         "width": scale.width,
@@ -59,19 +70,19 @@ def _stages(kit: Kit) -> Stages:
     for language, segment in _languages(kit):
         for size in _SIZES[scale.name]:
             place = (language, segment, size)
-            store = kit.store(language, size, segment)
-            stages[*place, "words"] = store.needs["words"]
+            store = kit.store_stage(language, size, segment)
+            stages[*place, "words"] = store.dependencies["words"]
             stages[*place, "store"] = store
-            for seed in range(scale.seeds):
+            for seed in range(scale.num_seeds):
                 # A masked piece is told by the other pieces of its word, a morpheme by those beside
                 # it: masked losses of texts that are cut otherwise are no measure of each other.
                 # Left to right, all words of a text together are as probable as the text itself;
                 # of morphemes, as the text with spaces between all of them.
-                stages[*place, seed] = kit.left_to_right(seed, store=store, steps=_steps(kit))
+                stages[*place, seed] = kit.left_to_right_run(seed, store=store, steps=_steps(kit))
     return stages
 
 
-def _report(kit: Kit, found: Results) -> Report:
+def _report(kit: StageFactory, found: Results) -> Report:
     rows: list[list[str]] = []
     figures: dict[str, Any] = {}
     losses: dict[str, dict[int, list[float | None]]] = {}
@@ -85,7 +96,7 @@ def _report(kit: Kit, found: Results) -> Report:
                 name, f"{size:,}", *(_told(told[key], form) for key, form in (
                     ("words learnt", ",.0f"), ("tokens a sentence", ".1f"), ("unknown", ".3%"),
                     ("characters a token", ".2f"), ("characters read", ",.0f"))),
-                spread(told["nats a token"]), spread(told["nats a character"], ".4f"),
+                format_mean_std(told["nats a token"]), format_mean_std(told["nats a character"], ".4f"),
             ])  # fmt: skip
     columns = ["text", "words asked", "words learnt", "tokens a sentence", "[UNK], of words",
                "characters a token", "characters read at most, thousands", "nats a token",
@@ -105,12 +116,12 @@ def _panels(losses: Mapping[str, Mapping[int, Sequence[float | None]]]) -> Itera
     for language in ("English", "Korean"):
         own = {name: course for name, course in losses.items() if name.startswith(language)}
         if own:
-            drawn = means(own, "words asked", "nats a character")
+            drawn = mean_plot(own, "words asked", "nats a character")
             sizes = next(iter(own.values()))
             yield Panel(f"loss by vocabulary, {language}", _at_sizes(drawn, sizes))
 
 
-def _at_sizes(draw: Draw, sizes: Iterable[int]) -> Draw:
+def _at_sizes(draw: DrawFunction, sizes: Iterable[int]) -> DrawFunction:
     def drawn(axes: Any) -> None:
         draw(axes)
         axes.set_xticks(list(sizes), [f"{size:,}" for size in sizes])
@@ -120,7 +131,7 @@ def _at_sizes(draw: Draw, sizes: Iterable[int]) -> Draw:
 
 def _softmax(costs: list[dict[str, Any]]) -> tuple[Table, list[Panel]]:
     """Return the table and the panels of what the output softmax costs."""
-    forms = softmax.FORMS
+    forms = softmax.IMPLEMENTATIONS
     rows = [
         [f"{own['words']:,}", f"{own['weights_bytes'] / 2**20:,.0f}",
          *(f"{1000 * own[form]['seconds']:,.1f}" for form in forms),
@@ -136,15 +147,15 @@ def _softmax(costs: list[dict[str, Any]]) -> tuple[Table, list[Panel]]:
         series = {words: [(own["words"] / 1000, scale * own[form][what]) for own in costs]
                   for form, words in forms.items()}  # fmt: skip
         panels.append(Panel(f"the output softmax alone: {unit}",
-                            lines(series, "thousand words", unit)))  # fmt: skip
+                            line_plot(series, "thousand words", unit)))  # fmt: skip
     title = "The output softmax by its words, forward and backward"
     return Table(title, columns, rows), panels
 
 
-def _row(kit: Kit, found: Results, place: tuple[str, str | None, int]) -> dict[str, Any]:
+def _row(kit: StageFactory, found: Results, place: tuple[str, str | None, int]) -> dict[str, Any]:
     """Return the figures of a vocabulary; characters are those of the text as it was given."""
     words, store = found[*place, "words"], found[*place, "store"]
-    losses = [heldout(found[*place, seed]) for seed in range(kit.scale.seeds)]
+    losses = [validation_metric(found[*place, seed]) for seed in range(kit.scale.num_seeds)]
     row: dict[str, Any] = dict.fromkeys(
         ("words learnt", "tokens a sentence", "unknown", "characters a token", "characters read")
     )
@@ -165,23 +176,23 @@ def _row(kit: Kit, found: Results, place: tuple[str, str | None, int]) -> dict[s
     return row
 
 
-def _tokens_read(kit: Kit) -> int:
+def _tokens_read(kit: StageFactory) -> int:
     """Return the tokens of a run if each sequence is full: of both phases, where it has two."""
-    settings = kit.left_to_right(0, steps=_steps(kit)).settings
+    settings = kit.left_to_right_run(0, steps=_steps(kit)).settings
     schedule = ScheduleSettings.parse({**settings["schedule"], "steps": settings["steps"]}, "a run")
-    parts = phases(schedule, kit.scale.length)
-    return kit.scale.batch * sum((own.last - own.first) * own.length for own in parts)
+    parts = build_phases(schedule, kit.scale.max_length)
+    return kit.scale.batch_size * sum((own.end_step - own.start_step) * own.length for own in parts)
 
 
 def _told(value: float | None, form: str) -> str:
-    return NOTHING if value is None else format(value, form)
+    return EMPTY_CELL if value is None else format(value, form)
 
 
 EXPERIMENT = Experiment(
     name="vocabulary",
     source="section 3 (WordPiece of 30,000 words)",
     question="How many words, of raw text or morphemes, and what does the softmax over them cost?",
-    stages=_stages,
-    report=_report,
-    makers={_SOFTMAX: measure_softmax},
+    build_stages=_stages,
+    build_report=_report,
+    stage_functions={_SOFTMAX: measure_softmax},
 )

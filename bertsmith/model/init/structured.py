@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.model.attention import SelfAttention
-from bertsmith.model.bert import PreTrainingModel
+from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.embeddings import Embeddings
 
 #: The shortest wave of the positions, in tokens; the longest is as long as the table.
@@ -42,7 +42,7 @@ _LEAST = 4
 
 
 @torch.no_grad()
-def look_beside(model: PreTrainingModel) -> None:
+def init_neighbor_heads(model: BertForPreTraining) -> None:
     """Have two heads of the first layer look at the neighbours of a word; after ``inform``.
 
     Positions, where they are learned, become sinusoids in dimensions of their own, in which a shift
@@ -57,8 +57,8 @@ def look_beside(model: PreTrainingModel) -> None:
 
 
 @torch.no_grad()
-def look_across(model: PreTrainingModel, cls_id: int) -> None:
-    """``look_beside``, and have a head look for the word in the other segment; after ``inform``.
+def init_cross_segment_heads(model: BertForPreTraining, cls_id: int) -> None:
+    """``init_neighbor_heads``, and have a head look for the word in the other segment; after ``inform``.
 
     ``cls_id``: where that head stays if the word is not there.
 
@@ -70,7 +70,7 @@ def look_across(model: PreTrainingModel, cls_id: int) -> None:
     """
     first, *others = _attentions(model)
     if not others or 1 in (first.heads, model.config.segments) or first.head_width < _LEAST:
-        look_beside(model)
+        init_neighbor_heads(model)
         return
     if (space := _Space.part(model)) is None:
         return
@@ -87,12 +87,12 @@ def look_across(model: PreTrainingModel, cls_id: int) -> None:
         model.nsp.classifier.weight.zero_()
 
 
-def _neighbours(model: PreTrainingModel) -> tuple[int, int]:
+def _neighbours(model: BertForPreTraining) -> tuple[int, int]:
     """Return how many steps away the two heads look that look at neighbours."""
     return (-1, 1) if model.config.attention == "bidirectional" else (-1, -2)
 
 
-def _attentions(model: PreTrainingModel) -> list[SelfAttention]:
+def _attentions(model: BertForPreTraining) -> list[SelfAttention]:
     return [one for one in model.modules() if isinstance(one, SelfAttention)]
 
 
@@ -149,7 +149,7 @@ class _Space:
         return own * self.scale / own.pow(2).sum()
 
     @classmethod
-    def part(cls, model: PreTrainingModel) -> "_Space | None":
+    def part(cls, model: BertForPreTraining) -> "_Space | None":
         """Part words from positions, so that what stands where is not blurred; None without room.
 
         Positions get the last dimensions, words and segments the others.

@@ -8,12 +8,12 @@ positions belong together. What it is worth is measured in docs/measurements.md.
 import torch
 from torch import Tensor
 
-from bertsmith.model.bert import PreTrainingModel
-from bertsmith.model.embeddings import sinusoids
+from bertsmith.model.bert import BertForPreTraining
+from bertsmith.model.embeddings import sinusoidal_positions
 
 
 @torch.no_grad()
-def inform(model: PreTrainingModel, counts: Tensor) -> None:
+def init_from_unigrams(model: BertForPreTraining, counts: Tensor) -> None:
     """Set first weights from ``counts``, int64 [V], how often each word occurs; see the module.
 
     The output bias becomes the log of the words' shares, and learned positions become sinusoids
@@ -24,4 +24,4 @@ def inform(model: PreTrainingModel, counts: Tensor) -> None:
     table = model.bert.embeddings.positions.weight
     if not model.bert.embeddings.fixed_positions:
         # A sinusoid's root mean square is 1 / sqrt 2.
-        table.copy_(sinusoids(*table.shape) * model.config.init_range * 2**0.5)
+        table.copy_(sinusoidal_positions(*table.shape) * model.config.init_range * 2**0.5)

@@ -16,7 +16,7 @@ def _edge() -> int:
     return 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
 
 
-def rounded(length: int) -> int:
+def bucket_seqlen(length: int) -> int:
     """Return to what length a group is padded: to a multiple of ``_edge`` if it is not far.
 
     What is left over at the end of a row is dear to PyTorch's attention and softmax: with AVX-512
@@ -27,7 +27,7 @@ def rounded(length: int) -> int:
     return length + missing if missing <= edge // 2 else length
 
 
-def grouped(lengths: list[int]) -> list[list[int]] | None:
+def bucket_sequences(lengths: list[int]) -> list[list[int]] | None:
     """Part the sequences of a batch so that padding each part to its longest costs least.
 
     Attention pays for the square of a length: one long sequence among short ones would make all

@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from bertsmith.model.ops.linear import dtype_multiplied, filled, product, taken
+from bertsmith.model.ops.linear import matmul_dtype, onednn_linear, pad_rows, uses_onednn
 
 #: Logits held at once (30 MB in float32). Larger tensors are handed back to the system at each
 #: step, and then fetched and zeroed again page by page.
-CHUNK_LOGITS = 7_500_000
+MAX_CHUNK_LOGITS = 7_500_000
 #: Words a product: with all of them at once the product would run at half the machine's speed.
-WORDS = 2048
+VOCAB_CHUNK = 2048
 
 #: x [R, in], weight [out, in], bias [out] or None -> x weight^T + bias [R, out].
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -40,7 +40,7 @@ def cross_entropy_and_gradients(
     What is multiplied is in ``dtype``; exponentials, sums and gradients are float32.
     An operator of its own, so that a compiled graph runs the same code.
     """
-    chunks = max(1, -(-x.shape[0] * weight.shape[0] // CHUNK_LOGITS))
+    chunks = max(1, -(-x.shape[0] * weight.shape[0] // MAX_CHUNK_LOGITS))
     rows = max(1, -(-x.shape[0] // chunks))
     total = x.new_zeros((), dtype=torch.float32)
     grads = Gradients.zeros(x, weight, bias) if wanted else None
@@ -48,7 +48,7 @@ def cross_entropy_and_gradients(
         x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype).contiguous()
         for first in range(0, x.shape[0], rows):
             part, target = x[first : first + rows], labels[first : first + rows]
-            softmax = Exponentials.of(part, weight, bias)
+            softmax = ChunkedSoftmax.of(part, weight, bias)
             own = weight.index_select(0, target).float()
             picked = (part.float() * own).sum(1) + bias.index_select(0, target)
             # Rounded as the logits are: else a sure answer would have a loss below 0.
@@ -98,7 +98,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class Exponentials:
+class ChunkedSoftmax:
     """softmax(Z) of some rows in parts of the vocabulary, a factor apart.
 
     x: [R, D], the rows of X, filled up with zeros. multiply: what made Z of them.
@@ -115,12 +115,12 @@ class Exponentials:
     @classmethod
     def of(cls, x: Tensor, weight: Tensor, bias: Tensor) -> Self:
         """Compute them from x [rows, D], weight [V, D] and bias [V], all of one dtype."""
-        onednn, rows = taken(x, weight[:WORDS]), x.shape[0]
-        multiply: Multiply = product if onednn else F.linear
-        even = filled(x) if onednn or x.dtype == torch.bfloat16 else x
+        onednn, rows = uses_onednn(x, weight[:VOCAB_CHUNK]), x.shape[0]
+        multiply: Multiply = onednn_linear if onednn else F.linear
+        even = pad_rows(x) if onednn or x.dtype == torch.bfloat16 else x
         parts, peaks, masses = [], [], []
         for words, offsets in zip(
-            torch.split(weight, WORDS), torch.split(bias, WORDS), strict=True
+            torch.split(weight, VOCAB_CHUNK), torch.split(bias, VOCAB_CHUNK), strict=True
         ):
             z = multiply(even, words, offsets).float()
             peaks.append(z.amax(1, keepdim=True))
@@ -146,13 +146,13 @@ class Gradients:
         """Start at nothing, for tensors of the shapes of x, weight and bias."""
         return cls(*(one.new_zeros(one.shape, dtype=torch.float32) for one in like))
 
-    def add(self, first: int, weight: Tensor, softmax: Exponentials) -> None:
+    def add(self, first: int, weight: Tensor, softmax: ChunkedSoftmax) -> None:
         """Add softmax(Z) of the rows from ``first`` on, by X and by weight [V, D]."""
         x, multiply = softmax.x, softmax.multiply
         own = self.x[first : first + len(softmax.normalizer)]
         parts = zip(
-            softmax.parts, softmax.factors, torch.split(weight, WORDS),
-            torch.split(self.weight, WORDS), torch.split(self.bias, WORDS), strict=True,
+            softmax.parts, softmax.factors, torch.split(weight, VOCAB_CHUNK),
+            torch.split(self.weight, VOCAB_CHUNK), torch.split(self.bias, VOCAB_CHUNK), strict=True,
         )  # fmt: skip
         for e, factor, words, grad_words, grad_offsets in parts:
             found = multiply(e, words.t(), None)[: len(own)]
@@ -177,7 +177,7 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
 
     x: [P, D]; weight: [V, D]; bias: [V]; labels: int64 [P], one class a row.
     """
-    dtype = dtype_multiplied(x)
+    dtype = matmul_dtype(x)
     alike = torch.is_autocast_enabled("cpu") or x.dtype == weight.dtype
     if x.is_cpu and alike and dtype in (torch.float32, torch.bfloat16):
         loss: Tensor = _ChunkedCrossEntropy.apply(x.contiguous(), weight, bias, labels, dtype)  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ BITS = 16
 
 
 @dataclass(frozen=True)
-class Noise:
+class DropoutSeed:
     """The randomness of one forward pass.
 
     seed: int64 [], kept on the CPU. On CUDA, PyTorch's own dropout and generator are used and
@@ -24,7 +24,7 @@ class Noise:
     seed: Tensor
 
     @classmethod
-    def fresh(cls) -> "Noise":
+    def random(cls) -> "DropoutSeed":
         """Draw a seed from PyTorch's default generator, for loops that keep none of their own."""
         return cls(torch.randint(2**62, ()))
 
@@ -72,18 +72,18 @@ class Dropout(nn.Module):
         self.rate = rate
         self.site = site
 
-    def active(self, noise: Noise | None) -> bool:
+    def active(self, noise: DropoutSeed | None) -> bool:
         """Tell whether anything would be dropped."""
         return self.training and self.rate > 0.0 and noise is not None
 
-    def scale(self, x: Tensor, noise: Noise) -> Tensor:
+    def scale(self, x: Tensor, noise: DropoutSeed) -> Tensor:
         """Return what to multiply ``x`` (on the CPU) with: 0 or 1 / (1 - rate), of x's shape."""
         bits = random_bits(noise.seed, self.site, x.numel()).view(x.shape)
         threshold = round(self.rate * 2**BITS) - 2 ** (BITS - 1)
         scale: Tensor = (bits >= threshold).to(x.dtype).mul_(1.0 / (1.0 - self.rate))
         return scale
 
-    def forward(self, x: Tensor, noise: Noise | None) -> Tensor:
+    def forward(self, x: Tensor, noise: DropoutSeed | None) -> Tensor:
         """Return ``x`` (any shape) with elements dropped; ``x`` itself where not active."""
         if noise is None or not self.active(noise):
             return x

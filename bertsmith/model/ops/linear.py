@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from bertsmith.model.ops.cpu import has_slow_mkl
 
 #: Multiply-adds of a product from which on oneDNN is ahead (benchmarks/products.py).
-LEAST = 4_000_000
+ONEDNN_MIN_MACS = 4_000_000
 
 
 class Linear(nn.Linear):
@@ -23,16 +23,16 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, out]."""
-        if taken(x, self.weight):
+        if uses_onednn(x, self.weight):
             found: Tensor = _Product.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
             return found
-        filling = rows_of(x.shape[0]) - x.shape[0] if is_bf16(x) else 0
+        filling = bucket_rows(x.shape[0]) - x.shape[0] if is_cpu_bf16(x) else 0
         if not filling:
             return super().forward(x)
         return super().forward(F.pad(x, (0, 0, 0, filling)))[: x.shape[0]]
 
 
-def taken(x: Tensor, weight: Tensor) -> bool:
+def uses_onednn(x: Tensor, weight: Tensor) -> bool:
     """Tell whether oneDNN is to multiply: no small product of float32 on such a CPU."""
     return (
         # First of all: a compiled graph ends where it cannot see through a question.
@@ -41,13 +41,13 @@ def taken(x: Tensor, weight: Tensor) -> bool:
         and x.is_cpu
         and x.dtype == weight.dtype == torch.float32
         and x.dim() == 2
-        and x.shape[0] * weight.numel() >= LEAST
+        and x.shape[0] * weight.numel() >= ONEDNN_MIN_MACS
         and not torch.is_autocast_enabled("cpu")
         and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     )
 
 
-def is_bf16(x: Tensor) -> bool:
+def is_cpu_bf16(x: Tensor) -> bool:
     """Tell whether rows of x are multiplied in bf16 on the CPU: by oneDNN, as PyTorch has it."""
     return (
         not torch.compiler.is_compiling()
@@ -55,17 +55,17 @@ def is_bf16(x: Tensor) -> bool:
         and x.is_cpu
         and x.dim() == 2
         and x.shape[0] > 0
-        and dtype_multiplied(x) == torch.bfloat16
+        and matmul_dtype(x) == torch.bfloat16
     )
 
 
-def dtype_multiplied(x: Tensor) -> torch.dtype:
+def matmul_dtype(x: Tensor) -> torch.dtype:
     """Return in what dtype the CPU multiplies x: autocast's, which leaves float64 alone."""
     auto = torch.is_autocast_enabled("cpu") and x.dtype != torch.float64
     return torch.get_autocast_dtype("cpu") if auto else x.dtype
 
 
-def rows_of(tokens: int) -> int:
+def bucket_rows(tokens: int) -> int:
     """Return how many rows are computed for so many tokens: the next of eight numbers an octave.
 
     PyTorch's libraries prepare code for each number of rows and keep it, half a megabyte or more a
@@ -75,9 +75,9 @@ def rows_of(tokens: int) -> int:
     return -(-tokens // step) * step
 
 
-def filled(x: Tensor) -> Tensor:
-    """Return x [T, D] with rows of zeros up to ``rows_of`` T, in plain memory."""
-    tokens, rows = x.shape[0], rows_of(x.shape[0])
+def pad_rows(x: Tensor) -> Tensor:
+    """Return x [T, D] with rows of zeros up to ``bucket_rows`` T, in plain memory."""
+    tokens, rows = x.shape[0], bucket_rows(x.shape[0])
     if rows == tokens:
         return x.contiguous()
     even = x.new_empty(rows, x.shape[1])
@@ -86,7 +86,7 @@ def filled(x: Tensor) -> Tensor:
     return even
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x weight^T + bias by oneDNN, which reads transposed tensors as they lie.
 
     x: [T, in]; weight: [out, in]; bias: [out], in plain memory.
@@ -104,17 +104,19 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        even = filled(x)
+        even = pad_rows(x)
         ctx.save_for_backward(even if ctx.needs_input_grad[1] else None, weight)
-        return product(even, weight, None if bias is None else bias.contiguous())[: x.shape[0]]
+        return onednn_linear(even, weight, None if bias is None else bias.contiguous())[
+            : x.shape[0]
+        ]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
-        asked, even = ctx.needs_input_grad, filled(gradient)
+        asked, even = ctx.needs_input_grad, pad_rows(gradient)
         return (
-            product(even, weight.t())[: gradient.shape[0]] if asked[0] else None,
-            product(even.t(), x.t()) if asked[1] else None,
+            onednn_linear(even, weight.t())[: gradient.shape[0]] if asked[0] else None,
+            onednn_linear(even.t(), x.t()) if asked[1] else None,
             gradient.sum(0) if asked[2] else None,
         )

@@ -50,7 +50,7 @@ class BatchNorm(nn.Module):
         )  # fmt: skip
 
 
-def norm_of(config: ModelConfig) -> nn.Module:
+def build_norm(config: ModelConfig) -> nn.Module:
     """Return the normalization that a config asks for, or what does nothing where it is "none"."""
     if config.norm == "none":
         return nn.Identity()

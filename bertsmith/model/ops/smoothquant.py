@@ -14,7 +14,7 @@ from torch import Tensor
 _SHARE: Final = 0.7
 
 
-def even_columns(scale: Tensor, weight: Tensor) -> Tensor:
+def smoothquant_scales(scale: Tensor, weight: Tensor) -> Tensor:
     """Return by what to divide the columns of an input that a LayerNorm made, float [in].
 
     scale: the LayerNorm's weight [in]. weight: that of the Linear which reads them, [out, in].

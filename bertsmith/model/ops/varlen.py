@@ -13,9 +13,7 @@ from torch.nn.attention.varlen import varlen_attn
 _TAKES_WINDOW = "window_size" in inspect.signature(varlen_attn).parameters
 
 
-def variable_length_attention(
-    qkv: Tensor, boundaries: Tensor, longest: int, *, causal: bool
-) -> Tensor:
+def varlen_attention(qkv: Tensor, boundaries: Tensor, longest: int, *, causal: bool) -> Tensor:
     """Attend inside each sequence: [T, 3, N, H] in 16 bits on CUDA -> [T, N, H].
 
     boundaries: int32 [B + 1]. Raises ValueError on another device.

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from bertsmith.serve.page.markup import bars, cut_note, marked, notice, percent, section
 from bertsmith.serve.service import Service
-from bertsmith.use.fill import MASK, Filling
+from bertsmith.use.fill import MASK_TOKEN, Filling
 
 #: Words shown for a mask, and further answers shown.
 WORDS, OTHERS = 8, 5
@@ -32,7 +32,7 @@ def _with_best(text: str, found: list[Filling]) -> str:
             word = word[2:]
         spans.append((len(filled), len(filled) + len(word), "", 0))
         filled += word
-        done = own.place + len(MASK)
+        done = own.place + len(MASK_TOKEN)
     return marked(filled + text[done:], spans)
 
 

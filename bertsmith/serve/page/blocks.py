@@ -9,14 +9,14 @@ from fastapi import FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.routing import Mount
 
-from bertsmith.serve.errors import add_page_faults
+from bertsmith.serve.errors import add_page_error_handlers
 from bertsmith.serve.page.calls import CallRoutes
 from bertsmith.serve.page.endpoints import endpoints
 from bertsmith.serve.page.forms import FORMS
 from bertsmith.serve.page.gateway import Gateway
+from bertsmith.serve.page.inspection import Looking
 from bertsmith.serve.page.jobs import JobQueue
 from bertsmith.serve.page.library import gr
-from bertsmith.serve.page.looking import Looking
 from bertsmith.serve.page.markup import notice, safe
 from bertsmith.serve.page.tabs import attention_tab, form_tab, word_tab
 from bertsmith.serve.service import Service
@@ -32,7 +32,7 @@ def page(service: Service) -> Any:
             gr.HTML(notice("No model is loaded; give `bertsmith serve` one."))
         with gr.Tabs():
             for form in FORMS:
-                if service.able(form.ability):
+                if service.models_with(form.ability):
                     form_tab(service, form)
             if service.models:
                 word_tab(service, looking)
@@ -73,7 +73,7 @@ def _gradio_app(blocks: Any) -> FastAPI:
     )  # fmt: skip
     gradio_app = next(route.app for route in parent.routes if isinstance(route, Mount))
     assert isinstance(gradio_app, FastAPI)
-    add_page_faults(gradio_app)
+    add_page_error_handlers(gradio_app)
     return gradio_app
 
 

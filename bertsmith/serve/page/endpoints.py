@@ -9,8 +9,8 @@ from typing import Any, ParamSpec, TypeVar
 from pydantic import ConfigDict, ValidationError, validate_call
 
 from bertsmith.errors import BertsmithError
+from bertsmith.serve.page.inspection import Looking
 from bertsmith.serve.page.library import gr
-from bertsmith.serve.page.looking import Looking
 from bertsmith.serve.service import Service
 
 Given = ParamSpec("Given")
@@ -42,7 +42,7 @@ def refused(function: Callable[Given, Said]) -> Callable[Given, Said]:
 def endpoints(service: Service, looking: Looking) -> None:
     """Name what the loaded models can do; inside ``gr.Blocks``. An empty model: the first able."""
     for ability, function in (_texts(service) | _of_task(service)).items():
-        if service.able(ability):
+        if service.models_with(ability):
             gr.api(refused(function), api_name=ability)
     if service.models:
         for name, function in _looks(looking).items():

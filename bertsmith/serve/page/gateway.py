@@ -11,7 +11,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bertsmith.serve.errors import fault
+from bertsmith.serve.errors import error_response
 from bertsmith.serve.page.calls import API
 
 #: Built once, since they are the same for all visitors.
@@ -46,10 +46,10 @@ class Gateway:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path not in {*_CACHED, *_FILES} and not path.startswith(_FOLDERS):
             message = f"there is no {path} here; /docs lists what there is"
-            await fault(404, message)(scope, receive, send)
+            await error_response(404, message)(scope, receive, send)
         elif scope["method"] not in ("GET", "HEAD"):
             allow = {"Allow": "GET, HEAD"}
-            await fault(405, f"{path} takes GET only", allow)(scope, receive, send)
+            await error_response(405, f"{path} takes GET only", allow)(scope, receive, send)
         elif path in _CACHED:
             if path not in self._cached:
                 self._cached[path] = await self._build(path)

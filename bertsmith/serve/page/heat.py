@@ -11,7 +11,7 @@ import numpy as np
 
 from bertsmith.serve.page.markup import safe
 from bertsmith.use.embed import Floats
-from bertsmith.use.explain import Attention
+from bertsmith.use.explain import AttentionMaps
 
 #: The colour of full heat, readable on white and on black; none is transparent.
 _COLOUR = (59, 130, 246)
@@ -55,7 +55,7 @@ def _smaller(shares: Floats) -> Floats:
     return found
 
 
-def grid(found: Attention) -> str:
+def grid(found: AttentionMaps) -> str:
     """Return small pictures of all heads of all layers, each a button; one of them is tabbed to."""
     layers, heads = found.probabilities.shape[:2]
     top = "".join(f'<span aria-hidden="true">{head}</span>' for head in range(1, heads + 1))
@@ -78,7 +78,7 @@ def grid(found: Attention) -> str:
     )
 
 
-def large(found: Attention, layer: int, head: int) -> str:
+def large(found: AttentionMaps, layer: int, head: int) -> str:
     """Return one head's heat with its words."""
     shares = found.probabilities[layer - 1, head - 1]
     size = len(shares)

@@ -7,7 +7,7 @@ from unicodedata import east_asian_width
 import numpy as np
 
 from bertsmith.serve.page.markup import percent, safe
-from bertsmith.use.explain import Attention
+from bertsmith.use.explain import AttentionMaps
 
 #: In units of the picture: a row's height; the room between the columns, and that of a share.
 _ROW, _FINE_ROW, _BETWEEN, _SHARE = 22, 17, 110, 54
@@ -19,7 +19,7 @@ _MANY = 40
 _LEAST = 0.02
 
 
-def picture(found: Attention, layer: int, head: int) -> str:
+def picture(found: AttentionMaps, layer: int, head: int) -> str:
     """Return what each word looks at, its strongest lines only.
 
     A word that is pointed at, or focused, shows its own lines alone, with their shares.

@@ -10,11 +10,11 @@ from bertsmith.errors import BertsmithError
 from bertsmith.serve.page import heat, lines, wordmap
 from bertsmith.serve.page.answers import lines as lines_of
 from bertsmith.serve.page.forms import ATTENTION_EXAMPLES, WORD_EXAMPLES, Field, Form
+from bertsmith.serve.page.inspection import LONGEST, Looking
 from bertsmith.serve.page.library import gr
-from bertsmith.serve.page.looking import LONGEST, Looking
 from bertsmith.serve.page.markup import notice, safe, section
 from bertsmith.serve.service import Service
-from bertsmith.use.explain import Attention
+from bertsmith.use.explain import AttentionMaps
 
 Given = ParamSpec("Given")
 #: The page's own events; programs ask the named endpoints. A visitor's newest step counts.
@@ -120,7 +120,7 @@ def _head(looking: Looking, model: str | None, text: str, pair: str, layer: int,
     return _large(found, max(1, min(int(layer), layers)), max(1, min(int(head), heads)))
 
 
-def _large(found: Attention, layer: int, head: int) -> str:
+def _large(found: AttentionMaps, layer: int, head: int) -> str:
     cut = f"{found.left_out} tokens beyond the first {len(found.tokens)} were left out."
     note = notice(cut, "note") if found.left_out else ""
     # The button in the grid that this is.
@@ -156,7 +156,7 @@ def _says(text: str) -> None:
 
 def _model(service: Service, ability: str) -> Any:
     """Return a chooser among the models that can; where there is one only, it is not seen."""
-    able = service.able(ability)
+    able = service.models_with(ability)
     return gr.Dropdown(able, value=able[0], label="Model", visible=len(able) > 1)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bertsmith.errors import QuestionError
+from bertsmith.errors import InputError
 from bertsmith.serve.page.markup import HUES, marked, safe, section
 from bertsmith.use.embed import Floats, WordVector
 from bertsmith.use.similar import cosine_distances
@@ -37,7 +37,7 @@ def word_maps(word: str, texts: Sequence[str], places: list[WordVector], states:
     Raises QuestionError for a single place.
     """
     if len(places) < 2:
-        raise QuestionError(
+        raise InputError(
             f"the word {word!r} stands in one place only; give two sentences with it or more"
         )
     every = np.stack([own.vector for own in places])

@@ -21,7 +21,7 @@ _LEAST_REMAINING: Final = 0.05
 
 
 @dataclass(frozen=True)
-class Replan:
+class RevisedSchedule:
     """A new number of steps, decided after ``step`` steps.
 
     step_seconds: the measured time of a step. expected: the seconds that the old plan would take.
@@ -30,7 +30,7 @@ class Replan:
     step: int
     steps: int
     step_seconds: float
-    expected: float
+    expected_seconds: float
 
 
 class TimeBudget:
@@ -39,25 +39,25 @@ class TimeBudget:
     def __init__(
         self,
         seconds: float,
-        began: float,
-        least_steps: int = 1,
+        start_time: float,
+        min_steps: int = 1,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """``began``: the clock when the budget began to run, before the start-up of the run."""
-        self._seconds, self._began, self._clock = seconds, began, clock
-        self._least_steps = least_steps
+        """``start_time``: the clock when the budget began to run, before the start-up of the run."""
+        self._seconds, self._began, self._clock = seconds, start_time, clock
+        self._least_steps = min_steps
         self._before = 0.0
         self._laps: deque[float] = deque()
         self._window = 0.0
         self._trained, self._count = 0.0, 0
         self._is_confirming = False
-        self._loop_began = began
+        self._loop_began = start_time
 
     def start(self, trained: float) -> None:
         """Begin to measure; ``trained``: seconds of training before this process."""
         self._before, self._loop_began = trained, self._clock()
 
-    def add(self, seconds: float) -> None:
+    def add_step(self, seconds: float) -> None:
         """Count the training time of one step."""
         self._trained += seconds
         self._count += 1
@@ -69,7 +69,7 @@ class TimeBudget:
         while len(self._laps) > _LEAST_MEASURED and self._window - self._laps[0] >= limit:
             self._window -= self._laps.popleft()
 
-    def replan(self, step: int, steps: int) -> Replan | None:
+    def revise(self, step: int, steps: int) -> RevisedSchedule | None:
         """Return a new number of steps if ``steps`` would miss the budget, else None.
 
         step: the steps taken. The caller asks no more once it got a new number.
@@ -96,4 +96,4 @@ class TimeBudget:
         new = max(fitting, least, self._least_steps)
         if expected > self._seconds:
             new = min(new, steps)
-        return None if new == steps else Replan(step, new, pace, expected)
+        return None if new == steps else RevisedSchedule(step, new, pace, expected)

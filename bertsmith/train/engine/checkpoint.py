@@ -21,19 +21,19 @@ from torch import Tensor, nn
 
 from bertsmith.bundle import save_tensors
 from bertsmith.errors import RunError
-from bertsmith.files import sha256_of_file, whole_directory, write_json
+from bertsmith.files import atomic_directory, sha256_of_file, write_json
 from bertsmith.progress import Progress
 
-FOLDER = "checkpoints"
-WEIGHTS, MOMENTS, STATE = "weights.safetensors", "moments.safetensors", "state.json"
-CHECKSUMS, DAMAGED = "checksums.json", ".damaged"
+CHECKPOINTS_DIR = "checkpoints"
+WEIGHTS_FILE, MOMENTS_FILE, STATE_FILE = "weights.safetensors", "moments.safetensors", "state.json"
+CHECKSUMS_FILE, DAMAGED_SUFFIX = "checksums.json", ".damaged"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 #: What reading a damaged checkpoint, or one of another model, ends with.
 _DAMAGE = (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError)
 
 
 @dataclass(frozen=True)
-class State:
+class TrainingState:
     """Where a run stands after ``step`` steps.
 
     seconds: time spent training. best_step, best_loss: the best held-out evaluation so far
@@ -47,27 +47,29 @@ class State:
 
 
 def save(
-    run: Path, state: State, model: nn.Module, optimizer: torch.optim.Optimizer, keep: int
+    run: Path, state: TrainingState, model: nn.Module, optimizer: torch.optim.Optimizer, keep: int
 ) -> Path:
     """Write a checkpoint and remove those that are neither among the last ``keep`` nor the best."""
-    directory = run / FOLDER / f"step-{state.step}"
-    with whole_directory(directory) as new:
-        save_tensors(_weights(model), new / WEIGHTS)
-        save_tensors(_moments(model, optimizer), new / MOMENTS)
-        write_json(new / STATE, asdict(state))
-        checksums = {name: sha256_of_file(new / name) for name in (WEIGHTS, MOMENTS, STATE)}
-        write_json(new / CHECKSUMS, checksums)
-    steps = [step for step, _ in found(run)]
+    directory = run / CHECKPOINTS_DIR / f"step-{state.step}"
+    with atomic_directory(directory) as new:
+        save_tensors(_weights(model), new / WEIGHTS_FILE)
+        save_tensors(_moments(model, optimizer), new / MOMENTS_FILE)
+        write_json(new / STATE_FILE, asdict(state))
+        checksums = {
+            name: sha256_of_file(new / name) for name in (WEIGHTS_FILE, MOMENTS_FILE, STATE_FILE)
+        }
+        write_json(new / CHECKSUMS_FILE, checksums)
+    steps = [step for step, _ in list_checkpoints(run)]
     for step in steps[:-keep]:
         if step != state.best_step:
-            _remove(run / FOLDER / f"step-{step}")
+            _remove(run / CHECKPOINTS_DIR / f"step-{step}")
     return directory
 
 
-def sweep(run: Path) -> None:
+def remove_partial_checkpoints(run: Path) -> None:
     """Remove what a kill left half written or half removed; only the holder of the lock may."""
     for pattern in (".step-*.tmp", ".step-*.old"):
-        for path in (run / FOLDER).glob(pattern):
+        for path in (run / CHECKPOINTS_DIR).glob(pattern):
             shutil.rmtree(path)
 
 
@@ -78,9 +80,9 @@ def _remove(directory: Path) -> None:
     shutil.rmtree(aside)
 
 
-def found(run: Path) -> list[tuple[int, Path]]:
+def list_checkpoints(run: Path) -> list[tuple[int, Path]]:
     """Return the checkpoints of a run, (step, directory), in the order of their steps."""
-    names = [path for path in (run / FOLDER).glob("step-*") if path.name[5:].isdigit()]
+    names = [path for path in (run / CHECKPOINTS_DIR).glob("step-*") if path.name[5:].isdigit()]
     return sorted((int(path.name[5:]), path) for path in names)
 
 
@@ -89,8 +91,12 @@ def remove_optimizer_state(run: Path, progress: Progress) -> None:
 
     The weights stay: model directories of earlier steps are made from them.
     """
-    damaged = [*(run / FOLDER).glob(f"step-*{DAMAGED}")]
-    moments = [path for _, directory in found(run) if (path := directory / MOMENTS).exists()]
+    damaged = [*(run / CHECKPOINTS_DIR).glob(f"step-*{DAMAGED_SUFFIX}")]
+    moments = [
+        path
+        for _, directory in list_checkpoints(run)
+        if (path := directory / MOMENTS_FILE).exists()
+    ]
     files = moments + [path for directory in damaged for path in directory.iterdir()]
     size = sum(path.stat().st_size for path in files)
     for path in moments:
@@ -98,7 +104,7 @@ def remove_optimizer_state(run: Path, progress: Progress) -> None:
     for directory in damaged:
         shutil.rmtree(directory)
     if files:
-        progress.note(
+        progress.log(
             f"removed the optimizer state of this finished run ({size / 1e6:,.1f} MB); "
             "checkpoint.keep_optimizer=true keeps it"
         )
@@ -109,15 +115,15 @@ def resume(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     progress: Progress,
-    is_finished: Callable[[State], bool] | None = None,
-) -> State:
+    is_finished: Callable[[TrainingState], bool] | None = None,
+) -> TrainingState:
     """Restore the newest intact checkpoint of ``run``; the state of step 0 if there is none yet.
 
     is_finished: whether a run with that state takes no further step and needs no optimizer state.
     Newer, damaged checkpoints are logged and renamed to step-N.damaged, so that a new checkpoint
     can take their name. Raises RunError, and renames nothing, if no checkpoint can be restored.
     """
-    stored = found(run)
+    stored = list_checkpoints(run)
     errors: list[tuple[Path, RunError]] = []
     for _, directory in reversed(stored):
         try:
@@ -126,21 +132,21 @@ def resume(
             errors.append((directory, error))
             continue
         for damaged, reason in errors:
-            progress.note(f"{reason}; kept as {damaged.name}{DAMAGED}")
+            progress.log(f"{reason}; kept as {damaged.name}{DAMAGED_SUFFIX}")
             _set_aside(damaged)
         return state
     if not stored:
-        return State()
+        return TrainingState()
     reasons = "".join(f"\n  {error}" for _, error in errors)
     raise RunError(
         f"{run}: no checkpoint of this run can be restored:{reasons}\nrestore one from a "
-        f"backup, or remove {run / FOLDER} to train again from the first step"
+        f"backup, or remove {run / CHECKPOINTS_DIR} to train again from the first step"
     )
 
 
 def _set_aside(directory: Path) -> None:
     """Rename a damaged checkpoint; an older damaged one of the same step is replaced."""
-    target = directory.with_name(directory.name + DAMAGED)
+    target = directory.with_name(directory.name + DAMAGED_SUFFIX)
     if target.exists():
         shutil.rmtree(target)
     directory.replace(target)
@@ -150,16 +156,16 @@ def restore(
     directory: Path,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    is_finished: Callable[[State], bool] | None = None,
-) -> State:
+    is_finished: Callable[[TrainingState], bool] | None = None,
+) -> TrainingState:
     """Load a checkpoint into model and optimizer; RunError if it is damaged or does not fit.
 
     The optimizer state of a finished run may be missing; see ``resume``.
     """
     try:
-        _verify(directory, (STATE, WEIGHTS))
-        state = State(**json.loads((directory / STATE).read_text(encoding="utf-8")))
-        if (directory / MOMENTS).exists() or is_finished is None or not is_finished(state):
+        _verify(directory, (STATE_FILE, WEIGHTS_FILE))
+        state = TrainingState(**json.loads((directory / STATE_FILE).read_text(encoding="utf-8")))
+        if (directory / MOMENTS_FILE).exists() or is_finished is None or not is_finished(state):
             _restore_optimizer(directory, model, optimizer, state.step)
         _load(directory, model)
     except _DAMAGE as error:
@@ -170,13 +176,13 @@ def restore(
 def _restore_optimizer(
     directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int
 ) -> None:
-    if not (directory / MOMENTS).exists():
+    if not (directory / MOMENTS_FILE).exists():
         raise ValueError(
-            f"{MOMENTS} is missing; a finished run has removed it (checkpoint.keep_optimizer keeps "
+            f"{MOMENTS_FILE} is missing; a finished run has removed it (checkpoint.keep_optimizer keeps "
             "it), and its model can be trained further by a new run"
         )
-    _verify(directory, (MOMENTS,))
-    moments = load_file(directory / MOMENTS)
+    _verify(directory, (MOMENTS_FILE,))
+    moments = load_file(directory / MOMENTS_FILE)
     for name, parameter in _trained(model):
         entry: dict[str, Tensor] = {
             kind: moments[f"{name}.{kind}"].to(parameter.device) for kind in _MOMENTS
@@ -189,7 +195,7 @@ def _restore_optimizer(
 def load_weights(directory: Path, model: nn.Module) -> None:
     """Load the weights of a checkpoint alone; RunError if it is damaged or does not fit."""
     try:
-        _verify(directory, (WEIGHTS,))
+        _verify(directory, (WEIGHTS_FILE,))
         _load(directory, model)
     except _DAMAGE as error:
         raise RunError(f"{directory}: this checkpoint cannot be read: {error}") from None
@@ -197,13 +203,13 @@ def load_weights(directory: Path, model: nn.Module) -> None:
 
 def load_best(run: Path, step: int, model: nn.Module) -> None:
     """Load the weights of the best evaluation, at ``step``; RunError if they cannot be read."""
-    directory = run / FOLDER / f"step-{step}"
+    directory = run / CHECKPOINTS_DIR / f"step-{step}"
     try:
         load_weights(directory, model)
     except RunError as error:
         raise RunError(
             f"{error}\nit holds the best weights of this run; restore it from a backup, or remove "
-            f"{run / FOLDER} to train again from the first step"
+            f"{run / CHECKPOINTS_DIR} to train again from the first step"
         ) from None
 
 
@@ -212,7 +218,7 @@ def _verify(directory: Path, names: Sequence[str]) -> None:
 
     Checkpoints of version 0.1 have no checksums and are not verified.
     """
-    path = directory / CHECKSUMS
+    path = directory / CHECKSUMS_FILE
     if not path.exists():
         return
     checksums = json.loads(path.read_text(encoding="utf-8"))
@@ -223,7 +229,7 @@ def _verify(directory: Path, names: Sequence[str]) -> None:
 
 @torch.no_grad()
 def _load(directory: Path, model: nn.Module) -> None:
-    weights = load_file(directory / WEIGHTS)
+    weights = load_file(directory / WEIGHTS_FILE)
     for name, own in _kept(model):
         own.copy_(weights[name])
 

@@ -16,17 +16,17 @@ from bertsmith.data.settings import DataSettings
 _STRIDES = (7, 6, 8, 5, 9, 4, 3)
 
 
-def first_batches(data: DataSettings, longest: int, micro_tokens: int) -> list[Batch]:
+def warmup_batches(data: DataSettings, max_length: int, micro_tokens: int) -> list[Batch]:
     """Return a batch for each graph that a run can need: of some sequences, and of a single one.
 
-    A size of 1 always gets a graph of its own. ``longest``: the greatest length of the phases;
+    A size of 1 always gets a graph of its own. ``max_length``: the greatest length of the phases;
     ``micro_tokens``: the most tokens of a piece, beyond which a batch is cut.
     """
     result = []
     if data.batch > 1:
         count = max(2, min(data.batch, micro_tokens // data.length))
         result.append(_batch([data.length - number % 5 for number in range(count)], nsp=data.nsp))
-    if data.batch == 1 or data.batch * longest > micro_tokens:
+    if data.batch == 1 or data.batch * max_length > micro_tokens:
         result.append(_batch([data.length], nsp=data.nsp))
     return result
 
@@ -44,9 +44,9 @@ def _batch(lengths: list[int], *, nsp: bool) -> Batch:
         ids=np.zeros(total, np.int64),
         segments=np.zeros(total, np.int64),
         positions=np.concatenate([np.arange(length) for length in lengths]),
-        boundaries=np.array([0, *accumulate(lengths)], np.int32),
-        longest=max(lengths),
+        cu_seqlens=np.array([0, *accumulate(lengths)], np.int32),
+        max_seqlen=max(lengths),
         masked_positions=chosen,
         masked_labels=np.zeros(len(chosen), np.int64),
-        not_next=np.zeros(count, np.int64) if nsp else None,
+        nsp_labels=np.zeros(count, np.int64) if nsp else None,
     )

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import MissingExtraError
-from bertsmith.files import write_whole
+from bertsmith.files import write_atomic
 from bertsmith.train.engine import metrics_log
 
-NAME = "curve.png"
+CURVE_FILE = "curve.png"
 #: Journal lines over which the training loss is averaged for the eye.
 _WINDOW = 20
 
@@ -23,7 +23,7 @@ def draw(run: Path, title: str) -> Path:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise MissingExtraError("matplotlib", "plot", "drawing the loss curve") from None
-    lines = metrics_log.read(run)
+    lines = metrics_log.read_metrics(run)
     training = [line for line in lines if line["kind"] == "train"]
     heldout = [line for line in lines if line["kind"] == "heldout"]
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
@@ -45,8 +45,8 @@ def draw(run: Path, title: str) -> Path:
     axes.legend(facecolor="white", framealpha=0.9, edgecolor="none")
     picture = io.BytesIO()
     figure.savefig(picture)
-    path = run / NAME
-    write_whole(path, picture.getvalue())
+    path = run / CURVE_FILE
+    write_atomic(path, picture.getvalue())
     return path
 
 

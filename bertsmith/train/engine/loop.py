@@ -1,6 +1,6 @@
 """The training loop: steps, accumulation, checkpoints, and a clean way out at any moment.
 
-It never knows what is trained: that is a ``Work``, pre-training or a task.
+It never knows what is trained: that is a ``Objective``, pre-training or a task.
 """
 
 import math
@@ -14,36 +14,36 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from bertsmith.model.ops.dropout import Noise
+from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.progress import Progress
-from bertsmith.runtime.device import Machine, give_back_freed_memory
+from bertsmith.runtime.device import Machine, trim_memory
 from bertsmith.train.engine import checkpoint
-from bertsmith.train.engine.budget import Replan, TimeBudget
-from bertsmith.train.engine.checkpoint import State
-from bertsmith.train.engine.metrics_log import Journal
-from bertsmith.train.engine.signals import Stopper
+from bertsmith.train.engine.budget import RevisedSchedule, TimeBudget
+from bertsmith.train.engine.checkpoint import TrainingState
+from bertsmith.train.engine.metrics_log import MetricsLog
+from bertsmith.train.engine.signals import DeferredSignals
 from bertsmith.train.engine.step import take_step
 
 
-class Work(Protocol):
+class Objective(Protocol):
     """What the loop trains."""
 
-    def pieces(self, first_step: int) -> Iterator[list[Any]]:
+    def iter_batches(self, first_step: int) -> Iterator[list[Any]]:
         """Yield for each step from ``first_step`` on the pieces of its batch."""
 
-    def losses(self, piece: Any, whole: list[Any], noise: Noise) -> dict[str, Tensor]:
+    def compute_losses(self, piece: Any, whole: list[Any], noise: DropoutSeed) -> dict[str, Tensor]:
         """Return named terms, float32 []: sums over ``piece`` divided by the counts of ``whole``.
 
         Their sum over names and pieces is the loss of the step.
         """
 
-    def whereabouts(self, step: int) -> str:
+    def describe_batch(self, step: int) -> str:
         """Say for people which examples the batch of ``step`` (from 0) holds."""
 
-    def tokens(self, whole: list[Any]) -> int:
+    def count_tokens(self, whole: list[Any]) -> int:
         """Count the tokens of a batch."""
 
-    def products(self, whole: list[Any]) -> float:
+    def count_macs(self, whole: list[Any]) -> float:
         """Count the multiply-adds of forward and backward pass for a batch."""
 
     def evaluate(self) -> dict[str, float]:
@@ -51,40 +51,40 @@ class Work(Protocol):
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoopOptions:
     """What the loop needs to know besides the work. ``rate`` gives the learning rate of a step."""
 
     steps: int
     seed: int
-    clip: float
-    rate: Callable[[int], float]
+    max_grad_norm: float
+    lr_at_step: Callable[[int], float]
     log_every: int
     eval_every: int
     checkpoint_every: int
-    keep: int
+    keep_checkpoints: int
     #: The held-out figure by which the best checkpoint is chosen, and whether more is better.
-    best_by: str
+    selection_metric: str
     #: Measures the machine's matrix product, in multiply-adds a second.
-    ceiling: Callable[[], float]
-    more_is_better: bool = False
+    measure_peak_macs: Callable[[], float]
+    higher_is_better: bool = False
     #: Evaluations without a better one after which the run ends; None: it goes to its end.
     patience: int | None = None
     #: Parts of the model whose gradients' norms the journal has as well, before clipping.
-    watch: Mapping[str, Sequence[nn.Parameter]] = field(default_factory=dict)
+    grad_norm_groups: Mapping[str, Sequence[nn.Parameter]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Outcome:
     """How a run ended: ``signal`` is None when it is finished, else what stopped it.
 
-    late: a signal that came when there was nothing left to stop. replan: why the loop ended before
+    late_signal: a signal that came when there was nothing left to stop. replan: why the loop ended before
     its last step without a signal.
     """
 
-    state: State
+    state: TrainingState
     signal: int | None
-    late: int | None = None
-    replan: Replan | None = None
+    late_signal: int | None = None
+    revised_schedule: RevisedSchedule | None = None
 
 
 class _Clock:
@@ -107,11 +107,11 @@ class _Clock:
 
 
 def train(
-    work: Work,
+    objective: Objective,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     machine: Machine,
-    plan: Plan,
+    options: LoopOptions,
     run: Path,
     progress: Progress,
     budget: TimeBudget | None = None,
@@ -121,29 +121,31 @@ def train(
     On SIGTERM or Ctrl-C, and where ``budget`` has a new plan, it finishes the step, saves a
     checkpoint and returns.
     """
-    checkpoint.sweep(run)
-    is_finished = partial(_is_finished, plan)
+    checkpoint.remove_partial_checkpoints(run)
+    is_finished = partial(_is_finished, options)
     state = checkpoint.resume(run, model, optimizer, progress, is_finished)
     if state.step:
-        progress.note(f"going on from step {state.step} of {plan.steps}")
-    journal = Journal(run, state.step)
-    progress.start("training", plan.steps, "steps")
+        progress.log(f"going on from step {state.step} of {options.steps}")
+    journal = MetricsLog(run, state.step)
+    progress.start("training", options.steps, "steps")
     progress.advance(state.step)
-    loop = _Loop(work, model, optimizer, machine, plan, run, state, journal, progress, budget)
+    loop = _Loop(
+        objective, model, optimizer, machine, options, run, state, journal, progress, budget
+    )
     try:
-        with Stopper() as stopper:
+        with DeferredSignals() as stopper:
             loop.run_until(stopper)
     finally:
         progress.finish()
         journal.close()
-        give_back_freed_memory()
-    if loop.state.step < plan.steps:
-        replan = loop.replan if stopper.signal is None else None
-        return Outcome(loop.state, stopper.signal, replan=replan)
-    return Outcome(loop.state, None, stopper.signal)
+        trim_memory()
+    if loop.state.step < options.steps:
+        replan = loop.replan if stopper.received is None else None
+        return Outcome(loop.state, stopper.received, revised_schedule=replan)
+    return Outcome(loop.state, None, stopper.received)
 
 
-def _is_finished(plan: Plan, state: State) -> bool:
+def _is_finished(plan: LoopOptions, state: TrainingState) -> bool:
     """Tell whether all steps are done, or evaluations have not become better for too long."""
     steps_since_best = 0 if state.best_step is None else state.step - state.best_step
     out_of_patience = (
@@ -157,40 +159,40 @@ class _Loop:
 
     def __init__(
         self,
-        work: Work,
+        work: Objective,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         machine: Machine,
-        plan: Plan,
+        plan: LoopOptions,
         run: Path,
-        state: State,
-        journal: Journal,
+        state: TrainingState,
+        journal: MetricsLog,
         progress: Progress,
         budget: TimeBudget | None,
     ) -> None:
         self.state = state
-        self.replan: Replan | None = None
+        self.replan: RevisedSchedule | None = None
         self._budget = budget
         self._work, self._model, self._optimizer, self._machine = work, model, optimizer, machine
         self._plan, self._run, self._journal, self._progress = plan, run, journal, progress
-        self._ceiling = plan.ceiling()
+        self._ceiling = plan.measure_peak_macs()
         self._saved = state.step
         self._shown: dict[str, str] = {}
 
-    def run_until(self, stopper: Stopper) -> None:
+    def run_until(self, stopper: DeferredSignals) -> None:
         """Go to the end of the plan, or until a signal asks to stop; what was learnt is saved."""
         clock = _Clock(self.state.seconds)
-        batches = self._work.pieces(self.state.step)
+        batches = self._work.iter_batches(self.state.step)
         self._model.train()
         if self._budget is not None:
             self._budget.start(self.state.seconds)
-        while not (self.replan or stopper.signal or _is_finished(self._plan, self.state)):
+        while not (self.replan or stopper.received or _is_finished(self._plan, self.state)):
             self._step(next(batches), clock)
             if self._evaluate() or self._due(self._plan.checkpoint_every):
                 self._save()
             clock.skip()
             if self._budget is not None:
-                self.replan = self._budget.replan(self.state.step, self._plan.steps)
+                self.replan = self._budget.revise(self.state.step, self._plan.steps)
         if self._saved < self.state.step:
             # A signal may come at any moment of a step, so it is here that what it stopped is
             # saved.
@@ -202,24 +204,24 @@ class _Loop:
     def _step(self, whole: list[Any], clock: _Clock) -> None:
         """Take a step, and tell of it."""
         plan, work, step = self._plan, self._work, self.state.step
-        rate = plan.rate(step)
+        rate = plan.lr_at_step(step)
         told = (step + 1) % plan.log_every == 0 or step in (0, plan.steps - 1)
         result = take_step(
-            work.losses, whole, self._model, self._optimizer, self._machine,
-            step=step, seed=plan.seed, rate=rate, clip=plan.clip, whereabouts=work.whereabouts,
-            watch=plan.watch if told else None,
+            work.compute_losses, whole, self._model, self._optimizer, self._machine,
+            step=step, seed=plan.seed, lr=rate, max_grad_norm=plan.max_grad_norm, describe_batch=work.describe_batch,
+            grad_norm_groups=plan.grad_norm_groups if told else None,
         )  # fmt: skip
         seconds = clock.lap()
         if self._budget is not None:
-            self._budget.add(seconds)
+            self._budget.add_step(seconds)
         self.state = replace(self.state, step=step + 1, seconds=clock.total)
-        speed = work.tokens(whole) / seconds
-        share = work.products(whole) / seconds / self._ceiling
+        speed = work.count_tokens(whole) / seconds
+        share = work.count_macs(whole) / seconds / self._ceiling
         if told:
             line: dict[str, Any] = {"step": step + 1, "kind": "train", "loss": result.loss}
-            line |= result.terms
+            line |= result.losses
             line |= {"lr": rate, "grad_norm": result.grad_norm, "seconds": round(clock.total, 3)}
-            line |= {"gradients": result.gradients} if plan.watch else {}
+            line |= {"gradients": result.grad_norms} if plan.grad_norm_groups else {}
             self._journal.write(line | {"tokens_per_second": round(speed), "ceiling_share": share})
         self._progress.advance(
             1, loss=f"{result.loss:.3f}", **self._shown,
@@ -234,13 +236,13 @@ class _Loop:
         figures = self._work.evaluate()
         self._model.train()
         # Measured again now and then: on a shared machine the first time may have been bad.
-        self._ceiling = max(self._ceiling, self._plan.ceiling())
+        self._ceiling = max(self._ceiling, self._plan.measure_peak_macs())
         self._journal.write({"step": self.state.step, "kind": "heldout", **figures})
-        found = figures[self._plan.best_by]
+        found = figures[self._plan.selection_metric]
         self._shown = {"held-out": f"{found:.3f}"}
         if math.isnan(found):  # A correlation with a constant: no evaluation to remember.
             return False
-        if self._plan.more_is_better:
+        if self._plan.higher_is_better:
             found = -found
         if self.state.best_loss is not None and found >= self.state.best_loss:
             return False
@@ -249,5 +251,7 @@ class _Loop:
 
     def _save(self) -> None:
         self._journal.sync()
-        checkpoint.save(self._run, self.state, self._model, self._optimizer, self._plan.keep)
+        checkpoint.save(
+            self._run, self.state, self._model, self._optimizer, self._plan.keep_checkpoints
+        )
         self._saved = self.state.step

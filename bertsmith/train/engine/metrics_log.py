@@ -8,14 +8,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from bertsmith.files import figures_of, json_of, with_filename, write_whole
+from bertsmith.files import add_error_filename, dump_json, restore_nan, write_atomic
 
-NAME = "metrics.jsonl"
+METRICS_FILE = "metrics.jsonl"
 #: The keys of a line that differ between two runs of the same steps.
-TIMES = ("seconds", "tokens_per_second", "ceiling_share")
+TIMING_KEYS = ("seconds", "tokens_per_second", "ceiling_share")
 
 
-class Journal:
+class MetricsLog:
     """A file that only grows, except that a resume cuts off what came after its checkpoint."""
 
     def __init__(self, run: Path, step: int) -> None:
@@ -23,15 +23,15 @@ class Journal:
 
         A line that a kill left half written is dropped with those after the checkpoint.
         """
-        self.path = run / NAME
-        kept = [line for line in read(run) if line["step"] <= step]
-        write_whole(self.path, "".join(json_of(line) + "\n" for line in kept))
+        self.path = run / METRICS_FILE
+        kept = [line for line in read_metrics(run) if line["step"] <= step]
+        write_atomic(self.path, "".join(dump_json(line) + "\n" for line in kept))
         self._file = self.path.open("a", encoding="utf-8")
 
     def write(self, line: dict[str, Any]) -> None:
         """Append a line and hand it to the system."""
-        with with_filename(self.path):
-            self._file.write(json_of(line) + "\n")
+        with add_error_filename(self.path):
+            self._file.write(dump_json(line) + "\n")
             self._file.flush()
 
     def sync(self) -> None:
@@ -43,15 +43,15 @@ class Journal:
         self._file.close()
 
 
-def read(run: Path) -> list[dict[str, Any]]:
+def read_metrics(run: Path) -> list[dict[str, Any]]:
     """Return the lines of a run's journal; none if there is no journal, nor a torn last line."""
-    path = run / NAME
+    path = run / METRICS_FILE
     if not path.exists():
         return []
     lines: list[dict[str, Any]] = []
     for text in path.read_text(encoding="utf-8").splitlines():
         try:
-            lines.append(figures_of(json.loads(text)))
+            lines.append(restore_nan(json.loads(text)))
         except json.JSONDecodeError:
             break
     return lines

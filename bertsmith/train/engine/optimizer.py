@@ -9,18 +9,21 @@ from torch import nn
 from bertsmith.train.engine.settings import OptimSettings
 
 
-def decays(name: str) -> bool:
+def has_weight_decay(name: str) -> bool:
     """Tell whether weight decay holds for a parameter: not for biases, LayerNorm and mixtures."""
     last = name.rpartition(".")[2]
     return not last.startswith(("bias", "layer_")) and "norm." not in name
 
 
-def build(model: nn.Module, settings: OptimSettings) -> torch.optim.AdamW:
+def build_optimizer(model: nn.Module, settings: OptimSettings) -> torch.optim.AdamW:
     """Return AdamW (Loshchilov and Hutter 2019) over two groups: with and without decay."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     groups = [
-        {"params": [p for name, p in named if decays(name)], "weight_decay": settings.weight_decay},
-        {"params": [p for name, p in named if not decays(name)], "weight_decay": 0.0},
+        {
+            "params": [p for name, p in named if has_weight_decay(name)],
+            "weight_decay": settings.weight_decay,
+        },
+        {"params": [p for name, p in named if not has_weight_decay(name)], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
         groups,

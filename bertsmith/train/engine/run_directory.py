@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from bertsmith.errors import RunError
 from bertsmith.settings import Settings, read_toml
 
-FILE, LOCK = "settings.toml", ".lock"
+SETTINGS_FILE, LOCK_FILE = "settings.toml", ".lock"
 #: Settings that may differ when a run is taken up again: they change nothing that is learnt.
 #: A store may have moved: ``run.store`` tells whether it is the same one.
 _FREE = ("checkpoint.keep", "checkpoint.keep_optimizer", "run.tensorboard", "run.data")
@@ -26,7 +26,7 @@ _LISTED, _NAMED = 12, 3
 Chosen = TypeVar("Chosen", bound=Settings)
 
 
-def check_place(run: Path) -> None:
+def check_run_directory(run: Path) -> None:
     """Raise RunError where no run can stand: at a file, or among files of somebody else."""
     if run.exists() and not run.is_dir():
         raise RunError(f"{run}: this is a file; give --out a new directory")
@@ -36,30 +36,33 @@ def check_place(run: Path) -> None:
             what = "no directory can be made in it" if above.is_dir() else "this is a file"
             raise RunError(f"{run}: {above}: {what}; give --out another place")
         return
-    if (run / FILE).exists():
+    if (run / SETTINGS_FILE).exists():
         return
     # A kill may have left the lock, and the settings under their temporary name.
-    if any(item.name != LOCK and not item.name.startswith(f".{FILE}.") for item in run.iterdir()):
+    if any(
+        item.name != LOCK_FILE and not item.name.startswith(f".{SETTINGS_FILE}.")
+        for item in run.iterdir()
+    ):
         raise RunError(
-            f"{run}: there are files here, but no {FILE} of a run; give --out a new directory"
+            f"{run}: there are files here, but no {SETTINGS_FILE} of a run; give --out a new directory"
         )
 
 
-def take_up(run: Path, wished: Chosen) -> Chosen | None:
+def load_run_settings(run: Path, settings: Chosen) -> Chosen | None:
     """Return the settings that stand in ``run``, or None if there are none yet.
 
     Raises RunError if they say something else than is wished now, naming each difference.
     """
-    path = run / FILE
+    path = run / SETTINGS_FILE
     if not path.exists():
         return None
-    stored = type(wished).parse(read_toml(path), str(path))
+    stored = type(settings).parse(read_toml(path), str(path))
     before = stored.model_dump()
     has_budget = before["schedule"]["minutes"] is not None
     free = (*_FREE, *_BUDGETED) if has_budget else _FREE
     differences = [
         f"  {key}: {_describe_change(was, now)}"
-        for key, was, now in _differences(before, wished.model_dump())
+        for key, was, now in _differences(before, settings.model_dump())
         if key not in free
     ]
     if differences:
@@ -107,9 +110,9 @@ def _differences(
 
 
 @contextmanager
-def alone(run: Path) -> Iterator[None]:
+def lock_run(run: Path) -> Iterator[None]:
     """Hold the run's lock: two processes in one directory would spoil each other's files."""
-    with (run / LOCK).open("w") as file:
+    with (run / LOCK_FILE).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -39,7 +39,7 @@ class ScheduleSettings(Settings):
             raise ValueError("epochs and minutes exclude each other")
         return self
 
-    def total(self) -> int:
+    def total_steps(self) -> int:
         """Return the number of steps; RunError while it is not resolved."""
         if self.steps is None:
             raise RunError("the run has no number of steps yet")
@@ -50,14 +50,14 @@ class ScheduleSettings(Settings):
 class Phase:
     """Steps [first, last) at one sequence length."""
 
-    first: int
-    last: int
+    start_step: int
+    end_step: int
     length: int
 
 
-def phases(settings: ScheduleSettings, length: int) -> list[Phase]:
+def build_phases(settings: ScheduleSettings, length: int) -> list[Phase]:
     """Split a run by steps: ``length``, then the long length (appendix A.2: 90 % and 10 %)."""
-    total = settings.total()
+    total = settings.total_steps()
     if settings.long_length is None:
         return [Phase(0, total, length)]
     turn = _turn(settings, total)
@@ -66,21 +66,21 @@ def phases(settings: ScheduleSettings, length: int) -> list[Phase]:
         before = _turn(settings, settings.planned_steps)
         turn = before if before <= settings.replanned_at else max(settings.replanned_at, turn)
     both = [Phase(0, turn, length), Phase(turn, total, settings.long_length)]
-    return [phase for phase in both if phase.first < phase.last]
+    return [phase for phase in both if phase.start_step < phase.end_step]
 
 
 def _turn(settings: ScheduleSettings, total: int) -> int:
     return total - round(total * settings.long_share)
 
 
-def replanned(settings: ScheduleSettings, step: int, steps: int) -> ScheduleSettings:
+def revise_schedule(settings: ScheduleSettings, step: int, steps: int) -> ScheduleSettings:
     """Return the schedule of a run that has ``steps`` steps from now on, after step ``step``."""
     return settings.model_copy(
-        update={"steps": steps, "replanned_at": step, "planned_steps": settings.total()}
+        update={"steps": steps, "replanned_at": step, "planned_steps": settings.total_steps()}
     )
 
 
-def epochs_in(steps: int, batch: int, examples: list[tuple[float, int]]) -> float:
+def count_epochs(steps: int, batch: int, examples: list[tuple[float, int]]) -> float:
     """Return how often ``steps`` walk the data; ``examples`` as for ``steps_for_epochs``."""
     return steps * sum(batch * share / count for share, count in examples)
 
@@ -90,12 +90,12 @@ def steps_for_epochs(epochs: float, batch: int, examples: list[tuple[float, int]
 
     ``examples``: for each phase its share of the steps and the examples of one of its epochs.
     """
-    return max(1, math.ceil(epochs / epochs_in(1, batch, examples) - 1e-9))
+    return max(1, math.ceil(epochs / count_epochs(1, batch, examples) - 1e-9))
 
 
-def warmup(settings: ScheduleSettings) -> int:
+def num_warmup_steps(settings: ScheduleSettings) -> int:
     """Return the steps of warm-up: as set, but never more than a tenth of the run."""
-    return _warmup(settings, settings.total())
+    return _warmup(settings, settings.total_steps())
 
 
 def _warmup(settings: ScheduleSettings, steps: int) -> int:
@@ -110,7 +110,7 @@ def lr_factor(step: int, settings: ScheduleSettings) -> float:
     A run that was planned anew goes on from the rate that it had.
     """
     if settings.replanned_at is None or settings.planned_steps is None:
-        return _factor(step, settings.total(), warmup(settings))
+        return _factor(step, settings.total_steps(), num_warmup_steps(settings))
     if step < settings.replanned_at:
         return _factor(step, settings.planned_steps, _warmup(settings, settings.planned_steps))
     return _replanned_factor(step, settings.replanned_at, settings.planned_steps, settings)
@@ -126,7 +126,7 @@ def _replanned_factor(step: int, first: int, planned: int, settings: ScheduleSet
     A warm-up that is not over goes on, over a tenth of what remains, up to the line of a run of
     the new length; a rate that is falling, or above that line, falls linearly to 0.
     """
-    steps, before = settings.total(), _warmup(settings, planned)
+    steps, before = settings.total_steps(), _warmup(settings, planned)
     start = _factor(first, planned, before)
     rising = min(settings.warmup_steps, (steps - first) // 10)
     peak = 1.0 - (first + rising) / steps

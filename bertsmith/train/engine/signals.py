@@ -11,12 +11,12 @@ from typing import Self
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Stopper:
+class DeferredSignals:
     """While it is entered, the first signal is noted, and the second one acts as it always does."""
 
     def __init__(self) -> None:
         """Nothing has been asked for yet."""
-        self.signal: int | None = None
+        self.received: int | None = None
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Self:
@@ -40,5 +40,5 @@ class Stopper:
         self._before = {}
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.signal = number
+        self.received = number
         self._give_back()

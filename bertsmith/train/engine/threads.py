@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from bertsmith.runtime.device import Load
+from bertsmith.runtime.device import CpuLoad
 
 #: Cores that other processes use, from which on the machine counts as busy.
 _BUSY: Final = 0.3
@@ -20,23 +20,23 @@ _ROUNDS: Final = 3
 
 
 @dataclass(frozen=True)
-class Choice:
+class ThreadChoice:
     """The number of threads that was chosen, and the seconds of a step with each candidate."""
 
-    threads: int
-    seconds: dict[int, float]
+    num_threads: int
+    step_seconds: dict[int, float]
 
     def describe(self) -> str:
         """Return one line for people."""
         times = ", ".join(
             f"{number} {'thread' if number == 1 else 'threads'} {1000 * seconds:,.0f} ms per step"
-            for number, seconds in self.seconds.items()
+            for number, seconds in self.step_seconds.items()
         )
-        return f"this machine is busy: {times}; training with {self.threads} (run.threads)"
+        return f"this machine is busy: {times}; training with {self.num_threads} (run.threads)"
 
 
 @contextmanager
-def restored_threads(threads: int | None) -> Iterator[None]:
+def restore_num_threads(threads: int | None) -> Iterator[None]:
     """Give the process its number of threads back, unless ``threads`` was set for the run."""
     before = torch.get_num_threads()
     try:
@@ -46,19 +46,19 @@ def restored_threads(threads: int | None) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def is_busy(load: Load) -> bool:
+def is_machine_busy(load: CpuLoad) -> bool:
     """Tell whether other processes use a core, now or in the last minute."""
-    return max(load.now, load.last_minute) >= _BUSY
+    return max(load.current, load.last_minute) >= _BUSY
 
 
-def candidates(available: int, load: Load) -> list[int]:
+def candidate_thread_counts(available: int, load: CpuLoad) -> list[int]:
     """Return the numbers of threads worth timing: all, those that the load leaves, and half."""
-    left = available - max(1, math.ceil(load.now))
+    left = available - max(1, math.ceil(load.current))
     fewer = {number for number in (left, available // 2) if 1 <= number < available}
     return [available, *sorted(fewer, reverse=True)]
 
 
-def choose(time_step: Callable[[int], float], numbers: Sequence[int]) -> Choice:
+def choose_thread_count(time_step: Callable[[int], float], numbers: Sequence[int]) -> ThreadChoice:
     """Time steps with each number of threads in turns, and choose one.
 
     time_step: returns the seconds of a step with so many threads. numbers: the first one is taken
@@ -72,12 +72,12 @@ def choose(time_step: Callable[[int], float], numbers: Sequence[int]) -> Choice:
     fastest = min(numbers, key=lambda number: seconds[number])
     first = numbers[0]
     is_faster = seconds[fastest] <= _CLEARLY_FASTER * seconds[first]
-    return Choice(fastest if is_faster else first, seconds)
+    return ThreadChoice(fastest if is_faster else first, seconds)
 
 
-def threads_left(load: Load, available: int) -> int:
+def count_free_cores(load: CpuLoad, available: int) -> int:
     """Return the number of threads that leaves busy cores to others, without timing any.
 
     A core counts as busy if it is now and was in the last minute.
     """
-    return max(1, available - round(min(load.now, load.last_minute)))
+    return max(1, available - round(min(load.current, load.last_minute)))

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertsmith.bundle.directory import locate, pinned
-from bertsmith.settings import wished
-from bertsmith.train.engine.run_directory import check_place
-from bertsmith.train.finetuning.settings import check_files, resolve_settings
+from bertsmith.bundle.directory import locate_model, pin_model_path
+from bertsmith.settings import user_settings
+from bertsmith.train.engine.run_directory import check_run_directory
+from bertsmith.train.finetuning.settings import check_files_exist, resolve_settings
 
 
 def check_finetuning(
@@ -27,8 +27,8 @@ def check_finetuning(
     out: the folder of a single run; None for one that holds several.
     """
     if out is not None:
-        check_place(out)
-    given = wished(config, values, assignments)
-    locate(model)
-    settings = resolve_settings(task, pinned(model), data, given)
-    check_files(settings.task)
+        check_run_directory(out)
+    given = user_settings(config, values, assignments)
+    locate_model(model)
+    settings = resolve_settings(task, pin_model_path(model), data, given)
+    check_files_exist(settings.task)

@@ -13,46 +13,57 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bertsmith.bundle import Head, TaskBundle, pinned, save_task, start_task
+from bertsmith.bundle import (
+    FineTunedBundle,
+    HeadConfig,
+    load_for_fine_tuning,
+    pin_model_path,
+    save_fine_tuned,
+)
 from bertsmith.errors import SettingsError
-from bertsmith.files import figures_of, write_json, write_whole
-from bertsmith.model.feature_based import FeatureModel
-from bertsmith.progress import Progress, Silent
+from bertsmith.files import restore_nan, write_atomic, write_json
+from bertsmith.model.feature_based import BertWithBiLSTM
+from bertsmith.progress import NullProgress, Progress
 from bertsmith.runtime import device
-from bertsmith.settings import wished
-from bertsmith.tasks.families import family_of, with_metrics
-from bertsmith.tasks.inputs import Inputs
+from bertsmith.settings import user_settings
+from bertsmith.tasks.families import get_family, resolve_metrics
+from bertsmith.tasks.inputs import ModelInputs
 from bertsmith.tasks.metrics import LOWER_IS_BETTER
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.train.engine import checkpoint, loop, metrics_log, optimizer, schedule
-from bertsmith.train.engine.loop import Plan
-from bertsmith.train.engine.run_directory import FILE, alone, check_place, take_up
-from bertsmith.train.engine.threads import restored_threads, threads_left
-from bertsmith.train.finetuning.objective import Scored, Tuning
-from bertsmith.train.finetuning.settings import (
-    FinetuneSettings,
-    TuneRunSettings,
-    check_files,
-    model_changes,
+from bertsmith.train.engine.loop import LoopOptions
+from bertsmith.train.engine.run_directory import (
+    SETTINGS_FILE,
+    check_run_directory,
+    load_run_settings,
+    lock_run,
 )
-from bertsmith.train.finetuning.summary import tell, tell_baseline
+from bertsmith.train.engine.threads import count_free_cores, restore_num_threads
+from bertsmith.train.finetuning.objective import FinetuningObjective, HeldoutSet
+from bertsmith.train.finetuning.settings import (
+    FinetuneRunSettings,
+    FinetuneSettings,
+    check_files_exist,
+    model_overrides,
+)
+from bertsmith.train.finetuning.summary import log_run_summary, warn_below_majority_class
 from bertsmith.train.finetuning.task_data import (
     TaskData,
-    fingerprint,
-    head_of,
-    read_data,
-    refuse_changed_files,
-    resolve_task,
-    unseen_labels,
+    build_head,
+    check_files_unchanged,
+    find_unseen_labels,
+    hash_task_files,
+    read_task_data,
+    resolve_task_settings,
     with_model,
     with_task,
 )
 
-MODEL, RESULT = "model", "result.json"
+MODEL_DIR, RESULT_FILE = "model", "result.json"
 
 
 @dataclass(frozen=True)
-class Tuned:
+class FinetuneResult:
     """What became of a fine-tuning run; of a finished one it stands in RUN/result.json.
 
     model: None where a signal stopped the run after ``step`` of ``steps``. metrics: the names of
@@ -84,7 +95,7 @@ def finetune(
     assignments: Sequence[str] = (),
     values: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
-) -> Tuned:
+) -> FinetuneResult:
     """Fine-tune the encoder of ``model`` on a task and write the run, with its model, to ``out``.
 
     task: the name of a public task, with ``data`` its folder; or a family, such as "classify",
@@ -93,31 +104,29 @@ def finetune(
     Called again with the same arguments it goes on where the last call stopped.
     Raises BertsmithError.
     """
-    run, progress, model = Path(out), progress or Silent(), pinned(model)
-    check_place(run)
-    said = wished(config, values, assignments)
-    settings = resolve_task(task, model, Path(data) if data else None, said)
-    check_files(settings.task)
-    examples = read_data(settings.task, allow_numeric="kind" in said.get("task", {}))
-    head = head_of(settings.task, examples)
-    examples.counts["train"].unseen = unseen_labels(settings.task, head, examples)
-    facts = {"labels": list(head.labels), "fingerprint": fingerprint(settings.task)}
+    run, progress, model = Path(out), progress or NullProgress(), pin_model_path(model)
+    check_run_directory(run)
+    said = user_settings(config, values, assignments)
+    settings = resolve_task_settings(task, model, Path(data) if data else None, said)
+    check_files_exist(settings.task)
+    examples = read_task_data(settings.task, allow_numeric="kind" in said.get("task", {}))
+    head = build_head(settings.task, examples)
+    examples.counts["train"].unseen_labels = find_unseen_labels(settings.task, head, examples)
+    facts = {"labels": list(head.labels), "fingerprint": hash_task_files(settings.task)}
     settings = with_task(settings, facts)
     # Some metrics are for some numbers of labels only, and these are known now.
-    with_metrics(settings.task)
+    resolve_metrics(settings.task)
     torch.manual_seed(settings.run.seed)
-    start = start_task(model, head, model_changes(said), settings.features)
+    start = load_for_fine_tuning(model, head, model_overrides(said), settings.features)
     settings = with_model(settings, start)
     run.mkdir(parents=True, exist_ok=True)
-    with alone(run), restored_threads(settings.run.threads):
-        refuse_changed_files(run, settings.task)
-        stored = take_up(run, settings)
+    with lock_run(run), restore_num_threads(settings.run.threads):
+        check_files_unchanged(run, settings.task)
+        stored = load_run_settings(run, settings)
         # A model that is gone is written again, as long as there is what it was written from.
-        gone = not (run / MODEL).exists() and checkpoint.found(run)
-        if stored is not None and (run / RESULT).exists() and not gone:
-            progress.note(
-                f"{run}: this run is finished; give --out another directory for a new one"
-            )
+        gone = not (run / MODEL_DIR).exists() and checkpoint.list_checkpoints(run)
+        if stored is not None and (run / RESULT_FILE).exists() and not gone:
+            progress.log(f"{run}: this run is finished; give --out another directory for a new one")
             return _finished(run)
         result = _train(
             stored or settings, start, head, examples, run, progress, new=stored is None
@@ -129,16 +138,16 @@ def finetune(
 
 def _train(
     settings: FinetuneSettings,
-    start: TaskBundle,
-    head: Head,
+    start: FineTunedBundle,
+    head: HeadConfig,
     data: TaskData,
     run: Path,
     progress: Progress,
     *,
     new: bool,
-) -> Tuned:
+) -> FinetuneResult:
     task, options = settings.task, settings.run
-    machine = device.find(
+    machine = device.resolve_machine(
         options.device, options.precision, options.kernel,
         attention_dropout=settings.model.attention_dropout,
         threads=options.threads or _threads(options, progress),
@@ -147,15 +156,15 @@ def _train(
     tokens = min(task.batch, len(data.train)) * longest
     # A frozen encoder has no gradients and no moments.
     if options.freeze is None and not (settings.features and settings.features.frozen):
-        device.require_memory(machine, settings.model, tokens, options.micro_tokens)
+        device.check_memory(machine, settings.model, tokens, options.micro_tokens)
     model = start.model.to(machine.device)
     work = _work(settings, start, head, data, machine)
     _freeze(start, options.freeze)
     if new:
         settings = _settled(settings, machine, work.steps_per_epoch)
-        write_whole(run / FILE, settings.to_toml())
-    tell(progress, run, task, start, data, machine)
-    adam = optimizer.build(model, settings.optim)
+        write_atomic(run / SETTINGS_FILE, settings.to_toml())
+    log_run_summary(progress, run, task, start, data, machine)
+    adam = optimizer.build_optimizer(model, settings.optim)
     plan = _plan(settings, machine, work.steps_per_epoch)
     outcome = loop.train(work, model, adam, machine, plan, run, progress)
     state, figures = outcome.state, _last_figures(run)
@@ -164,68 +173,70 @@ def _train(
         checkpoint.load_best(run, state.best_step, model)
         figures = _last_figures(run, state.best_step)
     counts = {name: one.as_dict() for name, one in data.counts.items()}
-    result = Tuned(
+    result = FinetuneResult(
         run, None, outcome.signal, state.step, plan.steps, task.metrics, figures, counts,
         state.seconds,
     )  # fmt: skip
     if outcome.signal is not None:
         return result
-    tell_baseline(progress, task, data, figures)
+    warn_below_majority_class(progress, task, data, figures)
     info = {"task": task.name, "provenance": settings.model_dump(mode="json"),
             "heldout": figures}  # fmt: skip
-    save_task(run / MODEL, model, start.tokenizer, head, info)
-    write_json(run / RESULT, {key: value for key, value in asdict(result).items()
+    save_fine_tuned(run / MODEL_DIR, model, start.tokenizer, head, info)
+    write_json(run / RESULT_FILE, {key: value for key, value in asdict(result).items()
                               if key not in ("run", "model", "late")})  # fmt: skip
-    return replace(result, model=run / MODEL, late=outcome.late)
+    return replace(result, model=run / MODEL_DIR, late=outcome.late_signal)
 
 
-def _threads(options: TuneRunSettings, progress: Progress) -> int | None:
+def _threads(options: FinetuneRunSettings, progress: Progress) -> int | None:
     """Return fewer threads than usual if other processes use the cores; None for the usual."""
     available = torch.get_num_threads()
     if available == 1 or not device.is_cpu(options.device):
         return None
-    threads = threads_left(device.measure_load(), available)
+    threads = count_free_cores(device.measure_load(), available)
     if threads == available:
         return None
-    progress.note(
+    progress.log(
         f"this machine is busy: training with {threads} of {available} threads (run.threads)"
     )
     return threads
 
 
-def _finished(run: Path) -> Tuned:
+def _finished(run: Path) -> FinetuneResult:
     """Return the result of a run that is finished."""
-    said = json.loads((run / RESULT).read_text(encoding="utf-8"))
-    said["figures"] = figures_of(said["figures"])
-    return Tuned(run=run, model=run / MODEL, **said)
+    said = json.loads((run / RESULT_FILE).read_text(encoding="utf-8"))
+    said["figures"] = restore_nan(said["figures"])
+    return FinetuneResult(run=run, model=run / MODEL_DIR, **said)
 
 
 def _work(
     settings: FinetuneSettings,
-    start: TaskBundle,
-    head: Head,
+    start: FineTunedBundle,
+    head: HeadConfig,
     data: TaskData,
     machine: device.Machine,
-) -> Tuning:
-    task, family = settings.task, family_of(settings.task.kind)
+) -> FinetuningObjective:
+    task, family = settings.task, get_family(settings.task.kind)
     start.model.bert.kernel = machine.kernel
 
-    def encoded(name: str, examples: list[Any]) -> Inputs:
+    def encoded(name: str, examples: list[Any]) -> ModelInputs:
         # A share that is held out was read from the training table, and is counted with it.
         counts = data.counts.get(name, data.counts["train"])
-        return family.encode(examples, start.tokenizer, head, task, counts)
+        return family.encode_examples(examples, start.tokenizer, head, task, counts)
 
     train = encoded("train", data.train)
-    data.counts["train"].untaught = len(train) - len(train.taught())
-    heldout = {name: Scored(own, encoded(name, own)) for name, own in data.heldout.items()}
-    return Tuning(
+    data.counts["train"].num_without_target = len(train) - len(train.indices_with_target())
+    heldout = {name: HeldoutSet(own, encoded(name, own)) for name, own in data.heldout.items()}
+    return FinetuningObjective(
         start.model, head, task, train, heldout, machine,
         micro_tokens=settings.run.micro_tokens, seed=settings.run.seed,
         class_weights=_class_weights(task, head, train),
     )  # fmt: skip
 
 
-def _class_weights(task: TaskSettings, head: Head, train: Inputs) -> NDArray[np.float32] | None:
+def _class_weights(
+    task: TaskSettings, head: HeadConfig, train: ModelInputs
+) -> NDArray[np.float32] | None:
     """Return what a target of each class counts, float32 [C], or None where all count 1."""
     if task.class_weights == "none":
         return None
@@ -233,8 +244,8 @@ def _class_weights(task: TaskSettings, head: Head, train: Inputs) -> NDArray[np.
         raise SettingsError("task.class_weights 'balanced' is for one label a text, or a word")
     assert train.targets is not None
     targets = np.concatenate(train.targets)
-    occurs = np.bincount(targets, minlength=head.outputs)
-    return (len(targets) / (head.outputs * occurs.clip(min=1))).astype(np.float32)
+    occurs = np.bincount(targets, minlength=head.num_outputs)
+    return (len(targets) / (head.num_outputs * occurs.clip(min=1))).astype(np.float32)
 
 
 def _settled(settings: FinetuneSettings, machine: device.Machine, epoch: int) -> FinetuneSettings:
@@ -257,30 +268,30 @@ def _settled(settings: FinetuneSettings, machine: device.Machine, epoch: int) ->
     )
 
 
-def _plan(settings: FinetuneSettings, machine: device.Machine, epoch: int) -> Plan:
+def _plan(settings: FinetuneSettings, machine: device.Machine, epoch: int) -> LoopOptions:
     timing = settings.schedule
     assert settings.checkpoint.every is not None
-    return Plan(
-        steps=timing.total(),
+    return LoopOptions(
+        steps=timing.total_steps(),
         seed=settings.run.seed,
-        clip=settings.optim.clip,
-        rate=lambda step: settings.optim.lr * schedule.lr_factor(step, timing),
+        max_grad_norm=settings.optim.clip,
+        lr_at_step=lambda step: settings.optim.lr * schedule.lr_factor(step, timing),
         log_every=settings.run.log_every,
-        eval_every=epoch if settings.run.evaluate == "epoch" else timing.total(),
+        eval_every=epoch if settings.run.evaluate == "epoch" else timing.total_steps(),
         checkpoint_every=settings.checkpoint.every,
-        keep=settings.checkpoint.keep,
-        best_by=settings.task.metrics[0],
-        more_is_better=settings.task.metrics[0] not in LOWER_IS_BETTER,
+        keep_checkpoints=settings.checkpoint.keep,
+        selection_metric=settings.task.metrics[0],
+        higher_is_better=settings.task.metrics[0] not in LOWER_IS_BETTER,
         patience=settings.run.patience,
-        ceiling=lambda: device.matrix_ceiling(machine),
+        measure_peak_macs=lambda: device.measure_peak_macs(machine),
     )
 
 
-def _freeze(start: TaskBundle, layers: int | None) -> None:
+def _freeze(start: FineTunedBundle, layers: int | None) -> None:
     """Leave the embeddings and so many layers from below as they are."""
     if layers is None:
         return
-    if isinstance(start.model, FeatureModel) and start.model.features.frozen:
+    if isinstance(start.model, BertWithBiLSTM) and start.model.features.frozen:
         raise SettingsError("run.freeze: with features the whole encoder stays as it is anyway")
     if layers > start.config.layers:
         raise SettingsError(
@@ -292,6 +303,6 @@ def _freeze(start: TaskBundle, layers: int | None) -> None:
 
 
 def _last_figures(run: Path, step: int | None = None) -> dict[str, float]:
-    lines = [line for line in metrics_log.read(run) if line["kind"] == "heldout"]
+    lines = [line for line in metrics_log.read_metrics(run) if line["kind"] == "heldout"]
     lines = [line for line in lines if step is None or line["step"] == step]
     return {k: v for k, v in lines[-1].items() if k not in ("step", "kind")} if lines else {}

@@ -11,9 +11,9 @@ from pydantic import Field, model_validator
 
 from bertsmith.errors import SettingsError, TaskError
 from bertsmith.model.config import FeatureSettings, ModelConfig
-from bertsmith.settings import Settings, merged
-from bertsmith.tasks.public import TASKS
-from bertsmith.tasks.settings import FACTS, KINDS, TaskSettings
+from bertsmith.settings import Settings, merge_settings
+from bertsmith.tasks.public import PUBLIC_TASKS
+from bertsmith.tasks.settings import FAMILY_DEFAULTS, FAMILY_KINDS, TaskSettings
 from bertsmith.train.engine import compute_settings
 from bertsmith.train.engine.schedule import ScheduleSettings
 from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
@@ -26,7 +26,7 @@ FEATURE_PLAN = 1e-3, 8.0
 _FREE = {"dropout", "attention_dropout"}
 
 
-class TuneRunSettings(Settings):
+class FinetuneRunSettings(Settings):
     """Where fine-tuning begins, and how its steps are computed."""
 
     start_from: str = ""
@@ -61,7 +61,7 @@ class FinetuneSettings(Settings):
     task: TaskSettings = TaskSettings()
     optim: OptimSettings = OptimSettings()
     schedule: ScheduleSettings = ScheduleSettings()
-    run: TuneRunSettings = TuneRunSettings()
+    run: FinetuneRunSettings = FinetuneRunSettings()
     #: A BiLSTM on the encoder, which stays as it is or learns too; None: the task's Linear alone.
     features: FeatureSettings | None = None
     checkpoint: CheckpointSettings = CheckpointSettings()
@@ -71,16 +71,16 @@ def resolve_settings(
     task: str, model: Path, data: Path | None, said: Mapping[str, Any]
 ) -> FinetuneSettings:
     """Return the settings of a run as far as no file has to be read. Raises SettingsError."""
-    if task not in TASKS and task not in KINDS:
-        known = ", ".join([*TASKS, *KINDS])
+    if task not in PUBLIC_TASKS and task not in FAMILY_KINDS:
+        known = ", ".join([*PUBLIC_TASKS, *FAMILY_KINDS])
         raise SettingsError(f"unknown task {task!r}; known are {known}")
     base: dict[str, Any] = {"name": task}
-    if task in TASKS:
+    if task in PUBLIC_TASKS:
         if data is None:
             raise SettingsError(f"{task}: give the folder with its files: --data FOLDER")
-        base |= TASKS[task].settings(data)
+        base |= PUBLIC_TASKS[task].resolve_settings(data)
     else:
-        base |= {"kind": KINDS[task][0], **FACTS.get(task, {})}
+        base |= {"kind": FAMILY_KINDS[task][0], **FAMILY_DEFAULTS.get(task, {})}
         if data is not None:
             base["train"] = str(data.resolve())
     _refuse_no_tables(said)
@@ -92,8 +92,8 @@ def resolve_settings(
     rate, epochs = FEATURE_PLAN if frozen else PLAN
     defaults: dict[str, Any] = {"task": base, "optim": {"lr": rate}, "schedule": {"epochs": epochs}}
     defaults["run"] = {"start_from": str(model.resolve())}
-    values = merged(defaults, _without_epochs(said))
-    model_changes(said)
+    values = merge_settings(defaults, _without_epochs(said))
+    model_overrides(said)
     # The model's own shape is read later; what is said of it is laid over it then.
     values["model"] = {"vocab_size": 1}
     settings = FinetuneSettings.parse(values, "the settings")
@@ -105,21 +105,23 @@ def resolve_settings(
 
 def _check_kind(task: str, settings: TaskSettings) -> None:
     """Refuse a kind that the task has not."""
-    kinds = (TASKS[task].facts["kind"],) if task in TASKS else KINDS[task]
+    kinds = (
+        (PUBLIC_TASKS[task].fixed_settings["kind"],) if task in PUBLIC_TASKS else FAMILY_KINDS[task]
+    )
     if settings.kind not in kinds:
-        family = next(name for name, own in KINDS.items() if settings.kind in own)
+        family = next(name for name, own in FAMILY_KINDS.items() if settings.kind in own)
         raise SettingsError(
             f"{task} is of the kind {' or '.join(map(repr, kinds))}; for {settings.kind!r} give "
             f"the task {family!r} and its columns"
         )
 
 
-def check_files(settings: TaskSettings) -> None:
+def check_files_exist(settings: TaskSettings) -> None:
     """Raise TaskError where a file of the task does not exist."""
-    public = TASKS.get(settings.name)
+    public = PUBLIC_TASKS.get(settings.name)
     for file in map(Path, (settings.train, *settings.heldout.values())):
         if not file.exists():
-            hint = f"; {public.expected(settings.name)}" if public else ""
+            hint = f"; {public.describe_expected_data(settings.name)}" if public else ""
             raise TaskError(f"{file}: no such file{hint}")
 
 
@@ -142,10 +144,10 @@ def _without_epochs(said: Mapping[str, Any]) -> Mapping[str, Any]:
         raise SettingsError(
             f"schedule.steps is {steps} and schedule.epochs is {epochs}; give only one of them"
         )
-    return merged(said, {"schedule": {"epochs": None}})
+    return merge_settings(said, {"schedule": {"epochs": None}})
 
 
-def model_changes(said: Mapping[str, Any]) -> dict[str, Any]:
+def model_overrides(said: Mapping[str, Any]) -> dict[str, Any]:
     """Return what was said of the model: its dropout may be set, its shape may not."""
     asked = said.get("model", {})
     strange = sorted(set(asked) - _FREE)

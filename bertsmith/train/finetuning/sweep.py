@@ -13,29 +13,29 @@ from statistics import median
 from typing import Any
 
 from bertsmith.errors import RunError, SettingsError
-from bertsmith.files import whole_directory, write_json
-from bertsmith.progress import Progress, Silent
-from bertsmith.settings import from_assignments, merged, wished
+from bertsmith.files import atomic_directory, write_json
+from bertsmith.progress import NullProgress, Progress
+from bertsmith.settings import merge_settings, parse_assignments, user_settings
 from bertsmith.tasks.metrics import LOWER_IS_BETTER
-from bertsmith.train.engine.checkpoint import FOLDER
-from bertsmith.train.engine.run_directory import FILE
-from bertsmith.train.finetuning.finetune import MODEL, Tuned, finetune
+from bertsmith.train.engine.checkpoint import CHECKPOINTS_DIR
+from bertsmith.train.engine.run_directory import SETTINGS_FILE
+from bertsmith.train.finetuning.finetune import MODEL_DIR, FinetuneResult, finetune
 
 #: Batch, learning rate, epochs: appendix A.3 of the paper.
 GRID: dict[str, tuple[Any, ...]] = {
     "task.batch": (16, 32), "optim.lr": (5e-5, 3e-5, 2e-5), "schedule.epochs": (2.0, 3.0, 4.0),
 }  # fmt: skip
-RESULTS = "results.json"
+RESULTS_FILE = "results.json"
 
 
 @dataclass(frozen=True)
-class Setting:
+class GridPoint:
     """One place of the grid and its runs, one a seed."""
 
-    chosen: dict[str, Any]
-    runs: list[Tuned]
+    hyperparameters: dict[str, Any]
+    runs: list[FinetuneResult]
 
-    def over_seeds(self, metric: str) -> tuple[float, float, float]:
+    def metric_over_seeds(self, metric: str) -> tuple[float, float, float]:
         """Return median, least and greatest of a metric over the seeds; NaN is the worst."""
         found = [_or_worst(run.figures[metric], metric) for run in self.runs]
         middle, least, most = (
@@ -45,21 +45,21 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Several:
+class SweepResult:
     """All runs under ``out``. best: the run with the best first metric; model: a copy of its own.
 
-    stopped: the run that a signal stopped, or the one after which it did, if one came; what was
+    stopped_run: the run that a signal stopped, or the one after which it did, if one came; what was
     not begun is not there, and nothing was chosen.
     """
 
     out: Path
-    settings: list[Setting]
-    best: Tuned | None
+    points: list[GridPoint]
+    best: FinetuneResult | None
     model: Path | None
-    stopped: Tuned | None
+    stopped_run: FinetuneResult | None
 
 
-def finetune_several(
+def run_sweep(
     task: str,
     model: Path | str,
     out: Path | str,
@@ -71,20 +71,20 @@ def finetune_several(
     assignments: Sequence[str] = (),
     values: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
-) -> Several:
+) -> SweepResult:
     """Fine-tune once for each seed (from ``run.seed`` on) and place of the grid; see ``finetune``.
 
     Each run has a folder of its own under ``out``, and its checkpoints go when it is finished;
     called again, finished runs are not repeated. The best by the first metric becomes
     ``out``/model, and ``out``/results.json has the figures of all. Raises BertsmithError.
     """
-    folder, progress = Path(out), progress or Silent()
+    folder, progress = Path(out), progress or NullProgress()
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder}: this is a file; give --out a new directory")
-    taken = (folder / FILE).exists() or (folder / MODEL).exists()
-    if taken and not any(folder.glob(f"*seed-*/{FILE}")):
+    taken = (folder / SETTINGS_FILE).exists() or (folder / MODEL_DIR).exists()
+    if taken and not any(folder.glob(f"*seed-*/{SETTINGS_FILE}")):
         raise RunError(f"{folder}: a model or a single run stands here; give --out a new directory")
-    said = wished(config, values, assignments)
+    said = user_settings(config, values, assignments)
     if grid:
         _refuse_said_twice(said)
     run_table = said.get("run", {})
@@ -94,17 +94,17 @@ def finetune_several(
     places = (
         [dict(zip(GRID, one, strict=True)) for one in product(*GRID.values())] if grid else [{}]
     )
-    found: list[Setting] = []
+    found: list[GridPoint] = []
     stopped = None
     for chosen in places:
-        found.append(Setting(chosen, []))
+        found.append(GridPoint(chosen, []))
         for seed in range(first, first + seeds):
-            own = from_assignments([f"{key}={value}" for key, value in chosen.items()])
-            own = merged(merged(said, own), {"run": {"seed": seed}})
+            own = parse_assignments([f"{key}={value}" for key, value in chosen.items()])
+            own = merge_settings(merge_settings(said, own), {"run": {"seed": seed}})
             run = folder / _name(chosen, seed)
             result = finetune(task, model, run, data=data, values=own, progress=progress)
             if result.signal is None:
-                shutil.rmtree(run / FOLDER, ignore_errors=True)
+                shutil.rmtree(run / CHECKPOINTS_DIR, ignore_errors=True)
                 found[-1].runs.append(result)
             # A signal that came too late to stop a run stops those that would follow it.
             more = chosen is not places[-1] or seed < first + seeds - 1
@@ -134,30 +134,30 @@ def _name(chosen: Mapping[str, Any], seed: int) -> str:
     return "_".join([*parts, f"seed-{seed}"])
 
 
-def _told(folder: Path, found: list[Setting], stopped: Tuned | None) -> Several:
+def _told(folder: Path, found: list[GridPoint], stopped: FinetuneResult | None) -> SweepResult:
     runs = [run for one in found for run in one.runs]
     if stopped or not runs:
-        return Several(folder, found, None, None, stopped)
+        return SweepResult(folder, found, None, None, stopped)
     metric = runs[0].metrics[0]
     # A correlation with a constant is NaN, and worse than any other.
     choose = min if metric in LOWER_IS_BETTER else max
     best = choose(runs, key=lambda run: _or_worst(run.figures[metric], metric))
-    if not (best.run / MODEL).exists():
+    if not (best.run / MODEL_DIR).exists():
         raise RunError(
             f"{best.run}: this run is the best one, but its model is gone; remove the run, and the "
             "same command trains it again"
         )
-    with whole_directory(folder / MODEL) as new:
-        shutil.copytree(best.run / MODEL, new, dirs_exist_ok=True)
+    with atomic_directory(folder / MODEL_DIR) as new:
+        shutil.copytree(best.run / MODEL_DIR, new, dirs_exist_ok=True)
     table = [
-        {"chosen": one.chosen,
-         **dict(zip(("median", "least", "greatest"), one.over_seeds(metric), strict=True)),
+        {"chosen": one.hyperparameters,
+         **dict(zip(("median", "least", "greatest"), one.metric_over_seeds(metric), strict=True)),
          "runs": {run.run.name: run.figures for run in one.runs}}
         for one in found
     ]  # fmt: skip
     told = {"metric": metric, "best": best.run.name, "settings": table, "counts": best.counts}
-    write_json(folder / RESULTS, told)
-    return Several(folder, found, best, folder / MODEL, None)
+    write_json(folder / RESULTS_FILE, told)
+    return SweepResult(folder, found, best, folder / MODEL_DIR, None)
 
 
 def _or_worst(score: float, metric: str) -> float:

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith.bundle import Head, TaskBundle
+from bertsmith.bundle import FineTunedBundle, HeadConfig
 from bertsmith.errors import RunError, SettingsError, TaskError
 from bertsmith.files import sha256_of_file
 from bertsmith.settings import read_toml
-from bertsmith.tasks.entities import strange
-from bertsmith.tasks.families import family_of, refuse_unread, with_metrics
-from bertsmith.tasks.inputs import Counts
-from bertsmith.tasks.label_counts import refuse_numeric_labels
+from bertsmith.tasks.entities import find_invalid_tags
+from bertsmith.tasks.families import get_family, reject_unused_fields, resolve_metrics
+from bertsmith.tasks.inputs import ExampleCounts
+from bertsmith.tasks.label_counts import reject_numeric_labels
 from bertsmith.tasks.settings import TaskSettings
-from bertsmith.train.engine.run_directory import FILE
+from bertsmith.train.engine.run_directory import SETTINGS_FILE
 from bertsmith.train.finetuning.settings import FinetuneSettings, resolve_settings
 
 
@@ -30,23 +30,23 @@ class TaskData:
 
     train: list[Any]
     heldout: dict[str, list[Any]]
-    counts: dict[str, Counts]
+    counts: dict[str, ExampleCounts]
 
 
-def resolve_task(
+def resolve_task_settings(
     task: str, model: Path, data: Path | None, said: Mapping[str, Any]
 ) -> FinetuneSettings:
     """Return the settings: the task's own facts, and over them what was said."""
     settings = resolve_settings(task, model, data, said)
-    wrong = strange(settings.task.labels) if settings.task.kind == "entities" else []
+    wrong = find_invalid_tags(settings.task.labels) if settings.task.kind == "entities" else []
     if wrong:
         raise SettingsError(
             f"task.labels: {wrong[0]!r} is no entity's tag; expected O, B-…, I-…; for tags that "
             "are no entities give task.kind=tags"
         )
     tables = [Path(file) for file in (settings.task.train, *settings.task.heldout.values())]
-    refuse_unread(settings.task.kind, said.get("task", {}), tables)
-    return with_task(settings, {"metrics": with_metrics(settings.task)})
+    reject_unused_fields(settings.task.kind, said.get("task", {}), tables)
+    return with_task(settings, {"metrics": resolve_metrics(settings.task)})
 
 
 def with_task(settings: FinetuneSettings, changes: dict[str, Any]) -> FinetuneSettings:
@@ -54,10 +54,10 @@ def with_task(settings: FinetuneSettings, changes: dict[str, Any]) -> FinetuneSe
     return settings.model_copy(update={"task": settings.task.model_copy(update=changes)})
 
 
-def with_model(settings: FinetuneSettings, start: TaskBundle) -> FinetuneSettings:
+def with_model(settings: FinetuneSettings, start: FineTunedBundle) -> FinetuneSettings:
     """Return the settings with the model's shape, and a length of inputs that it takes."""
     most = start.config.max_positions
-    length = settings.task.length or min(family_of(settings.task.kind).LENGTH, most)
+    length = settings.task.length or min(get_family(settings.task.kind).DEFAULT_LENGTH, most)
     if length > most:
         raise SettingsError(
             f"task.length is {length}, but the model takes {most} tokens; shorten task.length"
@@ -66,7 +66,7 @@ def with_model(settings: FinetuneSettings, start: TaskBundle) -> FinetuneSetting
     return with_task(settings, {"length": length})
 
 
-def fingerprint(task: TaskSettings) -> str:
+def hash_task_files(task: TaskSettings) -> str:
     """Return what tells the task's files from changed ones: a hash of their bytes, shortened.
 
     Raises TaskError where one is not there.
@@ -80,11 +80,11 @@ def fingerprint(task: TaskSettings) -> str:
     return whole.hexdigest()[:16]
 
 
-def refuse_changed_files(run: Path, task: TaskSettings) -> None:
+def check_files_unchanged(run: Path, task: TaskSettings) -> None:
     """Raise RunError if the run was begun with these files, and something else in them."""
-    if not (run / FILE).exists():
+    if not (run / SETTINGS_FILE).exists():
         return
-    stored = FinetuneSettings.parse(read_toml(run / FILE), str(run / FILE)).task
+    stored = FinetuneSettings.parse(read_toml(run / SETTINGS_FILE), str(run / SETTINGS_FILE)).task
     if stored.files() == task.files() and stored.fingerprint != task.fingerprint:
         raise RunError(
             f"{run}: the data files have changed since this run was begun "
@@ -93,29 +93,29 @@ def refuse_changed_files(run: Path, task: TaskSettings) -> None:
         )
 
 
-def read_data(task: TaskSettings, *, allow_numeric: bool = True) -> TaskData:
+def read_task_data(task: TaskSettings, *, allow_numeric: bool = True) -> TaskData:
     """Read the training and held-out examples; without held-out files a share is held out.
 
     allow_numeric: whether the classes may be a scale of numbers. Raises TaskError.
     """
-    family, known = family_of(task.kind), task.labels or None
-    counts: dict[str, Counts] = {}
-    train, counts["train"] = family.read(Path(task.train), task, labels=known)
+    family, known = get_family(task.kind), task.labels or None
+    counts: dict[str, ExampleCounts] = {}
+    train, counts["train"] = family.read_examples(Path(task.train), task, labels=known)
     everything, train = train, _subset(train, task, counts["train"])
     if not allow_numeric:
-        refuse_numeric_labels(train, task)
+        reject_numeric_labels(train, task)
     if not task.heldout:
         kept, held = _parted(train, task)
         return TaskData(kept, {"heldout": held}, counts)
     # A subset may lack a label of the file; a held-out example with it is no error.
-    known = known or list(family.labels_of(everything, task.train)) or None
+    known = known or list(family.collect_labels(everything, task.train)) or None
     heldout = {}
     for name, file in task.heldout.items():
-        heldout[name], counts[name] = family.read(Path(file), task, labels=known)
+        heldout[name], counts[name] = family.read_examples(Path(file), task, labels=known)
     return TaskData(train, heldout, counts)
 
 
-def _subset(examples: list[Any], task: TaskSettings, counts: Counts) -> list[Any]:
+def _subset(examples: list[Any], task: TaskSettings, counts: ExampleCounts) -> list[Any]:
     """Return ``task.examples`` of the training examples, in their order; count the others."""
     size = task.examples
     if size is None or len(examples) <= size:
@@ -126,7 +126,7 @@ def _subset(examples: list[Any], task: TaskSettings, counts: Counts) -> list[Any
         groups = _groups(examples, task) if by_document else [[n] for n in range(len(examples))]
         order = np.random.default_rng(task.examples_seed).permutation(len(groups)).tolist()
         chosen = sorted([number for group in order for number in groups[group]][:size])
-    counts.used = size
+    counts.num_used = size
     counts.skipped[f"not among the task.examples = {size}"] += len(examples) - size
     return [examples[number] for number in chosen]
 
@@ -174,15 +174,15 @@ def _groups(examples: list[Any], task: TaskSettings) -> list[list[int]]:
     return list(found.values())
 
 
-def head_of(task: TaskSettings, data: TaskData) -> Head:
+def build_head(task: TaskSettings, data: TaskData) -> HeadConfig:
     """Return what the outputs are to mean: the labels said, or those that occur."""
     everything = [*data.train, *(one for own in data.heldout.values() for one in own)]
-    found = family_of(task.kind).labels_of(everything, task.train)
-    return Head(task.kind, tuple(task.labels) or found)
+    found = get_family(task.kind).collect_labels(everything, task.train)
+    return HeadConfig(task.kind, tuple(task.labels) or found)
 
 
-def unseen_labels(task: TaskSettings, head: Head, data: TaskData) -> list[str]:
+def find_unseen_labels(task: TaskSettings, head: HeadConfig, data: TaskData) -> list[str]:
     """Return the labels that no training example has. TaskError if they have one label only."""
     where = task.train if task.heldout else f"{task.train} without what is held out"
-    found = family_of(task.kind).labels_of(data.train, where)
+    found = get_family(task.kind).collect_labels(data.train, where)
     return [name for name in head.labels if name not in found]

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.data.store import Store
-from bertsmith.train.engine.run_directory import check_place
-from bertsmith.train.pretraining.resolve import Wishes, resolve_run
+from bertsmith.train.engine.run_directory import check_run_directory
+from bertsmith.train.pretraining.resolve import Overrides, resolve_run_settings
 
 
 def check_pretraining(
-    data: Path, out: Path | None, lengths: Mapping[str, float | None], wishes: Mapping[str, Any]
+    data: Path, out: Path | None, lengths: Mapping[str, float | None], overrides: Mapping[str, Any]
 ) -> None:
     """Raise a BertsmithError if ``pretrain`` cannot begin with these arguments.
 
-    lengths: steps, epochs and minutes. wishes: keywords of ``Wishes``.
+    lengths: steps, epochs and minutes. wishes: keywords of ``Overrides``.
     """
     if out is not None:
-        check_place(out)
-    resolve_run(Wishes(data=data, **wishes), Store.open(data), lengths)
+        check_run_directory(out)
+    resolve_run_settings(Overrides(data=data, **overrides), Store.open(data), lengths)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.data.masking import TokenFacts
+from bertsmith.data.masking import VocabularyInfo
 from bertsmith.data.packing import Batch
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Split
-from bertsmith.data.stream import Stream
+from bertsmith.data.stream import ExampleStream
 from bertsmith.data.unigram import unigram_entropy
-from bertsmith.model.bert import PreTrainingModel
+from bertsmith.model.bert import BertForPreTraining
 from bertsmith.runtime.device import Machine
 from bertsmith.train.pretraining.micro_batches import to_device
 
@@ -25,12 +25,14 @@ _SEED, _EPOCH = 0, 0
 _DEVIATE = 1.959964
 
 
-def heldout_stream(split: Split, facts: TokenFacts, settings: DataSettings) -> Stream:
+def build_heldout_stream(
+    split: Split, facts: VocabularyInfo, settings: DataSettings
+) -> ExampleStream:
     """Return the held-out examples, the same for every run over a store at this length."""
-    return Stream(split, facts, settings, settings.length, _SEED, _EPOCH)
+    return ExampleStream(split, facts, settings, settings.length, _SEED, _EPOCH)
 
 
-def wilson(hits: int, trials: int) -> tuple[float, float]:
+def wilson_interval(hits: int, trials: int) -> tuple[float, float]:
     """Return the 95 % interval of a share (Wilson 1927, JASA 22, p. 209)."""
     share, z2 = hits / trials, _DEVIATE**2
     middle = (share + z2 / (2 * trials)) / (1 + z2 / trials)
@@ -40,17 +42,17 @@ def wilson(hits: int, trials: int) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Heldout:
+class HeldoutResult:
     """Sums over the held-out sequences. Entropy and losses are in nats."""
 
-    masked_loss: float
-    masked_hits: int
-    predictions: int
-    next_loss: float
-    next_hits: int
-    sequences: int
+    mlm_loss: float
+    mlm_correct: int
+    num_predictions: int
+    nsp_loss: float
+    nsp_correct: int
+    num_sequences: int
     #: Sequences whose second segment truly follows; 0 without next sentence.
-    followed: int
+    num_is_next: int
     #: Unigram entropy of the tokens of these sequences, before masking, special ones left out.
     #: [UNK] is special, so it is no target of the losses above either.
     unigram_entropy: float
@@ -58,34 +60,38 @@ class Heldout:
     unknown_share: float
 
     @property
-    def larger_class(self) -> float:
+    def majority_share(self) -> float:
         """The share that always saying the more frequent label would get right."""
-        return max(self.followed, self.sequences - self.followed) / self.sequences
+        return max(self.num_is_next, self.num_sequences - self.num_is_next) / self.num_sequences
 
-    def figures(self) -> dict[str, float]:
+    def to_metrics(self) -> dict[str, float]:
         """Return the figures of the journal."""
         # A text of nothing but [UNK] has no target.
-        mean = self.masked_loss / self.predictions if self.predictions else math.nan
+        mean = self.mlm_loss / self.num_predictions if self.num_predictions else math.nan
         result = {
             "masked_lm": mean,
             # Beyond, float64 ends; so high a loss says that the run is lost anyway.
             "perplexity": math.exp(mean) if mean < 700 else math.inf,
-            "masked_accuracy": self.masked_hits / max(self.predictions, 1),
+            "masked_accuracy": self.mlm_correct / max(self.num_predictions, 1),
             "unigram_entropy": self.unigram_entropy,
             "unknown_share": self.unknown_share,
         }
-        if self.sequences:
-            result["next_sentence"] = self.next_loss / self.sequences
-            result["next_sentence_accuracy"] = self.next_hits / self.sequences
-            low, high = wilson(self.next_hits, self.sequences)
+        if self.num_sequences:
+            result["next_sentence"] = self.nsp_loss / self.num_sequences
+            result["next_sentence_accuracy"] = self.nsp_correct / self.num_sequences
+            low, high = wilson_interval(self.nsp_correct, self.num_sequences)
             result |= {"next_sentence_low": low, "next_sentence_high": high}
-            result["larger_class"] = self.larger_class
+            result["larger_class"] = self.majority_share
         return result
 
 
 def evaluate(
-    model: PreTrainingModel, stream: Stream, sequences: int, machine: Machine, at_once: int = 64
-) -> Heldout:
+    model: BertForPreTraining,
+    stream: ExampleStream,
+    sequences: int,
+    machine: Machine,
+    batch_size: int = 64,
+) -> HeldoutResult:
     """Evaluate the first ``sequences`` examples of a held-out stream, in the machine's precision.
 
     ``model`` must be in eval mode. Examples with next-sentence labels count for both tasks.
@@ -95,43 +101,45 @@ def evaluate(
     sums = dict.fromkeys((*names, "next_loss", "next_hits", "sequences", "followed"), 0.0)
     words = np.zeros(model.config.vocab_size, np.int64)
     num_unknown = 0
-    for first in range(0, count, at_once):
-        batch = stream.batch(first, min(at_once, count - first))
+    for first in range(0, count, batch_size):
+        batch = stream.batch(first, min(batch_size, count - first))
         piece = to_device(batch, machine.device)
         with machine.autocast():
             losses = model.evaluate(
-                piece.packed, piece.masked_positions, piece.masked_labels, piece.not_next
+                piece.packed, piece.masked_positions, piece.masked_labels, piece.nsp_labels
             )
-        words += _words(batch, stream, model.config.vocab_size)
+        words += _count_unmasked_tokens(batch, stream, model.config.vocab_size)
         # Masking neither replaces [UNK] nor puts it anywhere.
-        num_unknown += int(np.count_nonzero(batch.ids == stream.facts.unk_id))
-        assert losses.masked_hits is not None
-        sums["masked_loss"] += float(losses.masked)
-        sums["masked_hits"] += int(losses.masked_hits)
+        num_unknown += int(np.count_nonzero(batch.ids == stream.vocabulary.unk_id))
+        assert losses.mlm_correct is not None
+        sums["masked_loss"] += float(losses.mlm_loss)
+        sums["masked_hits"] += int(losses.mlm_correct)
         sums["predictions"] += len(batch.masked_labels)
-        if batch.not_next is not None and losses.next_sentence is not None:
-            assert losses.next_hits is not None
-            sums["next_loss"] += float(losses.next_sentence)
-            sums["next_hits"] += int(losses.next_hits)
+        if batch.nsp_labels is not None and losses.nsp_loss is not None:
+            assert losses.nsp_correct is not None
+            sums["next_loss"] += float(losses.nsp_loss)
+            sums["next_hits"] += int(losses.nsp_correct)
             sums["sequences"] += len(batch)
-            sums["followed"] += int((batch.not_next == 0).sum())
-    return Heldout(
-        masked_loss=sums["masked_loss"],
-        masked_hits=int(sums["masked_hits"]),
-        predictions=int(sums["predictions"]),
-        next_loss=sums["next_loss"],
-        next_hits=int(sums["next_hits"]),
-        sequences=int(sums["sequences"]),
-        followed=int(sums["followed"]),
+            sums["followed"] += int((batch.nsp_labels == 0).sum())
+    return HeldoutResult(
+        mlm_loss=sums["masked_loss"],
+        mlm_correct=int(sums["masked_hits"]),
+        num_predictions=int(sums["predictions"]),
+        nsp_loss=sums["next_loss"],
+        nsp_correct=int(sums["next_hits"]),
+        num_sequences=int(sums["sequences"]),
+        num_is_next=int(sums["followed"]),
         unigram_entropy=unigram_entropy(words),
         unknown_share=num_unknown / max(num_unknown + int(words.sum()), 1),
     )
 
 
-def _words(batch: Batch, stream: Stream, vocab_size: int) -> NDArray[np.int64]:
+def _count_unmasked_tokens(
+    batch: Batch, stream: ExampleStream, vocab_size: int
+) -> NDArray[np.int64]:
     """Count the words of a batch as they stood before masking, special tokens left out."""
     ids = batch.ids.copy()
-    if stream.masks:
+    if stream.is_masked_lm:
         ids[batch.masked_positions] = batch.masked_labels
-    counts = np.bincount(ids[~stream.facts.special[ids]], minlength=vocab_size)
+    counts = np.bincount(ids[~stream.vocabulary.is_special[ids]], minlength=vocab_size)
     return counts.astype(np.int64)

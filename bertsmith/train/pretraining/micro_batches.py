@@ -11,25 +11,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertsmith.data.packing import Batch
-from bertsmith.model.packed import Packed
+from bertsmith.model.packed import PackedBatch
 
 
 @dataclass(frozen=True)
-class Piece:
+class MicroBatch:
     """A batch on the device, with its predictions (see ``data.packing.Batch``)."""
 
-    packed: Packed
+    packed: PackedBatch
     masked_positions: Tensor
     masked_labels: Tensor
-    not_next: Tensor | None
+    nsp_labels: Tensor | None
 
     @property
-    def sequences(self) -> int:
+    def num_sequences(self) -> int:
         """The number of sequences B."""
-        return self.packed.boundaries.shape[0] - 1
+        return self.packed.cu_seqlens.shape[0] - 1
 
 
-def to_device(batch: Batch, device: torch.device) -> Piece:
+def to_device(batch: Batch, device: torch.device) -> MicroBatch:
     """Move a numpy batch to the device."""
 
     def tensor(values: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:
@@ -38,28 +38,28 @@ def to_device(batch: Batch, device: torch.device) -> Piece:
             result.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else result
         )
 
-    return Piece(
-        Packed(
+    return MicroBatch(
+        PackedBatch(
             ids=tensor(batch.ids),
             segments=tensor(batch.segments),
             positions=tensor(batch.positions),
-            boundaries=tensor(batch.boundaries),
-            longest=batch.longest,
+            cu_seqlens=tensor(batch.cu_seqlens),
+            max_seqlen=batch.max_seqlen,
         ),
         tensor(batch.masked_positions),
         tensor(batch.masked_labels),
-        None if batch.not_next is None else tensor(batch.not_next),
+        None if batch.nsp_labels is None else tensor(batch.nsp_labels),
     )
 
 
-def cut(batch: Batch, most_tokens: int) -> list[Batch]:
-    """Cut a batch between sequences into pieces of at most ``most_tokens`` (one is the least)."""
-    if len(batch.ids) <= most_tokens:
+def split_batch(batch: Batch, max_tokens: int) -> list[Batch]:
+    """Cut a batch between sequences into pieces of at most ``max_tokens`` (one is the least)."""
+    if len(batch.ids) <= max_tokens:
         return [batch]
     pieces, first = [], 0
     while first < len(batch):
-        room = int(batch.boundaries[first]) + most_tokens
-        last = int(np.searchsorted(batch.boundaries, room, "right")) - 1
+        room = int(batch.cu_seqlens[first]) + max_tokens
+        last = int(np.searchsorted(batch.cu_seqlens, room, "right")) - 1
         last = min(max(last, first + 1), len(batch))
         pieces.append(batch.slice(first, last))
         first = last

@@ -11,19 +11,19 @@ from pydantic import Field
 
 from bertsmith.data.settings import DataSettings
 from bertsmith.model.config import ModelConfig
-from bertsmith.settings import Settings, merged
+from bertsmith.settings import Settings, merge_settings
 from bertsmith.train.engine import compute_settings
-from bertsmith.train.engine.probe import PAUSES, Cost
+from bertsmith.train.engine.probe import DEFAULT_NUM_EVALUATIONS, Cost
 from bertsmith.train.engine.schedule import ScheduleSettings
 from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
 
-Recipe = Literal["fast", "paper"]
+RecipeName = Literal["fast", "paper"]
 
 
 class RunSettings(Settings):
     """Where a run begins, and where and how its steps are computed."""
 
-    recipe: Recipe = "fast"
+    recipe: RecipeName = "fast"
     #: The store, its identity, and the model directory that a run goes on from.
     data: str = ""
     store: str = ""
@@ -88,16 +88,18 @@ _BASE_WIDTH, _BASE_SPREAD = 768, 0.02
 #: The share of a time budget that evaluations may take.
 EVALUATION_SHARE = 0.1
 #: Seconds between two checkpoints of a run with a time budget, at least, where nobody set them.
-CHECKPOINT_SECONDS = 30.0
+MIN_CHECKPOINT_SECONDS = 30.0
 
 #: Steps of the paper's run, taken where nobody says how long.
 PAPER_STEPS = 1_000_000
 
 
-def defaults(recipe: Recipe, model: Mapping[str, Any], *, nsp: bool = True) -> dict[str, Any]:
+def recipe_defaults(
+    recipe: RecipeName, model: Mapping[str, Any], *, nsp: bool = True
+) -> dict[str, Any]:
     """Return a recipe's settings for a model of the given sizes, with or without next sentence."""
     if recipe == "paper":
-        return merged(_PAPER, {"model": dict(model), "run": {"recipe": "paper"}})
+        return merge_settings(_PAPER, {"model": dict(model), "run": {"recipe": "paper"}})
     width = model.get("width", _BASE_WIDTH)
     rate = next((rate for limit, rate in _FAST_RATES if width <= limit), _FAST_RATE_BEYOND)
     # The paper's 0.02 suits base. A product over fewer inputs needs larger weights to say as
@@ -110,20 +112,22 @@ def defaults(recipe: Recipe, model: Mapping[str, Any], *, nsp: bool = True) -> d
         "optim": {"lr": min(rate, _ACROSS_RATE) if across else rate},
         "run": {"first_weights": "across" if across else "beside"},
     }
-    base = merged(_FAST, chosen)
-    return merged(base, {"model": dict(model)})
+    base = merge_settings(_FAST, chosen)
+    return merge_settings(base, {"model": dict(model)})
 
 
-def interval(steps: int) -> int:
+def default_interval(steps: int) -> int:
     """Return the usual steps between two evaluations or checkpoints: a twentieth of the run."""
     # A run of some dozen steps is not to spend its time on evaluations.
     return max(min(10, steps), steps // 20)
 
 
-def with_length(settings: PretrainSettings, steps: int) -> PretrainSettings:
+def with_steps(settings: PretrainSettings, steps: int) -> PretrainSettings:
     """Return the settings with the number of steps, and the intervals that follow from it."""
-    every = settings.checkpoint.every or interval(steps)
-    run = settings.run.model_copy(update={"eval_every": settings.run.eval_every or interval(steps)})
+    every = settings.checkpoint.every or default_interval(steps)
+    run = settings.run.model_copy(
+        update={"eval_every": settings.run.eval_every or default_interval(steps)}
+    )
     return settings.model_copy(
         update={
             "schedule": settings.schedule.model_copy(update={"steps": steps}),
@@ -140,19 +144,25 @@ def with_budget(settings: PretrainSettings, cost: Cost, seconds: float) -> Pretr
     single one is too long it reads fewer sequences. There is always one after the last step.
     """
     timing, run, checkpoint = settings.schedule, settings.run, settings.checkpoint
-    limit, pause, sequences = EVALUATION_SHARE * seconds, cost.pause, run.eval_sequences
+    limit, pause, sequences = (
+        EVALUATION_SHARE * seconds,
+        cost.evaluation_seconds,
+        run.eval_sequences,
+    )
     if pause > limit:
-        sequences = max(1, int(min(sequences, cost.sequences) * limit / pause))
+        sequences = max(1, int(min(sequences, cost.eval_sequences) * limit / pause))
         pause = limit
     most = max(1, int(limit / pause)) if pause > 0 else math.inf
     every = run.eval_every
-    expected = seconds / (every * cost.step + pause) if every else PAUSES
+    expected = seconds / (every * cost.step_seconds + pause) if every else DEFAULT_NUM_EVALUATIONS
     count = max(1.0, min(expected, most))
-    steps = max(timing.least_steps, int((seconds - count * pause) / cost.step))
-    every = every or interval(steps)
+    steps = max(timing.least_steps, int((seconds - count * pause) / cost.step_seconds))
+    every = every or default_interval(steps)
     if math.ceil(steps / every) > most:
         every = math.ceil(steps / most)
-    saving = checkpoint.every or max(interval(steps), math.ceil(CHECKPOINT_SECONDS / cost.step))
+    saving = checkpoint.every or max(
+        default_interval(steps), math.ceil(MIN_CHECKPOINT_SECONDS / cost.step_seconds)
+    )
     return settings.model_copy(
         update={
             "schedule": timing.model_copy(update={"steps": steps}),

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith import bundle
-from bertsmith.bundle.parts import read_parts
-from bertsmith.data.store import MANIFEST, Store
+from bertsmith.bundle.metadata import read_metadata
+from bertsmith.data.store import MANIFEST_FILE, Store
 from bertsmith.errors import RunError, SettingsError
 from bertsmith.files import sha256_of_file
-from bertsmith.model.config import SIZES, sizes_of
-from bertsmith.settings import merged, wished
+from bertsmith.model.config import SIZES, size_preset
+from bertsmith.settings import merge_settings, user_settings
 from bertsmith.train.pretraining import recipes as recipe
-from bertsmith.train.pretraining.recipes import PretrainSettings, Recipe
+from bertsmith.train.pretraining.recipes import PretrainSettings, RecipeName
 
 #: What decides the shapes of a model's weights.
 _SHAPE = (
@@ -25,7 +25,7 @@ _SHAPE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
+class Overrides:
     """What the user said; None and empty where nothing was said.
 
     ``values`` are nested settings laid over the file ``config``; ``assignments`` are "a.b=v".
@@ -33,7 +33,7 @@ class Wishes:
 
     data: Path
     size: str | None = None
-    recipe: Recipe = "fast"
+    recipe: RecipeName = "fast"
     config: Path | None = None
     assignments: Sequence[str] = ()
     values: Mapping[str, Any] | None = None
@@ -41,53 +41,53 @@ class Wishes:
     cuda: bool = False
 
 
-def resolve(wishes: Wishes, store: Store) -> PretrainSettings:
+def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
     """Lay recipe, size, file and assignments over each other, in that order.
 
     Raises SettingsError for anything unknown or contradictory.
     """
-    said = wished(wishes.config, wishes.values, wishes.assignments)
-    if wishes.start_from and wishes.size:
+    said = user_settings(overrides.config, overrides.values, overrides.assignments)
+    if overrides.start_from and overrides.size:
         raise SettingsError("--size and --from exclude each other: the model's own size counts")
-    if wishes.start_from:
-        model = _start(wishes.start_from, store)
+    if overrides.start_from:
+        model = _start(overrides.start_from, store)
     else:
-        model = _resized(_size(wishes.size or "mini"), said.get("model"))
+        model = _resized(_size(overrides.size or "mini"), said.get("model"))
     data = said.get("data")
     # A recipe does not say whether there are pairs.
     nsp = data.get("nsp", True) if isinstance(data, Mapping) else True
-    base = recipe.defaults(wishes.recipe, model, nsp=nsp is not False)
-    if wishes.cuda and wishes.recipe == "fast":
+    base = recipe.recipe_defaults(overrides.recipe, model, nsp=nsp is not False)
+    if overrides.cuda and overrides.recipe == "fast":
         # A batch that keeps the device busy; on the CPU, more steps learn more in a short time.
-        base = merged(base, {"data": {"batch": 256}})
-    facts = {"data": str(wishes.data.resolve()), "store": identity(store)}
-    if wishes.start_from:
-        facts["start_from"] = str(bundle.pinned(wishes.start_from))
+        base = merge_settings(base, {"data": {"batch": 256}})
+    facts = {"data": str(overrides.data.resolve()), "store": store_id(store)}
+    if overrides.start_from:
+        facts["start_from"] = str(bundle.pin_model_path(overrides.start_from))
         # The model's own shape counts, not the recipe's choices for a new one.
-        base = merged(base, {"model": model})
+        base = merge_settings(base, {"model": model})
     else:
-        base = merged(base, {"model": {"vocab_size": store.manifest.vocab_size}})
-    base = merged(base, {"run": facts})
+        base = merge_settings(base, {"model": {"vocab_size": store.manifest.vocab_size}})
+    base = merge_settings(base, {"run": facts})
     base["model"]["nsp"] = nsp
-    source = str(wishes.config) if wishes.config else "the settings"
-    settings = _parse(base, wished(wishes.config), said, source)
-    if wishes.start_from:
-        _check_shape(settings, model, wishes.start_from)
+    source = str(overrides.config) if overrides.config else "the settings"
+    settings = _parse(base, user_settings(overrides.config), said, source)
+    if overrides.start_from:
+        _check_shape(settings, model, overrides.start_from)
     _check(settings, store, source)
     return settings
 
 
-def resolve_run(
-    wishes: Wishes, store: Store, lengths: Mapping[str, float | None]
+def resolve_run_settings(
+    overrides: Overrides, store: Store, lengths: Mapping[str, float | None]
 ) -> PretrainSettings:
     """Return resolved settings with the length of the run; ``lengths``: steps, epochs, minutes.
 
-    Raises RunError for more than one length, else as ``resolve``.
+    Raises RunError for more than one length, else as ``resolve_settings``.
     """
     given = {name: value for name, value in lengths.items() if value is not None}
     if len(given) > 1:
         raise RunError(f"only one of {', '.join('--' + name for name in given)} can be given")
-    settings = resolve(wishes, store)
+    settings = resolve_settings(overrides, store)
     length = settings.schedule
     if given:
         cleared = {"steps": None, "epochs": None, "minutes": None}
@@ -105,10 +105,10 @@ def _parse(
 ) -> PretrainSettings:
     """Parse base and all that was said; a fault that the file alone has is told as the file's."""
     try:
-        return PretrainSettings.parse(merged(base, said), "the settings given beside the file"
+        return PretrainSettings.parse(merge_settings(base, said), "the settings given beside the file"
                                       if file else source)  # fmt: skip
     except SettingsError:
-        PretrainSettings.parse(merged(base, file), source)
+        PretrainSettings.parse(merge_settings(base, file), source)
         raise
 
 
@@ -122,15 +122,15 @@ def _check_shape(settings: PretrainSettings, model: Mapping[str, Any], path: str
             )
 
 
-def identity(store: Store) -> str:
+def store_id(store: Store) -> str:
     """Return what tells a store from another one: the hash of its manifest, shortened."""
-    return sha256_of_file(store.path / MANIFEST)[:16]
+    return sha256_of_file(store.path / MANIFEST_FILE)[:16]
 
 
 def _size(name: str) -> dict[str, Any]:
     if name not in SIZES:
         raise SettingsError(f"--size {name!r}: the sizes are {', '.join(SIZES)}")
-    return dict(sizes_of(name))
+    return dict(size_preset(name))
 
 
 def _resized(model: dict[str, Any], said: Any) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def _resized(model: dict[str, Any], said: Any) -> dict[str, Any]:
 
 def _start(path: str, store: Store) -> dict[str, Any]:
     """Return the shape of the model that a run goes on from; its tokenizer must be the store's."""
-    _, config, tokenizer = read_parts(bundle.locate(path))
+    _, config, tokenizer = read_metadata(bundle.locate_model(path))
     store.check_tokenizer(tokenizer)
     return config.model_dump()
 

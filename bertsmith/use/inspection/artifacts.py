@@ -6,11 +6,11 @@ It never opens what it recognizes, and never loads torch.
 from pathlib import Path
 from typing import Literal
 
-from bertsmith.data.store import MANIFEST
-from bertsmith.errors import QuestionError
-from bertsmith.text.tokenizer_files import TOKENIZER, VOCAB
+from bertsmith.data.store import MANIFEST_FILE
+from bertsmith.errors import InputError
+from bertsmith.text.tokenizer_files import TOKENIZER_FILE, VOCAB_FILE
 
-Kind = Literal[
+ArtifactKind = Literal[
     "tokenizer", "store", "model", "run", "runs", "checkpoint", "tensors", "settings", "index"
 ]
 
@@ -23,21 +23,21 @@ _WEIGHTS = (
 )
 #: What each directory is known by, most telling first: a RUN holds a model, a model a tokenizer.
 #: Any one group of names is enough; of a group all must be there.
-_DIRECTORIES: dict[Kind, tuple[tuple[str, ...], ...]] = {
+_DIRECTORIES: dict[ArtifactKind, tuple[tuple[str, ...], ...]] = {
     "run": (("settings.toml",),),
     # A store that is being made has only its parts; opening it says so.
-    "store": ((MANIFEST,), ("parts",)),
+    "store": ((MANIFEST_FILE,), ("parts",)),
     "checkpoint": (("weights.safetensors", "state.json"),),
     "model": tuple(("config.json", form) for form in _WEIGHTS),
-    "tokenizer": ((TOKENIZER,), (VOCAB,)),
+    "tokenizer": ((TOKENIZER_FILE,), (VOCAB_FILE,)),
     "index": (("index.json", "places.npy"),),
 }
 #: Files that speak for the directory they stand in.
-_SPOKESMEN = (MANIFEST, "config.json", "bertsmith.json", "state.json", "metrics.jsonl")
+_SPOKESMEN = (MANIFEST_FILE, "config.json", "bertsmith.json", "state.json", "metrics.jsonl")
 
-KNOWN = (
-    f"a tokenizer directory or its {VOCAB}",
-    f"a store (with {MANIFEST})",
+ARTIFACT_DESCRIPTIONS = (
+    f"a tokenizer directory or its {VOCAB_FILE}",
+    f"a store (with {MANIFEST_FILE})",
     "a model directory (with config.json and model.safetensors) or a model of the hub (OWNER/NAME)",
     "a RUN (with settings.toml, or one such for each seed)",
     "a checkpoint (RUN/checkpoints/step-N)",
@@ -47,7 +47,7 @@ KNOWN = (
 )
 
 
-def recognize(path: Path) -> tuple[Kind, Path]:
+def identify_artifact(path: Path) -> tuple[ArtifactKind, Path]:
     """Return what stands at ``path`` and the path to open: a file may speak for its directory.
 
     Raises QuestionError for anything else, naming all that is known.
@@ -62,32 +62,32 @@ def recognize(path: Path) -> tuple[Kind, Path]:
         # Nothing of it is here, so it can only be a model of the hub.
         return "model", path
     else:
-        raise QuestionError(f"{path}: no such file or directory; expected one of: {_known()}")
+        raise InputError(f"{path}: no such file or directory; expected one of: {_known()}")
     if found is None:
-        raise QuestionError(f"{path}: found nothing known here; expected one of: {_known()}")
+        raise InputError(f"{path}: found nothing known here; expected one of: {_known()}")
     return found, path
 
 
 def _known() -> str:
-    return ", ".join(KNOWN)
+    return ", ".join(ARTIFACT_DESCRIPTIONS)
 
 
-def _directory(path: Path) -> Kind | None:
+def _directory(path: Path) -> ArtifactKind | None:
     for kind, groups in _DIRECTORIES.items():
         if any(all((path / name).exists() for name in group) for group in groups):
             return kind
     return "runs" if any(path.glob("*seed-*/settings.toml")) else None
 
 
-def _file(path: Path) -> Kind | None:
-    if path.name == TOKENIZER:
+def _file(path: Path) -> ArtifactKind | None:
+    if path.name == TOKENIZER_FILE:
         return "tokenizer"
     if path.suffix == ".toml":
         return "settings"
     if path.suffix == ".safetensors":
         return "tensors"
     # A vocabulary under any name: a word a line, [MASK] among the first ones or in the middle.
-    if path.name == VOCAB or (path.suffix == ".txt" and _has_mask(path)):
+    if path.name == VOCAB_FILE or (path.suffix == ".txt" and _has_mask(path)):
         return "tokenizer"
     return None
 

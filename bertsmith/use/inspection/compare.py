@@ -11,13 +11,19 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from bertsmith.errors import QuestionError
-from bertsmith.use.inspection.model_pairs import Side, Texts, encoded, opened, outputs
+from bertsmith.errors import InputError
+from bertsmith.use.inspection.model_pairs import (
+    ComparedModel,
+    TokenizedTexts,
+    load_compared_model,
+    paired_outputs,
+    tokenize_for_both,
+)
 
 #: Ids and texts named in a report.
-NAMED = 10
+MAX_EXAMPLES = 10
 #: Where nobody gives texts. A tab parts the two of a pair.
-SENTENCES: Final = (
+DEFAULT_TEXTS: Final = (
     "The ferry crosses the river twice a day, in the morning and in the evening.",
     "Nobody remembers a winter in which the ice held it fast!",
     "In 1998 she paid $1,250.75 for 3 books (all of them second-hand).",
@@ -29,7 +35,7 @@ SENTENCES: Final = (
 
 
 @dataclass(frozen=True)
-class Measure:
+class Difference:
     """How far two arrays of numbers are apart.
 
     shapes: of the first and the second; None where a model has none. largest: the largest absolute
@@ -37,32 +43,43 @@ class Measure:
     """
 
     shapes: tuple[list[int] | None, list[int] | None]
-    largest: float | None = None
+    max_abs_difference: float | None = None
     scale: float = 0.0
 
     @property
     def relative(self) -> float | None:
         """The largest difference by the scale."""
-        return self.largest / self.scale if self.largest else self.largest
+        return (
+            self.max_abs_difference / self.scale
+            if self.max_abs_difference
+            else self.max_abs_difference
+        )
 
-    def within(self, tolerance: float) -> bool:
+    def is_within(self, tolerance: float) -> bool:
         """Tell whether both are there, of one shape, and not further apart than that."""
-        return self.largest is not None and self.largest <= tolerance
+        return self.max_abs_difference is not None and self.max_abs_difference <= tolerance
 
-    def joined(self, other: "Measure") -> "Measure":
+    def merge(self, other: "Difference") -> "Difference":
         """Return the measure of both measures' arrays together; the shapes are the same."""
-        if self.largest is None or other.largest is None:
+        if self.max_abs_difference is None or other.max_abs_difference is None:
             return self
-        largest, scale = max(self.largest, other.largest), max(self.scale, other.scale)
-        return Measure(self.shapes, largest, scale)
+        largest, scale = (
+            max(self.max_abs_difference, other.max_abs_difference),
+            max(self.scale, other.scale),
+        )
+        return Difference(self.shapes, largest, scale)
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as plain values."""
-        return {"shapes": self.shapes, "largest": self.largest, "relative": self.relative}
+        return {
+            "shapes": self.shapes,
+            "largest": self.max_abs_difference,
+            "relative": self.relative,
+        }
 
 
 @dataclass(frozen=True)
-class Vocabularies:
+class VocabularyComparison:
     """sizes: words of each. choices: how text is cleaned, where that differs, name -> both.
 
     differing: how many ids stand for other words, or for one in one vocabulary only. first: the
@@ -86,9 +103,9 @@ class Comparison:
     paths: tuple[str, str]
     tolerance: float
     config: dict[str, tuple[Any, Any]]
-    vocabulary: Vocabularies
-    tensors: dict[str, Measure]
-    outputs: dict[str, Measure]
+    vocabulary: VocabularyComparison
+    tensors: dict[str, Difference]
+    outputs: dict[str, Difference]
     texts: int
     tokens: int
     cut_off: int
@@ -96,12 +113,12 @@ class Comparison:
     otherwise: list[tuple[str, list[str], list[str]]] = field(default_factory=list)
 
     @property
-    def equal(self) -> bool:
+    def is_equal(self) -> bool:
         """Whether nothing differs save numbers, and those by the tolerance at most."""
         numbers = [*self.tensors.values(), *self.outputs.values()]
         words = self.vocabulary
         differs = self.config or words.choices or words.differing or self.otherwise
-        return not differs and all(one.within(self.tolerance) for one in numbers)
+        return not differs and all(one.is_within(self.tolerance) for one in numbers)
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -109,7 +126,7 @@ class Comparison:
             name: {key: one.to_json() for key, one in found.items()}
             for name, found in (("tensors", self.tensors), ("outputs", self.outputs))
         }
-        return {"equal": self.equal} | asdict(self) | measures
+        return {"equal": self.is_equal} | asdict(self) | measures
 
 
 def compare(
@@ -125,11 +142,11 @@ def compare(
     texts: what both are asked about, one sequence each; a tab parts the two of a pair. Raises
     ModelError, and QuestionError for texts without a word.
     """
-    lines = [text for text in (SENTENCES if texts is None else texts) if text.strip()]
+    lines = [text for text in (DEFAULT_TEXTS if texts is None else texts) if text.strip()]
     if not lines:
-        raise QuestionError("there is no text to compare the models on; expected a text a line")
-    first, second = opened(a, device), opened(b, device)
-    both = encoded(first, second, lines)
+        raise InputError("there is no text to compare the models on; expected a text a line")
+    first, second = load_compared_model(a, device), load_compared_model(b, device)
+    both = tokenize_for_both(first, second, lines)
     return Comparison(
         paths=(str(first.path), str(second.path)),
         tolerance=tolerance,
@@ -137,31 +154,31 @@ def compare(
         vocabulary=_vocabularies(first, second),
         tensors=_tensors(first, second),
         outputs=_outputs(first, second, both),
-        texts=len(both.first),
-        tokens=both.tokens,
+        texts=len(both.sequences_a),
+        tokens=both.num_tokens,
         cut_off=both.cut_off,
         without_pairs=both.without_pairs,
         otherwise=both.otherwise,
     )
 
 
-def measure(a: Tensor | None, b: Tensor | None, axes: int = 0) -> Measure:
+def measure_difference(a: Tensor | None, b: Tensor | None, skip_axes: int = 0) -> Difference:
     """Return how far two float32 tensors are apart; NaN is equal to NaN, and to nothing else.
 
-    ``axes``: how many of the first ones are left out of the shapes that are told.
+    ``skip_axes``: how many of the first ones are left out of the shapes that are told.
     """
-    shapes = (_shape(a, axes), _shape(b, axes))
+    shapes = (_shape(a, skip_axes), _shape(b, skip_axes))
     if a is None or b is None or a.shape != b.shape:
-        return Measure(shapes)
+        return Difference(shapes)
     apart = (a - b).abs()
     apart[(a == b) | (a.isnan() & b.isnan())] = 0
     if not apart.numel():
-        return Measure(shapes, 0.0)
+        return Difference(shapes, 0.0)
     # nan_to_num would make a large number of infinity, too.
     apart[apart.isnan()] = torch.inf
     largest = float(apart.max())
     scale = max(float(one.abs().nan_to_num().max()) for one in (a, b))
-    return Measure(shapes, largest, scale)
+    return Difference(shapes, largest, scale)
 
 
 def _shape(tensor: Tensor | None, axes: int) -> list[int] | None:
@@ -173,9 +190,9 @@ def _differing(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any
     return {name: (a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)}
 
 
-def _vocabularies(a: Side, b: Side) -> Vocabularies:
+def _vocabularies(a: ComparedModel, b: ComparedModel) -> VocabularyComparison:
     choices = [
-        {name: value for name, value in vars(side.tokenizer.recipe).items() if name != "vocab"}
+        {name: value for name, value in vars(side.tokenizer.spec).items() if name != "vocab"}
         for side in (a, b)
     ]
     words = a.tokenizer.vocab, b.tokenizer.vocab
@@ -187,20 +204,22 @@ def _vocabularies(a: Side, b: Side) -> Vocabularies:
         if one != other
     ]
     sizes = len(words[0]), len(words[1])
-    return Vocabularies(sizes, _differing(*choices), len(differing), differing[:NAMED])
+    return VocabularyComparison(
+        sizes, _differing(*choices), len(differing), differing[:MAX_EXAMPLES]
+    )
 
 
-def _tensors(a: Side, b: Side) -> dict[str, Measure]:
+def _tensors(a: ComparedModel, b: ComparedModel) -> dict[str, Difference]:
     first, second = a.tensors(), b.tensors()
     names = dict.fromkeys([*first, *second])
-    return {name: measure(first.get(name), second.get(name)) for name in names}
+    return {name: measure_difference(first.get(name), second.get(name)) for name in names}
 
 
-def _outputs(a: Side, b: Side, texts: Texts) -> dict[str, Measure]:
+def _outputs(a: ComparedModel, b: ComparedModel, texts: TokenizedTexts) -> dict[str, Difference]:
     """Return for each output how far it is apart, all texts together."""
-    found: dict[str, Measure] = {}
-    for name, one, other in outputs(a, b, texts):
+    found: dict[str, Difference] = {}
+    for name, one, other in paired_outputs(a, b, texts):
         # The first axis is that of the batch: tokens, or sequences.
-        own = measure(one, other, axes=1)
-        found[name] = found[name].joined(own) if name in found else own
+        own = measure_difference(one, other, skip_axes=1)
+        found[name] = found[name].merge(own) if name in found else own
     return found

@@ -12,17 +12,23 @@ import torch
 
 from bertsmith import bundle
 from bertsmith.settings import read_toml
-from bertsmith.text.vocabulary_report import describe
+from bertsmith.text.vocabulary_report import describe_vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.engine import checkpoint, metrics_log
-from bertsmith.use.inspection.description import Description, curve, flat, indented, read_object
+from bertsmith.use.inspection.description import (
+    Description,
+    flatten,
+    format_aligned,
+    read_json_object,
+    sparkline,
+)
 
 #: The parts of bertsmith.json that are shown elsewhere, or only as JSON: they are long.
 _LONG = frozenset({"settings", "tokenizer"})
 
 
 @dataclass(frozen=True)
-class TensorFacts:
+class TensorSummary:
     """One stored tensor. mean, deviation: over its finite values; strange: how many are not."""
 
     name: str
@@ -33,19 +39,19 @@ class TensorFacts:
     strange: int
 
 
-def tensors(path: Path) -> list[TensorFacts]:
+def summarize_tensors(path: Path) -> list[TensorSummary]:
     """Return facts of every tensor of a safetensors file, one in memory at a time.
 
     Raises ModelError if it cannot be read.
     """
-    return _facts_of_all(bundle.read_file(path))
+    return _facts_of_all(bundle.list_file_tensors(path))
 
 
-def _facts_of_all(stored: Mapping[str, bundle.Stored]) -> list[TensorFacts]:
-    return [_facts_of(name, one.read()) for name, one in stored.items()]
+def _facts_of_all(stored: Mapping[str, bundle.StoredTensor]) -> list[TensorSummary]:
+    return [_facts_of(name, one.load()) for name, one in stored.items()]
 
 
-def _facts_of(name: str, tensor: torch.Tensor) -> TensorFacts:
+def _facts_of(name: str, tensor: torch.Tensor) -> TensorSummary:
     values = tensor.float().flatten()
     finite = values[values.isfinite()]
     mean, deviation = 0.0, 0.0
@@ -54,39 +60,39 @@ def _facts_of(name: str, tensor: torch.Tensor) -> TensorFacts:
         mean, deviation = float(middle), float(variance.sqrt())
     dtype = str(tensor.dtype).removeprefix("torch.")
     strange = values.numel() - finite.numel()
-    return TensorFacts(name, dtype, list(tensor.shape), mean, deviation, strange)
+    return TensorSummary(name, dtype, list(tensor.shape), mean, deviation, strange)
 
 
 def describe_tensors(path: Path) -> Description:
     """Describe a safetensors file."""
-    found = tensors(path)
+    found = summarize_tensors(path)
     facts = {"path": str(path), "tensors": [asdict(one) for one in found]}
     return Description(facts, [f"tensors: {len(found)}", *_table(found)])
 
 
 def describe_model(path: Path) -> Description:
     """Describe a model directory: config, size, tensors, words and where it comes from."""
-    directory = bundle.locate(path)
-    source = directory / bundle.INFO
-    info: dict[str, Any] = read_object(source) if source.exists() else {}
+    directory = bundle.locate_model(path)
+    source = directory / bundle.INFO_FILE
+    info: dict[str, Any] = read_json_object(source) if source.exists() else {}
     config = bundle.read_config(directory, info)
     weights = bundle.open_weights(directory, config)
-    found = _facts_of_all(bundle.stored_in(directory))
+    found = _facts_of_all(bundle.list_tensors(directory))
     heads = _heads(directory, weights, info)
-    words = describe(Tokenizer.load(directory))
+    words = describe_vocabulary(Tokenizer.load(directory))
     shown = [("config", config.model_dump()), ("bertsmith.json", _without_long(info))]
     sizes = f"{config.layers} layers, width {config.width}, {config.heads} heads"
     lines = [
         f"model directory {directory}",
-        f"{weights.parameters:,} parameters: {sizes}; on top: {', '.join(heads) or 'nothing'}",
+        f"{weights.num_parameters:,} parameters: {sizes}; on top: {', '.join(heads) or 'nothing'}",
     ]
     for title, values in shown:
-        lines += ["", title, *indented(flat(values))]
+        lines += ["", title, *format_aligned(flatten(values))]
     lines += ["", "words", *(f"  {line}" for line in words.lines())]
     lines += ["", f"tensors: {len(found)}", *_table(found)]
     facts = {
         "path": str(directory),
-        "parameters": weights.parameters,
+        "parameters": weights.num_parameters,
         "heads": heads,
         "config": config.model_dump(),
         "info": info,
@@ -96,26 +102,26 @@ def describe_model(path: Path) -> Description:
     return Description(facts, lines)
 
 
-def _heads(directory: Path, weights: bundle.Weights, info: Mapping[str, Any]) -> list[str]:
+def _heads(directory: Path, weights: bundle.StoredWeights, info: Mapping[str, Any]) -> list[str]:
     """Return what stands on the encoder, by the weights that are there."""
     if bundle.is_fine_tuned(directory):
         return [f"fine-tuned ({info.get('kind', 'a task')})"]
     objective = info.get("provenance", {}).get("settings", {}).get("data", {}).get("objective")
     word = "next word" if objective == "left-to-right" else "masked LM"
-    there = {word: weights.masked_lm, "next sentence": weights.next_sentence}
+    there = {word: weights.has_mlm_head, "next sentence": weights.has_nsp_head}
     return [name for name, has in there.items() if has]
 
 
 def is_finished(run: Path) -> bool:
     """Tell whether a RUN has come to its end and has written its model."""
-    return (run / "model" / bundle.WEIGHTS).is_file()
+    return (run / "model" / bundle.WEIGHTS_FILE).is_file()
 
 
 def describe_run(path: Path) -> Description:
     """Describe a RUN: its settings, how far it is, its figures and checkpoints."""
     settings = read_toml(path / "settings.toml")
-    told = metrics_log.read(path)
-    stored = [(step, _bytes(folder)) for step, folder in checkpoint.found(path)]
+    told = metrics_log.read_metrics(path)
+    stored = [(step, _bytes(folder)) for step, folder in checkpoint.list_checkpoints(path)]
     last = {kind: _last(told, kind) for kind in ("train", "heldout")}
     step = max((line.get("step", 0) for line in told), default=0)
     steps = settings.get("schedule", {}).get("steps")
@@ -124,14 +130,14 @@ def describe_run(path: Path) -> Description:
     lines = [f"run {path}: {state}", f"step {step:,} of {f'{steps:,}' if steps else 'unknown'}"]
     for kind, name in (("train", "training batches"), ("heldout", "held out")):
         if last[kind]:
-            lines += ["", name, *indented(flat(last[kind]))]
+            lines += ["", name, *format_aligned(flatten(last[kind]))]
             # A pre-training's loss of words, or the one loss of a fine-tuning.
             loss = "masked_lm" if "masked_lm" in last[kind] else "loss"
             values = [line[loss] for line in told if line.get("kind") == kind and loss in line]
-            lines += curve(values, "masked-LM loss" if loss == "masked_lm" else loss)
+            lines += sparkline(values, "masked-LM loss" if loss == "masked_lm" else loss)
     lines += ["", "checkpoints" if stored else "no checkpoint yet"]
     lines += [f"  step-{step:<10} {size / 2**20:10,.1f} MiB" for step, size in stored]
-    lines += ["", "settings", *indented(flat(settings))]
+    lines += ["", "settings", *format_aligned(flatten(settings))]
     facts = {
         "path": str(path),
         "finished": finished,
@@ -146,12 +152,12 @@ def describe_run(path: Path) -> Description:
 
 def describe_checkpoint(path: Path) -> Description:
     """Describe a checkpoint: where the run stood, its weights, and the optimizer's moments."""
-    state = read_object(path / checkpoint.STATE)
-    weights = tensors(path / checkpoint.WEIGHTS)
+    state = read_json_object(path / checkpoint.STATE_FILE)
+    weights = summarize_tensors(path / checkpoint.WEIGHTS_FILE)
     # A finished run keeps the weights alone.
-    has_moments = (path / checkpoint.MOMENTS).exists()
-    moments = tensors(path / checkpoint.MOMENTS) if has_moments else []
-    lines = [f"checkpoint {path}", *indented(flat(state))]
+    has_moments = (path / checkpoint.MOMENTS_FILE).exists()
+    moments = summarize_tensors(path / checkpoint.MOMENTS_FILE) if has_moments else []
+    lines = [f"checkpoint {path}", *format_aligned(flatten(state))]
     lines += ["", f"weights: {len(weights)} tensors", *_table(weights)]
     if has_moments:
         lines += ["", f"moments: {len(moments)} tensors", *_table(moments)]
@@ -170,7 +176,7 @@ def describe_settings(path: Path) -> Description:
     """Describe a settings file."""
     settings = read_toml(path)
     facts = {"path": str(path), "settings": settings}
-    return Description(facts, [f"settings {path}", *indented(flat(settings))])
+    return Description(facts, [f"settings {path}", *format_aligned(flatten(settings))])
 
 
 def _bytes(folder: Path) -> int:
@@ -191,7 +197,7 @@ def _without_long(info: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _table(found: list[TensorFacts]) -> list[str]:
+def _table(found: list[TensorSummary]) -> list[str]:
     """Return a line a tensor: name, shape, dtype, mean, deviation."""
     if not found:
         return []

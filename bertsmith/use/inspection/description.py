@@ -24,7 +24,7 @@ class Description:
     lines: list[str]
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
     """Return the JSON object of a file. Raises RunError where it is none."""
     try:
         value: dict[str, Any] = dict(parse_json(path.read_text(encoding="utf-8")))
@@ -33,11 +33,11 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield (dotted name, value as text) of nested tables."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         elif isinstance(value, float):
             yield prefix + key, f"{value:.6g}"
         elif isinstance(value, list | tuple):
@@ -46,14 +46,14 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
             yield prefix + key, str(value)
 
 
-def indented(pairs: Iterator[tuple[str, str]]) -> list[str]:
+def format_aligned(pairs: Iterator[tuple[str, str]]) -> list[str]:
     """Return a line a pair, the values below each other."""
     rows = list(pairs)
     width = max((len(name) for name, _ in rows), default=0)
     return [f"  {name:{width}}  {value}" for name, value in rows]
 
 
-def curve(values: list[float], name: str) -> list[str]:
+def sparkline(values: list[float], name: str) -> list[str]:
     """Draw figures as one line of characters, the mean of neighbours where there are many."""
     if len(values) < 2:
         return []

@@ -12,17 +12,25 @@ from typing import Any
 
 import numpy as np
 
-LAYERS, WIDTH, HEADS, INNER, WORDS, PLACES, SEGMENTS = 2, 6, 2, 7, 11, 5, 3
-FORMS = ("v2", "parts", "types", "v1", "object", "official")
+NUM_LAYERS, WIDTH, NUM_HEADS, FEED_FORWARD, VOCAB_SIZE, MAX_POSITIONS, NUM_SEGMENTS = (
+    2,
+    6,
+    2,
+    7,
+    11,
+    5,
+    3,
+)
+FORMATS = ("v2", "parts", "types", "v1", "object", "official")
 
 
-def shapes() -> dict[str, tuple[int, ...]]:
+def variable_shapes() -> dict[str, tuple[int, ...]]:
     """Return the shapes of the original's variables by their names."""
     result: dict[str, tuple[int, ...]] = {
-        "bert/embeddings/word_embeddings": (WORDS, WIDTH),
-        "bert/embeddings/position_embeddings": (PLACES, WIDTH),
-        "bert/embeddings/token_type_embeddings": (SEGMENTS, WIDTH),
-        "cls/predictions/output_bias": (WORDS,),
+        "bert/embeddings/word_embeddings": (VOCAB_SIZE, WIDTH),
+        "bert/embeddings/position_embeddings": (MAX_POSITIONS, WIDTH),
+        "bert/embeddings/token_type_embeddings": (NUM_SEGMENTS, WIDTH),
+        "cls/predictions/output_bias": (VOCAB_SIZE,),
         "cls/seq_relationship/output_weights": (2, WIDTH),
         "cls/seq_relationship/output_bias": (2,),
     }
@@ -31,11 +39,11 @@ def shapes() -> dict[str, tuple[int, ...]]:
         "cls/predictions/transform/dense": (WIDTH, WIDTH),
     }
     norms = ["bert/embeddings/LayerNorm", "cls/predictions/transform/LayerNorm"]
-    for layer in (f"bert/encoder/layer_{index}" for index in range(LAYERS)):
+    for layer in (f"bert/encoder/layer_{index}" for index in range(NUM_LAYERS)):
         for part in ("self/query", "self/key", "self/value", "output/dense"):
             linears[f"{layer}/attention/{part}"] = (WIDTH, WIDTH)
-        linears[f"{layer}/intermediate/dense"] = (WIDTH, INNER)
-        linears[f"{layer}/output/dense"] = (INNER, WIDTH)
+        linears[f"{layer}/intermediate/dense"] = (WIDTH, FEED_FORWARD)
+        linears[f"{layer}/output/dense"] = (FEED_FORWARD, WIDTH)
         norms += [f"{layer}/attention/output/LayerNorm", f"{layer}/output/LayerNorm"]
     for name, shape in linears.items():
         result |= {f"{name}/kernel": shape, f"{name}/bias": shape[1:]}
@@ -44,18 +52,18 @@ def shapes() -> dict[str, tuple[int, ...]]:
     return result
 
 
-def value(name: str, shape: tuple[int, ...]) -> Any:
+def make_values(name: str, shape: tuple[int, ...]) -> Any:
     """Return float32 values that only the name decides."""
     chance = np.random.default_rng(zlib.crc32(name.encode()))
     return chance.normal(size=shape).astype(np.float32)
 
 
-def variables() -> dict[str, Any]:
+def make_variables() -> dict[str, Any]:
     """Return the values of the original's variables by their names."""
-    return {name: value(name, shape) for name, shape in shapes().items()}
+    return {name: make_values(name, shape) for name, shape in variable_shapes().items()}
 
 
-def official(name: str) -> tuple[str, tuple[int, ...] | None]:
+def official_name(name: str) -> tuple[str, tuple[int, ...] | None]:
     """Return what the official TF2 encoder calls a variable, and its shape if that differs."""
     name = name.removeprefix("bert/")
     whole = {
@@ -83,19 +91,19 @@ def official(name: str) -> tuple[str, tuple[int, ...] | None]:
     }[part]
     shape: tuple[int, ...] | None = None
     if part.startswith("attention/self/"):
-        shape = (WIDTH, HEADS, WIDTH // HEADS)[kind == "bias" :]
+        shape = (WIDTH, NUM_HEADS, WIDTH // NUM_HEADS)[kind == "bias" :]
     if inner.endswith("attention_output") and kind == "kernel":
-        shape = (HEADS, WIDTH // HEADS, WIDTH)
+        shape = (NUM_HEADS, WIDTH // NUM_HEADS, WIDTH)
     return f"transformer/{layer}/{inner}/{kind}", shape
 
 
-def make(folder: Path) -> None:
+def write_checkpoints(folder: Path) -> None:
     """Write a checkpoint of each form to ``folder/FORM/bert_model.ckpt``."""
     tf = _tensorflow()
-    for form in FORMS:
+    for form in FORMATS:
         (folder / form).mkdir(parents=True)
-    prefixes = {form: str(folder / form / "bert_model.ckpt") for form in FORMS}
-    values = variables()
+    prefixes = {form: str(folder / form / "bert_model.ckpt") for form in FORMATS}
+    values = make_variables()
     more = {"global_step": np.array(1000, dtype=np.int64)}
     for name, array in values.items():
         more |= {f"{name}/adam_m": array / 10, f"{name}/adam_v": array**2 / 10}
@@ -123,7 +131,7 @@ def make(folder: Path) -> None:
     encoder = {}
     for index, (name, array) in enumerate(values.items()):
         if name.startswith("bert/"):
-            other, shape = official(name)
+            other, shape = official_name(name)
             encoder[f"thing{index}"] = tf.Variable(array.reshape(shape or array.shape), name=other)
     tf.train.Checkpoint(model=tf.train.Checkpoint(**encoder)).write(prefixes["official"])
 
@@ -132,7 +140,7 @@ def _parts(tf: Any, prefix: str, values: dict[str, Any]) -> None:
     """Write two shards, with the word embeddings in three parts, of which two are in the second."""
     words = "bert/embeddings/word_embeddings"
     cuts = [(0, 4), (4, 5), (9, 2)]
-    pieces = [(words, f"{WORDS} {WIDTH} {start},{size}:-", values[words][start : start + size])
+    pieces = [(words, f"{VOCAB_SIZE} {WIDTH} {start},{size}:-", values[words][start : start + size])
               for start, size in cuts]  # fmt: skip
     pieces += [(name, "", array) for name, array in values.items() if name != words]
     shards = [pieces[0:1] + pieces[3:20], pieces[1:3] + pieces[20:]]
@@ -145,7 +153,7 @@ def _parts(tf: Any, prefix: str, values: dict[str, Any]) -> None:
     tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=temporary, destination_prefix=prefix)
 
 
-def read(prefix: str) -> None:
+def read_with_tensorflow(prefix: str) -> None:
     """Put every tensor that TensorFlow finds into ``PREFIX.npz``."""
     reader = _tensorflow().train.load_checkpoint(prefix)
     np.savez(
@@ -162,6 +170,6 @@ def _tensorflow() -> Any:
 
 if __name__ == "__main__":
     if sys.argv[1] == "make":
-        make(Path(sys.argv[2]))
+        write_checkpoints(Path(sys.argv[2]))
     else:
-        read(sys.argv[2])
+        read_with_tensorflow(sys.argv[2])

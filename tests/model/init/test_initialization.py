@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from bertsmith.model.attention import SelfAttention
-from bertsmith.model.bert import PreTrainingModel
+from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.embeddings import sinusoids
-from bertsmith.model.init.structured import look_across, look_beside
-from bertsmith.model.init.unigram import inform
-from bertsmith.model.packed import Packed, pack
+from bertsmith.model.embeddings import sinusoidal_positions
+from bertsmith.model.init.structured import init_cross_segment_heads, init_neighbor_heads
+from bertsmith.model.init.unigram import init_from_unigrams
+from bertsmith.model.packed import PackedBatch, pack_sequences
 
 V = 11
 CONFIG = ModelConfig(
@@ -35,9 +35,9 @@ CLS, SEP = 2, 3
 
 def test_the_bias_starts_at_the_words_frequencies() -> None:
     """Without features an informed head predicts each word by its share, the unseen least."""
-    model = PreTrainingModel(CONFIG)
+    model = BertForPreTraining(CONFIG)
     counts = torch.tensor([0, 0, 0, 0, 0, 5, 10, 20, 40, 24, 1])
-    inform(model, counts)
+    init_from_unigrams(model, counts)
     shares = model.mlm.decoder.bias.softmax(-1)
     total = float(counts.clamp(min=0.5).sum())
     torch.testing.assert_close(shares[5:], counts[5:] / total)
@@ -46,11 +46,11 @@ def test_the_bias_starts_at_the_words_frequencies() -> None:
 
 def test_positions_start_as_sinusoids_of_the_size_of_words() -> None:
     """The learned table begins as scaled sinusoids, as large as its neighbours, and is trained."""
-    model = PreTrainingModel(CONFIG.model_copy(update={"max_positions": 512}))
-    inform(model, torch.ones(V, dtype=torch.long))
+    model = BertForPreTraining(CONFIG.model_copy(update={"max_positions": 512}))
+    init_from_unigrams(model, torch.ones(V, dtype=torch.long))
     table = model.bert.embeddings.positions.weight
-    ratio = table / sinusoids(*table.shape)
-    finite = ratio[sinusoids(*table.shape).abs() > 1e-3]
+    ratio = table / sinusoidal_positions(*table.shape)
+    finite = ratio[sinusoidal_positions(*table.shape).abs() > 1e-3]
     torch.testing.assert_close(finite, finite[0].expand_as(finite))
     assert table.requires_grad
     assert abs(float(table.detach().pow(2).mean().sqrt()) - CONFIG.init_range) < 1e-3
@@ -59,8 +59,8 @@ def test_positions_start_as_sinusoids_of_the_size_of_words() -> None:
 def test_positions_start_as_sinusoids_in_dimensions_of_their_own() -> None:
     """As large as words there; a shift is a rotation, the same one wherever it begins."""
     torch.manual_seed(0)
-    model = PreTrainingModel(CONFIG.model_copy(update={"max_positions": 512, "width": 32}))
-    look_beside(model)
+    model = BertForPreTraining(CONFIG.model_copy(update={"max_positions": 512, "width": 32}))
+    init_neighbor_heads(model)
     embeddings = model.bert.embeddings
     table = embeddings.positions.weight.detach()
     own = table[:, 24:]
@@ -85,10 +85,12 @@ def test_two_heads_look_at_the_neighbours(
 ) -> None:
     """Whatever words stand there; they had looked everywhere. What they find differs by word."""
     torch.manual_seed(3)
-    model = PreTrainingModel(REAL.model_copy(update={"attention": attention, "norm": norm})).eval()
-    packed = pack([(torch.randint(997, (100,)).tolist(), [0] * 50 + [1] * 50)])
+    model = BertForPreTraining(
+        REAL.model_copy(update={"attention": attention, "norm": norm})
+    ).eval()
+    packed = pack_sequences([(torch.randint(997, (100,)).tolist(), [0] * 50 + [1] * 50)])
     before = [_attention_of(model, packed, head) for head in range(2)]
-    look_beside(model)
+    init_neighbor_heads(model)
     rows = torch.arange(2, 98)
     for head, shift in enumerate(shifts):
         assert before[head][rows, rows + shift].mean() < 0.1
@@ -104,17 +106,17 @@ def test_two_heads_look_at_the_neighbours(
 def test_a_model_without_room_for_positions_of_their_own_stays_as_drawn() -> None:
     """With a width of 7 no two dimensions are to spare, and a fixed table has them all."""
     for changes in ({"width": 7, "heads": 1}, {"positions": "sinusoidal"}):
-        model = PreTrainingModel(CONFIG.model_copy(update=changes))
+        model = BertForPreTraining(CONFIG.model_copy(update=changes))
         before = {name: own.clone() for name, own in model.state_dict().items()}
-        look_beside(model)
+        init_neighbor_heads(model)
         assert all(torch.equal(own, before[name]) for name, own in model.state_dict().items())
 
 
 def test_a_fixed_table_stays_as_it_is() -> None:
     """Sinusoidal positions that are not learned are not scaled."""
-    model = PreTrainingModel(CONFIG.model_copy(update={"positions": "sinusoidal"}))
+    model = BertForPreTraining(CONFIG.model_copy(update={"positions": "sinusoidal"}))
     before = model.bert.embeddings.positions.weight.clone()
-    inform(model, torch.ones(V, dtype=torch.long))
+    init_from_unigrams(model, torch.ones(V, dtype=torch.long))
     assert torch.equal(model.bert.embeddings.positions.weight, before)
 
 
@@ -123,13 +125,13 @@ def test_a_head_looks_for_the_word_in_the_other_segment(heads: int) -> None:
     """Where it is not there, the head stays at [CLS], and adds the same wherever it does."""
     torch.manual_seed(3)
     config = REAL.model_copy(update={"layers": 2, "heads": heads, "nsp": True})
-    model = PreTrainingModel(config).eval()
+    model = BertForPreTraining(config).eval()
     ids = torch.arange(101, 201)
     ids[0] = CLS
     ids[60:70], ids[30:35] = ids[10:20], ids[40:45]
-    packed = pack([(ids.tolist(), [0] * 50 + [1] * 50)])
-    inform(model, torch.ones(997, dtype=torch.long))
-    look_across(model, CLS)
+    packed = pack_sequences([(ids.tolist(), [0] * 50 + [1] * 50)])
+    init_from_unigrams(model, torch.ones(997, dtype=torch.long))
+    init_cross_segment_heads(model, CLS)
     after = _attention_of(model, packed, 1 if heads == 2 else 2)
     here, there = torch.arange(10, 20), torch.arange(60, 70)
     assert after[here, there].mean() > 0.6
@@ -144,9 +146,9 @@ def test_a_head_looks_for_the_word_in_the_other_segment(heads: int) -> None:
 def test_neighbours_are_looked_at_beside_it(heads: int) -> None:
     """Both in the first layer; of two heads, the one ahead is in the second."""
     torch.manual_seed(3)
-    model = PreTrainingModel(REAL.model_copy(update={"layers": 2, "heads": heads})).eval()
-    packed = pack([(torch.randint(997, (100,)).tolist(), [0] * 50 + [1] * 50)])
-    look_across(model, CLS)
+    model = BertForPreTraining(REAL.model_copy(update={"layers": 2, "heads": heads})).eval()
+    packed = pack_sequences([(torch.randint(997, (100,)).tolist(), [0] * 50 + [1] * 50)])
+    init_cross_segment_heads(model, CLS)
     rows = torch.arange(2, 98)
     back = _attention_of(model, packed, 0)[rows, rows - 1]
     layer, head = (1, 0) if heads == 2 else (0, 1)
@@ -161,10 +163,10 @@ def test_heads_are_as_loud_as_they_are_to_be(norm: str) -> None:
     """Where what the layer reads has 1: 1/2 for a neighbour, and 1 for staying at [CLS]."""
     torch.manual_seed(3)
     changes = {"layers": 2, "heads": 4, "nsp": True, "norm": norm}
-    model = PreTrainingModel(REAL.model_copy(update=changes)).eval()
-    look_across(model, CLS)
+    model = BertForPreTraining(REAL.model_copy(update=changes)).eval()
+    init_cross_segment_heads(model, CLS)
     first = next(one for one in model.modules() if isinstance(one, SelfAttention))
-    packed = pack([([CLS, *range(101, 200)], [0] * 50 + [1] * 50)])
+    packed = pack_sequences([([CLS, *range(101, 200)], [0] * 50 + [1] * 50)])
     read = 1.0 if norm != "none" else float(next(iter(model.bert.hidden_states(packed))).std())
     added = []
     for head in range(3):
@@ -191,8 +193,8 @@ def test_heads_are_as_loud_as_they_are_to_be(norm: str) -> None:
 def test_a_head_counts_the_words_that_are_not_in_the_other_segment(changes: dict[str, Any]) -> None:
     """What tasks read hears of it: it differs in this more than in any other direction."""
     torch.manual_seed(3)
-    model = PreTrainingModel(REAL.model_copy(update={"nsp": True} | changes)).eval()
-    look_across(model, CLS)
+    model = BertForPreTraining(REAL.model_copy(update={"nsp": True} | changes)).eval()
+    init_cross_segment_heads(model, CLS)
     shared = torch.arange(0, 45, 3).repeat(4)
     heard = torch.stack([_read_by_tasks(model, int(count)) for count in shared])
     apart = heard - heard.mean(0)
@@ -203,21 +205,23 @@ def test_a_head_counts_the_words_that_are_not_in_the_other_segment(changes: dict
 
 def test_next_sentence_begins_without_an_opinion() -> None:
     """Else what it says by chance shakes the head that it is to listen to."""
-    model = PreTrainingModel(REAL.model_copy(update={"layers": 2, "nsp": True}))
-    look_across(model, CLS)
-    packed = pack([([CLS, *range(101, 120)], [0] * 10 + [1] * 10)])
+    model = BertForPreTraining(REAL.model_copy(update={"layers": 2, "nsp": True}))
+    init_cross_segment_heads(model, CLS)
+    packed = pack_sequences([([CLS, *range(101, 120)], [0] * 10 + [1] * 10)])
     hidden = list(model.bert.hidden_states(packed))[-1]
     assert not model.next_sentence_logits(hidden, packed).any()
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-@pytest.mark.parametrize("start", [partial(look_across, cls_id=CLS), look_beside])
-def test_a_model_on_a_gpu_begins_so_too(start: Callable[[PreTrainingModel], None]) -> None:
+@pytest.mark.parametrize(
+    "start", [partial(init_cross_segment_heads, cls_id=CLS), init_neighbor_heads]
+)
+def test_a_model_on_a_gpu_begins_so_too(start: Callable[[BertForPreTraining], None]) -> None:
     """Written where the weights are: what is not drawn, as on the CPU."""
     changes = {"layers": 2, "heads": 4, "nsp": True}
-    model = PreTrainingModel(REAL.model_copy(update=changes))
-    there = PreTrainingModel(REAL.model_copy(update=changes)).cuda()
+    model = BertForPreTraining(REAL.model_copy(update=changes))
+    there = BertForPreTraining(REAL.model_copy(update=changes)).cuda()
     there.load_state_dict(model.state_dict())
     start(model)
     start(there)
@@ -234,27 +238,27 @@ def test_a_model_on_a_gpu_begins_so_too(start: Callable[[PreTrainingModel], None
 def test_where_it_cannot_look_across_it_looks_beside_alone(changes: dict[str, int]) -> None:
     """What [CLS] could not hear of is not looked for."""
     made = []
-    for start in (partial(look_across, cls_id=CLS), look_beside):
+    for start in (partial(init_cross_segment_heads, cls_id=CLS), init_neighbor_heads):
         torch.manual_seed(3)
-        model = PreTrainingModel(REAL.model_copy(update=changes))
+        model = BertForPreTraining(REAL.model_copy(update=changes))
         start(model)
         made.append(model.state_dict())
     assert all(torch.equal(own, made[1][name]) for name, own in made[0].items())
 
 
-def _read_by_tasks(model: PreTrainingModel, shared: int) -> torch.Tensor:
+def _read_by_tasks(model: BertForPreTraining, shared: int) -> torch.Tensor:
     """Return what [CLS], or the last token, is where so many words of 49 stand in both segments."""
     words = torch.randperm(900)[: 98 - shared] + 50
     second = torch.cat([words[:shared], words[49:]])
     ids = [CLS, *words[:49].tolist(), *second.tolist(), SEP]
-    packed = pack([(ids, [0] * 50 + [1] * 50)])
+    packed = pack_sequences([(ids, [0] * 50 + [1] * 50)])
     with torch.no_grad():
         hidden = list(model.bert.hidden_states(packed))[-1]
     return hidden[-1 if model.config.attention == "causal" else 0]
 
 
 def _attention_of(
-    model: PreTrainingModel, packed: Packed, head: int, layer: int = 0
+    model: BertForPreTraining, packed: PackedBatch, head: int, layer: int = 0
 ) -> torch.Tensor:
     """Return the probabilities of a head, every token seen, [T, T]."""
     query, key, _ = _parts_of(model, packed, head, layer)
@@ -262,13 +266,13 @@ def _attention_of(
     return torch.softmax(scores, -1)
 
 
-def _values_of(model: PreTrainingModel, packed: Packed, head: int) -> torch.Tensor:
+def _values_of(model: BertForPreTraining, packed: PackedBatch, head: int) -> torch.Tensor:
     """Return the values of a head of the first layer, [T, H]."""
     return _parts_of(model, packed, head, 0)[2]
 
 
 def _parts_of(
-    model: PreTrainingModel, packed: Packed, head: int, layer: int
+    model: BertForPreTraining, packed: PackedBatch, head: int, layer: int
 ) -> tuple[torch.Tensor, ...]:
     attention = [one for one in model.modules() if isinstance(one, SelfAttention)][layer]
     hidden = list(model.bert.hidden_states(packed))[layer]

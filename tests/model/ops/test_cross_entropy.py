@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from bertsmith.model.ops import cross_entropy, linear
 from bertsmith.model.ops.cross_entropy import linear_cross_entropy
-from bertsmith.model.ops.linear import product, rows_of
+from bertsmith.model.ops.linear import bucket_rows, onednn_linear
 
 P, D, V = 29, 7, 53
 
@@ -37,8 +37,8 @@ def test_equals_the_plain_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Value and gradients agree for every size of piece and part, and any gradient from above."""
-    monkeypatch.setattr(cross_entropy, "CHUNK_LOGITS", max(1, rows * V))
-    monkeypatch.setattr(cross_entropy, "WORDS", words)
+    monkeypatch.setattr(cross_entropy, "MAX_CHUNK_LOGITS", max(1, rows * V))
+    monkeypatch.setattr(cross_entropy, "VOCAB_CHUNK", words)
     *inputs, labels = terms
     found: list[Tensor] = []
     expected: list[Tensor] = []
@@ -78,14 +78,14 @@ def test_by_onednn_it_is_the_same(
     rows: int, terms: tuple[Tensor, Tensor, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where oneDNN multiplies float32, rows are filled up and count for nothing."""
-    monkeypatch.setattr(cross_entropy, "CHUNK_LOGITS", rows * V)
-    monkeypatch.setattr(cross_entropy, "WORDS", 20)
+    monkeypatch.setattr(cross_entropy, "MAX_CHUNK_LOGITS", rows * V)
+    monkeypatch.setattr(cross_entropy, "VOCAB_CHUNK", 20)
     monkeypatch.setattr(cross_entropy, "taken", lambda *_: True)
     shapes = set()
 
     def told(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         shapes.add(x.shape)
-        return product(x, weight, bias)
+        return onednn_linear(x, weight, bias)
 
     monkeypatch.setattr(cross_entropy, "product", told)
     *inputs, labels = terms
@@ -94,7 +94,7 @@ def test_by_onednn_it_is_the_same(
         own = [value.clone().requires_grad_() for value in inputs]
         value = function(own[0], own[1], own[2], labels)
         results.append([value.detach(), *torch.autograd.grad(value, own)])
-    even = rows_of(min(rows, P))
+    even = bucket_rows(min(rows, P))
     assert {(even, D), (even, 20), (20, even), (even, V % 20), (V % 20, even)} <= shapes
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
@@ -155,7 +155,7 @@ def test_bias_that_is_not_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         linear, "has_slow_mkl", lambda: hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )
-    monkeypatch.setattr(linear, "LEAST", 1)
+    monkeypatch.setattr(linear, "ONEDNN_MIN_MACS", 1)
     x, weight, labels = torch.randn(P, D), torch.randn(V, D), torch.randint(V, (P,))
     for bias in (torch.randn(2 * V)[::2], torch.randn(1).expand(V)):
         found = linear_cross_entropy(x, weight, bias, labels)

@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from bertsmith.model.bert import PreTrainingModel
-from bertsmith.model.ops.dropout import Dropout, Noise, random_bits
-from tests.model.examples import primes
+from bertsmith.model.bert import BertForPreTraining
+from bertsmith.model.ops.dropout import Dropout, DropoutSeed, random_bits
+from tests.model.examples import prime_config
 
 COUNT = 400_003
 
 
 def drawn(seed: int, site: int, rate: float = 0.5, count: int = 64) -> Tensor:
     """Drop ones."""
-    found: Tensor = Dropout(rate, site).train()(torch.ones(count), Noise(torch.tensor(seed)))
+    found: Tensor = Dropout(rate, site).train()(torch.ones(count), DropoutSeed(torch.tensor(seed)))
     return found
 
 
@@ -67,13 +67,17 @@ def test_sites_do_not_share_decisions() -> None:
 
 def test_every_place_in_the_model_has_a_site_of_its_own() -> None:
     """No two dropouts of a model carry the same number."""
-    sites = [m.site for m in PreTrainingModel(primes(layers=5)).modules() if isinstance(m, Dropout)]
+    sites = [
+        m.site
+        for m in BertForPreTraining(prime_config(layers=5)).modules()
+        if isinstance(m, Dropout)
+    ]
     assert len(sites) == len(set(sites)) == 1 + 3 * 5
 
 
 def test_nothing_is_dropped_outside_training() -> None:
     """In eval mode, without noise, or at rate 0 the input itself comes back."""
-    x, noise = torch.ones(5), Noise(torch.tensor(0))
+    x, noise = torch.ones(5), DropoutSeed(torch.tensor(0))
     assert Dropout(0.5, 0).eval()(x, noise) is x
     assert Dropout(0.5, 0).train()(x, None) is x
     assert Dropout(0.0, 0).train()(x, noise) is x
@@ -82,7 +86,7 @@ def test_nothing_is_dropped_outside_training() -> None:
 def test_the_gradient_is_dropped_alike() -> None:
     """The gradient passes where the value did, scaled alike."""
     x = torch.ones(1000, requires_grad=True)
-    found = Dropout(0.3, 1).train()(x, Noise(torch.tensor(9)))
+    found = Dropout(0.3, 1).train()(x, DropoutSeed(torch.tensor(9)))
     (slope,) = torch.autograd.grad(found.sum(), x)
     assert torch.equal(slope, found.detach())
 
@@ -90,9 +94,9 @@ def test_the_gradient_is_dropped_alike() -> None:
 def test_fresh_noise_comes_from_the_default_generator() -> None:
     """``Noise.fresh`` follows ``torch.manual_seed`` and differs from call to call."""
     torch.manual_seed(0)
-    first, second = Noise.fresh(), Noise.fresh()
+    first, second = DropoutSeed.random(), DropoutSeed.random()
     torch.manual_seed(0)
-    assert int(first.seed) == int(Noise.fresh().seed) != int(second.seed)
+    assert int(first.seed) == int(DropoutSeed.random().seed) != int(second.seed)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 1001])
@@ -113,7 +117,7 @@ def test_compiled_equals_eager() -> None:
     torch._dynamo.reset()
     first, second = Dropout(0.3, 4).train(), Dropout(0.1, 5).train()
 
-    def both(x: Tensor, noise: Noise) -> Tensor:
+    def both(x: Tensor, noise: DropoutSeed) -> Tensor:
         dropped: Tensor = second(first(x, noise) + 1, noise)
         return dropped
 
@@ -121,7 +125,7 @@ def test_compiled_equals_eager() -> None:
     x = torch.linspace(1, 2, 33).repeat(3, 1)
     results = []
     for seed in (3, 4):
-        noise = Noise(torch.tensor(seed))
+        noise = DropoutSeed(torch.tensor(seed))
         results.append(compiled(x, noise))
         torch.testing.assert_close(results[-1], both(x, noise), rtol=1e-6, atol=0)
     assert not torch.equal(results[0], results[1])

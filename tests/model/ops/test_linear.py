@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bertsmith.model.bert import PreTrainingModel
+from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.ops import linear
 from bertsmith.model.ops.cpu import has_slow_mkl
-from bertsmith.model.ops.linear import Linear, rows_of
-from tests.model.examples import example, primes, shaken
+from bertsmith.model.ops.linear import Linear, bucket_rows
+from tests.model.examples import prime_config, random_batch, randomize_weights
 
 ONEDNN = pytest.mark.skipif(
     not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this PyTorch's oneDNN has no way in"
@@ -24,15 +24,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         pytest.skip("this PyTorch's oneDNN has no way in")
     shapes: list[tuple[int, ...]] = []
-    multiply = linear.product
+    multiply = linear.onednn_linear
 
     def told(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         shapes.append((*x.shape, weight.shape[0]))
         return multiply(x, weight, bias)
 
     monkeypatch.setattr(linear, "has_slow_mkl", lambda: True)
-    monkeypatch.setattr(linear, "LEAST", 1)
-    monkeypatch.setattr(linear, "product", told)
+    monkeypatch.setattr(linear, "ONEDNN_MIN_MACS", 1)
+    monkeypatch.setattr(linear, "onednn_linear", told)
     return shapes
 
 
@@ -56,7 +56,7 @@ def test_numbers_and_gradients(
         assert one.grad is not None
         assert other.grad is not None
         torch.testing.assert_close(one.grad, other.grad.float(), rtol=1e-5, atol=1e-4)
-    even = rows_of(rows)
+    even = bucket_rows(rows)
     assert asked == [
         (even, inputs, outputs), (even, outputs, inputs), (outputs, even, inputs),
     ]  # fmt: skip
@@ -73,7 +73,7 @@ def test_few_numbers_of_rows_are_prepared(asked: list[tuple[int, ...]]) -> None:
             assert torch.equal(own(x), found)
     assert len(set(asked)) == 2 * (8 + 3 * 8)
     assert {shape[0] for shape in asked if shape[1] == 9} == {
-        rows_of(rows) for rows in range(1, 1025)
+        bucket_rows(rows) for rows in range(1, 1025)
     }
 
 
@@ -103,7 +103,7 @@ def test_rows_of_bf16_are_filled_up(monkeypatch: pytest.MonkeyPatch) -> None:
         expected += torch.autograd.grad(expected[0], weights, slope)
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=0.02, atol=0.02)
-    assert set(multiplied) == {16, 32, 48, rows_of(1000)}
+    assert set(multiplied) == {16, 32, 48, bucket_rows(1000)}
     assert own(torch.randn(3, 9)).shape == (3, 5)
     with torch.autocast("cpu", torch.bfloat16):
         assert own(torch.randn(0, 9)).shape == (0, 5)
@@ -138,8 +138,8 @@ def test_what_is_frozen_is_not_multiplied(frozen: str, asked: list[tuple[int, ..
 
 def test_a_step_of_the_model_is_the_same(asked: list[tuple[int, ...]]) -> None:
     """Loss and all gradients of a pre-training step, with dropout off, by either library."""
-    config = primes(dropout=0.0, attention_dropout=0.0)
-    own, batch = shaken(PreTrainingModel(config)), example(config)
+    config = prime_config(dropout=0.0, attention_dropout=0.0)
+    own, batch = randomize_weights(BertForPreTraining(config)), random_batch(config)
 
     def step() -> list[Tensor]:
         own.zero_grad(set_to_none=True)
@@ -162,7 +162,7 @@ def test_a_step_of_the_model_is_the_same(asked: list[tuple[int, ...]]) -> None:
 
 def test_small_products_stay(asked: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing is to be gained, nothing is prepared."""
-    monkeypatch.setattr(linear, "LEAST", 2 * 6 * 4)
+    monkeypatch.setattr(linear, "ONEDNN_MIN_MACS", 2 * 6 * 4)
     own = Linear(6, 4)
     own(torch.randn(1, 6))
     assert asked == []

@@ -11,10 +11,10 @@ from bertsmith import bundle
 from bertsmith.errors import ModelError
 from bertsmith.interop.huggingface import write_huggingface
 from bertsmith.interop.onnx import write_onnx
-from bertsmith.model.bert import BertModel, PreTrainingModel
+from bertsmith.model.bert import BertForPreTraining, BertModel
 from bertsmith.model.ops.norms import BatchNorm
 from bertsmith.use.embed import Embedder
-from tests.model.examples import example, primes, shaken, tokenizer_of
+from tests.model.examples import make_tokenizer, prime_config, random_batch, randomize_weights
 
 #: Another choice than layer norm, as a config's field.
 OTHERS = pytest.mark.parametrize("norm", ["batch", "none"])
@@ -45,7 +45,7 @@ def test_batch_norm_is_pytorchs() -> None:
 
 def test_none_has_no_norm_in_the_encoder() -> None:
     """Without norm, the only LayerNorm is the masked-LM head's; a residual sum stays as it is."""
-    model = PreTrainingModel(primes(norm="none"))
+    model = BertForPreTraining(prime_config(norm="none"))
     names = [name for name, own in model.named_modules() if isinstance(own, nn.LayerNorm)]
     assert names == ["mlm.norm"]
     assert not any(isinstance(own, BatchNorm) for own in model.modules())
@@ -54,9 +54,9 @@ def test_none_has_no_norm_in_the_encoder() -> None:
 @OTHERS
 def test_what_is_not_asked_counts_all_the_same(norm: str) -> None:
     """Asked for some places, the last layer says what it says of them when asked for all."""
-    config = primes(norm=norm, dropout=0.0, attention_dropout=0.0)
+    config = prime_config(norm=norm, dropout=0.0, attention_dropout=0.0)
     torch.manual_seed(1)
-    model, batch = BertModel(config), example(config)
+    model, batch = BertModel(config), random_batch(config)
     places = batch.masked_positions
     for train in (True, False):
         model.train(train)
@@ -67,14 +67,14 @@ def test_what_is_not_asked_counts_all_the_same(norm: str) -> None:
 @OTHERS
 def test_a_directory_holds_it(norm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Written and read again, a model says the same, running statistics included."""
-    config = primes(norm=norm)
-    model = shaken(PreTrainingModel(config))
-    batch = example(config)
+    config = prime_config(norm=norm)
+    model = randomize_weights(BertForPreTraining(config))
+    batch = random_batch(config)
     with torch.no_grad():
         # Moves the running statistics away from where they begin.
         model.train()(*batch.arguments)
         expected = model.eval().bert(batch.packed)
-    bundle.save(tmp_path / "model", model, tokenizer_of(config.vocab_size), {})
+    bundle.save(tmp_path / "model", model, make_tokenizer(config.vocab_size), {})
     found = bundle.load(tmp_path / "model")
     assert found.config.norm == norm
     assert not found.notes()
@@ -93,9 +93,9 @@ def test_a_directory_holds_it(norm: str, tmp_path: Path, monkeypatch: pytest.Mon
 @OTHERS
 def test_it_learns(norm: str) -> None:
     """Every parameter has a gradient, and ten steps on one batch lower its loss."""
-    config = primes(norm=norm, dropout=0.0, attention_dropout=0.0)
+    config = prime_config(norm=norm, dropout=0.0, attention_dropout=0.0)
     torch.manual_seed(2)
-    model, batch = PreTrainingModel(config).train(), example(config)
+    model, batch = BertForPreTraining(config).train(), random_batch(config)
     adam = torch.optim.Adam(model.parameters(), 1e-2)
     losses: list[Any] = []
     for _ in range(10):

@@ -11,16 +11,22 @@ import pytest
 
 from bertsmith.errors import RunError
 from bertsmith.settings import read_toml
-from bertsmith.train.engine.budget import Replan, TimeBudget
-from bertsmith.train.engine.checkpoint import found
-from bertsmith.train.engine.metrics_log import read
+from bertsmith.train.engine.budget import RevisedSchedule, TimeBudget
+from bertsmith.train.engine.checkpoint import list_checkpoints
+from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.engine.probe import Cost, is_noisy
 from bertsmith.train.pretraining.recipes import PretrainSettings, with_budget
 from bertsmith.train.pretraining.session import Session
 from tests.train.conftest import Train
 
 COST = Cost(
-    step=0.1, pause=0.0, memory=0, ceiling=1e9, share=0.1, tokens_per_step=100.0, sequences=512
+    step_seconds=0.1,
+    evaluation_seconds=0.0,
+    peak_memory_bytes=0,
+    peak_macs=1e9,
+    mfu=0.1,
+    tokens_per_step=100.0,
+    eval_sequences=512,
 )
 
 
@@ -37,24 +43,26 @@ def test_evaluations_take_a_tenth_of_the_time_at_most(
     seconds: float, pause: float, every: int | None
 ) -> None:
     """However long an evaluation is, one of them fits, and the other time is left for steps."""
-    settings = with_budget(_settings(eval_every=every), replace(COST, pause=pause), seconds)
-    steps, chosen = settings.schedule.total(), settings.run.eval_every
+    settings = with_budget(
+        _settings(eval_every=every), replace(COST, evaluation_seconds=pause), seconds
+    )
+    steps, chosen = settings.schedule.total_steps(), settings.run.eval_every
     assert chosen is not None
     share = settings.run.eval_sequences / 512
     evaluating = math.ceil(steps / chosen) * pause * share
     assert evaluating <= 0.1 * seconds + 1e-9
     # An interval that is rounded down may give some evaluations more.
     most = seconds + 3 * pause * share + 1e-9
-    assert 0.88 * seconds <= steps * COST.step + evaluating <= most
+    assert 0.88 * seconds <= steps * COST.step_seconds + evaluating <= most
 
 
 def test_half_a_minute_is_not_spent_on_evaluations() -> None:
     """Evaluations of 1.5 s, twenty of which take half a minute, left time for a single step."""
-    settings = with_budget(_settings(), replace(COST, pause=1.5), 30.0)
-    assert settings.schedule.total() == 270
+    settings = with_budget(_settings(), replace(COST, evaluation_seconds=1.5), 30.0)
+    assert settings.schedule.total_steps() == 270
     assert (settings.run.eval_every, settings.run.eval_sequences) == (135, 512)
-    slow = with_budget(_settings(), replace(COST, pause=6.0), 30.0)
-    assert (slow.run.eval_every, slow.run.eval_sequences) == (slow.schedule.total(), 256)
+    slow = with_budget(_settings(), replace(COST, evaluation_seconds=6.0), 30.0)
+    assert (slow.run.eval_every, slow.run.eval_sequences) == (slow.schedule.total_steps(), 256)
 
 
 def test_short_evaluations_stay_as_usual() -> None:
@@ -62,8 +70,8 @@ def test_short_evaluations_stay_as_usual() -> None:
 
     In a short run checkpoints are half a minute apart.
     """
-    settings = with_budget(_settings(), replace(COST, pause=0.01), 1800.0)
-    steps = settings.schedule.total()
+    settings = with_budget(_settings(), replace(COST, evaluation_seconds=0.01), 1800.0)
+    steps = settings.schedule.total_steps()
     assert steps == 17998
     assert (settings.run.eval_every, settings.checkpoint.every) == (steps // 20, steps // 20)
     assert with_budget(_settings(), COST, 60.0).checkpoint.every == 300
@@ -79,14 +87,14 @@ class Machine:
 
     def run(
         self, step_seconds: Callable[[int], float], steps: int, pause: float = 0.0
-    ) -> Replan | None:
+    ) -> RevisedSchedule | None:
         """Take steps until there is a new plan or all are taken."""
         for step in range(steps):
             self.now += step_seconds(step)
-            self.budget.add(step_seconds(step))
+            self.budget.add_step(step_seconds(step))
             if step % 10 == 9:
                 self.now += pause
-            if (replan := self.budget.replan(step + 1, steps)) is not None:
+            if (replan := self.budget.revise(step + 1, steps)) is not None:
                 return replan
         return None
 
@@ -104,7 +112,7 @@ def test_a_slow_run_gets_fewer_steps_that_meet_the_budget() -> None:
     assert replan is not None
     assert replan.step_seconds == pytest.approx(0.5)
     assert replan.step == 21
-    assert replan.expected == pytest.approx(10 + 21 * 0.5 + 879 * 0.525)
+    assert replan.expected_seconds == pytest.approx(10 + 21 * 0.5 + 879 * 0.525)
     finish = machine.now + (replan.steps - replan.step) * 0.5
     assert 93 < finish <= 100
 
@@ -164,8 +172,8 @@ def test_noise_is_a_quarter_of_slow_steps() -> None:
     assert not is_noisy([1.0, 9.0])
 
 
-def _replans_once(self: TimeBudget, step: int, steps: int) -> Replan | None:
-    return Replan(4, 8, 1.0, 60.0) if step == 4 and steps > 8 else None
+def _replans_once(self: TimeBudget, step: int, steps: int) -> RevisedSchedule | None:
+    return RevisedSchedule(4, 8, 1.0, 60.0) if step == 4 and steps > 8 else None
 
 
 def _refuses(*_: Any) -> Any:
@@ -178,7 +186,9 @@ def test_a_new_plan_is_recorded_and_a_resumed_run_follows_it(
     """Killed after the new plan, a run ends with the bytes of one that was not killed."""
     many = {"minutes": 1.0, "checkpoint__every": 2, "checkpoint__keep": 9,
             "checkpoint__keep_optimizer": "true"}  # fmt: skip
-    monkeypatch.setattr(Session, "measure", lambda *_: replace(COST, step=2.0, pause=0.3))
+    monkeypatch.setattr(
+        Session, "measure", lambda *_: replace(COST, step_seconds=2.0, evaluation_seconds=0.3)
+    )
     monkeypatch.setattr(TimeBudget, "replan", _replans_once)
     result = train(**many)
     stored = read_toml(tmp_path / "run" / "settings.toml")["schedule"]
@@ -186,18 +196,20 @@ def test_a_new_plan_is_recorded_and_a_resumed_run_follows_it(
     assert (stored["steps"], stored["replanned_at"]) == (8, 4)
     assert 10 < planned <= 30
     assert (result.steps, result.outcome.state.step) == (8, 8)
-    lines = [line for line in read(tmp_path / "run") if line["kind"] == "train"]
+    lines = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "train"]
     assert [line["step"] for line in lines] == [*range(1, 9)]
     rates = [line["lr"] for line in lines]
     assert all(second < first for first, second in pairwise(rates[4:]))
     assert rates[4] > 0.5 * max(rates)
-    assert [line["step"] for line in read(tmp_path / "run") if line["kind"] == "heldout"][-1] == 8
+    assert [line["step"] for line in read_metrics(tmp_path / "run") if line["kind"] == "heldout"][
+        -1
+    ] == 8
     name = "model/model.safetensors"
     weights = (tmp_path / "run" / name).read_bytes()
     monkeypatch.setattr(Session, "measure", _refuses)
     monkeypatch.setattr(TimeBudget, "replan", _refuses)
     for last in (6, 4, 2):
-        for step, directory in found(tmp_path / "run"):
+        for step, directory in list_checkpoints(tmp_path / "run"):
             if step > last:
                 directory.rename(tmp_path / f"{last}-{step}")
         (tmp_path / "run" / "model").rename(tmp_path / f"model-{last}")
@@ -212,7 +224,9 @@ def test_settings_of_evaluations_are_those_of_the_budget(
 ) -> None:
     """Evaluations that were asked for are limited too; the same command resumes the run."""
     monkeypatch.setattr(
-        Session, "measure", lambda *_: replace(COST, step=0.5, pause=4.0, sequences=8)
+        Session,
+        "measure",
+        lambda *_: replace(COST, step_seconds=0.5, evaluation_seconds=4.0, eval_sequences=8),
     )
     monkeypatch.setattr(TimeBudget, "replan", lambda *_: None)
     many = {"minutes": 0.2, "run__eval_every": 2, "run__eval_sequences": 8}
@@ -220,8 +234,8 @@ def test_settings_of_evaluations_are_those_of_the_budget(
     stored = read_toml(tmp_path / "run" / "settings.toml")
     assert stored["run"]["eval_every"] == stored["schedule"]["steps"] == first.steps
     assert 1 <= stored["run"]["eval_sequences"] <= 2
-    assert [line["step"] for line in read(tmp_path / "run") if line["kind"] == "heldout"] == [
-        first.steps
-    ]
+    assert [
+        line["step"] for line in read_metrics(tmp_path / "run") if line["kind"] == "heldout"
+    ] == [first.steps]
     monkeypatch.setattr(Session, "measure", _refuses)
     assert train(**many).steps == first.steps

@@ -12,9 +12,17 @@ from torch import nn
 from bertsmith.bundle import save_tensors
 from bertsmith.errors import RunError
 from bertsmith.files import write_json
-from bertsmith.progress import Silent
+from bertsmith.progress import NullProgress
 from bertsmith.train.engine import checkpoint
-from bertsmith.train.engine.checkpoint import FOLDER, State, found, restore, resume, save, sweep
+from bertsmith.train.engine.checkpoint import (
+    CHECKPOINTS_DIR,
+    TrainingState,
+    list_checkpoints,
+    remove_partial_checkpoints,
+    restore,
+    resume,
+    save,
+)
 
 
 def _trained(seed: int = 0) -> tuple[nn.Module, torch.optim.AdamW]:
@@ -43,7 +51,7 @@ def _content(run: Path) -> dict[str, bytes]:
 def test_a_restored_run_takes_the_same_step(tmp_path: Path) -> None:
     """Weights, moments, count of steps and state come back bit by bit."""
     model, optimizer = _trained()
-    state = State(step=1, seconds=2.5, best_step=1, best_loss=0.75)
+    state = TrainingState(step=1, seconds=2.5, best_step=1, best_loss=0.75)
     directory = save(tmp_path, state, model, optimizer, keep=2)
     other, fresh = _trained(seed=9)
     assert restore(directory, other, fresh) == state
@@ -60,8 +68,8 @@ def test_the_last_few_and_the_best_stay(tmp_path: Path) -> None:
     model, optimizer = _trained()
     standing = []
     for step, best in [(1, 1), (2, 2), (3, 2), (4, 2), (5, 2), (10, 10), (11, 10), (12, 10)]:
-        save(tmp_path, State(step=step, best_step=best), model, optimizer, keep=2)
-        standing.append([step for step, _ in found(tmp_path)])
+        save(tmp_path, TrainingState(step=step, best_step=best), model, optimizer, keep=2)
+        standing.append([step for step, _ in list_checkpoints(tmp_path)])
     assert standing == [
         [1], [1, 2], [2, 3], [2, 3, 4], [2, 4, 5], [5, 10], [10, 11], [10, 11, 12]
     ]  # fmt: skip
@@ -73,7 +81,7 @@ def test_a_crash_in_the_middle_leaves_the_older_ones(
 ) -> None:
     """Whichever file cannot be written, nothing new stands under a checkpoint's name."""
     model, optimizer = _trained()
-    save(tmp_path, State(step=1), model, optimizer, keep=1)
+    save(tmp_path, TrainingState(step=1), model, optimizer, keep=1)
     before = _content(tmp_path)
     files_before_failure = {"weights": 0, "moments": 1, "state": 2, "checksums": 3}[at]
 
@@ -90,21 +98,21 @@ def test_a_crash_in_the_middle_leaves_the_older_ones(
     monkeypatch.setattr(checkpoint, "save_tensors", fails_later(save_tensors))
     monkeypatch.setattr(checkpoint, "write_json", fails_later(write_json))
     with pytest.raises(OSError, match="No space"):
-        save(tmp_path, State(step=2), model, optimizer, keep=1)
+        save(tmp_path, TrainingState(step=2), model, optimizer, keep=1)
     assert _content(tmp_path) == before
-    assert [step for step, _ in found(tmp_path)] == [1]
+    assert [step for step, _ in list_checkpoints(tmp_path)] == [1]
 
 
 def test_what_a_kill_leaves_is_no_checkpoint_and_is_swept(tmp_path: Path) -> None:
     """Half-written and half-removed directories are never found; the next start sweeps them."""
     model, optimizer = _trained()
-    save(tmp_path, State(step=1), model, optimizer, keep=1)
+    save(tmp_path, TrainingState(step=1), model, optimizer, keep=1)
     before = _content(tmp_path)
     for name in (".step-2.4711.tmp", ".step-1.old"):
-        (tmp_path / FOLDER / name).mkdir()
-        (tmp_path / FOLDER / name / "weights.safetensors").write_bytes(b"half")
-    assert [step for step, _ in found(tmp_path)] == [1]
-    sweep(tmp_path)
+        (tmp_path / CHECKPOINTS_DIR / name).mkdir()
+        (tmp_path / CHECKPOINTS_DIR / name / "weights.safetensors").write_bytes(b"half")
+    assert [step for step, _ in list_checkpoints(tmp_path)] == [1]
+    remove_partial_checkpoints(tmp_path)
     assert _content(tmp_path) == before
 
 
@@ -123,17 +131,17 @@ def test_what_a_kill_leaves_is_no_checkpoint_and_is_swept(tmp_path: Path) -> Non
 def test_a_damaged_checkpoint_is_named(tmp_path: Path, damage: str, has_checksums: bool) -> None:
     """RunError names the directory; nothing is a traceback of a library."""
     model, optimizer = _trained()
-    directory = save(tmp_path, State(step=3), model, optimizer, keep=1)
-    weights, state = directory / checkpoint.WEIGHTS, directory / checkpoint.STATE
+    directory = save(tmp_path, TrainingState(step=3), model, optimizer, keep=1)
+    weights, state = directory / checkpoint.WEIGHTS_FILE, directory / checkpoint.STATE_FILE
     if not has_checksums:
-        (directory / checkpoint.CHECKSUMS).unlink()
+        (directory / checkpoint.CHECKSUMS_FILE).unlink()
     match damage:
         case "weights short":
             weights.write_bytes(weights.read_bytes()[:-4])
         case "weights gone":
             weights.unlink()
         case "moments empty":
-            (directory / checkpoint.MOMENTS).write_bytes(b"")
+            (directory / checkpoint.MOMENTS_FILE).write_bytes(b"")
         case "state torn":
             state.write_text(state.read_text()[:10])
         case "state strange":
@@ -144,15 +152,15 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, damage: str, has_checksum
         restore(directory, model, optimizer)
 
 
-class Notes(Silent):
+class RecordingProgress(NullProgress):
     """Progress that collects the notes."""
 
     def __init__(self) -> None:
-        self.texts: list[str] = []
+        self.messages: list[str] = []
 
-    def note(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Collect a note."""
-        self.texts.append(text)
+        self.messages.append(text)
 
 
 def _flip_last_byte(path: Path) -> None:
@@ -161,31 +169,36 @@ def _flip_last_byte(path: Path) -> None:
     path.write_bytes(content)
 
 
-FILES = (checkpoint.WEIGHTS, checkpoint.MOMENTS, checkpoint.STATE, checkpoint.CHECKSUMS)
+FILES = (
+    checkpoint.WEIGHTS_FILE,
+    checkpoint.MOMENTS_FILE,
+    checkpoint.STATE_FILE,
+    checkpoint.CHECKSUMS_FILE,
+)
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_flipped_byte_falls_back_to_the_checkpoint_before(tmp_path: Path, name: str) -> None:
     """The damaged checkpoint is named and set aside; weights and moments of the older one load."""
     model, optimizer = _trained()
-    save(tmp_path, State(step=1), model, optimizer, keep=9)
+    save(tmp_path, TrainingState(step=1), model, optimizer, keep=9)
     expected = [parameter.detach().clone() for parameter in model.parameters()]
     _step(model, optimizer)
-    newest = save(tmp_path, State(step=2), model, optimizer, keep=9)
+    newest = save(tmp_path, TrainingState(step=2), model, optimizer, keep=9)
     _flip_last_byte(newest / name)
     damaged = _content(newest)
     other, fresh = _trained(seed=9)
-    notes = Notes()
-    assert resume(tmp_path, other, fresh, notes) == State(step=1)
+    notes = RecordingProgress()
+    assert resume(tmp_path, other, fresh, notes) == TrainingState(step=1)
     assert all(map(torch.equal, other.parameters(), expected))
     assert all(float(fresh.state[one]["step"]) == 1.0 for one in other.parameters())
-    (text,) = notes.texts
+    (text,) = notes.messages
     assert text.startswith(f"{newest}: this checkpoint cannot be read: ")
     assert text.endswith("; kept as step-2.damaged")
-    assert [step for step, _ in found(tmp_path)] == [1]
+    assert [step for step, _ in list_checkpoints(tmp_path)] == [1]
     assert _content(newest.with_name("step-2.damaged")) == damaged
     # A new checkpoint of that step, damaged as well, replaces the one that was set aside.
-    _flip_last_byte(save(tmp_path, State(step=2), model, optimizer, keep=9) / name)
+    _flip_last_byte(save(tmp_path, TrainingState(step=2), model, optimizer, keep=9) / name)
     assert resume(tmp_path, other, fresh, notes).step == 1
     assert sorted(path.name for path in newest.parent.iterdir()) == ["step-1", "step-2.damaged"]
 
@@ -194,13 +207,13 @@ def test_without_an_intact_checkpoint_nothing_is_renamed(tmp_path: Path) -> None
     """The error names each checkpoint with its reason and says what to do; the files stay."""
     model, optimizer = _trained()
     for step in (1, 2):
-        directory = save(tmp_path, State(step=step), model, optimizer, keep=9)
-        _flip_last_byte(directory / checkpoint.MOMENTS)
+        directory = save(tmp_path, TrainingState(step=step), model, optimizer, keep=9)
+        _flip_last_byte(directory / checkpoint.MOMENTS_FILE)
     before = _content(tmp_path)
     with pytest.raises(RunError) as raised:
-        resume(tmp_path, model, optimizer, Notes())
+        resume(tmp_path, model, optimizer, RecordingProgress())
     for words in ("step-1: this", "step-2: this", "moments.safetensors does not match", "backup",
-                  f"remove {tmp_path / FOLDER} to train again"):  # fmt: skip
+                  f"remove {tmp_path / CHECKPOINTS_DIR} to train again"):  # fmt: skip
         assert words in str(raised.value)
     assert _content(tmp_path) == before
 
@@ -208,9 +221,9 @@ def test_without_an_intact_checkpoint_nothing_is_renamed(tmp_path: Path) -> None
 def test_weights_alone_are_verified_too(tmp_path: Path) -> None:
     """Neither a snapshot nor the best weights of a fine-tuning are read from a damaged file."""
     model, optimizer = _trained()
-    directory = save(tmp_path, State(step=4), model, optimizer, keep=1)
+    directory = save(tmp_path, TrainingState(step=4), model, optimizer, keep=1)
     checkpoint.load_weights(directory, model)
-    _flip_last_byte(directory / checkpoint.WEIGHTS)
+    _flip_last_byte(directory / checkpoint.WEIGHTS_FILE)
     with pytest.raises(RunError, match=r"weights\.safetensors does not match its checksum"):
         checkpoint.load_weights(directory, model)
     with pytest.raises(RunError, match="holds the best weights of this run; restore it"):
@@ -221,7 +234,7 @@ def test_weights_alone_are_verified_too(tmp_path: Path) -> None:
 
 def test_foreign_names_are_no_checkpoints(tmp_path: Path) -> None:
     """Only step-N counts, in the order of the numbers; a run without any has none."""
-    assert found(tmp_path) == []
+    assert list_checkpoints(tmp_path) == []
     for name in ("step-10", "step-9", "step-x", "step-", "notes"):
-        (tmp_path / FOLDER / name).mkdir(parents=True)
-    assert [step for step, _ in found(tmp_path)] == [9, 10]
+        (tmp_path / CHECKPOINTS_DIR / name).mkdir(parents=True)
+    assert [step for step, _ in list_checkpoints(tmp_path)] == [9, 10]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.files import json_of
-from bertsmith.train.engine.curve import NAME, draw
+from bertsmith.files import dump_json
+from bertsmith.train.engine.curve import CURVE_FILE, draw
 
 
 @pytest.mark.parametrize("title", ["run: 2 layers", "r$x^{$: 2 layers", "\\frac $", "n\udcff"])
@@ -16,6 +16,6 @@ def test_any_name_can_stand_in_the_title(tmp_path: Path, title: str) -> None:
         {"step": 1, "kind": "train", "masked_lm": 2.0},
         {"step": 1, "kind": "heldout", "masked_lm": 2.0, "unigram_entropy": 3.0},
     ]
-    (tmp_path / "metrics.jsonl").write_text("".join(json_of(line) + "\n" for line in lines))
+    (tmp_path / "metrics.jsonl").write_text("".join(dump_json(line) + "\n" for line in lines))
     draw(tmp_path, title)
-    assert (tmp_path / NAME).read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / CURVE_FILE).read_bytes().startswith(b"\x89PNG")

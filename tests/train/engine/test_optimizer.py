@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.errors import RunError
-from bertsmith.model.bert import PreTrainingModel
+from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import FeatureSettings, ModelConfig
-from bertsmith.model.feature_based import FeatureModel
-from bertsmith.model.ops.dropout import Noise
+from bertsmith.model.feature_based import BertWithBiLSTM
+from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.runtime.device import Machine
-from bertsmith.train.engine.optimizer import build, decays
+from bertsmith.train.engine.optimizer import build_optimizer, has_weight_decay
 from bertsmith.train.engine.settings import OptimSettings
 from bertsmith.train.engine.step import step_seed, take_step
-from tests.model.examples import primes
+from tests.model.examples import prime_config
 
 CPU = Machine(torch.device("cpu"), "fp32", "padded")
 
@@ -31,19 +31,19 @@ def test_decay_groups_by_name(norm: Any) -> None:
     config = ModelConfig(
         vocab_size=31, layers=2, width=14, heads=2, feed_forward=17, max_positions=19, norm=norm
     )
-    model = PreTrainingModel(config)
+    model = BertForPreTraining(config)
     spared = {
         id(parameter)
         for module in model.modules()
         for name, parameter in module.named_parameters(recurse=False)
         if isinstance(module, nn.LayerNorm) or name == "bias"
     }
-    optimizer = build(model, OptimSettings(weight_decay=0.03))
+    optimizer = build_optimizer(model, OptimSettings(weight_decay=0.03))
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.03, 0.0]
     with_decay, without = ([id(p) for p in group["params"]] for group in optimizer.param_groups)
     assert set(without) == spared
     assert sorted(with_decay + without) == sorted(id(p) for p in model.parameters())
-    names = {name for name, _ in model.named_parameters() if not decays(name)}
+    names = {name for name, _ in model.named_parameters() if not has_weight_decay(name)}
     assert {"mlm.decoder.bias", "mlm.norm.weight", "pooler.dense.bias"} <= names
     assert not {"bert.embeddings.words.weight", "nsp.classifier.weight"} & names
 
@@ -53,8 +53,10 @@ def test_a_fixed_position_table_is_not_trained() -> None:
     config = ModelConfig(
         vocab_size=31, layers=1, width=14, heads=2, feed_forward=17, positions="sinusoidal"
     )
-    model = PreTrainingModel(config)
-    held = [p for group in build(model, OptimSettings()).param_groups for p in group["params"]]
+    model = BertForPreTraining(config)
+    held = [
+        p for group in build_optimizer(model, OptimSettings()).param_groups for p in group["params"]
+    ]
     assert not any(p is model.bert.embeddings.positions.weight for p in held)
 
 
@@ -75,7 +77,7 @@ class _Plane(nn.Module):
 def _losses(slopes: Any) -> Any:
     """Return a loss whose gradient is ``slopes`` times the piece."""
 
-    def losses(piece: Any, whole: Any, noise: Noise) -> dict[str, Tensor]:
+    def losses(piece: Any, whole: Any, noise: DropoutSeed) -> dict[str, Tensor]:
         model, factor = piece
         weight, bias = slopes
         return {"a": (model.weight * weight).sum() * factor, "b": (model.bias * bias).sum()}
@@ -91,7 +93,7 @@ def test_a_step_is_plain_adamw(clip: float) -> None:
     """
     settings = OptimSettings(lr=0.1, beta1=0.8, beta2=0.95, eps=1e-3, weight_decay=0.2, clip=clip)
     model = _Plane()
-    optimizer = build(model, settings)
+    optimizer = build_optimizer(model, settings)
     weights = [p.detach().double().numpy().copy() for p in model.parameters()]
     decay = [settings.weight_decay, 0.0]
     m, v = [0 * w for w in weights], [0 * w for w in weights]
@@ -102,7 +104,7 @@ def test_a_step_is_plain_adamw(clip: float) -> None:
         tensors = [torch.tensor(slope, dtype=torch.float32) for slope in slopes]
         result = take_step(
             _losses(tensors), [(model, 1.0)], model, optimizer, CPU,
-            step=step, seed=0, rate=rate, clip=clip,
+            step=step, seed=0, lr=rate, max_grad_norm=clip,
         )  # fmt: skip
         norm = math.sqrt(sum(float((slope**2).sum()) for slope in slopes))
         assert result.grad_norm == pytest.approx(norm, rel=1e-5)
@@ -121,14 +123,14 @@ def test_a_step_is_plain_adamw(clip: float) -> None:
 def test_a_loss_that_is_not_finite_touches_nothing(bad: float) -> None:
     """RunError names step, seed and batch; weights and moments stand as they stood."""
     model = _Plane()
-    optimizer = build(model, OptimSettings())
+    optimizer = build_optimizer(model, OptimSettings())
     slopes = [torch.ones(2, 2), torch.ones(2)]
 
     def take(factor: float, step: int) -> None:
         pieces = [(model, 1.0), (model, factor)]
         take_step(
             _losses(slopes), pieces, model, optimizer, CPU,
-            step=step, seed=5, rate=0.1, clip=1.0, whereabouts="page {}".format,
+            step=step, seed=5, lr=0.1, max_grad_norm=1.0, describe_batch="page {}".format,
         )  # fmt: skip
 
     take(1.0, 0)
@@ -144,14 +146,14 @@ def test_a_loss_that_is_not_finite_touches_nothing(bad: float) -> None:
 def test_a_gradient_that_is_not_finite_touches_nothing() -> None:
     """A finite loss with an infinite gradient stops the step too."""
     model = _Plane()
-    optimizer = build(model, OptimSettings())
+    optimizer = build_optimizer(model, OptimSettings())
     before = model.weight.detach().clone()
 
-    def losses(piece: Any, whole: Any, noise: Noise) -> dict[str, Tensor]:
+    def losses(piece: Any, whole: Any, noise: DropoutSeed) -> dict[str, Tensor]:
         return {"root": (model.weight - model.weight.detach()).abs().sqrt().sum()}
 
     with pytest.raises(RunError, match="the norm of its gradient"):
-        take_step(losses, [None], model, optimizer, CPU, step=0, seed=0, rate=0.1, clip=1.0)
+        take_step(losses, [None], model, optimizer, CPU, step=0, seed=0, lr=0.1, max_grad_norm=1.0)
     assert torch.equal(model.weight, before)
 
 
@@ -165,10 +167,10 @@ def test_no_two_steps_or_pieces_share_their_noise() -> None:
 
 def test_nothing_decays_that_only_shifts_or_mixes() -> None:
     """Of the feature-based model the biases of the LSTM, and the weights of the layers, do not."""
-    model = FeatureModel(primes(), 3, FeatureSettings(layers="weighted-sum-all", width=5),
-                         whole=True)  # fmt: skip
+    model = BertWithBiLSTM(prime_config(), 3, FeatureSettings(layers="weighted-sum-all", width=5),
+                         is_sequence_level=True)  # fmt: skip
     found = {name for name, weight in model.named_parameters()
-             if weight.requires_grad and decays(name)}  # fmt: skip
+             if weight.requires_grad and has_weight_decay(name)}  # fmt: skip
     assert found == {
         *(f"lstm.weight_{kind}_l{layer}{way}" for kind in ("ih", "hh") for layer in (0, 1)
           for way in ("", "_reverse")),

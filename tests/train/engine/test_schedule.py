@@ -8,12 +8,12 @@ from bertsmith.errors import RunError, SettingsError
 from bertsmith.train.engine.schedule import (
     Phase,
     ScheduleSettings,
-    epochs_in,
+    build_phases,
+    count_epochs,
     lr_factor,
-    phases,
-    replanned,
+    num_warmup_steps,
+    revise_schedule,
     steps_for_epochs,
-    warmup,
 )
 
 
@@ -34,8 +34,8 @@ from bertsmith.train.engine.schedule import (
 def test_warm_up_is_never_more_than_a_tenth(steps: int, asked: int, taken: int) -> None:
     """Warm-up takes the steps asked for, but never more than a tenth of the run."""
     settings = ScheduleSettings(steps=steps, warmup_steps=asked)
-    assert warmup(settings) == taken
-    assert warmup(settings) * 10 <= steps
+    assert num_warmup_steps(settings) == taken
+    assert num_warmup_steps(settings) * 10 <= steps
 
 
 @pytest.mark.parametrize(
@@ -71,12 +71,12 @@ def test_every_step_learns_and_the_end_is_zero(steps: int) -> None:
 def test_two_phases_split_the_steps(steps: int, share: float, expected: list[Phase]) -> None:
     """The last share of the steps has the long length; a phase of no step is left out."""
     settings = ScheduleSettings(steps=steps, long_length=512, long_share=share)
-    assert phases(settings, 128) == expected
+    assert build_phases(settings, 128) == expected
 
 
 def test_one_phase_without_a_long_length() -> None:
     """Without a long length the share counts for nothing."""
-    assert phases(ScheduleSettings(steps=7, long_share=0.5), 64) == [Phase(0, 7, 64)]
+    assert build_phases(ScheduleSettings(steps=7, long_share=0.5), 64) == [Phase(0, 7, 64)]
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ def test_epochs_become_steps(
 ) -> None:
     """The steps are the fewest that walk the data so often, over both phases together."""
     assert steps_for_epochs(epochs, batch, examples) == steps
-    assert epochs_in(steps, batch, examples) >= epochs
-    assert epochs_in(steps - 1, batch, examples) < epochs
+    assert count_epochs(steps, batch, examples) >= epochs
+    assert count_epochs(steps - 1, batch, examples) < epochs
 
 
 @pytest.mark.parametrize("name", ["steps", "epochs", "minutes"])
@@ -112,7 +112,7 @@ def test_two_measures_are_refused() -> None:
     with pytest.raises(SettingsError, match="exclude each other"):
         ScheduleSettings.parse({"epochs": 1.0, "minutes": 1.0}, "here")
     with pytest.raises(RunError, match="no number of steps"):
-        ScheduleSettings(epochs=1.0).total()
+        ScheduleSettings(epochs=1.0).total_steps()
 
 
 @pytest.mark.parametrize("name", ["epochs", "minutes"])
@@ -130,8 +130,8 @@ def test_a_run_without_end_is_refused(name: str) -> None:
 def test_a_new_plan_keeps_the_rate_continuous(first: int, new: int) -> None:
     """Up to the new plan nothing changes; from there the rate has no jump, and ends near 0."""
     before = ScheduleSettings(steps=1000, minutes=1.0)
-    after = replanned(before, first, new)
-    assert after.total() == new
+    after = revise_schedule(before, first, new)
+    assert after.total_steps() == new
     factors = [lr_factor(step, after) for step in range(new)]
     assert factors[:first] == [lr_factor(step, before) for step in range(first)]
     assert factors[first] == pytest.approx(lr_factor(first, before))
@@ -144,7 +144,7 @@ def test_a_new_plan_keeps_the_rate_continuous(first: int, new: int) -> None:
 
 def test_a_warm_up_goes_on_in_a_new_plan() -> None:
     """A run that is planned anew in its warm-up still comes near the peak."""
-    settings = replanned(ScheduleSettings(steps=1000, minutes=1.0), 20, 200)
+    settings = revise_schedule(ScheduleSettings(steps=1000, minutes=1.0), 20, 200)
     assert max(lr_factor(step, settings) for step in range(200)) > 0.8
 
 
@@ -155,5 +155,5 @@ def test_a_warm_up_goes_on_in_a_new_plan() -> None:
 def test_a_new_plan_changes_no_step_that_was_taken(first: int, new: int, turn: int) -> None:
     """Phases keep their share of the new run, but steps that were taken keep their length."""
     before = ScheduleSettings(steps=1000, minutes=1.0, long_length=512)
-    after = replanned(before, first, new)
-    assert phases(after, 128) == [Phase(0, turn, 128), Phase(turn, new, 512)]
+    after = revise_schedule(before, first, new)
+    assert build_phases(after, 128) == [Phase(0, turn, 128), Phase(turn, new, 512)]

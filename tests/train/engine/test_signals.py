@@ -10,22 +10,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bertsmith.cli.console import Bars
+from bertsmith.cli.console import TerminalProgress
 from bertsmith.cli.main import main
-from bertsmith.progress import Silent
+from bertsmith.progress import NullProgress
 from bertsmith.runtime.device import Machine
-from bertsmith.train.engine.checkpoint import found
-from bertsmith.train.engine.loop import Plan, train
-from bertsmith.train.engine.metrics_log import Journal, read
-from bertsmith.train.engine.optimizer import build
+from bertsmith.train.engine.checkpoint import list_checkpoints
+from bertsmith.train.engine.loop import LoopOptions, train
+from bertsmith.train.engine.metrics_log import MetricsLog, read_metrics
+from bertsmith.train.engine.optimizer import build_optimizer
 from bertsmith.train.engine.settings import OptimSettings
-from bertsmith.train.engine.signals import Stopper
+from bertsmith.train.engine.signals import DeferredSignals
 from tests.train.conftest import assignments
 
 MACHINE = Machine(torch.device("cpu"), "fp32", "padded")
-PLAN = Plan(
-    steps=9, seed=0, clip=1.0, rate=lambda _: 0.1, log_every=1, eval_every=100,
-    checkpoint_every=100, keep=2, best_by="loss", ceiling=lambda: 1.0,
+PLAN = LoopOptions(
+    steps=9, seed=0, max_grad_norm=1.0, lr_at_step=lambda _: 0.1, log_every=1, eval_every=100,
+    checkpoint_every=100, keep_checkpoints=2, selection_metric="loss", measure_peak_macs=lambda: 1.0,
 )  # fmt: skip
 
 
@@ -46,14 +46,14 @@ def test_a_signal_saves_and_leaves(
     command = ["bertsmith", "pretrain", "--data", str(store), "--out", str(run), "--steps", "100"]
     for assignment in assignments(checkpoint__every=50, run__eval_every=50):
         command += ["--set", assignment]
-    advance = Bars.advance
+    advance = TerminalProgress.advance
 
-    def interrupted(self: Bars, amount: float, **fields: str) -> None:
+    def interrupted(self: TerminalProgress, amount: float, **fields: str) -> None:
         advance(self, amount, **fields)
-        if "loss" in fields and len(read(run)) == 3:
+        if "loss" in fields and len(read_metrics(run)) == 3:
             signal.raise_signal(stop)
 
-    monkeypatch.setattr(Bars, "advance", interrupted)
+    monkeypatch.setattr(TerminalProgress, "advance", interrupted)
     monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit) as left:
         main()
@@ -61,8 +61,8 @@ def test_a_signal_saves_and_leaves(
     assert left.value.code == status, err
     assert "stopped after step 3 of 100, all saved" in err
     assert "the same command goes on from there" in err
-    assert [step for step, _ in found(run)] == [3]
-    assert [line["step"] for line in read(run)] == [1, 2, 3]
+    assert [step for step, _ in list_checkpoints(run)] == [3]
+    assert [line["step"] for line in read_metrics(run)] == [1, 2, 3]
     assert not (run / "model").exists()
     assert out == ""
 
@@ -73,26 +73,26 @@ class _Toy:
     def __init__(self) -> None:
         self.model = nn.Linear(1, 1)
 
-    def pieces(self, first_step: int) -> Any:
+    def iter_batches(self, first_step: int) -> Any:
         yield from ([step] for step in range(first_step, 9))
 
-    def losses(self, piece: int, whole: Any, noise: Any) -> dict[str, Tensor]:
+    def compute_losses(self, piece: int, whole: Any, noise: Any) -> dict[str, Tensor]:
         return {"loss": self.model(torch.tensor([float(piece)])).square().sum()}
 
-    def whereabouts(self, step: int) -> str:
+    def describe_batch(self, step: int) -> str:
         return str(step)
 
-    def tokens(self, whole: Any) -> int:
+    def count_tokens(self, whole: Any) -> int:
         return 1
 
-    def products(self, whole: Any) -> float:
+    def count_macs(self, whole: Any) -> float:
         return 1.0
 
     def evaluate(self) -> dict[str, float]:
         return {"loss": 1.0}
 
 
-class _Signals(Silent):
+class _Signals(NullProgress):
     """Progress that sends a signal to its own process after some steps: the end of a step."""
 
     def __init__(self, after: int) -> None:
@@ -108,19 +108,21 @@ class _Signals(Silent):
 def test_a_signal_at_the_end_of_a_step_is_saved_too(tmp_path: Path) -> None:
     """A signal that comes after the moment of saving loses no step either."""
     toy = _Toy()
-    optimizer = build(toy.model, OptimSettings())
+    optimizer = build_optimizer(toy.model, OptimSettings())
     outcome = train(toy, toy.model, optimizer, MACHINE, PLAN, tmp_path, _Signals(4))
     assert (outcome.signal, outcome.state.step) == (signal.SIGTERM, 4)
-    assert [step for step, _ in found(tmp_path)] == [4]
-    outcome = train(toy, toy.model, optimizer, MACHINE, PLAN, tmp_path, Silent())
+    assert [step for step, _ in list_checkpoints(tmp_path)] == [4]
+    outcome = train(toy, toy.model, optimizer, MACHINE, PLAN, tmp_path, NullProgress())
     assert (outcome.signal, outcome.state.step) == (None, 9)
-    assert [line["step"] for line in read(tmp_path) if line["kind"] == "train"] == [*range(1, 10)]
+    assert [line["step"] for line in read_metrics(tmp_path) if line["kind"] == "train"] == [
+        *range(1, 10)
+    ]
 
 
 def test_a_signal_in_the_last_step_stops_nothing(tmp_path: Path) -> None:
     """A run that came to its end is finished, whatever signal came with its last step."""
     toy = _Toy()
-    optimizer = build(toy.model, OptimSettings())
+    optimizer = build_optimizer(toy.model, OptimSettings())
     outcome = train(toy, toy.model, optimizer, MACHINE, PLAN, tmp_path, _Signals(9))
     assert (outcome.signal, outcome.state.step) == (None, 9)
 
@@ -131,20 +133,20 @@ def test_memory_is_given_back_once_at_the_end(
     """Not between steps, which ask for the same blocks again; of a stopped run as well."""
     toy, taken = _Toy(), []
     monkeypatch.setattr("bertsmith.train.engine.loop.give_back_freed_memory",
-                        lambda: taken.append(len(read(tmp_path))))  # fmt: skip
-    optimizer = build(toy.model, OptimSettings())
+                        lambda: taken.append(len(read_metrics(tmp_path))))  # fmt: skip
+    optimizer = build_optimizer(toy.model, OptimSettings())
     train(toy, toy.model, optimizer, MACHINE, PLAN, tmp_path, _Signals(4))
-    assert taken == [len(read(tmp_path))]
-    train(toy, toy.model, optimizer, MACHINE, PLAN, tmp_path, Silent())
-    assert taken[1:] == [len(read(tmp_path))]
+    assert taken == [len(read_metrics(tmp_path))]
+    train(toy, toy.model, optimizer, MACHINE, PLAN, tmp_path, NullProgress())
+    assert taken[1:] == [len(read_metrics(tmp_path))]
 
 
 def test_the_second_signal_acts_as_always() -> None:
     """The first Ctrl-C is noted, the second interrupts; afterwards all is as before."""
     before = signal.getsignal(signal.SIGINT)
-    with Stopper() as stopper:
+    with DeferredSignals() as stopper:
         os.kill(os.getpid(), signal.SIGINT)
-        assert stopper.signal == signal.SIGINT
+        assert stopper.received == signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
@@ -155,11 +157,19 @@ def test_the_journal_never_knows_less_than_a_checkpoint(
 ) -> None:
     """The journal is on the disk before a checkpoint is: its sync comes first, every time."""
     order: list[str] = []
-    monkeypatch.setattr(Journal, "sync", lambda _: order.append("journal"))
+    monkeypatch.setattr(MetricsLog, "sync", lambda _: order.append("journal"))
     save = "bertsmith.train.engine.checkpoint.save"
     monkeypatch.setattr(save, lambda *_: order.append("checkpoint"))
     toy = _Toy()
-    plan = Plan(**{**PLAN.__dict__, "checkpoint_every": 3})
-    train(toy, toy.model, build(toy.model, OptimSettings()), MACHINE, plan, tmp_path, Silent())
+    plan = LoopOptions(**{**PLAN.__dict__, "checkpoint_every": 3})
+    train(
+        toy,
+        toy.model,
+        build_optimizer(toy.model, OptimSettings()),
+        MACHINE,
+        plan,
+        tmp_path,
+        NullProgress(),
+    )
     # Three checkpoints, of which the last is of the last step.
     assert order == ["journal", "checkpoint"] * 3

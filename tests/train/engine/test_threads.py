@@ -9,20 +9,26 @@ import pytest
 import torch
 
 from bertsmith import bundle
-from bertsmith.model.bert import PreTrainingModel
+from bertsmith.model.bert import BertForPreTraining
 from bertsmith.runtime import device
-from bertsmith.runtime.device import Load, measure_load
+from bertsmith.runtime.device import CpuLoad, measure_load
 from bertsmith.settings import read_toml
 from bertsmith.train.engine.budget import TimeBudget
 from bertsmith.train.engine.probe import Cost
-from bertsmith.train.engine.threads import Choice, candidates, choose, is_busy, threads_left
+from bertsmith.train.engine.threads import (
+    ThreadChoice,
+    candidate_thread_counts,
+    choose_thread_count,
+    count_free_cores,
+    is_machine_busy,
+)
 from bertsmith.train.finetuning.finetune import finetune
 from bertsmith.train.pretraining import pretrain
 from bertsmith.train.pretraining.session import Session
-from tests.model.examples import primes
-from tests.train.conftest import WORDS, Train, tokenizer_of
+from tests.model.examples import prime_config
+from tests.train.conftest import WORDS, Train, make_tokenizer
 
-IDLE, BUSY = Load(0.05, 0.1), Load(1.0, 1.0)
+IDLE, BUSY = CpuLoad(0.05, 0.1), CpuLoad(1.0, 1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -56,45 +62,45 @@ def test_fewer_threads_only_where_they_are_clearly_faster(
         order.append(number)
         return seconds[number][order.count(number) - 1]
 
-    choice = choose(time_step, list(seconds))
-    assert choice.threads == threads
+    choice = choose_thread_count(time_step, list(seconds))
+    assert choice.num_threads == threads
     assert order == [*seconds] * 3
     assert "1 thread " in choice.describe() or 1 not in seconds
 
 
 def test_candidates_leave_the_busy_cores_to_others() -> None:
     """All threads first, then those that the load leaves, and half of them."""
-    assert candidates(2, BUSY) == [2, 1]
-    assert candidates(16, BUSY) == [16, 15, 8]
-    assert candidates(16, Load(3.2, 0.0)) == [16, 12, 8]
-    assert candidates(4, Load(40.0, 40.0)) == [4, 2]
-    assert candidates(1, BUSY) == [1]
+    assert candidate_thread_counts(2, BUSY) == [2, 1]
+    assert candidate_thread_counts(16, BUSY) == [16, 15, 8]
+    assert candidate_thread_counts(16, CpuLoad(3.2, 0.0)) == [16, 12, 8]
+    assert candidate_thread_counts(4, CpuLoad(40.0, 40.0)) == [4, 2]
+    assert candidate_thread_counts(1, BUSY) == [1]
 
 
 def test_busy_is_now_or_in_the_last_minute_but_fine_tuning_wants_both() -> None:
     """Steps are timed at the least sign of load; without timing, only lasting load counts."""
-    assert is_busy(Load(0.4, 0.0))
-    assert is_busy(Load(0.0, 0.4))
-    assert not is_busy(IDLE)
-    assert threads_left(Load(1.0, 1.2), 2) == 1
-    assert threads_left(Load(1.0, 0.2), 2) == 2
-    assert threads_left(Load(0.0, 2.0), 2) == 2
-    assert threads_left(Load(9.0, 9.0), 4) == 1
-    assert threads_left(Load(2.6, 3.4), 16) == 13
+    assert is_machine_busy(CpuLoad(0.4, 0.0))
+    assert is_machine_busy(CpuLoad(0.0, 0.4))
+    assert not is_machine_busy(IDLE)
+    assert count_free_cores(CpuLoad(1.0, 1.2), 2) == 1
+    assert count_free_cores(CpuLoad(1.0, 0.2), 2) == 2
+    assert count_free_cores(CpuLoad(0.0, 2.0), 2) == 2
+    assert count_free_cores(CpuLoad(9.0, 9.0), 4) == 1
+    assert count_free_cores(CpuLoad(2.6, 3.4), 16) == 13
 
 
 def test_the_load_is_not_negative_and_needs_no_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no /proc/stat the load average speaks for now too."""
     monkeypatch.setattr("time.sleep", lambda _: None)
-    assert measure_load().now >= 0
+    assert measure_load().current >= 0
     monkeypatch.setattr(device, "_busy_seconds", lambda: None)
     load = measure_load()
-    assert load.now == load.last_minute
+    assert load.current == load.last_minute
 
 
-def _choose_one(*_: Any) -> Choice:
+def _choose_one(*_: Any) -> ThreadChoice:
     torch.set_num_threads(1)
-    return Choice(1, {2: 4.0, 1: 1.0})
+    return ThreadChoice(1, {2: 4.0, 1: 1.0})
 
 
 def _never(*_: Any) -> Any:
@@ -109,7 +115,7 @@ def test_a_busy_machine_trains_with_fewer_threads_also_when_resumed(
     monkeypatch.setattr(Session, "choose_threads", _choose_one)
     changes: dict[str, Any] = {"steps": 2, "run__threads": None}
     used: list[int] = []
-    work = Session.work
+    work = Session.build_objective
 
     def recorded(self: Session, *arguments: Any) -> Any:
         used.append(torch.get_num_threads())
@@ -155,7 +161,7 @@ def test_unlike_times_in_the_probe_lead_to_fewer_threads(
     """A load that the system does not show, as in a container, is found by its effect."""
     monkeypatch.setattr(device, "measure_load", lambda: IDLE)
     steady = Cost(2.0, 0.0, 0, 1e9, 0.1, 100.0)
-    costs = iter([Cost(8.0, 0.0, 0, 1e9, 0.1, 100.0, noisy=True), steady])
+    costs = iter([Cost(8.0, 0.0, 0, 1e9, 0.1, 100.0, is_noisy=True), steady])
     monkeypatch.setattr(Session, "measure", lambda *_: next(costs))
     monkeypatch.setattr(Session, "choose_threads", _choose_one)
     monkeypatch.setattr(TimeBudget, "replan", lambda *_: None)
@@ -169,9 +175,9 @@ def test_fine_tuning_leaves_busy_cores_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lasting load takes a thread away; the number is recorded, and resumed with."""
-    words = tokenizer_of()
-    config = primes(vocab_size=words.vocab_size, width=32, heads=2, feed_forward=61)
-    bundle.save(tmp_path / "start", PreTrainingModel(config), words, {})
+    words = make_tokenizer()
+    config = prime_config(vocab_size=words.vocab_size, width=32, heads=2, feed_forward=61)
+    bundle.save(tmp_path / "start", BertForPreTraining(config), words, {})
     chance = np.random.default_rng(0)
     table = tmp_path / "table.jsonl"
     rows = [

@@ -12,12 +12,12 @@ import torch
 import transformers
 
 from bertsmith import bundle
-from bertsmith.model.bert import PreTrainingModel
+from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.ops import linear
 from bertsmith.train.engine.schedule import ScheduleSettings, lr_factor
 from bertsmith.train.finetuning.finetune import finetune
-from tests.model.examples import primes, shaken
-from tests.train.conftest import WORDS, tokenizer_of
+from tests.model.examples import prime_config, randomize_weights
+from tests.train.conftest import WORDS, make_tokenizer
 
 EXAMPLES, STEPS = 24, 30
 
@@ -56,12 +56,12 @@ def test_same_weights_after_the_same_steps(
     # Where PyTorch has no oneDNN, both are MKL.
     onednn = library == "oneDNN" and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     monkeypatch.setattr(linear, "has_slow_mkl", lambda: onednn)
-    monkeypatch.setattr(linear, "LEAST", 1)
-    words = tokenizer_of()
-    config = primes(vocab_size=words.vocab_size, width=32, heads=2, dropout=0.0,
+    monkeypatch.setattr(linear, "ONEDNN_MIN_MACS", 1)
+    words = make_tokenizer()
+    config = prime_config(vocab_size=words.vocab_size, width=32, heads=2, dropout=0.0,
                     attention_dropout=0.0)  # fmt: skip
     torch.manual_seed(0)
-    bundle.save(tmp_path / "start", shaken(PreTrainingModel(config)), words, {})
+    bundle.save(tmp_path / "start", randomize_weights(BertForPreTraining(config)), words, {})
     rows = labelled(kind)
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))

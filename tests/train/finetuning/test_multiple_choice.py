@@ -9,23 +9,25 @@ import torch
 
 from bertsmith import bundle
 from bertsmith.errors import RunError
-from bertsmith.model.bert import PreTrainingModel
-from bertsmith.train.finetuning.finetune import Tuned, finetune
+from bertsmith.model.bert import BertForPreTraining
+from bertsmith.train.finetuning.finetune import FinetuneResult, finetune
 from bertsmith.use.choose import choose
 from bertsmith.use.evaluate import evaluate
-from tests.model.examples import primes
-from tests.train.conftest import WORDS, tokenizer_of
-from tests.train.finetuning.test_finetune import SURE
+from tests.model.examples import prime_config
+from tests.train.conftest import WORDS, make_tokenizer
+from tests.train.finetuning.test_finetune import NO_DROPOUT
 
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model with the vocabulary of sixty words."""
-    words = tokenizer_of()
+    words = make_tokenizer()
     torch.manual_seed(0)
-    config = primes(vocab_size=words.vocab_size, width=32, heads=2, feed_forward=61, init_range=0.1)
+    config = prime_config(
+        vocab_size=words.vocab_size, width=32, heads=2, feed_forward=61, init_range=0.1
+    )
     directory = tmp_path_factory.mktemp("start") / "model"
-    bundle.save(directory, PreTrainingModel(config), words, {})
+    bundle.save(directory, BertForPreTraining(config), words, {})
     return directory
 
 
@@ -48,11 +50,11 @@ def table(path: Path, count: int, seed: int, answers: Path | None = None) -> Pat
     return path
 
 
-def tune(start: Path, out: Path, data: Path, **task: object) -> Tuned:
+def tune(start: Path, out: Path, data: Path, **task: object) -> FinetuneResult:
     """Fine-tune on ``data`` for some quick steps."""
     values = {
         "task": {"endings": ["x", "y", "z"], "batch": 8, **task},
-        "model": SURE, "optim": {"lr": 3e-3}, "schedule": {"epochs": 4.0}, "run": {"threads": 1},
+        "model": NO_DROPOUT, "optim": {"lr": 3e-3}, "schedule": {"epochs": 4.0}, "run": {"threads": 1},
     }  # fmt: skip
     return finetune("choose", start, out, data=data, values=values)
 
@@ -85,7 +87,7 @@ def test_answers_of_another_file_are_part_of_a_run(start: Path, tmp_path: Path) 
     assert result.model is not None
     found = evaluate(result.model, dev)
     assert found["accuracy"] == pytest.approx(result.figures["accuracy"])
-    stored = json.loads((result.model / bundle.INFO).read_text())
+    stored = json.loads((result.model / bundle.INFO_FILE).read_text())
     assert stored["provenance"]["task"]["answers"] == "-right"
     answers = (tmp_path / "d-right.csv").read_text()
     (tmp_path / "d-right.csv").write_text(answers.replace("A", "B"))

@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from bertsmith import bundle
-from bertsmith.bundle import load_task
+from bertsmith.bundle import load_fine_tuned
 from bertsmith.errors import SettingsError, TaskError
-from bertsmith.model.bert import PreTrainingModel
+from bertsmith.model.bert import BertForPreTraining
 from bertsmith.train.engine import metrics_log
 from bertsmith.train.finetuning.finetune import finetune
 from bertsmith.use.answer import answer
 from bertsmith.use.evaluate import evaluate
-from tests.model.examples import primes
-from tests.train.conftest import WORDS, tokenizer_of
-from tests.train.finetuning.test_finetune import SURE
-from tests.train.finetuning.test_task_data import Notes
+from tests.model.examples import prime_config
+from tests.train.conftest import WORDS, make_tokenizer
+from tests.train.finetuning.test_finetune import NO_DROPOUT
+from tests.train.finetuning.test_task_data import RecordingProgress
 
 #: The answer is the word after the first one; without the first one there is no answer.
 MARK = WORDS[0]
@@ -28,11 +28,13 @@ MARK = WORDS[0]
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model with the vocabulary of sixty words, lowered."""
-    words = tokenizer_of()
+    words = make_tokenizer()
     torch.manual_seed(0)
-    config = primes(vocab_size=words.vocab_size, width=32, heads=2, feed_forward=61, init_range=0.1)
+    config = prime_config(
+        vocab_size=words.vocab_size, width=32, heads=2, feed_forward=61, init_range=0.1
+    )
     directory = tmp_path_factory.mktemp("answering") / "model"
-    bundle.save(directory, PreTrainingModel(config), words, {})
+    bundle.save(directory, BertForPreTraining(config), words, {})
     return directory
 
 
@@ -62,7 +64,7 @@ def test_a_span_is_learnt(start: Path, tmp_path: Path, unanswerable: float) -> N
     result = finetune(
         "answer", start, tmp_path / "run", data=data,
         values={"optim": {"lr": 4e-3}, "run": {"threads": 1}, "schedule": {"epochs": 18.0},
-                "model": SURE,
+                "model": NO_DROPOUT,
                 "task": {"batch": 16, "length": 24, "stride": 8, "heldout": {"dev": str(dev)}}},
     )  # fmt: skip
     assert result.metrics == ["f1", "exact"]
@@ -94,7 +96,7 @@ def test_the_threshold_can_be_said(start: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     assert result.model is not None
     assert result.figures["null_threshold"] == -99.0
-    assert {one.text for one in answer(load_task(result.model), [("la", "le li lo")])} == {""}
+    assert {one.text for one in answer(load_fine_tuned(result.model), [("la", "le li lo")])} == {""}
 
 
 def test_an_answer_of_no_token_is_left_out_of_training(start: Path, tmp_path: Path) -> None:
@@ -106,17 +108,23 @@ def test_an_answer_of_no_token_is_left_out_of_training(start: Path, tmp_path: Pa
     data.write_text(data.read_text() + lines)
     dev = tmp_path / "dev.jsonl"
     dev.write_text(lines)
-    notes = Notes()
+    notes = RecordingProgress()
     result = finetune(
         "answer", start, tmp_path / "run", data=data, progress=notes,
         values={"schedule": {"steps": 12}, "run": {"threads": 1},
                 "task": {"length": 40, "batch": 2, "heldout": {"dev": str(dev)}}},
     )  # fmt: skip
     assert result.counts["train"]["untaught"] == 20
-    assert "train: of 40 examples 20 inputs without a target, left out of training" in notes.notes
+    assert (
+        "train: of 40 examples 20 inputs without a target, left out of training" in notes.messages
+    )
     assert result.figures["examples"] == 20
     assert math.isnan(result.figures["loss"])
-    seen = [line["loss"] for line in metrics_log.read(tmp_path / "run") if line["kind"] == "train"]
+    seen = [
+        line["loss"]
+        for line in metrics_log.read_metrics(tmp_path / "run")
+        if line["kind"] == "train"
+    ]
     assert all(math.isfinite(loss) for loss in seen)
 
 

@@ -9,15 +9,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModel
 
-from bertsmith.bundle import WEIGHTS, load_task
-from bertsmith.errors import ModelError, QuestionError, SettingsError, TaskError
+from bertsmith.bundle import WEIGHTS_FILE, load_fine_tuned
+from bertsmith.errors import InputError, ModelError, SettingsError, TaskError
 from bertsmith.train.finetuning.finetune import finetune
 from bertsmith.use.evaluate import evaluate
 from bertsmith.use.predict import predict
-from bertsmith.use.predict_lines import told
+from bertsmith.use.predict_lines import predict_lines
 from bertsmith.use.tag import tag
 from tests.train.conftest import WORDS
-from tests.train.finetuning.test_finetune import QUICK, SURE, start, table
+from tests.train.finetuning.test_finetune import FAST_SETTINGS, NO_DROPOUT, start, write_table
 
 __all__ = ["start"]
 
@@ -55,9 +55,9 @@ def test_tags_are_learnt(start: Path, tmp_path: Path, kind: str, context: str, l
     pairs = context == "sentence"
     data = conll(tmp_path / "train.txt", 300, 0, pairs=pairs)
     fresh = conll(tmp_path / "fresh.txt", 40, 1, pairs=pairs)
-    task = {**QUICK["task"], "kind": kind, "context": context, "label": label, "length": 32,
+    task = {**FAST_SETTINGS["task"], "kind": kind, "context": context, "label": label, "length": 32,
             "heldout": {"dev": str(fresh)}}  # fmt: skip
-    values = {**QUICK, "model": SURE, "task": task,
+    values = {**FAST_SETTINGS, "model": NO_DROPOUT, "task": task,
               "schedule": {"epochs": 20.0}}  # fmt: skip
     result = finetune("tag", start, tmp_path / "run", data=data, values=values)
     # An entity is found only where each of its words is.
@@ -66,12 +66,12 @@ def test_tags_are_learnt(start: Path, tmp_path: Path, kind: str, context: str, l
     assert result.model is not None
     again = evaluate(result.model, fresh)
     assert again[result.metrics[0]] == pytest.approx(result.figures[result.metrics[0]])
-    found = load_task(result.model)
+    found = load_fine_tuned(result.model)
     assert found.head.kind == kind
     text = f"{WORDS[20]} {NAMES[0]} {NAMES[3]}, {WORDS[21]} {PLACES[2]}."
     [said] = tag(found, [text])
     assert all(text[one.start : one.end] == one.text for one in said.spans)
-    [(value, line)] = told(found, [text])
+    [(value, line)] = predict_lines(found, [text])
     assert value["text"] == text
     if kind == "tags":
         assert [one.text for one in said.spans][:4] == [WORDS[20], NAMES[0], NAMES[3], ","]
@@ -84,7 +84,7 @@ def test_tags_are_learnt(start: Path, tmp_path: Path, kind: str, context: str, l
     assert spans.keys() >= {(f"{NAMES[0]} {NAMES[3]}", "PER"), (PLACES[2], "LOC")}
     assert all(0.5 < share <= 1 for share in spans.values())
     assert f"[PER {NAMES[0]} {NAMES[3]}]" in line
-    with pytest.raises(QuestionError, match="text 2 is empty"):
+    with pytest.raises(InputError, match="text 2 is empty"):
         tag(found, [text, " "])
 
 
@@ -97,7 +97,7 @@ def test_sentences_of_no_token_are_left_out_of_training(
     gone = "\n-DOCSTART-\n\u200b N O\n" * 8
     data.write_text(data.read_text() + gone)
     task = {"batch": 1, "label": "2", "context": context, "heldout": {"dev": str(data)}}
-    values = {**QUICK, "task": task, "schedule": {"epochs": 2.0}}
+    values = {**FAST_SETTINGS, "task": task, "schedule": {"epochs": 2.0}}
     result = finetune("tag", start, tmp_path / "run", data=data, values=values)
     assert result.counts["train"]["untaught"] == 8
     assert result.steps == 2 * (
@@ -113,8 +113,8 @@ def test_sentences_of_no_token_are_left_out_of_training(
 def test_long_texts_are_tagged_to_their_end(start: Path, tmp_path: Path) -> None:
     """A text of ten times the model's length has its entities everywhere, the last word's too."""
     data = conll(tmp_path / "train.txt", 150, 0)
-    task = {**QUICK["task"], "label": "2", "length": 16}
-    values = {**QUICK, "model": SURE, "task": task, "schedule": {"epochs": 16.0}}
+    task = {**FAST_SETTINGS["task"], "label": "2", "length": 16}
+    values = {**FAST_SETTINGS, "model": NO_DROPOUT, "task": task, "schedule": {"epochs": 16.0}}
     result = finetune("tag", start, tmp_path / "run", data=data, values=values)
     assert result.model is not None
     text = " ".join([WORDS[20], PLACES[1]] * 80)
@@ -127,7 +127,11 @@ def test_a_tagger_is_no_classifier_and_the_other_way_round(start: Path, tmp_path
     """Each is refused by the other's function; so are a strange tag in dev and a strange label."""
     data = conll(tmp_path / "train.txt", 20, 0)
     (tmp_path / "dev.txt").write_text("ba N B-ORG\n")
-    values = {**QUICK, "schedule": {"steps": 1}, "task": {**QUICK["task"], "label": "2"}}
+    values = {
+        **FAST_SETTINGS,
+        "schedule": {"steps": 1},
+        "task": {**FAST_SETTINGS["task"], "label": "2"},
+    }
     result = finetune("tag", start, tmp_path / "run", data=data, values=values)
     assert result.model is not None
     with pytest.raises(ModelError, match=r"'entities'; expected 'single'"):
@@ -147,17 +151,21 @@ def test_a_frozen_encoder_serves_a_bilstm(start: Path, tmp_path: Path, family: s
     if family == "tag":
         data, own = conll(tmp_path / "train.txt", 150, 0), {"label": "2"}
     else:
-        data, own = table(tmp_path / "train.jsonl", "single", 160), {}
-    values = {**QUICK, "task": {**QUICK["task"], **own}, "schedule": {"epochs": 20.0}}
+        data, own = write_table(tmp_path / "train.jsonl", "single", 160), {}
+    values = {
+        **FAST_SETTINGS,
+        "task": {**FAST_SETTINGS["task"], **own},
+        "schedule": {"epochs": 20.0},
+    }
     values |= {
-        "model": SURE,
+        "model": NO_DROPOUT,
         "features": {"layers": "weighted-sum-all", "width": 16},
         "optim": {"lr": 1e-2},
     }
     result = finetune(family, start, tmp_path / "run", data=data, values=values)
     assert result.figures[result.metrics[0]] > 0.9
     assert result.model is not None
-    before, after = (load_file(path / WEIGHTS) for path in (start, result.model))
+    before, after = (load_file(path / WEIGHTS_FILE) for path in (start, result.model))
     encoder = [name for name in after if name.startswith("bert.")]
     assert len(encoder) > 20
     assert all(torch.equal(before[name], after[name]) for name in encoder)
@@ -167,4 +175,4 @@ def test_a_frozen_encoder_serves_a_bilstm(start: Path, tmp_path: Path, family: s
         AutoModel.from_pretrained(result.model)
     with pytest.raises(SettingsError, match=r"run\.freeze"):
         finetune(family, start, tmp_path / "x", data=data,
-                 values={**values, "run": {**QUICK["run"], "freeze": 1}})  # fmt: skip
+                 values={**values, "run": {**FAST_SETTINGS["run"], "freeze": 1}})  # fmt: skip

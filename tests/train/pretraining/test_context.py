@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from bertsmith.data.prepare import prepare
-from bertsmith.text.corpus import sources
-from bertsmith.text.docstrings import documentation
-from bertsmith.text.wordpiece_trainer import train
-from bertsmith.train.engine.metrics_log import read
+from bertsmith.text.corpus import find_sources
+from bertsmith.text.docstrings import read_documentation
+from bertsmith.text.wordpiece_trainer import train_wordpiece
+from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.pretraining.pretrain import pretrain
 
 #: Enough prose for the test, and quickly read.
@@ -40,7 +40,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("context")
     texts: list[str] = []
     size = 0
-    for module in documentation([Path(sysconfig.get_paths()["stdlib"])]):
+    for module in read_documentation([Path(sysconfig.get_paths()["stdlib"])]):
         text = "\n".join(" ".join(sentences) for sentences in module.paragraphs)
         texts.append(text)
         size += len(text)
@@ -48,8 +48,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
             break
     corpus = folder / "docstrings.jsonl"
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    tokenizer = train(iter(texts), 800)
-    prepare(sources([str(corpus)]), tokenizer, folder / "store", workers=1)
+    tokenizer = train_wordpiece(iter(texts), 800)
+    prepare(find_sources([str(corpus)]), tokenizer, folder / "store", workers=1)
     return folder / "store"
 
 
@@ -62,6 +62,6 @@ def test_context_is_learnt(store: Path, tmp_path: Path) -> None:
     chosen = [f"{key}={value}" for key, value in SETTINGS.items()]
     result = pretrain(store, tmp_path / "run", steps=900, assignments=chosen)
     assert result.outcome.signal is None
-    heldout = [line for line in read(tmp_path / "run") if line["kind"] == "heldout"]
+    heldout = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "heldout"]
     assert heldout[-1]["masked_lm"] < heldout[-1]["unigram_entropy"] - 0.15
     assert heldout[-1]["masked_lm"] < heldout[0]["masked_lm"]

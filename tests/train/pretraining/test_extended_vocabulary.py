@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from bertsmith import bundle
-from bertsmith.bundle.extend import extend
+from bertsmith.bundle.extend import extend_vocabulary as extend
 from bertsmith.data.prepare import prepare
 from bertsmith.errors import StoreError
-from bertsmith.text.corpus import sources
-from bertsmith.text.vocabulary_extension import extended
+from bertsmith.text.corpus import find_sources
+from bertsmith.text.vocabulary_extension import extend_vocabulary
 from bertsmith.train.pretraining.pretrain import pretrain
 from tests.train.conftest import Train, assignments
 
@@ -25,15 +25,17 @@ def test_an_extended_model_goes_on_with_pre_training(
     first = train("first", steps=2)
     assert first.model is not None
     old = bundle.load(first.model)
-    new = extend(old, extended(old.tokenizer, NEW))
-    bundle.save_either(tmp_path / "more", new)
+    new = extend(old, extend_vocabulary(old.tokenizer, NEW))
+    bundle.save_model(tmp_path / "more", new)
     start = {"start_from": str(tmp_path / "more"), "steps": 3}
     chosen = [one for one in assignments() if not one.startswith("model.")]
     with pytest.raises(StoreError, match=r"another vocabulary .* run `bertsmith prepare` again"):
         pretrain(store, tmp_path / "run", assignments=chosen, **start)  # type: ignore[arg-type]
     text = (store.parent / "corpus.jsonl").read_text().replace("ba ", "bade 나룻배 ")
     (tmp_path / "more.jsonl").write_text(text)
-    prepare(sources([str(tmp_path / "more.jsonl")]), new.tokenizer, tmp_path / "store", workers=1)
+    prepare(
+        find_sources([str(tmp_path / "more.jsonl")]), new.tokenizer, tmp_path / "store", workers=1
+    )
     result = pretrain(
         tmp_path / "store", tmp_path / "run",
         assignments=[*chosen, "optim.lr=1e-2"], **start,  # type: ignore[arg-type]
@@ -43,7 +45,7 @@ def test_an_extended_model_goes_on_with_pre_training(
     assert done.tokenizer.hash == new.tokenizer.hash
     before, after = (one.model.bert.embeddings.words.weight for one in (new, done))
     for word in NEW:
-        row = done.tokenizer.id(word)
+        row = done.tokenizer.token_to_id(word)
         assert row is not None
         assert row >= old.tokenizer.vocab_size
         assert not torch.equal(before[row], after[row])

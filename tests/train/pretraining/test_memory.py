@@ -5,7 +5,7 @@ from pathlib import Path
 from bertsmith.data.store import Store
 from bertsmith.train.engine.schedule import Phase
 from bertsmith.train.engine.step import take_step
-from bertsmith.train.pretraining.resolve import Wishes, resolve
+from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
 from bertsmith.train.pretraining.session import Session
 from tests.train.conftest import assignments, make_store
 
@@ -21,18 +21,18 @@ def test_one_batch_is_memorized(tmp_path: Path) -> None:
     chosen = assignments(
         model__width=48, model__feed_forward=96, model__dropout=0, data__batch=16, data__length=24
     )
-    settings = resolve(Wishes(data=store.path, assignments=chosen), store)
+    settings = resolve_settings(Overrides(data=store.path, assignments=chosen), store)
     session = Session(settings, store)
-    work = session.work([Phase(0, 1, 24)])
-    (whole,) = work.pieces(0)
+    work = session.build_objective([Phase(0, 1, 24)])
+    (whole,) = work.iter_batches(0)
     session.model.train()
     terms = []
     for step in range(STEPS):
         result = take_step(
-            work.losses, whole, session.model, session.optimizer, session.machine,
-            step=step, seed=0, rate=4e-3, clip=1.0,
+            work.compute_losses, whole, session.model, session.optimizer, session.machine,
+            step=step, seed=0, lr=4e-3, max_grad_norm=1.0,
         )  # fmt: skip
-        terms.append(result.terms)
+        terms.append(result.losses)
     assert 3.5 < terms[0]["masked_lm"] < 5.0
     assert 0.5 < terms[0]["next_sentence"] < 1.0
     assert terms[-1]["masked_lm"] < 0.02

@@ -17,14 +17,20 @@ from bertsmith.errors import RunError, SettingsError, StoreError
 from bertsmith.settings import read_toml
 from bertsmith.train.engine import probe
 from bertsmith.train.engine.budget import TimeBudget
-from bertsmith.train.engine.checkpoint import CHECKSUMS, FOLDER, MOMENTS, found, load_weights
-from bertsmith.train.engine.metrics_log import read
+from bertsmith.train.engine.checkpoint import (
+    CHECKPOINTS_DIR,
+    CHECKSUMS_FILE,
+    MOMENTS_FILE,
+    list_checkpoints,
+    load_weights,
+)
+from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.engine.schedule import Phase
 from bertsmith.train.pretraining import pretrain as pretraining
-from bertsmith.train.pretraining.objective import Pretraining
-from bertsmith.train.pretraining.pretrain import plan, pretrain
+from bertsmith.train.pretraining.objective import PretrainingObjective
+from bertsmith.train.pretraining.pretrain import estimate_run, pretrain
 from bertsmith.train.pretraining.recipes import PretrainSettings
-from bertsmith.train.pretraining.resolve import Wishes, resolve
+from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
 from bertsmith.train.pretraining.session import Session
 from tests.train.conftest import Train, assignments, make_store
 
@@ -45,7 +51,7 @@ def test_a_run_leaves_what_the_design_says(finished: Path) -> None:
     """Settings, journal, checkpoints, curve and the model directory; every step in the journal."""
     names = {path.name for path in finished.iterdir()} - {"curve.png", ".lock"}
     assert names == {"settings.toml", "metrics.jsonl", "checkpoints", "model"}
-    lines = read(finished)
+    lines = read_metrics(finished)
     assert [line["step"] for line in lines if line["kind"] == "train"] == list(range(1, 9))
     assert [line["step"] for line in lines if line["kind"] == "heldout"] == [4, 8]
     for line in lines:
@@ -88,7 +94,7 @@ def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(
     name = "model/model.safetensors"
     for file in ("weights.safetensors", "moments.safetensors"):
         shutil.copytree(tmp_path / "undisturbed", tmp_path / file)
-        damaged = tmp_path / file / FOLDER / "step-8" / file
+        damaged = tmp_path / file / CHECKPOINTS_DIR / "step-8" / file
         content = bytearray(damaged.read_bytes())
         content[-1] ^= 1
         damaged.write_bytes(content)
@@ -112,9 +118,9 @@ def test_lost_numbers_stop_the_run(train: Train, tmp_path: Path) -> None:
     """A learning rate without measure ends in RunError, and the checkpoint before it stands."""
     with pytest.raises(RunError, match=r"step \d+: the loss is .*examples \d+ to \d+ of the phase"):
         train(steps=30, optim__lr=1e30, checkpoint__every=1, run__eval_every=30)
-    standing = found(tmp_path / "run")
+    standing = list_checkpoints(tmp_path / "run")
     assert standing
-    assert [line["step"] for line in read(tmp_path / "run")][-1] == standing[-1][0]
+    assert [line["step"] for line in read_metrics(tmp_path / "run")][-1] == standing[-1][0]
     assert not (tmp_path / "run" / "model").exists()
 
 
@@ -126,7 +132,7 @@ def test_a_batch_without_a_loss_stops_the_run(
     The cause gone, the same command goes on from there to the undisturbed end.
     """
     train("calm", steps=6, checkpoint__every=1)
-    real = Pretraining.losses
+    real = PretrainingObjective.compute_losses
     calls = 0
 
     def losses(self: Any, piece: Any, whole: Any, noise: Any) -> Any:
@@ -135,10 +141,10 @@ def test_a_batch_without_a_loss_stops_the_run(
         terms = real(self, piece, whole, noise)
         return {k: v * math.nan for k, v in terms.items()} if calls == 4 else terms
 
-    monkeypatch.setattr(Pretraining, "losses", losses)
+    monkeypatch.setattr(PretrainingObjective, "losses", losses)
     with pytest.raises(RunError, match=r"step 4: the loss is nan.*examples 12 to 15.*length 32"):
         train(steps=6, checkpoint__every=1)
-    last, directory = found(tmp_path / "run")[-1]
+    last, directory = list_checkpoints(tmp_path / "run")[-1]
     assert last == 3
     assert all(w.isfinite().all() for w in load_file(directory / "weights.safetensors").values())
     train(steps=6, checkpoint__every=1)
@@ -153,7 +159,7 @@ def test_a_plan_writes_nothing(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(probe, "_STEPS", 3)
     before = _content(store)
-    told = plan(store, epochs=2.0, assignments=assignments())
+    told = estimate_run(store, epochs=2.0, assignments=assignments())
     assert _content(store) == before
     assert list(tmp_path.iterdir()) == []
     # The last step fills up, so it may be a little more.
@@ -170,7 +176,14 @@ def test_minutes_become_steps_that_a_resume_keeps(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The probe fixes the steps, they are written down, and a later start does not probe again."""
-    cost = probe.Cost(step=0.5, pause=0.0, memory=0, ceiling=1e9, share=0.1, tokens_per_step=100.0)
+    cost = probe.Cost(
+        step_seconds=0.5,
+        evaluation_seconds=0.0,
+        peak_memory_bytes=0,
+        peak_macs=1e9,
+        mfu=0.1,
+        tokens_per_step=100.0,
+    )
     clock = iter([100.0, 102.0])
     monkeypatch.setattr(pretraining, "perf_counter", lambda: next(clock, 102.0))
     monkeypatch.setattr(Session, "measure", lambda *_: cost)
@@ -205,9 +218,9 @@ def test_a_probe_leaves_no_trace(train: Train, monkeypatch: pytest.MonkeyPatch) 
 
 def test_going_on_from_a_model(train: Train, finished: Path, store: Path, tmp_path: Path) -> None:
     """With --from the weights before the first step are the model's, head for head."""
-    wishes = Wishes(data=store, start_from=str(finished), assignments=["data.length=32"])
+    wishes = Overrides(data=store, start_from=str(finished), assignments=["data.length=32"])
     opened = Store.open(store)
-    settings = resolve(wishes, opened)
+    settings = resolve_settings(wishes, opened)
     assert settings.model == bundle.load(finished).config
     session = Session(settings, opened)
     source = bundle.load(finished).model.state_dict()
@@ -229,16 +242,16 @@ def test_going_on_from_an_encoder_without_heads(
 ) -> None:
     """A head that the model lacks starts as that of a new model does, and is named."""
     start = tmp_path / "start"
-    shutil.copytree(bundle.locate(finished), start)
+    shutil.copytree(bundle.locate_model(finished), start)
     state = load_file(start / "model.safetensors")
     kept = {name: own for name, own in state.items() if not name.startswith("cls.")}
     save_file(kept, start / "model.safetensors")
     wishes: dict[str, Any] = {"data": store, "assignments": ["data.length=32"]}
     opened = Store.open(store)
-    plain = resolve(Wishes(**wishes, start_from=str(finished)), opened).model_dump()
+    plain = resolve_settings(Overrides(**wishes, start_from=str(finished)), opened).model_dump()
     plain["run"]["start_from"] = None
     new = Session(PretrainSettings.parse(plain, "here"), opened).model.state_dict()
-    session = Session(resolve(Wishes(**wishes, start_from=str(start)), opened), opened)
+    session = Session(resolve_settings(Overrides(**wishes, start_from=str(start)), opened), opened)
     source = bundle.load(start).model.state_dict()
     for name, weight in session.model.state_dict().items():
         head = name.startswith(("mlm.", "nsp.", "pooler.")) and name != "mlm.decoder.weight"
@@ -264,8 +277,8 @@ def test_what_does_not_fit_the_model_is_refused(
 def test_a_model_with_rows_to_spare_goes_on(train: Train, store: Path, tmp_path: Path) -> None:
     """A model whose word table is larger than the store's vocabulary keeps its size."""
     first = train("first", steps=1, model__vocab_size=72)
-    settings = resolve(
-        Wishes(data=store, start_from=str(first.model), assignments=["data.length=32"]),
+    settings = resolve_settings(
+        Overrides(data=store, start_from=str(first.model), assignments=["data.length=32"]),
         Store.open(store),
     )
     assert settings.model.vocab_size == 72
@@ -281,17 +294,17 @@ def test_two_phases(train: Train, tmp_path: Path) -> None:
     train("whole", **many)
     settings = PretrainSettings.parse(read_toml(tmp_path / "whole" / "settings.toml"), "here")
     session = Session(settings, Store.open(settings.run.data))
-    work = session.work([Phase(0, 6, 32), Phase(6, 8, 64)])
-    longest = [max(p.packed.longest for p in pieces) for pieces in work.pieces(0)]
+    work = session.build_objective([Phase(0, 6, 32), Phase(6, 8, 64)])
+    longest = [max(p.packed.max_seqlen for p in pieces) for pieces in work.iter_batches(0)]
     assert len(longest) == 8
     assert max(longest[:6]) <= 32 < min(longest[6:]) <= 64
     shutil.copytree(tmp_path / "whole", tmp_path / "run")
     for first in (3, 6, 7):
-        for step, directory in found(tmp_path / "run"):
+        for step, directory in list_checkpoints(tmp_path / "run"):
             if step > first:
                 shutil.rmtree(directory)
         train("run", **many)
-        for name in ("model/model.safetensors", f"{FOLDER}/step-8/moments.safetensors"):
+        for name in ("model/model.safetensors", f"{CHECKPOINTS_DIR}/step-8/moments.safetensors"):
             whole = (tmp_path / "whole" / name).read_bytes()
             assert (tmp_path / "run" / name).read_bytes() == whole
 
@@ -301,12 +314,12 @@ def test_without_pairs(train: Train) -> None:
     result = train(steps=2, data__nsp="false")
     assert result.model is not None
     assert bundle.load(result.model).model.nsp is None
-    assert not [key for line in read(result.run) for key in line if "next" in key]
+    assert not [key for line in read_metrics(result.run) for key in line if "next" in key]
 
 
 def test_a_corpus_too_small_says_so(train: Train, tmp_path: Path) -> None:
     """A corpus that holds out nothing, or gives no pair, is a StoreError and no endless epoch."""
-    small = make_store(tmp_path / "small", documents=1, most_sentences=3)
+    small = make_store(tmp_path / "small", documents=1, max_sentences=3)
     with pytest.raises(StoreError, match=r"document|example"):
         train(data=small, steps=2)
     assert not (tmp_path / "run" / "settings.toml").exists(), "another store may be given there"
@@ -316,7 +329,7 @@ def test_a_corpus_too_small_says_so(train: Train, tmp_path: Path) -> None:
 def test_few_documents_can_be_learnt_from(train: Train, tmp_path: Path, documents: int) -> None:
     """A store of a single document of 200 sentences, or of three short ones, can be trained on."""
     sentences = 200 if documents == 1 else 12
-    small = make_store(tmp_path / "small", documents=documents, most_sentences=sentences)
+    small = make_store(tmp_path / "small", documents=documents, max_sentences=sentences)
     assert Store.open(small).manifest.splits["heldout"].documents >= 2
     assert train(data=small, steps=2).heldout["next_sentence"] > 0
 
@@ -342,8 +355,8 @@ def test_measures_exclude_each_other(train: Train) -> None:
 
 def test_epochs_walk_the_data(train: Train, store: Path) -> None:
     """One epoch takes as many steps as hold its examples."""
-    settings = resolve(Wishes(data=store, assignments=assignments()), Store.open(store))
-    examples = Session(settings, Store.open(store)).epoch_examples(32)
+    settings = resolve_settings(Overrides(data=store, assignments=assignments()), Store.open(store))
+    examples = Session(settings, Store.open(store)).count_epoch_examples(32)
     told = train(epochs=0.02).steps
     assert told == math.ceil(0.02 * examples / 4)
 
@@ -370,10 +383,10 @@ def test_an_unknown_device_is_told(train: Train, device: str) -> None:
 
 def test_a_foreign_checkpoint_is_no_pickle(finished: Path, tmp_path: Path) -> None:
     """A checkpoint is read by safetensors alone: what torch.save wrote is refused, not run."""
-    step, directory = found(finished)[-1]
-    copy = tmp_path / "run" / FOLDER / directory.name
+    step, directory = list_checkpoints(finished)[-1]
+    copy = tmp_path / "run" / CHECKPOINTS_DIR / directory.name
     shutil.copytree(directory, copy)
-    (copy / CHECKSUMS).unlink()
+    (copy / CHECKSUMS_FILE).unlink()
     torch.save({"weight": torch.zeros(1)}, copy / "weights.safetensors")
     model = bundle.load(finished).model
     with pytest.raises(RunError, match=f"step-{step}"):
@@ -390,14 +403,14 @@ def test_a_finished_run_keeps_no_optimizer_state(train: Train, tmp_path: Path) -
     """
     train("small", steps=4, checkpoint__every=2)
     train("large", steps=4, checkpoint__every=2, checkpoint__keep_optimizer="true")
-    for run, files in (("small", set()), ("large", {MOMENTS})):
-        for step, directory in found(tmp_path / run):
+    for run, files in (("small", set()), ("large", {MOMENTS_FILE})):
+        for step, directory in list_checkpoints(tmp_path / run):
             assert {path.name for path in directory.iterdir()} == {
-                "weights.safetensors", "state.json", CHECKSUMS, *files
+                "weights.safetensors", "state.json", CHECKSUMS_FILE, *files
             }, step  # fmt: skip
     weights = (tmp_path / "large/model/model.safetensors").read_bytes()
     train("large", steps=4, checkpoint__every=2)
-    assert not list((tmp_path / "large").rglob(MOMENTS))
+    assert not list((tmp_path / "large").rglob(MOMENTS_FILE))
     # Neither a model that is gone nor a damaged checkpoint before the last needs optimizer state.
     shutil.rmtree(tmp_path / "large" / "model")
     train("large", steps=4, checkpoint__every=2)
@@ -416,9 +429,9 @@ def test_optimizer_state_is_removed_after_the_model_is_written(
         patch.setattr(bundle, "save", failing)
         with pytest.raises(OSError, match="No space"):
             train(steps=4, checkpoint__every=2)
-    assert len(list((tmp_path / "run").rglob(MOMENTS))) == 2
+    assert len(list((tmp_path / "run").rglob(MOMENTS_FILE))) == 2
     train(steps=4, checkpoint__every=2)
-    assert not list((tmp_path / "run").rglob(MOMENTS))
+    assert not list((tmp_path / "run").rglob(MOMENTS_FILE))
 
 
 def test_a_finished_run_made_longer_by_hand_says_what_to_do(train: Train, tmp_path: Path) -> None:

@@ -9,10 +9,14 @@ import pytest
 from bertsmith.data.store import Store
 from bertsmith.errors import RunError, SettingsError
 from bertsmith.settings import read_toml
-from bertsmith.train.engine.run_directory import FILE, check_place, take_up
+from bertsmith.train.engine.run_directory import (
+    SETTINGS_FILE,
+    check_run_directory,
+    load_run_settings,
+)
 from bertsmith.train.pretraining.pretrain import pretrain
-from bertsmith.train.pretraining.recipes import PretrainSettings, with_length
-from bertsmith.train.pretraining.resolve import Wishes, resolve
+from bertsmith.train.pretraining.recipes import PretrainSettings, with_steps
+from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
 from tests.train.conftest import Train, assignments
 
 
@@ -25,7 +29,7 @@ def opened(store: Path) -> Store:
 @pytest.fixture
 def settle(opened: Store) -> Any:
     """Resolve wishes about the store."""
-    return lambda **wishes: resolve(Wishes(data=opened.path, **wishes), opened)
+    return lambda **wishes: resolve_settings(Overrides(data=opened.path, **wishes), opened)
 
 
 def test_the_layers_lie_over_each_other(settle: Any, tmp_path: Path) -> None:
@@ -150,12 +154,12 @@ def test_files_that_cannot_be_read(settle: Any, tmp_path: Path) -> None:
 def test_the_file_of_a_run_is_complete(settle: Any, tmp_path: Path) -> None:
     """What is written is read back as the same settings, whatever the recipe."""
     for recipe in ("fast", "paper"):
-        settings = with_length(settle(recipe=recipe), 40)
-        (tmp_path / FILE).write_text(settings.to_toml())
-        assert PretrainSettings.parse(read_toml(tmp_path / FILE), "here") == settings
+        settings = with_steps(settle(recipe=recipe), 40)
+        (tmp_path / SETTINGS_FILE).write_text(settings.to_toml())
+        assert PretrainSettings.parse(read_toml(tmp_path / SETTINGS_FILE), "here") == settings
 
     def intervals(steps: int, **chosen: Any) -> tuple[int | None, int | None]:
-        told = with_length(settle(**chosen), steps)
+        told = with_steps(settle(**chosen), steps)
         return told.run.eval_every, told.checkpoint.every
 
     # A twentieth of the run, but ten steps at least; what was said counts.
@@ -165,9 +169,9 @@ def test_the_file_of_a_run_is_complete(settle: Any, tmp_path: Path) -> None:
 
 def test_other_settings_are_refused_by_name(settle: Any, tmp_path: Path) -> None:
     """Each difference is named with what stands there and what is wished; no other is."""
-    stored = with_length(settle(size="tiny"), 40)
-    (tmp_path / FILE).write_text(stored.to_toml())
-    assert take_up(tmp_path, settle(size="tiny")) == stored
+    stored = with_steps(settle(size="tiny"), 40)
+    (tmp_path / SETTINGS_FILE).write_text(stored.to_toml())
+    assert load_run_settings(tmp_path, settle(size="tiny")) == stored
     chosen = [
         "model.dropout=0.2",
         "run.seed=3",
@@ -177,7 +181,7 @@ def test_other_settings_are_refused_by_name(settle: Any, tmp_path: Path) -> None
     ]
     wished = settle(size="tiny", assignments=chosen)
     with pytest.raises(RunError) as told:
-        take_up(tmp_path, wished)
+        load_run_settings(tmp_path, wished)
     lines = {line.strip() for line in str(told.value).splitlines()[1:-1]}
     assert lines == {
         "model.dropout: 0.1 there, 0.2 now",
@@ -189,13 +193,13 @@ def test_other_settings_are_refused_by_name(settle: Any, tmp_path: Path) -> None
 
 def test_a_store_may_move_but_not_change(settle: Any, tmp_path: Path) -> None:
     """Another path of the same store is accepted; another store is not."""
-    (tmp_path / FILE).write_text(with_length(settle(), 5).to_toml())
+    (tmp_path / SETTINGS_FILE).write_text(with_steps(settle(), 5).to_toml())
     settings = settle()
     moved = settings.model_copy(update={"run": settings.run.model_copy(update={"data": "/else"})})
-    assert take_up(tmp_path, moved)
+    assert load_run_settings(tmp_path, moved)
     other = settings.model_copy(update={"run": settings.run.model_copy(update={"store": "0" * 16})})
     with pytest.raises(RunError, match=r"run\.store: .* there, '0000000000000000' now"):
-        take_up(tmp_path, other)
+        load_run_settings(tmp_path, other)
 
 
 def test_foreign_places_are_refused_untouched(store: Path, tmp_path: Path) -> None:
@@ -213,9 +217,9 @@ def test_foreign_places_are_refused_untouched(store: Path, tmp_path: Path) -> No
 def test_what_a_kill_left_at_the_start_is_no_foreign_file(tmp_path: Path) -> None:
     """The lock and half-written settings do not stand in the way of the next start."""
     (tmp_path / ".lock").touch()
-    (tmp_path / f".{FILE}.4711.tmp").write_text("[mod")
-    check_place(tmp_path)
-    check_place(tmp_path / "none")
+    (tmp_path / f".{SETTINGS_FILE}.4711.tmp").write_text("[mod")
+    check_run_directory(tmp_path)
+    check_run_directory(tmp_path / "none")
 
 
 def test_two_at_once_are_refused(train: Train, tmp_path: Path) -> None:

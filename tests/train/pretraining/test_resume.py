@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.resume import content, environment
-from bertsmith.train.engine.metrics_log import read
+from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.pretraining.pretrain import pretrain
 from tests.train.conftest import assignments, make_store
 
@@ -60,7 +60,7 @@ def _killed(command: list[str], run: Path, step: int, cache: Path | None) -> Non
         capture_output=True, check=False, env=_environment(cache),
     )  # fmt: skip
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
-    assert read(run)[-1]["step"] == step
+    assert read_metrics(run)[-1]["step"] == step
     assert not (run / "model").exists()
 
 

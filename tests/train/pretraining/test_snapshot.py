@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from bertsmith import bundle
 from bertsmith.errors import DivergedError, ModelError, RunError, SettingsError
 from bertsmith.train.engine import metrics_log
-from bertsmith.train.pretraining.pretrain import begin, pretrain
-from bertsmith.train.pretraining.snapshot import snapshot
+from bertsmith.train.pretraining.pretrain import pretrain, write_initial_model
+from bertsmith.train.pretraining.snapshot import write_snapshot
 from bertsmith.use.fill import fill
 from tests.train.conftest import assignments
 
@@ -26,15 +26,15 @@ def test_a_snapshot_is_the_model_of_its_step(store: Path, tmp_path: Path) -> Non
     run = tmp_path / "run"
     chosen = assignments(checkpoint__every=3, checkpoint__keep=9, run__eval_every=50)
     pretrain(store, run, steps=9, assignments=chosen)
-    snapshot(run, 9, tmp_path / "last")
-    snapshot(run, 3, tmp_path / "third")
+    write_snapshot(run, 9, tmp_path / "last")
+    write_snapshot(run, 3, tmp_path / "third")
     weights = [load_file(path / "model.safetensors")
                for path in (run / "model", tmp_path / "last", tmp_path / "third")]  # fmt: skip
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     assert any(not torch.equal(weights[0][name], weights[2][name]) for name in weights[0])
     assert bundle.load(tmp_path / "third").info["provenance"]["step"] == 3
     with pytest.raises(RunError, match="no checkpoint of step 4; there: 3, 6, 9"):
-        snapshot(run, 4, tmp_path / "fourth")
+        write_snapshot(run, 4, tmp_path / "fourth")
 
 
 def test_a_run_begins_with_the_model_that_begin_writes(store: Path, tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_a_run_begins_with_the_model_that_begin_writes(store: Path, tmp_path: Pa
     for name, seed in (("run", 1), ("other", 2)):
         chosen = assignments(optim__lr=1e-12, optim__weight_decay=0, run__seed=seed)
         pretrain(store, tmp_path / name, steps=1, assignments=chosen)
-        begin(store, tmp_path / f"{name}-0", assignments=chosen)
+        write_initial_model(store, tmp_path / f"{name}-0", assignments=chosen)
     weights = [load_file(tmp_path / path / "model.safetensors")
                for path in ("run/model", "run-0", "other-0")]  # fmt: skip
     for name, first in weights[1].items():
@@ -56,14 +56,16 @@ def test_the_journal_has_gradients_by_layer(store: Path, tmp_path: Path) -> None
     for name, asked in (("plain", "false"), ("asked", "true")):
         chosen = assignments(model__layers=3, run__log_gradients=asked)
         pretrain(store, tmp_path / name, steps=4, assignments=chosen)
-    lines = [line for line in metrics_log.read(tmp_path / "asked") if line["kind"] == "train"]
+    lines = [
+        line for line in metrics_log.read_metrics(tmp_path / "asked") if line["kind"] == "train"
+    ]
     assert len(lines) == 4
     for line in lines:
         own = line["gradients"]
         assert list(own) == ["embeddings", "layer 1", "layer 2", "layer 3", "heads"]
         whole = math.sqrt(sum(value**2 for value in own.values()))
         assert whole == pytest.approx(line["grad_norm"], rel=1e-4)
-    assert all("gradients" not in line for line in metrics_log.read(tmp_path / "plain"))
+    assert all("gradients" not in line for line in metrics_log.read_metrics(tmp_path / "plain"))
 
 
 def test_left_to_right_learns_and_is_told_from_masked(store: Path, tmp_path: Path) -> None:
@@ -72,10 +74,14 @@ def test_left_to_right_learns_and_is_told_from_masked(store: Path, tmp_path: Pat
         store, tmp_path / "run", steps=40,
         assignments=assignments(**CAUSAL, optim__lr=1e-2, run__eval_every=10),
     )  # fmt: skip
-    losses = [line["masked_lm"] for line in metrics_log.read(done.run) if line["kind"] == "heldout"]
+    losses = [
+        line["masked_lm"]
+        for line in metrics_log.read_metrics(done.run)
+        if line["kind"] == "heldout"
+    ]
     assert losses[-1] < losses[0]
     assert done.model is not None
-    assert not done.masks
+    assert not done.is_masked_lm
     with pytest.raises(ModelError, match="trained left to right"):
         fill(done.model, "ba [MASK].")
     seeing = assignments(**{**CAUSAL, "model__attention": "bidirectional"})

@@ -16,11 +16,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-Files = dict[str, bytes]
+RepoFiles = dict[str, bytes]
 
 
 @dataclass
-class Hub:
+class FakeHub:
     """A running hub.
 
     repos: files by model, branch and name. log: (method, path, Range header, token) of each
@@ -28,17 +28,19 @@ class Hub:
     """
 
     url: str = ""
-    repos: dict[str, dict[str, Files]] = field(default_factory=dict)
-    log: list[tuple[str, str, str | None, str | None]] = field(default_factory=list)
-    broken: dict[str, int] = field(default_factory=dict)
+    repos: dict[str, dict[str, RepoFiles]] = field(default_factory=dict)
+    requests: list[tuple[str, str, str | None, str | None]] = field(default_factory=list)
+    truncated_files: dict[str, int] = field(default_factory=dict)
     private: set[str] = field(default_factory=set)
 
-    def asked(self, method: str, name: str) -> list[str | None]:
+    def range_headers(self, method: str, name: str) -> list[str | None]:
         """Return the Range headers of the requests for a file."""
-        return [span for how, path, span, _ in self.log if how == method and path.endswith(name)]
+        return [
+            span for how, path, span, _ in self.requests if how == method and path.endswith(name)
+        ]
 
 
-def commit_of(files: Files) -> str:
+def commit_hash(files: RepoFiles) -> str:
     """Return the hash of a commit: of all names and contents."""
     digest = hashlib.sha1()
     for name, content in sorted(files.items()):
@@ -47,9 +49,9 @@ def commit_of(files: Files) -> str:
 
 
 @contextmanager
-def running() -> Iterator[Hub]:
+def run_fake_hub() -> Iterator[FakeHub]:
     """Yield a hub that answers on a port of its own."""
-    hub = Hub()
+    hub = FakeHub()
     handler = type("Bound", (Handler,), {"hub": hub})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
@@ -67,7 +69,7 @@ def running() -> Iterator[Hub]:
 class Handler(BaseHTTPRequestHandler):
     """The requests of the client, one method a verb."""
 
-    hub: Hub
+    hub: FakeHub
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: Any) -> None:
@@ -76,7 +78,7 @@ class Handler(BaseHTTPRequestHandler):
     def _note(self) -> str:
         path = unquote(urlsplit(self.path).path)
         said = self.headers.get
-        self.hub.log.append((self.command, path, said("Range"), said("Authorization")))
+        self.hub.requests.append((self.command, path, said("Range"), said("Authorization")))
         return path
 
     def _json(self, value: Any, status: int = 200, **headers: str) -> None:
@@ -94,7 +96,7 @@ class Handler(BaseHTTPRequestHandler):
     def _missing(self, code: str) -> None:
         self._json({"error": code}, 404, X_Error_Code=code)
 
-    def _files(self, name: str, revision: str) -> Files | None:
+    def _files(self, name: str, revision: str) -> RepoFiles | None:
         """Return the files of a branch or a commit; answer for what is not there."""
         if name not in self.hub.repos or (
             name in self.hub.private and self.headers.get("Authorization") != "Bearer secret"
@@ -103,7 +105,7 @@ class Handler(BaseHTTPRequestHandler):
             return None
         branches = self.hub.repos[name]
         for branch, files in branches.items():
-            if revision in (branch, commit_of(files)):
+            if revision in (branch, commit_hash(files)):
                 return files
         self._missing("RevisionNotFound")
         return None
@@ -114,7 +116,7 @@ class Handler(BaseHTTPRequestHandler):
         if told := re.fullmatch(r"/api/models/([^/]+/[^/]+)/revision/(.+)", path):
             if (files := self._files(told[1], told[2])) is not None:
                 siblings = [{"rfilename": name} for name in files]
-                self._json({"id": told[1], "sha": commit_of(files), "siblings": siblings})
+                self._json({"id": told[1], "sha": commit_hash(files), "siblings": siblings})
         elif told := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)/?", path):
             if (files := self._files(told[1], told[2])) is not None:
                 self._json([{"type": "file", "path": name, "size": len(content),
@@ -128,7 +130,7 @@ class Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET  # noqa: N815 - the name that the library calls
 
-    def _send(self, files: Files, name: str) -> None:
+    def _send(self, files: RepoFiles, name: str) -> None:
         if name not in files:
             self._missing("EntryNotFound")
             return
@@ -136,11 +138,11 @@ class Handler(BaseHTTPRequestHandler):
         tag = f'"{hashlib.sha1(content).hexdigest()}"'
         span = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
         first = int(span[1]) if span else 0
-        headers = {"ETag": tag, "X_Repo_Commit": commit_of(files)}
+        headers = {"ETag": tag, "X_Repo_Commit": commit_hash(files)}
         if span:
             headers["Content_Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
-        if self.command == "GET" and name in self.hub.broken:
-            end = self.hub.broken.pop(name)
+        if self.command == "GET" and name in self.hub.truncated_files:
+            end = self.hub.truncated_files.pop(name)
             self.send_response(200)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
@@ -178,7 +180,7 @@ class Handler(BaseHTTPRequestHandler):
                 one = json.loads(line)
                 if one["key"] == "file":
                     files[one["value"]["path"]] = base64.b64decode(one["value"]["content"])
-            sha = commit_of(files)
+            sha = commit_hash(files)
             url = f"{self.hub.url}/{told[1]}/commit/{sha}"
             self._json({"success": True, "commitOid": sha, "commitUrl": url})
         else:

@@ -16,7 +16,7 @@ _FILES: Final = (
 )  # fmt: skip
 
 
-def fingerprint(directory: Path) -> str:
+def hash_model_files(directory: Path) -> str:
     """Return the SHA-256 over the names and the bytes of a model's files."""
     files = {file for pattern in _FILES for file in directory.glob(pattern)}
     whole = hashlib.sha256()

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from bertsmith.errors import BertsmithError, SettingsError
 
 #: The exit status of a bug.
-BUG = 1
+EXIT_BUG = 1
 #: The exit status of a user's mistake, as of a wrong option.
-MISTAKE = 2
+EXIT_USER_ERROR = 2
 _NO_ROOM = {
     errno.ENOSPC: ("disk full", "free space"),
     errno.EDQUOT: ("disk quota exceeded", "free space"),
@@ -32,25 +32,28 @@ def check_arguments(arguments: Sequence[str]) -> None:
             ) from None
 
 
-def explain(error: Exception) -> tuple[str, int]:
+def explain_error(error: Exception) -> tuple[str, int]:
     """Return a message for ``error`` and the exit status."""
     if isinstance(error, BertsmithError):
-        return f"error: {error}", MISTAKE
+        return f"error: {error}", EXIT_USER_ERROR
     if _is_out_of_memory(error):
         return (
             "error: out of memory; take a smaller model, smaller batches or shorter inputs, or "
             "close other programs, and run the same command again"
-        ), MISTAKE
+        ), EXIT_USER_ERROR
     if isinstance(error, OSError):
-        return f"error: {_explain_os_error(error)}", MISTAKE
+        return f"error: {_explain_os_error(error)}", EXIT_USER_ERROR
     if isinstance(error, UnicodeEncodeError) and _has_surrogate(error):
         shown = error.object.encode("utf-8", "backslashreplace").decode()
-        return f"error: not valid Unicode: {shown[:200]!r}; correct this text or name", MISTAKE
+        return (
+            f"error: not valid Unicode: {shown[:200]!r}; correct this text or name",
+            EXIT_USER_ERROR,
+        )
     message = " ".join(f"{type(error).__name__}: {error}".split())
     return (
         f"error: {message[:500]}: this is a bug in bertsmith; rerun with --debug (bertsmith "
         "--debug COMMAND ...) and report it"
-    ), BUG
+    ), EXIT_BUG
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -9,10 +9,10 @@ from typing import Any
 from bertsmith.model.bert import BertModel
 
 #: Seconds after which a test gives up; it takes as long only where something is broken.
-LONG = 60.0
+TIMEOUT = 60.0
 
 
-class Hold:
+class Pause:
     """``begun`` is set when a batch begins; it ends when ``let`` is set."""
 
     def __init__(self) -> None:
@@ -22,14 +22,14 @@ class Hold:
 
 
 @contextmanager
-def held_model() -> Iterator[Hold]:
+def paused_model() -> Iterator[Pause]:
     """Let no forward pass of any model end before ``let`` is set, or the block ends."""
-    hold, forward = Hold(), BertModel.hidden_states
+    hold, forward = Pause(), BertModel.hidden_states
 
     def wait(self: BertModel, *arguments: Any, **options: Any) -> Any:
         hold.batches += 1
         hold.begun.set()
-        assert hold.let.wait(LONG)
+        assert hold.let.wait(TIMEOUT)
         return forward(self, *arguments, **options)
 
     BertModel.hidden_states = wait  # type: ignore[method-assign]
@@ -42,7 +42,7 @@ def held_model() -> Iterator[Hold]:
 
 def wait_until(is_true: Callable[[], object]) -> None:
     """Wait until something is true; fail after a long time."""
-    until = time.monotonic() + LONG
+    until = time.monotonic() + TIMEOUT
     while not is_true():
         assert time.monotonic() < until, "it never became true"
         time.sleep(0.01)

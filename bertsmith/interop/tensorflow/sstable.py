@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from bertsmith.errors import ModelError
-from bertsmith.interop.tensorflow.crc32c import crc32c, masked
-from bertsmith.interop.tensorflow.wire import piece, varint, write_varint
+from bertsmith.interop.tensorflow.crc32c import crc32c, mask_crc
+from bertsmith.interop.tensorflow.protobuf import encode_varint, read_bytes, read_varint
 
 MAGIC: Final = (0xDB4775248B80FB57).to_bytes(8, "little")
 _FOOTER: Final = 48
@@ -27,7 +27,7 @@ _RESTART, _BLOCK = 16, 4096
 
 
 @contextmanager
-def blaming(path: Path) -> Iterator[None]:
+def name_file_in_errors(path: Path) -> Iterator[None]:
     """Turn what is found wrong with the bytes of a file into a ModelError that names the file."""
     try:
         yield
@@ -39,7 +39,7 @@ def blaming(path: Path) -> Iterator[None]:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def mapped(path: Path) -> memoryview:
+def map_file(path: Path) -> memoryview:
     """Return a file's bytes, mapped into memory; what is not looked at takes none.
 
     The copy-on-write mapping is for numpy and torch, which warn of memory that is read-only.
@@ -52,18 +52,18 @@ def mapped(path: Path) -> memoryview:
 
 def is_table(path: Path) -> bool:
     """Tell whether a file ends as a sorted table does."""
-    with blaming(path), path.open("rb") as file:
+    with name_file_in_errors(path), path.open("rb") as file:
         file.seek(max(path.stat().st_size - len(MAGIC), 0))
         return file.read() == MAGIC
 
 
-def entries(path: Path) -> Iterator[tuple[bytes, memoryview]]:
+def read_entries(path: Path) -> Iterator[tuple[bytes, memoryview]]:
     """Yield every key and value of a table in order, each block's checksum verified first.
 
     Raises ModelError for a file that is none, or is damaged.
     """
-    with blaming(path):
-        data = mapped(path)
+    with name_file_in_errors(path):
+        data = map_file(path)
         if len(data) < _FOOTER or data[-len(MAGIC) :] != MAGIC:
             raise ValueError("the mark of a sorted table is not at its end")
         footer = data[-_FOOTER:]
@@ -86,17 +86,17 @@ def entries(path: Path) -> Iterator[tuple[bytes, memoryview]]:
 
 def _handle(data: memoryview, place: int) -> tuple[tuple[int, int], int]:
     """Return where a block stands, offset and size, and the place after these two."""
-    offset, place = varint(data, place)
-    size, place = varint(data, place)
+    offset, place = read_varint(data, place)
+    size, place = read_varint(data, place)
     return (offset, size), place
 
 
 def _block(data: memoryview, handle: tuple[int, int]) -> memoryview:
     """Return a block's bytes, verified."""
     offset, size = handle
-    stored = piece(data, offset, size + _TRAILER)
+    stored = read_bytes(data, offset, size + _TRAILER)
     expected = int.from_bytes(stored[size + 1 :], "little")
-    if masked(crc32c(stored[: size + 1])) != expected:
+    if mask_crc(crc32c(stored[: size + 1])) != expected:
         raise ValueError(f"the checksum of the block at byte {offset:,} does not agree")
     if stored[size]:
         raise ValueError(
@@ -116,18 +116,18 @@ def _pairs(block: memoryview) -> Iterator[tuple[bytes, memoryview]]:
         raise ValueError("a block is too short for its restarts")
     body, place, key = block[:end], 0, b""
     while place < end:
-        shared, place = varint(body, place)
-        own, place = varint(body, place)
-        size, place = varint(body, place)
+        shared, place = read_varint(body, place)
+        own, place = read_varint(body, place)
+        size, place = read_varint(body, place)
         if shared > len(key) or shared + own > _LONGEST_KEY:
             raise ValueError(f"a key of {shared + own:,} bytes")
-        key = key[:shared] + bytes(piece(body, place, own))
+        key = key[:shared] + bytes(read_bytes(body, place, own))
         place += own
-        yield key, piece(body, place, size)
+        yield key, read_bytes(body, place, size)
         place += size
 
 
-def table(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
+def encode_table(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Return a table's bytes. ``pairs`` are in the order of their keys."""
     blocks: list[list[tuple[bytes, bytes]]] = []
     size = _BLOCK
@@ -155,12 +155,12 @@ def _append(file: bytearray, pairs: list[tuple[bytes, bytes]]) -> bytes:
         elif number:
             restarts.append(len(block))
         for length in (shared, len(key) - shared, len(value)):
-            block += write_varint(length)
+            block += encode_varint(length)
         block += key[shared:] + value
         last = key
     for place in (*restarts, len(restarts)):
         block += place.to_bytes(4, "little")
-    handle = write_varint(len(file)) + write_varint(len(block))
+    handle = encode_varint(len(file)) + encode_varint(len(block))
     block.append(0)
-    file += block + masked(crc32c(bytes(block))).to_bytes(4, "little")
+    file += block + mask_crc(crc32c(bytes(block))).to_bytes(4, "little")
     return handle

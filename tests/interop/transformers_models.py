@@ -24,10 +24,10 @@ from transformers import (
     BertModel,
 )
 
-from tests.model.examples import tokenizer_of
+from tests.model.examples import make_tokenizer
 
 #: Every class of BERT, by its name; the config's fields that a class needs beside the sizes.
-CLASSES: dict[str, tuple[Any, dict[str, Any]]] = {
+MODEL_CLASSES: dict[str, tuple[Any, dict[str, Any]]] = {
     "BertModel": (BertModel, {}),
     "BertForPreTraining": (BertForPreTraining, {}),
     "BertForMaskedLM": (BertForMaskedLM, {}),
@@ -47,9 +47,9 @@ CLASSES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-def peer(name: str, **changes: Any) -> Any:
+def make_transformers_model(name: str, **changes: Any) -> Any:
     """Return a random model of a class, in eval mode; no two of its weights are alike."""
-    kind, needs = CLASSES[name]
+    kind, needs = MODEL_CLASSES[name]
     sizes = {
         "vocab_size": 101,
         "hidden_size": 21,
@@ -133,7 +133,7 @@ def _doubled(model: Any, directory: Path) -> None:
     save_file(doubled(state_of(model)), directory / "model.safetensors")
 
 
-FORMS: dict[str, Callable[[Any, Path], None]] = {
+WEIGHT_FORMATS: dict[str, Callable[[Any, Path], None]] = {
     "safetensors": _safetensors,
     "sharded": _sharded,
     "bin": _bin,
@@ -144,12 +144,12 @@ FORMS: dict[str, Callable[[Any, Path], None]] = {
 }
 
 
-def write(model: Any, directory: Path, form: str = "safetensors") -> Path:
+def write_model_directory(model: Any, directory: Path, form: str = "safetensors") -> Path:
     """Write a model directory in a form of weights, with a plain vocab.txt only."""
     directory.mkdir(parents=True, exist_ok=True)
-    FORMS[form](model, directory)
+    WEIGHT_FORMATS[form](model, directory)
     config = model.config.to_dict() | {"architectures": [type(model).__name__]}
     (directory / "config.json").write_text(json.dumps(config))
-    words = tokenizer_of(model.config.vocab_size).vocab
+    words = make_tokenizer(model.config.vocab_size).vocab
     (directory / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
     return directory

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-def expected_state(values: Mapping[str, Any]) -> dict[str, Tensor]:
+def expected_state_dict(values: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the state of our pre-training model from the original's variables."""
     result = {
         "bert.embeddings.words.weight": values["bert/embeddings/word_embeddings"],
@@ -52,7 +52,7 @@ def expected_state(values: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name: torch.tensor(value) for name, value in result.items()}
 
 
-def from_transformers(state: Mapping[str, Tensor]) -> dict[str, Any]:
+def original_variables(state: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return the original's variables from the state of `transformers`' BertForPreTraining."""
     result = {}
     for name, weight in state.items():

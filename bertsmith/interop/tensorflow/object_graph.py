@@ -8,25 +8,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from bertsmith.interop.tensorflow.arrays import Part
-from bertsmith.interop.tensorflow.table import blaming
-from bertsmith.interop.tensorflow.wire import messages, text
+from bertsmith.interop.tensorflow.arrays import TensorSlice
+from bertsmith.interop.tensorflow.protobuf import bytes_fields, string_field
+from bertsmith.interop.tensorflow.sstable import name_file_in_errors
 
 OBJECT_GRAPH: Final = "_CHECKPOINTABLE_OBJECT_GRAPH"
 #: What the key of a variable's value ends with, after the path of attributes that leads to it.
 _VALUE: Final = "/.ATTRIBUTES/VARIABLE_VALUE"
 
 
-def names_by_key(graph: memoryview, keys: Mapping[str, bytes], path: Path) -> dict[str, bytes]:
+def keys_by_name(graph: memoryview, keys: Mapping[str, bytes], path: Path) -> dict[str, bytes]:
     """Return the keys of an object-based checkpoint by the names of the variables.
 
     A variable that has no name of its own keeps the path of attributes that leads to it.
     """
-    with blaming(path):
+    with name_file_in_errors(path):
         said = [
-            (text(value, 3), text(value, 2))
-            for node in messages(graph, 1)
-            for value in messages(node, 2)
+            (string_field(value, 3), string_field(value, 2))
+            for node in bytes_fields(graph, 1)
+            for value in bytes_fields(node, 2)
         ]
     known = {key: name for key, name in said if name and key in keys}
     times = Counter(known.values())
@@ -40,7 +40,7 @@ def names_by_key(graph: memoryview, keys: Mapping[str, bytes], path: Path) -> di
     return result
 
 
-def slot(key: bytes, part: Part) -> bytes:
+def encode_slice_key(key: bytes, part: TensorSlice) -> bytes:
     """Return the key under which a part of the tensor ``key`` is stored.
 
     A form of numbers and texts whose order as bytes is their own: 0, the name, the number of axes,

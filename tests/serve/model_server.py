@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import uvicorn
 
-from bertsmith.bundle import Kind
+from bertsmith.bundle import TaskKind
 from bertsmith.model.config import ModelConfig
 from bertsmith.serve.app import create_app
-from bertsmith.serve.models import Served
-from bertsmith.serve.server import bound, config, server
+from bertsmith.serve.models import ServedModel
+from bertsmith.serve.server import bind_socket, create_config, create_server
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.wordpiece import Tokenizer
 
@@ -29,7 +29,7 @@ TEXT = [
     "Some questions had answers; others were answered by the hammer alone.",
 ]
 #: Each kind of head, with its labels.
-HEADS: dict[str, tuple[Kind, tuple[str, ...]]] = {
+HEADS: dict[str, tuple[TaskKind, tuple[str, ...]]] = {
     "mood": ("single", ("bad", "good")),
     "topics": ("multi", ("iron", "water", "words")),
     "grade": ("regression", ()),
@@ -40,7 +40,7 @@ HEADS: dict[str, tuple[Kind, tuple[str, ...]]] = {
 }
 
 
-def shape(words: Tokenizer) -> ModelConfig:
+def model_config(words: Tokenizer) -> ModelConfig:
     """Two layers of an odd width."""
     return ModelConfig(
         vocab_size=words.vocab_size, layers=2, width=26, heads=2, feed_forward=37,
@@ -48,7 +48,7 @@ def shape(words: Tokenizer) -> ModelConfig:
     )  # fmt: skip
 
 
-class Running:
+class RunningServer:
     """A server in a thread of the test, and where it listens."""
 
     def __init__(self, own: uvicorn.Server, url: str) -> None:
@@ -67,20 +67,20 @@ class Running:
 
 
 @contextmanager
-def listening(
-    models: list[Served], settings: ServeSettings | None = None, **more: Any
-) -> Iterator[Running]:
+def run_server(
+    models: list[ServedModel], settings: ServeSettings | None = None, **more: Any
+) -> Iterator[RunningServer]:
     """Serve models on a free port of the loopback, until the block ends."""
     settings = settings or ServeSettings()
     app = create_app(models, settings, **more)
-    own, at = server(app, config(settings)), bound("127.0.0.1", 0)
+    own, at = create_server(app, create_config(settings)), bind_socket("127.0.0.1", 0)
     thread = threading.Thread(target=own.run, args=([at],), daemon=True)
     thread.start()
     until = time.monotonic() + 30
     while not own.started and time.monotonic() < until:
         time.sleep(0.01)
     try:
-        found = Running(own, f"http://127.0.0.1:{at.getsockname()[1]}")
+        found = RunningServer(own, f"http://127.0.0.1:{at.getsockname()[1]}")
         yield found
         found.close()
     finally:

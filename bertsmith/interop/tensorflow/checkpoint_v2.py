@@ -11,22 +11,27 @@ from typing import Final
 
 from bertsmith.errors import ModelError
 from bertsmith.interop.tensorflow.arrays import (
-    STRING,
-    TYPES,
+    DT_STRING,
+    NUMPY_DTYPES,
     Array,
-    Part,
-    decoded,
-    joined,
-    part_of,
-    part_shape,
-    shape_of,
+    TensorSlice,
+    decode_array,
+    join_slices,
+    parse_shape,
+    parse_slice,
+    slice_shape,
 )
-from bertsmith.interop.tensorflow.crc32c import crc32c, masked
-from bertsmith.interop.tensorflow.objects import OBJECT_GRAPH, names_by_key, slot
-from bertsmith.interop.tensorflow.table import blaming, entries, mapped
-from bertsmith.interop.tensorflow.wire import messages, numbers, piece, varint
+from bertsmith.interop.tensorflow.crc32c import crc32c, mask_crc
+from bertsmith.interop.tensorflow.object_graph import OBJECT_GRAPH, encode_slice_key, keys_by_name
+from bertsmith.interop.tensorflow.protobuf import (
+    bytes_fields,
+    integer_fields,
+    read_bytes,
+    read_varint,
+)
+from bertsmith.interop.tensorflow.sstable import map_file, name_file_in_errors, read_entries
 
-INDEX: Final = ".index"
+INDEX_SUFFIX: Final = ".index"
 
 
 @dataclass(frozen=True)
@@ -39,10 +44,10 @@ class Stored:
     offset: int
     size: int
     checksum: int
-    parts: tuple[Part, ...]
+    parts: tuple[TensorSlice, ...]
 
 
-class TensorBundle:
+class CheckpointV2:
     """A V2 checkpoint opened for reading: the index is read, the data when it is asked for.
 
     ``shapes``: of each tensor by its name, in the order of the index; for an object-based
@@ -52,13 +57,13 @@ class TensorBundle:
     def __init__(self, path: Path) -> None:
         """Read the index file ``path``. Raises ModelError."""
         self.path = path
-        self.form = "V2"
-        table = entries(path)
-        with blaming(path):
+        self.format_name = "V2"
+        table = read_entries(path)
+        with name_file_in_errors(path):
             key, header = next(table, (b"?", memoryview(b"")))
-            said = numbers(header)
+            said = integer_fields(header)
             self._shards = said.get(1, 0)
-            version = numbers((messages(header, 3) or [memoryview(b"")])[-1])
+            version = integer_fields((bytes_fields(header, 3) or [memoryview(b"")])[-1])
             if key or not self._shards:
                 raise ValueError("its first entry is no header of a checkpoint")
             if said.get(2, 0) or version.get(2, 0) > 1:
@@ -66,15 +71,15 @@ class TensorBundle:
             stored = {key: _stored(value) for key, value in table}
         # What begins with a zero byte is a part of a tensor; its entry names it.
         self._parts = {key: entry for key, entry in stored.items() if key[:1] == b"\0"}
-        with blaming(path):
+        with name_file_in_errors(path):
             self._keys = {key.decode(): key for key in stored if key not in self._parts}
         self._stored = stored
         if OBJECT_GRAPH in self._keys:
-            self.form = "object-based"
-            self._keys = names_by_key(self._graph(), self._keys, path)
+            self.format_name = "object-based"
+            self._keys = keys_by_name(self._graph(), self._keys, path)
         self.shapes = {name: stored[key].shape for name, key in self._keys.items()}
 
-    def check(self, names: Iterable[str]) -> None:
+    def check_data(self, names: Iterable[str]) -> None:
         """Raise ModelError unless the data of these tensors is there, as long as it should be."""
         for name in names:
             for entry in self._pieces(name).values():
@@ -89,15 +94,15 @@ class TensorBundle:
         parts = []
         for part, entry in self._pieces(name).items():
             file = self._room(name, entry)
-            with blaming(file):
-                data = piece(mapped(file), entry.offset, entry.size)
-                if masked(crc32c(data)) != entry.checksum:
+            with name_file_in_errors(file):
+                data = read_bytes(map_file(file), entry.offset, entry.size)
+                if mask_crc(crc32c(data)) != entry.checksum:
                     raise ValueError(f"the checksum of the tensor {name!r} does not agree")
-                parts.append((part, decoded(data, entry.kind, entry.shape)))
-        with blaming(self.path):
-            return joined(whole.shape, parts)
+                parts.append((part, decode_array(data, entry.kind, entry.shape)))
+        with name_file_in_errors(self.path):
+            return join_slices(whole.shape, parts)
 
-    def _pieces(self, name: str) -> dict[Part, Stored]:
+    def _pieces(self, name: str) -> dict[TensorSlice, Stored]:
         """Return a tensor's entries by what they are a part of; mostly one, of all of it."""
         key = self._keys[name]
         whole = self._stored[key]
@@ -105,23 +110,23 @@ class TensorBundle:
             return {(): whole}
         found = {}
         for part in whole.parts:
-            entry = self._parts.get(slot(key, part))
-            with blaming(self.path):
+            entry = self._parts.get(encode_slice_key(key, part))
+            with name_file_in_errors(self.path):
                 if entry is None:
                     raise ValueError(f"the part {part} of the tensor {name!r} is missing")
-                if entry.shape != part_shape(part, whole.shape):
+                if entry.shape != slice_shape(part, whole.shape):
                     raise ValueError(f"the part {part} of {name!r} has shape {entry.shape}")
             found[part] = entry
         return found
 
     def _file(self, entry: Stored) -> Path:
-        prefix = self.path.name.removesuffix(INDEX)
+        prefix = self.path.name.removesuffix(INDEX_SUFFIX)
         return self.path.with_name(f"{prefix}.data-{entry.shard:05d}-of-{self._shards:05d}")
 
     def _room(self, name: str, entry: Stored) -> Path:
         """Return the data file of an entry, after checking that it can hold what is promised."""
         file = self._file(entry)
-        if entry.kind not in TYPES:
+        if entry.kind not in NUMPY_DTYPES:
             raise ModelError(f"{self.path}: the tensor {name!r} is of type {entry.kind}, no number")
         if not file.is_file():
             raise ModelError(
@@ -134,7 +139,7 @@ class TensorBundle:
                 f"{file}: cut off: it has {length:,} bytes, and the tensor {name!r} ends at byte "
                 f"{end:,}; get the file again"
             )
-        wanted = math.prod(entry.shape) * int(TYPES[entry.kind][2])
+        wanted = math.prod(entry.shape) * int(NUMPY_DTYPES[entry.kind][2])
         if entry.size != wanted:
             raise ModelError(
                 f"{self.path}: the tensor {name!r} of shape {entry.shape} takes {wanted:,} bytes, "
@@ -146,24 +151,24 @@ class TensorBundle:
         """Return the object graph: one text, its length in front, and that one's checksum."""
         entry = self._stored[self._keys[OBJECT_GRAPH]]
         file = self._file(entry)
-        with blaming(file):
-            data = piece(mapped(file), entry.offset, entry.size)
-            length, place = varint(data, 0)
+        with name_file_in_errors(file):
+            data = read_bytes(map_file(file), entry.offset, entry.size)
+            length, place = read_varint(data, 0)
             summed = length.to_bytes(4, "little") + bytes(data[place:])
-            if entry.kind != STRING or masked(crc32c(summed)) != entry.checksum:
+            if entry.kind != DT_STRING or mask_crc(crc32c(summed)) != entry.checksum:
                 raise ValueError("the checksum of the object graph does not agree")
-            return piece(data, place + 4, length)
+            return read_bytes(data, place + 4, length)
 
 
 def _stored(data: memoryview) -> Stored:
-    said = numbers(data)
-    shape = (messages(data, 2) or [memoryview(b"")])[-1]
+    said = integer_fields(data)
+    shape = (bytes_fields(data, 2) or [memoryview(b"")])[-1]
     return Stored(
         kind=said.get(1, 0),
-        shape=shape_of(shape),
+        shape=parse_shape(shape),
         shard=said.get(3, 0),
         offset=said.get(4, 0),
         size=said.get(5, 0),
         checksum=said.get(6, 0),
-        parts=tuple(part_of(part) for part in messages(data, 7)),
+        parts=tuple(parse_slice(part) for part in bytes_fields(data, 7)),
     )

@@ -10,55 +10,55 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bertsmith.bundle import fingerprint, locate
+from bertsmith.bundle import hash_model_files, locate_model
 from bertsmith.errors import MissingExtraError, RunError, SettingsError, TaskError
-from bertsmith.files import write_json, write_whole
+from bertsmith.files import write_atomic, write_json
 from bertsmith.lab import report, toy_language
-from bertsmith.lab.cost import Costs, steps_of
+from bertsmith.lab.cost import CostEstimator, count_training_steps
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.experiments.registry import EXPERIMENTS
 from bertsmith.lab.report import Report
-from bertsmith.lab.runner import Bench
+from bertsmith.lab.runner import Runner
 from bertsmith.lab.scale import SCALES, Scale
-from bertsmith.lab.sources import Sources, characters_in, is_packed
+from bertsmith.lab.sources import Sources, estimate_characters, is_compressed
 from bertsmith.lab.stage import Stage
 from bertsmith.lab.stage_runners import StoppedError
-from bertsmith.lab.stages import RUNS, Kit
-from bertsmith.progress import Progress, Silent
+from bertsmith.lab.stages import TRAINING_KINDS, StageFactory
+from bertsmith.progress import NullProgress, Progress
 
 #: Experiments that can be asked of a model that was not made here.
-ON_A_MODEL = ("features", "pooling", "context", "positions")
+MODEL_EXPERIMENTS = ("features", "pooling", "context", "positions")
 #: Experiments that ask Korean text as well, where it is given.
 IN_KOREAN = ("context", "vocabulary")
 #: Where what results were made of stands, under OUT where nobody says.
-WORK = "work"
+WORK_DIR = "work"
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedStage:
     """A stage that is to be made, and its seconds as far as they can be told.
 
-    words: what people call it, or what it is first made for. steps: of training, 0 without any.
+    description: what people call it, or what it is first made for. steps: of training, 0 without any.
     """
 
     stage: Stage
-    words: str
-    steps: int
+    description: str
+    num_steps: int
     seconds: float | None
 
 
 @dataclass(frozen=True)
-class Done:
+class ExperimentOutcome:
     """An experiment that has run. failures: why stages failed, by their names; files: written."""
 
     experiment: Experiment
     report: Report
     failures: dict[str, str]
-    missing: int
+    num_missing: int
     files: list[Path]
 
 
-class Laboratory:
+class ExperimentRun:
     """One experiment at one scale, with its folders.
 
     out: tables and pictures. results: the results file, by default next to them. work: stores, runs
@@ -72,9 +72,9 @@ class Laboratory:
         scale: str = "small",
         sources: Sources | None = None,
         out: Path | str = "lab",
-        results: Path | str | None = None,
-        work: Path | str | None = None,
-        seeds: int | None = None,
+        results_dir: Path | str | None = None,
+        work_dir: Path | str | None = None,
+        num_seeds: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Raises SettingsError for an unknown experiment or scale, TaskError for missing files.
@@ -87,20 +87,22 @@ class Laboratory:
             raise RunError(f"{self.out}: this is a file; give --out a directory")
         # Of another scale, nothing is shared, and tables stand beside each other.
         self.out = self.out / scale
-        work = Path(work) / scale if work else self.out / WORK
-        results = Path(results) / scale if results else self.out
-        progress = progress or Silent()
-        given.check(("en", "ko") if name in IN_KOREAN else ("en",), self.out, results, work)
+        work_dir = Path(work_dir) / scale if work_dir else self.out / WORK_DIR
+        results_dir = Path(results_dir) / scale if results_dir else self.out
+        progress = progress or NullProgress()
+        given.check_paths(
+            ("en", "ko") if name in IN_KOREAN else ("en",), self.out, results_dir, work_dir
+        )
         for what in _too_little(SCALES[scale], given, korean=name in IN_KOREAN):
-            progress.note(what)
+            progress.log(what)
         if scale == "smoke":
-            given = toy_language.stand_in(given, work / "toy")
+            given = toy_language.fill_missing_sources(given, work_dir / "toy")
         if name in IN_KOREAN and given.korean is None and not given.model:
-            progress.note(f"without --korean-text, {name} is of English alone")
-        self.kit = Kit(SCALES[scale].with_seeds(seeds), given, work)
-        self.bench = Bench(results, work, progress, self.experiment.makers)
+            progress.log(f"without --korean-text, {name} is of English alone")
+        self.factory = StageFactory(SCALES[scale].with_seeds(num_seeds), given, work_dir)
+        self.runner = Runner(results_dir, work_dir, progress, self.experiment.stage_functions)
         try:
-            self.stages: Stages = self.experiment.stages(self.kit)
+            self.stages: Stages = self.experiment.build_stages(self.factory)
             # Of all that is read, before anything starts: what changes later is for the next call.
             self._named = {key: stage.name for key, stage in self.stages.items()}
         except OSError as error:
@@ -110,82 +112,95 @@ class Laboratory:
         if stood is not None and stood != self._model.get("model_hash", stood):
             raise RunError(f"{self._file('md')} is of another model; give another --out")
 
-    def plan(self) -> list[Planned]:
+    def plan(self) -> list[PlannedStage]:
         """Return what is still to be made, in order, with its cost from a short probe."""
-        costs, words = Costs(), self.words()
-        missing, progress = self.missing(), self.bench.progress
+        costs, words = CostEstimator(), self.describe_stages()
+        missing, progress = self.missing_stages(), self.runner.progress
         planned = []
         progress.start("probing", len(missing), "stages")
         try:
             for stage in missing:
-                planned.append(Planned(stage, words[stage.name], steps_of(stage), costs.of(stage)))
+                planned.append(
+                    PlannedStage(
+                        stage,
+                        words[stage.name],
+                        count_training_steps(stage),
+                        costs.estimate_seconds(stage),
+                    )
+                )
                 progress.advance(1)
         finally:
             progress.finish()
         return planned
 
-    def words(self) -> dict[str, str]:
+    def describe_stages(self) -> dict[str, str]:
         """Return what people call each stage, by its name: what needs it first gives it one."""
         words = {stage.name: _words(key) for key, stage in self.stages.items()}
         for key, stage in self.stages.items():
             _name_needs(stage, _words(key), words)
         return words
 
-    def missing(self) -> list[Stage]:
+    def missing_stages(self) -> list[Stage]:
         """Return the stages that are still to be made, in order."""
-        return self.bench.missing(self.stages.values())
+        return self.runner.missing_stages(self.stages.values())
 
-    def run(self) -> Done:
+    def run(self) -> ExperimentOutcome:
         """Make what is missing, then write tables and picture.
 
         Raises StoppedError on a signal, once what is there so far is written.
         """
         try:
-            self.bench.make({_words(key): stage for key, stage in self.stages.items()})
+            self.runner.run_stages({_words(key): stage for key, stage in self.stages.items()})
         except KeyboardInterrupt:
             # Where no loop of training waits for it.
-            self.tell()
+            self.write_report()
             raise StoppedError(signal.SIGINT) from None
         except StoppedError:
-            self.tell()
+            self.write_report()
             raise
-        return self.tell()
+        return self.write_report()
 
-    def tell(self) -> Done:
+    def write_report(self) -> ExperimentOutcome:
         """Write tables and picture from the results that are there."""
-        results: Results = {key: self.bench.result(stage) for key, stage in self.stages.items()}
+        results: Results = {
+            key: self.runner.get_result(stage) for key, stage in self.stages.items()
+        }
         # A run that diverged is a finding; of what was to be measured on it, there is nothing.
         vain = {key for key, own in results.items()
-                if own and "diverged" in own and self.stages[key].kind not in RUNS}  # fmt: skip
-        found = self.experiment.report(self.kit, {**results, **dict.fromkeys(vain)})
+                if own and "diverged" in own and self.stages[key].kind not in TRAINING_KINDS}  # fmt: skip
+        found = self.experiment.build_report(self.factory, {**results, **dict.fromkeys(vain)})
         missing = sum(own is None for own in results.values())
         table, facts, picture = (self._file(end) for end in ("md", "json", "png"))
         if missing and table.exists() and self._lacks(results):
-            self.bench.progress.note(
+            self.runner.progress.log(
                 f"{table} stays as it was: it is whole, and there are results in it that are not "
                 "in this one"
             )
-            return Done(self.experiment, found, self.bench.failures, missing, [])
-        write_whole(table, found.markdown())
-        write_json(facts, self._facts(found, results), rows=True)
+            return ExperimentOutcome(self.experiment, found, self.runner.failures, missing, [])
+        write_atomic(table, found.to_markdown())
+        write_json(facts, self._facts(found, results), inline_numbers=True)
         files = [table, facts]
         try:
             if found.panels:
-                report.draw(found, picture, f"{self.experiment.name}: {self.experiment.question}")
+                report.save_figure(
+                    found, picture, f"{self.experiment.name}: {self.experiment.question}"
+                )
                 files.append(picture)
         except MissingExtraError as error:
-            self.bench.progress.note(str(error))
-        return Done(self.experiment, found, self.bench.failures, missing, files)
+            self.runner.progress.log(str(error))
+        return ExperimentOutcome(self.experiment, found, self.runner.failures, missing, files)
 
     def _file(self, end: str) -> Path:
         """Return a file that tells what came out; of a given model, beside those of models here."""
-        given = "given-" if self.kit.sources.model else ""
+        given = "given-" if self.factory.sources.model else ""
         return self.out / f"{given}{self.experiment.name}.{end}"
 
     def _seeds(self) -> int:
         """Return how many seeds were asked: one, where the experiment is of one run or of none."""
-        one = self.experiment.stages(replace(self.kit, scale=self.kit.scale.with_seeds(1)))
-        return 1 if one.keys() == self.stages.keys() else self.kit.scale.seeds
+        one = self.experiment.build_stages(
+            replace(self.factory, scale=self.factory.scale.with_seeds(1))
+        )
+        return 1 if one.keys() == self.stages.keys() else self.factory.scale.num_seeds
 
     def _stood(self) -> dict[str, Any]:
         """Return the facts of the tables that stand there already, nothing where none do."""
@@ -206,14 +221,14 @@ class Laboratory:
             "experiment": self.experiment.name,
             "source": self.experiment.source,
             "question": self.experiment.question,
-            "scale": self.kit.scale.name,
+            "scale": self.factory.scale.name,
             "seeds": self._seeds(),
             **self._model,
             "stages": {_words(key): name for key, name in self._named.items()},
             "missing": [_words(key) for key, own in results.items() if own is None],
-            "failures": self.bench.failures,
+            "failures": self.runner.failures,
             "tables": [table.to_json() for table in found.tables],
-            "figures": found.figures,
+            "figures": found.data,
         }
 
 
@@ -225,23 +240,23 @@ def _asked(name: str, scale: str, given: Sources) -> Sources:
         raise SettingsError(f"unknown scale {scale!r}; known: {', '.join(SCALES)}")
     if not given.model:
         return given
-    if name not in ON_A_MODEL:
+    if name not in MODEL_EXPERIMENTS:
         raise SettingsError(
-            f"{name} trains models of its own; only {', '.join(ON_A_MODEL)} take --model"
+            f"{name} trains models of its own; only {', '.join(MODEL_EXPERIMENTS)} take --model"
         )
-    return replace(given, model=str(locate(given.model)))
+    return replace(given, model=str(locate_model(given.model)))
 
 
 def _identity(model: str | None) -> dict[str, str]:
     """Return which model was given, by its name and the hash of what makes it that model."""
     if model is None:
         return {}
-    return {"model": Path(model).name, "model_hash": fingerprint(Path(model))[:12]}
+    return {"model": Path(model).name, "model_hash": hash_model_files(Path(model))[:12]}
 
 
 def _name_needs(stage: Stage, words: str, named: dict[str, str]) -> None:
     """Name what a stage needs by what it is first needed for."""
-    for part, need in stage.needs.items():
+    for part, need in stage.dependencies.items():
         named.setdefault(need.name, f"the {part} of {words}")
         _name_needs(need, words, named)
 
@@ -256,12 +271,12 @@ def _too_little(scale: Scale, given: Sources, *, korean: bool) -> Iterator[str]:
     for option, language, place in asked:
         if place is None or scale.name == "full" or given.model:
             continue
-        files = given.texts(language).values()
-        size = sum(map(characters_in, files))
-        if size < scale.characters and not any(map(is_packed, files)):
+        files = given.text_files(language).values()
+        size = sum(map(estimate_characters, files))
+        if size < scale.max_characters and not any(map(is_compressed, files)):
             yield (
                 f"{option} {place}: about {float(f'{size:.2g}'):,.0f} characters, where scale "
-                f"{scale.name} takes {scale.characters:,}; what it finds is of less than that scale"
+                f"{scale.name} takes {scale.max_characters:,}; what it finds is of less than that scale"
             )
 
 

@@ -3,13 +3,13 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from bertsmith.cli.console import say
+from bertsmith.cli.console import log
 from bertsmith.text.unknown import TokenCounts
 
 if TYPE_CHECKING:
-    from bertsmith.bundle import Bundle, TaskBundle
+    from bertsmith.bundle import FineTunedBundle, PretrainedBundle
 
-AnyBundle = TypeVar("AnyBundle", "Bundle", "TaskBundle")
+AnyBundle = TypeVar("AnyBundle", "PretrainedBundle", "FineTunedBundle")
 
 
 class UnknownWarning:
@@ -24,13 +24,13 @@ class UnknownWarning:
         self.counts = TokenCounts() if counts is None else counts
         self._is_done = False
 
-    def counting(self, bundle: AnyBundle) -> AnyBundle:
+    def with_token_counts(self, bundle: AnyBundle) -> AnyBundle:
         """Return a model with a tokenizer that adds to ``counts``."""
-        return replace(bundle, tokenizer=bundle.tokenizer.counting(self.counts))
+        return replace(bundle, tokenizer=bundle.tokenizer.with_counter(self.counts))
 
     def warn(self) -> None:
         """Say the warning, if it is due and was not said before."""
         warning = None if self._is_done else self.counts.warning()
         if warning is not None:
             self._is_done = True
-            say(warning)
+            log(warning)

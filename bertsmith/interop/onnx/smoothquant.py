@@ -11,34 +11,34 @@ import torch
 from numpy.typing import NDArray
 
 from bertsmith.interop.onnx.graph import Graph, Node
-from bertsmith.model.ops.smoothquant import even_columns
+from bertsmith.model.ops.smoothquant import smoothquant_scales
 
 
-def smooth(graph: Graph) -> None:
+def apply_smoothquant(graph: Graph) -> None:
     """Divide the columns of such inputs, and multiply the weights that read them, by the same.
 
-    One scale for all of an input then costs the small ones less; see ``even_columns``.
+    One scale for all of an input then costs the small ones less; see ``smoothquant_scales``.
     """
     scales = {
-        node.outputs[0]: graph.constants[node.inputs[1]]
-        for node in graph.nodes if node.operator == "LayerNormalization"
+        node.outputs[0]: graph.initializers[node.inputs[1]]
+        for node in graph.nodes if node.op_type == "LayerNormalization"
     }  # fmt: skip
     nodes: list[Node] = []
     for node in graph.nodes:
-        if node.operator != "MatMul" or node.inputs[0] not in scales:
+        if node.op_type != "MatMul" or node.inputs[0] not in scales:
             nodes.append(node)
             continue
         read, weight = node.inputs
-        columns = _columns(scales[read], graph.constants[weight])
+        columns = _columns(scales[read], graph.initializers[weight])
         evened, name = f"{node.outputs[0]} evened", f"{node.outputs[0]} columns"
-        graph.constants[name] = (1 / columns).astype(np.float32)
-        graph.constants[weight] = graph.constants[weight] * columns[:, None]
+        graph.initializers[name] = (1 / columns).astype(np.float32)
+        graph.initializers[weight] = graph.initializers[weight] * columns[:, None]
         nodes += [Node("Mul", (read, name), (evened,), {}), replace(node, inputs=(evened, weight))]
     graph.nodes[:] = nodes
 
 
 def _columns(scale: NDArray[Any], weight: NDArray[Any]) -> NDArray[np.float32]:
     """Return float32 [in] from a LayerNorm's weight [in] and a Linear's [in, out]."""
-    found = even_columns(torch.from_numpy(scale), torch.from_numpy(weight).T)
+    found = smoothquant_scales(torch.from_numpy(scale), torch.from_numpy(weight).T)
     columns: NDArray[np.float32] = found.numpy()
     return columns

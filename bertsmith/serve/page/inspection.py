@@ -2,11 +2,11 @@
 
 from functools import lru_cache
 
-from bertsmith.errors import QuestionError
+from bertsmith.errors import InputError
 from bertsmith.serve.page.wordmap import WordMaps, word_maps
 from bertsmith.serve.service import Service
-from bertsmith.use.explain import Attention
-from bertsmith.use.vector_settings import settings_of
+from bertsmith.use.explain import AttentionMaps
+from bertsmith.use.vector_settings import build_vector_settings
 
 #: Tokens of a text whose attention is shown; more is neither seen nor quick.
 LONGEST = 256
@@ -33,19 +33,19 @@ class Looking:
         self._attention = lru_cache(_KEPT)(self._attend)
         self._words = lru_cache(_KEPT)(self._map)
 
-    def attention(self, model: str | None, text: str, pair: str) -> Attention:
+    def attention(self, model: str | None, text: str, pair: str) -> AttentionMaps:
         """Return the attention of all heads over a text, or over two; the text is cut to fit."""
-        return self._attention(self._service.find(model, "embed").name, text, pair)
+        return self._attention(self._service.find_model(model, "embed").name, text, pair)
 
     def word(self, model: str | None, word: str, texts: tuple[str, ...]) -> WordMaps:
         """Return distances and maps of a word in all layers. Raises QuestionError."""
         if len(texts) > SENTENCES:
-            raise QuestionError(f"{len(texts)} sentences; expected {SENTENCES} at most")
-        return self._words(self._service.find(model, "embed").name, word.strip(), texts)
+            raise InputError(f"{len(texts)} sentences; expected {SENTENCES} at most")
+        return self._words(self._service.find_model(model, "embed").name, word.strip(), texts)
 
     def sizes(self, model: str | None) -> tuple[int, int]:
         """Return how many layers a model has, and heads a layer."""
-        config = self._service.find(model, "embed").bundle.config
+        config = self._service.find_model(model, "embed").bundle.config
         return config.layers, config.heads
 
     def state(self, model: str | None, layer: int) -> int:
@@ -53,33 +53,33 @@ class Looking:
         layers, _ = self.sizes(model)
         state = layer if layer >= 0 else layers + 1 + layer
         if not 0 <= state <= layers:
-            raise QuestionError(f"layer is {layer}; expected 0 (the embeddings) to {layers}")
+            raise InputError(f"layer is {layer}; expected 0 (the embeddings) to {layers}")
         return state
 
     @staticmethod
-    def check(found: Attention, layer: int, head: int) -> None:
+    def check(found: AttentionMaps, layer: int, head: int) -> None:
         """Raise QuestionError for a layer or a head that is not there."""
         layers, heads = found.probabilities.shape[:2]
         if not (1 <= layer <= layers and 1 <= head <= heads):
-            raise QuestionError(
+            raise InputError(
                 f"there is no layer {layer}, head {head}; expected layers 1 to {layers} and heads "
                 f"1 to {heads}"
             )
 
-    def _attend(self, model: str, text: str, pair: str) -> Attention:
+    def _attend(self, model: str, text: str, pair: str) -> AttentionMaps:
         second = pair if pair.strip() else None
-        return self._service.attention(model, text, second, longest=LONGEST)
+        return self._service.attention(model, text, second, max_seqlen=LONGEST)
 
     def _map(self, model: str, word: str, texts: tuple[str, ...]) -> WordMaps:
         if not texts:
-            raise QuestionError("there is no sentence; give two or more, one a line")
+            raise InputError("there is no sentence; give two or more, one a line")
         embedder = self._service.models[model].embedder
-        count = embedder.count(texts, word)
+        count = embedder.count_word(texts, word)
         if count > PLACES:
-            raise QuestionError(
+            raise InputError(
                 f"{word!r} stands {count:,} times in these sentences; expected {PLACES} at most"
             )
         states = embedder.config.layers + 1
-        settings = settings_of(range(states), pooling="none")
+        settings = build_vector_settings(range(states), pooling="none")
         vectors = self._service.tokens(model, texts, settings, most=_NUMBERS)
-        return word_maps(word, texts, embedder.places(texts, word, vectors), states)
+        return word_maps(word, texts, embedder.word_vectors(texts, word, vectors), states)

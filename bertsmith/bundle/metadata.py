@@ -8,12 +8,12 @@ from bertsmith.errors import ModelError
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
 
-INFO = "bertsmith.json"
+INFO_FILE = "bertsmith.json"
 
 
-def read_parts(directory: Path) -> tuple[dict[str, Any], ModelConfig, Tokenizer]:
+def read_metadata(directory: Path) -> tuple[dict[str, Any], ModelConfig, Tokenizer]:
     """Read all but the weights: what ``bertsmith.json`` says, config and tokenizer, if they fit."""
-    info = read_json(directory / INFO) if (directory / INFO).exists() else {}
+    info = read_json(directory / INFO_FILE) if (directory / INFO_FILE).exists() else {}
     config = read_config(directory, info)
     tokenizer = Tokenizer.load(directory)
     if tokenizer.vocab_size > config.vocab_size:

@@ -9,7 +9,7 @@ WIDTH = 80
 _MOST_LABELS, _MOST_PAIRS, _LABEL_WIDTH = 20, 10, 28
 
 
-def class_lines(classes: Mapping[str, Mapping[str, float]]) -> list[str]:
+def format_class_report(classes: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Return precision, recall, F1 and support of each label; of many, the lowest in F1."""
     if not classes:
         return []
@@ -26,7 +26,7 @@ def class_lines(classes: Mapping[str, Mapping[str, float]]) -> list[str]:
     return ["", title, *_aligned(["label", "precision", "recall", "f1", "support"], rows), ""]
 
 
-def confusion_lines(confusion: Mapping[str, Mapping[str, int]]) -> list[str]:
+def format_confusion_matrix(confusion: Mapping[str, Mapping[str, int]]) -> list[str]:
     """Return the matrix of right labels by predicted ones, or the most confused pairs."""
     if not confusion:
         return []
