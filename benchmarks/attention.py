@@ -52,15 +52,16 @@ def seconds(layer: SelfAttention, lengths: list[int], *, together: bool) -> floa
     """Return the time of forward and backward pass."""
     packed = pack_sequences([([0] * length, [0] * length) for length in lengths])
     hidden = torch.randn(sum(lengths), layer.output.in_features, requires_grad=True)
-    grouped = attention.grouped
-    attention.grouped = (lambda _: None) if together else grouped
+    bucket_sequences = attention.bucket_sequences
+    if together:
+        attention.bucket_sequences = lambda _: None
     try:
         began = time.perf_counter()
         where = build_layout(packed, "padded", causal=False, dtype=torch.float32)
         layer(hidden, where, DropoutSeed(torch.tensor(1))).sum().backward()
         return time.perf_counter() - began
     finally:
-        attention.grouped = grouped
+        attention.bucket_sequences = bucket_sequences
 
 
 def seconds_in_bf16(qkv: Tensor, length: int, *, multiplied: bool) -> float:
@@ -116,7 +117,7 @@ def groups(ratios: dict[str, float], figures: dict[str, float]) -> None:
     """Measure padding in groups beside padding all together."""
     # all-MiniLM-L6-v2's width and heads.
     config = ModelConfig(vocab_size=10, width=384, heads=12, attention_dropout=0.1)
-    layer = SelfAttention(config, site=0)
+    layer = SelfAttention(config, dropout_index=0)
     for task in TASKS:
         for name, train in (("training", True), ("use", False)):
             layer.train(train)

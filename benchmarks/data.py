@@ -76,7 +76,7 @@ def plain_speed(split: Split, facts: VocabularyInfo, seconds: float = 4.0) -> fl
     """Return tokens a second of a plain loop that does what the original program does."""
     chance = random.Random(0)
     began, tokens, number = time.perf_counter(), 0, 0
-    count = len(split.documents) - 1
+    count = len(split.document_offsets) - 1
     room = 128 - 3
     while time.perf_counter() - began < seconds:
         document = _sentences(split, number % count)
@@ -106,15 +106,15 @@ def plain_speed(split: Split, facts: VocabularyInfo, seconds: float = 4.0) -> fl
 
 
 def _sentences(split: Split, document: int) -> list[list[int]]:
-    first, last = split.documents[document : document + 2]
-    bounds = split.sentences[first : last + 1].tolist()
+    first, last = split.document_offsets[document : document + 2]
+    bounds = split.sentence_offsets[first : last + 1].tolist()
     return [split.ids[low:high].tolist() for low, high in pairwise(bounds)]
 
 
 def _elsewhere(split: Split, document: int, wanted: int, chance: random.Random) -> list[int]:
     other = document
     while other == document:
-        other = chance.randrange(len(split.documents) - 1)
+        other = chance.randrange(len(split.document_offsets) - 1)
     found: list[int] = []
     sentences = _sentences(split, other)
     for sentence in sentences[chance.randrange(len(sentences)) :]:
@@ -164,7 +164,7 @@ def start_up(tokens: int, facts: VocabularyInfo) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         write_big_store(Path(folder), tokens)
         began = time.perf_counter()
-        split = Store.open(folder).split("train")
+        split = Store.open(folder).load_split("train")
         opened = time.perf_counter()
         stream = ExampleStream(split, facts, DataSettings(), 128, 0, 0)
         counted = time.perf_counter()
@@ -204,7 +204,7 @@ def main() -> None:
     ratios = {"stream / plain loop": figures["documents of 600 tokens: tokens/s"] / plain}
     if given.store:
         store = Store.open(given.store)
-        real, own = store.split("train"), VocabularyInfo.of(store.tokenizer())
+        real, own = store.load_split("train"), VocabularyInfo.from_tokenizer(store.load_tokenizer())
         figures["the store given: tokens/s"] = speed(real, own)
         ratios["stream / goal of 1.5 M tokens/s, the store given"] = (
             figures["the store given: tokens/s"] / GOAL

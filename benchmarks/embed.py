@@ -86,7 +86,7 @@ class Onnx:
 
     def __call__(self, texts: list[str]) -> Floats:
         """Return float32 [n, D]."""
-        sequences = self.embedder.ids(texts).sequences
+        sequences = self.embedder.tokenize(texts).sequences
         order = sorted(range(len(texts)), key=lambda number: -len(sequences[number]))
         found = np.empty((len(texts), self.embedder.config.width), np.float32)
         for first in range(0, len(order), self.size):
@@ -246,8 +246,8 @@ def compared(
     vectors = {name: encode(texts) for name, encode in contestants.items()}
     seconds = turns_of(contestants, texts)
     faster = max(graphs, key=lambda name: -median(seconds[name]))
-    lengths = [len(ids) for ids in embedder.ids(texts).sequences]
-    products = sum(one * embedder.config.products_per_token(one) for one in lengths)
+    lengths = [len(ids) for ids in embedder.tokenize(texts).sequences]
+    products = sum(one * embedder.config.macs_per_token(one) for one in lengths)
     ceiling = device.measure_peak_macs(
         device.Machine(torch.device("cpu"), "fp32", "padded"), seconds=2.0
     )

@@ -97,9 +97,11 @@ class Table(torch.utils.data.Dataset[dict[str, Any]]):
             first, last = target[0].tolist()
             return row | {"start_positions": first, "end_positions": last}
         if self._kind == "entities":
-            assert self._inputs.places is not None
+            assert self._inputs.token_indices is not None
             labels = [-100] * len(ids)
-            for place, label in zip(self._inputs.places[number], target.tolist(), strict=True):
+            for place, label in zip(
+                self._inputs.token_indices[number], target.tolist(), strict=True
+            ):
                 labels[place] = label
             return row | {"labels": labels}
         return row | {"labels": target[0].item()}
@@ -121,7 +123,11 @@ def rows_of(
         return list(logits.reshape(len(inputs), 1, -1))
     rows = []
     for number, own in enumerate(logits):
-        places = inputs.places[number] if inputs.places is not None else range(inputs.size(number))
+        places = (
+            inputs.token_indices[number]
+            if inputs.token_indices is not None
+            else range(inputs.num_tokens(number))
+        )
         rows.append(own[list(places)].astype(np.float32))
     return rows
 
@@ -154,20 +160,20 @@ def theirs(options: argparse.Namespace, seed: int, sampling: str) -> dict[str, A
     head = build_head(task, data)
     words = Tokenizer.load(options.model)
     name, examples = next(iter(data.heldout.items()))
-    train = family.encode(data.train, words, head, task, data.counts["train"])
-    dev = family.encode(examples, words, head, task, data.counts[name])
+    train = family.encode_examples(data.train, words, head, task, data.counts["train"])
+    dev = family.encode_examples(examples, words, head, task, data.counts[name])
     # The peer gains by it as Bertsmith does, in whichever order the two run.
     device.keep_freed_memory()
     # Bertsmith has PyTorch compute the same bytes every time; its peer need not.
     torch.use_deterministic_algorithms(False)
     transformers.set_seed(seed)
     form, collator = CLASSES.get(head.kind, SEQUENCES)
-    size = {} if head.kind == "span" else {"num_labels": head.outputs}
+    size = {} if head.kind == "span" else {"num_labels": head.num_outputs}
     model = form.from_pretrained(options.model, **size)
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
 
     def metrics(found: Any) -> dict[str, float]:
-        return family.score(
+        return family.compute_metrics(
             rows_of(found, dev, head.kind, trainer.order), dev, examples, head, task
         )
 
@@ -205,7 +211,7 @@ def with_model_length(options: argparse.Namespace) -> TaskSettings:
     """Return the task as Bertsmith resolves it."""
     said = {"task": changes(options)}
     task = resolve_task_settings(options.task, options.model, options.data, said).task
-    length = task.length or get_family(task.kind).LENGTH
+    length = task.length or get_family(task.kind).DEFAULT_LENGTH
     return task.model_copy(update={"length": length})
 
 
@@ -259,7 +265,7 @@ def compare(options: argparse.Namespace) -> None:
             with options.out.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             print(name, seed, {k: round(v, 4) for k, v in found.items()}, flush=True)
-    tell(lines(options.out, settings), PUBLIC_TASKS[options.task].facts["metrics"])
+    tell(lines(options.out, settings), PUBLIC_TASKS[options.task].fixed_settings["metrics"])
 
 
 def lines(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:

@@ -140,7 +140,7 @@ def main() -> None:
         size, tried = best_size(peer, texts[: options.sample], length)
         seconds, differ, gap = compared(bundle, peer, texts, size, length)
     lengths = [min(len(ids) + 2, length) for ids in bundle.tokenizer.encode_batch(texts)]
-    products = sum(one * bundle.config.products_per_token(one) for one in lengths)
+    products = sum(one * bundle.config.macs_per_token(one) for one in lengths)
     machine = device.Machine(torch.device("cpu"), "fp32", "padded")
     total = {name: sum(own) for name, own in seconds.items()}
     turns = [theirs / ours for ours, theirs in zip(*seconds.values(), strict=True)]

@@ -47,11 +47,11 @@ def batch_of(sequences: int, length: int, generator: torch.Generator) -> Batch:
         ids=ids.numpy(),
         segments=halves.numpy(),
         positions=(torch.arange(tokens) % length).numpy(),
-        boundaries=torch.arange(0, tokens + 1, length).int().numpy(),
-        longest=length,
+        cu_seqlens=torch.arange(0, tokens + 1, length).int().numpy(),
+        max_seqlen=length,
         masked_positions=places.numpy(),
         masked_labels=ids[places].numpy(),
-        not_next=torch.randint(0, 2, (sequences,), generator=generator).numpy(),
+        nsp_labels=torch.randint(0, 2, (sequences,), generator=generator).numpy(),
     )
 
 
@@ -72,7 +72,15 @@ def ours(machine: Machine, size: str, piece: MicroBatch, compiled: bool) -> Call
 
     def step() -> None:
         take_step(
-            losses, [piece], model, adam, machine, step=next(count), seed=0, rate=RATE, clip=1.0
+            losses,
+            [piece],
+            model,
+            adam,
+            machine,
+            step=next(count),
+            seed=0,
+            lr=RATE,
+            max_grad_norm=1.0,
         )
 
     return step
@@ -91,7 +99,7 @@ def theirs(machine: Machine, size: str, piece: MicroBatch, compiled: bool) -> Ca
     model = transformers.BertForPreTraining(config).to(machine.device).train()
     compute = torch.compile(model) if compiled else model
     adam = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
-    shape = (piece.sequences, piece.packed.longest)
+    shape = (piece.num_sequences, piece.packed.max_seqlen)
     labels = torch.full_like(piece.packed.ids, -100)
     labels[piece.masked_positions] = piece.masked_labels
     inputs: dict[str, Tensor] = {
@@ -100,8 +108,8 @@ def theirs(machine: Machine, size: str, piece: MicroBatch, compiled: bool) -> Ca
         "attention_mask": torch.ones(shape, dtype=torch.long, device=machine.device),
         "labels": labels.view(shape),
     }
-    assert piece.not_next is not None
-    inputs["next_sentence_label"] = piece.not_next
+    assert piece.nsp_labels is not None
+    inputs["next_sentence_label"] = piece.nsp_labels
 
     def step() -> None:
         with machine.autocast():
@@ -143,9 +151,9 @@ def compare(
     config = config_of(size)
     tokens, predictions = len(piece.packed.ids), len(piece.masked_labels)
     products = 3 * (
-        tokens * config.products_per_token(piece.packed.longest)
-        - (tokens - predictions - piece.sequences) * config.products_unasked()
-        + predictions * config.products_per_prediction()
+        tokens * config.macs_per_token(piece.packed.max_seqlen)
+        - (tokens - predictions - piece.num_sequences) * config.macs_saved_per_unused_output()
+        + predictions * config.macs_per_prediction()
     )
     middle = {name: statistics.median(values) for name, values in times.items()}
     ceiling = statistics.median(ceilings)

@@ -78,7 +78,7 @@ def train_command(store: Path, out: Path, options: argparse.Namespace, mode: str
         # Both moments and both dropouts shall matter.
         "model.attention_dropout": 0.1,
         # A batch in pieces, and a second phase of longer sequences.
-        "run.micro_tokens": options.micro_tokens,
+        "run.micro_batch_tokens": options.micro_batch_tokens,
         "schedule.long_length": 192,
         "schedule.long_share": 0.25,
         **dict(one.split("=", 1) for one in options.set),
@@ -226,7 +226,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--every", type=int, default=4, help="steps between checkpoints")
     parser.add_argument("--batch", type=int, default=12)
-    parser.add_argument("--micro-tokens", type=int, default=700)
+    parser.add_argument("--micro-batch-tokens", type=int, default=700)
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")

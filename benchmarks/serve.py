@@ -80,7 +80,7 @@ def offline(embedder: Embedder, texts: list[str], seconds: float) -> float:
 
 def packed(embedder: Embedder, texts: list[str], seconds: float) -> float:
     """Return texts a second in batches of a server's size, of texts as they come."""
-    recipe, most = embedder.recipe(VectorSettings()), ServeSettings().batch_tokens
+    recipe, most = embedder.resolve_settings(VectorSettings()), ServeSettings().batch_tokens
     chance, cpu = random.Random(0), torch.device("cpu")
 
     def compute(batch: list[list[int]]) -> Any:
@@ -90,7 +90,7 @@ def packed(embedder: Embedder, texts: list[str], seconds: float) -> float:
     began, count = time.perf_counter(), 0
     while time.perf_counter() - began < seconds:
         batches: list[list[list[int]]] = [[]]
-        sequences = list(embedder.ids(texts).sequences)
+        sequences = list(embedder.tokenize(texts).sequences)
         for ids in chance.sample(sequences, len(sequences)):
             if batches[-1] and sum(map(len, batches[-1])) + len(ids) > most:
                 batches.append([])

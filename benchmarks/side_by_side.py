@@ -61,7 +61,7 @@ class Contestant:
 
     def _stream(self) -> Iterator[list[MicroBatch]]:
         length = self._session.settings.data.length
-        return self._session.work([Phase(0, 10**9, length)]).pieces(0)
+        return self._session.build_objective([Phase(0, 10**9, length)]).iter_batches(0)
 
     def probe(self, minutes: float) -> None:
         """Time some steps, fix the number that fits into the minutes, and start anew."""
@@ -100,30 +100,30 @@ class Contestant:
 
 def ours(session: Session) -> Contestant:
     """Return Bertsmith: its own step and its own evaluation."""
-    work = session.work([Phase(0, 1, session.settings.data.length)])
+    work = session.build_objective([Phase(0, 1, session.settings.data.length)])
 
     def step(number: int, rate: float, whole: list[MicroBatch]) -> float:
         session.model.train()
         result = take_step(
-            work.losses, whole, session.model, session.optimizer, session.machine,
-            step=number, seed=session.settings.run.seed, rate=rate,
-            clip=session.settings.optim.clip,
+            work.compute_losses, whole, session.model, session.optimizer, session.machine,
+            step=number, seed=session.settings.run.seed, lr=rate,
+            max_grad_norm=session.settings.optim.max_grad_norm,
         )  # fmt: skip
-        return result.terms["masked_lm"]
+        return result.losses["masked_lm"]
 
     def evaluate() -> float:
         session.model.eval()
         return work.evaluate()["masked_lm"]
 
-    return Contestant("bertsmith", session, step, evaluate, session.start)
+    return Contestant("bertsmith", session, step, evaluate, session.reset)
 
 
 def dense(piece: MicroBatch) -> dict[str, Tensor]:
     """Return a packed batch as the padded tensors that transformers takes."""
     packed = piece.packed
-    lengths = packed.boundaries.diff().long()
-    shape = (piece.sequences, packed.longest)
-    rows = torch.arange(piece.sequences).repeat_interleave(lengths)
+    lengths = packed.cu_seqlens.diff().long()
+    shape = (piece.num_sequences, packed.max_seqlen)
+    rows = torch.arange(piece.num_sequences).repeat_interleave(lengths)
     result = {name: torch.zeros(shape, dtype=torch.long) for name in
               ("input_ids", "token_type_ids", "attention_mask")}  # fmt: skip
     result["labels"] = torch.full(shape, -100)
@@ -132,8 +132,8 @@ def dense(piece: MicroBatch) -> dict[str, Tensor]:
     result["attention_mask"][rows, packed.positions] = 1
     at = piece.masked_positions
     result["labels"][rows[at], packed.positions[at]] = piece.masked_labels
-    if piece.not_next is not None:
-        result["next_sentence_label"] = piece.not_next
+    if piece.nsp_labels is not None:
+        result["next_sentence_label"] = piece.nsp_labels
     return result
 
 
@@ -159,7 +159,7 @@ def theirs(session: Session) -> Contestant:
             output = model(**dense(piece))
             (output.loss / len(whole)).backward()
             loss += float(output.loss.detach()) / len(whole)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.optim.clip)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.optim.max_grad_norm)
         adam[0].step()
         adam[0].zero_grad()
         return loss
@@ -185,7 +185,7 @@ def _adam(model: nn.Module, settings: PretrainSettings) -> torch.optim.Optimizer
 def _heldout(model: Any, session: Session) -> float:
     """Return the masked-LM loss on the same held-out examples, by transformers' own modules."""
     model.eval()
-    stream = build_heldout_stream(session.heldout, session.facts, session.settings.data)
+    stream = build_heldout_stream(session.heldout_split, session.token_facts, session.settings.data)
     count, loss, words = min(session.settings.run.eval_sequences, len(stream)), 0.0, 0
     for first in range(0, count, 64):
         batch = stream.batch(first, min(64, count - first))
@@ -252,7 +252,7 @@ def main() -> None:
         text = "".join(json.dumps(line) + "\n" for line in one.lines)
         (options.out / f"{one.name}.jsonl").write_text(text, encoding="utf-8")
     mine, peer = both
-    work = session.work([Phase(0, 1, settings.data.length)])
+    work = session.build_objective([Phase(0, 1, settings.data.length)])
     entropy = work.evaluate()["unigram_entropy"]
     draw(both, entropy, options.out / "curves.png")
     goal = peer.lines[-1]["masked_lm"]

@@ -8,11 +8,12 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Any, Self, get_args, get_origin
+from typing import Any, ClassVar, Self, get_args, get_origin
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from bertsmith.compatibility import upgrade_settings
 from bertsmith.errors import SettingsError
 
 
@@ -35,6 +36,18 @@ class Settings(BaseModel):
     def to_toml(self) -> str:
         """Return the settings as TOML; a key whose value is None is left out."""
         return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
+
+
+class SettingsTable(Settings):
+    """Settings that are a named table of a settings file; keys of version 0.1 are accepted."""
+
+    #: The name of the table, such as ``optim``.
+    table: ClassVar[str]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _upgrade(cls, values: Any) -> Any:
+        return upgrade_settings(values, cls.table) if isinstance(values, dict) else values
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -70,7 +83,12 @@ def user_settings(
     Raises SettingsError for a file that cannot be read, or an assignment that is none.
     """
     said = merge_settings(read_toml(config) if config else {}, values or {})
-    return merge_settings(said, parse_assignments(assignments))
+    tables = merge_settings(said, parse_assignments(assignments))
+    # Before defaults are merged in under the current names.
+    return {
+        name: upgrade_settings(table, name) if isinstance(table, Mapping) else table
+        for name, table in tables.items()
+    }
 
 
 def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from pathlib import Path
 
 from bertsmith.cli import error_messages as failures
@@ -13,8 +14,14 @@ from bertsmith.files import add_error_filename
 EXIT_INTERRUPTED = 130
 
 
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """Print a warning as one line, without the place in the code that raised it."""
+    sys.stderr.write(f"warning: {message}\n")
+
+
 def main() -> None:
     """Run the program; a failure prints one message, and a traceback only with --debug."""
+    warnings.showwarning = _show_warning
     streams.configure_streams()
     try:
         failures.check_arguments(sys.argv[1:])

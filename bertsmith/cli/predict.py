@@ -122,9 +122,7 @@ def predict(
     ] = None,
     squad: Annotated[
         Path | None,
-        typer.Option(
-            help="A file of SQuAD's: put on stdout what its official program scores."
-        ),
+        typer.Option(help="A file of SQuAD's: put on stdout what its official program scores."),
     ] = None,
     null_threshold: NullThreshold = None,
     device: Device = "auto",

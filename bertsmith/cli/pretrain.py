@@ -136,7 +136,7 @@ def _tell_plan(expected: dict[str, Any]) -> None:
     print_line(f"steps        {expected['steps']:,} of {expected['batch']} sequences")
     print_line(f"tokens       {expected['tokens']:,} ({expected['epochs']:.2f} epochs)")
     print_line(f"speed        {expected['tokens_per_second']:,} tokens a second, "
-        f"{expected['ceiling_share']:.0%} of the matrix ceiling "
+        f"{expected['mfu']:.0%} of the matrix ceiling "
         f"({expected['ceiling_flops'] / 1e9:,.0f} GFLOP/s)")  # fmt: skip
     print_line(
         f"evaluations  {expected['evaluations']:,} of {expected['eval_sequences']:,} sequences"

@@ -122,7 +122,7 @@ def mask_tokens(
 def _predictions(boundaries: CuSeqlens, special: BoolArray, settings: DataSettings) -> IntArray:
     """Return how many tokens of each sequence are predicted, int64 [B]."""
     sizes = np.diff(boundaries).astype(np.int64)
-    wanted = np.maximum(np.rint(settings.mask_share * sizes).astype(np.int64), 1)
+    wanted = np.maximum(np.rint(settings.masking_rate * sizes).astype(np.int64), 1)
     if settings.max_predictions is not None:
         wanted = np.minimum(wanted, settings.max_predictions)
     usable: IntArray = sizes - np.add.reduceat(special, boundaries[:-1], dtype=np.int64)

@@ -3,19 +3,21 @@
 It never knows how an example is drawn, nor the training that uses it.
 """
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from bertsmith.settings import Settings
+from bertsmith.settings import SettingsTable
 
 
-class DataSettings(Settings):
+class DataSettings(SettingsTable):
     """How sentences become training examples; the defaults are those of the paper.
 
     ``length`` counts tokens with [CLS] and [SEP]; ``batch`` counts sequences a step. The shares
     are those of the paper's section 3.1 and appendix A.2, and of the original code.
     """
+
+    table: ClassVar[str] = "data"
 
     length: int = Field(default=128, ge=8, le=65535)
     batch: int = Field(default=256, ge=1)
@@ -25,7 +27,7 @@ class DataSettings(Settings):
     objective: Literal["masked", "left-to-right"] = "masked"
     nsp: bool = True
     short_share: float = Field(default=0.1, ge=0.0, le=1.0)
-    mask_share: float = Field(default=0.15, gt=0.0, le=1.0)
+    masking_rate: float = Field(default=0.15, gt=0.0, le=1.0)
     mask_token_share: float = Field(default=0.8, ge=0.0, le=1.0)
     random_share: float = Field(default=0.1, ge=0.0, le=1.0)
     whole_words: bool = False

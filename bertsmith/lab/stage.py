@@ -11,6 +11,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from bertsmith.compatibility import downgrade_settings
 from bertsmith.files import sha256_of_file
 
 #: Characters of a stage's hash: 48 bits tell some thousand stages apart.
@@ -41,7 +42,7 @@ class Stage:
         """The hash of all that decides the outcome: equal keys are the same stage."""
         content: dict[str, Any] = {
             "kind": self.kind,
-            "settings": dict(self.settings),
+            "settings": downgrade_settings(self.settings),
             "needs": {part: stage.key for part, stage in self.dependencies.items()},
             "files": {part: content_hash(path) for part, path in self.files.items()},
         }

@@ -141,7 +141,7 @@ class StageFactory:
         if scale.name == "smoke":
             usual["task"] |= {"length": scale.max_positions}
             if task == "squad":
-                usual["task"] |= {"stride": 16, "longest_question": 16}
+                usual["task"] |= {"stride": 16, "max_question_length": 16}
         if model is None and "features" not in values:
             # What suits a small model spoils a large one.
             usual["optim"] = {"lr": _GIVEN_RATE}

@@ -43,7 +43,7 @@ class PackedBatch:
         """Return the batch on ``device``; from pinned memory the copy does not block."""
         moved = {
             name: getattr(self, name).to(device, non_blocking=True)
-            for name in ("ids", "segments", "positions", "boundaries")
+            for name in ("ids", "segments", "positions", "cu_seqlens")
         }
         return replace(self, **moved)
 

@@ -95,13 +95,13 @@ def make_deterministic(*, cuda: bool) -> None:
 
 
 def check_memory(
-    machine: Machine, config: ModelConfig, batch_tokens: int, micro_tokens: int
+    machine: Machine, config: ModelConfig, batch_tokens: int, micro_batch_tokens: int
 ) -> None:
     """Raise RunError where a step over ``batch_tokens``, so many at once, cannot fit in memory."""
     total = total_memory_bytes()
     if machine.device.type == "cuda":
         total = torch.cuda.get_device_properties(machine.device).total_memory
-    at_once = min(batch_tokens, micro_tokens)
+    at_once = min(batch_tokens, micro_batch_tokens)
     weights = training_bytes(config, 0)
     # The whole batch is drawn before it is cut: ids, segments and positions, 8 bytes each.
     needed = training_bytes(config, at_once) + 24 * batch_tokens
@@ -110,7 +110,7 @@ def check_memory(
             f"this run needs at least {format_bytes(needed)} of memory ({format_bytes(weights)} for "
             f"{num_parameters(config):,} weights and their optimizer, the rest for a batch of "
             f"{batch_tokens:,} tokens, {at_once:,} at once), and {machine.device} has "
-            f"{format_bytes(total)}; take a smaller model, batch or run.micro_tokens"
+            f"{format_bytes(total)}; take a smaller model, batch or run.micro_batch_tokens"
         )
 
 

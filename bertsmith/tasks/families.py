@@ -32,7 +32,7 @@ _READ_BY: dict[str, tuple[str, ...]] = {
     "id": ("classify", "choose", "tag"),
     **dict.fromkeys(("endings", "answers"), ("choose",)),
     **dict.fromkeys(("unit", "context"), ("tag",)),
-    **dict.fromkeys(("stride", "overlap", "longest_question", "longest_answer", "null_threshold"),
+    **dict.fromkeys(("stride", "overlap", "max_question_length", "max_answer_length", "null_threshold"),
                     ("answer",)),
 }  # fmt: skip
 

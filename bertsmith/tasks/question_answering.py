@@ -65,7 +65,7 @@ def encode_examples(
 ) -> ModelInputs:
     """Return [CLS] question [SEP] context [SEP], in several windows where it is long.
 
-    A question longer than ``task.longest_question``, or than half an input, is cut at its end. One
+    A question longer than ``task.max_question_length``, or than half an input, is cut at its end. One
     with answers of which the tokenizer leaves nothing has no target.
     ``memo`` is a ``ContextWindow`` for each input. See ``Family``.
     """
@@ -73,7 +73,7 @@ def encode_examples(
     tokenizer = tokenizer.with_counter(counts.token_counts)
     contexts = _tokenized([example.context for example in examples], tokenizer)
     questions = tokenizer.encode_batch([example.question for example in examples])
-    longest = min(task.longest_question, (task.length - 3) // 2)
+    longest = min(task.max_question_length, (task.length - 3) // 2)
     found = ModelInputs([], [], [], [], [], family_data=[])
     for number, (example, asked) in enumerate(zip(examples, questions, strict=True)):
         ids, offsets = contexts[example.context]
@@ -184,7 +184,7 @@ def compute_metrics(
     """Return the official figures; see ``squad.compute_squad_metrics`` and ``Family``."""
     contexts = [example.context for example in examples]
     found = find_best_spans(
-        outputs, inputs.family_data, contexts, max_answer_tokens=task.longest_answer, num_spans=1
+        outputs, inputs.family_data, contexts, max_answer_tokens=task.max_answer_length, num_spans=1
     )
     said = [one.spans[0].text for one in found]
     nulls = np.array([one.null_score - one.spans[0].score for one in found], np.float64)

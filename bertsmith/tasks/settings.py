@@ -6,12 +6,12 @@ It never knows how a run trains.
 import math
 from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from bertsmith.bundle import TaskKind
-from bertsmith.settings import Settings
+from bertsmith.settings import SettingsTable
 
 #: What its fields are called in SQuAD's form, and in a flat file where nobody says: the question,
 #: its context and its answers, as ``TaskSettings`` names columns.
@@ -44,8 +44,10 @@ def is_column_number(name: str) -> bool:
     return name.removeprefix("-").isdecimal()
 
 
-class TaskSettings(Settings):
+class TaskSettings(SettingsTable):
     """Which task, where its data stands, and how a text becomes an input."""
+
+    table: ClassVar[str] = "task"
 
     #: A public task's name, or a family with files of one's own.
     name: str = "classify"
@@ -101,8 +103,8 @@ class TaskSettings(Settings):
     #: ``doc_stride`` or ``stride``. Where it is set, ``stride`` is not read, and a span may come
     #: from any window, not only from the one with the most context around its first token.
     overlap: Annotated[int, Field(ge=0)] | None = None
-    longest_question: Annotated[int, Field(ge=1)] = 64
-    longest_answer: Annotated[int, Field(ge=1)] = 30
+    max_question_length: Annotated[int, Field(ge=1)] = 64
+    max_answer_length: Annotated[int, Field(ge=1)] = 30
     #: answer: by how much no answer must score more than the best span to be given. None: what the
     #: held-out file says is best, or, if each of its questions has an answer, never.
     null_threshold: float | None = None

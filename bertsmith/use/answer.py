@@ -134,7 +134,7 @@ def _answers(
     inputs = encode_examples(examples, bundle.tokenizer, bundle.head, task, ExampleCounts())
     found = find_best_spans(
         compute(bundle.model, inputs), inputs.family_data, [example.context for example in examples],
-        max_answer_tokens=task.longest_answer, num_spans=NUM_CANDIDATES,
+        max_answer_tokens=task.max_answer_length, num_spans=NUM_CANDIDATES,
     )  # fmt: skip
     cut = {
         window.example: lost

@@ -17,7 +17,7 @@ from bertsmith.tasks.public import PUBLIC_TASKS
 #: Fields of ``TaskSettings`` that say how a file is read and scored; the others are training's.
 _FIELDS = (
     "text", "pair", "label", "id", "header", "encoding", "delimiter", "endings", "answers", "unit",
-    "context", "length", "stride", "overlap", "longest_question", "longest_answer",
+    "context", "length", "stride", "overlap", "max_question_length", "max_answer_length",
     "null_threshold", "metrics", "skip_bad",
 )  # fmt: skip
 

@@ -10,7 +10,7 @@ import pytest
 
 #: The rooms, lowest first. A room may import any lower one, and none beside it.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "settings", "files", "progress", "version"}),
+    frozenset({"errors", "compatibility", "settings", "files", "progress", "version"}),
     frozenset({"text", "model"}),
     frozenset({"runtime", "data", "bundle"}),
     frozenset({"tasks", "interop"}),

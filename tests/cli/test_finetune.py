@@ -435,7 +435,7 @@ def _squad(path: Path, count: int) -> None:
 def test_squad_takes_a_folder_or_a_file(run: Run, model: Path, tmp_path: Path) -> None:
     """``finetune squad`` and ``evaluate`` take the folder or a file, and name what they expect."""
     common = ("--model", model, "--epochs", 1, "--batch", 8, "--length", 16,
-              "--set", "run.threads=1", "--set", "task.longest_question=4")  # fmt: skip
+              "--set", "run.threads=1", "--set", "task.max_question_length=4")  # fmt: skip
     folder = tmp_path / "squad"
     folder.mkdir()
     missing = run("finetune", "squad", *common, "--data", folder, "--out", tmp_path / "run")

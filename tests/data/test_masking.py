@@ -28,7 +28,7 @@ def row_of(facts: VocabularyInfo, sizes: list[int], seed: int = 0) -> Row:
 def test_counts_are_exact(facts: VocabularyInfo, share: float) -> None:
     """Each sequence has max(1, round(share * tokens)) predictions, never more than it can."""
     ids, boundaries, state = row_of(facts, list(range(3, 200)))
-    _, chosen, _ = mask_tokens(ids, boundaries, state, facts, DataSettings(mask_share=share))
+    _, chosen, _ = mask_tokens(ids, boundaries, state, facts, DataSettings(masking_rate=share))
     for first, last in itertools.pairwise(boundaries):
         possible = int((~facts.is_special[ids[first:last]]).sum())
         wanted = min(max(1, round(share * int(last - first))), possible)
@@ -48,7 +48,7 @@ def test_special_tokens_are_left_alone(facts: VocabularyInfo, whole_words: bool)
     """No special token is chosen, changed or drawn as a random word."""
     ids, boundaries, state = row_of(facts, [9, 60, 128] * 200)
     settings = DataSettings(
-        mask_share=0.9, mask_token_share=0.0, random_share=1.0, whole_words=whole_words
+        masking_rate=0.9, mask_token_share=0.0, random_share=1.0, whole_words=whole_words
     )
     result, chosen, labels = mask_tokens(ids, boundaries, state, facts, settings)
     assert not facts.is_special[labels].any()
@@ -151,7 +151,7 @@ def test_settings_that_exceed_one() -> None:
 def test_every_word_can_be_chosen(facts: VocabularyInfo) -> None:
     """With a share of 1 all ordinary tokens are chosen, also a piece right after a special one."""
     ids = np.array([2, 60, 61, 10, 62, 3, 63, 64, 1, 65, 11, 3])
-    settings = DataSettings(mask_share=1.0, whole_words=True)
+    settings = DataSettings(masking_rate=1.0, whole_words=True)
     boundaries = np.array([0, 12], np.int32)
     _, chosen, _ = mask_tokens(ids, boundaries, init_states(0, np.arange(1)), facts, settings)
     assert chosen.tolist() == [1, 2, 3, 4, 6, 7, 9, 10]

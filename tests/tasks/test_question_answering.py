@@ -192,7 +192,7 @@ def test_inputs_are_those_of_the_paper(words: Tokenizer) -> None:
         QuestionExample("Who?", CONTEXT, (("s", 9),), "4", "f, four"),
     ]
     counts = ExampleCounts()
-    found = encode_examples(examples, words, HEAD, task(longest_question=5), counts)
+    found = encode_examples(examples, words, HEAD, task(max_question_length=5), counts)
     ids, segments = found.sequences[0][0]
     context = ["red", "green", "##s", "and", "blue", ",", "red", "again"]
     assert words.ids_to_tokens(ids) == ["[CLS]", "who", "[UNK]", "[SEP]", *context, "[SEP]"]

@@ -42,7 +42,13 @@ def made(directory: Path, tokenizer: Tokenizer, **info: Any) -> Path:
         max_positions=61, init_range=0.3,
     )  # fmt: skip
     head = HeadConfig("span")
-    task = {"kind": "span", "length": 48, "stride": 9, "longest_question": 20, "longest_answer": 6}
+    task = {
+        "kind": "span",
+        "length": 48,
+        "stride": 9,
+        "max_question_length": 20,
+        "max_answer_length": 6,
+    }
     info = {"task": "squad", "provenance": {"task": task}, **info}
     save_fine_tuned(directory, head.build_model(config), tokenizer, head, info)
     return directory
@@ -241,7 +247,7 @@ def test_answers_with_overlap_are_those_of_run_qa(tmp_path: Path, tokenizer: Tok
     words = AutoTokenizer.from_pretrained(directory)
     model = AutoModelForQuestionAnswering.from_pretrained(directory).eval()
     bundle = load_fine_tuned(directory)
-    settings = {"kind": "span", "length": 40, "overlap": 16, "longest_answer": 6}
+    settings = {"kind": "span", "length": 40, "overlap": 16, "max_answer_length": 6}
     bundle = replace(bundle, info={"provenance": {"task": settings}})
     differences = 0
     for place in range(0, 200, 10):

@@ -25,12 +25,12 @@ from bertsmith.lab.stage_runners import Job
 from bertsmith.lab.stages import StageFactory, validation_metric
 
 #: What differs from the usual run, of which positions begin as sinusoids in dimensions of their
-#: own, by which two heads begin to look at the neighbours (`across`).
+#: own, by which two heads begin to look at the neighbours (`cross-segment-heads`).
 MODELS: dict[str, dict[str, Any]] = {
-    "learned, from chance": {"run": {"first_weights": "random"}},
-    "sinusoidal": {"model": {"positions": "sinusoidal"}, "run": {"first_weights": "random"}},
+    "learned, from chance": {"run": {"initialization": "random"}},
+    "sinusoidal": {"model": {"positions": "sinusoidal"}, "run": {"initialization": "random"}},
     # These two also begin with the words' shares as output bias.
-    "learned, from sinusoids": {"run": {"first_weights": "informed"}},
+    "learned, from sinusoids": {"run": {"initialization": "unigram"}},
     "learned, from sinusoids, with first heads": {},
 }
 #: Positions that the map compares.
@@ -63,7 +63,11 @@ def _stages(kit: StageFactory) -> Stages:
     stages: Stages = {}
     for seed in range(kit.scale.num_seeds):
         for name, changes in MODELS.items():
-            looking = {} if kit.scale.recipe == "fast" else {"run": {"first_weights": "across"}}
+            looking = (
+                {}
+                if kit.scale.recipe == "fast"
+                else {"run": {"initialization": "cross-segment-heads"}}
+            )
             stages[name, seed] = kit.mlm_only_run(seed, **(changes or looking))
     for name in MODELS:
         if name != "sinusoidal":

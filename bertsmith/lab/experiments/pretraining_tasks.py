@@ -28,7 +28,7 @@ def _stages(kit: StageFactory) -> Stages:
     for seed in range(kit.scale.num_seeds):
         masked, causal = kit.mlm_only_run(seed), kit.left_to_right_run(seed)
         # The paper's recipe begins from chance as it is.
-        by_chance = {} if kit.scale.recipe == "paper" else {"run": {"first_weights": "random"}}
+        by_chance = {} if kit.scale.recipe == "paper" else {"run": {"initialization": "random"}}
         models = {
             _CHANCE: kit.initialized_model(kit.mlm_only_run(seed, **by_chance)),
             _FIRST: kit.initialized_model(masked),

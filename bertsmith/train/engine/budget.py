@@ -45,7 +45,7 @@ class TimeBudget:
     ) -> None:
         """``start_time``: the clock when the budget began to run, before the start-up of the run."""
         self._seconds, self._began, self._clock = seconds, start_time, clock
-        self._least_steps = min_steps
+        self._min_steps = min_steps
         self._before = 0.0
         self._laps: deque[float] = deque()
         self._window = 0.0
@@ -93,7 +93,7 @@ class TimeBudget:
             return None
         fitting = step + int((self._seconds - elapsed) / cost)
         least = step + max(1, math.ceil(_LEAST_REMAINING * step))
-        new = max(fitting, least, self._least_steps)
+        new = max(fitting, least, self._min_steps)
         if expected > self._seconds:
             new = min(new, steps)
         return None if new == steps else RevisedSchedule(step, new, pace, expected)

@@ -16,17 +16,17 @@ from bertsmith.data.settings import DataSettings
 _STRIDES = (7, 6, 8, 5, 9, 4, 3)
 
 
-def warmup_batches(data: DataSettings, max_length: int, micro_tokens: int) -> list[Batch]:
+def warmup_batches(data: DataSettings, max_length: int, micro_batch_tokens: int) -> list[Batch]:
     """Return a batch for each graph that a run can need: of some sequences, and of a single one.
 
     A size of 1 always gets a graph of its own. ``max_length``: the greatest length of the phases;
-    ``micro_tokens``: the most tokens of a piece, beyond which a batch is cut.
+    ``micro_batch_tokens``: the most tokens of a piece, beyond which a batch is cut.
     """
     result = []
     if data.batch > 1:
-        count = max(2, min(data.batch, micro_tokens // data.length))
+        count = max(2, min(data.batch, micro_batch_tokens // data.length))
         result.append(_batch([data.length - number % 5 for number in range(count)], nsp=data.nsp))
-    if data.batch == 1 or data.batch * max_length > micro_tokens:
+    if data.batch == 1 or data.batch * max_length > micro_batch_tokens:
         result.append(_batch([data.length], nsp=data.nsp))
     return result
 

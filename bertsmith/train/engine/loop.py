@@ -222,7 +222,7 @@ class _Loop:
             line |= result.losses
             line |= {"lr": rate, "grad_norm": result.grad_norm, "seconds": round(clock.total, 3)}
             line |= {"gradients": result.grad_norms} if plan.grad_norm_groups else {}
-            self._journal.write(line | {"tokens_per_second": round(speed), "ceiling_share": share})
+            self._journal.write(line | {"tokens_per_second": round(speed), "mfu": share})
         self._progress.advance(
             1, loss=f"{result.loss:.3f}", **self._shown,
             **{"tokens/s": f"{speed:,.0f}", "of ceiling": f"{share:.0%}"},

@@ -8,11 +8,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+from bertsmith.compatibility import upgrade_metrics
 from bertsmith.files import add_error_filename, dump_json, restore_nan, write_atomic
 
 METRICS_FILE = "metrics.jsonl"
 #: The keys of a line that differ between two runs of the same steps.
-TIMING_KEYS = ("seconds", "tokens_per_second", "ceiling_share")
+TIMING_KEYS = ("seconds", "tokens_per_second", "mfu")
 
 
 class MetricsLog:
@@ -51,7 +52,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     for text in path.read_text(encoding="utf-8").splitlines():
         try:
-            lines.append(restore_nan(json.loads(text)))
+            lines.append(upgrade_metrics(restore_nan(json.loads(text))))
         except json.JSONDecodeError:
             break
     return lines

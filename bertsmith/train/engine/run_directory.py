@@ -18,7 +18,7 @@ SETTINGS_FILE, LOCK_FILE = "settings.toml", ".lock"
 #: A store may have moved: ``run.store`` tells whether it is the same one.
 _FREE = ("checkpoint.keep", "checkpoint.keep_optimizer", "run.tensorboard", "run.data")
 #: Settings that a time budget (schedule.minutes) resolves before the first step.
-_BUDGETED = ("run.eval_every", "run.eval_sequences", "schedule.least_steps")
+_BUDGETED = ("run.eval_every", "run.eval_sequences", "schedule.min_steps")
 #: Settings that stand in the file only if they were asked for.
 _SAID = ("task.", "features", "run.freeze", "run.patience")
 #: Items of lists that are shown whole, and that are named of longer ones.

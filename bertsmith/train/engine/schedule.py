@@ -5,25 +5,27 @@ It never knows of tensors or of data.
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from bertsmith.errors import RunError
-from bertsmith.settings import Settings
+from bertsmith.settings import SettingsTable
 
 
-class ScheduleSettings(Settings):
+class ScheduleSettings(SettingsTable):
     """The length of a run and its phases. At most one of steps, epochs and minutes is asked for.
 
     A run resolved from epochs or minutes carries its ``steps`` too, and those count.
     """
 
+    table: ClassVar[str] = "schedule"
+
     steps: Annotated[int, Field(gt=0)] | None = None
     epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     minutes: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     #: Steps that a budget of minutes may not go below.
-    least_steps: Annotated[int, Field(ge=1)] = 1
+    min_steps: Annotated[int, Field(ge=1)] = 1
     #: A run that was planned anew to meet its minutes: after which step, and how many steps it had.
     replanned_at: Annotated[int, Field(ge=1)] | None = None
     planned_steps: Annotated[int, Field(gt=0)] | None = None

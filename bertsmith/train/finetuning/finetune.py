@@ -156,7 +156,7 @@ def _train(
     tokens = min(task.batch, len(data.train)) * longest
     # A frozen encoder has no gradients and no moments.
     if options.freeze is None and not (settings.features and settings.features.frozen):
-        device.check_memory(machine, settings.model, tokens, options.micro_tokens)
+        device.check_memory(machine, settings.model, tokens, options.micro_batch_tokens)
     model = start.model.to(machine.device)
     work = _work(settings, start, head, data, machine)
     _freeze(start, options.freeze)
@@ -229,7 +229,7 @@ def _work(
     heldout = {name: HeldoutSet(own, encoded(name, own)) for name, own in data.heldout.items()}
     return FinetuningObjective(
         start.model, head, task, train, heldout, machine,
-        micro_tokens=settings.run.micro_tokens, seed=settings.run.seed,
+        micro_batch_tokens=settings.run.micro_batch_tokens, seed=settings.run.seed,
         class_weights=_class_weights(task, head, train),
     )  # fmt: skip
 
@@ -274,7 +274,7 @@ def _plan(settings: FinetuneSettings, machine: device.Machine, epoch: int) -> Lo
     return LoopOptions(
         steps=timing.total_steps(),
         seed=settings.run.seed,
-        max_grad_norm=settings.optim.clip,
+        max_grad_norm=settings.optim.max_grad_norm,
         lr_at_step=lambda step: settings.optim.lr * schedule.lr_factor(step, timing),
         log_every=settings.run.log_every,
         eval_every=epoch if settings.run.evaluate == "epoch" else timing.total_steps(),

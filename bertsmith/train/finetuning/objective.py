@@ -48,7 +48,7 @@ class FinetuningObjective:
         heldout: Mapping[str, HeldoutSet],
         machine: Machine,
         *,
-        micro_tokens: int,
+        micro_batch_tokens: int,
         seed: int,
         class_weights: NDArray[np.float32] | None = None,
     ) -> None:
@@ -63,7 +63,7 @@ class FinetuningObjective:
                 f"{task.train}: the tokenizer leaves nothing that could be learnt; expected one "
                 "example at least with a token that is asked about"
             )
-        self._batch, self._micro_tokens, self._seed = task.batch, micro_tokens, seed
+        self._batch, self._micro_batch_tokens, self._seed = task.batch, micro_batch_tokens, seed
 
     @property
     def steps_per_epoch(self) -> int:
@@ -90,7 +90,7 @@ class FinetuningObjective:
         tokens = 0
         for number in chosen:
             size = self._train.num_tokens(number)
-            if part and tokens + size > self._micro_tokens:
+            if part and tokens + size > self._micro_batch_tokens:
                 yield part
                 part, tokens = [], 0
             part.append(number)

@@ -5,13 +5,13 @@ It never knows of tensors, or where a run is written.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from bertsmith.errors import SettingsError, TaskError
 from bertsmith.model.config import FeatureSettings, ModelConfig
-from bertsmith.settings import Settings, merge_settings
+from bertsmith.settings import Settings, SettingsTable, merge_settings
 from bertsmith.tasks.public import PUBLIC_TASKS
 from bertsmith.tasks.settings import FAMILY_DEFAULTS, FAMILY_KINDS, TaskSettings
 from bertsmith.train.engine import compute_settings
@@ -26,8 +26,10 @@ FEATURE_PLAN = 1e-3, 8.0
 _FREE = {"dropout", "attention_dropout"}
 
 
-class FinetuneRunSettings(Settings):
+class FinetuneRunSettings(SettingsTable):
     """Where fine-tuning begins, and how its steps are computed."""
+
+    table: ClassVar[str] = "run"
 
     start_from: str = ""
     seed: compute_settings.Seed = 0
@@ -35,7 +37,7 @@ class FinetuneRunSettings(Settings):
     precision: compute_settings.Precision = "auto"
     kernel: compute_settings.Kernel = "auto"
     threads: compute_settings.Threads = None
-    micro_tokens: compute_settings.MicroTokens = compute_settings.MICRO_TOKENS
+    micro_batch_tokens: compute_settings.MicroTokens = compute_settings.MICRO_TOKENS
     log_every: compute_settings.LogEvery = compute_settings.LOG_EVERY
     #: When the held-out files are scored: after each epoch, or when all steps are done.
     evaluate: Literal["epoch", "end"] = "epoch"

@@ -65,7 +65,7 @@ class PretrainingObjective:
             steps = phase.end_step - phase.start_step - skipped
             if steps > 0:
                 for batch in prefetch_batches(epochs, skipped * size, size, steps=steps):
-                    cuts = split_batch(batch, run.micro_tokens)
+                    cuts = split_batch(batch, run.micro_batch_tokens)
                     yield [to_device(piece, self._machine.device) for piece in cuts]
             epoch = epochs.locate(examples - 1)[0] + 1
 

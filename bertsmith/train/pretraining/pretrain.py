@@ -166,7 +166,7 @@ def estimate_run(
         "eval_sequences": min(resolved.run.eval_sequences, cost.eval_sequences),
         "tokens_per_second": round(cost.tokens_per_step / cost.step_seconds),
         "memory_bytes": cost.peak_memory_bytes,
-        "ceiling_share": cost.mfu,
+        "mfu": cost.mfu,
         "ceiling_flops": 2 * cost.peak_macs,
     }
 
@@ -306,7 +306,7 @@ def resolve_length(session: Session, cost: Cost | None, budget: float | None) ->
         assert timing.epochs is not None
         shares = session.phase_epochs()
         steps = schedule.steps_for_epochs(timing.epochs, settings.data.batch, shares)
-        steps = max(timing.least_steps, steps)
+        steps = max(timing.min_steps, steps)
     return recipes.with_steps(settings, steps)
 
 
@@ -352,7 +352,7 @@ def _train(session: Session, run: Path, progress: Progress, began: float) -> Out
     order = LoopOptions(
         steps=timing.total_steps(),
         seed=settings.run.seed,
-        max_grad_norm=settings.optim.clip,
+        max_grad_norm=settings.optim.max_grad_norm,
         lr_at_step=lambda step: settings.optim.lr * schedule.lr_factor(step, timing),
         log_every=settings.run.log_every,
         eval_every=settings.run.eval_every,
@@ -366,7 +366,7 @@ def _train(session: Session, run: Path, progress: Progress, began: float) -> Out
     )
     budget = None
     if timing.minutes is not None and timing.replanned_at is None:
-        budget = TimeBudget(timing.minutes * 60, began, timing.least_steps)
+        budget = TimeBudget(timing.minutes * 60, began, timing.min_steps)
     return loop.train(
         session.build_objective(phases), session.model, session.optimizer, session.machine,
         order, run, progress, budget,

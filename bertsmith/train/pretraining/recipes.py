@@ -5,13 +5,13 @@ It never knows of tensors; it turns wishes into one resolved file.
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from bertsmith.data.settings import DataSettings
 from bertsmith.model.config import ModelConfig
-from bertsmith.settings import Settings, merge_settings
+from bertsmith.settings import Settings, SettingsTable, merge_settings
 from bertsmith.train.engine import compute_settings
 from bertsmith.train.engine.probe import DEFAULT_NUM_EVALUATIONS, Cost
 from bertsmith.train.engine.schedule import ScheduleSettings
@@ -20,8 +20,10 @@ from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
 RecipeName = Literal["fast", "paper"]
 
 
-class RunSettings(Settings):
+class RunSettings(SettingsTable):
     """Where a run begins, and where and how its steps are computed."""
+
+    table: ClassVar[str] = "run"
 
     recipe: RecipeName = "fast"
     #: The store, its identity, and the model directory that a run goes on from.
@@ -32,14 +34,14 @@ class RunSettings(Settings):
     #: the first step (how often each word occurs, which positions are neighbours); "beside", the
     #: same with two heads that look at the neighbours; or "across", the same with one that looks
     #: for words in the other segment, and one that counts them.
-    first_weights: Literal["random", "informed", "beside", "across"] = "random"
+    initialization: Literal["random", "unigram", "neighbor-heads", "cross-segment-heads"] = "random"
     seed: compute_settings.Seed = 0
     device: str = "auto"
     precision: compute_settings.Precision = "auto"
     kernel: compute_settings.Kernel = "auto"
     compile: bool = False
     threads: compute_settings.Threads = None
-    micro_tokens: compute_settings.MicroTokens = compute_settings.MICRO_TOKENS
+    micro_batch_tokens: compute_settings.MicroTokens = compute_settings.MICRO_TOKENS
     log_every: compute_settings.LogEvery = compute_settings.LOG_EVERY
     #: Steps between two evaluations; None: a twentieth of the run.
     eval_every: Annotated[int, Field(ge=1)] | None = None
@@ -110,7 +112,7 @@ def recipe_defaults(
     chosen = {
         "model": {"init_range": spread},
         "optim": {"lr": min(rate, _ACROSS_RATE) if across else rate},
-        "run": {"first_weights": "across" if across else "beside"},
+        "run": {"initialization": "cross-segment-heads" if across else "neighbor-heads"},
     }
     base = merge_settings(_FAST, chosen)
     return merge_settings(base, {"model": dict(model)})
@@ -156,7 +158,7 @@ def with_budget(settings: PretrainSettings, cost: Cost, seconds: float) -> Pretr
     every = run.eval_every
     expected = seconds / (every * cost.step_seconds + pause) if every else DEFAULT_NUM_EVALUATIONS
     count = max(1.0, min(expected, most))
-    steps = max(timing.least_steps, int((seconds - count * pause) / cost.step_seconds))
+    steps = max(timing.min_steps, int((seconds - count * pause) / cost.step_seconds))
     every = every or default_interval(steps)
     if math.ceil(steps / every) > most:
         every = math.ceil(steps / most)

@@ -56,7 +56,7 @@ class Session:
         )  # fmt: skip
         longest = max(settings.data.length, settings.schedule.long_length or 0)
         device.check_memory(
-            self.machine, settings.model, settings.data.batch * longest, run.micro_tokens
+            self.machine, settings.model, settings.data.batch * longest, run.micro_batch_tokens
         )
         self.settings, self.store = settings, store
         #: What people should know of the model that the run goes on from.
@@ -83,7 +83,7 @@ class Session:
         longest = max(settings.data.length, settings.schedule.long_length or 0)
         self.model.train()
         for batch in compile_warmup.warmup_batches(
-            settings.data, longest, settings.run.micro_tokens
+            settings.data, longest, settings.run.micro_batch_tokens
         ):
             piece = to_device(batch, self.machine.device)
             with self.machine.autocast():
@@ -97,12 +97,12 @@ class Session:
         """Set weights and optimizer to where a run begins."""
         torch.manual_seed(self.settings.run.seed)
         self.model.initialize()
-        if self.settings.run.first_weights != "random":
+        if self.settings.run.initialization != "random":
             words = count_token_ids(self.train_split, self.settings.model.vocab_size)
             init_from_unigrams(self.model, torch.from_numpy(words))
-        if self.settings.run.first_weights == "beside":
+        if self.settings.run.initialization == "neighbor-heads":
             init_neighbor_heads(self.model)
-        if self.settings.run.first_weights == "across":
+        if self.settings.run.initialization == "cross-segment-heads":
             init_cross_segment_heads(self.model, self.token_facts.cls_id)
         if self.settings.run.start_from:
             source = bundle.load(self.settings.run.start_from)
@@ -185,7 +185,7 @@ class Session:
     def _take(self, work: PretrainingObjective, number: int, whole: list[Any]) -> None:
         take_step(
             work.compute_losses, whole, self.model, self.optimizer, self.machine,
-            step=number, seed=self.settings.run.seed, lr=0.0, max_grad_norm=self.settings.optim.clip,
+            step=number, seed=self.settings.run.seed, lr=0.0, max_grad_norm=self.settings.optim.max_grad_norm,
         )  # fmt: skip
         device.synchronize(self.machine)
 

@@ -80,9 +80,9 @@ def test_short_evaluations_stay_as_usual() -> None:
 class Machine:
     """A fake clock, and a run on it: steps of so many seconds, and a pause after some of them."""
 
-    def __init__(self, seconds: float = 100.0, least_steps: int = 1) -> None:
+    def __init__(self, seconds: float = 100.0, min_steps: int = 1) -> None:
         self.now = 10.0
-        self.budget = TimeBudget(seconds, 0.0, least_steps, clock=lambda: self.now)
+        self.budget = TimeBudget(seconds, 0.0, min_steps, clock=lambda: self.now)
         self.budget.start(0.0)
 
     def run(
@@ -162,7 +162,7 @@ def test_the_first_steps_decide_nothing() -> None:
     machine = Machine()
     assert machine.run(lambda _: 50.0, 1) is None
     assert Machine().run(lambda step: 9.0 if step == 0 else 0.1, 90) is None
-    assert Machine(least_steps=900).run(lambda _: 0.5, 900) is None
+    assert Machine(min_steps=900).run(lambda _: 0.5, 900) is None
 
 
 def test_noise_is_a_quarter_of_slow_steps() -> None:

@@ -55,7 +55,7 @@ def test_no_batch_of_a_run_needs_another_graph(
 
     torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=count))
-    chosen = assignments(run__compile="true", data__batch=8, run__micro_tokens=128)
+    chosen = assignments(run__compile="true", data__batch=8, run__micro_batch_tokens=128)
     settings = resolve_settings(Overrides(data=store, assignments=chosen), Store.open(store))
     session = Session(settings, Store.open(store))
     made = len(graphs)

@@ -91,7 +91,9 @@ def test_a_step_is_plain_adamw(clip: float) -> None:
 
     m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g²; w -= rate (wd w + m' / (sqrt(v') + eps)).
     """
-    settings = OptimSettings(lr=0.1, beta1=0.8, beta2=0.95, eps=1e-3, weight_decay=0.2, clip=clip)
+    settings = OptimSettings(
+        lr=0.1, beta1=0.8, beta2=0.95, eps=1e-3, weight_decay=0.2, max_grad_norm=clip
+    )
     model = _Plane()
     optimizer = build_optimizer(model, settings)
     weights = [p.detach().double().numpy().copy() for p in model.parameters()]

@@ -358,7 +358,7 @@ def test_micro_batches_and_weights_equal_the_whole(start: Path, tmp_path: Path) 
     ends = [
         finetune_table(start, tmp_path / str(tokens), data, "single", task=task, model=model,
              schedule={"steps": 3},
-             run={"threads": 1, "micro_tokens": tokens, "precision": "fp32"}).figures["loss"]
+             run={"threads": 1, "micro_batch_tokens": tokens, "precision": "fp32"}).figures["loss"]
         for tokens in (64, 4096)
     ]  # fmt: skip
     assert ends[0] == pytest.approx(ends[1], rel=1e-5)

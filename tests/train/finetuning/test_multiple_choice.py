@@ -103,7 +103,7 @@ def test_pieces_of_a_batch_equal_the_whole(start: Path, tmp_path: Path) -> None:
         values = {
             "task": {"endings": ["x", "y", "z"], "batch": 16}, "schedule": {"steps": 3},
             "model": {"dropout": 0.0, "attention_dropout": 0.0}, "optim": {"lr": 1e-3},
-            "run": {"threads": 1, "micro_tokens": tokens, "precision": "fp32"},
+            "run": {"threads": 1, "micro_batch_tokens": tokens, "precision": "fp32"},
         }  # fmt: skip
         out = tmp_path / str(tokens)
         ends.append(finetune("choose", start, out, data=data, values=values).figures["loss"])

@@ -29,7 +29,7 @@ def session(store: Path) -> Session:
 
 def _gradients(session: Session, most_tokens: int) -> tuple[int, Any, Any]:
     """Return the number of pieces, the loss terms and the gradients of the first batch."""
-    run = session.settings.run.model_copy(update={"micro_tokens": most_tokens})
+    run = session.settings.run.model_copy(update={"micro_batch_tokens": most_tokens})
     session.settings = session.settings.model_copy(update={"run": run})
     work = session.build_objective([Phase(0, 1, 32)])
     (whole,) = work.iter_batches(0)

@@ -207,7 +207,7 @@ def test_a_probe_leaves_no_trace(train: Train, monkeypatch: pytest.MonkeyPatch) 
     """A run whose steps were probed ends with the bytes of one that was given them."""
     monkeypatch.setattr(probe, "_STEPS", 3)
     # No machine takes more than five steps in 60 microseconds.
-    probed = train("probed", minutes=1e-6, schedule__least_steps=5)
+    probed = train("probed", minutes=1e-6, schedule__min_steps=5)
     given = train("given", steps=5)
     assert probed.steps == 5
     assert probed.model is not None

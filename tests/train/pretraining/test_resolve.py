@@ -56,22 +56,22 @@ def test_the_layers_lie_over_each_other(settle: Any, tmp_path: Path) -> None:
 def test_the_recipe_follows_the_sizes_that_were_set(settle: Any) -> None:
     """Rate, deviation, first weights and feed-forward width are those of the sizes said last."""
     tiny = settle(size="tiny")
-    assert (tiny.run.first_weights, tiny.optim.lr, tiny.model.feed_forward) == (
-        "across",
+    assert (tiny.run.initialization, tiny.optim.lr, tiny.model.feed_forward) == (
+        "cross-segment-heads",
         1e-3,
         512,
     )
     alone = settle(size="tiny", assignments=["data.nsp=false"])
-    assert (alone.run.first_weights, alone.optim.lr) == ("beside", 2e-3)
+    assert (alone.run.initialization, alone.optim.lr) == ("neighbor-heads", 2e-3)
     deeper = settle(size="tiny", assignments=["model.layers=4", "model.width=256"])
-    assert (deeper.run.first_weights, deeper.optim.lr) == ("across", 1e-3)
+    assert (deeper.run.initialization, deeper.optim.lr) == ("cross-segment-heads", 1e-3)
     assert (deeper.model.feed_forward, deeper.model.init_range) == (1024, settle().model.init_range)
     for one in ("layers=1", "heads=1"):
         alone = settle(size="tiny", assignments=[f"model.{one}"])
-        assert (alone.run.first_weights, alone.optim.lr) == ("beside", 2e-3), one
+        assert (alone.run.initialization, alone.optim.lr) == ("neighbor-heads", 2e-3), one
     own = settle(size="tiny", assignments=["model.width=256", "model.feed_forward=300"])
     assert own.model.feed_forward == 300
-    assert settle(size="tiny", recipe="paper").run.first_weights == "random"
+    assert settle(size="tiny", recipe="paper").run.initialization == "random"
     with pytest.raises(SettingsError, match="width"):
         settle(assignments=["model.width=0"])
 

@@ -1,0 +1,88 @@
+"""Settings and metrics under the names of version 0.1."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertsmith.compatibility import (
+    RENAMED_SETTINGS,
+    downgrade_settings,
+    upgrade_metrics,
+    upgrade_settings,
+)
+from bertsmith.errors import SettingsError
+from bertsmith.settings import user_settings
+from bertsmith.train.engine.settings import OptimSettings
+from bertsmith.train.pretraining.recipes import PretrainSettings
+from bertsmith.train.pretraining.recipes import RunSettings as PretrainRunSettings
+
+
+def test_old_keys_are_read_and_warned_about() -> None:
+    """An old key sets the renamed field; the warning names the new key."""
+    with pytest.warns(FutureWarning, match=r"optim\.clip is now optim\.max_grad_norm"):
+        settings = OptimSettings.parse({"lr": 1e-3, "clip": 0.25}, "a file")
+    assert settings.max_grad_norm == 0.25
+
+
+def test_old_values_are_read_and_warned_about() -> None:
+    """An old value of a renamed setting becomes its current value."""
+    with pytest.warns(FutureWarning, match="'beside' is now 'neighbor-heads'"):
+        settings = PretrainRunSettings.parse({"first_weights": "beside"}, "a file")
+    assert settings.initialization == "neighbor-heads"
+
+
+def test_old_assignments_override_recipe_defaults(tmp_path: Path) -> None:
+    """``--set optim.clip`` and an old settings file give the same settings as the new names."""
+    config = tmp_path / "settings.toml"
+    config.write_text("[run]\nmicro_tokens = 512\n")
+    with pytest.warns(FutureWarning):
+        old = user_settings(config, {}, ["optim.clip=0.5"])
+    assert old == {"run": {"micro_batch_tokens": 512}, "optim": {"max_grad_norm": 0.5}}
+
+
+def test_both_names_at_once_are_an_error() -> None:
+    """A table with the old and the new key is ambiguous and is refused."""
+    with pytest.raises(SettingsError, match="clip"):
+        OptimSettings.parse({"lr": 1e-3, "clip": 0.25, "max_grad_norm": 1.0}, "a file")
+
+
+def test_current_names_give_no_warning() -> None:
+    """Settings under current names pass unchanged and silently."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for table, names in RENAMED_SETTINGS.items():
+            current = dict.fromkeys(names.values(), 1)
+            assert upgrade_settings(current, table) == current
+
+
+def test_every_renamed_setting_exists() -> None:
+    """The table names only settings that exist, and no old name is still in use."""
+    for table, names in RENAMED_SETTINGS.items():
+        if table == "task":
+            continue
+        field = PretrainSettings.model_fields[table].annotation
+        assert field is not None
+        assert set(names.values()) <= set(field.model_fields)
+        assert not set(names) & set(field.model_fields)
+
+
+def test_downgrade_inverts_upgrade() -> None:
+    """Old settings come back from their upgraded form, also in nested tables."""
+    old: dict[str, Any] = {
+        "values": {"task": {"longest_question": 16}},
+        "run": {"first_weights": "across"},
+    }
+    with pytest.warns(FutureWarning):
+        new = {
+            "values": {"task": upgrade_settings(old["values"]["task"], "task")},
+            "run": upgrade_settings(old["run"], "run"),
+        }
+    assert new != old
+    assert downgrade_settings(new) == old
+
+
+def test_metrics_of_version_0_1_are_read() -> None:
+    """A field of an old metrics.jsonl gets its current name; other fields stay."""
+    assert upgrade_metrics({"step": 1, "ceiling_share": 0.5}) == {"step": 1, "mfu": 0.5}
