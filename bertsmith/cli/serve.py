@@ -115,7 +115,9 @@ def serve(
         from bertsmith.serve.page import mount
 
         made = mount
-    guarded = create_app(loaded, settings, key=key, origins=cors or (), hosts=hosts, page=made)
+    guarded = create_app(
+        loaded, settings, key=key, origins=cors or (), hosts=hosts, mount_page=made
+    )
     start_listening(own)
     shown = f"[{host}]" if ":" in host else host
     log(f"serving at http://{shown}:{own.getsockname()[1]} (endpoints: /docs); Ctrl-C ends it")

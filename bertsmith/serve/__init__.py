@@ -1,1 +1,1 @@
-"""Models behind HTTP, and a page for people. It never trains, and never loads an optimizer."""
+"""HTTP server for models, with a web page."""

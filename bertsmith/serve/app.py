@@ -1,7 +1,4 @@
-"""The app of a server: endpoints, errors, guard and page, around one service.
-
-It never listens: see ``running``.
-"""
+"""Build the ASGI app of a server: endpoints, error handlers, middleware and web page."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -37,25 +34,29 @@ def create_app(
     key: str | None = None,
     origins: Sequence[str] = (),
     hosts: Sequence[str] | None = None,
-    page: Callable[[FastAPI, Service], FastAPI] | None = None,
+    mount_page: Callable[[FastAPI, Service], FastAPI] | None = None,
 ) -> RequestMiddleware:
-    """Return the ASGI app of some models.
+    """Return the ASGI app that serves some models.
 
-    key: what clients must send, and visitors of the page give as a password; None lets everybody
-    in. origins: pages of other hosts that may ask from a browser (CORS). hosts: names that the
-    server answers to, see ``hosts.allowed_hosts``; None for all. page: what puts a page for people
-    at /.
+    Args:
+        models: the loaded models.
+        settings: the limits of the server.
+        key: API key that clients must send, and browsers as a password; None for no
+            authentication.
+        origins: origins of other sites whose scripts may send requests (CORS).
+        hosts: allowed values of the Host header, see ``hosts.allowed_hosts``; None for all.
+        mount_page: adds a web page at "/" to the app.
     """
     settings, metrics = settings or ServeSettings(), Metrics()
     service = Service(models, settings, metrics.count_batch, metrics.token_counter)
-    metrics.watch_queue(lambda: float(service.batcher.waiting))
-    asking = RequestExecutor(service)
+    metrics.watch_queue(lambda: float(service.batcher.queued_tokens))
+    executor = RequestExecutor(service)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         service.close()
-        asking.close()
+        executor.close()
 
     app = FastAPI(
         title="Bertsmith", version=__version__, lifespan=lifespan, docs_url=None,
@@ -63,58 +64,59 @@ def create_app(
     )  # fmt: skip
     app.state.service = service
     add_error_handlers(app)
-    # Without origins, which the guard answers: Gradio would let all of them in if the app that it
-    # is in had no such middleware.
+    # RequestMiddleware handles the allowed origins. This one allows none: Gradio allows all origins
+    # if the app that it is mounted in has no CORSMiddleware.
     app.add_middleware(CORSMiddleware, allow_methods=["*"], allow_headers=["*"])
     if hosts is not None:
         app.add_middleware(HostCheck, hosts=hosts)
     app.add_middleware(SecurityHeaders)
-    _plain(app, service, metrics)
-    app.include_router(EmbeddingRoutes(asking).router)
-    app.include_router(TaskRoutes(asking).router)
-    if page is not None:
-        # Last, since it answers every path that is left, and even other methods of ours.
+    _add_server_endpoints(app, service, metrics)
+    app.include_router(EmbeddingRoutes(executor).router)
+    app.include_router(TaskRoutes(executor).router)
+    if mount_page is not None:
+        # Last, because the page handles all remaining paths, and all remaining methods of the
+        # endpoints.
         _refuse_other_methods(app)
-        app = page(app, service)
-    asked = None if key is None else ApiKey(key, page=page is not None)
-    return RequestMiddleware(app, settings=settings, metrics=metrics, key=asked, origins=origins)
+        app = mount_page(app, service)
+    api_key = None if key is None else ApiKey(key, has_page=mount_page is not None)
+    return RequestMiddleware(app, settings=settings, metrics=metrics, key=api_key, origins=origins)
 
 
 def _refuse_other_methods(app: FastAPI) -> None:
-    """Answer 405 to the methods that an endpoint does not take, before anything else is asked."""
-    for path, methods in app.openapi()["paths"].items():
-        taken = sorted(map(str.upper, methods))
+    """Answer 405 to methods that an endpoint does not accept; the page would handle them."""
+    for path, operations in app.openapi()["paths"].items():
+        accepted = sorted(map(str.upper, operations))
 
-        async def refuse(_: Request, allowed: str = ", ".join(taken)) -> Response:
-            raise HTTPException(405, headers={"Allow": allowed})
+        async def refuse(_: Request, allow: str = ", ".join(accepted)) -> Response:
+            raise HTTPException(405, headers={"Allow": allow})
 
-        others = [name for name in _METHODS if name not in taken]
-        app.router.add_route(path, refuse, others, include_in_schema=False)
+        refused = [method for method in _METHODS if method not in accepted]
+        app.router.add_route(path, refuse, refused, include_in_schema=False)
 
 
-def _plain(app: FastAPI, service: Service, metrics: Metrics) -> None:
-    """Add what tells of the server itself."""
+def _add_server_endpoints(app: FastAPI, service: Service, metrics: Metrics) -> None:
+    """Add health, readiness, metrics and documentation endpoints."""
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> Response:
-        """Tell that the server lives."""
+        """Liveness probe: 200 while the server runs."""
         return to_json_response({"status": "ok"})
 
     @app.head("/ready", include_in_schema=False)
     @app.get("/ready")
     async def ready() -> Response:
-        """Tell whether the server takes work."""
+        """Readiness probe: 200 while the server accepts requests, else 503."""
         if service.batcher.is_alive:
             return to_json_response({"status": "ready"})
-        return error_response(503, "the server is being stopped, or a model thread has ended")
+        return error_response(503, "the server is shutting down, or a model thread has died")
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics_page() -> Response:
-        """Tell Prometheus what was done."""
+        """Return metrics for Prometheus."""
         return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/docs", response_class=HTMLResponse)
     async def docs() -> Response:
-        """Tell people the endpoints."""
+        """Document the endpoints (HTML)."""
         return HTMLResponse(render_docs(app.openapi()))

@@ -1,7 +1,4 @@
-"""The key that clients show, in a header of their own or as the password of a page's visitor.
-
-It never knows what is asked for.
-"""
+"""API key authentication: bearer tokens, and basic authentication for browsers."""
 
 import base64
 import binascii
@@ -16,58 +13,65 @@ from bertsmith.serve.errors import error_response
 
 
 class ApiKey:
-    """A server's key, compared in constant time."""
+    """The server's API key, compared in constant time."""
 
-    def __init__(self, key: str, *, page: bool = False) -> None:
-        """``page``: whether browsers may show it as a password, whatever the name (RFC 7617).
+    def __init__(self, key: str, *, has_page: bool = False) -> None:
+        """Accept one key, without leading and trailing white space.
 
-        Raises SettingsError for an empty key; white space around it is none of it.
+        Args:
+            key: the key.
+            has_page: whether the server has a web page. Browsers may then send the key as the
+                password of basic authentication (RFC 7617), with any user name.
+
+        Raises:
+            SettingsError: the key is empty.
         """
         if not key.strip():
-            raise SettingsError("the key is empty; give one, or none at all")
-        self._key, self._page = key.strip().encode(), page
+            raise SettingsError("the API key is empty; set a key, or leave the option out")
+        self._key, self._has_page = key.strip().encode(), has_page
 
     def matches(self, method: str, headers: Mapping[bytes, bytes]) -> bool:
-        """Tell whether a request's headers, their names in lower case, show the key."""
-        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-        scheme, given = scheme.lower(), given.strip()
-        if scheme == b"basic" and self._page:
-            password = _decoded(given).partition(b":")[2]
-            return hmac.compare_digest(password, self._key) and _of_our_page(method, headers)
-        return scheme == b"bearer" and hmac.compare_digest(given, self._key)
+        """Return whether a request is authenticated; ``headers`` have lower-case names."""
+        scheme, _, credentials = headers.get(b"authorization", b"").partition(b" ")
+        scheme, credentials = scheme.lower(), credentials.strip()
+        if scheme == b"basic" and self._has_page:
+            password = _decode_base64(credentials).partition(b":")[2]
+            return hmac.compare_digest(password, self._key) and _is_same_origin(method, headers)
+        return scheme == b"bearer" and hmac.compare_digest(credentials, self._key)
 
     def unauthorized_response(self, headers: Mapping[bytes, bytes]) -> Response:
-        """Return what answers a request without it; a person's browser then asks for a password."""
-        if self._page and b"text/html" in headers.get(b"accept", b""):
-            way = 'Basic realm="Bertsmith: any name, the key as password", charset="UTF-8"'
+        """Return the 401 response; for HTML requests it makes a browser ask for the password."""
+        if self._has_page and b"text/html" in headers.get(b"accept", b""):
+            challenge = 'Basic realm="Bertsmith: any name, the key as password", charset="UTF-8"'
         else:
-            way = "Bearer"
+            challenge = "Bearer"
         return error_response(
-            401, "send the header Authorization: Bearer KEY with this server's key",
-            {"WWW-Authenticate": way},
+            401, "the API key is missing or wrong; send the header Authorization: Bearer KEY",
+            {"WWW-Authenticate": challenge},
         )  # fmt: skip
 
 
-def _of_our_page(method: str, headers: Mapping[bytes, bytes]) -> bool:
-    """Tell whether a request comes of this server's page, or opens it.
+def _is_same_origin(method: str, headers: Mapping[bytes, bytes]) -> bool:
+    """Return whether a request comes from this server's page, or opens it in a tab.
 
-    Browsers send a password by themselves, whoever's page asks. They say whose it was in
-    Sec-Fetch-Site, if the address is one of https or this machine's own; else Origin says it,
-    without which it is a plain read whose answer other pages do not see.
+    Browsers attach a saved password to requests of any site (CSRF). Sec-Fetch-Site names the
+    requesting site; browsers send it over HTTPS and to localhost only. Otherwise Origin does.
+    Requests without either are plain reads, whose response other sites cannot see.
     """
     site = headers.get(b"sec-fetch-site")
     if site is None:
         origin = headers.get(b"origin")
         return origin is None or urlsplit(origin).netloc == headers.get(b"host")
-    # Whoever follows a link sees our page, and the page with the link does not.
-    opens = method == "GET" and headers.get(b"sec-fetch-mode") == b"navigate"
+    # Following a link from another site is safe: that site cannot read the opened page.
+    is_navigation = method == "GET" and headers.get(b"sec-fetch-mode") == b"navigate"
     return site in (b"same-origin", b"none") or (
-        opens and headers.get(b"sec-fetch-dest") == b"document"
+        is_navigation and headers.get(b"sec-fetch-dest") == b"document"
     )
 
 
-def _decoded(given: bytes) -> bytes:
+def _decode_base64(encoded: bytes) -> bytes:
+    """Return the decoded bytes, empty if they are not valid base64."""
     try:
-        return base64.b64decode(given, validate=True)
+        return base64.b64decode(encoded, validate=True)
     except binascii.Error:
         return b""

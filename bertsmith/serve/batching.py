@@ -1,7 +1,7 @@
-"""Packs what many clients ask into batches for model threads: by tokens, fairly, within limits.
+"""Dynamic batching: pack the sequences of concurrent calls into batches with a token budget.
 
-Calls that could not be answered by their deadline are refused when they come. Otherwise an
-overloaded server would work on all of them a little, and answer none in time.
+Calls that cannot be answered by their deadline are rejected on arrival (admission control).
+Otherwise an overloaded server would spend its time on calls that all expire.
 """
 
 import heapq
@@ -25,53 +25,72 @@ from bertsmith.serve.deadline import (
     wait_for_result,
 )
 
-#: Answers the payloads of a batch, in their order.
+#: Returns the result of each payload of a batch, in order.
 Compute = Callable[[list[Any]], Sequence[Any]]
-#: Tokens a second before any were computed.
-_FIRST_RATE = 4000.0
-#: What the newest full batch counts in the rate.
-_NEWEST = 0.2
-#: Full batches after which the rate is measured well enough to refuse calls by it; the first one
-#: takes longer than others.
-_MIN_BATCHES = 2.0
-#: Of its time, what a call of several batches may need by the measured rate. Short calls that come
-#: later have their turns before its last ones.
+#: Assumed tokens per second before the first measurement.
+_INITIAL_RATE = 4000.0
+#: Smoothing factor of the rate's exponential moving average, for a full batch.
+_RATE_SMOOTHING = 0.2
+#: Full batches needed before calls are rejected by the measured rate: the first batch of a server
+#: is slower than later ones.
+_MIN_RATE_BATCHES = 2.0
+#: Share of its remaining time that a call of several batches may need at the measured rate. The
+#: rest is reserved for short calls, which overtake the last sequences of such a call.
 _LARGE_CALL_SHARE = 0.8
 
 
 @dataclass(eq=False)
-class _Asked:
-    """What one call asked for: its units' answers as they come, and the future of them all."""
+class _Call:
+    """One call of ``submit``.
+
+    Attributes:
+        compute: computes a batch.
+        expires_at: deadline, in seconds of the monotonic clock.
+        results: result of each unit, None until it is computed.
+        units_left: units that are not computed yet.
+        tokens: tokens of all units.
+        tokens_left: tokens of the units that are not computed yet.
+        tokens_queued: tokens of the units in the queue.
+        future: resolves to ``results``.
+    """
 
     compute: Compute
-    deadline: float
-    answers: list[Any]
-    left: int
-    #: Of all units, of those that are not computed, and of those that wait.
+    expires_at: float
+    results: list[Any]
+    units_left: int
     tokens: int
     tokens_left: int
-    tokens_waiting: int
+    tokens_queued: int
     future: Future[list[Any]] = field(default_factory=Future)
 
 
 @dataclass(order=True)
 class _Unit:
-    """One sequence that waits. ``due``: when its turn is, in seconds of the monotonic clock."""
+    """One queued sequence, ordered by scheduled time.
 
-    due: float
+    Attributes:
+        scheduled_at: seconds of the monotonic clock.
+        number: breaks ties in the order of arrival.
+        tokens: length of the sequence.
+        payload: argument for ``call.compute``.
+        call: the call it belongs to.
+        index: index in ``call.results``.
+    """
+
+    scheduled_at: float
     number: int
     tokens: int = field(compare=False)
     payload: Any = field(compare=False)
-    asked: _Asked = field(compare=False)
-    place: int = field(compare=False)
+    call: _Call = field(compare=False)
+    index: int = field(compare=False)
 
 
 class Batcher:
-    """A thread or more that compute; any thread may ask.
+    """Computes the units (sequences) of concurrent calls in batches, on one or more threads.
 
-    Each unit has a turn: the time at which it came, later by as long as the units before it in the
-    same call take. So a call of thousands of texts lets a call of one text in between, and still
-    has its own turns, which nothing that comes later can take.
+    Scheduling is fair: a unit's scheduled time is its call's arrival time plus the estimated time
+    of the units before it in the same call. A call with one text can therefore overtake most of an
+    earlier call with thousands of texts, but cannot delay the units scheduled before it.
     """
 
     def __init__(
@@ -80,260 +99,291 @@ class Batcher:
         batch_tokens: int,
         queue_tokens: int,
         call_tokens: int,
-        wait: float,
-        at_once: int = 1,
+        max_wait: float,
+        num_threads: int = 1,
         on_batch: Callable[[int, int, float], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``wait``: seconds that a lone unit waits. ``on_batch``: of units, tokens, seconds of each.
+        """Start the threads.
 
-        ``at_once``: batches under way at most, each on its share of the CPU's threads. ``clock``:
-        seconds, on which the deadlines of calls are.
+        Args:
+            batch_tokens: maximum tokens per batch; a longer unit gets a batch of its own.
+            queue_tokens: maximum tokens in the queue.
+            call_tokens: maximum tokens per call.
+            max_wait: seconds to wait for a batch to fill.
+            num_threads: number of batches computed concurrently; they share the CPU cores.
+            on_batch: called with the units, tokens and seconds of each computed batch.
+            clock: returns the time in seconds; deadlines use the same clock.
         """
         self._clock = clock
         self._batch_tokens, self._queue_tokens = batch_tokens, queue_tokens
-        self._call_tokens, self._wait, self._told = call_tokens, wait, on_batch
+        self._call_tokens, self._max_wait, self._on_batch = call_tokens, max_wait, on_batch
         self._queues: dict[Hashable, list[_Unit]] = {}
-        self._numbers = itertools.count()
+        self._unit_numbers = itertools.count()
         self._changed = threading.Condition()
-        self._open = True
-        self._rate = _FIRST_RATE
-        #: Full batches, or parts of them, of which the rate is.
-        self._measured = 0.0
-        #: Tokens that wait, and tokens of batches under way.
-        self.waiting, self._computing = 0, 0
-        #: Calls that have no answer yet, the oldest first.
-        self._calls: dict[_Asked, None] = {}
-        self._cores, self._under_way = torch.get_num_threads(), 0
+        self._is_open = True
+        #: Moving average of tokens per second, over all threads.
+        self._rate = _INITIAL_RATE
+        #: Number of full batches measured so far; smaller batches count as fractions.
+        self._measured_batches = 0.0
+        #: Tokens in the queue, and tokens of the batches being computed.
+        self.queued_tokens, self._running_tokens = 0, 0
+        #: Unanswered calls, oldest first.
+        self._calls: dict[_Call, None] = {}
+        self._num_cores, self._running_batches = torch.get_num_threads(), 0
         self._threads = [
-            threading.Thread(target=self._work, name=f"model-{number}", daemon=True)
-            for number in range(at_once)
+            threading.Thread(target=self._run, name=f"model-{number}", daemon=True)
+            for number in range(num_threads)
         ]
-        for own in self._threads:
-            own.start()
+        for thread in self._threads:
+            thread.start()
 
     @property
     def is_alive(self) -> bool:
-        """Whether the model threads run and take work."""
-        return self._open and all(own.is_alive() for own in self._threads)
+        """Whether calls are accepted and all threads run."""
+        return self._is_open and all(thread.is_alive() for thread in self._threads)
 
     def submit(
         self,
         key: Hashable,
         compute: Compute,
         units: Sequence[tuple[int, Any]],
-        patience: Deadline,
+        deadline: Deadline,
     ) -> Future[list[Any]]:
-        """Ask for the answers to units (tokens, payload); one key's are computed together.
+        """Queue a call and return the future of its results.
 
-        Raises LargeError, BusyError or StoppingError at once; the future may raise LateError.
+        Args:
+            key: units of different calls share a batch only if their keys are equal.
+            compute: computes a batch of payloads; equivalent for all calls with the same key.
+            units: (number of tokens, payload) of each sequence.
+            deadline: the call's deadline. The future raises DeadlineExceededError after it.
+
+        Raises:
+            RequestTooLargeError: the call has too many tokens.
+            BusyError: the queue is full, or the call would not be answered in time.
+            ShuttingDownError: the batcher is closed.
         """
         total = sum(tokens for tokens, _ in units)
         if total > self._call_tokens:
             raise RequestTooLargeError(
-                f"the request has {total:,} tokens; this server takes {self._call_tokens:,} of one "
-                "request: part it"
+                f"the limit is {self._call_tokens:,} tokens per request, got {total:,}; split the "
+                "request"
             )
-        asked = _Asked(
-            compute, patience.expires_at, [None] * len(units), len(units), total, total, total
+        call = _Call(
+            compute, deadline.expires_at, [None] * len(units), len(units), total, total, total
         )
-        patience.cancel_on_disconnect(asked.future)
+        deadline.cancel_on_disconnect(call.future)
         if not units:
-            asked.future.set_result([])
-            return asked.future
+            call.future.set_result([])
+            return call.future
         with self._changed:
-            if not self._open:
-                raise ShuttingDownError("the server is being stopped; ask another one")
-            self._refuse_late(total, patience.expires_at - self._clock())
-            due = self._clock()
+            if not self._is_open:
+                raise ShuttingDownError("the server is shutting down; use another server")
+            self._reject_if_overloaded(total, deadline.expires_at - self._clock())
+            scheduled_at = self._clock()
             queue = self._queues.setdefault(key, [])
-            for place, (tokens, payload) in enumerate(units):
-                unit = _Unit(due, next(self._numbers), tokens, payload, asked, place)
-                heapq.heappush(queue, unit)
-                due += tokens / self._rate
-            self.waiting += total
-            self._calls[asked] = None
-            # At once if the client went away meanwhile.
-            asked.future.add_done_callback(lambda _: self._release(asked))
+            for index, (tokens, payload) in enumerate(units):
+                number = next(self._unit_numbers)
+                heapq.heappush(queue, _Unit(scheduled_at, number, tokens, payload, call, index))
+                scheduled_at += tokens / self._rate
+            self.queued_tokens += total
+            self._calls[call] = None
+            # Runs immediately if the client has disconnected in the meantime.
+            call.future.add_done_callback(lambda _: self._forget(call))
             self._changed.notify()
-        return asked.future
+        return call.future
 
     def run(
         self,
         key: Hashable,
         compute: Compute,
         units: Sequence[tuple[int, Any]],
-        patience: Deadline,
+        deadline: Deadline,
     ) -> list[Any]:
-        """Ask and wait; raises what ``submit`` does, LateError, or GoneError."""
-        return wait_for_result(self.submit(key, compute, units, patience), patience)
+        """Submit a call and wait for its results.
 
-    def close(self, seconds: float) -> None:
-        """Take nothing new, finish what waits, and end; after ``seconds`` in any case."""
+        Raises:
+            DeadlineExceededError: there are no results at the deadline.
+            DisconnectedError: the client disconnected.
+            BertsmithError: as for ``submit``.
+        """
+        return wait_for_result(self.submit(key, compute, units, deadline), deadline)
+
+    def close(self, timeout: float) -> None:
+        """Reject new calls, finish queued ones, and join the threads for ``timeout`` seconds."""
         with self._changed:
-            self._open = False
+            self._is_open = False
             self._changed.notify_all()
-        end = time.monotonic() + seconds
-        for own in self._threads:
-            own.join(max(end - time.monotonic(), 0.0))
+        end = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(end - time.monotonic(), 0.0))
 
-    def _refuse_late(self, total: int, seconds_left: float) -> None:
-        """Raise BusyError for a call of ``total`` tokens that would not be answered in time."""
-        ahead = self.waiting + self._computing
-        if self.waiting and self.waiting + total > self._queue_tokens:
-            seconds = self.waiting / self._rate
+    def _reject_if_overloaded(self, total: int, seconds_left: float) -> None:
+        """Raise BusyError if a call of ``total`` tokens does not fit or would be late."""
+        pending = self.queued_tokens + self._running_tokens
+        if self.queued_tokens and self.queued_tokens + total > self._queue_tokens:
+            seconds = self.queued_tokens / self._rate
             raise BusyError(
-                f"{self.waiting:,} tokens are waiting already; ask again in {seconds:.0f} seconds",
+                f"the queue is full: {self.queued_tokens:,} tokens are waiting; retry in "
+                f"{seconds:.0f} seconds",
                 seconds,
             )
-        if not ahead or self._measured < _MIN_BATCHES:
-            # A call that is alone gets its chance: the rate may be wrong.
+        if not pending or self._measured_batches < _MIN_RATE_BATCHES:
+            # A call without competition is always accepted: the estimated rate may be wrong.
             return
         if total > self._batch_tokens:
             seconds_left *= _LARGE_CALL_SHARE
-        needed = (ahead + total) / self._rate
+        needed = (pending + total) / self._rate
         if needed > seconds_left:
-            raise self._busy(min(needed - seconds_left, ahead / self._rate))
+            raise self._busy_error(min(needed - seconds_left, pending / self._rate))
 
-    def _busy(self, seconds: float) -> BusyError:
-        ahead = self.waiting + self._computing
+    def _busy_error(self, seconds: float) -> BusyError:
+        pending = self.queued_tokens + self._running_tokens
         return BusyError(
-            f"the server is busy: {ahead:,} tokens are waiting or being computed, at "
-            f"{self._rate:,.0f} a second; ask again in {max(seconds, 1.0):.0f} seconds",
+            f"the server is busy: {pending:,} tokens are waiting or being computed, at "
+            f"{self._rate:,.0f} tokens per second; retry in {max(seconds, 1.0):.0f} seconds",
             seconds,
         )
 
-    def _shed(self) -> None:
-        """Refuse the newest large calls that by a newly measured rate cannot be answered in time.
+    def _shed_load(self) -> None:
+        """Reject large calls that will be late at the current rate, newest first.
 
-        The rate was not known when they came, or is lower now. Their time would be lost for all.
+        They were accepted when the rate was unknown or higher. Computing them would make other
+        calls late as well.
         """
-        now, ahead = self._clock(), self.waiting + self._computing
+        now, pending = self._clock(), self.queued_tokens + self._running_tokens
         oldest = next(iter(self._calls), None)
         if (
             oldest is None
-            or self._measured < _MIN_BATCHES
-            or now + ahead / self._rate <= oldest.deadline
+            or self._measured_batches < _MIN_RATE_BATCHES
+            or now + pending / self._rate <= oldest.expires_at
         ):
             return
-        ahead = 0
+        tokens_ahead = 0
         for call in list(self._calls):
-            is_late = now + (ahead + call.tokens_left) / self._rate > call.deadline
+            is_late = now + (tokens_ahead + call.tokens_left) / self._rate > call.expires_at
             is_large = call.tokens > self._batch_tokens
-            if ahead and is_large and is_late and call.tokens_waiting:
-                self._fail(call, self._busy(ahead / self._rate))
+            if tokens_ahead and is_large and is_late and call.tokens_queued:
+                self._fail(call, self._busy_error(tokens_ahead / self._rate))
             else:
-                ahead += call.tokens_left
+                tokens_ahead += call.tokens_left
 
-    def _release(self, asked: _Asked) -> None:
-        """Forget a call that has its answer, an error, or nobody who waits for it."""
+    def _forget(self, call: _Call) -> None:
+        """Remove a call whose future is done: answered, failed or cancelled."""
         with self._changed:
-            self.waiting -= asked.tokens_waiting
-            asked.tokens_waiting = 0
-            self._calls.pop(asked, None)
+            self.queued_tokens -= call.tokens_queued
+            call.tokens_queued = 0
+            self._calls.pop(call, None)
 
-    def _work(self) -> None:
+    def _run(self) -> None:
+        """Compute batches until the batcher is closed and the queue is empty."""
         with torch.inference_mode():
-            while (batch := self._next()) is not None:
+            while (batch := self._next_batch()) is not None:
                 tokens = sum(unit.tokens for unit in batch)
                 try:
-                    # A lone batch has all cores, where threads of one product wait for each other.
-                    set_local_num_threads(max(self._cores // self._under_way, 1))
-                    if live := [unit for unit in batch if self._wanted(unit)]:
+                    # Concurrent batches share the cores; a lone batch uses all of them.
+                    set_local_num_threads(max(self._num_cores // self._running_batches, 1))
+                    if live := [unit for unit in batch if self._is_live(unit)]:
                         self._compute(live)
                 finally:
                     with self._changed:
-                        self._under_way -= 1
-                        self._computing -= tokens
+                        self._running_batches -= 1
+                        self._running_tokens -= tokens
 
-    def _next(self) -> list[_Unit] | None:
-        """Wait for work and take a batch; None when there will be no more."""
+    def _next_batch(self) -> list[_Unit] | None:
+        """Wait for a batch; return None once the batcher is closed and the queue is empty."""
         with self._changed:
             while True:
                 while not self._queues:
-                    self._changed.wait_for(lambda: self._queues or not self._open)
+                    self._changed.wait_for(lambda: self._queues or not self._is_open)
                     if not self._queues:
                         return None
-                    # Another thread may take it meanwhile.
+                    # The outer loop checks again: another thread may empty the queue meanwhile.
                     self._changed.wait_for(
-                        lambda: self.waiting >= self._batch_tokens or not self._open, self._wait
+                        lambda: self.queued_tokens >= self._batch_tokens or not self._is_open,
+                        self._max_wait,
                     )
-                if batch := self._take():
+                if batch := self._pop_batch():
                     return batch
 
-    def _take(self) -> list[_Unit]:
-        """Take the batch whose turn it is; [] where nobody waits for its units any more."""
-        key = min(self._queues, key=lambda own: self._queues[own][0])
+    def _pop_batch(self) -> list[_Unit]:
+        """Pop the units with the earliest scheduled times; empty if all their calls are done."""
+        key = min(self._queues, key=lambda key: self._queues[key][0])
         queue, tokens = self._queues[key], 0
         batch: list[_Unit] = []
         while queue and (not batch or tokens + queue[0].tokens <= self._batch_tokens):
             unit = heapq.heappop(queue)
-            if unit.asked.future.done():
+            if unit.call.future.done():
                 continue
             batch.append(unit)
             tokens += unit.tokens
-            unit.asked.tokens_waiting -= unit.tokens
+            unit.call.tokens_queued -= unit.tokens
         if not queue:
             del self._queues[key]
         if batch:
-            self.waiting -= tokens
-            self._computing += tokens
-            self._under_way += 1
+            self.queued_tokens -= tokens
+            self._running_tokens += tokens
+            self._running_batches += 1
         if self._queues:
             self._changed.notify()
         return batch
 
     def _compute(self, batch: list[_Unit]) -> None:
-        # One key may stand for calls with computations of their own; they are all alike.
-        compute, began, beside = batch[0].asked.compute, self._clock(), self._under_way
+        """Compute a batch and store its results. If it fails, retry unit by unit."""
+        # Calls with the same key have equivalent functions, so any of them will do.
+        compute, started_at = batch[0].call.compute, self._clock()
+        concurrent_at_start = self._running_batches
         try:
-            answers: Sequence[Any] = compute([unit.payload for unit in batch])
-        except Exception as error:  # noqa: BLE001 - told to those who asked
+            results: Sequence[Any] = compute([unit.payload for unit in batch])
+        except Exception as error:  # noqa: BLE001 - forwarded to the caller's future
             if len(batch) > 1:
-                # Only the one that cannot be computed fails.
+                # Only the calls of the failing units get the error.
                 for unit in batch:
                     self._compute([unit])
                 return
-            self._fail(batch[0].asked, error)
+            self._fail(batch[0].call, error)
             return
-        seconds = self._clock() - began
+        seconds = self._clock() - started_at
         tokens = sum(unit.tokens for unit in batch)
         with self._changed:
-            # Of all threads together: as many as were computing, on average.
-            rate = tokens / max(seconds, 1e-6) * (beside + self._under_way) / 2
-            # Small batches take longer by the token; those of a long queue are full.
+            # Scaled to all threads by the mean number of concurrent batches.
+            concurrency = (concurrent_at_start + self._running_batches) / 2
+            rate = tokens / max(seconds, 1e-6) * concurrency
+            # Small batches are slower per token, but a long queue produces full batches: weight
+            # the measurement by how full the batch is.
             fill = min(tokens / self._batch_tokens, 1.0)
-            self._rate += fill * max(_NEWEST, 1 / (self._measured + 1)) * (rate - self._rate)
-            self._measured += fill
-        self._answer(batch, answers)
+            weight = fill * max(_RATE_SMOOTHING, 1 / (self._measured_batches + 1))
+            self._rate += weight * (rate - self._rate)
+            self._measured_batches += fill
+        self._store_results(batch, results)
         with self._changed:
-            self._shed()
-        if self._told is not None:
-            self._told(len(batch), tokens, seconds)
+            self._shed_load()
+        if self._on_batch is not None:
+            self._on_batch(len(batch), tokens, seconds)
 
-    def _answer(self, batch: list[_Unit], answers: Sequence[Any]) -> None:
+    def _store_results(self, batch: list[_Unit], results: Sequence[Any]) -> None:
+        # Under the lock: another thread may be storing results of the same call.
         with self._changed:
-            # Other units of the same call may be computed just now.
-            for unit, answer in zip(batch, answers, strict=True):
-                asked = unit.asked
-                asked.answers[unit.place] = answer
-                asked.left -= 1
-                asked.tokens_left -= unit.tokens
-                if asked.left or asked.future.done():
+            for unit, result in zip(batch, results, strict=True):
+                call = unit.call
+                call.results[unit.index] = result
+                call.units_left -= 1
+                call.tokens_left -= unit.tokens
+                if call.units_left or call.future.done():
                     continue
-                if asked.future.set_running_or_notify_cancel():
-                    asked.future.set_result(asked.answers)
+                if call.future.set_running_or_notify_cancel():
+                    call.future.set_result(call.results)
 
-    def _wanted(self, unit: _Unit) -> bool:
-        """Tell whether somebody still waits for a unit."""
-        if unit.asked.future.done():
+    def _is_live(self, unit: _Unit) -> bool:
+        """Return whether a unit's call is pending; fail the call if it is past its deadline."""
+        if unit.call.future.done():
             return False
-        if self._clock() > unit.asked.deadline:
-            self._fail(unit.asked, deadline_exceeded())
+        if self._clock() > unit.call.expires_at:
+            self._fail(unit.call, deadline_exceeded())
             return False
         return True
 
-    def _fail(self, asked: _Asked, error: Exception) -> None:
+    def _fail(self, call: _Call, error: Exception) -> None:
         with self._changed:
-            if not asked.future.done() and asked.future.set_running_or_notify_cancel():
-                asked.future.set_exception(error)
+            if not call.future.done() and call.future.set_running_or_notify_cancel():
+                call.future.set_exception(error)

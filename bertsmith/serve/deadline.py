@@ -1,7 +1,4 @@
-"""How long a request waits, and each way in which it ends without an answer.
-
-It never knows what is asked.
-"""
+"""Request deadlines, and the errors of requests that end without an answer."""
 
 import time
 from concurrent.futures import CancelledError, Future
@@ -12,27 +9,31 @@ from bertsmith.text.unknown import TokenCounts
 
 
 class BusyError(BertsmithError):
-    """The queue is full. ``seconds``: after which it is worth to ask again."""
+    """The server is overloaded.
 
-    def __init__(self, message: str, seconds: float) -> None:
+    Attributes:
+        retry_after: seconds until a retry is likely to succeed.
+    """
+
+    def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
-        self.retry_after = seconds
+        self.retry_after = retry_after
 
 
 class DeadlineExceededError(BertsmithError):
-    """There was no answer within the time of a request."""
+    """The request was not answered within its time limit."""
 
 
 class DisconnectedError(BertsmithError):
-    """The client went away before there was an answer."""
+    """The client disconnected before it was answered."""
 
 
 class ShuttingDownError(BertsmithError):
-    """The server is being stopped and takes nothing new."""
+    """The server is shutting down and accepts no new requests."""
 
 
 class RequestTooLargeError(BertsmithError):
-    """One request asks for more than it may."""
+    """The request exceeds a limit of the server."""
 
 
 class NotFiniteError(BertsmithError):
@@ -40,57 +41,69 @@ class NotFiniteError(BertsmithError):
 
     def __init__(self, model: str) -> None:
         super().__init__(
-            f"the model {model!r} computed numbers that are not finite (NaN or infinity): its "
-            "weights are broken; serve another checkpoint of it"
+            f"the outputs of model {model!r} are not finite (NaN or infinity): its weights are "
+            "broken; serve another checkpoint"
         )
 
 
 class Deadline:
-    """How long one request waits, and its end before that if the client goes away."""
+    """Time limit of one request; it can be cancelled earlier, when the client disconnects.
+
+    Attributes:
+        expires_at: seconds of the monotonic clock.
+        is_cancelled: whether ``cancel`` was called.
+        token_counts: tokens of all texts of the request, including texts the model truncates.
+    """
 
     def __init__(self, seconds: float) -> None:
-        """``seconds`` from now on."""
+        """Start the time limit, in seconds."""
         self.expires_at = time.monotonic() + seconds
         self.is_cancelled = False
-        #: The tokens of the request's texts, whichever of them the model reads.
         self.token_counts = TokenCounts()
-        self._waiting: Future[Any] | None = None
+        self._future: Future[Any] | None = None
 
     def remaining(self) -> float:
         """Return the seconds until the deadline; negative after it."""
         return self.expires_at - time.monotonic()
 
     def check(self) -> None:
-        """Raise GoneError or LateError where nobody waits for the answer any more."""
+        """Raise DisconnectedError or DeadlineExceededError if the request is cancelled or late."""
         if self.is_cancelled:
-            raise DisconnectedError("the client went away")
+            raise DisconnectedError("the client disconnected")
         if self.remaining() < 0:
             raise deadline_exceeded()
 
     def cancel_on_disconnect(self, future: Future[Any]) -> None:
-        """Remember what is cancelled if the client goes away."""
-        self._waiting = future
+        """Cancel the future when this deadline is cancelled."""
+        self._future = future
         if self.is_cancelled:
             future.cancel()
 
     def cancel(self) -> None:
-        """Give up, from any thread."""
+        """Cancel the request; callable from any thread."""
         self.is_cancelled = True
-        if self._waiting is not None:
-            self._waiting.cancel()
+        if self._future is not None:
+            self._future.cancel()
 
 
-def wait_for_result(future: Future[list[Any]], patience: Deadline) -> list[Any]:
-    """Return the answers, within the time there is; raises LateError or GoneError."""
+def wait_for_result(future: Future[list[Any]], deadline: Deadline) -> list[Any]:
+    """Return the result of a future.
+
+    Raises:
+        DeadlineExceededError: the future is not done at the deadline.
+        DisconnectedError: the future was cancelled.
+    """
     try:
-        return future.result(max(patience.expires_at - time.monotonic(), 0.0))
+        return future.result(max(deadline.expires_at - time.monotonic(), 0.0))
     except TimeoutError:
         future.cancel()
         raise deadline_exceeded() from None
     except CancelledError:
-        raise DisconnectedError("the client went away") from None
+        raise DisconnectedError("the client disconnected") from None
 
 
 def deadline_exceeded() -> DeadlineExceededError:
-    """Return the error of a request whose time is over."""
-    return DeadlineExceededError("there was no answer in time; ask for less at once, or later")
+    """Return the error of a request that was not answered in time."""
+    return DeadlineExceededError(
+        "the request was not answered in time; send fewer texts per request, or retry later"
+    )

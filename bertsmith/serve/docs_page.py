@@ -1,6 +1,6 @@
-"""The page /docs: every endpoint with its body, from the app's own description, as plain HTML.
+"""The page /docs: all endpoints as static HTML, rendered from the OpenAPI schema.
 
-It never asks another host for anything, as the usual pages of this kind do.
+FastAPI's own documentation pages load scripts from a CDN; this one loads nothing.
 """
 
 import json
@@ -17,7 +17,7 @@ pre{background:#8881;padding:.7rem;overflow-x:auto;border-radius:.4rem}
 td,th{text-align:left;vertical-align:top;padding:.15rem 1rem .15rem 0}
 :root{color-scheme:light dark}
 """
-#: A body for each endpoint, to begin with.
+#: Example request body of each endpoint.
 EXAMPLES: dict[str, Any] = {
     "/v1/embeddings": {"model": "NAME", "input": ["a sentence", "another one"]},
     "/embed": {"inputs": ["a sentence", "another one"], "layer": -2, "pooling": "mean"},
@@ -34,7 +34,7 @@ EXAMPLES: dict[str, Any] = {
 
 
 def render_docs(schema: dict[str, Any]) -> str:
-    """Return the page of an OpenAPI description."""
+    """Return an OpenAPI schema as an HTML page."""
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><title>Bertsmith: endpoints</title>",
         "<meta name=viewport content='width=device-width'>",
@@ -43,30 +43,31 @@ def render_docs(schema: dict[str, Any]) -> str:
         f"A response has the header <code>{UNKNOWN_SHARE_HEADER}: 0.84</code> if more than ",
         f"{MAX_UNKNOWN_SHARE:.0%} of the tokens of its texts are [UNK], here 84%: the model's ",
         "vocabulary does not cover them; choose a model for their language. ",
-        "<a href=/openapi.json>/openapi.json</a> describes all of this for programs.</p>",
+        "Machine-readable schema: <a href=/openapi.json>/openapi.json</a>.</p>",
     ]
     for path, methods in schema["paths"].items():
-        for method, told in methods.items():
+        for method, operation in methods.items():
             parts.append(f"<h2><code>{method.upper()} {escape(path)}</code></h2>")
-            parts.append(f"<p>{escape(told.get('description', ''))}</p>")
+            parts.append(f"<p>{escape(operation.get('description', ''))}</p>")
             if path in EXAMPLES:
                 body = json.dumps(EXAMPLES[path], ensure_ascii=False)
                 command = f"curl -s localhost:8080{path} -H 'Content-Type: application/json' \\\n"
                 parts.append(f"<pre>{escape(command)}  -d '{escape(body)}'</pre>")
-            parts.append(_fields(told, schema))
+            parts.append(_render_fields(operation, schema))
     return "".join(parts)
 
 
-def _fields(told: dict[str, Any], schema: dict[str, Any]) -> str:
-    """Return a table of the fields of a body, "" where there is none."""
-    content = told.get("requestBody", {}).get("content", {}).get("application/json", {})
+def _render_fields(operation: dict[str, Any], schema: dict[str, Any]) -> str:
+    """Return a table of the fields of an operation's body; empty if it takes no body."""
+    content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
     name = content.get("schema", {}).get("$ref", "").rpartition("/")[2]
     body = schema.get("components", {}).get("schemas", {}).get(name)
     if body is None:
         return ""
     rows = []
-    for field, own in body["properties"].items():
-        needed = "needed" if field in body.get("required", ()) else json.dumps(own.get("default"))
-        about = escape(own.get("description", ""))
-        rows.append(f"<tr><td><code>{escape(field)}</code><td>{escape(needed)}<td>{about}")
-    return f"<table><tr><th>field<th>usually<th>{''.join(rows)}</table>"
+    for field, properties in body["properties"].items():
+        is_required = field in body.get("required", ())
+        default = "required" if is_required else json.dumps(properties.get("default"))
+        description = escape(properties.get("description", ""))
+        rows.append(f"<tr><td><code>{escape(field)}</code><td>{escape(default)}<td>{description}")
+    return f"<table><tr><th>field<th>default<th>{''.join(rows)}</table>"

@@ -1,7 +1,4 @@
-"""Every error of the server in one form, with a status and a message that says what to do.
-
-It never knows which endpoint failed.
-"""
+"""Error responses in the format of OpenAI's API."""
 
 import logging
 from typing import Any, Final
@@ -22,13 +19,13 @@ from bertsmith.serve.deadline import (
     ShuttingDownError,
 )
 
-#: What nobody reads any more: the client closed its end (nginx's own status for it).
-_GONE: Final = 499
-_STATUS: Final[dict[type[BertsmithError], int]] = {
-    BusyError: 429, DeadlineExceededError: 504, ShuttingDownError: 503, RequestTooLargeError: 422, DisconnectedError: _GONE,
-    ModelError: 404, NotFiniteError: 500,
+#: nginx's "client closed request"; it appears in logs and metrics only.
+_CLIENT_CLOSED_REQUEST: Final = 499
+_STATUS_BY_ERROR: Final[dict[type[BertsmithError], int]] = {
+    BusyError: 429, DeadlineExceededError: 504, ShuttingDownError: 503, RequestTooLargeError: 422,
+    DisconnectedError: _CLIENT_CLOSED_REQUEST, ModelError: 404, NotFiniteError: 500,
 }  # fmt: skip
-#: Characters of a message, which may repeat a name that the client chose.
+#: Maximum characters of a message; messages can quote names that the client chose.
 _MAX_MESSAGE: Final = 2000
 _TYPES: Final = {
     400: "bad_request", 401: "unauthorized", 404: "not_found", 405: "method_not_allowed",
@@ -38,31 +35,35 @@ _TYPES: Final = {
 
 
 def error_response(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
-    """Return an error as OpenAI's clients read it: {"error": {"message", "type", "code", "param"}}.
+    """Return {"error": {"message", "type", "code", "param"}}.
 
-    ``type`` says in a word what the status says; ``code`` is the status.
+    ``code`` is the HTTP status, ``type`` a name for it; ``param`` is always null.
     """
     if len(message) > _MAX_MESSAGE:
         message = message[: _MAX_MESSAGE - 1] + "…"
-    told = {"message": message, "type": _TYPES.get(status, "error"), "code": status, "param": None}
-    body = orjson.dumps({"error": told})
-    return Response(body, status, headers, media_type="application/json")
+    error = {
+        "message": message, "type": _TYPES.get(status, "error"), "code": status, "param": None,
+    }  # fmt: skip
+    return Response(orjson.dumps({"error": error}), status, headers, media_type="application/json")
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Have an app tell every error in this form."""
-    app.add_exception_handler(BertsmithError, _ours)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(Exception, _unknown)
+    """Return every error of an app with ``error_response``."""
+    app.add_exception_handler(BertsmithError, _handle_bertsmith_error)
+    app.add_exception_handler(HTTPException, _handle_http_exception)
+    app.add_exception_handler(Exception, _handle_unexpected_error)
 
 
 def add_page_error_handlers(app: FastAPI) -> None:
-    """Have the page's app tell in this form that there is nothing at a path."""
-    app.add_exception_handler(HTTPException, _of_page)
+    """Return the HTTP errors of Gradio's app with ``error_response``, except those of its API."""
+    app.add_exception_handler(HTTPException, _handle_page_exception)
 
 
-async def _ours(_: Request, error: Exception) -> Response:
-    status = next((own for kind, own in _STATUS.items() if isinstance(error, kind)), 422)
+async def _handle_bertsmith_error(_: Request, error: Exception) -> Response:
+    status = next(
+        (code for error_class, code in _STATUS_BY_ERROR.items() if isinstance(error, error_class)),
+        422,
+    )
     headers = None
     if status == 500:
         logging.getLogger("bertsmith.serve").error(str(error))
@@ -71,24 +72,24 @@ async def _ours(_: Request, error: Exception) -> Response:
     return error_response(status, str(error), headers)
 
 
-async def _http(request: Request, error: Exception) -> Response:
+async def _handle_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message: Any = error.detail
     if error.status_code == 404:
-        message = f"there is no {request.url.path} here; /docs lists what there is"
+        message = f"there is no endpoint {request.url.path}; see /docs"
     elif error.status_code == 405:
-        message = f"{request.method} is not what {request.url.path} takes; /docs tells"
+        message = f"{request.url.path} does not accept {request.method}; see /docs"
     return error_response(error.status_code, str(message), dict(error.headers or {}))
 
 
-async def _of_page(request: Request, error: Exception) -> Response:
+async def _handle_page_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if request.url.path.startswith("/gradio_api"):
-        # The page's own scripts read its own form.
+        # Gradio's client scripts expect Gradio's error format.
         return await http_exception_handler(request, error)
-    return await _http(request, error)
+    return await _handle_http_exception(request, error)
 
 
-async def _unknown(_: Request, error: Exception) -> Response:
+async def _handle_unexpected_error(_: Request, error: Exception) -> Response:
     logging.getLogger("bertsmith.serve").error("an endpoint failed", exc_info=error)
-    return error_response(500, "the server failed at this; its log says how")
+    return error_response(500, "internal server error; see the server's log")

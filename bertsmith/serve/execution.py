@@ -1,4 +1,4 @@
-"""Runs the work of a request off the event loop; ends it at the deadline or a disconnect."""
+"""Run the work of a request off the event loop, until its deadline or a client disconnect."""
 
 import asyncio
 import contextlib
@@ -17,31 +17,41 @@ from bertsmith.serve.parsing import BodyParser
 from bertsmith.serve.service import Service
 
 Result = TypeVar("Result")
-#: Numbers in an answer that are serialized on the event loop; more would delay other requests.
+#: Largest response, in numbers, that is serialized on the event loop; larger ones would delay
+#: other requests.
 MAX_INLINE_NUMBERS: Final = 10_000
 
 
 class RequestExecutor:
-    """Asks a service for the endpoints of an app."""
+    """Runs requests of an app on a service; the endpoints share one."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
         self._parser = BodyParser(service.settings)
-        # A thread waits for each request that is no plain embedding; it tokenizes beside the model.
+        # Requests other than short embedding requests tokenize and wait in a thread of their own.
         self._threads = ThreadPoolExecutor(service.settings.requests, "request")
-        # One thread: serialization holds Python's lock, as parsing does.
+        # One thread: serialization holds the GIL, as parsing does.
         self._encoder = ThreadPoolExecutor(1, "encoder")
 
     def create_router(self) -> APIRouter:
         """Return a router whose POST endpoints take ``(request, parsed body)``."""
         return APIRouter(route_class=self._parser.route_class())
 
-    async def run_in_thread(self, request: Request, ask: Callable[[Deadline], Result]) -> Result:
-        """Return what ``ask`` does in a thread. Raises what it raises, LateError or GoneError."""
-        patience: Deadline = request.state.patience
-        with _watched(request, patience):
+    async def run_in_thread(
+        self, request: Request, function: Callable[[Deadline], Result]
+    ) -> Result:
+        """Call ``function`` in a thread and return its result.
+
+        Raises:
+            DeadlineExceededError: the function did not return in time.
+            DisconnectedError: the client disconnected.
+        """
+        deadline: Deadline = request.state.deadline
+        with _cancel_on_disconnect(request, deadline):
             loop = asyncio.get_running_loop()
-            return await _before(patience, loop.run_in_executor(self._threads, ask, patience))
+            return await _await_until(
+                deadline, loop.run_in_executor(self._threads, function, deadline)
+            )
 
     async def await_future(
         self,
@@ -50,81 +60,88 @@ class RequestExecutor:
         *,
         in_thread: bool = False,
     ) -> Result:
-        """Return what a future of the batcher brings. Raises LateError or GoneError.
+        """Return the result of the batcher's future that ``submit`` returns.
 
-        in_thread: whether ``submit`` itself takes long, and is called in a thread.
+        Args:
+            request: the request.
+            submit: submits work to the batcher.
+            in_thread: call ``submit`` in a thread, because it takes long itself.
+
+        Raises:
+            DeadlineExceededError: there was no result in time.
+            DisconnectedError: the client disconnected.
         """
-        patience: Deadline = request.state.patience
-        with _watched(request, patience):
+        deadline: Deadline = request.state.deadline
+        with _cancel_on_disconnect(request, deadline):
             if in_thread:
                 loop = asyncio.get_running_loop()
-                submitted = await _before(
-                    patience, loop.run_in_executor(self._threads, submit, patience)
+                future = await _await_until(
+                    deadline, loop.run_in_executor(self._threads, submit, deadline)
                 )
             else:
-                submitted = submit(patience)
+                future = submit(deadline)
             try:
-                return await _before(patience, asyncio.wrap_future(submitted))
+                return await _await_until(deadline, asyncio.wrap_future(future))
             except (asyncio.CancelledError, CancelledError):
-                if patience.is_cancelled:
-                    raise DisconnectedError("the client went away") from None
+                if deadline.is_cancelled:
+                    raise DisconnectedError("the client disconnected") from None
                 raise
 
-    async def encode_response(self, encode: Callable[[], bytes], numbers: int) -> Response:
-        """Return JSON that ``encode`` makes; in a thread if it has many numbers."""
-        if numbers <= MAX_INLINE_NUMBERS:
+    async def encode_response(self, encode: Callable[[], bytes], num_numbers: int) -> Response:
+        """Return the JSON of ``encode``; it runs in a thread if the response has many numbers."""
+        if num_numbers <= MAX_INLINE_NUMBERS:
             return json_response(encode())
         loop = asyncio.get_running_loop()
         return json_response(await loop.run_in_executor(self._encoder, encode))
 
     def close(self) -> None:
-        """Wait for nobody any more."""
+        """Shut down the threads without waiting for running requests."""
         for executor in (self._threads, self._encoder):
             executor.shutdown(wait=False, cancel_futures=True)
         self._parser.close()
 
 
-async def _before(patience: Deadline, future: asyncio.Future[Result]) -> Result:
-    """Return the result of a future; raises LateError at the deadline, whatever it still does."""
+async def _await_until(deadline: Deadline, future: asyncio.Future[Result]) -> Result:
+    """Return the result of a future; cancel the request and raise if it is not done in time."""
     try:
-        return await asyncio.wait_for(future, max(patience.remaining(), 0.0))
+        return await asyncio.wait_for(future, max(deadline.remaining(), 0.0))
     except TimeoutError:
-        patience.cancel()
+        deadline.cancel()
         raise deadline_exceeded() from None
 
 
 @contextlib.contextmanager
-def _watched(request: Request, patience: Deadline) -> Iterator[None]:
-    """Give up, inside, when the client goes away."""
-    watching = asyncio.create_task(_gone(request, patience))
+def _cancel_on_disconnect(request: Request, deadline: Deadline) -> Iterator[None]:
+    """Cancel the request if its client disconnects within the block."""
+    watcher = asyncio.create_task(_watch_for_disconnect(request, deadline))
     try:
         yield
     finally:
-        watching.cancel()
+        watcher.cancel()
 
 
-async def _gone(request: Request, patience: Deadline) -> None:
-    # The body is read: what comes next is the end of the connection.
+async def _watch_for_disconnect(request: Request, deadline: Deadline) -> None:
+    # The body is read already, so the next message of interest is the disconnect.
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    patience.cancel()
+    deadline.cancel()
 
 
 def to_json_response(value: Any) -> Response:
-    """Return a value as JSON; arrays of numpy are lists of numbers."""
+    """Return a value as a JSON response; NumPy arrays become lists of numbers."""
     return json_response(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def json_response(body: bytes) -> Response:
-    """Return a response of JSON that is serialized already."""
+    """Return a response with serialized JSON as its body."""
     return Response(body, media_type="application/json")
 
 
 def list_json(items: Iterable[bytes]) -> bytes:
-    """Return a JSON list of items that are JSON already.
+    """Return a JSON list of serialized items.
 
-    Python's lock is free between two items, so that other threads go on; for one large value
-    orjson would hold it for up to a second.
+    Serializing item by item releases the GIL in between. For one large value, orjson would block
+    all other threads for up to a second.
     """
     return b"[" + b",".join(items) + b"]"
 

@@ -1,4 +1,4 @@
-"""Host names that a server answers to: a defence against DNS rebinding."""
+"""Check the Host header, as a defense against DNS rebinding."""
 
 import ipaddress
 import re
@@ -10,22 +10,22 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bertsmith.errors import SettingsError
 from bertsmith.serve.errors import error_response
 
-#: Probes of orchestrators use the address of a pod or container.
-_OPEN: Final = ("/health", "/ready")
+#: Health probes use the IP address of a pod or container as the host.
+_HEALTH_PATHS: Final = ("/health", "/ready")
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _NAME = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 
 def allowed_hosts(host: str, address: str, names: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the host names that a server answers to; None for all.
+    """Return the host names that a server accepts; None for all.
 
-    A server on a loopback address answers to that address alone, unless told other names. A server
-    on another address answers to any name, since it cannot know them, unless told names.
+    By default, a server on a loopback address accepts loopback names only. A server on another
+    address accepts every name, because it cannot know its own names.
 
     Args:
         host: the host as the user gave it.
         address: the IP address that the server is bound to.
-        names: further names: host names, addresses, ``*.example.com`` or ``*``.
+        names: additional names: host names, addresses, ``*.example.com`` or ``*``.
 
     Raises:
         SettingsError: a name is not a host name.
@@ -33,22 +33,23 @@ def allowed_hosts(host: str, address: str, names: Sequence[str]) -> tuple[str, .
     normalized = [_normalize(name) for name in names]
     if "*" in normalized or (not names and not ipaddress.ip_address(address).is_loopback):
         return None
-    return (*_LOOPBACK, _host_of(host), address, *normalized)
+    return (*_LOOPBACK, _parse_host(host), address, *normalized)
 
 
 class HostCheck:
     """ASGI middleware that refuses requests for other hosts.
 
-    A page of another site can have its own name resolve to this machine. The browser then takes
-    the server for a part of that site, and lets it read all answers; but it still sends the name.
+    An attacker's site can let its own name resolve to this machine. The browser then treats this
+    server as part of that site, whose scripts may read all responses; but the Host header still has
+    the attacker's name.
     """
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
         self._app, self._hosts = app, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on a request for an allowed host, and answer any other with 400."""
-        if scope["type"] != "http" or scope["path"] in _OPEN:
+        """Pass on requests for allowed hosts; answer others with 400."""
+        if scope["type"] != "http" or scope["path"] in _HEALTH_PATHS:
             await self._app(scope, receive, send)
             return
         headers = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
@@ -57,25 +58,25 @@ class HostCheck:
             return
         name = ", ".join(headers)[:200] or "none"
         message = (
-            f"the Host header is not an allowed name: {name}; ask by the server's own address, or "
+            f"the Host header is not an allowed name: {name}; use the server's own address, or "
             "start the server with --allow-host NAME"
         )
         await error_response(400, message)(scope, receive, send)
 
     def _allows(self, header: str) -> bool:
-        host = _host_of(header)
+        host = _parse_host(header)
         return any(
             host.endswith(allowed[1:]) if allowed.startswith("*.") else host == allowed
             for allowed in self._hosts
         )
 
 
-def _host_of(header: str) -> str:
-    """Return the host of a Host header, without port, brackets and the dot of the root zone."""
+def _parse_host(header: str) -> str:
+    """Return the host of a Host header, without port, brackets and trailing dot."""
     header = header.strip().lower()
     if header.startswith("["):
         return header[1:].partition("]")[0]
-    # An IPv6 address without brackets has several colons, and no port.
+    # Several colons without brackets: an IPv6 address without a port.
     host = header if header.count(":") > 1 else header.partition(":")[0]
     return host.removesuffix(".")
 

@@ -1,7 +1,4 @@
-"""What one request may ask at the most, and what no model can read.
-
-It never answers.
-"""
+"""Checks of a request's contents that do not need a model."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -10,40 +7,43 @@ from bertsmith.errors import InputError
 from bertsmith.serve.deadline import RequestTooLargeError
 from bertsmith.text.alphabet import has_surrogates
 
-#: Words told for a mask, at the most.
+#: Largest number of predicted tokens per mask.
 MAX_TOP: Final = 1000
 
 
-def check_limit(what: str, count: int, most: int) -> None:
-    """Raise LargeError where a request has more of something than the server takes."""
-    if count > most:
+def check_limit(name: str, count: int, limit: int) -> None:
+    """Raise RequestTooLargeError if a request has more than ``limit`` items called ``name``."""
+    if count > limit:
         raise RequestTooLargeError(
-            f"the request has {count:,} {what}; this server takes {most:,} of one request: part it"
+            f"the limit is {limit:,} {name} per request, got {count:,}; split the request"
         )
 
 
 def check_top(top: int) -> None:
-    """Raise QuestionError for a number of words that nobody is told."""
+    """Raise InputError if the number of predictions per mask is out of range."""
     if not 1 <= top <= MAX_TOP:
         raise InputError(f"top is {top}; expected 1 to {MAX_TOP:,}")
 
 
 def check_surrogates(texts: Sequence[Any]) -> None:
-    """Raise QuestionError for a text with half of a character: JSON can write it, no model reads.
+    r"""Raise InputError for a text with a lone surrogate.
 
-    texts: each a text, a pair, or a prompt and its endings.
+    JSON can express one ("\ud800"), but it has no UTF-8 encoding and tokenizers reject it.
+
+    Args:
+        texts: texts, or nested sequences of texts such as pairs.
     """
     for number, text in enumerate(texts, 1):
-        if any(map(has_surrogates, _parts(text))):
+        if any(map(has_surrogates, _flatten(text))):
             raise InputError(
-                f"text {number} has half a character (a lone surrogate); send it whole"
+                f"text {number} has a lone surrogate (half of a character); send valid Unicode"
             )
 
 
-def _parts(text: Any) -> Iterator[str]:
-    """Yield the texts of a text, of a pair, or of a prompt and its endings."""
+def _flatten(text: Any) -> Iterator[str]:
+    """Yield the strings of a string or of nested sequences of strings."""
     if isinstance(text, str):
         yield text
     else:
         for part in text:
-            yield from _parts(part)
+            yield from _flatten(part)

@@ -1,4 +1,4 @@
-"""One loaded model of a server: what it can do, and what it computes for many clients at once."""
+"""Models of a server: loading them, and computing batches of sequences of several requests."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,15 +22,15 @@ from bertsmith.model.packed import MAX_BATCH_TOKENS
 from bertsmith.model.task_models import TaskModel
 from bertsmith.serve.deadline import NotFiniteError
 from bertsmith.tasks.inputs import ModelInputs
-from bertsmith.tasks.outputs import compute_outputs as outputs
+from bertsmith.tasks.outputs import compute_outputs
 from bertsmith.text.unknown import TokenCounter
 from bertsmith.use.embed import Embedder, Floats
 from bertsmith.use.explain import AttentionMaps, attention
 from bertsmith.use.masked_lm import MaskedSequence, predict_masked_tokens
 from bertsmith.use.vectors import VectorSpec
 
-#: What each kind of fine-tuned model can do.
-_BY_KIND = {
+#: Ability of a fine-tuned model, by the kind of its head.
+_ABILITY_BY_KIND = {
     "single": "classify", "multi": "classify", "regression": "classify", "entities": "tag",
     "tags": "tag", "span": "answer", "choice": "choose",
 }  # fmt: skip
@@ -38,9 +38,13 @@ _BY_KIND = {
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A loaded model. abilities: of "embed", "fill", "pair", "classify", "tag", "answer", "choose".
+    """A loaded model with its tokenizer.
 
-    Every model has a tokenizer and can embed.
+    Attributes:
+        name: name of the model in requests.
+        bundle: model and tokenizer.
+        embedder: computes vectors with the same model.
+        abilities: of "embed" (every model), "fill", "pair", "classify", "tag", "answer", "choose".
     """
 
     name: str
@@ -49,7 +53,7 @@ class ServedModel:
     abilities: frozenset[str]
 
     def with_token_counter(self, counter: TokenCounter) -> "ServedModel":
-        """Return the same model with tokenizers that count what they encode."""
+        """Return this model with tokenizers that count the tokens they encode."""
         tokenizer = self.bundle.tokenizer.with_counter(counter)
         bundle = replace(self.bundle, tokenizer=tokenizer)
         return replace(self, bundle=bundle, embedder=self.embedder.with_token_counter(counter))
@@ -58,84 +62,97 @@ class ServedModel:
 def load_served_model(
     name: str, path: Path | str, *, device: str = "cpu", fast: bool = False
 ) -> ServedModel:
-    """Load a model directory, RUN or hub id, with whatever heads it has. Raises ModelError."""
+    """Load a model directory, run directory or Hugging Face Hub id.
+
+    Raises:
+        ModelError: there is no such model, or it cannot be read.
+    """
     directory = locate_model(path)
     bundle: PretrainedBundle | FineTunedBundle | EncoderBundle
     if is_bare_encoder(directory):
         bundle = load_encoder(directory, device=device)
     else:
         bundle = load_model(directory, device=device)
-    can = {"embed"}
+    abilities = {"embed"}
     if isinstance(bundle, FineTunedBundle):
-        can.add(_BY_KIND[bundle.head.kind])
+        abilities.add(_ABILITY_BY_KIND[bundle.head.kind])
     elif isinstance(bundle, PretrainedBundle):
-        can |= set() if any(own.startswith("mlm.") for own in bundle.new_weights) else {"fill"}
-        can |= {"pair"} if bundle.config.nsp else set()
+        if not any(parameter.startswith("mlm.") for parameter in bundle.new_weights):
+            abilities.add("fill")
+        if bundle.config.nsp:
+            abilities.add("pair")
     embedder = Embedder(bundle, fast=fast)
-    # Now, since the files may be gone when somebody asks.
+    # Not at the first request: the files may be deleted by then.
     embedder.preload_pooler()
-    return ServedModel(name, bundle, embedder, frozenset(can))
+    return ServedModel(name, bundle, embedder, frozenset(abilities))
 
 
 def require_finite(
     model: str, compute: Callable[[Any], Sequence[Any]]
 ) -> Callable[[Any], Sequence[Any]]:
-    """Return what computes the same and raises NotFiniteError for NaN or infinity.
+    """Wrap ``compute`` to raise NotFiniteError if an output has NaN or infinity.
 
-    JSON has no such numbers: an answer would have null instead. Log-probabilities may be -inf.
+    JSON cannot express these numbers. Log-probabilities (tensors) may be -inf.
     """
 
-    def checked(payloads: Any) -> Sequence[Any]:
-        answers = compute(payloads)
-        for answer in answers:
-            if isinstance(answer, Tensor):
-                is_finite = not bool((answer.isnan() | answer.isposinf()).any())
+    def compute_finite(payloads: Any) -> Sequence[Any]:
+        results = compute(payloads)
+        for result in results:
+            if isinstance(result, Tensor):
+                is_finite = not bool((result.isnan() | result.isposinf()).any())
             else:
-                numbers = answer.probabilities if isinstance(answer, AttentionMaps) else answer
+                numbers = result.probabilities if isinstance(result, AttentionMaps) else result
                 is_finite = bool(np.isfinite(numbers).all())
             if not is_finite:
                 raise NotFiniteError(model)
-        return answers
+        return results
 
-    return checked
+    return compute_finite
 
 
 def embed_sequences(
-    embedder: Embedder, recipe: VectorSpec, sequences: list[list[int]]
+    embedder: Embedder, spec: VectorSpec, sequences: list[list[int]]
 ) -> list[Floats]:
-    """Return the vector, or the vectors, of each sequence."""
-    found: list[Any] = [None] * len(sequences)
-    # The batcher has counted them; what is quickest for sorted texts would part most batches again.
-    for numbers, vectors in embedder.encode_batches(sequences, recipe, MAX_BATCH_TOKENS):
-        for number, own in zip(numbers, vectors, strict=True):
-            found[number] = own
-    return found
+    """Return the vector of each sequence; without pooling, its token vectors."""
+    results: list[Any] = [None] * len(sequences)
+    # The server has already limited the tokens of the batch: the embedder's default budget, which
+    # suits sorted texts, would split most batches again.
+    for indices, vectors in embedder.encode_batches(sequences, spec, MAX_BATCH_TOKENS):
+        for index, vector in zip(indices, vectors, strict=True):
+            results[index] = vector
+    return results
 
 
-def compute_outputs(model: TaskModel, payloads: list[tuple[Any, Any]]) -> list[Floats]:
-    """Return the outputs of the units of several requests."""
+def run_task_model(model: TaskModel, payloads: list[tuple[Any, Any]]) -> list[Floats]:
+    """Return the outputs of a fine-tuned model for each (sequences, token positions)."""
     count = len(payloads)
-    places = None if payloads[0][1] is None else [places for _, places in payloads]
+    token_indices = None if payloads[0][1] is None else [indices for _, indices in payloads]
     sequences = [sequences for sequences, _ in payloads]
-    return outputs(
-        model, ModelInputs(sequences, [""] * count, [False] * count, token_indices=places)
+    return compute_outputs(
+        model, ModelInputs(sequences, [""] * count, [False] * count, token_indices=token_indices)
     )
 
 
-def predict_masks(bundle: PretrainedBundle, questions: list[MaskedSequence]) -> list[Tensor]:
-    """Return float32 [places, V] for each question: log-probabilities."""
-    found = [
-        torch.empty(len(own.masked_positions), bundle.tokenizer.vocab_size) for own in questions
+def predict_masks(bundle: PretrainedBundle, sequences: list[MaskedSequence]) -> list[Tensor]:
+    """Return log-probabilities for each sequence, float32 [number of masks, V]."""
+    results = [
+        torch.empty(len(sequence.masked_positions), bundle.tokenizer.vocab_size)
+        for sequence in sequences
     ]
-    lengths = [len(own.ids) for own in questions]
-    for answers in predict_masked_tokens(bundle, lengths, questions.__getitem__):
-        for (number, which), shares in zip(answers.rows, answers.log_probabilities, strict=True):
-            found[number][which] = shares
-    return found
+    lengths = [len(sequence.ids) for sequence in sequences]
+    for answers in predict_masked_tokens(bundle, lengths, sequences.__getitem__):
+        for (index, mask), log_probabilities in zip(
+            answers.rows, answers.log_probabilities, strict=True
+        ):
+            results[index][mask] = log_probabilities
+    return results
 
 
 def compute_attentions(
-    own: ServedModel, asked: list[tuple[str, str | None, int | None]]
+    model: ServedModel, inputs: list[tuple[str, str | None, int | None]]
 ) -> list[AttentionMaps]:
-    """Return what the heads look at in each text or pair, cut to so many tokens."""
-    return [attention(own.bundle, text, pair, max_seqlen=longest) for text, pair, longest in asked]
+    """Return the attention probabilities for each (text, text pair, maximum tokens)."""
+    return [
+        attention(model.bundle, text, pair, max_seqlen=max_seqlen)
+        for text, pair, max_seqlen in inputs
+    ]

@@ -1,4 +1,4 @@
-"""Parses and validates request bodies; large ones in a thread, so that other requests go on."""
+"""Parse and validate request bodies; large ones in a thread, to keep the event loop responsive."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -17,21 +17,21 @@ from bertsmith.serve.schemas import TAGS
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.text.unknown import MAX_UNKNOWN_SHARE
 
-#: Bodies with more bytes are parsed in a thread; for smaller ones that would take longer.
+#: Largest body, in bytes, that is parsed on the event loop; for small ones a thread is slower.
 MAX_INLINE_BYTES: Final = 16_384
-#: On a response to texts of which more than MAX_UNKNOWN_SHARE of the tokens are [UNK].
+#: Response header with the share of [UNK] tokens, sent if it exceeds MAX_UNKNOWN_SHARE.
 UNKNOWN_SHARE_HEADER: Final = "X-Bertsmith-Unknown-Share"
-#: Characters of a field's name in an error message; a client chooses the names.
-_MAX_NAME: Final = 100
-_EXPECTED: Final = 'send an object such as {"inputs": ["a text"]}'
+#: Maximum characters of a field name in an error message; clients choose the names.
+_MAX_FIELD_NAME: Final = 100
+_EXAMPLE: Final = 'send an object such as {"inputs": ["a text"]}'
 
 
 def parse_body(body: bytes, model: type[BaseModel], settings: ServeSettings) -> BaseModel:
-    """Return a JSON body as a model.
+    """Parse a JSON body into a model.
 
     Raises:
-        QuestionError: the body is not JSON, or does not match the model.
-        LargeError: a list is longer than the settings allow.
+        InputError: the body is not JSON, or does not match the model.
+        RequestTooLargeError: a list is longer than the settings allow.
     """
     try:
         value = from_json(body.removeprefix(b"\xef\xbb\xbf"), cache_strings="none")
@@ -44,43 +44,43 @@ def parse_body(body: bytes, model: type[BaseModel], settings: ServeSettings) -> 
 
 
 def _describe_syntax_error(reason: str) -> str:
-    # JSON can escape half of a UTF-16 surrogate pair, which is no character.
+    # JSON can escape a lone UTF-16 surrogate, which is not a character.
     if "surrogate" in reason or "hex escape" in reason:
-        return f"a text has half a character (a lone surrogate): {reason}; send it whole"
-    return f"the body is not valid JSON in UTF-8: {reason}; {_EXPECTED}"
+        return f"a text has a lone surrogate (half of a character): {reason}; send valid Unicode"
+    return f"the body is not valid JSON in UTF-8: {reason}; {_EXAMPLE}"
 
 
 def _describe_errors(error: ValidationError) -> str:
-    """Return what is wrong with the first few fields; the bodies' schemas allow few errors."""
+    """Return a message with the first five errors."""
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     messages = []
     for item in errors[:5]:
         field = ".".join(str(part) for part in item["loc"] if part not in TAGS)
-        messages.append(f"{field[:_MAX_NAME] or 'the body'}: {item['msg']}")
+        messages.append(f"{field[:_MAX_FIELD_NAME] or 'the body'}: {item['msg']}")
     return "; ".join(messages)
 
 
 class BodyParser:
-    """Parses the bodies of an app's requests."""
+    """Parses the request bodies of an app."""
 
     def __init__(self, settings: ServeSettings) -> None:
         self._settings = settings
-        # One thread: parsing holds Python's lock, and each thread more would delay all others.
+        # One thread: parsing holds the GIL, so more threads would only delay each other.
         self._executor = ThreadPoolExecutor(1, "body-parser")
 
     async def parse(self, request: Request, model: type[BaseModel]) -> BaseModel:
-        """Return the body of a request.
+        """Return the parsed body of a request.
 
-        Sets ``request.state.patience``: the request's time begins when its body is complete.
+        Sets ``request.state.deadline``: a request's time limit starts when its body is complete.
 
         Raises:
-            QuestionError: the body is not valid.
-            LargeError: a list is longer than the settings allow.
-            LateError: there was no time left to parse it.
+            InputError: the body is not valid.
+            RequestTooLargeError: a list is longer than the settings allow.
+            DeadlineExceededError: the body was not parsed in time.
         """
-        # Not request.body(), which would keep the bytes until the answer is sent.
+        # Not request.body(), which would keep the bytes until the response is sent.
         body = b"".join([chunk async for chunk in request.stream()])
-        request.state.patience = Deadline(self._settings.seconds)
+        request.state.deadline = Deadline(self._settings.seconds)
         content_type = request.headers.get("content-type", "")
         if "json" not in content_type:
             raise InputError(
@@ -96,7 +96,7 @@ class BodyParser:
             raise deadline_exceeded() from None
 
     def route_class(self) -> type[APIRoute]:
-        """Return the class of routes whose endpoint takes ``(request, body)``."""
+        """Return the class of routes whose endpoint takes ``(request, parsed body)``."""
         parse = self.parse
 
         class ParsedRoute(APIRoute):
@@ -110,7 +110,7 @@ class BodyParser:
 
                 async def handle(request: Request) -> Response:
                     response: Response = await endpoint(request, await parse(request, model))
-                    share = request.state.patience.counts.unknown_share
+                    share = request.state.deadline.token_counts.unknown_share
                     if share > MAX_UNKNOWN_SHARE:
                         response.headers[UNKNOWN_SHARE_HEADER] = f"{share:.4g}"
                     return response
@@ -120,5 +120,5 @@ class BodyParser:
         return ParsedRoute
 
     def close(self) -> None:
-        """Drop the bodies that wait to be parsed."""
+        """Shut down the thread and drop queued bodies."""
         self._executor.shutdown(wait=False, cancel_futures=True)

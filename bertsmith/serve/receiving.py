@@ -1,7 +1,7 @@
-"""Receives request bodies within limits of size, time, number and memory.
+"""Receive request bodies within limits of size, time, number and memory.
 
-A client that never finishes its body must not keep others out: when there are too many unfinished
-bodies, the oldest one is refused. The body of a healthy client arrives within milliseconds.
+Slow clients must not block others (Slowloris attack): with too many unfinished bodies, the oldest
+one is rejected. The body of a healthy client arrives within milliseconds.
 """
 
 import asyncio
@@ -16,7 +16,11 @@ Receive = Callable[[], Awaitable[Message]]
 
 
 class BodyError(Exception):
-    """A body was not received. ``status``: of the answer."""
+    """A body was not received.
+
+    Attributes:
+        status: HTTP status of the response.
+    """
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -25,7 +29,14 @@ class BodyError(Exception):
 
 @dataclass(eq=False)
 class Body:
-    """A request body. ``num_bytes`` count against the server's memory until it is released."""
+    """A request body.
+
+    Attributes:
+        num_bytes: received bytes; they count against the server's limit until ``release``.
+        chunks: received parts.
+        timeout: time limit while the body is received.
+        is_dropped: whether the body was rejected to make room for others.
+    """
 
     num_bytes: int = 0
     chunks: list[bytes] = field(default_factory=list)
@@ -34,21 +45,25 @@ class Body:
 
 
 class BodyReceiver:
-    """Receives the bodies of all requests of a server; used on its event loop only."""
+    """Receives the bodies of all requests of a server; not thread-safe.
+
+    Attributes:
+        num_bytes: bytes of all bodies that are not released.
+    """
 
     def __init__(self, settings: ServeSettings) -> None:
         self._settings = settings
         self._max_bytes = max(settings.bodies_bytes, settings.body_bytes)
-        #: In the order in which they began.
+        #: Bodies being received, oldest first.
         self._unfinished: dict[Body, None] = {}
-        #: Of all bodies that are not released.
         self.num_bytes = 0
 
     async def receive(self, body: Body, receive: Receive) -> bytes:
-        """Return the bytes of a request's body; release ``body`` afterwards, also after an error.
+        """Return the bytes of a request's body. Call ``release`` afterwards, also after an error.
 
         Raises:
-            BodyError: the body is too large, too slow or incomplete, or there is no memory for it.
+            BodyError: the body is too large, too slow or incomplete, or the memory limit is
+                reached.
         """
         if len(self._unfinished) >= self._settings.bodies:
             self._drop_oldest()
@@ -58,7 +73,7 @@ class BodyReceiver:
                 while await self._receive_chunk(body, receive):
                     pass
         except TimeoutError:
-            raise self._too_slow(body) from None
+            raise self._timeout_error(body) from None
         finally:
             self._unfinished.pop(body, None)
             body.timeout = None
@@ -66,36 +81,34 @@ class BodyReceiver:
         return content
 
     def release(self, body: Body) -> None:
-        """Stop counting a body's bytes: its request is answered, or refused."""
+        """Stop counting the bytes of a body, because its request has ended."""
         self.num_bytes -= body.num_bytes
         body.num_bytes, body.chunks = 0, []
 
     async def _receive_chunk(self, body: Body, receive: Receive) -> bool:
-        """Receive one chunk; return whether there are more."""
+        """Receive one chunk; return whether more follow."""
         message = await receive()
         if body.is_dropped:
-            raise self._too_slow(body)
+            raise self._timeout_error(body)
         if message["type"] != "http.request":
-            raise BodyError(400, "the body ended early")
+            raise BodyError(400, "the body is incomplete: the client disconnected")
         chunk = message.get("body", b"")
         body.chunks.append(chunk)
         body.num_bytes += len(chunk)
         self.num_bytes += len(chunk)
-        most = self._settings.body_bytes
-        if body.num_bytes > most:
+        limit = self._settings.body_bytes
+        if body.num_bytes > limit:
             raise BodyError(
-                413, f"the body is larger than {most:,} bytes; send fewer texts at once"
+                413, f"the body is larger than {limit:,} bytes; send fewer texts per request"
             )
         while self.num_bytes > self._max_bytes:
-            # Bodies of requests that are being answered stay; this one may be the oldest.
+            # Only unfinished bodies can be dropped, including this one.
             if not self._drop_oldest() or body.is_dropped:
-                raise BodyError(
-                    429, "the server has no memory for more bodies; ask again in a second"
-                )
+                raise BodyError(429, "the server has no memory for more bodies; retry in a second")
         return bool(message.get("more_body"))
 
     def _drop_oldest(self) -> bool:
-        """Refuse the body that has been unfinished for longest; return whether there is one."""
+        """Reject the oldest unfinished body; return whether there was one."""
         if not self._unfinished:
             return False
         body = next(iter(self._unfinished))
@@ -106,11 +119,13 @@ class BodyReceiver:
             body.timeout.reschedule(asyncio.get_running_loop().time())
         return True
 
-    def _too_slow(self, body: Body) -> BodyError:
+    def _timeout_error(self, body: Body) -> BodyError:
         if body.is_dropped:
             return BodyError(
-                408, "the body was not complete when the server needed room for others; send it "
-                "again, without a pause"
+                408, "the body was incomplete when the server needed memory for others; send it "
+                "again without pauses"
             )  # fmt: skip
         seconds = self._settings.body_seconds
-        return BodyError(408, f"the body was not there within {seconds:g} seconds")
+        return BodyError(
+            408, f"the body was not received within {seconds:g} seconds; send it faster"
+        )

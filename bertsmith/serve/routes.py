@@ -1,4 +1,4 @@
-"""The endpoints of what this package's models can do, one a task."""
+"""Endpoints of the tasks: tokenize, fill, pair, classify, tag, answer, choose."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -10,7 +10,12 @@ from starlette.responses import Response
 
 from bertsmith.bundle import FineTunedBundle
 from bertsmith.serve.deadline import Deadline
-from bertsmith.serve.execution import RequestExecutor, json_response, list_json, to_json_response
+from bertsmith.serve.execution import (
+    RequestExecutor,
+    json_response,
+    list_json,
+    to_json_response,
+)
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.schemas import (
     AnswerBody,
@@ -23,143 +28,159 @@ from bertsmith.serve.schemas import (
 )
 from bertsmith.use.predict import Prediction
 
-One = TypeVar("One")
+Item = TypeVar("Item")
 
 
 class TaskRoutes:
-    """The endpoints, each a method; ``router`` has them all."""
+    """Endpoints of the tasks, one method per endpoint.
 
-    def __init__(self, asking: RequestExecutor) -> None:
-        self._asking, self._service = asking, asking.service
-        self.router = asking.create_router()
+    Attributes:
+        router: the router with all of them.
+    """
+
+    def __init__(self, executor: RequestExecutor) -> None:
+        self._executor, self._service = executor, executor.service
+        self.router = executor.create_router()
         self.router.get("/models")(self.models)
         for path in ("tokenize", "fill", "pair", "classify", "tag", "answer", "choose"):
             self.router.post(f"/{path}")(getattr(self, path))
 
     async def models(self) -> Response:
-        """Tell the models, and what each can do."""
-        return to_json_response([_told(own) for own in self._service.models.values()])
+        """List the models and their abilities."""
+        return to_json_response([_describe(model) for model in self._service.models.values()])
 
     async def tokenize(self, request: Request, body: TokenizeBody) -> Response:
-        """Cut texts into tokens: ids, words and characters [start, stop)."""
+        """Split texts into tokens: ids, token texts and character offsets [start, stop)."""
         texts, special = as_list(body.inputs), body.add_special_tokens
 
-        def answer(until: Deadline) -> Response:
-            own, found = self._service.tokenize(body.model, texts, until)
-            return json_response(list_json(_tokens(own, found, special=special, until=until)))
+        def run(deadline: Deadline) -> Response:
+            model, encoded = self._service.tokenize(body.model, texts, deadline)
+            tokens = _tokens_json(model, encoded, special=special, deadline=deadline)
+            return json_response(list_json(tokens))
 
-        return await self._asking.run_in_thread(request, answer)
+        return await self._executor.run_in_thread(request, run)
 
     async def fill(self, request: Request, body: FillBody) -> Response:
-        """Fill in the masks of a text: the likeliest words with their probabilities."""
+        """Predict the most probable tokens for each [MASK] of a text."""
         texts = as_list(body.inputs)
 
-        def answer(until: Deadline) -> Response:
-            found = self._service.fill(body.model, texts, body.top, until)
+        def run(deadline: Deadline) -> Response:
+            filled = self._service.fill(body.model, texts, body.top, deadline)
             items = ({"masks": [{"place": mask.place, "words": mask.words} for mask in masks]}
-                     for masks in found)  # fmt: skip
-            return as_asked(body.inputs, items)
+                     for masks in filled)  # fmt: skip
+            return _item_or_list_response(body.inputs, items)
 
-        return await self._asking.run_in_thread(request, answer)
+        return await self._executor.run_in_thread(request, run)
 
     async def pair(self, request: Request, body: PairBody) -> Response:
-        """Tell how probable it is that B follows A."""
+        """Predict the probability that text B follows text A (next-sentence prediction)."""
         pairs = as_list(body.inputs)
 
-        def answer(until: Deadline) -> Response:
-            found = self._service.pair(body.model, pairs, until)
-            return as_asked(body.inputs, map(asdict, found))
+        def run(deadline: Deadline) -> Response:
+            results = self._service.pair(body.model, pairs, deadline)
+            return _item_or_list_response(body.inputs, map(asdict, results))
 
-        return await self._asking.run_in_thread(request, answer)
+        return await self._executor.run_in_thread(request, run)
 
     async def classify(self, request: Request, body: ClassifyBody) -> Response:
-        """Tell the labels of a text or a pair with their probabilities, or its number."""
+        """Classify texts or pairs: labels with probabilities, or the score of a regression."""
         texts: list[str | tuple[str, str]] = as_list(body.inputs)
 
-        def answer(until: Deadline) -> Response:
-            found = self._service.classify(body.model, texts, until)
-            return as_asked(body.inputs, map(_prediction, found))
+        def run(deadline: Deadline) -> Response:
+            predictions = self._service.classify(body.model, texts, deadline)
+            return _item_or_list_response(body.inputs, map(_prediction_fields, predictions))
 
-        return await self._asking.run_in_thread(request, answer)
+        return await self._executor.run_in_thread(request, run)
 
     async def tag(self, request: Request, body: TagBody) -> Response:
-        """Find the entities of a text, or the tag of each of its words, with their characters."""
+        """Find the entities of a text, or tag each word, with character offsets."""
         texts = as_list(body.inputs)
 
-        def answer(until: Deadline) -> Response:
-            found = self._service.tag(body.model, texts, until)
-            return as_asked(body.inputs, (list(map(asdict, tagged.spans)) for tagged in found))
+        def run(deadline: Deadline) -> Response:
+            results = self._service.tag(body.model, texts, deadline)
+            items = (list(map(asdict, tagged.spans)) for tagged in results)
+            return _item_or_list_response(body.inputs, items)
 
-        return await self._asking.run_in_thread(request, answer)
+        return await self._executor.run_in_thread(request, run)
 
     async def answer(self, request: Request, body: AnswerBody) -> Response:
-        """Answer a question from its context, with the characters of the answer."""
+        """Extract the answer to a question from a context, with character offsets."""
         questions = [(item.question, item.context) for item in as_list(body.inputs)]
 
-        def answer(until: Deadline) -> Response:
-            found = self._service.answer(body.model, questions, until)
-            items = ({**asdict(own.best), "null_score": own.null_score, "cut_off": own.cut_off,
-                      "candidates": [asdict(one) for one in own.candidates[:5]]}
-                     for own in found)  # fmt: skip
-            return as_asked(body.inputs, items)
+        def run(deadline: Deadline) -> Response:
+            answers = self._service.answer(body.model, questions, deadline)
+            items = ({**asdict(answer.best), "null_score": answer.null_score,
+                      "cut_off": answer.cut_off,
+                      "candidates": [asdict(span) for span in answer.candidates[:5]]}
+                     for answer in answers)  # fmt: skip
+            return _item_or_list_response(body.inputs, items)
 
-        return await self._asking.run_in_thread(request, answer)
+        return await self._executor.run_in_thread(request, run)
 
     async def choose(self, request: Request, body: ChooseBody) -> Response:
-        """Tell which ending fits a prompt, with the probability of each."""
+        """Choose the best ending of a prompt, with the probability of each ending."""
         questions = [(item.prompt, item.endings) for item in as_list(body.inputs)]
 
-        def answer(until: Deadline) -> Response:
-            found = self._service.choose(body.model, questions, until)
-            return as_asked(body.inputs, map(asdict, found))
+        def run(deadline: Deadline) -> Response:
+            choices = self._service.choose(body.model, questions, deadline)
+            return _item_or_list_response(body.inputs, map(asdict, choices))
 
-        return await self._asking.run_in_thread(request, answer)
+        return await self._executor.run_in_thread(request, run)
 
 
-def as_list(inputs: One | list[One]) -> list[One]:
-    """Return a list of one thing that was asked, or the list itself."""
+def as_list(inputs: Item | list[Item]) -> list[Item]:
+    """Return a list as it is, and a single item as a list of one."""
     return inputs if isinstance(inputs, list) else [inputs]
 
 
-def as_asked(inputs: object, items: Iterable[Any]) -> Response:
-    """Return the answers to a list that was asked, or the one answer to one thing."""
+def _item_or_list_response(inputs: object, items: Iterable[Any]) -> Response:
+    """Return a list of items if the request's inputs are a list, else the only item."""
     if isinstance(inputs, list):
         return json_response(list_json(map(orjson.dumps, items)))
     return to_json_response(next(iter(items)))
 
 
-def _told(own: ServedModel) -> dict[str, Any]:
-    config = own.bundle.config
-    told = {"name": own.name, "abilities": sorted(own.abilities), "layers": config.layers,
-            "width": config.width, "words": own.bundle.tokenizer.vocab_size,
-            "longest": own.embedder.max_seqlen}  # fmt: skip
-    if isinstance(own.bundle, FineTunedBundle):
-        told |= {"kind": own.bundle.head.kind, "labels": list(own.bundle.head.labels)}
-    return told
+def _describe(model: ServedModel) -> dict[str, Any]:
+    """Return the entry of a model in /models."""
+    config = model.bundle.config
+    fields = {"name": model.name, "abilities": sorted(model.abilities), "layers": config.layers,
+              "width": config.width, "words": model.bundle.tokenizer.vocab_size,
+              "longest": model.embedder.max_seqlen}  # fmt: skip
+    if isinstance(model.bundle, FineTunedBundle):
+        fields |= {"kind": model.bundle.head.kind, "labels": list(model.bundle.head.labels)}
+    return fields
 
 
-def _tokens(
-    own: ServedModel,
+def _tokens_json(
+    model: ServedModel,
     encoded: Sequence[tuple[list[int], list[tuple[int, int]]]],
     *,
     special: bool,
-    until: Deadline,
+    deadline: Deadline,
 ) -> Iterator[bytes]:
-    """Yield the tokens of each text as JSON. Raises LateError or GoneError."""
-    tokenizer = own.bundle.tokenizer
-    first, last = ({"id": number, "text": tokenizer.ids_to_tokens([number])[0], "special": True,
-                    "start": None, "stop": None}
-                   for number in (tokenizer.cls_id, tokenizer.sep_id))  # fmt: skip
-    for ids, places in encoded:
-        until.check()
-        rows = zip(ids, tokenizer.ids_to_tokens(ids), places, strict=True)
-        tokens = [{"id": number, "text": word, "special": False, "start": start, "stop": stop}
-                  for number, word, (start, stop) in rows]  # fmt: skip
-        yield orjson.dumps([first, *tokens, last] if special else tokens)
+    """Yield the tokens of each text as JSON.
+
+    Args:
+        model: the model whose tokenizer encoded the texts.
+        encoded: token ids and character offsets of each text.
+        special: whether to add [CLS] and [SEP].
+        deadline: checked before each text.
+    """
+    tokenizer = model.bundle.tokenizer
+    cls, sep = ({"id": token_id, "text": tokenizer.ids_to_tokens([token_id])[0], "special": True,
+                 "start": None, "stop": None}
+                for token_id in (tokenizer.cls_id, tokenizer.sep_id))  # fmt: skip
+    for ids, offsets in encoded:
+        deadline.check()
+        rows = zip(ids, tokenizer.ids_to_tokens(ids), offsets, strict=True)
+        tokens = [{"id": token_id, "text": text, "special": False, "start": start, "stop": stop}
+                  for token_id, text, (start, stop) in rows]  # fmt: skip
+        yield orjson.dumps([cls, *tokens, sep] if special else tokens)
 
 
-def _prediction(own: Prediction) -> dict[str, Any]:
-    if own.score is not None:
-        return {"score": own.score, "cut_off": own.cut_off}
-    return {"labels": [{"label": label, "score": share} for label, share in own.labels],
-            "cut_off": own.cut_off}  # fmt: skip
+def _prediction_fields(prediction: Prediction) -> dict[str, Any]:
+    """Return the fields of a prediction in /classify."""
+    if prediction.score is not None:
+        return {"score": prediction.score, "cut_off": prediction.cut_off}
+    return {"labels": [{"label": label, "score": score} for label, score in prediction.labels],
+            "cut_off": prediction.cut_off}  # fmt: skip

@@ -1,4 +1,7 @@
-"""Request body of each endpoint; an invalid body yields a few errors, whatever its size."""
+"""Request bodies of the endpoints.
+
+The number of validation errors is bounded, whatever the size of an invalid body.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
@@ -19,9 +22,9 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from bertsmith.serve.limits import MAX_TOP, check_limit
 from bertsmith.use.vector_settings import VectorSettings, build_vector_settings
 
-#: Layers, and weights of layers, per request; no model has nearly as many.
+#: Maximum number of layers, and of layer weights, per request; far more than any model has.
 MAX_LAYERS: Final = 1024
-#: Tags of the branches of a union; they are not part of a field's name in error messages.
+#: Tags of union branches; pydantic reports them in error locations, but they are no field names.
 TAGS: Final = frozenset({"<one>", "<list>"})
 
 
@@ -30,59 +33,61 @@ class FailFastList:
     """List annotation: validation stops at the first invalid item.
 
     Attributes:
-        what: name of the items, for a list that may have ``context[what]`` items at most. The
-            length is checked before the items. None: the length is not checked here.
+        limit_name: key of the list's maximum length in the validation context. The length is
+            checked before the items. None for no maximum.
     """
 
-    what: str | None = None
+    limit_name: str | None = None
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """Return pydantic's schema of the list with these checks."""
+        """Return pydantic's core schema of the list with these checks."""
         schema: Any = handler(source)
         schema["fail_fast"] = True
-        if self.what is None:
+        if self.limit_name is None:
             return schema  # type: ignore[no-any-return]
         return core_schema.with_info_before_validator_function(self._check_length, schema)
 
     def _check_length(self, value: Any, info: ValidationInfo) -> Any:
-        if self.what is not None and isinstance(value, list) and info.context:
-            check_limit(self.what, len(value), info.context[self.what])
+        if self.limit_name is not None and isinstance(value, list) and info.context:
+            check_limit(self.limit_name, len(value), info.context[self.limit_name])
         return value
 
 
 def _branch(value: Any) -> str:
-    """Return the tag of the union branch that reports errors about a value."""
+    """Return the tag of the union branch that validates a value."""
     return "<list>" if isinstance(value, list) else "<one>"
 
 
 def _pair_branch(value: Any) -> str:
-    """Return the tag for [A, B] or [[A, B], ...]."""
+    """Return the tag of the union branch for [A, B] or [[A, B], ...]."""
     is_list = isinstance(value, list) and (not value or isinstance(value[0], list))
     return "<list>" if is_list else "<one>"
 
 
 Texts = Annotated[list[str], FailFastList("texts"), Field(min_length=1)]
-#: One text or several.
+#: A text or a list of texts.
 Inputs = Annotated[
     Annotated[str, Tag("<one>")] | Annotated[Texts, Tag("<list>")], Discriminator(_branch)
 ]
 TextPair = tuple[str, str]
-#: Of a layer. Larger ones would make sums that float32 cannot hold.
+#: Weight of a layer. Larger values would overflow float32 in the weighted sum.
 Weight = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
-Name = Annotated[str | None, Field(description="Which model; the first that can, if not given.")]
+ModelName = Annotated[
+    str | None, Field(description="Model name; by default the first model with this ability.")
+]
 
 
 class StrictModel(BaseModel):
-    """Model that rejects unknown keys and reports the first one only."""
+    """Base model that rejects unknown keys, and reports only the first one."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     @model_validator(mode="before")
     @classmethod
     def _keep_one_unknown_key(cls, value: Any) -> Any:
-        # pydantic would report each of the hundreds of thousands of keys that a body can have.
+        # pydantic would report every unknown key, of which a body can have hundreds of thousands.
         if not isinstance(value, dict):
             return value
         fields = {name: value[name] for name in cls.model_fields if name in value}
@@ -93,13 +98,13 @@ class StrictModel(BaseModel):
 
 
 class Body(StrictModel):
-    """What all bodies have: the model's name."""
+    """Fields of all request bodies."""
 
-    model: Name = None
+    model: ModelName = None
 
 
 class VectorsBody(Body):
-    """How vectors are made; see ``VectorSettings``."""
+    """POST /embed_all, and common fields of other bodies; see ``VectorSettings``."""
 
     inputs: Inputs
     layer: (
@@ -119,13 +124,21 @@ class VectorsBody(Body):
     weights: Annotated[list[Weight], FailFastList(), Field(max_length=MAX_LAYERS)] = []
     special: bool = True
     truncate: Annotated[
-        bool, Field(description="Cut a text that is too long, rather than refuse it.")
+        bool, Field(description="Truncate texts that are too long, instead of rejecting them.")
     ] = True
 
-    def vector_settings(self, **more: Any) -> VectorSettings:
-        """Return the settings that are asked for. Raises SettingsError."""
+    def vector_settings(self, **overrides: Any) -> VectorSettings:
+        """Return the body's settings.
+
+        Raises:
+            SettingsError: the settings contradict each other.
+        """
         return build_vector_settings(
-            self.layer, combine=self.combine, weights=self.weights, special=self.special, **more
+            self.layer,
+            combine=self.combine,
+            weights=self.weights,
+            special=self.special,
+            **overrides,
         )
 
 
@@ -137,7 +150,7 @@ class EmbedBody(VectorsBody):
 
 
 class OpenAiBody(BaseModel):
-    """POST /v1/embeddings, as OpenAI's clients send it. Other fields of theirs are not read."""
+    """POST /v1/embeddings, as OpenAI's clients send it; unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
     input: Inputs
@@ -152,14 +165,14 @@ class OpenAiBody(BaseModel):
         if isinstance(value, list) and (not value or isinstance(value[0], int | list)):
             raise PydanticCustomError(
                 "text_expected",
-                "expected a text or a list of texts, at least one; ids of another tokenizer mean "
-                "nothing to this model (LangChain: check_embedding_ctx_length=False)",
+                "expected a text or a non-empty list of texts; token ids of another tokenizer are "
+                "not accepted (LangChain: set check_embedding_ctx_length=False)",
             )
         return value
 
 
-class Compared(StrictModel):
-    """One sentence, and those it is compared with."""
+class SimilarityInputs(StrictModel):
+    """A sentence, and the sentences to compare it with."""
 
     source_sentence: str
     sentences: Texts
@@ -168,7 +181,7 @@ class Compared(StrictModel):
 class SimilarityBody(Body):
     """POST /similarity."""
 
-    inputs: Compared
+    inputs: SimilarityInputs
 
 
 class TokenizeBody(Body):
@@ -186,7 +199,7 @@ class FillBody(Body):
 
 
 class PairBody(Body):
-    """POST /pair: [A, B], or several of them."""
+    """POST /pair: a pair [A, B], or a list of pairs."""
 
     inputs: Annotated[
         Annotated[TextPair, Tag("<one>")]
@@ -196,7 +209,7 @@ class PairBody(Body):
 
 
 class ClassifyBody(Body):
-    """POST /classify: a text or several; each may be a pair [A, B]."""
+    """POST /classify: a text, or a list of texts and pairs [A, B]."""
 
     inputs: Annotated[
         Annotated[str, Tag("<one>")]
@@ -221,7 +234,7 @@ class TagBody(Body):
     inputs: Inputs
 
 
-class Asked(StrictModel):
+class QuestionInput(StrictModel):
     """A question and its context."""
 
     question: str
@@ -232,13 +245,13 @@ class AnswerBody(Body):
     """POST /answer."""
 
     inputs: Annotated[
-        Annotated[Asked, Tag("<one>")]
-        | Annotated[list[Asked], FailFastList("texts"), Field(min_length=1), Tag("<list>")],
+        Annotated[QuestionInput, Tag("<one>")]
+        | Annotated[list[QuestionInput], FailFastList("texts"), Field(min_length=1), Tag("<list>")],
         Discriminator(_branch),
     ]
 
 
-class Prompt(StrictModel):
+class PromptInput(StrictModel):
     """A prompt and its endings."""
 
     prompt: str
@@ -249,7 +262,7 @@ class ChooseBody(Body):
     """POST /choose."""
 
     inputs: Annotated[
-        Annotated[Prompt, Tag("<one>")]
-        | Annotated[list[Prompt], FailFastList("texts"), Field(min_length=1), Tag("<list>")],
+        Annotated[PromptInput, Tag("<one>")]
+        | Annotated[list[PromptInput], FailFastList("texts"), Field(min_length=1), Tag("<list>")],
         Discriminator(_branch),
     ]

@@ -1,4 +1,4 @@
-"""Security headers of every response."""
+"""Add security headers to every response."""
 
 from typing import Final
 
@@ -7,11 +7,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
-    # Not no-referrer: browsers then send "Origin: null" with forms and some requests of scripts.
+    # With no-referrer, browsers send "Origin: null" with forms and some requests of scripts.
     "Referrer-Policy": "same-origin",
-    # The oldest browsers do not know frame-ancestors.
+    # For old browsers without frame-ancestors.
     "X-Frame-Options": "DENY",
-    # The page has a policy of its own. /docs has its style in the document.
+    # The web page sets a policy of its own. /docs has inline styles.
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
         "frame-ancestors 'none'"
@@ -20,13 +20,13 @@ _HEADERS: Final = {
 
 
 class SecurityHeaders:
-    """ASGI middleware that adds security headers where a response has none of its own."""
+    """ASGI middleware that adds security headers unless the response sets them itself."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and its response back with the headers."""
+        """Run the app and add the headers to its response."""
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":

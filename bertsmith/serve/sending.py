@@ -1,7 +1,7 @@
-"""Waits until clients have read their answers; ends connections of those that do not.
+"""Wait until clients have read their responses; disconnect clients that do not read.
 
-A server hands an answer to the operating system piece by piece, as the client reads. Until then
-the answer stays in the server's memory.
+A response stays in the server's memory until the operating system has accepted all of it, which
+happens as the client reads.
 """
 
 import asyncio
@@ -11,60 +11,65 @@ from typing import Final, Protocol
 
 from bertsmith.serve.settings import ServeSettings
 
-#: Bytes that a client must read within ``send_seconds``.
+#: Bytes that a client must read in every ``send_seconds``.
 MIN_PROGRESS: Final = 2**20
-#: Seconds between two looks at what a client has read.
+#: Seconds between two checks of a client's progress.
 _INTERVAL: Final = 1.0
 
 
 class Connection(Protocol):
-    """What the server's protocol tells of a connection."""
+    """A client connection, as the server's protocol implements it."""
 
     def num_unsent(self) -> int:
-        """Return the bytes that the operating system has not taken yet."""
+        """Return the number of bytes that the operating system has not accepted yet."""
 
     def is_sending(self) -> bool:
-        """Return whether more bytes are unsent than a connection may buffer."""
+        """Return whether more bytes are unsent than the write buffer's limit."""
 
     async def drain(self) -> None:
-        """Wait until few bytes are unsent, or the connection has ended."""
+        """Wait until the unsent bytes are below the limit, or the connection is closed."""
 
     def abort(self) -> None:
-        """End the connection and drop what is unsent."""
+        """Close the connection and drop unsent bytes."""
 
 
 @dataclass(eq=False)
-class _Answer:
-    """An answer that is not sent. Times are those of the clock."""
+class _Response:
+    """A response that is not completely sent.
+
+    Attributes:
+        connection: the client's connection.
+        num_unsent: unsent bytes at the last check.
+        read_at: time at which the client last read anything, in seconds.
+        progress_at: time at which the client had last read ``MIN_PROGRESS`` bytes, in seconds.
+        progress_unsent: unsent bytes at that time.
+    """
 
     connection: Connection
-    #: At the last look.
     num_unsent: int
-    #: When the client last read anything.
     read_at: float
-    #: When ``MIN_PROGRESS`` bytes were last read, and how many were unsent then.
     progress_at: float
     progress_unsent: int
 
 
 class Sender:
-    """Watches the answers of all requests of a server; used on its event loop only."""
+    """Watches the responses to all requests of a server; not thread-safe."""
 
     def __init__(
         self, settings: ServeSettings, clock: Callable[[], float] | None = None,
         interval: float = _INTERVAL,
     ) -> None:  # fmt: skip
         self._settings, self._clock, self._interval = settings, clock, interval
-        self._answers: dict[_Answer, None] = {}
+        self._responses: dict[_Response, None] = {}
         self._checked_at = float("-inf")
 
     async def drain(self, connection: Connection) -> bool:
-        """Wait until an answer is sent; return False if its connection had to be ended."""
+        """Wait until a response is sent; return False if its connection was aborted."""
         if not connection.is_sending():
             return True
         now, size = self._now(), connection.num_unsent()
-        answer = _Answer(connection, size, now, now, size)
-        self._answers[answer] = None
+        response = _Response(connection, size, now, now, size)
+        self._responses[response] = None
         try:
             while connection.is_sending():
                 try:
@@ -72,42 +77,42 @@ class Sender:
                         await connection.drain()
                 except TimeoutError:
                     self.check()
-                if answer not in self._answers:
+                if response not in self._responses:
                     return False
         finally:
-            self._answers.pop(answer, None)
+            self._responses.pop(response, None)
         return True
 
     def check(self) -> None:
-        """End the connections that are too slow, and those that stand still if memory is short."""
+        """Abort slow connections; and stalled ones, while unsent bytes exceed the limit."""
         now = self._now()
         if now - self._checked_at < self._interval / 2:
-            # Each answer that is not sent asks for it; one look for all is enough.
+            # Every pending response calls this; one check per interval is enough.
             return
         self._checked_at = now
-        for answer in list(self._answers):
-            self._update(answer, now)
-            if now - answer.progress_at > self._settings.send_seconds:
-                self._abort(answer)
-        by_age = sorted(self._answers, key=lambda answer: answer.read_at)
-        unsent = sum(answer.num_unsent for answer in by_age)
-        for answer in by_age:
-            if unsent <= self._settings.unsent_bytes or now - answer.read_at < self._interval:
+        for response in list(self._responses):
+            self._update(response, now)
+            if now - response.progress_at > self._settings.send_seconds:
+                self._abort(response)
+        by_last_read = sorted(self._responses, key=lambda response: response.read_at)
+        unsent = sum(response.num_unsent for response in by_last_read)
+        for response in by_last_read:
+            if unsent <= self._settings.unsent_bytes or now - response.read_at < self._interval:
                 break
-            unsent -= answer.num_unsent
-            self._abort(answer)
+            unsent -= response.num_unsent
+            self._abort(response)
 
-    def _update(self, answer: _Answer, now: float) -> None:
-        num_unsent = answer.connection.num_unsent()
-        if num_unsent < answer.num_unsent:
-            answer.read_at = now
-        answer.num_unsent = num_unsent
-        if answer.progress_unsent - num_unsent >= MIN_PROGRESS:
-            answer.progress_at, answer.progress_unsent = now, num_unsent
+    def _update(self, response: _Response, now: float) -> None:
+        num_unsent = response.connection.num_unsent()
+        if num_unsent < response.num_unsent:
+            response.read_at = now
+        response.num_unsent = num_unsent
+        if response.progress_unsent - num_unsent >= MIN_PROGRESS:
+            response.progress_at, response.progress_unsent = now, num_unsent
 
-    def _abort(self, answer: _Answer) -> None:
-        del self._answers[answer]
-        answer.connection.abort()
+    def _abort(self, response: _Response) -> None:
+        del self._responses[response]
+        response.connection.abort()
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time() if self._clock is None else self._clock()

@@ -1,4 +1,4 @@
-"""Listens for a server, and ends it cleanly: what is under way is finished, the rest is refused."""
+"""Run the app on uvicorn, with header limits and a graceful shutdown."""
 
 import asyncio
 import gc
@@ -21,100 +21,104 @@ from bertsmith.serve.errors import error_response
 from bertsmith.serve.middleware import CONNECTION_KEY, RequestMiddleware
 from bertsmith.serve.settings import ServeSettings
 
-#: Seconds for which a thread that runs Python keeps another one waiting; Python's own are 0.005, in
-#: which a model thread that only wants to begin its next product could have computed several.
-_SWITCH = 0.0005
-#: Connections that wait to be accepted.
+#: Seconds after which a thread must release the GIL on request. With Python's default of 0.005, a
+#: model thread waits longer for the GIL than a matrix multiplication takes.
+_SWITCH_INTERVAL = 0.0005
+#: Connections that the operating system queues until they are accepted.
 _BACKLOG = 2048
-_MAX_FILES = 65_536
-_LARGE = "the header is larger than {:,} bytes; leave out what the server does not need"
+_MAX_OPEN_FILES = 65_536
+_HEADER_TOO_LARGE = "the header is larger than {:,} bytes; send fewer or shorter headers"
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to an address; SettingsError where that cannot be."""
-    kind = socket.AF_INET6 if ":" in host else socket.AF_INET
-    own = socket.socket(kind)
-    # A server that was stopped a moment ago still has connections that end.
-    own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        own.bind((host, port))
-    except OSError as error:
-        own.close()
-        raise _cannot_listen(host, port, error) from None
-    return own
-
-
-def start_listening(own: socket.socket) -> None:
-    """Let clients connect to a bound socket.
-
-    Two servers can bind the same port before either listens.
+    """Return a socket bound to an address.
 
     Raises:
-        SettingsError: another process listens there.
+        SettingsError: the address cannot be bound.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family)
+    # Allows to restart a server while connections of the old one are still closing.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise _cannot_listen_error(host, port, error) from None
+    return sock
+
+
+def start_listening(sock: socket.socket) -> None:
+    """Accept connections on a bound socket.
+
+    Raises:
+        SettingsError: another process listens on the port; binding alone does not detect this.
     """
     try:
-        own.listen(_BACKLOG)
+        sock.listen(_BACKLOG)
     except OSError as error:
-        host, port = own.getsockname()[:2]
-        own.close()
-        raise _cannot_listen(host, port, error) from None
+        host, port = sock.getsockname()[:2]
+        sock.close()
+        raise _cannot_listen_error(host, port, error) from None
 
 
-def _cannot_listen(host: str, port: int, error: OSError) -> SettingsError:
+def _cannot_listen_error(host: str, port: int, error: OSError) -> SettingsError:
     return SettingsError(
         f"cannot listen at {host}, port {port}: {error.strerror or error}; give another --port "
-        "or --host, or stop what listens there"
+        "or --host, or stop the process that listens there"
     )
 
 
-def serve_until_signal(app: RequestMiddleware, settings: ServeSettings, own: socket.socket) -> None:
-    """Serve at a bound socket until SIGTERM, SIGHUP or Ctrl-C."""
-    start_listening(own)
+def serve_until_signal(
+    app: RequestMiddleware, settings: ServeSettings, sock: socket.socket
+) -> None:
+    """Serve an app on a bound socket until SIGTERM, SIGHUP or Ctrl-C."""
+    start_listening(sock)
     _raise_file_limit()
-    with _steady():
-        create_server(app, create_config(settings)).run([own])
+    with _low_latency():
+        create_server(app, create_config(settings)).run([sock])
 
 
 def _raise_file_limit() -> None:
-    """Allow as many connections as the system lets this process have; many allow 1,024 at first."""
+    """Raise the soft limit of open files, often 1,024; every connection is an open file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
-    if soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    limit = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
+    if soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 @contextmanager
-def _steady() -> Iterator[None]:
-    """Keep Python from holding requests up: no search for garbage among what is there to stay.
+def _low_latency() -> Iterator[None]:
+    """Freeze existing objects for the garbage collector, and switch threads more often.
 
-    Models and libraries are hundreds of thousands of objects; a full collection goes through all.
+    Models and libraries have hundreds of thousands of objects; a full collection visits them all.
     """
     gc.collect()
     gc.freeze()
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH)
+    previous_interval = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_INTERVAL)
     try:
         yield
     finally:
-        sys.setswitchinterval(before)
+        sys.setswitchinterval(previous_interval)
         gc.unfreeze()
 
 
-def create_server(app: RequestMiddleware, own: uvicorn.Config) -> uvicorn.Server:
-    """Return a server of the app."""
-    own.app = app
-    return _Server(app, own)
+def create_server(app: RequestMiddleware, config: uvicorn.Config) -> uvicorn.Server:
+    """Return a uvicorn server of an app."""
+    config.app = app
+    return _Server(app, config)
 
 
 def create_config(settings: ServeSettings) -> uvicorn.Config:
-    """Return how uvicorn is to serve."""
+    """Return uvicorn's configuration, and set the level of the access log."""
     logging.getLogger("bertsmith.serve").setLevel(logging.INFO)
 
-    class Patient(_Patient):
-        seconds, most = settings.body_seconds, settings.header_bytes
+    class ConfiguredProtocol(_LimitedProtocol):
+        header_seconds, max_header_bytes = settings.body_seconds, settings.header_bytes
 
     return uvicorn.Config(
-        "", http=Patient, ws="none", log_level="warning", access_log=False,
+        "", http=ConfiguredProtocol, ws="none", log_level="warning", access_log=False,
         timeout_keep_alive=75, timeout_graceful_shutdown=int(settings.stop_seconds) or 1,
         server_header=False, lifespan="on",
         # uvicorn trusts X-Forwarded headers of all clients on this machine by default.
@@ -123,7 +127,7 @@ def create_config(settings: ServeSettings) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """Ends the streams to open pages first, for which it would wait."""
+    """Server that handles SIGHUP and ends event streams before it shuts down."""
 
     def __init__(self, app: RequestMiddleware, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -131,130 +135,138 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Finish what is under way on SIGHUP too, which the end of a terminal session sends."""
+        """Also shut down gracefully on SIGHUP, which a closing terminal sends."""
         is_main = threading.current_thread() is threading.main_thread()
         with super().capture_signals():
-            # Under nohup it is ignored, and stays so.
+            # nohup ignores SIGHUP; keep it ignored.
             if not is_main or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
                 yield
                 return
-            before = signal.signal(signal.SIGHUP, self.handle_exit)
+            previous_handler = signal.signal(signal.SIGHUP, self.handle_exit)
             try:
                 yield
             finally:
-                signal.signal(signal.SIGHUP, before)
+                signal.signal(signal.SIGHUP, previous_handler)
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """Stop listening, finish, end."""
+        """Stop listening, end event streams and finish running requests."""
         self._app.shutdown_started.set()
         await super().shutdown(sockets)
-        # It would raise the signal again; but all is done that it asked for.
+        # uvicorn raises captured signals again, which would turn a clean exit into a failure.
         self._captured_signals.clear()
 
 
-class _Patient(HttpToolsProtocol):
-    """Closes a connection whose request has no whole header in time, or one that is too large."""
+class _LimitedProtocol(HttpToolsProtocol):
+    """HTTP protocol with limits on the time and size of headers; a ``sending.Connection``.
 
-    seconds = 10.0
-    most = 65_536
-    _late: asyncio.TimerHandle | None = None
-    #: Bytes of the header that the parser has told of, and of what it holds and has not told of.
-    _told = _held = 0
-    _heard = False
+    Attributes:
+        header_seconds: seconds to receive a header; then the connection closes.
+        max_header_bytes: size beyond which the response is 431.
+    """
+
+    header_seconds = 10.0
+    max_header_bytes = 65_536
+    _header_timer: asyncio.TimerHandle | None = None
+    #: Header bytes that the parser has reported, and received bytes that it still buffers.
+    _parsed_bytes = _buffered_bytes = 0
+    #: Whether the parser made progress within ``data_received``.
+    _has_parsed = False
 
     def connection_made(self, transport: Any) -> None:
-        """Wait for a header."""
+        """Start the header timer."""
         super().connection_made(transport)
-        self._await_header()
+        self._start_header_timer()
 
     def data_received(self, data: bytes) -> None:
-        """Read on; of a header, or a trailer, that does not end only so much."""
-        self._heard = False
+        """Parse data; reject it if the parser buffers an unfinished header or trailer too long."""
+        self._has_parsed = False
         super().data_received(data)
-        self._held = 0 if self._heard else self._held + len(data)
-        if self._held > self.most and not self.transport.is_closing():
-            self.send_400_response(_LARGE)
+        self._buffered_bytes = 0 if self._has_parsed else self._buffered_bytes + len(data)
+        if self._buffered_bytes > self.max_header_bytes and not self.transport.is_closing():
+            self.send_400_response(_HEADER_TOO_LARGE)
 
     def on_message_begin(self) -> None:
-        """Wait for the header of one more request."""
+        """Restart the header timer and size for the next request of the connection."""
         super().on_message_begin()
-        self._told = 0
-        self._await_header()
+        self._parsed_bytes = 0
+        self._start_header_timer()
         extensions: dict[Any, Any] = {CONNECTION_KEY: self}
         self.scope["extensions"] = extensions
 
     def on_url(self, url: bytes) -> None:
-        """Count it."""
-        self._count(url)
+        """Count the URL as part of the header."""
+        self._count_header_bytes(url)
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count it."""
-        self._count(name + value)
+        """Count a header field."""
+        self._count_header_bytes(name + value)
         super().on_header(name, value)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no request, or too large a one, and close."""
-        status = 431 if self._told > self.most or msg == _LARGE else 400
-        told = error_response(status, _LARGE.format(self.most) if status == 431 else msg)
-        reason = HTTPStatus(status).phrase
-        head = [f"HTTP/1.1 {status} {reason}", f"content-length: {len(told.body)}",
+        """Answer an invalid request with 400, or a too large header with 431, and close."""
+        is_too_large = self._parsed_bytes > self.max_header_bytes or msg == _HEADER_TOO_LARGE
+        status = 431 if is_too_large else 400
+        message = _HEADER_TOO_LARGE.format(self.max_header_bytes) if is_too_large else msg
+        response = error_response(status, message)
+        phrase = HTTPStatus(status).phrase
+        head = [f"HTTP/1.1 {status} {phrase}", f"content-length: {len(response.body)}",
                 "content-type: application/json", "connection: close", "", ""]  # fmt: skip
-        self.transport.write("\r\n".join(head).encode() + bytes(told.body))
+        self.transport.write("\r\n".join(head).encode() + bytes(response.body))
         self.transport.close()
 
     def on_headers_complete(self) -> None:
-        """Wait no more."""
-        self._heard = True
-        self._forget()
+        """Stop the header timer."""
+        self._has_parsed = True
+        self._stop_header_timer()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Read on."""
-        self._heard = True
+        """Record the parser's progress."""
+        self._has_parsed = True
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Read on."""
-        self._heard = True
+        """Record the parser's progress."""
+        self._has_parsed = True
         super().on_message_complete()
 
     def num_unsent(self) -> int:
-        """Return the bytes that the operating system has not taken yet."""
+        """Return the number of bytes in the transport's write buffer."""
         return self.transport.get_write_buffer_size()
 
     def is_sending(self) -> bool:
-        """Return whether more bytes are unsent than a connection may buffer."""
+        """Return whether the write buffer is above its high-water mark."""
         return self.flow.write_paused
 
     async def drain(self) -> None:
-        """Wait until few bytes are unsent, or the connection has ended."""
+        """Wait until the write buffer is below its low-water mark, or the connection is closed."""
         await self.flow.drain()
 
     def abort(self) -> None:
-        """End the connection and drop what is unsent."""
+        """Close the connection and drop unsent bytes."""
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no more."""
-        self._forget()
+        """Stop the header timer."""
+        self._stop_header_timer()
         super().connection_lost(exc)
 
-    def _count(self, part: bytes) -> None:
-        self._told += len(part)
-        if self._told > self.most:
-            # The parser ends, and what comes of it is ``send_400_response``.
-            raise ValueError(_LARGE)
+    def _count_header_bytes(self, part: bytes) -> None:
+        self._parsed_bytes += len(part)
+        if self._parsed_bytes > self.max_header_bytes:
+            # Aborts the parser, which then calls ``send_400_response``.
+            raise ValueError(_HEADER_TOO_LARGE)
 
-    def _await_header(self) -> None:
-        self._forget()
-        self._late = self.loop.call_later(self.seconds, self._give_up)
+    def _start_header_timer(self) -> None:
+        self._stop_header_timer()
+        self._header_timer = self.loop.call_later(self.header_seconds, self._close)
 
-    def _forget(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+    def _stop_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
 
-    def _give_up(self) -> None:
+    def _close(self) -> None:
         if not self.transport.is_closing():
             self.transport.close()

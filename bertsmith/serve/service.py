@@ -1,7 +1,6 @@
-"""What a server can be asked, whoever asks: every model by its name, and what it can do.
+"""Answer requests with the loaded models, from any thread.
 
-It never knows HTTP. Every method waits for its answer and may be called from any thread; what many
-threads ask is computed together.
+Each method blocks until its answer is computed. Concurrent requests share batches.
 """
 
 import itertools
@@ -23,10 +22,10 @@ from bertsmith.serve.limits import check_limit, check_surrogates, check_top
 from bertsmith.serve.models import (
     ServedModel,
     compute_attentions,
-    compute_outputs,
     embed_sequences,
     predict_masks,
     require_finite,
+    run_task_model,
 )
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.tasks.inputs import ModelInputs
@@ -49,13 +48,20 @@ from bertsmith.use.tag import TaggedText, iter_tagged_texts
 from bertsmith.use.vector_settings import VectorSettings
 from bertsmith.use.vectors import VectorSpec
 
-#: Characters that /tokenize reads between two looks at its deadline.
+#: Characters that ``Service.tokenize`` encodes between two checks of the deadline.
 _GROUP_CHARACTERS: Final = 65_536
 
 
 @dataclass(frozen=True)
 class PendingEmbeddings:
-    """What was asked of a model: a future of float32 [W] for each text, and the tokens of all."""
+    """Submitted texts whose vectors are being computed.
+
+    Attributes:
+        model: name of the model.
+        future: resolves to one float32 [W] per text; W is the width of a vector.
+        width: W.
+        num_tokens: tokens of all texts.
+    """
 
     model: str
     future: Future[list[Any]]
@@ -64,188 +70,211 @@ class PendingEmbeddings:
 
 
 class Service:
-    """The loaded models, by name, in the order in which they were given."""
+    """The loaded models, in the order of the command line, and their batcher."""
 
     def __init__(
         self,
         models: Iterable[ServedModel],
         settings: ServeSettings | None = None,
-        told: Callable[[int, int, float], None] | None = None,
+        on_batch: Callable[[int, int, float], None] | None = None,
         token_counter: Callable[[str], TokenCounter] | None = None,
     ) -> None:
-        """Serve models.
+        """Start the batcher's threads.
 
         Args:
-            models: The loaded models.
-            settings: The limits of the server.
-            told: Is told of each batch: units, tokens, seconds.
-            token_counter: Returns what counts the tokens of a model, by its name; called in
-                several threads.
+            models: the loaded models.
+            settings: the limits of the server.
+            on_batch: called with the sequences, tokens and seconds of each computed batch.
+            token_counter: returns the token counter of a model, by its name; the counter is
+                called from several threads.
         """
         self.models = {
-            own.name: own.with_token_counter(token_counter(own.name)) if token_counter else own
-            for own in models
+            model.name: (
+                model.with_token_counter(token_counter(model.name)) if token_counter else model
+            )
+            for model in models
         }
         self.settings = settings or ServeSettings()
         self.batcher = Batcher(
             batch_tokens=self.settings.batch_tokens,
             queue_tokens=self.settings.queue_tokens,
             call_tokens=self.settings.tokens,
-            wait=self.settings.wait_ms / 1000,
-            at_once=min(
-                (pool_size(own.embedder.device) for own in self.models.values()), default=1
+            max_wait=self.settings.wait_ms / 1000,
+            num_threads=min(
+                (pool_size(model.embedder.device) for model in self.models.values()), default=1
             ),
-            on_batch=told,
+            on_batch=on_batch,
         )
 
     def models_with(self, ability: str) -> list[str]:
-        """Return the names of the models that can do something."""
-        return [name for name, own in self.models.items() if ability in own.abilities]
+        """Return the names of the models with an ability."""
+        return [name for name, model in self.models.items() if ability in model.abilities]
 
     def find_model(self, name: str | None, ability: str) -> ServedModel:
-        """Return the model of a name, or the first that is able; ModelError where there is none."""
-        able = self.models_with(ability)
+        """Return the named model, or the first one with the ability.
+
+        Raises:
+            ModelError: there is no such model, or it does not have the ability.
+        """
+        names = self.models_with(ability)
         if name is not None and name not in self.models:
-            raise ModelError(
-                f"there is no model {name!r} here; expected one of {', '.join(self.models)}"
-            )
-        if not able or (name is not None and name not in able):
-            who = f"the model {name!r} cannot" if name is not None else "no model here can"
-            others = f"; expected one of {', '.join(able)}" if able else ""
-            raise ModelError(f"{who} {ability}{others}")
-        return self.models[name or able[0]]
+            raise ModelError(f"unknown model {name!r}; expected one of {', '.join(self.models)}")
+        if not names or (name is not None and name not in names):
+            subject = f"the model {name!r} cannot" if name is not None else "no loaded model can"
+            expected = f"; expected one of {', '.join(names)}" if names else ""
+            raise ModelError(f"{subject} {ability}{expected}")
+        return self.models[name or names[0]]
 
     def fill(
-        self, name: str | None, texts: Sequence[str], top: int, patience: Deadline | None = None
+        self, name: str | None, texts: Sequence[str], top: int, deadline: Deadline | None = None
     ) -> list[list[Filling]]:
-        """Return the likeliest words at each [MASK] of each text."""
-        own = self.check_request(name, "fill", texts, patience)
-        assert isinstance(own.bundle, PretrainedBundle)
+        """Return the ``top`` most probable tokens for each [MASK] of each text."""
+        model = self.check_request(name, "fill", texts, deadline)
+        assert isinstance(model.bundle, PretrainedBundle)
         check_top(top)
         check_limit("masks", sum(text.count(MASK_TOKEN) for text in texts), self.settings.masks)
-        return list(iter_fillings(own.bundle, texts, top, self._asking(own, self._until(patience))))
+        predictor = self._mask_predictor(model, self._deadline_or_default(deadline))
+        return list(iter_fillings(model.bundle, texts, top, predictor))
 
     def pair(
         self,
         name: str | None,
         pairs: Sequence[tuple[str, str]],
-        patience: Deadline | None = None,
+        deadline: Deadline | None = None,
     ) -> list[NextSentencePrediction]:
-        """Return how probable it is that B follows A, for each pair."""
-        own, until = self.check_request(name, "pair", pairs, patience), self._until(patience)
-        assert isinstance(own.bundle, PretrainedBundle)
+        """Return the probability that text B follows text A, for each pair."""
+        model = self.check_request(name, "pair", pairs, deadline)
+        deadline = self._deadline_or_default(deadline)
+        assert isinstance(model.bundle, PretrainedBundle)
 
         def compute(bundle: PretrainedBundle, sequences: Sequence[EncodedPair]) -> list[float]:
             units = [(len(ids), (ids, segments)) for ids, segments in sequences]
-            batch = require_finite(own.name, partial(next_sentence_probabilities, bundle))
-            return self.batcher.run((own.name, "pair"), batch, units, until)
+            compute_batch = require_finite(model.name, partial(next_sentence_probabilities, bundle))
+            return self.batcher.run((model.name, "pair"), compute_batch, units, deadline)
 
-        return list(iter_pair_predictions(own.bundle, pairs, compute))
+        return list(iter_pair_predictions(model.bundle, pairs, compute))
 
     def classify(
         self,
         name: str | None,
         texts: Sequence[str | tuple[str, str]],
-        patience: Deadline | None = None,
+        deadline: Deadline | None = None,
     ) -> list[Prediction]:
-        """Return the labels, or the number, of each text or pair."""
-        own = self.check_request(name, "classify", texts, patience)
-        return list(iter_predictions(_task(own), texts, self._outputs(own, self._until(patience))))
+        """Return the labels, or the regression score, of each text or pair."""
+        model = self.check_request(name, "classify", texts, deadline)
+        return list(iter_predictions(_task_bundle(model), texts, self._outputs(model, deadline)))
 
     def tag(
-        self, name: str | None, texts: Sequence[str], patience: Deadline | None = None
+        self, name: str | None, texts: Sequence[str], deadline: Deadline | None = None
     ) -> list[TaggedText]:
-        """Return the entities, or the tags, of each text."""
-        own = self.check_request(name, "tag", texts, patience)
-        return list(iter_tagged_texts(_task(own), texts, self._outputs(own, self._until(patience))))
+        """Return the entities, or the tags of the words, of each text."""
+        model = self.check_request(name, "tag", texts, deadline)
+        return list(iter_tagged_texts(_task_bundle(model), texts, self._outputs(model, deadline)))
 
     def answer(
         self,
         name: str | None,
         questions: Sequence[tuple[str, str]],
-        patience: Deadline | None = None,
+        deadline: Deadline | None = None,
     ) -> list[Answer]:
         """Return the answer to each (question, context)."""
-        own = self.check_request(name, "answer", questions, patience)
-        return list(iter_answers(_task(own), questions, self._outputs(own, self._until(patience))))
+        model = self.check_request(name, "answer", questions, deadline)
+        return list(iter_answers(_task_bundle(model), questions, self._outputs(model, deadline)))
 
     def choose(
         self,
         name: str | None,
         questions: Sequence[tuple[str, Sequence[str]]],
-        patience: Deadline | None = None,
+        deadline: Deadline | None = None,
     ) -> list[Choice]:
-        """Return which ending fits, for each (prompt, endings)."""
-        own = self.check_request(name, "choose", questions, patience)
-        return list(iter_choices(_task(own), questions, self._outputs(own, self._until(patience))))
+        """Return the best ending for each (prompt, endings)."""
+        model = self.check_request(name, "choose", questions, deadline)
+        return list(iter_choices(_task_bundle(model), questions, self._outputs(model, deadline)))
 
     def embed(
         self,
         name: str | None,
         texts: Sequence[str],
         settings: VectorSettings,
-        patience: Deadline | None = None,
+        deadline: Deadline | None = None,
     ) -> Floats:
-        """Return a vector for each text, float32 [n, W]."""
-        until = self._until(patience)
-        asked = self.embedding(name, texts, settings, until)
-        found = wait_for_result(asked.future, until)
-        return np.stack(found) if found else np.empty((0, asked.width), np.float32)
+        """Return a vector for each text, float32 [number of texts, W]."""
+        deadline = self._deadline_or_default(deadline)
+        pending = self.submit_embeddings(name, texts, settings, deadline)
+        vectors = wait_for_result(pending.future, deadline)
+        return np.stack(vectors) if vectors else np.empty((0, pending.width), np.float32)
 
-    def embedding(
+    def submit_embeddings(
         self,
         name: str | None,
         texts: Sequence[str],
         settings: VectorSettings,
-        patience: Deadline,
+        deadline: Deadline,
         *,
         truncate: bool = True,
-    ) -> "PendingEmbeddings":
-        """Return what ``embed`` waits for. Without ``truncate`` a text too long is an error."""
-        own = self.check_request(name, "embed", texts, patience)
-        recipe = own.embedder.resolve_settings(settings)
-        if recipe.pooling == "none":
-            raise SettingsError('pooling "none" gives a vector a token: ask /embed_all')
-        encoded = own.embedder.tokenize(texts)
-        if encoded.num_cut_off and not truncate:
-            raise RequestTooLargeError(
-                f"{encoded.num_cut_off:,} of the texts are longer than the {own.embedder.max_seqlen} "
-                "tokens that this model takes; shorten them, or send truncate: true"
-            )
-        check_limit("numbers", len(texts) * recipe.width, self.settings.numbers)
-        units = [(len(ids), ids) for ids in encoded.sequences]
-        compute = require_finite(own.name, partial(embed_sequences, own.embedder, recipe))
-        key = (own.name, "embed", settings)
-        future = self.batcher.submit(key, compute, units, patience)
-        return PendingEmbeddings(own.name, future, recipe.width, sum(size for size, _ in units))
+    ) -> PendingEmbeddings:
+        """Submit texts to the batcher without waiting for their vectors.
 
-    def tokens(
+        Raises:
+            SettingsError: the settings ask for a vector per token.
+            RequestTooLargeError: the texts exceed a limit of the server; or, without
+                ``truncate``, a text is longer than the model's maximum.
+        """
+        model = self.check_request(name, "embed", texts, deadline)
+        spec = model.embedder.resolve_settings(settings)
+        if spec.pooling == "none":
+            raise SettingsError(
+                'pooling "none" returns one vector per token; send the request to /embed_all'
+            )
+        tokenized = model.embedder.tokenize(texts)
+        if tokenized.num_cut_off and not truncate:
+            raise RequestTooLargeError(
+                f"{tokenized.num_cut_off:,} of the texts are longer than the model's maximum of "
+                f"{model.embedder.max_seqlen} tokens; shorten them, or send truncate: true"
+            )
+        check_limit("numbers", len(texts) * spec.width, self.settings.numbers)
+        units = [(len(ids), ids) for ids in tokenized.sequences]
+        compute_batch = require_finite(model.name, partial(embed_sequences, model.embedder, spec))
+        key = (model.name, "embed", settings)
+        future = self.batcher.submit(key, compute_batch, units, deadline)
+        num_tokens = sum(length for length, _ in units)
+        return PendingEmbeddings(model.name, future, spec.width, num_tokens)
+
+    def embed_tokens(
         self,
         name: str | None,
         texts: Sequence[str],
         settings: VectorSettings,
-        patience: Deadline | None = None,
+        deadline: Deadline | None = None,
         *,
-        most: int | None = None,
+        max_numbers: int | None = None,
     ) -> list[TokenVectors]:
-        """Return the vectors of each text's tokens; the pooling of ``settings`` is not read.
+        """Return the token vectors of each text; the pooling of ``settings`` is ignored.
 
-        most: how many numbers they may have, where that is another than an answer's bound.
+        Args:
+            name: name of the model.
+            texts: the texts.
+            settings: layers, weights and special tokens.
+            deadline: the request's deadline.
+            max_numbers: limit of the numbers in all vectors; None for the server's limit.
         """
-        own, until = self.check_request(name, "embed", texts, patience), self._until(patience)
+        model = self.check_request(name, "embed", texts, deadline)
+        deadline = self._deadline_or_default(deadline)
         settings = settings.model_copy(update={"pooling": "none"})
-        key = (own.name, "embed", settings)
+        key = (model.name, "embed", settings)
 
-        def compute(sequences: Sequence[list[int]], recipe: VectorSpec, _: int | None) -> Batches:
+        def compute(sequences: Sequence[list[int]], spec: VectorSpec, _: int | None) -> Batches:
             units = [(len(ids), ids) for ids in sequences]
-            numbers = sum(size for size, _ in units) * recipe.width
-            check_limit("numbers", numbers, most or self.settings.numbers)
-            batch = require_finite(own.name, partial(embed_sequences, own.embedder, recipe))
-            yield list(range(len(units))), self.batcher.run(key, batch, units, until)
+            num_numbers = sum(length for length, _ in units) * spec.width
+            check_limit("numbers", num_numbers, max_numbers or self.settings.numbers)
+            compute_batch = require_finite(
+                model.name, partial(embed_sequences, model.embedder, spec)
+            )
+            vectors = self.batcher.run(key, compute_batch, units, deadline)
+            yield list(range(len(units))), vectors
 
-        return own.embedder.encode_tokens_with_spec(
-            texts, own.embedder.resolve_settings(settings), None, compute
-        )
+        spec = model.embedder.resolve_settings(settings)
+        return model.embedder.encode_tokens_with_spec(texts, spec, None, compute)
 
     def attention(
         self,
@@ -254,102 +283,110 @@ class Service:
         pair: str | None = None,
         *,
         max_seqlen: int | None = None,
-        patience: Deadline | None = None,
+        deadline: Deadline | None = None,
     ) -> AttentionMaps:
-        """Return what each head of each layer looks at, in so many tokens at most."""
-        own = self.check_request(name, "embed", [text])
-        units = [(max_seqlen or own.embedder.max_seqlen, (text, pair, max_seqlen))]
-        compute = require_finite(own.name, partial(compute_attentions, own))
-        [found] = self.batcher.run((own.name, "attention"), compute, units, self._until(patience))
-        result: AttentionMaps = found
+        """Return the attention probabilities of a text or pair, truncated to ``max_seqlen``."""
+        model = self.check_request(name, "embed", [text])
+        units = [(max_seqlen or model.embedder.max_seqlen, (text, pair, max_seqlen))]
+        compute_batch = require_finite(model.name, partial(compute_attentions, model))
+        deadline = self._deadline_or_default(deadline)
+        [maps] = self.batcher.run((model.name, "attention"), compute_batch, units, deadline)
+        result: AttentionMaps = maps
         return result
 
     def close(self) -> None:
-        """Finish what is under way and end."""
+        """Finish queued requests, within ``stop_seconds``, and stop the batcher's threads."""
         self.batcher.close(self.settings.stop_seconds)
-
-    def _until(self, patience: Deadline | None) -> Deadline:
-        return patience or Deadline(self.settings.seconds)
 
     def check_request(
         self,
         name: str | None,
         ability: str,
         texts: Sequence[Any],
-        patience: Deadline | None = None,
+        deadline: Deadline | None = None,
     ) -> ServedModel:
-        """Return the model that is asked; LargeError for too many texts, QuestionError for none.
+        """Check a request's texts and return its model.
 
-        A text that is none has half a character, which JSON can write and no model reads. The
-        model counts the tokens that it encodes in ``patience.counts``.
+        With a deadline, the model's tokenizer counts tokens in ``deadline.token_counts``.
+
+        Raises:
+            RequestTooLargeError: there are too many texts.
+            InputError: a text has a lone surrogate.
+            ModelError: there is no such model, or it does not have the ability.
         """
         check_limit("texts", len(texts), self.settings.texts)
         check_surrogates(texts)
-        own = self.find_model(name, ability)
-        return own if patience is None else own.with_token_counter(patience.token_counts)
+        model = self.find_model(name, ability)
+        return model if deadline is None else model.with_token_counter(deadline.token_counts)
 
     def tokenize(
-        self, name: str | None, texts: Sequence[str], patience: Deadline | None = None
+        self, name: str | None, texts: Sequence[str], deadline: Deadline | None = None
     ) -> tuple[ServedModel, list[tuple[list[int], list[tuple[int, int]]]]]:
-        """Return ids and characters of the tokens of each text, and whose they are.
+        """Return the model, and the token ids and character offsets of each text.
 
         Raises:
-            LargeError: the texts have too many tokens.
-            LateError: the time is over; it is looked at between groups of texts.
-            GoneError: the client went away.
+            RequestTooLargeError: the texts have too many tokens.
+            DeadlineExceededError: the deadline passed; it is checked between groups of texts.
+            DisconnectedError: the client disconnected.
         """
-        own, until = self.check_request(name, "embed", texts, patience), self._until(patience)
+        model = self.check_request(name, "embed", texts, deadline)
+        deadline = self._deadline_or_default(deadline)
         encoded: list[tuple[list[int], list[tuple[int, int]]]] = []
-        tokens = 0
-        for group in _groups(texts, _GROUP_CHARACTERS):
-            until.check()
-            encoded += own.bundle.tokenizer.encode_batch_with_offsets(group)
-            tokens += sum(len(ids) for ids, _ in encoded[-len(group) :])
-            check_limit("tokens", tokens, self.settings.tokens)
-        return own, encoded
+        num_tokens = 0
+        for group in _group_texts(texts, _GROUP_CHARACTERS):
+            deadline.check()
+            encoded += model.bundle.tokenizer.encode_batch_with_offsets(group)
+            num_tokens += sum(len(ids) for ids, _ in encoded[-len(group) :])
+            check_limit("tokens", num_tokens, self.settings.tokens)
+        return model, encoded
 
-    def _outputs(self, own: ServedModel, patience: Deadline) -> ComputeOutputs:
-        """Return what computes a fine-tuned model's outputs together with those of others."""
+    def _deadline_or_default(self, deadline: Deadline | None) -> Deadline:
+        return deadline or Deadline(self.settings.seconds)
 
-        def compute(model: TaskModel, inputs: ModelInputs) -> list[Floats]:
-            places: Any = inputs.token_indices or itertools.repeat(None)
-            payloads = zip(inputs.sequences, places, strict=False)
-            units = [(inputs.num_tokens(number), own) for number, own in enumerate(payloads)]
-            batch = require_finite(own.name, partial(compute_outputs, model))
-            return self.batcher.run((own.name, "outputs"), batch, units, patience)
+    def _outputs(self, model: ServedModel, deadline: Deadline | None) -> ComputeOutputs:
+        """Return a function that computes a fine-tuned model's outputs through the batcher."""
+        deadline = self._deadline_or_default(deadline)
+
+        def compute(task_model: TaskModel, inputs: ModelInputs) -> list[Floats]:
+            token_indices: Any = inputs.token_indices or itertools.repeat(None)
+            payloads = zip(inputs.sequences, token_indices, strict=False)
+            units = [(inputs.num_tokens(index), payload) for index, payload in enumerate(payloads)]
+            compute_batch = require_finite(model.name, partial(run_task_model, task_model))
+            return self.batcher.run((model.name, "outputs"), compute_batch, units, deadline)
 
         return compute
 
-    def _asking(self, own: ServedModel, patience: Deadline) -> MaskedTokenPredictor:
-        """Return what answers questions about masks together with those of others."""
+    def _mask_predictor(self, model: ServedModel, deadline: Deadline) -> MaskedTokenPredictor:
+        """Return a function that predicts masked tokens through the batcher."""
 
-        def asking(
+        def predict(
             bundle: PretrainedBundle,
             lengths: Sequence[int],
-            question: Callable[[int], MaskedSequence],
+            sequence_at: Callable[[int], MaskedSequence],
         ) -> Iterator[MaskedPredictions]:
-            units = [(length, question(number)) for number, length in enumerate(lengths)]
-            batch = require_finite(own.name, partial(predict_masks, bundle))
-            found = self.batcher.run((own.name, "fill"), batch, units, patience)
-            for number, shares in enumerate(found):
-                yield MaskedPredictions([(number, which) for which in range(len(shares))], shares)
+            units = [(length, sequence_at(index)) for index, length in enumerate(lengths)]
+            compute_batch = require_finite(model.name, partial(predict_masks, bundle))
+            results = self.batcher.run((model.name, "fill"), compute_batch, units, deadline)
+            for index, log_probabilities in enumerate(results):
+                rows = [(index, mask) for mask in range(len(log_probabilities))]
+                yield MaskedPredictions(rows, log_probabilities)
 
-        return asking
-
-
-def _task(own: ServedModel) -> FineTunedBundle:
-    assert isinstance(own.bundle, FineTunedBundle)
-    return own.bundle
+        return predict
 
 
-def _groups(texts: Sequence[str], characters: int) -> Iterator[list[str]]:
-    """Yield the texts in groups of about so many characters."""
+def _task_bundle(model: ServedModel) -> FineTunedBundle:
+    assert isinstance(model.bundle, FineTunedBundle)
+    return model.bundle
+
+
+def _group_texts(texts: Sequence[str], min_characters: int) -> Iterator[list[str]]:
+    """Yield consecutive groups of texts; each but the last has at least ``min_characters``."""
     group: list[str] = []
     size = 0
     for text in texts:
         group.append(text)
         size += len(text)
-        if size >= characters:
+        if size >= min_characters:
             yield group
             group, size = [], 0
     if group:

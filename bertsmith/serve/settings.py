@@ -1,7 +1,4 @@
-"""The limits of a server: what one request, one client and all of them together may ask.
-
-It never knows how a limit is kept.
-"""
+"""Limits of the server."""
 
 from typing import Annotated
 
@@ -14,42 +11,42 @@ Seconds = Annotated[float, Field(gt=0.0)]
 
 
 class ServeSettings(Settings):
-    """``--set serve.…``: each limit, and in brackets the status that tells of it."""
+    """Limits of the server (``--set serve.…``); in brackets the HTTP status beyond the limit."""
 
-    #: Of a request's body (413).
+    #: Bytes of a request's body (413).
     body_bytes: Count = 4 * 2**20
-    #: Of one request (422).
+    #: Texts per request (422).
     texts: Count = 1024
-    #: Of one request, all its texts together (422).
+    #: Tokens per request, summed over its texts (422).
     tokens: Count = 131_072
-    #: [MASK]s of one request: for each there is a probability for every word (422).
+    #: [MASK]s per request; each costs a softmax over the vocabulary (422).
     masks: Count = 1024
-    #: Numbers in the vectors of one answer (422).
+    #: Numbers in the vectors of a response (422).
     numbers: Count = 4 * 2**20
-    #: Of a request's header (431).
+    #: Bytes of a request's header (431).
     header_bytes: Count = 65_536
-    #: Until a request's header and its body must be there (408; a slow header just ends).
+    #: Seconds to receive a request's header, then its body (408; a slow header just disconnects).
     body_seconds: Seconds = 10.0
-    #: Bodies that are being received at once; of more, the one that began first ends (408).
+    #: Bodies received concurrently; beyond it the oldest unfinished one is rejected (408).
     bodies: Count = 512
-    #: Memory for all bodies that are being received or answered (408 for the unfinished, or 429).
+    #: Bytes of all bodies in memory (408 for the oldest unfinished body, else 429).
     bodies_bytes: Count = 256 * 2**20
-    #: Until a request is answered (504).
+    #: Seconds to answer a request (504).
     seconds: Seconds = 30.0
-    #: For which a client may read less than 1 MiB of its answer; then its connection ends.
+    #: Seconds in which a client must read 1 MiB of its response, or it is disconnected.
     send_seconds: Seconds = 30.0
-    #: Memory for answers that clients have not read; beyond it connections that stand still end.
+    #: Bytes of unread responses; beyond it, stalled clients are disconnected.
     unsent_bytes: Count = 256 * 2**20
-    #: Waiting in the queue, of all clients together (429).
+    #: Tokens in the queue, summed over all clients (429).
     queue_tokens: Count = 262_144
-    #: Being answered at once (429).
+    #: Concurrent requests (429).
     requests: Count = 1024
-    #: Open pages that listen for answers, counted apart from requests (429).
+    #: Concurrent event streams of open web pages, counted separately from requests (429).
     pages: Count = 256
-    #: Of a batch, of which the CPU computes up to four at once; a long text holds up short ones no
-    #: longer than one takes, and requests are read and answers sent while it is computed.
+    #: Tokens per batch. Smaller batches let short requests overtake long ones sooner. A CPU
+    #: computes up to four batches at once.
     batch_tokens: Count = 1024
-    #: For how long a lone request waits for others to be computed with.
+    #: Milliseconds that a lone request waits for others to share its batch.
     wait_ms: Annotated[float, Field(ge=0.0)] = 2.0
-    #: From SIGTERM on, for what is under way.
+    #: Seconds to finish running requests after SIGTERM.
     stop_seconds: Seconds = 20.0

@@ -1,7 +1,4 @@
-"""The page of random models of every kind, opened in a real browser, and how a test uses it.
-
-It never tests.
-"""
+"""Open the page of random models in a real browser, and helpers to operate it."""
 
 import re
 import shutil
@@ -31,45 +28,51 @@ pytest.importorskip("gradio", reason="gradio, of the extra serve, is not install
 uvicorn = pytest.importorskip("uvicorn", reason="uvicorn, of the extra serve, is not installed")
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
-from fastapi import FastAPI  # noqa: E402 - after the extra is known to be there
+from fastapi import FastAPI  # noqa: E402 - needs the extra
 
 from bertsmith.serve.page import mount  # noqa: E402
 
 CHROMIUM = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome")
-     if (found := shutil.which(name))), None,
+    (path for name in ("chromium", "chromium-browser", "google-chrome")
+     if (path := shutil.which(name))), None,
 )  # fmt: skip
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here")
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 QUESTION = "where did the smith work?"
 
 
-class Counting(Service):
-    """Counts how often vectors of tokens are made."""
+class CountingService(Service):
+    """Service that counts the calls of ``embed_tokens``.
+
+    Attributes:
+        num_calls: number of calls.
+    """
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
         super().__init__(models)
-        self.embedded = 0
+        self.num_calls = 0
 
-    def tokens(
+    def embed_tokens(
         self,
         name: str | None,
         texts: Sequence[str],
         settings: VectorSettings,
-        patience: Deadline | None = None,
+        deadline: Deadline | None = None,
         *,
-        most: int | None = None,
+        max_numbers: int | None = None,
     ) -> list[TokenVectors]:
-        """Return the vectors of tokens."""
-        self.embedded += 1
-        return super().tokens(name, texts, settings, patience, most=most)
+        """Count the call and return the token vectors."""
+        self.num_calls += 1
+        return super().embed_tokens(name, texts, settings, deadline, max_numbers=max_numbers)
 
 
-def _config(words: Tokenizer, **more: Any) -> ModelConfig:
-    values = {"layers": 3, "width": 24, "heads": 4, "feed_forward": 37, "max_positions": 160}
-    return ModelConfig(vocab_size=words.vocab_size, init_range=0.3, **(values | more))
+def _model_config(tokenizer: Tokenizer) -> ModelConfig:
+    return ModelConfig(
+        vocab_size=tokenizer.vocab_size, layers=3, width=24, heads=4, feed_forward=37,
+        max_positions=160, init_range=0.3,
+    )  # fmt: skip
 
 
-#: Model's name -> its head, and the bias of its outputs if it is to say one thing always.
+#: Head of each fine-tuned model, and a bias that makes its predictions constant.
 HEADS: dict[str, tuple[HeadConfig, list[float] | None]] = {
     "mood": (HeadConfig("single", ("glad", "sad", "angry")), None),
     "stars": (HeadConfig("regression"), None),
@@ -81,27 +84,27 @@ HEADS: dict[str, tuple[HeadConfig, list[float] | None]] = {
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Counting:
-    """A random model of each kind, all with one vocabulary."""
+def service(tmp_path_factory: pytest.TempPathFactory) -> CountingService:
+    """A service with a random model of each kind; all have the same vocabulary."""
     root = tmp_path_factory.mktemp("served")
-    words = train_wordpiece(iter(TEXT * 3), 227)
+    tokenizer = train_wordpiece(iter(TEXT * 3), 227)
     torch.manual_seed(3)
-    bundle.save(root / "plain", BertForPreTraining(_config(words)), words, {})
+    bundle.save(root / "plain", BertForPreTraining(_model_config(tokenizer)), tokenizer, {})
     models = [load_served_model("plain", root / "plain")]
     for name, (head, bias) in HEADS.items():
-        model = head.build_model(_config(words))
+        model = head.build_model(_model_config(tokenizer))
         if bias is not None:
             with torch.no_grad():
                 list(model.parameters())[-1].copy_(torch.tensor(bias))
         info = {"heldout": {"null_threshold": -1e9}} if name == "silent" else {}
-        save_fine_tuned(root / name, model, words, head, info)
+        save_fine_tuned(root / name, model, tokenizer, head, info)
         models.append(load_served_model(name, root / name))
-    return Counting(models)
+    return CountingService(models)
 
 
 @contextmanager
-def running(service: Service) -> Iterator[str]:
-    """Serve the page beside other routes, as the server does; give its address."""
+def run_page(service: Service) -> Iterator[str]:
+    """Serve the page in an app with other routes; yield its URL."""
     app = FastAPI()
     app.get("/health")(lambda: {"health": "good"})
     app.post("/embed")(lambda: [[1.0]])
@@ -120,70 +123,70 @@ def running(service: Service) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def address(service: Counting) -> Iterator[str]:
-    """Where the page of all models is."""
-    with running(service) as own:
-        yield own
+def page_url(service: CountingService) -> Iterator[str]:
+    """URL of the page of all models."""
+    with run_page(service) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium without a window."""
+    """Headless Chromium."""
     with sync_api.sync_playwright() as playwright:
         yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
 
 
-def opened(browser: Any, address: str, width: int = 1280, **more: Any) -> Any:
-    """Open the page in a fresh visitor's window."""
-    context = browser.new_context(viewport={"width": width, "height": 800}, **more)
-    # A loaded machine is slow to load the page.
+def open_page(browser: Any, url: str, width: int = 1280, **options: Any) -> Any:
+    """Open the page in a new browser context; ``options`` are those of the context."""
+    context = browser.new_context(viewport={"width": width, "height": 800}, **options)
+    # A busy machine loads the page slowly.
     context.set_default_timeout(20_000)
     page = context.new_page()
-    page.goto(address)
+    page.goto(url)
     page.get_by_role("tab").first.wait_for()
     return page
 
 
 @pytest.fixture(scope="module")
-def desk(browser: Any, address: str) -> Any:
-    """The page on a desk."""
-    return opened(browser, address)
+def desktop_page(browser: Any, page_url: str) -> Any:
+    """The page in a window of desktop width."""
+    return open_page(browser, page_url)
 
 
-def go(page: Any, tab: str) -> Any:
-    """Open a tab, also one for which there was no room; return its panel."""
-    own = page.get_by_role("tab", name=tab, exact=True)
-    if own.count() == 0:
+def open_tab(page: Any, title: str) -> Any:
+    """Open a tab, from the overflow menu if necessary; return its panel."""
+    tab = page.get_by_role("tab", name=title, exact=True)
+    if tab.count() == 0:
         page.get_by_label("More tabs").click()
-        own = page.locator(".overflow-dropdown button", has_text=re.compile(f"^{tab}$"))
-    own.click()
+        tab = page.locator(".overflow-dropdown button", has_text=re.compile(f"^{title}$"))
+    tab.click()
     return page.locator("[role=tabpanel]:visible")
 
 
-def ask(panel: Any, button: str, texts: dict[str, str], model: str | None = None) -> Any:
-    """Fill a form, press its button and wait; return what came."""
+def submit_form(panel: Any, button: str, texts: dict[str, str], model: str | None = None) -> Any:
+    """Fill in a form, click its button and wait; return the element with the result."""
     result = panel.locator("[aria-live=polite]").first
     if model is not None:
         panel.get_by_role("combobox", name="Model").click()
         panel.get_by_role("option", name=model, exact=True).click()
     for label, text in texts.items():
-        # A label's text goes on with the hint to its field.
+        # The element's label text includes the hint of the field.
         panel.get_by_label(re.compile(rf"^\s*{re.escape(label)}")).fill(text)
-    # What an earlier question left there must not pass for the answer.
-    result.evaluate("own => own.innerHTML = ''")
+    # Removes the previous result.
+    result.evaluate("element => element.innerHTML = ''")
     panel.get_by_role("button", name=button, exact=True).click()
     result.locator(".bs-result, .bs-fault").first.wait_for()
     return result
 
 
-def bars(result: Any) -> list[tuple[str, str]]:
-    """Return the words and shares of all bars."""
+def read_bars(result: Any) -> list[tuple[str, str]]:
+    """Return the texts and percentages of all bars."""
     rows = result.locator(".bs-bars li").all()
     return [(row.locator(".bs-word").inner_text(), row.locator(".bs-share").inner_text())
             for row in rows]  # fmt: skip
 
 
-def shares(given: Sequence[tuple[str, float]]) -> list[tuple[str, str]]:
-    """Return words and shares as the page writes them."""
-    return [(word, "< 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %")
-            for word, share in given]  # fmt: skip
+def format_bars(rows: Sequence[tuple[str, float]]) -> list[tuple[str, str]]:
+    """Return texts and probabilities in the format of the page."""
+    return [(text, "< 0.1 %" if 0 < probability < 0.0005 else f"{100 * probability:.1f} %")
+            for text, probability in rows]  # fmt: skip

@@ -1,4 +1,4 @@
-"""A server of little random models of every kind, for all tests of the server."""
+"""Fixtures: small random models of every kind, and a server of all of them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,37 +12,38 @@ from bertsmith.model.bert import BertForPreTraining
 from bertsmith.serve.models import ServedModel, load_served_model
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.wordpiece_trainer import train_wordpiece
-from tests.serve.model_server import HEADS, TEXT, RunningServer, model_config, run_server
+from tests.serve.model_server import HEADS, SENTENCES, RunningServer, model_config, run_server
 
 
 @pytest.fixture(scope="session")
-def words() -> Tokenizer:
-    """A vocabulary learnt from five sentences, lowered."""
-    return train_wordpiece(iter(TEXT * 3), 227)
+def tokenizer() -> Tokenizer:
+    """A lower-casing tokenizer with a vocabulary of the test sentences."""
+    return train_wordpiece(iter(SENTENCES * 3), 227)
 
 
 @pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory, words: Tokenizer) -> dict[str, Path]:
-    """A pre-trained model, and one fine-tuned model of each kind, all random."""
-    root, found = tmp_path_factory.mktemp("served"), {}
+def model_dirs(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> dict[str, Path]:
+    """Directories of a random pre-trained model, and of a fine-tuned model of each kind."""
+    root, paths = tmp_path_factory.mktemp("served"), {}
     torch.manual_seed(11)
-    found["plain"] = root / "plain"
-    bundle.save(found["plain"], BertForPreTraining(model_config(words)), words, {})
+    paths["plain"] = root / "plain"
+    bundle.save(paths["plain"], BertForPreTraining(model_config(tokenizer)), tokenizer, {})
     for name, (kind, labels) in HEADS.items():
         head = HeadConfig(kind, labels)
-        found[name] = root / name
-        save_fine_tuned(found[name], head.build_model(model_config(words)), words, head, {})
-    return found
+        paths[name] = root / name
+        model = head.build_model(model_config(tokenizer))
+        save_fine_tuned(paths[name], model, tokenizer, head, {})
+    return paths
 
 
 @pytest.fixture(scope="session")
-def models(folders: dict[str, Path]) -> list[ServedModel]:
-    """All of them, loaded."""
-    return [load_served_model(name, path) for name, path in folders.items()]
+def models(model_dirs: dict[str, Path]) -> list[ServedModel]:
+    """All models, loaded."""
+    return [load_served_model(name, path) for name, path in model_dirs.items()]
 
 
 @pytest.fixture(scope="module")
-def running(models: list[ServedModel]) -> Iterator[RunningServer]:
-    """A server of all models with the usual limits."""
-    with run_server(models) as found:
-        yield found
+def server(models: list[ServedModel]) -> Iterator[RunningServer]:
+    """A server of all models with default limits."""
+    with run_server(models) as running:
+        yield running

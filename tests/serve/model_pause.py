@@ -1,4 +1,4 @@
-"""Holds the model of a server in the middle of a batch, so that tests need no sleeps."""
+"""Pause models within a forward pass, so that tests need no sleeps."""
 
 import threading
 import time
@@ -8,41 +8,46 @@ from typing import Any
 
 from bertsmith.model.bert import BertModel
 
-#: Seconds after which a test gives up; it takes as long only where something is broken.
+#: Seconds after which a test fails; reached only if something is broken.
 TIMEOUT = 60.0
 
 
 class Pause:
-    """``begun`` is set when a batch begins; it ends when ``let`` is set."""
+    """State of paused models.
+
+    Attributes:
+        started: set when a forward pass starts.
+        resume: forward passes wait until it is set.
+        num_batches: number of forward passes that have started.
+    """
 
     def __init__(self) -> None:
-        self.begun, self.let = threading.Event(), threading.Event()
-        #: Batches that began.
-        self.batches = 0
+        self.started, self.resume = threading.Event(), threading.Event()
+        self.num_batches = 0
 
 
 @contextmanager
 def paused_model() -> Iterator[Pause]:
-    """Let no forward pass of any model end before ``let`` is set, or the block ends."""
-    hold, forward = Pause(), BertModel.hidden_states
+    """Pause all models in their next forward pass, until ``resume`` is set or the block ends."""
+    pause, forward = Pause(), BertModel.hidden_states
 
-    def wait(self: BertModel, *arguments: Any, **options: Any) -> Any:
-        hold.batches += 1
-        hold.begun.set()
-        assert hold.let.wait(TIMEOUT)
-        return forward(self, *arguments, **options)
+    def wait(self: BertModel, *args: Any, **kwargs: Any) -> Any:
+        pause.num_batches += 1
+        pause.started.set()
+        assert pause.resume.wait(TIMEOUT)
+        return forward(self, *args, **kwargs)
 
     BertModel.hidden_states = wait  # type: ignore[method-assign]
     try:
-        yield hold
+        yield pause
     finally:
-        hold.let.set()
+        pause.resume.set()
         BertModel.hidden_states = forward  # type: ignore[method-assign]
 
 
-def wait_until(is_true: Callable[[], object]) -> None:
-    """Wait until something is true; fail after a long time."""
-    until = time.monotonic() + TIMEOUT
-    while not is_true():
-        assert time.monotonic() < until, "it never became true"
+def wait_until(condition: Callable[[], object]) -> None:
+    """Wait until a condition is true; fail after TIMEOUT."""
+    end = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < end, "the condition did not become true in time"
         time.sleep(0.01)

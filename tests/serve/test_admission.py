@@ -1,4 +1,4 @@
-"""Whom a server answers: clients with the key, and pages of other sites that were asked for."""
+"""Authentication by API key, and CORS."""
 
 import socket
 from typing import Any
@@ -13,58 +13,56 @@ from bertsmith.serve.settings import ServeSettings
 from tests.serve.model_pause import TIMEOUT, paused_model
 from tests.serve.model_server import RunningServer, run_server
 
-ELSEWHERE = "http://page.example"
-#: What a browser asks before it sends another site's question.
-FIRST = {
-    "Origin": ELSEWHERE, "Access-Control-Request-Method": "POST",
+ORIGIN = "http://page.example"
+#: Headers of a CORS preflight request.
+PREFLIGHT = {
+    "Origin": ORIGIN, "Access-Control-Request-Method": "POST",
     "Access-Control-Request-Headers": "authorization",
 }  # fmt: skip
 
 
-def test_a_key(models: list[ServedModel]) -> None:
-    """Without it 401, but for what tells that the server lives; nobody else's key will do."""
-    with run_server(models[:1], key="open sesame") as own:
-        assert own.post("/embed", {"inputs": "a"}).status_code == 401
-        for header in ("Bearer open", "open sesame", "Bearer open sesame!", "Basic b3Blbg=="):
-            found = own.post("/embed", {"inputs": "a"}, headers={"Authorization": header})
-            assert found.status_code == 401
-            assert "Authorization: Bearer KEY" in found.json()["error"]["message"]
-        given = {"Authorization": "Bearer open sesame"}
-        assert own.post("/embed", {"inputs": "a"}, headers=given).status_code == 200
-        assert httpx.get(f"{own.url}/health").status_code == 200
-        assert httpx.get(f"{own.url}/models").status_code == 401
-        # A password is for the page, of which there is none here.
-        assert httpx.get(f"{own.url}/models", auth=("me", "open sesame")).status_code == 401
+def test_requests_without_the_api_key_get_401(models: list[ServedModel]) -> None:
+    """A missing or wrong key is rejected, except for /health."""
+    with run_server(models[:1], key="open sesame") as server:
+        assert server.post("/embed", {"inputs": "a"}).status_code == 401
+        for value in ("Bearer open", "open sesame", "Bearer open sesame!", "Basic b3Blbg=="):
+            response = server.post("/embed", {"inputs": "a"}, headers={"Authorization": value})
+            assert response.status_code == 401
+            assert "Authorization: Bearer KEY" in response.json()["error"]["message"]
+        headers = {"Authorization": "Bearer open sesame"}
+        assert server.post("/embed", {"inputs": "a"}, headers=headers).status_code == 200
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert httpx.get(f"{server.url}/models").status_code == 401
+        # Basic authentication is only accepted with the web page.
+        assert httpx.get(f"{server.url}/models", auth=("me", "open sesame")).status_code == 401
 
 
-def test_other_origins_are_kept_out_unless_asked_for(
-    running: RunningServer, models: list[ServedModel]
+def test_cors_headers_are_sent_to_allowed_origins_only(
+    server: RunningServer, models: list[ServedModel]
 ) -> None:
-    """No CORS header of its own accord; with --cors that origin's."""
-    asked = {"Origin": "http://page.example"}
-    found = running.post("/embed", {"inputs": "a"}, headers=asked)
-    assert "access-control-allow-origin" not in found.headers
-    with run_server(models[:1], origins=["http://page.example"]) as own:
-        found = own.post("/embed", {"inputs": "a"}, headers=asked)
-        assert found.headers["access-control-allow-origin"] == "http://page.example"
+    """By default no origin is allowed."""
+    headers = {"Origin": ORIGIN}
+    response = server.post("/embed", {"inputs": "a"}, headers=headers)
+    assert "access-control-allow-origin" not in response.headers
+    with run_server(models[:1], origins=[ORIGIN]) as cors_server:
+        response = cors_server.post("/embed", {"inputs": "a"}, headers=headers)
+        assert response.headers["access-control-allow-origin"] == ORIGIN
 
 
-def test_a_page_elsewhere_asks_first_and_then_with_the_key(models: list[ServedModel]) -> None:
-    """Browsers send no key where they ask whether they may; nothing else goes without it."""
-    asked = {"Origin": "http://page.example"}
-    first = asked | {"Access-Control-Request-Method": "POST",
-                     "Access-Control-Request-Headers": "authorization"}  # fmt: skip
-    with run_server(models[:1], key="open", origins=["http://page.example"]) as own:
-        way = f"{own.url}/embed"
-        found = httpx.options(way, headers=first)
-        assert found.status_code == 200
-        assert found.headers["access-control-allow-origin"] == "http://page.example"
-        assert httpx.options(way, headers=asked).status_code == 401
-        assert own.post("/embed", {"inputs": "a"}, headers=asked).status_code == 401
-        given = asked | {"Authorization": "Bearer open"}
-        assert own.post("/embed", {"inputs": "a"}, headers=given).status_code == 200
-    with run_server(models[:1], key="open") as own:
-        assert httpx.options(f"{own.url}/embed", headers=first).status_code == 401
+def test_cors_preflight_needs_no_api_key(models: list[ServedModel]) -> None:
+    """Browsers send preflight requests without the key; all other requests need it."""
+    origin = {"Origin": ORIGIN}
+    with run_server(models[:1], key="open", origins=[ORIGIN]) as server:
+        url = f"{server.url}/embed"
+        response = httpx.options(url, headers=PREFLIGHT)
+        assert response.status_code == 200
+        assert response.headers["access-control-allow-origin"] == ORIGIN
+        assert httpx.options(url, headers=origin).status_code == 401
+        assert server.post("/embed", {"inputs": "a"}, headers=origin).status_code == 401
+        headers = origin | {"Authorization": "Bearer open"}
+        assert server.post("/embed", {"inputs": "a"}, headers=headers).status_code == 200
+    with run_server(models[:1], key="open") as server:
+        assert httpx.options(f"{server.url}/embed", headers=PREFLIGHT).status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -76,69 +74,73 @@ def test_a_page_elsewhere_asks_first_and_then_with_the_key(models: list[ServedMo
         ({"requests": 1}, None, {}, b"{}", 429),
     ],
 )
-@pytest.mark.parametrize("origin", [ELSEWHERE, "*"])
-def test_refusals_can_be_read_by_a_page_elsewhere(
-    models: list[ServedModel], origin: str, settings: Any, key: str | None, headers: dict[str, str],
-    content: bytes, status: int,
+@pytest.mark.parametrize("origin", [ORIGIN, "*"])
+def test_rejections_have_cors_headers(
+    models: list[ServedModel], origin: str, settings: Any, key: str | None,
+    headers: dict[str, str], content: bytes, status: int,
 ) -> None:  # fmt: skip
-    """Without CORS headers a browser would hide from the page why it was refused."""
-    sent = {"Origin": ELSEWHERE, "Host": "x", "Content-Length": str(len(content)), **headers}
-    head = "".join(f"{name}: {value}\r\n" for name, value in sent.items())
+    """Without CORS headers a browser would hide the error from the script."""
+    fields = {"Origin": ORIGIN, "Host": "x", "Content-Length": str(len(content)), **headers}
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     limits = ServeSettings(**settings)
     with (
         run_server(models[:1], limits, key=key, origins=[origin]) as server,
-        paused_model() as hold,
+        paused_model() as pause,
+        socket.create_connection(("127.0.0.1", server.port), TIMEOUT) as first,
+        socket.create_connection(("127.0.0.1", server.port), TIMEOUT) as second,
     ):
-        connect = ("127.0.0.1", server.port), TIMEOUT
-        with socket.create_connection(*connect) as first, socket.create_connection(*connect) as own:
-            if status == 429:
-                body = b'{"inputs": "a"}'
-                length = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-                first.sendall(f"POST /embed HTTP/1.1\r\n{length}".encode() + body)
-                assert hold.begun.wait(TIMEOUT)
-            own.sendall(f"POST /embed HTTP/1.1\r\n{head}\r\n".encode() + content)
-            found = own.recv(65536).decode()
-    assert found.startswith(f"HTTP/1.1 {status} ")
-    assert f"access-control-allow-origin: {origin}\r\n" in found
+        if status == 429:
+            body = b'{"inputs": "a"}'
+            length = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            first.sendall(f"POST /embed HTTP/1.1\r\n{length}".encode() + body)
+            assert pause.started.wait(TIMEOUT)
+        second.sendall(f"POST /embed HTTP/1.1\r\n{head}\r\n".encode() + content)
+        response = second.recv(65536).decode()
+    assert response.startswith(f"HTTP/1.1 {status} ")
+    assert f"access-control-allow-origin: {origin}\r\n" in response
 
 
-def test_a_failure_inside_can_be_read_by_a_page_elsewhere(
+def test_internal_errors_have_cors_headers(
     models: list[ServedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """500 has CORS headers, too, and only one of each."""
-    with run_server(models[:1], origins=[ELSEWHERE]) as server:
-        for broken in (False, True):
-            if broken:
-                monkeypatch.setattr("bertsmith.serve.service.Service.embedding", None)
-            found = server.post("/embed", {"inputs": "a"}, headers={"Origin": ELSEWHERE})
-            assert found.status_code == (500 if broken else 200)
-            assert found.headers.get_list("access-control-allow-origin") == [ELSEWHERE]
-            assert "Origin" in found.headers["vary"]
+    """A 500 response has each CORS header once, like a 200 response."""
+    with run_server(models[:1], origins=[ORIGIN]) as server:
+        for is_broken in (False, True):
+            if is_broken:
+                monkeypatch.setattr("bertsmith.serve.service.Service.submit_embeddings", None)
+            response = server.post("/embed", {"inputs": "a"}, headers={"Origin": ORIGIN})
+            assert response.status_code == (500 if is_broken else 200)
+            assert response.headers.get_list("access-control-allow-origin") == [ORIGIN]
+            assert "Origin" in response.headers["vary"]
 
 
-@pytest.mark.parametrize("name", ["127.0.0.1", "bertsmith.example"])
-def test_nor_may_other_sites_read_the_page(models: list[ServedModel], name: str) -> None:
-    """Gradio by itself lets every origin in, and this one's cookies, where the host has a name."""
+@pytest.mark.parametrize("host", ["127.0.0.1", "bertsmith.example"])
+def test_web_page_has_the_same_cors_rules(models: list[ServedModel], host: str) -> None:
+    """Gradio alone would allow every origin, with cookies, if the host is not a loopback name."""
     pytest.importorskip("gradio", reason="gradio, of the extra serve, is not installed")
     from bertsmith.serve.page import mount
 
-    asked = {"Host": name, "Origin": ELSEWHERE}
-    ways = "/", "/config", "/gradio_api/info"
-    with run_server(models[:1], page=mount) as own:
-        for way in ways:
-            for found in (httpx.get(own.url + way, headers=asked),
-                          httpx.options(own.url + way, headers=FIRST | asked)):  # fmt: skip
-                told = [one for one in found.headers if one.startswith("access-control-allow")]
-                assert "access-control-allow-origin" not in told, (way, told)
-                assert "access-control-allow-credentials" not in told, (way, told)
-        assert httpx.get(own.url, headers={"Host": name}).status_code == 200
-    with run_server(models[:1], page=mount, origins=[ELSEWHERE]) as own:
-        for way in ways:
-            found = httpx.get(own.url + way, headers=asked)
-            assert found.headers["access-control-allow-origin"] == ELSEWHERE
+    headers = {"Host": host, "Origin": ORIGIN}
+    paths = "/", "/config", "/gradio_api/info"
+    with run_server(models[:1], mount_page=mount) as server:
+        for path in paths:
+            for response in (
+                httpx.get(server.url + path, headers=headers),
+                httpx.options(server.url + path, headers=PREFLIGHT | headers),
+            ):
+                cors_headers = [
+                    name for name in response.headers if name.startswith("access-control-allow")
+                ]
+                assert "access-control-allow-origin" not in cors_headers, (path, cors_headers)
+                assert "access-control-allow-credentials" not in cors_headers, (path, cors_headers)
+        assert httpx.get(server.url, headers={"Host": host}).status_code == 200
+    with run_server(models[:1], mount_page=mount, origins=[ORIGIN]) as server:
+        for path in paths:
+            response = httpx.get(server.url + path, headers=headers)
+            assert response.headers["access-control-allow-origin"] == ORIGIN
 
 
-def test_an_empty_key_is_none() -> None:
-    """It would let in whoever sends nothing."""
-    with pytest.raises(SettingsError, match="the key is empty"):
+def test_empty_api_key_is_an_error() -> None:
+    """An empty key would admit clients without a key."""
+    with pytest.raises(SettingsError, match="the API key is empty"):
         ApiKey("")

@@ -1,4 +1,4 @@
-"""The batcher: what is computed together, whose turn it is, and all ways in which a call ends."""
+"""Batcher: packing, scheduling, admission control and errors."""
 
 import threading
 import time
@@ -19,340 +19,360 @@ from bertsmith.serve.deadline import (
 )
 
 
-class Clock:
-    """A clock that the test sets; it begins at the real time, on which deadlines are."""
+class FakeClock:
+    """A clock that tests advance; it starts at the real time, because deadlines use that."""
 
     def __init__(self) -> None:
         self.now = time.monotonic()
 
     def __call__(self) -> float:
-        """Return the time."""
+        """Return the time in seconds."""
         return self.now
 
 
-class Machine:
-    """Computes payloads when it is let, and remembers its batches."""
+class FakeModel:
+    """Doubles payloads once ``resume`` is set, and records its batches.
+
+    Attributes:
+        batches: payloads of each batch.
+        started: set when a batch starts.
+        resume: batches wait until it is set.
+    """
 
     def __init__(self) -> None:
         self.batches: list[list[Any]] = []
-        self.let = threading.Event()
-        self.begun = threading.Event()
+        self.started, self.resume = threading.Event(), threading.Event()
 
     def __call__(self, payloads: list[Any]) -> Sequence[Any]:
-        """Return each payload, doubled, once it is let."""
+        """Return each payload times two; fail for a payload "bad"."""
         self.batches.append(payloads)
-        self.begun.set()
-        assert self.let.wait(60)
+        self.started.set()
+        assert self.resume.wait(60)
         if "bad" in payloads:
             raise ValueError("cannot be computed")
-        return [own * 2 for own in payloads]
+        return [payload * 2 for payload in payloads]
 
 
-Make = Callable[..., Batcher]
+BatcherFactory = Callable[..., Batcher]
 
 
 @pytest.fixture
-def make() -> Iterator[Make]:
-    """Return a batcher of 100 tokens a batch; closed at the end."""
-    made: list[Batcher] = []
+def create_batcher() -> Iterator[BatcherFactory]:
+    """Factory of batchers with 100 tokens per batch by default; closes them after the test."""
+    batchers: list[Batcher] = []
 
-    def new(**more: Any) -> Batcher:
-        limits = {"batch_tokens": 100, "queue_tokens": 1000, "call_tokens": 500, "wait": 0.0}
-        made.append(Batcher(**{**limits, **more}))
-        return made[-1]
+    def create(**overrides: Any) -> Batcher:
+        options = {"batch_tokens": 100, "queue_tokens": 1000, "call_tokens": 500, "max_wait": 0.0}
+        batchers.append(Batcher(**{**options, **overrides}))
+        return batchers[-1]
 
-    yield new
-    for own in made:
-        own.close(60)
-
-
-def busy(batcher: Batcher, machine: Machine) -> None:
-    """Have the model thread hold one batch, so that what comes next waits."""
-    batcher.submit("key", machine, [(1, "first")], Deadline(60))
-    assert machine.begun.wait(60)
+    yield create
+    for batcher in batchers:
+        batcher.close(60)
 
 
-def test_what_waits_is_computed_together_up_to_the_budget(make: Make) -> None:
-    """Ten calls of 25 tokens go four a batch; every call gets its own answers."""
-    batcher, machine = make(), Machine()
-    busy(batcher, machine)
-    futures = [batcher.submit("key", machine, [(25, n)], Deadline(60)) for n in range(10)]
-    machine.let.set()
-    assert [own.result(60) for own in futures] == [[n * 2] for n in range(10)]
-    assert machine.batches[1:] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+def occupy(batcher: Batcher, model: FakeModel) -> None:
+    """Occupy the model thread with a batch, so that later calls are queued."""
+    batcher.submit("key", model, [(1, "first")], Deadline(60))
+    assert model.started.wait(60)
 
 
-def test_keys_are_not_mixed(make: Make) -> None:
-    """Two models, or two ways to pool, never stand in one batch."""
-    batcher, one, two = make(), Machine(), Machine()
-    two.let.set()
-    busy(batcher, one)
-    first = batcher.submit("key", one, [(1, 1)], Deadline(60))
-    second = batcher.submit("other", two, [(1, 2)], Deadline(60))
-    one.let.set()
-    assert (first.result(60), second.result(60)) == ([2], [4])
-    assert (one.batches, two.batches) == ([["first"], [1]], [[2]])
+def set_rate(batcher: Batcher, tokens_per_second: float) -> None:
+    """Set the measured rate, with enough measurements to reject calls by it."""
+    batcher._rate, batcher._measured_batches = tokens_per_second, 10.0
 
 
-def test_a_long_call_lets_a_short_one_in(make: Make) -> None:
-    """Of a call of 400 tokens only what was due stands before a call that comes after it."""
-    clock = Clock()
-    batcher, machine = make(clock=clock), Machine()
-    busy(batcher, machine)
-    batcher._rate = 1000.0  # so that 100 tokens take a tenth of a second
-    long = batcher.submit("key", machine, [(100, n) for n in range(4)], Deadline(60))
+def deadline_at(expires_at: float) -> Deadline:
+    """Return a deadline at a time of the clock."""
+    deadline = Deadline(60)
+    deadline.expires_at = expires_at
+    return deadline
+
+
+def test_queued_calls_share_batches_up_to_the_token_budget(create_batcher: BatcherFactory) -> None:
+    """Ten calls of 25 tokens fill batches of four, and each call gets its own result."""
+    batcher, model = create_batcher(), FakeModel()
+    occupy(batcher, model)
+    futures = [batcher.submit("key", model, [(25, n)], Deadline(60)) for n in range(10)]
+    model.resume.set()
+    assert [future.result(60) for future in futures] == [[n * 2] for n in range(10)]
+    assert model.batches[1:] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_calls_with_different_keys_do_not_share_batches(create_batcher: BatcherFactory) -> None:
+    """Calls of two models are computed in separate batches."""
+    batcher, model_1, model_2 = create_batcher(), FakeModel(), FakeModel()
+    model_2.resume.set()
+    occupy(batcher, model_1)
+    future_1 = batcher.submit("key", model_1, [(1, 1)], Deadline(60))
+    future_2 = batcher.submit("other", model_2, [(1, 2)], Deadline(60))
+    model_1.resume.set()
+    assert (future_1.result(60), future_2.result(60)) == ([2], [4])
+    assert (model_1.batches, model_2.batches) == ([["first"], [1]], [[2]])
+
+
+def test_short_call_overtakes_later_units_of_long_call(create_batcher: BatcherFactory) -> None:
+    """A short call waits only for the units of a long call that are scheduled before it."""
+    clock = FakeClock()
+    batcher, model = create_batcher(clock=clock), FakeModel()
+    occupy(batcher, model)
+    batcher._rate = 1000.0  # 100 tokens take 0.1 seconds
+    long = batcher.submit("key", model, [(100, n) for n in range(4)], Deadline(60))
     clock.now += 0.15
-    short = batcher.submit("key", machine, [(10, "short")], Deadline(60))
-    machine.let.set()
+    short = batcher.submit("key", model, [(10, "short")], Deadline(60))
+    model.resume.set()
     assert short.result(60) == ["shortshort"]
     assert long.result(60) == [0, 2, 4, 6]
-    turns = [own for batch in machine.batches[1:] for own in batch]
-    assert turns == [0, 1, "short", 2, 3]
+    order = [payload for batch in model.batches[1:] for payload in batch]
+    assert order == [0, 1, "short", 2, 3]
 
 
-def test_a_sequence_beyond_the_budget_stands_alone(make: Make) -> None:
-    """It is computed all the same."""
-    batcher, machine = make(), Machine()
-    busy(batcher, machine)
-    future = batcher.submit("key", machine, [(300, "x"), (10, "y")], Deadline(60))
-    machine.let.set()
+def test_sequence_longer_than_the_budget_gets_its_own_batch(
+    create_batcher: BatcherFactory,
+) -> None:
+    """A unit of 300 tokens is computed alone although a batch has 100."""
+    batcher, model = create_batcher(), FakeModel()
+    occupy(batcher, model)
+    future = batcher.submit("key", model, [(300, "x"), (10, "y")], Deadline(60))
+    model.resume.set()
     assert future.result(60) == ["xx", "yy"]
-    assert machine.batches[1:] == [["x"], ["y"]]
+    assert model.batches[1:] == [["x"], ["y"]]
 
 
-def test_a_lone_call_waits_a_moment_for_others(make: Make) -> None:
-    """Two calls that come one after the other are one batch."""
-    batcher, machine = make(wait=60.0), Machine()
-    machine.let.set()
-    first = batcher.submit("key", machine, [(1, 1)], Deadline(60))
-    batcher.submit("key", machine, [(99, 2)], Deadline(60))
-    assert first.result(60) == [2]
-    assert machine.batches == [[1, 2]]
+def test_lone_call_waits_for_others_to_share_its_batch(create_batcher: BatcherFactory) -> None:
+    """Two calls within ``max_wait`` share a batch."""
+    batcher, model = create_batcher(max_wait=60.0), FakeModel()
+    model.resume.set()
+    future = batcher.submit("key", model, [(1, 1)], Deadline(60))
+    batcher.submit("key", model, [(99, 2)], Deadline(60))
+    assert future.result(60) == [2]
+    assert model.batches == [[1, 2]]
 
 
-def test_a_full_queue_refuses_and_says_when(make: Make) -> None:
-    """What waits stays; a call too large for any queue is refused for good."""
-    batcher, machine = make(queue_tokens=400), Machine()
-    busy(batcher, machine)
-    kept = batcher.submit("key", machine, [(350, 1)], Deadline(60))
-    with pytest.raises(BusyError, match="350 tokens are waiting already; ask again in") as told:
-        batcher.submit("key", machine, [(100, 2)], Deadline(60))
-    assert told.value.retry_after > 0
-    with pytest.raises(RequestTooLargeError, match="600 tokens; this server takes 500"):
-        batcher.submit("key", machine, [(600, 3)], Deadline(60))
-    machine.let.set()
-    assert kept.result(60) == [2]
-    assert batcher.waiting == 0
+def test_full_queue_rejects_calls(create_batcher: BatcherFactory) -> None:
+    """BusyError says when to retry; queued calls are still answered."""
+    batcher, model = create_batcher(queue_tokens=400), FakeModel()
+    occupy(batcher, model)
+    accepted = batcher.submit("key", model, [(350, 1)], Deadline(60))
+    with pytest.raises(BusyError, match="350 tokens are waiting; retry in") as caught:
+        batcher.submit("key", model, [(100, 2)], Deadline(60))
+    assert caught.value.retry_after > 0
+    with pytest.raises(RequestTooLargeError, match="500 tokens per request, got 600"):
+        batcher.submit("key", model, [(600, 3)], Deadline(60))
+    model.resume.set()
+    assert accepted.result(60) == [2]
+    assert batcher.queued_tokens == 0
 
 
-def test_a_call_ends_in_time(make: Make) -> None:
-    """LateError, while the model thread is at something else; what was asked is never computed."""
-    batcher, machine = make(), Machine()
-    busy(batcher, machine)
-    with pytest.raises(DeadlineExceededError, match="no answer in time"):
-        batcher.run("key", machine, [(1, "late")], Deadline(0.1))
-    machine.let.set()
-    assert batcher.run("key", machine, [(1, 1)], Deadline(60)) == [2]
-    assert ["late"] not in machine.batches
-    assert [1] in machine.batches
+def test_call_fails_at_its_deadline(create_batcher: BatcherFactory) -> None:
+    """The caller gets DeadlineExceededError while the model is busy; the unit is not computed."""
+    batcher, model = create_batcher(), FakeModel()
+    occupy(batcher, model)
+    with pytest.raises(DeadlineExceededError, match="not answered in time"):
+        batcher.run("key", model, [(1, "late")], Deadline(0.1))
+    model.resume.set()
+    assert batcher.run("key", model, [(1, 1)], Deadline(60)) == [2]
+    assert ["late"] not in model.batches
+    assert [1] in model.batches
 
 
-def test_a_client_that_leaves_frees_its_place(make: Make) -> None:
-    """Its units are dropped uncomputed, and the thread that waited is free."""
-    batcher, machine = make(), Machine()
-    busy(batcher, machine)
-    patience, ended = Deadline(60), threading.Event()
+def test_disconnect_cancels_a_queued_call(create_batcher: BatcherFactory) -> None:
+    """The waiting thread gets DisconnectedError, and the unit is not computed."""
+    batcher, model = create_batcher(), FakeModel()
+    occupy(batcher, model)
+    deadline, ended = Deadline(60), threading.Event()
 
-    def ask() -> None:
+    def run() -> None:
         with pytest.raises(DisconnectedError):
-            batcher.run("key", machine, [(1, "gone")], patience)
+            batcher.run("key", model, [(1, "cancelled")], deadline)
         ended.set()
 
-    threading.Thread(target=ask, daemon=True).start()
-    while not batcher.waiting:
+    threading.Thread(target=run, daemon=True).start()
+    while not batcher.queued_tokens:
         time.sleep(0.01)
-    patience.cancel()
+    deadline.cancel()
     assert ended.wait(60)
-    machine.let.set()
-    assert batcher.run("key", machine, [(1, 1)], Deadline(60)) == [2]
-    assert not any("gone" in batch for batch in machine.batches)
+    model.resume.set()
+    assert batcher.run("key", model, [(1, 1)], Deadline(60)) == [2]
+    assert not any("cancelled" in batch for batch in model.batches)
 
 
-def test_one_that_cannot_be_computed_fails_alone(make: Make) -> None:
-    """Its neighbours in the batch get their answers, and the thread goes on."""
-    batcher, machine = make(), Machine()
-    busy(batcher, machine)
-    good = batcher.submit("key", machine, [(1, 1)], Deadline(60))
-    bad = batcher.submit("key", machine, [(1, "bad")], Deadline(60))
-    also = batcher.submit("key", machine, [(1, 3)], Deadline(60))
-    machine.let.set()
-    assert (good.result(60), also.result(60)) == ([2], [6])
+def test_failing_unit_does_not_fail_its_batch(create_batcher: BatcherFactory) -> None:
+    """Other calls of the batch get their results, and the thread survives."""
+    batcher, model = create_batcher(), FakeModel()
+    occupy(batcher, model)
+    before = batcher.submit("key", model, [(1, 1)], Deadline(60))
+    failing = batcher.submit("key", model, [(1, "bad")], Deadline(60))
+    after = batcher.submit("key", model, [(1, 3)], Deadline(60))
+    model.resume.set()
+    assert (before.result(60), after.result(60)) == ([2], [6])
     with pytest.raises(ValueError, match="cannot be computed"):
-        bad.result(60)
+        failing.result(60)
     assert batcher.is_alive
 
 
-def test_closing_finishes_what_waits_and_takes_nothing_new(make: Make) -> None:
-    """StoppingError for what comes after; the thread is at its end."""
-    batcher, machine = make(), Machine()
-    busy(batcher, machine)
-    waits = batcher.submit("key", machine, [(1, 1)], Deadline(60))
+def test_close_finishes_queued_calls_and_rejects_new_ones(create_batcher: BatcherFactory) -> None:
+    """New calls get ShuttingDownError; the thread ends after the queued call."""
+    batcher, model = create_batcher(), FakeModel()
+    occupy(batcher, model)
+    queued = batcher.submit("key", model, [(1, 1)], Deadline(60))
     closing = threading.Thread(target=batcher.close, args=(60,))
     closing.start()
-    while batcher._open:
+    while batcher._is_open:
         time.sleep(0.01)
-    with pytest.raises(ShuttingDownError, match="being stopped"):
-        batcher.submit("key", machine, [(1, 2)], Deadline(60))
-    machine.let.set()
+    with pytest.raises(ShuttingDownError, match="shutting down"):
+        batcher.submit("key", model, [(1, 2)], Deadline(60))
+    model.resume.set()
     closing.join(60)
-    assert waits.result(0) == [2]
+    assert queued.result(0) == [2]
     assert not batcher.is_alive
 
 
-def test_several_at_once(make: Make) -> None:
-    """A second batch begins while the first is computed, and a third waits for either."""
-    batcher, one, two = make(at_once=2), Machine(), Machine()
-    busy(batcher, one)
-    second = batcher.submit("other", two, [(1, 2)], Deadline(60))
-    assert two.begun.wait(60)
-    third = batcher.submit("other", two, [(1, 3)], Deadline(60))
-    two.let.set()
-    assert (second.result(60), third.result(60)) == ([4], [6])
-    one.let.set()
+def test_two_threads_compute_two_batches_concurrently(create_batcher: BatcherFactory) -> None:
+    """With ``num_threads=2``, a second batch starts while the first is computed."""
+    batcher, model_1, model_2 = create_batcher(num_threads=2), FakeModel(), FakeModel()
+    occupy(batcher, model_1)
+    future_2 = batcher.submit("other", model_2, [(1, 2)], Deadline(60))
+    assert model_2.started.wait(60)
+    future_3 = batcher.submit("other", model_2, [(1, 3)], Deadline(60))
+    model_2.resume.set()
+    assert (future_2.result(60), future_3.result(60)) == ([4], [6])
+    model_1.resume.set()
 
 
-def test_what_is_beyond_a_batch_goes_to_the_next_thread(make: Make) -> None:
-    """All that waits is begun at once where there are threads for it."""
-    batcher, gate = make(at_once=3, wait=60.0), threading.Barrier(3)
+def test_batches_of_one_call_run_on_all_threads(create_batcher: BatcherFactory) -> None:
+    """A call of three batches uses three threads at the same time."""
+    batcher, barrier = create_batcher(num_threads=3, max_wait=60.0), threading.Barrier(3)
 
     def compute(payloads: list[Any]) -> list[Any]:
-        # Broken unless three batches meet here.
-        gate.wait(60)
+        # Fails unless three batches are computed concurrently.
+        barrier.wait(60)
         return payloads
 
-    found = batcher.submit("key", compute, [(100, n) for n in range(3)], Deadline(60))
-    assert found.result(60) == [0, 1, 2]
+    future = batcher.submit("key", compute, [(100, n) for n in range(3)], Deadline(60))
+    assert future.result(60) == [0, 1, 2]
 
 
-def test_one_call_that_fails_in_several_threads_fails_once(make: Make) -> None:
-    """The first error is the call's, and no thread ends of the second."""
-    batcher, gate = make(at_once=2), threading.Barrier(2)
+def test_call_that_fails_on_two_threads_fails_once(create_batcher: BatcherFactory) -> None:
+    """The call gets the first error, and the second error does not end a thread."""
+    batcher, barrier = create_batcher(num_threads=2), threading.Barrier(2)
 
     def compute(payloads: list[Any]) -> list[Any]:
-        gate.wait(60)
+        barrier.wait(60)
         raise ValueError("cannot be computed")
 
     failing = batcher.submit("key", compute, [(100, 1), (100, 2)], Deadline(60))
     with pytest.raises(ValueError, match="cannot be computed"):
         failing.result(60)
-    machine = Machine()
-    machine.let.set()
-    assert batcher.run("key", machine, [(1, 1)], Deadline(60)) == [2]
+    model = FakeModel()
+    model.resume.set()
+    assert batcher.run("key", model, [(1, 1)], Deadline(60)) == [2]
     assert batcher.is_alive
 
 
-def test_batches_at_once_share_the_cores(make: Make) -> None:
-    """A lone batch has all of PyTorch's threads, the second of two half of them."""
-    before, threads = torch.get_num_threads(), []
+def test_concurrent_batches_share_the_cores(create_batcher: BatcherFactory) -> None:
+    """With 4 cores, the second of two batches gets 2 PyTorch threads, and a lone batch gets 4."""
+    previous_threads, used_threads = torch.get_num_threads(), []
     torch.set_num_threads(4)
     try:
-        batcher, one, two = make(at_once=2), Machine(), Machine()
+        batcher, model_1, model_2 = create_batcher(num_threads=2), FakeModel(), FakeModel()
 
         def compute(payloads: list[Any]) -> Sequence[Any]:
-            threads.append(torch.get_num_threads())
-            return two(payloads)
+            used_threads.append(torch.get_num_threads())
+            return model_2(payloads)
 
-        busy(batcher, one)
-        two.let.set()
+        occupy(batcher, model_1)
+        model_2.resume.set()
         batcher.run("other", compute, [(1, 1)], Deadline(60))
-        one.let.set()
-        until = time.monotonic() + 60
-        while batcher._under_way and time.monotonic() < until:
+        model_1.resume.set()
+        end = time.monotonic() + 60
+        while batcher._running_batches and time.monotonic() < end:
             time.sleep(0.01)
         batcher.run("other", compute, [(1, 1)], Deadline(60))
     finally:
-        torch.set_num_threads(before)
-    assert threads == [2, 4]
+        torch.set_num_threads(previous_threads)
+    assert used_threads == [2, 4]
 
 
-def test_no_units_are_answered_at_once(make: Make) -> None:
-    """With nothing."""
-    assert make().run("key", Machine(), [], Deadline(1)) == []
+def test_empty_call_returns_an_empty_list(create_batcher: BatcherFactory) -> None:
+    """A call without units does not reach the model."""
+    assert create_batcher().run("key", FakeModel(), [], Deadline(1)) == []
 
 
-@pytest.mark.parametrize("at_once", [1, 3])
-def test_many_threads(make: Make, at_once: int) -> None:
-    """Thirty threads with twenty calls each: every answer is its own."""
-    batcher, machine = make(queue_tokens=10**6, at_once=at_once), Machine()
-    machine.let.set()
-    wrong: list[Any] = []
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_concurrent_callers_get_their_own_results(
+    create_batcher: BatcherFactory, num_threads: int
+) -> None:
+    """30 threads make 20 calls each, and every result belongs to its call."""
+    batcher, model = create_batcher(queue_tokens=10**6, num_threads=num_threads), FakeModel()
+    model.resume.set()
+    failures: list[Any] = []
 
-    def ask(who: int) -> None:
-        for turn in range(20):
-            units = [(7, (who, turn, n)) for n in range(3)]
-            found = batcher.run("key", machine, units, Deadline(60))
-            if found != [own * 2 for _, own in units]:
-                wrong.append((who, turn))
+    def run_calls(caller: int) -> None:
+        for number in range(20):
+            units = [(7, (caller, number, n)) for n in range(3)]
+            results = batcher.run("key", model, units, Deadline(60))
+            if results != [payload * 2 for _, payload in units]:
+                failures.append((caller, number))
 
-    threads = [threading.Thread(target=ask, args=(who,)) for who in range(30)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(60)
-    assert not wrong
-    assert batcher.waiting == 0
+    threads = [threading.Thread(target=run_calls, args=(caller,)) for caller in range(30)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+    assert batcher.queued_tokens == 0
 
 
-def test_a_call_that_would_be_late_is_refused_when_it_comes(make: Make) -> None:
-    """By its own tokens and those ahead; the error says when it is worth to ask again."""
-    clock = Clock()
-    batcher, machine = make(clock=clock, queue_tokens=10**6, call_tokens=10**6), Machine()
-    batcher._rate, batcher._measured = 100.0, 10.0
-    patience = Deadline(60)
-    patience.expires_at = clock.now + 30
-    busy(batcher, machine)
-    batcher.submit("key", machine, [(100, n) for n in range(16)], patience)
+def test_call_that_would_be_late_is_rejected_on_arrival(create_batcher: BatcherFactory) -> None:
+    """The estimate includes the tokens ahead; BusyError says when to retry."""
+    clock = FakeClock()
+    batcher = create_batcher(clock=clock, queue_tokens=10**6, call_tokens=10**6)
+    model = FakeModel()
+    set_rate(batcher, 100.0)
+    deadline = deadline_at(clock.now + 30)
+    occupy(batcher, model)
+    batcher.submit("key", model, [(100, n) for n in range(16)], deadline)
     with pytest.raises(BusyError, match="1,601 tokens are waiting or being computed") as caught:
-        batcher.submit("key", machine, [(100, n) for n in range(16)], patience)
-    # 3,201 tokens take 32 seconds, of which a large call may need 24.
+        batcher.submit("key", model, [(100, n) for n in range(16)], deadline)
+    # 3,201 tokens take 32 seconds; a large call may need 80 % of its 30 seconds.
     assert caught.value.retry_after == pytest.approx(8.01)
-    # Short calls come before the last turns of large ones.
+    # Short calls may use all of their time, because they overtake large calls.
     for _ in range(13):
-        batcher.submit("key", machine, [(100, "short")], patience)
+        batcher.submit("key", model, [(100, "short")], deadline)
     with pytest.raises(BusyError):
-        batcher.submit("key", machine, [(100, "short")], patience)
-    machine.let.set()
+        batcher.submit("key", model, [(100, "short")], deadline)
+    model.resume.set()
 
 
-def test_tokens_under_way_count(make: Make) -> None:
-    """Nothing waits, but what is computed takes its time, too."""
-    clock = Clock()
-    batcher, machine = make(clock=clock, queue_tokens=10**6, call_tokens=10**6), Machine()
-    batcher._rate, batcher._measured = 100.0, 10.0
-    patience = Deadline(60)
-    patience.expires_at = clock.now + 30
-    batcher.submit("key", machine, [(2000, "large")], patience)
-    assert machine.begun.wait(60)
-    assert batcher.waiting == 0
+def test_estimate_includes_running_batches(create_batcher: BatcherFactory) -> None:
+    """With an empty queue, a call is rejected because of the batch being computed."""
+    clock = FakeClock()
+    batcher = create_batcher(clock=clock, queue_tokens=10**6, call_tokens=10**6)
+    model = FakeModel()
+    set_rate(batcher, 100.0)
+    deadline = deadline_at(clock.now + 30)
+    batcher.submit("key", model, [(2000, "large")], deadline)
+    assert model.started.wait(60)
+    assert batcher.queued_tokens == 0
     with pytest.raises(BusyError, match="2,000 tokens are waiting or being computed"):
-        batcher.submit("key", machine, [(500, 1)], patience)
-    machine.let.set()
+        batcher.submit("key", model, [(500, 1)], deadline)
+    model.resume.set()
 
 
-def test_a_lone_call_gets_its_chance(make: Make) -> None:
-    """The estimate may be wrong, and nobody else wants the model."""
-    batcher, machine = make(), Machine()
-    machine.let.set()
-    batcher._rate, batcher._measured = 0.001, 10.0
-    assert batcher.run("key", machine, [(100, n) for n in range(5)], Deadline(60)) == [
-        0, 2, 4, 6, 8,
-    ]  # fmt: skip
+def test_idle_server_accepts_any_call(create_batcher: BatcherFactory) -> None:
+    """A call that seems too slow is accepted if nothing else is pending: the rate may be wrong."""
+    batcher, model = create_batcher(), FakeModel()
+    model.resume.set()
+    set_rate(batcher, 0.001)
+    results = batcher.run("key", model, [(100, n) for n in range(5)], Deadline(60))
+    assert results == [0, 2, 4, 6, 8]
 
 
-def test_small_batches_tell_little_of_the_rate(make: Make) -> None:
-    """A token alone takes as long as many; the first full batch tells nearly all."""
-    clock = Clock()
-    batcher = make(clock=clock, at_once=1)
+def test_small_batches_hardly_change_the_rate(create_batcher: BatcherFactory) -> None:
+    """Five batches of one token leave the rate nearly unchanged; a full batch determines it."""
+    clock = FakeClock()
+    batcher = create_batcher(clock=clock, num_threads=1)
 
     def compute(payloads: list[Any]) -> list[Any]:
         clock.now += 1.0
@@ -366,45 +386,45 @@ def test_small_batches_tell_little_of_the_rate(make: Make) -> None:
     assert batcher._rate == pytest.approx(100, abs=50)
 
 
-def test_what_was_promised_by_a_wrong_rate_is_refused_later(make: Make) -> None:
-    """The oldest calls are answered in time, the newest refused, where all would be late."""
-    clock = Clock()
-    batcher, batches, let = make(clock=clock, queue_tokens=10**6), [], threading.Event()
+def test_newest_large_calls_are_shed_when_the_rate_drops(create_batcher: BatcherFactory) -> None:
+    """Once the measured rate is too low for all queued calls, the oldest are answered in time."""
+    clock = FakeClock()
+    batcher, batches = create_batcher(clock=clock, queue_tokens=10**6), []
+    resume = threading.Event()
 
     def compute(payloads: list[Any]) -> list[Any]:
-        assert let.wait(60)
-        # Ten tokens a second, far from the first guess.
+        assert resume.wait(60)
+        # 10 tokens per second, far below the initial estimate.
         clock.now += 10.0
         batches.append(payloads)
         return payloads
 
-    patience = [Deadline(60) for _ in range(4)]
-    for own in patience:
-        own.expires_at = clock.now + 100
     calls = [
-        batcher.submit("call", compute, [(100, (number, n)) for n in range(4)], own)
-        for number, own in enumerate(patience)
+        batcher.submit(
+            "call", compute, [(100, (number, n)) for n in range(4)], deadline_at(clock.now + 100)
+        )
+        for number in range(4)
     ]
-    let.set()
+    resume.set()
     for number in (0, 1):
         assert calls[number].result(60) == [(number, n) for n in range(4)]
     for call in calls[2:]:
         with pytest.raises(BusyError, match="the server is busy"):
             call.result(60)
-    # Two batches measured the rate; all others are of the calls that stayed.
+    # No batch was computed for the rejected calls.
     assert len(batches) == 8
-    assert batcher.waiting == 0
+    assert batcher.queued_tokens == 0
 
 
-def test_tokens_of_a_client_that_left_do_not_count(make: Make) -> None:
-    """At once, while the model is still at something else."""
-    batcher, machine = make(), Machine()
-    busy(batcher, machine)
-    patience = Deadline(60)
-    batcher.submit("key", machine, [(100, n) for n in range(5)], patience)
-    assert batcher.waiting == 500
-    patience.cancel()
-    assert batcher.waiting == 0
-    machine.let.set()
-    assert batcher.run("key", machine, [(1, 1)], Deadline(60)) == [2]
-    assert machine.batches == [["first"], [1]]
+def test_disconnect_removes_queued_tokens_at_once(create_batcher: BatcherFactory) -> None:
+    """Tokens of a cancelled call stop counting while the model is still busy."""
+    batcher, model = create_batcher(), FakeModel()
+    occupy(batcher, model)
+    deadline = Deadline(60)
+    batcher.submit("key", model, [(100, n) for n in range(5)], deadline)
+    assert batcher.queued_tokens == 500
+    deadline.cancel()
+    assert batcher.queued_tokens == 0
+    model.resume.set()
+    assert batcher.run("key", model, [(1, 1)], Deadline(60)) == [2]
+    assert model.batches == [["first"], [1]]

@@ -1,4 +1,4 @@
-"""Host names that a server answers to, and security headers of every response."""
+"""Checks of the Host header, and security headers."""
 
 from collections.abc import Iterator, Sequence
 
@@ -15,10 +15,10 @@ from tests.serve.model_server import RunningServer, run_server
 
 @pytest.fixture(scope="module")
 def loopback(models: list[ServedModel]) -> Iterator[RunningServer]:
-    """A server on 127.0.0.1 that answers to one more name and a domain."""
+    """A server on 127.0.0.1 that also accepts a host name and all names of a domain."""
     names = allowed_hosts("127.0.0.1", "127.0.0.1", ["Bert.example.", "*.lab.example"])
-    with run_server(models[:1], hosts=names) as running:
-        yield running
+    with run_server(models[:1], hosts=names) as server:
+        yield server
 
 
 @pytest.mark.parametrize(
@@ -43,16 +43,16 @@ def loopback(models: list[ServedModel]) -> Iterator[RunningServer]:
         ("", 400),
     ],
 )
-def test_only_allowed_hosts_are_answered(loopback: RunningServer, host: str, status: int) -> None:
-    """A name that resolves to the machine but was not allowed gets no answer (DNS rebinding)."""
+def test_other_hosts_are_rejected(loopback: RunningServer, host: str, status: int) -> None:
+    """Requests for a host name that is not allowed get 400 (DNS rebinding)."""
     response = httpx.get(f"{loopback.url}/models", headers={"Host": host})
     assert response.status_code == status
     if status == 400:
         assert "start the server with --allow-host NAME" in response.json()["error"]["message"]
 
 
-def test_probes_need_no_host(loopback: RunningServer) -> None:
-    """Orchestrators probe by an address of theirs."""
+def test_health_endpoints_accept_any_host(loopback: RunningServer) -> None:
+    """Orchestrators probe with the IP address of a container."""
     for path in ("/health", "/ready"):
         assert httpx.get(loopback.url + path, headers={"Host": "10.1.2.3"}).status_code == 200
 
@@ -72,30 +72,30 @@ def test_probes_need_no_host(loopback: RunningServer) -> None:
          ["localhost", "127.0.0.1", "::1", "0.0.0.0", "a.example", "2001:db8::1"]),
     ],
 )  # fmt: skip
-def test_default_and_added_names(
+def test_allowed_hosts_by_address_and_option(
     host: str, address: str, names: Sequence[str], allowed: list[str] | None
 ) -> None:
-    """A loopback server answers to itself, a public one to all names; both to what is allowed."""
+    """Loopback servers accept loopback names, others all names, unless names are given."""
     result = allowed_hosts(host, address, names)
     assert (result if result is None else set(result)) == (allowed and set(allowed))
 
 
 @pytest.mark.parametrize("name", ["https://a.example", "a.example:8080", "", "a b", "a.*", "a/b"])
-def test_a_name_that_is_no_host_is_refused(name: str) -> None:
-    """The error says what a name looks like."""
+def test_invalid_host_name_is_an_error(name: str) -> None:
+    """URLs, ports and wildcards within a name are rejected, and the error gives an example."""
     with pytest.raises(SettingsError, match=r"--allow-host is not a host name: .*without scheme"):
         allowed_hosts("127.0.0.1", "127.0.0.1", [name])
 
 
 def test_forwarded_headers_are_ignored() -> None:
-    """No client can choose its address or scheme for the server."""
+    """Clients cannot set their address or scheme with X-Forwarded headers."""
     assert not create_config(ServeSettings()).proxy_headers
 
 
-def test_every_response_has_security_headers(running: RunningServer) -> None:
-    """Errors, documents and answers alike: no sniffing, no frames, nothing loaded."""
+def test_every_response_has_security_headers(server: RunningServer) -> None:
+    """Responses, errors and pages forbid content sniffing, framing and loading of resources."""
     for path in ("/models", "/docs", "/metrics", "/nowhere", "/embed"):
-        headers = httpx.get(running.url + path).headers
+        headers = httpx.get(server.url + path).headers
         assert headers["x-content-type-options"] == "nosniff", path
         assert headers["referrer-policy"] == "same-origin", path
         assert headers["x-frame-options"] == "DENY", path

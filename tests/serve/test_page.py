@@ -1,7 +1,4 @@
-"""What each panel of the page does, in a real browser.
-
-These tests never look at the page as a whole: tests/serve/test_page_manners.py does.
-"""
+"""Each tab of the page, in a real browser."""
 
 from typing import Any
 
@@ -11,127 +8,136 @@ from bertsmith.use.explain import attention
 from bertsmith.use.similar import similar
 from tests.serve.browsing import (
     QUESTION,
-    Counting,
-    address,
-    ask,
-    bars,
+    CountingService,
     browser,
-    desk,
-    go,
+    desktop_page,
+    format_bars,
     needs_browser,
+    open_tab,
+    page_url,
+    read_bars,
     service,
-    shares,
+    submit_form,
 )
 from tests.use.conftest import TEXT
 
-__all__ = ["address", "browser", "desk", "service"]
+__all__ = ["browser", "desktop_page", "page_url", "service"]
 
-#: Tokens that no text of the fixtures has fewer of, for what is shown of 128.
-LONG = " ".join(TEXT * 3)
+#: Text with more than 128 tokens.
+LONG_TEXT = " ".join(TEXT * 3)
 
 
 @needs_browser
-def test_a_mask_is_filled_in(desk: Any, service: Counting) -> None:
-    """For each of two masks the likeliest words stand as bars, the text with the best above."""
+def test_fill(desktop_page: Any, service: CountingService) -> None:
+    """The predictions for two masks are bars, below the text with the best predictions."""
     text = "the [MASK] was [MASK] the iron"
-    result = ask(go(desk, "Fill in"), "Fill in", {"Text with [MASK]": text})
-    (wanted,) = service.fill("plain", [text], 8)
-    assert bars(result) == shares([*wanted[0].words, *wanted[1].words])
+    result = submit_form(open_tab(desktop_page, "Fill in"), "Fill in", {"Text with [MASK]": text})
+    (expected,) = service.fill("plain", [text], 8)
+    assert read_bars(result) == format_bars([*expected[0].words, *expected[1].words])
     assert result.locator("h3").all_inner_texts() == ["Mask 1", "Mask 2"]
-    best = [own.words[0][0].removeprefix("##") for own in wanted]
-    found = [mark.inner_text() for mark in result.locator("mark").all()]
-    assert [word.removeprefix("##") for word in found] == best
+    best = [mask.words[0][0].removeprefix("##") for mask in expected]
+    marks = [mark.inner_text() for mark in result.locator("mark").all()]
+    assert [word.removeprefix("##") for word in marks] == best
 
 
 @needs_browser
-def test_next_sentence(desk: Any, service: Counting) -> None:
-    """The share that B follows A, in words and as bars."""
-    panel = go(desk, "Next sentence")
-    result = ask(panel, "Does B follow A?", {"Text A": TEXT[0], "Text B": TEXT[1]})
-    (wanted,) = service.pair("plain", [(TEXT[0], TEXT[1])])
-    follows = wanted.follows
-    assert bars(result) == shares([("B follows A", follows), ("it does not", 1 - follows)])
-    said = "B follows A" if follows >= 0.5 else "B does not follow A"
-    assert result.locator("h3").inner_text() == said
+def test_next_sentence(desktop_page: Any, service: CountingService) -> None:
+    """The probability that B follows A is a heading and bars."""
+    panel = open_tab(desktop_page, "Next sentence")
+    result = submit_form(panel, "Does B follow A?", {"Text A": TEXT[0], "Text B": TEXT[1]})
+    (expected,) = service.pair("plain", [(TEXT[0], TEXT[1])])
+    follows = expected.follows
+    assert read_bars(result) == format_bars(
+        [("B follows A", follows), ("it does not", 1 - follows)]
+    )
+    title = "B follows A" if follows >= 0.5 else "B does not follow A"
+    assert result.locator("h3").inner_text() == title
 
 
 @needs_browser
-def test_classify(desk: Any, service: Counting) -> None:
-    """Labels with their shares; of the model that is chosen instead, a number; and of pairs."""
-    panel = go(desk, "Classify")
-    result = ask(panel, "Classify", {"Text": TEXT[2]})
-    (wanted,) = service.classify("mood", [TEXT[2]])
-    assert bars(result) == shares(wanted.labels)
-    assert result.locator("h3").inner_text() == wanted.labels[0][0]
-    result = ask(panel, "Classify", {"Second text": TEXT[3]})
-    assert bars(result) == shares(service.classify("mood", [(TEXT[2], TEXT[3])])[0].labels)
-    result = ask(panel, "Classify", {"Text": TEXT[2], "Second text": ""}, "stars")
+def test_classify(desktop_page: Any, service: CountingService) -> None:
+    """Labels have probabilities, for texts and pairs; a regression model has a score."""
+    panel = open_tab(desktop_page, "Classify")
+    result = submit_form(panel, "Classify", {"Text": TEXT[2]})
+    (expected,) = service.classify("mood", [TEXT[2]])
+    assert read_bars(result) == format_bars(expected.labels)
+    assert result.locator("h3").inner_text() == expected.labels[0][0]
+    result = submit_form(panel, "Classify", {"Second text": TEXT[3]})
+    assert read_bars(result) == format_bars(
+        service.classify("mood", [(TEXT[2], TEXT[3])])[0].labels
+    )
+    result = submit_form(panel, "Classify", {"Text": TEXT[2], "Second text": ""}, "stars")
     (number,) = service.classify("stars", [TEXT[2]])
     assert result.locator("output").inner_text() == f"{number.score:.3f}"
 
 
 @needs_browser
-def test_entities_are_highlighted(desk: Any, service: Counting) -> None:
-    """Each entity is marked where it stands, with its label."""
-    result = ask(go(desk, "Entities"), "Find them", {"Text": TEXT[3]})
-    (wanted,) = service.tag("names", [TEXT[3]])
-    assert len(wanted.spans) > 5
+def test_entities_are_highlighted(desktop_page: Any, service: CountingService) -> None:
+    """Entities are highlighted with their labels and probabilities."""
+    result = submit_form(open_tab(desktop_page, "Entities"), "Find them", {"Text": TEXT[3]})
+    (expected,) = service.tag("names", [TEXT[3]])
+    assert len(expected.spans) > 5
     marks = [mark.inner_text() for mark in result.locator("mark").all()]
-    assert marks == [f"{one.text}PER {100 * one.probability:.0f} %" for one in wanted.spans]
+    assert marks == [f"{span.text}PER {100 * span.probability:.0f} %" for span in expected.spans]
 
 
 @needs_browser
-def test_an_answer_is_highlighted_in_its_context(desk: Any, service: Counting) -> None:
-    """The span is marked with its share; a model that gives no answer says so and marks none."""
-    panel = go(desk, "Answer")
-    given = {"Question": QUESTION, "Context": TEXT[0]}
-    result = ask(panel, "Answer", given, "spans")
-    (wanted,) = service.answer("spans", [(QUESTION, TEXT[0])])
-    marked = result.locator("mark").inner_text()
-    assert marked == f"{wanted.text}{100 * wanted.probability:.1f} %"
-    before = result.locator("mark").evaluate("own => own.previousSibling?.textContent ?? ''")
-    assert before == TEXT[0][: wanted.start]
-    result = ask(panel, "Answer", given, "silent")
+def test_answer_is_highlighted_in_its_context(desktop_page: Any, service: CountingService) -> None:
+    """The answer is highlighted with its probability; without an answer nothing is highlighted."""
+    panel = open_tab(desktop_page, "Answer")
+    fields = {"Question": QUESTION, "Context": TEXT[0]}
+    result = submit_form(panel, "Answer", fields, "spans")
+    (expected,) = service.answer("spans", [(QUESTION, TEXT[0])])
+    mark = result.locator("mark").inner_text()
+    assert mark == f"{expected.text}{100 * expected.probability:.1f} %"
+    before = result.locator("mark").evaluate(
+        "element => element.previousSibling?.textContent ?? ''"
+    )
+    assert before == TEXT[0][: expected.start]
+    result = submit_form(panel, "Answer", fields, "silent")
     assert result.locator("h3").first.inner_text() == "The context gives no answer"
     assert result.locator("mark").count() == 0
 
 
 @needs_browser
-def test_choose(desk: Any, service: Counting) -> None:
-    """Each ending has its share, in the order given; the best is told above."""
-    given = {"Beginning": TEXT[0], "Endings": "\n".join(TEXT[1:4])}
-    result = ask(go(desk, "Choose"), "Choose", given)
-    (wanted,) = service.choose("endings", [(TEXT[0], TEXT[1:4])])
-    assert bars(result) == shares(list(zip(TEXT[1:4], wanted.probabilities, strict=True)))
-    assert result.locator("h3").inner_text() == TEXT[1 + wanted.best]
-    assert result.locator(".bs-best .bs-word").inner_text() == TEXT[1 + wanted.best]
+def test_choose(desktop_page: Any, service: CountingService) -> None:
+    """Endings have probabilities in their order; the best ending is the heading."""
+    fields = {"Beginning": TEXT[0], "Endings": "\n".join(TEXT[1:4])}
+    result = submit_form(open_tab(desktop_page, "Choose"), "Choose", fields)
+    (expected,) = service.choose("endings", [(TEXT[0], TEXT[1:4])])
+    assert read_bars(result) == format_bars(
+        list(zip(TEXT[1:4], expected.probabilities, strict=True))
+    )
+    assert result.locator("h3").inner_text() == TEXT[1 + expected.best]
+    assert result.locator(".bs-best .bs-word").inner_text() == TEXT[1 + expected.best]
 
 
-#: Where the dots of a map stand.
-PLACES = (
-    "own => [...own.querySelectorAll('circle')]"
-    ".map(one => [one.cx.baseVal.value, one.cy.baseVal.value])"
+#: JavaScript that returns the coordinates of the dots of a map.
+DOT_COORDINATES = (
+    "map => [...map.querySelectorAll('circle')]"
+    ".map(dot => [dot.cx.baseVal.value, dot.cy.baseVal.value])"
 )
 
 
-def word_maps_of(embedder: Any, texts: list[str], layer: int) -> Any:
-    """Return how far the principal components lie apart, worked out another way."""
-    vectors = np.stack([own.vector for own in embedder.word(texts, "smith", layer=layer)])
+def pairwise_map_distances(embedder: Any, texts: list[str], layer: int) -> Any:
+    """Return the distances between the principal components, from an eigendecomposition."""
+    words = embedder.encode_word(texts, "smith", layer=layer)
+    vectors = np.stack([word.vector for word in words])
     units = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
-    centred = units - units.mean(0)
-    sizes, own = np.linalg.eigh(centred @ centred.T)
-    points = own[:, -2:] * np.sqrt(sizes[-2:].clip(0))
+    centered = units - units.mean(0)
+    eigenvalues, eigenvectors = np.linalg.eigh(centered @ centered.T)
+    points = eigenvectors[:, -2:] * np.sqrt(eigenvalues[-2:].clip(0))
     return np.linalg.norm(points[:, None] - points, axis=-1)
 
 
 @needs_browser
-def test_one_word_layer_by_layer(desk: Any, service: Counting) -> None:
-    """The distances of each layer are those of ``similar``, and computed once for all layers."""
+def test_word_distances_of_each_layer(desktop_page: Any, service: CountingService) -> None:
+    """They equal those of ``similar``; the vectors of all layers are computed once."""
     texts = [TEXT[0], TEXT[3], "the smith and the smith"]
-    before = service.embedded
-    panel = go(desk, "One word")
-    given = {"Word": "smith", "Sentences with the word": "\n".join(texts)}
-    result = ask(panel, "Compare", given)
+    num_calls = service.num_calls
+    panel = open_tab(desktop_page, "One word")
+    fields = {"Word": "smith", "Sentences with the word": "\n".join(texts)}
+    result = submit_form(panel, "Compare", fields)
     embedder = service.models["plain"].embedder
     slider = panel.get_by_label("number input for Layer")
     for layer in (3, 0, 1):
@@ -140,61 +146,65 @@ def test_one_word_layer_by_layer(desk: Any, service: Counting) -> None:
             slider.press("Tab")
         name = f"layer {layer}" if layer else "the embeddings"
         result.locator("h3", has_text=f"'smith' in {name}").wait_for()
-        wanted = similar(embedder, texts, "smith", layer=layer).distances
+        expected = similar(embedder, texts, "smith", layer=layer).distances
         cells = [float(cell) for cell in result.locator("tbody td").all_inner_texts()]
-        np.testing.assert_allclose(cells, wanted.ravel(), atol=0.0051)
+        np.testing.assert_allclose(cells, expected.ravel(), atol=0.0051)
         assert result.locator(".bs-map circle").count() == 4
-        drawn = result.locator(".bs-map").evaluate(PLACES)
-        apart = np.linalg.norm(np.array(drawn)[:, None] - np.array(drawn), axis=-1)
-        maps = word_maps_of(embedder, texts, layer)
-        np.testing.assert_allclose(apart / apart.max(), maps / maps.max(), atol=0.01)
-    assert service.embedded == before + 1
+        dots = np.array(result.locator(".bs-map").evaluate(DOT_COORDINATES))
+        actual = np.linalg.norm(dots[:, None] - dots, axis=-1)
+        on_map = pairwise_map_distances(embedder, texts, layer)
+        np.testing.assert_allclose(actual / actual.max(), on_map / on_map.max(), atol=0.01)
+    assert service.num_calls == num_calls + 1
 
 
 @needs_browser
-def test_attention_lines_heat_and_grid(desk: Any, service: Counting) -> None:
-    """Lines and heat of a head; a button of the grid, by mouse or arrow keys, shows its own."""
-    panel = go(desk, "Attention")
-    given = {"Text": TEXT[3], "Second text": TEXT[4]}
-    result = ask(panel, "Show attention", given)
-    wanted = attention(service.models["plain"].bundle, TEXT[3], TEXT[4])
+def test_attention_of_selected_heads(desktop_page: Any, service: CountingService) -> None:
+    """A head has lines with probabilities; the grid selects heads by mouse and keyboard."""
+    panel = open_tab(desktop_page, "Attention")
+    fields = {"Text": TEXT[3], "Second text": TEXT[4]}
+    result = submit_form(panel, "Show attention", fields)
+    expected = attention(service.models["plain"].bundle, TEXT[3], TEXT[4])
     panel.locator(".bs-grid button").nth(11).wait_for()
     assert panel.locator(".bs-grid button").count() == 12
     first = result.locator(".bs-from").nth(3)
-    row = wanted.probabilities[0, 0, 3]
+    row = expected.probabilities[0, 0, 3]
     strongest = int(row.argmax())
-    told = f"{wanted.tokens[3]} looks at {wanted.tokens[strongest]} {100 * row[strongest]:.1f} %"
-    assert first.get_attribute("aria-label").startswith(told)
-    # Its own lines alone, by the mouse and by the keyboard.
-    every = result.locator(".bs-line:visible").count()
-    own = first.locator(".bs-line").count()
-    assert every > own > 0
+    label = (
+        f"{expected.tokens[3]} attends to {expected.tokens[strongest]} {100 * row[strongest]:.1f} %"
+    )
+    assert first.get_attribute("aria-label").startswith(label)
+    # Hovering or focusing a token hides the lines of the others.
+    num_lines = result.locator(".bs-line:visible").count()
+    num_own_lines = first.locator(".bs-line").count()
+    assert num_lines > num_own_lines > 0
     first.locator("rect").hover()
-    assert result.locator(".bs-line:visible").count() == own
-    desk.mouse.move(0, 0)
-    assert result.locator(".bs-line:visible").count() == every
+    assert result.locator(".bs-line:visible").count() == num_own_lines
+    desktop_page.mouse.move(0, 0)
+    assert result.locator(".bs-line:visible").count() == num_lines
     first.focus()
-    assert result.locator(".bs-line:visible").count() == own
+    assert result.locator(".bs-line:visible").count() == num_own_lines
     panel.get_by_label("layer 2, head 3", exact=True).click()
     result.locator("h3", has_text="Layer 2, head 3").wait_for()
-    desk.keyboard.press("ArrowDown")
-    desk.keyboard.press("Enter")
+    desktop_page.keyboard.press("ArrowDown")
+    desktop_page.keyboard.press("Enter")
     result.locator("h3", has_text="Layer 3, head 3").wait_for()
     assert panel.get_by_label("number input for Layer").input_value() == "3"
-    row = wanted.probabilities[2, 2, 5]
-    told = f"looks at {wanted.tokens[int(row.argmax())]} {100 * row.max():.1f} %"
-    assert told in result.locator(".bs-from").nth(5).get_attribute("aria-label")
+    row = expected.probabilities[2, 2, 5]
+    label = f"attends to {expected.tokens[int(row.argmax())]} {100 * row.max():.1f} %"
+    assert label in result.locator(".bs-from").nth(5).get_attribute("aria-label")
 
 
 @needs_browser
-def test_attention_of_128_tokens_has_few_lines(desk: Any, service: Counting) -> None:
-    """128 tokens give at most three lines each, not 128, so that the page stays responsive."""
-    found = attention(service.models["plain"].bundle, LONG, max_seqlen=128)
-    assert len(found.tokens) == 128
-    words = service.models["plain"].bundle.tokenizer.encode_with_offsets(LONG)[1]
-    panel = go(desk, "Attention")
-    given = {"Text": LONG[: words[125][1]], "Second text": ""}
-    result = ask(panel, "Show attention", given)
+def test_attention_of_many_tokens_has_few_lines(
+    desktop_page: Any, service: CountingService
+) -> None:
+    """128 tokens have at most three lines each, so that the page stays responsive."""
+    maps = attention(service.models["plain"].bundle, LONG_TEXT, max_seqlen=128)
+    assert len(maps.tokens) == 128
+    offsets = service.models["plain"].bundle.tokenizer.encode_with_offsets(LONG_TEXT)[1]
+    panel = open_tab(desktop_page, "Attention")
+    fields = {"Text": LONG_TEXT[: offsets[125][1]], "Second text": ""}
+    result = submit_form(panel, "Show attention", fields)
     panel.locator(".bs-grid button").nth(11).wait_for()
     assert result.locator(".bs-from").count() == 128
     assert 128 <= result.locator(".bs-line").count() <= 3 * 128

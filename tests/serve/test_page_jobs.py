@@ -1,4 +1,4 @@
-"""The queue of the page: what it holds is bounded in number and in time."""
+"""The job queue of the page: limits of pending jobs and of results."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ from bertsmith.serve.page.jobs import NUM_THREADS, Job, JobQueue
 
 
 @pytest.fixture
-def gate() -> Iterator[threading.Event]:
+def resume() -> Iterator[threading.Event]:
     """An event that running jobs wait for."""
     event = threading.Event()
     yield event
@@ -27,12 +27,12 @@ def gate() -> Iterator[threading.Event]:
 
 
 async def read_all(results: AsyncIterator[Job | None]) -> list[Any]:
-    """Return the values of all results."""
+    """Return the values of all jobs of a session."""
     return [job.value for job in [job async for job in results] if job is not None]
 
 
-def test_results_are_read_once_and_forgotten() -> None:
-    """A reader gets each result of its session, ends with the last, and leaves nothing behind."""
+def test_results_are_read_once() -> None:
+    """A reader gets each result of its session, and the queue is empty afterwards."""
 
     async def scenario() -> None:
         jobs = JobQueue()
@@ -48,25 +48,25 @@ def test_results_are_read_once_and_forgotten() -> None:
     asyncio.run(scenario())
 
 
-def test_pending_jobs_are_limited(gate: threading.Event) -> None:
-    """Jobs with and without a session share one limit; above it they are refused."""
+def test_pending_jobs_are_limited(resume: threading.Event) -> None:
+    """Jobs with and without a session share one limit; beyond it, BusyError is raised."""
 
     async def scenario() -> None:
         jobs = JobQueue(max_pending=4)
         for number in range(4):
-            jobs.submit(gate.wait, "session" if number % 2 else None)
-        with pytest.raises(BusyError, match="4 requests wait"):
-            jobs.submit(gate.wait)
-        gate.set()
+            jobs.submit(resume.wait, "session" if number % 2 else None)
+        with pytest.raises(BusyError, match="4 requests are pending"):
+            jobs.submit(resume.wait)
+        resume.set()
         await wait_until(lambda: jobs.num_pending == 0)
-        jobs.submit(gate.wait)
+        jobs.submit(resume.wait)
         jobs.close()
 
     asyncio.run(scenario())
 
 
 def test_unread_results_are_limited() -> None:
-    """However many sessions or jobs there were, only the newest results are stored."""
+    """Only the newest results are kept, whatever the number of sessions and jobs."""
 
     async def scenario() -> None:
         jobs = JobQueue(max_results=5)
@@ -82,7 +82,7 @@ def test_unread_results_are_limited() -> None:
 
 
 def test_unread_results_expire() -> None:
-    """A result that nobody reads is dropped after its time."""
+    """An unread result is dropped after ``result_seconds``."""
 
     async def scenario() -> None:
         jobs = JobQueue(result_seconds=0.0)
@@ -94,18 +94,18 @@ def test_unread_results_expire() -> None:
     asyncio.run(scenario())
 
 
-def test_one_reader_a_session(gate: threading.Event) -> None:
-    """A newer reader replaces the older one, so readers cannot pile up."""
+def test_newer_reader_replaces_the_older_one(resume: threading.Event) -> None:
+    """A session has one reader, so the number of readers is limited."""
 
     async def scenario() -> None:
         jobs = JobQueue()
-        jobs.submit(gate.wait, "session")
+        jobs.submit(resume.wait, "session")
         first = asyncio.create_task(read_all(jobs.results("session")))
         await wait_until(lambda: jobs.num_readers == 1)
         second = asyncio.create_task(read_all(jobs.results("session")))
         assert await first == []
         assert jobs.num_readers == 1
-        gate.set()
+        resume.set()
         assert await second == [True]
         assert jobs.num_readers == 0
         jobs.close()
@@ -113,13 +113,13 @@ def test_one_reader_a_session(gate: threading.Event) -> None:
     asyncio.run(scenario())
 
 
-def test_a_reader_that_leaves_drops_queued_jobs(gate: threading.Event) -> None:
-    """Running jobs keep their place until they end; queued ones never start."""
+def test_queued_jobs_are_dropped_when_the_reader_leaves(resume: threading.Event) -> None:
+    """Running jobs occupy their threads until they end; queued jobs do not start."""
     started: list[int] = []
 
     def call(number: int) -> None:
         started.append(number)
-        gate.wait()
+        resume.wait()
 
     async def scenario() -> None:
         jobs = JobQueue()
@@ -130,7 +130,7 @@ def test_a_reader_that_leaves_drops_queued_jobs(gate: threading.Event) -> None:
         await wait_until(lambda: jobs.num_readers == 1)
         reader.cancel()
         await wait_until(lambda: jobs.num_pending == NUM_THREADS)
-        gate.set()
+        resume.set()
         await wait_until(lambda: jobs.num_pending == 0)
         assert sorted(started) == list(range(NUM_THREADS))
         assert (jobs.num_results, jobs.num_readers) == (0, 0)
@@ -139,44 +139,44 @@ def test_a_reader_that_leaves_drops_queued_jobs(gate: threading.Event) -> None:
     asyncio.run(scenario())
 
 
-def test_the_end_of_the_server_ends_queued_jobs(gate: threading.Event) -> None:
-    """Whoever waits for a queued job is told."""
+def test_close_fails_queued_jobs(resume: threading.Event) -> None:
+    """A caller that waits for a queued job gets an error."""
 
     async def scenario() -> None:
         jobs = JobQueue()
-        queued = [jobs.submit(gate.wait) for _ in range(NUM_THREADS + 1)][-1]
+        queued = [jobs.submit(resume.wait) for _ in range(NUM_THREADS + 1)][-1]
         await wait_until(lambda: jobs.num_pending == NUM_THREADS + 1)
         await asyncio.sleep(0)
         jobs.close()
         await queued.finished.wait()
-        assert queued.error == "the server is being stopped"
-        gate.set()
+        assert queued.error == "the server is shutting down"
+        resume.set()
 
     asyncio.run(scenario())
 
 
-def test_failures_are_logged_without_what_was_typed(caplog: pytest.LogCaptureFixture) -> None:
-    """The visitor is told errors of ours; for any other the log has its type and place alone."""
-    typed = "my secret"
+def test_errors_are_logged_without_the_input(caplog: pytest.LogCaptureFixture) -> None:
+    """Unexpected errors are logged by type and traceback; BertsmithErrors go to the visitor."""
+    user_input = "my secret"
 
     def fail() -> None:
-        raise ValueError(typed)
+        raise ValueError(user_input)
 
-    def refuse() -> None:
+    def reject() -> None:
         raise InputError("no [MASK] in 'my text'")
 
     async def scenario() -> None:
         jobs = JobQueue()
-        failed, refused = jobs.submit(fail), jobs.submit(refuse)
+        failed, rejected = jobs.submit(fail), jobs.submit(reject)
         await failed.finished.wait()
-        await refused.finished.wait()
-        assert failed.error == "the server failed at this; its log says where"
-        assert refused.error == "no [MASK] in 'my text'"
+        await rejected.finished.wait()
+        assert failed.error == "internal server error; see the server's log"
+        assert rejected.error == "no [MASK] in 'my text'"
         jobs.close()
 
     with caplog.at_level(logging.DEBUG):
         asyncio.run(scenario())
     assert "ValueError" in caplog.text
     assert "in fail" in caplog.text
-    assert typed not in caplog.text
+    assert user_input not in caplog.text
     assert "my text" not in caplog.text

@@ -1,4 +1,4 @@
-"""Request bodies: few errors whatever their size, and no large one delays other requests."""
+"""Parsing of request bodies: bounded errors, and no delay of other requests."""
 
 import threading
 from collections.abc import Callable
@@ -32,8 +32,8 @@ MODELS = [
     schemas.OpenAiBody,
 ]
 COUNT = 3000
-#: Values with thousands of mistakes.
-HOSTILE: dict[str, Any] = {
+#: Values with thousands of validation errors.
+INVALID_VALUES: dict[str, Any] = {
     "numbers": [0] * COUNT,
     "nulls": [None] * COUNT,
     "lists": [[]] * COUNT,
@@ -50,12 +50,12 @@ HOSTILE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_body_has_few_errors(model: type[BaseModel], name: str) -> None:
-    """Validation stops at the first invalid item, also without a limit on the length."""
+@pytest.mark.parametrize("name", INVALID_VALUES)
+def test_number_of_validation_errors_is_bounded(model: type[BaseModel], name: str) -> None:
+    """Validation stops at the first invalid item, even without a limit of the list's length."""
     field = "input" if model is schemas.OpenAiBody else "inputs"
     for context in (None, {"texts": 10 * COUNT}):
-        assert _count_errors(model, {field: HOSTILE[name]}, context) <= 3
+        assert _count_errors(model, {field: INVALID_VALUES[name]}, context) <= 3
 
 
 def _count_errors(model: type[BaseModel], body: Any, context: Any) -> int:
@@ -67,30 +67,30 @@ def _count_errors(model: type[BaseModel], body: Any, context: Any) -> int:
 
 
 @pytest.mark.parametrize("model", [model for model in MODELS if model is not schemas.OpenAiBody])
-def test_only_one_unknown_key_is_an_error(model: type[BaseModel]) -> None:
-    """A body of unknown keys gives an error for the missing field, and one for a key."""
+def test_only_the_first_unknown_key_is_reported(model: type[BaseModel]) -> None:
+    """A body of thousands of unknown keys has two errors: the missing field and one key."""
     with pytest.raises(ValidationError) as caught:
         model.model_validate({str(number): 0 for number in range(COUNT)})
-    places = [error["loc"] for error in caught.value.errors()]
-    assert sorted(places) == [("0",), ("inputs",)]
+    locations = [error["loc"] for error in caught.value.errors()]
+    assert sorted(locations) == [("0",), ("inputs",)]
 
 
 @pytest.mark.parametrize("model", [schemas.EmbedBody, schemas.VectorsBody])
 @pytest.mark.parametrize("field", ["layer", "weights"])
 @pytest.mark.parametrize("items", [["a"] * COUNT, [1] * COUNT])
-def test_lists_of_numbers_are_limited(model: type[BaseModel], field: str, items: Any) -> None:
-    """A list of thousands of layers or weights is one error."""
+def test_lists_of_layers_and_weights_are_limited(
+    model: type[BaseModel], field: str, items: Any
+) -> None:
+    """A list of thousands of layers or weights gives one error."""
     with pytest.raises(ValidationError) as caught:
         model.model_validate({"inputs": "a", field: items})
     assert caught.value.error_count() == 1
 
 
-def test_a_long_list_is_refused_before_its_items_are_checked() -> None:
-    """The limit comes from the settings, and the message names it."""
+def test_list_length_is_checked_before_the_items() -> None:
+    """A list that is too long gives RequestTooLargeError, even if its items are invalid."""
     body = b'{"inputs": [' + b"0," * 20 + b"0]}"
-    with pytest.raises(
-        RequestTooLargeError, match="the request has 21 texts; this server takes 20"
-    ):
+    with pytest.raises(RequestTooLargeError, match="the limit is 20 texts per request, got 21"):
         parse_body(body, schemas.EmbedBody, ServeSettings(texts=20))
     with pytest.raises(InputError, match=r"^inputs\.0: Input should be a valid string$"):
         parse_body(body, schemas.EmbedBody, ServeSettings(texts=21))
@@ -103,82 +103,83 @@ def test_a_long_list_is_refused_before_its_items_are_checked() -> None:
         (b'{"inputs": "\xff"}', "the body is not valid JSON in UTF-8: invalid unicode"),
         (b'{"a":' * 10_000, "recursion limit exceeded"),
         (b"[1" + b"1" * 10_000 + b"]", "number out of range"),
-        (b'{"inputs": "\\ud800"}', "half a character"),
-        (b'{"inputs": "\\udc00 a"}', "half a character"),
+        (b'{"inputs": "\\ud800"}', "lone surrogate"),
+        (b'{"inputs": "\\udc00 a"}', "lone surrogate"),
         (b"[]", "the body: Input should be a valid dictionary"),
         (b'{"inputs": 5}', "inputs: Input should be a valid string"),
         (b'{"inputs": ["a", 5]}', "inputs.1: Input should be a valid string"),
         (b'{"inputs": "a", "' + b"n" * 1000 + b'": 0}', "^n{100}: Extra inputs"),
     ],
 )
-def test_errors_say_where(body: bytes, message: str) -> None:
-    """Whatever is sent, the error is short and names a place."""
+def test_errors_name_the_invalid_field(body: bytes, message: str) -> None:
+    """The message says where the body is invalid, and is short."""
     with pytest.raises(BertsmithError, match=message) as caught:
         parse_body(body, schemas.EmbedBody, ServeSettings())
     assert len(str(caught.value)) < 300
 
 
-def test_a_byte_order_mark_is_skipped() -> None:
-    """Some editors write one before the JSON that people then send."""
+def test_byte_order_mark_is_skipped() -> None:
+    """Some editors save JSON files with a byte order mark."""
     parsed = parse_body('\ufeff{"inputs": "a"}'.encode(), schemas.EmbedBody, ServeSettings())
     assert parsed == schemas.EmbedBody(inputs="a")
 
 
-def test_token_ids_are_refused_for_openai() -> None:
-    """Thousands of ids, or of lists of ids, are one error that says what to do."""
-    ids = ([1] * COUNT, [[1] * 5] * COUNT)
-    for value in ids:
+def test_openai_endpoint_rejects_token_ids() -> None:
+    """Token ids, or lists of token ids, give one error."""
+    for value in ([1] * COUNT, [[1] * 5] * COUNT):
         with pytest.raises(ValidationError, match="ids of another tokenizer") as caught:
             schemas.OpenAiBody.model_validate({"input": value})
         assert caught.value.error_count() == 1
 
 
-def _hold(function: Callable[..., Any], is_large: Callable[..., bool]) -> tuple[Any, Any, Any]:
-    """Return a function that waits where its argument is large, and events for begun and let."""
-    begun, let = threading.Event(), threading.Event()
+def _pause_if_large(
+    function: Callable[..., Any], is_large: Callable[..., bool]
+) -> tuple[Any, threading.Event, threading.Event]:
+    """Return a function that pauses for large arguments, and its events ``started``, ``resume``."""
+    started, resume = threading.Event(), threading.Event()
 
-    def held(*arguments: Any) -> Any:
+    def paused(*arguments: Any) -> Any:
         if is_large(arguments[0]):
-            begun.set()
-            assert let.wait(60)
+            started.set()
+            assert resume.wait(60)
         return function(*arguments)
 
-    return held, begun, let
+    return paused, started, resume
 
 
 def _check_others_are_answered(
-    server: RunningServer, path: str, body: Any, begun: Any, let: Any
+    server: RunningServer, path: str, body: Any, started: threading.Event, resume: threading.Event
 ) -> None:
-    """Send a large request, and small ones while it is held."""
+    """Check that small requests are answered while a large one is paused."""
     with ThreadPoolExecutor(1) as pool:
         large = pool.submit(server.post, path, body)
-        assert begun.wait(60)
+        assert started.wait(60)
         for _ in range(3):
             assert server.post("/embed", {"inputs": "a hammer"}).status_code == 200
             assert httpx.get(f"{server.url}/health", timeout=60).status_code == 200
         assert not large.done()
-        let.set()
+        resume.set()
         assert large.result(60).status_code == 200
 
 
 def test_requests_are_answered_while_a_large_body_is_parsed(
     models: list[ServedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A large body is parsed and validated off the event loop."""
-    held, begun, let = _hold(parse_body, lambda body: len(body) > 100_000)
-    monkeypatch.setattr(parsing, "parse_body", held)
+    """Large bodies are parsed and validated in a thread."""
+    paused, started, resume = _pause_if_large(parse_body, lambda body: len(body) > 100_000)
+    monkeypatch.setattr(parsing, "parse_body", paused)
     with run_server(models[:1]) as server:
         body = {"inputs": ["a " * 1000] * 100}
-        _check_others_are_answered(server, "/embed", body, begun, let)
+        _check_others_are_answered(server, "/embed", body, started, resume)
 
 
 @pytest.mark.parametrize("path", ["/embed", "/embed_all", "/v1/embeddings"])
-def test_requests_are_answered_while_a_large_answer_is_serialized(
+def test_requests_are_answered_while_a_large_response_is_serialized(
     models: list[ServedModel], monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    """Many vectors become JSON off the event loop."""
-    held, begun, let = _hold(list_json, lambda items: len(items) > 10)
-    monkeypatch.setattr(embeddings, "list_json", lambda items: held(list(items)))
+    """Large responses are serialized in a thread."""
+    paused, started, resume = _pause_if_large(list_json, lambda items: len(items) > 10)
+    monkeypatch.setattr(embeddings, "list_json", lambda items: paused(list(items)))
     field = "input" if path.startswith("/v1") else "inputs"
     with run_server(models[:1]) as server:
-        _check_others_are_answered(server, path, {field: ["a"] * 1000}, begun, let)
+        _check_others_are_answered(server, path, {field: ["a"] * 1000}, started, resume)

@@ -1,4 +1,4 @@
-"""Bodies that never end: bounded in number and memory, and no healthy client is kept out."""
+"""Unfinished request bodies: limits of number, memory and time."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ def _message(content: bytes, *, more: bool = True) -> dict[str, Any]:
 
 
 class Client:
-    """A client whose chunks arrive when the test says so."""
+    """A client that sends chunks when the test calls ``send``."""
 
     def __init__(self, receiver: BodyReceiver) -> None:
         self._chunks: asyncio.Queue[Any] = asyncio.Queue()
@@ -27,22 +27,22 @@ class Client:
         self.task = asyncio.ensure_future(receiver.receive(self.body, self._chunks.get))
 
     async def send(self, content: bytes, *, more: bool = True) -> None:
-        """Send a chunk, and wait until it is taken."""
+        """Send a chunk and wait until it is received."""
         self._chunks.put_nowait(_message(content, more=more))
-        # The receiver runs as soon as the loop is free.
+        # Yields to the receiver's task.
         for _ in range(10):
             await asyncio.sleep(0)
 
 
-def test_of_too_many_bodies_the_oldest_is_refused() -> None:
-    """The newest clients are served, and the others told to send without a pause."""
+def test_oldest_unfinished_body_is_rejected_when_there_are_too_many() -> None:
+    """The third of two allowed bodies displaces the first; the others are received."""
 
     async def run() -> None:
         receiver = BodyReceiver(ServeSettings(bodies=2))
         clients = [Client(receiver) for _ in range(3)]
         for client in clients:
             await client.send(b"part")
-        with pytest.raises(BodyError, match="when the server needed room") as caught:
+        with pytest.raises(BodyError, match="when the server needed memory") as caught:
             await clients[0].task
         assert caught.value.status == 408
         for client in clients[1:]:
@@ -52,8 +52,8 @@ def test_of_too_many_bodies_the_oldest_is_refused() -> None:
     asyncio.run(asyncio.wait_for(run(), TIMEOUT))
 
 
-def test_bodies_have_a_bound_of_memory() -> None:
-    """The oldest unfinished body makes room; while all are being answered, 429."""
+def test_bodies_have_a_memory_limit() -> None:
+    """Unfinished bodies are dropped first, oldest first; if all are finished, the error is 429."""
 
     async def run() -> None:
         receiver = BodyReceiver(ServeSettings(body_bytes=60, bodies_bytes=100))
@@ -64,7 +64,7 @@ def test_bodies_have_a_bound_of_memory() -> None:
         second = Client(receiver)
         await second.send(b"f" * 50, more=False)
         assert await second.task == b"f" * 50
-        with pytest.raises(BodyError, match="needed room"):
+        with pytest.raises(BodyError, match="needed memory"):
             await slow.task
         third = Client(receiver)
         await third.send(b"t", more=False)
@@ -87,8 +87,8 @@ def test_bodies_have_a_bound_of_memory() -> None:
     ("message", "status"),
     [(_message(b"x" * 11), 413), ({"type": "http.disconnect"}, 400), (None, 408)],
 )
-def test_a_body_ends_in_an_error(message: Any, status: int) -> None:
-    """One that is too large, breaks off, or does not come in time; its bytes are released."""
+def test_bytes_of_failed_bodies_can_be_released(message: Any, status: int) -> None:
+    """Bodies fail if they are too large, interrupted or late."""
 
     async def run() -> None:
         receiver, body = BodyReceiver(ServeSettings(body_bytes=10, body_seconds=0.01)), Body()
@@ -105,8 +105,8 @@ def test_a_body_ends_in_an_error(message: Any, status: int) -> None:
     asyncio.run(asyncio.wait_for(run(), TIMEOUT))
 
 
-def test_unfinished_bodies_keep_nobody_out(models: list[ServedModel]) -> None:
-    """More of them than requests may be answered at once: a healthy client is served at once."""
+def test_unfinished_bodies_do_not_block_other_clients(models: list[ServedModel]) -> None:
+    """Eight unfinished bodies, with limits of 2 requests and 4 bodies, do not delay a client."""
     settings = ServeSettings(requests=2, bodies=4, body_seconds=TIMEOUT)
     head = b"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{"
     with run_server(models[:1], settings) as server, contextlib.ExitStack() as stack:
@@ -118,5 +118,5 @@ def test_unfinished_bodies_keep_nobody_out(models: list[ServedModel]) -> None:
             connection.sendall(head)
         for _ in range(6):
             assert server.post("/embed", {"inputs": "a hammer"}).status_code == 200
-        # Those that gave way were told so.
+        # The displaced clients got a response.
         assert slow[0].recv(65536).startswith(b"HTTP/1.1 408")

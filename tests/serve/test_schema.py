@@ -1,7 +1,4 @@
-"""Whatever a client sends by the server's own description, or against it: never a 5xx.
-
-These tests never know an endpoint by name.
-"""
+"""The OpenAPI schema, and requests generated from it by schemathesis."""
 
 from typing import Any
 
@@ -18,37 +15,39 @@ from tests.serve.model_server import run_server
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
-def test_no_server_error(models: list[ServedModel], mode: GenerationMode) -> None:
-    """Bodies that fit the description, and bodies that do not: a status below 500, in one form."""
-    with run_server(models, ServeSettings(texts=64)) as own:
-        schema = schemathesis.openapi.from_url(f"{own.url}/openapi.json")
-        for found in schema.get_all_operations():
-            assert isinstance(found, Ok)
-            statuses = _tried(found.ok(), mode)
+def test_generated_requests_cause_no_server_error(
+    models: list[ServedModel], mode: GenerationMode
+) -> None:
+    """Valid and invalid bodies get a status below 500, and errors have the common format."""
+    with run_server(models, ServeSettings(texts=64)) as server:
+        schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+        for operation in schema.get_all_operations():
+            assert isinstance(operation, Ok)
+            statuses = _send_generated_requests(operation.ok(), mode)
             assert statuses
             assert max(statuses) < 500
 
 
-def _tried(operation: Any, mode: GenerationMode) -> set[int]:
-    """Send bodies to an endpoint; return the statuses."""
+def _send_generated_requests(operation: Any, mode: GenerationMode) -> set[int]:
+    """Send generated bodies to an endpoint; return the response statuses."""
     statuses: set[int] = set()
 
     @settings(max_examples=20, database=None, suppress_health_check=list(HealthCheck))
     @given(case=operation.as_strategy(generation_mode=mode))
     def send(case: Any) -> None:
-        found = case.call()
-        statuses.add(found.status_code)
-        assert found.status_code < 500
-        if found.status_code >= 400:
-            assert found.json()["error"]["code"] == found.status_code
+        response = case.call()
+        statuses.add(response.status_code)
+        assert response.status_code < 500
+        if response.status_code >= 400:
+            assert response.json()["error"]["code"] == response.status_code
 
     if mode is GenerationMode.POSITIVE or operation.body:
         send()
     return statuses or {200}
 
 
-def test_the_description_names_every_endpoint(models: list[ServedModel]) -> None:
-    """Those of the issue, and nothing that is not answered."""
+def test_openapi_schema_lists_every_endpoint(models: list[ServedModel]) -> None:
+    """The schema has exactly the public endpoints."""
     app = create_app(models[:1])._app
     paths = set(app.openapi()["paths"])  # type: ignore[attr-defined]
     assert paths == {

@@ -1,4 +1,4 @@
-"""Clients that do not read their answers: bounded in time and memory, and counted."""
+"""Clients that do not read their responses: limits of time and memory."""
 
 import asyncio
 import json
@@ -10,80 +10,85 @@ from bertsmith.serve.settings import ServeSettings
 from tests.serve.model_pause import TIMEOUT, wait_until
 from tests.serve.model_server import RunningServer, run_server
 
-#: Of the answer that clients do not read; systems hold less.
-_MIN_SIZE = 10 * 2**20
+#: Lower bound of the response in bytes; socket buffers are smaller.
+_MIN_RESPONSE_BYTES = 10 * 2**20
 
 
 class FakeConnection:
-    """A connection whose client reads when the test says so."""
+    """A connection whose client reads when the test calls ``read``."""
 
     def __init__(self, num_unsent: int) -> None:
         self.unsent, self.is_aborted = num_unsent, False
         self._is_sent = asyncio.Event()
 
     def num_unsent(self) -> int:
-        """Return the bytes that are unsent."""
+        """Return the number of unsent bytes."""
         return self.unsent
 
     def is_sending(self) -> bool:
-        """Return whether any are."""
+        """Return whether any bytes are unsent."""
         return self.unsent > 0
 
     async def drain(self) -> None:
-        """Wait until none is."""
+        """Wait until all bytes are sent."""
         await self._is_sent.wait()
 
     def abort(self) -> None:
-        """End."""
+        """Close the connection."""
         self.is_aborted = True
         self.read(self.unsent)
 
     def read(self, num_bytes: int) -> None:
-        """Have the client read."""
+        """Let the client read a number of bytes."""
         self.unsent -= num_bytes
         if not self.unsent:
             self._is_sent.set()
 
 
-class Clock:
-    """A clock that the test sets."""
+class FakeClock:
+    """A clock that tests set."""
 
     def __init__(self) -> None:
         self.now = 0.0
 
     def __call__(self) -> float:
-        """Return the time."""
+        """Return the time in seconds."""
         return self.now
 
 
-def test_a_client_that_does_not_read_is_cut_off() -> None:
-    """So is one that reads next to nothing; one that reads steadily gets a large answer."""
+def test_clients_that_do_not_read_are_disconnected() -> None:
+    """So are clients that read only a few bytes; a steady reader gets a large response."""
 
     async def run() -> None:
-        clock = Clock()
+        clock = FakeClock()
         sender = Sender(ServeSettings(send_seconds=10.0), clock, interval=1000.0)
         size = 10 * MIN_PROGRESS
-        still, trickle, steady = (FakeConnection(size) for _ in range(3))
-        tasks = [asyncio.ensure_future(sender.drain(own)) for own in (still, trickle, steady)]
+        stalled, trickling, steady = (FakeConnection(size) for _ in range(3))
+        tasks = [
+            asyncio.ensure_future(sender.drain(connection))
+            for connection in (stalled, trickling, steady)
+        ]
         await asyncio.sleep(0)
         for _ in range(10):
             assert not steady.is_aborted
-            trickle.read(1)
+            trickling.read(1)
             steady.read(MIN_PROGRESS)
             clock.now += 1000.0 if steady.unsent == 0 else 6.0
             sender._checked_at = float("-inf")
             sender.check()
         assert await asyncio.gather(*tasks) == [False, False, True]
-        assert (still.is_aborted, trickle.is_aborted, steady.is_aborted) == (True, True, False)
+        assert stalled.is_aborted
+        assert trickling.is_aborted
+        assert not steady.is_aborted
 
     asyncio.run(asyncio.wait_for(run(), TIMEOUT))
 
 
-def test_unread_answers_have_a_bound_of_memory() -> None:
-    """Beyond it those that stand still longest are cut off, and no more than need be."""
+def test_unread_responses_have_a_memory_limit() -> None:
+    """Beyond it, the longest stalled clients are disconnected, and no more than necessary."""
 
     async def run() -> None:
-        clock = Clock()
+        clock = FakeClock()
         sender = Sender(ServeSettings(unsent_bytes=100), clock, interval=2.0)
         first, second, third = (FakeConnection(60) for _ in range(3))
         tasks = []
@@ -93,7 +98,7 @@ def test_unread_answers_have_a_bound_of_memory() -> None:
             clock.now += 2.0
         first.read(10)
         sender.check()
-        # Of 50, 60 and 60 bytes; the first read just now.
+        # 50, 60 and 60 bytes are unsent; the first client has just read.
         assert (first.is_aborted, second.is_aborted, third.is_aborted) == (False, True, True)
         first.read(50)
         assert await asyncio.gather(*tasks) == [True, False, False]
@@ -101,8 +106,8 @@ def test_unread_answers_have_a_bound_of_memory() -> None:
     asyncio.run(asyncio.wait_for(run(), TIMEOUT))
 
 
-def _ask_and_do_not_read(server: RunningServer) -> socket.socket:
-    """Ask for an answer far larger than the system's buffers; return the connection."""
+def _request_without_reading(server: RunningServer) -> socket.socket:
+    """Request a response larger than the socket buffers; return the connection."""
     body = {"inputs": ["the smith worked " * 30] * 250, "layer": [0, 1, 2]}
     content = json.dumps(body).encode()
     connection = socket.socket()
@@ -119,26 +124,26 @@ def _ask_and_do_not_read(server: RunningServer) -> socket.socket:
 
 
 def _read_all(connection: socket.socket) -> int:
-    """Return how many bytes come until the connection ends."""
+    """Read until the connection closes; return the number of bytes."""
     size = 0
     while chunk := connection.recv(2**20):
         size += len(chunk)
     return size
 
 
-def test_a_request_is_active_until_its_answer_is_read(models: list[ServedModel]) -> None:
-    """Its place is free once the client has read everything."""
+def test_request_is_active_until_its_response_is_read(models: list[ServedModel]) -> None:
+    """It counts against the limit of concurrent requests until the client has read everything."""
     with run_server(models[:1], ServeSettings(requests=1, seconds=TIMEOUT)) as server:
-        with _ask_and_do_not_read(server) as connection:
+        with _request_without_reading(server) as connection:
             assert server.post("/embed", {"inputs": "a"}).status_code == 429
-            assert _read_all(connection) > _MIN_SIZE
+            assert _read_all(connection) > _MIN_RESPONSE_BYTES
         wait_until(lambda: server.post("/embed", {"inputs": "a"}).status_code == 200)
 
 
-def test_a_client_that_does_not_read_frees_its_place(models: list[ServedModel]) -> None:
-    """After the time for it the connection ends and others are answered."""
+def test_disconnected_client_no_longer_counts(models: list[ServedModel]) -> None:
+    """After ``send_seconds`` the connection is closed, and another request is answered."""
     settings = ServeSettings(requests=1, seconds=TIMEOUT, send_seconds=0.2)
-    with run_server(models[:1], settings) as server, _ask_and_do_not_read(server) as connection:
+    with run_server(models[:1], settings) as server, _request_without_reading(server) as connection:
         wait_until(lambda: server.post("/embed", {"inputs": "a"}).status_code == 200)
-        # What the system holds still comes, and then the end.
-        assert 0 < _read_all(connection) < _MIN_SIZE
+        # The client still gets what the socket buffers hold.
+        assert 0 < _read_all(connection) < _MIN_RESPONSE_BYTES

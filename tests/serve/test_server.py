@@ -1,4 +1,4 @@
-"""How a server begins to listen."""
+"""Starting a server: sockets, signals and the limit of open files."""
 
 import resource
 import signal
@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from bertsmith.errors import SettingsError
-from bertsmith.serve import server as running
+from bertsmith.serve import server as server_module
 from bertsmith.serve.metrics import Metrics
 from bertsmith.serve.middleware import RequestMiddleware
 from bertsmith.serve.server import (
@@ -20,8 +20,12 @@ from bertsmith.serve.server import (
 from bertsmith.serve.settings import ServeSettings
 
 
-def test_of_two_servers_of_one_port_the_second_ends() -> None:
-    """Both can bind it; who listens second is told, and does not wait for clients in vain."""
+def _empty_app() -> RequestMiddleware:
+    return RequestMiddleware(lambda *_: None, settings=ServeSettings(), metrics=Metrics())  # type: ignore[arg-type]
+
+
+def test_second_server_on_a_port_is_an_error() -> None:
+    """Two sockets can bind the same port, but only one can listen."""
     first = bind_socket("127.0.0.1", 0)
     port = first.getsockname()[1]
     second, third = bind_socket("127.0.0.1", port), bind_socket("127.0.0.1", port)
@@ -29,37 +33,35 @@ def test_of_two_servers_of_one_port_the_second_ends() -> None:
     message = f"cannot listen at 127.0.0.1, port {port}: Address already in use; give another"
     with pytest.raises(SettingsError, match=message):
         start_listening(second)
-    guard = RequestMiddleware(lambda *_: None, settings=ServeSettings(), metrics=Metrics())  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match=message):
-        serve_until_signal(guard, ServeSettings(), third)
+        serve_until_signal(_empty_app(), ServeSettings(), third)
     socket.create_connection(("127.0.0.1", port), 60).close()
     first.close()
 
 
-def test_sighup_is_handled_unless_it_is_ignored() -> None:
-    """A terminal that closes ends the server as SIGTERM does; under nohup nothing changes."""
-    guard = RequestMiddleware(lambda *_: None, settings=ServeSettings(), metrics=Metrics())  # type: ignore[arg-type]
-    before = signal.getsignal(signal.SIGHUP)
+def test_sighup_stops_the_server_unless_it_is_ignored() -> None:
+    """SIGHUP works like SIGTERM; under nohup, which ignores SIGHUP, the server keeps running."""
+    previous_handler = signal.getsignal(signal.SIGHUP)
     try:
         for handler in (signal.SIG_DFL, signal.SIG_IGN):
             signal.signal(signal.SIGHUP, handler)
-            own = create_server(guard, create_config(ServeSettings()))
-            with own.capture_signals():
+            server = create_server(_empty_app(), create_config(ServeSettings()))
+            with server.capture_signals():
                 signal.raise_signal(signal.SIGHUP)
-                assert own.should_exit == (handler is signal.SIG_DFL)
-                own._captured_signals.clear()
+                assert server.should_exit == (handler is signal.SIG_DFL)
+                server._captured_signals.clear()
             assert signal.getsignal(signal.SIGHUP) is handler
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(signal.SIGHUP, previous_handler)
 
 
-def test_the_limit_of_open_files_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To what the system allows, and never lowered."""
+def test_limit_of_open_files_is_raised_but_never_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The soft limit becomes the hard limit; a limit above the server's maximum stays."""
     limits = {"soft": 1024}
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limits["soft"], 4096))
     monkeypatch.setattr(resource, "setrlimit", lambda _, pair: limits.update(soft=pair[0]))
-    running._raise_file_limit()
+    server_module._raise_file_limit()
     assert limits["soft"] == 4096
     monkeypatch.setattr(resource, "getrlimit", lambda _: (10**6, 10**6))
-    running._raise_file_limit()
+    server_module._raise_file_limit()
     assert limits["soft"] == 4096

@@ -1,4 +1,4 @@
-"""A response says how much of its texts is [UNK], and the metrics count it by model."""
+"""The share of [UNK] tokens in a response header and in the metrics."""
 
 import re
 from typing import Any
@@ -13,7 +13,7 @@ from tests.serve.model_server import RunningServer, run_server
 ENGLISH = "The smith struck the iron."
 #: Korean: "The smith struck the iron."
 KOREAN = "대장장이가 쇠를 쳤다."
-#: For each endpoint a body with a text in it.
+#: Function that returns a request body with a text, for each endpoint.
 BODIES: dict[str, Any] = {
     "/v1/embeddings": lambda text: {"input": text},
     "/embed": lambda text: {"inputs": [text]},
@@ -30,33 +30,34 @@ BODIES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_the_share_is_a_response_header(running: RunningServer, path: str) -> None:
-    """Korean sent to an English model has the header; English has none; bodies are as before."""
-    english, korean = (running.post(path, BODIES[path](text)) for text in (ENGLISH, KOREAN))
+def test_header_has_the_share_of_unknown_tokens(server: RunningServer, path: str) -> None:
+    """Korean text sent to an English model gets the header, English text does not."""
+    english, korean = (server.post(path, BODIES[path](text)) for text in (ENGLISH, KOREAN))
     assert (english.status_code, korean.status_code) == (200, 200)
     assert UNKNOWN_SHARE_HEADER not in english.headers
     assert korean.headers[UNKNOWN_SHARE_HEADER] == "0.75"
     assert type(english.json()) is type(korean.json())
 
 
-def test_the_share_is_that_of_one_request(running: RunningServer) -> None:
-    """Texts of other requests do not count; one word in many stays below the threshold."""
+def test_share_is_computed_over_all_texts_of_a_request(server: RunningServer) -> None:
+    """Other requests do not count; a single unknown word stays below the threshold."""
     long = " ".join([ENGLISH] * 20)
-    assert UNKNOWN_SHARE_HEADER not in running.post("/embed", {"inputs": [f"{long} 쇠"]}).headers
-    mixed = running.post("/embed", {"inputs": [ENGLISH.removesuffix("."), KOREAN]})
-    ids = running.post("/tokenize", {"inputs": [ENGLISH.removesuffix("."), KOREAN]}).json()
+    assert UNKNOWN_SHARE_HEADER not in server.post("/embed", {"inputs": [f"{long} 쇠"]}).headers
+    mixed = server.post("/embed", {"inputs": [ENGLISH.removesuffix("."), KOREAN]})
+    ids = server.post("/tokenize", {"inputs": [ENGLISH.removesuffix("."), KOREAN]}).json()
     tokens = [token["text"] for text in ids for token in text if not token["special"]]
     expected = tokens.count("[UNK]") / len(tokens)
     assert float(mixed.headers[UNKNOWN_SHARE_HEADER]) == pytest.approx(expected, rel=1e-3)
 
 
 def _metric(page: str, name: str, model: str) -> float:
-    found = re.search(rf'^{name}{{model="{model}"}} (\S+)$', page, re.MULTILINE)
-    return float(found[1]) if found else 0.0
+    """Return the value of a model's counter, 0 if it is missing."""
+    match = re.search(rf'^{name}{{model="{model}"}} (\S+)$', page, re.MULTILINE)
+    return float(match[1]) if match else 0.0
 
 
-def test_metrics_count_by_model(models: list[ServedModel]) -> None:
-    """Tokens and unknown tokens of the texts that each model was sent."""
+def test_metrics_count_unknown_tokens_by_model(models: list[ServedModel]) -> None:
+    """Each model has counters of its text tokens and unknown tokens."""
     with run_server(models) as server:
         server.post("/embed", {"inputs": [KOREAN, KOREAN], "model": "plain"})
         server.post("/classify", {"inputs": KOREAN, "model": "mood"})
@@ -69,8 +70,8 @@ def test_metrics_count_by_model(models: list[ServedModel]) -> None:
         assert UNKNOWN_SHARE_HEADER in httpx.get(f"{server.url}/docs").text
 
 
-def test_browsers_of_other_origins_may_read_the_header(models: list[ServedModel]) -> None:
-    """CORS hides headers from pages unless they are listed."""
+def test_scripts_of_other_origins_can_read_the_header(models: list[ServedModel]) -> None:
+    """CORS hides response headers from scripts unless they are listed as exposed."""
     with run_server(models[:1], origins=["https://a.example"]) as server:
         response = server.post(
             "/embed", {"inputs": KOREAN}, headers={"Origin": "https://a.example"}

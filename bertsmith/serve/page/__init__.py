@@ -1,6 +1,6 @@
-"""The page for people: ask the loaded models, and see what they see. It never knows HTTP's routes.
+"""Web page (Gradio) to try the loaded models and to inspect their vectors and attention.
 
-Without the package gradio, importing it raises MissingExtraError.
+Importing it raises MissingExtraError if gradio is not installed.
 """
 
 from bertsmith.serve.page.blocks import mount, page

@@ -1,96 +1,102 @@
-"""What the models answer, as HTML: one function an ability. It never reads a form's fields."""
+"""Run a task on a form's texts and render the result as HTML, one function per task."""
 
 from collections.abc import Callable
 
-from bertsmith.serve.page.markup import bars, cut_note, marked, notice, percent, section
+from bertsmith.serve.page.markup import bars, highlight, notice, percent, section, truncation_note
 from bertsmith.serve.service import Service
 from bertsmith.use.fill import MASK_TOKEN, Filling
 
-#: Words shown for a mask, and further answers shown.
-WORDS, OTHERS = 8, 5
-#: A function of the service, a model's name and the texts of a form.
+#: Number of predictions shown per mask, and of candidate answers.
+NUM_WORDS, NUM_CANDIDATES = 8, 5
+#: Function of the service, a model's name and a form's texts that returns HTML.
 Show = Callable[..., str]
 
 
 def fill(service: Service, model: str | None, text: str) -> str:
-    """Show the likeliest words for each mask as bars, and the text with the best of them."""
-    (found,) = service.fill(model, [text], WORDS)
-    parts = [_with_best(text, found)]
-    for number, own in enumerate(found, 1):
-        whole = own.words[0][1]
-        title = f"Mask {number}" if len(found) > 1 else "The likeliest words"
-        parts.append(section(title, bars(own.words, whole=whole)))
+    """Show the most probable tokens of each mask as bars, and the text with the best of them."""
+    (masks,) = service.fill(model, [text], NUM_WORDS)
+    parts = [_fill_with_best(text, masks)]
+    for number, mask in enumerate(masks, 1):
+        highest = mask.words[0][1]
+        title = f"Mask {number}" if len(masks) > 1 else "Predictions"
+        parts.append(section(title, bars(mask.words, maximum=highest)))
     return "".join(parts)
 
 
-def _with_best(text: str, found: list[Filling]) -> str:
-    filled, spans, done = "", [], 0
-    for own in found:
-        filled += text[done : own.place]
-        word = own.words[0][0]
+def _fill_with_best(text: str, masks: list[Filling]) -> str:
+    """Return the text with each mask replaced by its best token, highlighted."""
+    filled, spans, position = "", [], 0
+    for mask in masks:
+        filled += text[position : mask.place]
+        word = mask.words[0][0]
         if word.startswith("##") and not filled[-1:].isspace():
             word = word[2:]
         spans.append((len(filled), len(filled) + len(word), "", 0))
         filled += word
-        done = own.place + len(MASK_TOKEN)
-    return marked(filled + text[done:], spans)
+        position = mask.place + len(MASK_TOKEN)
+    return highlight(filled + text[position:], spans)
 
 
 def pair(service: Service, model: str | None, a: str, b: str) -> str:
-    """Show how probable it is that B follows A."""
-    (found,) = service.pair(model, [(a, b)])
-    follows = found.follows >= 0.5
-    words = "B follows A" if follows else "B does not follow A"
-    shares = [("B follows A", found.follows), ("it does not", 1 - found.follows)]
-    shown = section(words, bars(shares, best=0 if follows else 1))
-    if found.left_out:
-        shown += notice(f"{found.left_out} tokens were left out to fit the model.", "note")
-    return shown
+    """Show the probability that B follows A."""
+    (prediction,) = service.pair(model, [(a, b)])
+    follows = prediction.follows >= 0.5
+    title = "B follows A" if follows else "B does not follow A"
+    probabilities = [
+        ("B follows A", prediction.follows), ("it does not", 1 - prediction.follows)
+    ]  # fmt: skip
+    html = section(title, bars(probabilities, best=0 if follows else 1))
+    if prediction.left_out:
+        html += notice(f"{prediction.left_out} tokens were truncated to fit the model.", "note")
+    return html
 
 
 def classify(service: Service, model: str | None, text: str, second: str) -> str:
-    """Show labels as bars, or the number of a regression model."""
-    (found,) = service.classify(model, [(text, second) if second.strip() else text])
-    if found.score is not None:
-        shown = f'<p class="bs-number"><output>{found.score:.3f}</output></p>'
-        return section("Score", shown) + cut_note(found.cut_off)
-    return section(found.labels[0][0], bars(found.labels)) + cut_note(found.cut_off)
+    """Show labels as bars, or the score of a regression model."""
+    (prediction,) = service.classify(model, [(text, second) if second.strip() else text])
+    note = truncation_note(prediction.cut_off)
+    if prediction.score is not None:
+        score = f'<p class="bs-number"><output>{prediction.score:.3f}</output></p>'
+        return section("Score", score) + note
+    return section(prediction.labels[0][0], bars(prediction.labels)) + note
 
 
 def tag(service: Service, model: str | None, text: str) -> str:
-    """Show a text with its entities, or the tags of its words."""
-    (found,) = service.tag(model, [text])
-    labels = sorted({span.label for span in found.spans})
+    """Highlight the entities of a text, or the tags of its words."""
+    (tagged,) = service.tag(model, [text])
+    labels = sorted({span.label for span in tagged.spans})
     spans = [
-        (one.start, one.end, f"{one.label} {100 * one.probability:.0f} %", labels.index(one.label))
-        for one in found.spans
-    ]
-    none = "" if spans else notice("The model finds no entity in this text.", "note")
-    return section("", marked(text, spans) + none)
+        (span.start, span.end, f"{span.label} {100 * span.probability:.0f} %",
+         labels.index(span.label))
+        for span in tagged.spans
+    ]  # fmt: skip
+    note = "" if spans else notice("The model finds no entity in this text.", "note")
+    return section("", highlight(text, spans) + note)
 
 
 def answer(service: Service, model: str | None, question: str, context: str) -> str:
-    """Show the answer in its context, with its probability and the next best."""
-    (found,) = service.answer(model, [(question, context)])
-    if found.start is None or found.end is None:
+    """Highlight the answer in its context, and show the best candidates."""
+    (result,) = service.answer(model, [(question, context)])
+    if result.start is None or result.end is None:
         title, spans = "The context gives no answer", []
     else:
-        title, spans = found.text, [(found.start, found.end, percent(found.probability), 0)]
-    others = [(one.text or "(no answer)", one.probability) for one in found.candidates[:OTHERS]]
-    best = next((n for n, one in enumerate(found.candidates[:OTHERS]) if one == found.best), None)
-    shown = section(title, marked(context, spans))
-    return shown + section("Candidates", bars(others, best=best)) + cut_note(found.cut_off)
+        title, spans = result.text, [(result.start, result.end, percent(result.probability), 0)]
+    candidates = result.candidates[:NUM_CANDIDATES]
+    rows = [(span.text or "(no answer)", span.probability) for span in candidates]
+    best = next((index for index, span in enumerate(candidates) if span == result.best), None)
+    html = section(title, highlight(context, spans)) + section("Candidates", bars(rows, best=best))
+    return html + truncation_note(result.cut_off)
 
 
 def choose(service: Service, model: str | None, prompt: str, endings: str) -> str:
-    """Show how well each ending fits; ``endings``: one a line."""
-    given = lines(endings)
-    (found,) = service.choose(model, [(prompt, given)])
-    shares = list(zip(given, found.probabilities, strict=True))
-    shown = section(given[found.best], bars(shares, best=found.best))
-    return shown + cut_note(found.cut_off)
+    """Show the probability of each ending; ``endings`` has one per line."""
+    choices = split_lines(endings)
+    (result,) = service.choose(model, [(prompt, choices)])
+    rows = list(zip(choices, result.probabilities, strict=True))
+    html = section(choices[result.best], bars(rows, best=result.best))
+    return html + truncation_note(result.cut_off)
 
 
-def lines(text: str) -> list[str]:
-    """Return the lines of a field that say something."""
+def split_lines(text: str) -> list[str]:
+    """Return the non-empty lines of a text field."""
     return [line.strip() for line in text.splitlines() if line.strip()]

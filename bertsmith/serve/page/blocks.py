@@ -1,4 +1,4 @@
-"""The whole page, and how it comes into a server. It never contacts another host."""
+"""Build the page and mount it in the server's app. The page loads nothing from other hosts."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,10 +11,10 @@ from starlette.routing import Mount
 
 from bertsmith.serve.errors import add_page_error_handlers
 from bertsmith.serve.page.calls import CallRoutes
-from bertsmith.serve.page.endpoints import endpoints
+from bertsmith.serve.page.endpoints import add_endpoints
 from bertsmith.serve.page.forms import FORMS
 from bertsmith.serve.page.gateway import Gateway
-from bertsmith.serve.page.inspection import Looking
+from bertsmith.serve.page.inspection import ModelInspector
 from bertsmith.serve.page.jobs import JobQueue
 from bertsmith.serve.page.library import gr
 from bertsmith.serve.page.markup import notice, safe
@@ -23,30 +23,30 @@ from bertsmith.serve.service import Service
 
 
 def page(service: Service) -> Any:
-    """Return a ``gradio.Blocks`` with a tab for each thing that the loaded models can do."""
-    looking = Looking(service)
+    """Return a ``gradio.Blocks`` with a tab for each ability of the loaded models."""
+    inspector = ModelInspector(service)
     with gr.Blocks(analytics_enabled=False, title="Bertsmith") as blocks:
         names = safe(", ".join(service.models) or "none")
         gr.HTML(f'<h1>Bertsmith</h1><p class="bs-says">Loaded: {names}</p>')
         if not service.models:
-            gr.HTML(notice("No model is loaded; give `bertsmith serve` one."))
+            gr.HTML(notice("No model is loaded; start `bertsmith serve` with a model."))
         with gr.Tabs():
             for form in FORMS:
                 if service.models_with(form.ability):
                     form_tab(service, form)
             if service.models:
-                word_tab(service, looking)
-                attention_tab(service, looking)
-        endpoints(service, looking)
-    # Gradio checks paths in inputs only after this. CallRoutes refuses them before.
+                word_tab(service, inspector)
+                attention_tab(service, inspector)
+        add_endpoints(service, inspector)
+    # Gradio checks file paths in inputs only if this is set. CallRoutes rejects them anyway.
     blocks.has_launched = True
     return blocks
 
 
 def mount(app: FastAPI, service: Service) -> FastAPI:
-    """Put the page at "/" of an app that has all its own routes already, and return the app.
+    """Mount the page at "/" of an app and return the app.
 
-    What comes later is hidden behind the page, for it answers every path that is left.
+    The page handles all remaining paths, so routes added later would never match.
     """
     blocks, jobs = page(service), JobQueue()
     app.router.routes.extend(CallRoutes(blocks, jobs).routes())
@@ -64,7 +64,7 @@ def mount(app: FastAPI, service: Service) -> FastAPI:
 
 
 def _gradio_app(blocks: Any) -> FastAPI:
-    """Return Gradio's app of the page, without its lifespan, which would run its queue."""
+    """Return Gradio's app of the page, without its lifespan, which would start its queue."""
     style = files("bertsmith.serve.page").joinpath("style.css").read_text("utf-8")
     parent: FastAPI = gr.mount_gradio_app(
         FastAPI(), blocks, path="/", theme=_theme(), css=style,
@@ -78,7 +78,7 @@ def _gradio_app(blocks: Any) -> FastAPI:
 
 
 def _theme() -> Any:
-    """Return the usual look with the visitor's own fonts, and small print that can be read."""
+    """Return Gradio's default theme with system fonts and more contrast in small text."""
     theme = gr.themes.Default(
         primary_hue="blue",
         font=["system-ui", "sans-serif"],

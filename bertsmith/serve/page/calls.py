@@ -1,7 +1,7 @@
-"""Routes that call the page's functions, in the protocol of Gradio's clients ("sse_v3").
+"""Routes that call the page's functions, with the protocol of Gradio's clients ("sse_v3").
 
-They replace Gradio's own routes, which keep the inputs of each session, load files and URLs that
-inputs name, print inputs to the log, and run any number of calls at once.
+They replace Gradio's own routes, which store the inputs of each session, load files and URLs named
+in inputs, log inputs, and have no limit of concurrent calls.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ from bertsmith.serve.page.jobs import Job, JobQueue
 from bertsmith.serve.page.library import gr
 
 API = "/gradio_api"
-#: For a client to take one message.
+#: Seconds in which a client must receive one message.
 _SEND_SECONDS = 30.0
 _SESSION = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _EMPTY = Parameter.empty
-#: Fields of the event that chooses a head.
+#: Fields of the event that selects a head.
 _EVENT_FIELDS = {"layer", "head"}
 
 
@@ -60,7 +60,7 @@ class CallRoutes:
         ]
 
     async def join(self, request: Request) -> Response:
-        """Queue a call of the page; its result is read at /queue/data."""
+        """Queue a call from the page; /queue/data streams its result."""
         body = await _body(request)
         session, index = body.get("session_hash"), body.get("fn_index")
         if not isinstance(session, str) or not _SESSION.fullmatch(session):
@@ -72,7 +72,7 @@ class CallRoutes:
         return _json({"event_id": job.job_id})
 
     async def data(self, request: Request) -> Response:
-        """Stream the results of a session until none is pending."""
+        """Stream the results of a session until no call is pending."""
         session = request.query_params.get("session_hash", "")
         return _Stream(self._messages(session), media_type="text/event-stream")
 
@@ -85,11 +85,11 @@ class CallRoutes:
         return _json({"data": job.value})
 
     async def call(self, request: Request) -> Response:
-        """Queue a call by name; its result is read at /call/NAME/EVENT_ID."""
+        """Queue a call by name; /call/NAME/EVENT_ID streams its result."""
         return self._queue(self._named(request), await _body(request))
 
     async def call_by_keywords(self, request: Request) -> Response:
-        """Queue a call by name with arguments by name."""
+        """Queue a call by name with keyword arguments."""
         function, body = self._named(request), await _body(request)
         parameters = signature(function.fn).parameters
         if body.keys() - parameters.keys():
@@ -113,7 +113,7 @@ class CallRoutes:
         return function
 
     def _queue(self, function: Any, body: dict[str, Any]) -> Response:
-        # The id of the call is a session of its own.
+        # Each call gets a session of its own, whose id is the event id.
         session = uuid.uuid4().hex
         self._submit(function, body, session)
         return _json({"event_id": session})
@@ -123,7 +123,7 @@ class CallRoutes:
         try:
             return self._jobs.submit(call, session)
         except BusyError as error:
-            # Gradio's clients know this status.
+            # Gradio's clients handle this status.
             raise HTTPException(503, str(error), {"Retry-After": "1"}) from None
 
     async def _messages(self, session: str) -> AsyncIterator[bytes]:
@@ -149,10 +149,10 @@ class CallRoutes:
 
 
 class _Stream(StreamingResponse):
-    """A stream that ends when its client does not read."""
+    """Event stream that ends if its client does not read."""
 
     async def stream_response(self, send: Send) -> None:
-        """Send all messages, each in time."""
+        """Send all messages, each within ``_SEND_SECONDS``."""
 
         async def send_in_time(message: Message) -> None:
             async with asyncio.timeout(_SEND_SECONDS):
@@ -167,7 +167,7 @@ def _route(path: str, endpoint: Callable[[Request], Awaitable[Response]], method
         try:
             return await endpoint(request)
         except HTTPException as error:
-            # Gradio's clients read errors in this form.
+            # Gradio's clients expect this error format.
             return _json({"detail": error.detail}, error.status_code, error.headers)
 
     return Route(API + path, respond, methods=[method], include_in_schema=False)
@@ -175,7 +175,7 @@ def _route(path: str, endpoint: Callable[[Request], Awaitable[Response]], method
 
 async def _body(request: Request) -> dict[str, Any]:
     """Return the JSON object of a request."""
-    # Pages of other sites may send some other types without a CORS preflight.
+    # Scripts of other sites can send some other content types without a CORS preflight.
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise HTTPException(415, "the header Content-Type must be application/json")
     try:
@@ -191,13 +191,13 @@ def _arguments(function: Any, body: dict[str, Any]) -> list[Any]:
     """Return the arguments of a call, checked against the inputs of its function.
 
     Raises:
-        HTTPException: 422 for another number of values, or a value that the input cannot have.
+        HTTPException: 422 for a wrong number of values, or an invalid value.
     """
     data = body.get("data")
     if not isinstance(data, list) or len(data) != len(function.inputs):
         raise _invalid("data", f"a list of {len(function.inputs)} values")
     for number, (component, value) in enumerate(zip(function.inputs, data, strict=True)):
-        expected = _expected(component, value)
+        expected = _describe_expected(component, value)
         if expected:
             raise _invalid(f"data[{number}]", expected)
     if not function.collects_event_data:
@@ -210,18 +210,18 @@ def _arguments(function: Any, body: dict[str, Any]) -> list[Any]:
     return [*data, gr.EventData(None, event)]
 
 
-def _expected(component: Any, value: Any) -> str:
-    """Return "" for a valid value of a component, else a description of valid values."""
+def _describe_expected(component: Any, value: Any) -> str:
+    """Return a description of a component's valid values; empty if the value is valid."""
     if isinstance(component, gr.Textbox):
         return "" if isinstance(value, str) else "a text"
     if isinstance(component, gr.Dropdown):
         return "" if value is None or isinstance(value, str) else "a text or null"
     if isinstance(component, gr.Slider):
         is_number = type(value) is int or (type(value) is float and math.isfinite(value))
-        # The maximum depends on the model; the functions limit it themselves.
+        # The maximum depends on the model; the functions check it.
         is_valid = is_number and value >= component.minimum
         return "" if is_valid else f"a number of at least {component.minimum}"
-    # A named function checks types itself. An object is never taken: Gradio reads files from them.
+    # Named functions check types themselves. Objects are rejected: Gradio reads files they name.
     values = value if isinstance(value, list) else [value]
     is_plain = all(item is None or isinstance(item, str | int | float | bool) for item in values)
     return "" if is_plain else "a text, a number, true, false, null or a list of these"
@@ -233,7 +233,7 @@ def _outputs(function: Any, arguments: list[Any]) -> list[Any]:
 
 
 def _invalid(name: str, expected: str) -> HTTPException:
-    # Without the value: it may be what the visitor typed.
+    # Without the value, which may be the visitor's input.
     return HTTPException(422, f"{name} is invalid; expected {expected}")
 
 

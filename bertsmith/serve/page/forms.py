@@ -1,4 +1,4 @@
-"""What each tab asks for, with examples: one form an ability. It never asks a model."""
+"""Forms of the page, one per task, with their examples."""
 
 from dataclasses import dataclass
 
@@ -17,14 +17,21 @@ class Field:
 
 @dataclass(frozen=True)
 class Form:
-    """A tab: its title, what it says of itself, its fields, button and examples.
+    """A tab with text fields.
 
-    examples: the texts of all fields, one tuple an example; the button shows the first of them.
+    Attributes:
+        ability: ability that a model needs.
+        title: title of the tab.
+        description: sentence above the fields.
+        button: label of the button.
+        fields: the text fields.
+        examples: texts of all fields, one tuple per example.
+        show: runs the task and returns HTML.
     """
 
     ability: str
     title: str
-    says: str
+    description: str
     button: str
     fields: tuple[Field, ...]
     examples: tuple[tuple[str, ...], ...]
@@ -33,7 +40,7 @@ class Form:
 
 FORMS = (
     Form(
-        "fill", "Fill in", "The words that the model expects at each [MASK].", "Fill in",
+        "fill", "Fill in", "The model's predictions for each [MASK].", "Fill in",
         (Field("Text with [MASK]", 3),),
         (("The capital of France is [MASK].",),
          ("The [MASK] was too [MASK] to cross the river.",),
@@ -41,7 +48,7 @@ FORMS = (
         answers.fill,
     ),
     Form(
-        "pair", "Next sentence", "How probable it is that the second text follows the first.",
+        "pair", "Next sentence", "The probability that the second text follows the first.",
         "Does B follow A?", (Field("Text A", 2), Field("Text B", 2)),
         (("The old man opened the door.", "He looked into the dark garden."),
          ("The old man opened the door.", "Penguins are birds that do not fly."),
@@ -49,15 +56,15 @@ FORMS = (
         answers.pair,
     ),
     Form(
-        "classify", "Classify", "The label of a text, or of two texts.", "Classify",
-        (Field("Text", 3), Field("Second text", 2, "for models of pairs; else empty")),
+        "classify", "Classify", "The label of a text or a pair of texts.", "Classify",
+        (Field("Text", 3), Field("Second text", 2, "for models of pairs, otherwise empty")),
         (("The film is a quiet joy from its first minute to its last.", ""),
          ("She the book gave to him yesterday quickly of.", ""),
          ("이 영화 정말 재미있어요.", "")),
         answers.classify,
     ),
     Form(
-        "tag", "Entities", "The names in a text, or a tag for each of its words.", "Find them",
+        "tag", "Entities", "The named entities in a text, or a tag for each word.", "Find them",
         (Field("Text", 3),),
         (("Angela Merkel visited Siemens in Munich before she flew to Paris.",),
          ("The United Nations met in Geneva on Monday, said John Smith of Reuters.",),
@@ -65,7 +72,7 @@ FORMS = (
         answers.tag,
     ),
     Form(
-        "answer", "Answer", "The words of a context that answer a question.", "Answer",
+        "answer", "Answer", "The answer to a question, extracted from a context.", "Answer",
         (Field("Question"), Field("Context", 5)),
         (("Where did the smith work?",
           ("The smith worked in a forge at the edge of the village. He had learnt his trade in "
@@ -77,8 +84,8 @@ FORMS = (
         answers.answer,
     ),
     Form(
-        "choose", "Choose", "Which of several endings fits a beginning.", "Choose",
-        (Field("Beginning", 2), Field("Endings", 4, "one a line, two or more")),
+        "choose", "Choose", "The most plausible of several endings.", "Choose",
+        (Field("Beginning", 2), Field("Endings", 4, "one per line, two or more")),
         (("He put the cup under the tap and",
           "filled it with water.\nread it aloud.\nmarried it.\nflew to the moon."),
          ("The children ran outside because",

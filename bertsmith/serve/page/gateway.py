@@ -1,4 +1,4 @@
-"""An allow list in front of Gradio's own app: the page, its assets and its description."""
+"""Allow list in front of Gradio's app: the page, its assets and its API description."""
 
 import base64
 import hashlib
@@ -14,15 +14,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from bertsmith.serve.errors import error_response
 from bertsmith.serve.page.calls import API
 
-#: Built once, since they are the same for all visitors.
+#: Paths whose responses are cached; they are the same for all visitors.
 _CACHED = ("/", "/config", f"{API}/info")
 _FILES = ("/theme.css", "/robots.txt", "/manifest.json", "/favicon.ico")
 _FOLDERS = ("/assets/", "/static/")
-#: Headers passed on. With Host or X-Forwarded-Host a client would choose the root of the page.
+#: Headers passed to Gradio. With Host or X-Forwarded-Host, clients could set the page's root URL.
 _HEADERS = {b"accept-encoding", b"if-none-match", b"if-modified-since", b"range"}
-#: The address that Gradio sees, and shows in its code examples.
+#: Root URL that Gradio sees and shows in its code examples.
 _ROOT = "http://localhost:8080"
-#: The root as JavaScript. It stays correct behind a proxy that adds TLS, a name or a path.
+#: Root URL as a JavaScript expression, correct behind a proxy that adds TLS, a name or a path.
 _BROWSER_ROOT = 'new URL(".",location.href).href.replace(/\\/$/,"")'
 _INLINE_SCRIPT = re.compile(r"<script(?![^>]*\ssrc=)[^>]*>(.*?)</script>", re.DOTALL)
 
@@ -35,26 +35,26 @@ class _Page:
 
 
 class Gateway:
-    """ASGI app that serves an allow list of Gradio's paths, read only."""
+    """ASGI app that serves an allow list of Gradio's paths with GET and HEAD."""
 
     def __init__(self, gradio_app: ASGIApp) -> None:
         self._gradio_app = gradio_app
         self._cached: dict[str, _Page] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Answer one ASGI request."""
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path not in {*_CACHED, *_FILES} and not path.startswith(_FOLDERS):
-            message = f"there is no {path} here; /docs lists what there is"
+            message = f"there is no endpoint {path}; see /docs"
             await error_response(404, message)(scope, receive, send)
         elif scope["method"] not in ("GET", "HEAD"):
             allow = {"Allow": "GET, HEAD"}
-            await error_response(405, f"{path} takes GET only", allow)(scope, receive, send)
+            await error_response(405, f"{path} accepts GET only", allow)(scope, receive, send)
         elif path in _CACHED:
             if path not in self._cached:
                 self._cached[path] = await self._build(path)
             page = self._cached[path]
-            # A new response each time: middleware changes the headers of what it sends.
+            # A new response each time, because middleware changes its headers.
             response = Response(page.content, headers=page.headers, media_type=page.media_type)
             await response(scope, receive, send)
         else:
@@ -62,7 +62,7 @@ class Gateway:
             await self._gradio_app(_scope(path, scope["method"], headers), receive, send)
 
     async def _build(self, path: str) -> _Page:
-        """Return Gradio's answer for a path, with a root that no request chooses."""
+        """Return Gradio's response for a path, independent of the request's host."""
         messages: list[Message] = []
 
         async def receive() -> Message:
@@ -75,7 +75,7 @@ class Gateway:
         body = b"".join(message.get("body", b"") for message in messages)
         assert messages[0]["status"] == 200
         if path != "/":
-            # Clients put the address of the server in place of an empty root.
+            # Clients replace an empty root by the server's address.
             return _Page(body.replace(orjson.dumps(_ROOT), b'""'), {}, "application/json")
         html = body.decode().replace(f'"{_ROOT}"', _BROWSER_ROOT)
         return _Page(html.encode(), _page_headers(html), "text/html")
@@ -92,7 +92,7 @@ def _scope(path: str, method: str, headers: list[tuple[bytes, bytes]]) -> dict[s
 
 
 def _page_headers(html: str) -> Mapping[str, str]:
-    """Return headers that confine the page to its own scripts and to this server."""
+    """Return headers that restrict the page to its own scripts and this server."""
     digests = [hashlib.sha256(script.encode()).digest() for script in _INLINE_SCRIPT.findall(html)]
     hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     policy = {

@@ -1,23 +1,23 @@
-// One stop of the Tab key for all heads: arrow keys walk among them, Enter or a click chooses.
+// The grid is a single tab stop; arrow keys move the focus, Enter or a click selects a head.
 const buttons = () => Array.from(element.querySelectorAll(".bs-grid button"));
-const found = (layer, head) =>
+const findButton = (layer, head) =>
   element.querySelector(`.bs-grid button[data-layer="${layer}"][data-head="${head}"]`);
 const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 element.addEventListener("click", (event) => {
-  const chosen = event.target.closest(".bs-grid button");
-  if (chosen) {
-    buttons().forEach((button) => (button.tabIndex = button === chosen ? 0 : -1));
-    trigger("select", { layer: Number(chosen.dataset.layer), head: Number(chosen.dataset.head) });
+  const button = event.target.closest(".bs-grid button");
+  if (button) {
+    buttons().forEach((other) => (other.tabIndex = other === button ? 0 : -1));
+    trigger("select", { layer: Number(button.dataset.layer), head: Number(button.dataset.head) });
   }
 });
 element.addEventListener("keydown", (event) => {
-  const here = event.target.closest(".bs-grid button");
+  const current = event.target.closest(".bs-grid button");
   const step = steps[event.key];
-  if (!here || !step) return;
+  if (!current || !step) return;
   event.preventDefault();
-  const next = found(Number(here.dataset.layer) + step[0], Number(here.dataset.head) + step[1]);
+  const next = findButton(Number(current.dataset.layer) + step[0], Number(current.dataset.head) + step[1]);
   if (next) {
-    here.tabIndex = -1;
+    current.tabIndex = -1;
     next.tabIndex = 0;
     next.focus();
   }

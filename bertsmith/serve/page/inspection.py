@@ -1,4 +1,4 @@
-"""What looks inside a model, kept for the next step of a slider. It never makes HTML."""
+"""Compute attention and word maps of the loaded models, with a cache for the page's sliders."""
 
 from functools import lru_cache
 
@@ -8,78 +8,86 @@ from bertsmith.serve.service import Service
 from bertsmith.use.explain import AttentionMaps
 from bertsmith.use.vector_settings import build_vector_settings
 
-#: Tokens of a text whose attention is shown; more is neither seen nor quick.
-LONGEST = 256
-#: Sentences with a word that are compared at once.
-SENTENCES = 50
-#: Places of that word: each is compared with each, in every layer.
-PLACES = 100
-#: In the vectors of all layers that a map is made of: 256 MB, some 6,700 tokens of a base-sized
-#: model; the map itself has none of them.
-_NUMBERS = 64 * 2**20
-#: Answers kept: some 40 MB each at the most for a base-sized model's attention.
-_KEPT = 4
+#: Maximum tokens of a text whose attention is shown; more would be slow and unreadable.
+MAX_TOKENS = 256
+#: Maximum sentences of a word map.
+MAX_SENTENCES = 50
+#: Maximum occurrences of the word; all pairs of them are compared in every layer.
+MAX_OCCURRENCES = 100
+#: Maximum numbers in the token vectors of all layers: 256 MB, about 6,700 tokens of a base model.
+_MAX_NUMBERS = 64 * 2**20
+#: Cached results; the attention of a base model has up to 40 MB.
+_CACHE_SIZE = 4
 
 
-class Looking:
+class ModelInspector:
     """Attention and word maps of the loaded models.
 
-    The last few are kept for all visitors, so that a step of a slider computes nothing anew.
+    The latest results are cached for all visitors, because each step of a slider needs them again.
     """
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        # On the object, so that the models may go when the page does.
-        self._attention = lru_cache(_KEPT)(self._attend)
-        self._words = lru_cache(_KEPT)(self._map)
+        # Caches of the instance: those of a decorated method would keep the models in memory.
+        self._cached_attention = lru_cache(_CACHE_SIZE)(self._compute_attention)
+        self._cached_maps = lru_cache(_CACHE_SIZE)(self._compute_maps)
 
     def attention(self, model: str | None, text: str, pair: str) -> AttentionMaps:
-        """Return the attention of all heads over a text, or over two; the text is cut to fit."""
-        return self._attention(self._service.find_model(model, "embed").name, text, pair)
+        """Return the attention of all heads for a text or a pair, truncated to MAX_TOKENS."""
+        return self._cached_attention(self._service.find_model(model, "embed").name, text, pair)
 
     def word(self, model: str | None, word: str, texts: tuple[str, ...]) -> WordMaps:
-        """Return distances and maps of a word in all layers. Raises QuestionError."""
-        if len(texts) > SENTENCES:
-            raise InputError(f"{len(texts)} sentences; expected {SENTENCES} at most")
-        return self._words(self._service.find_model(model, "embed").name, word.strip(), texts)
+        """Return the distances and maps of a word's vectors in all layers.
+
+        Raises:
+            InputError: there are too many or too few sentences or occurrences.
+        """
+        if len(texts) > MAX_SENTENCES:
+            raise InputError(f"the limit is {MAX_SENTENCES} sentences, got {len(texts)}")
+        return self._cached_maps(self._service.find_model(model, "embed").name, word.strip(), texts)
 
     def sizes(self, model: str | None) -> tuple[int, int]:
-        """Return how many layers a model has, and heads a layer."""
+        """Return the number of layers and heads of a model."""
         config = self._service.find_model(model, "embed").bundle.config
         return config.layers, config.heads
 
-    def state(self, model: str | None, layer: int) -> int:
-        """Return the number of a hidden state, 0 the embeddings; negative ones from the end."""
+    def layer_index(self, model: str | None, layer: int) -> int:
+        """Return a non-negative layer index (0: embeddings); negative layers count from the end.
+
+        Raises:
+            InputError: there is no such layer.
+        """
         layers, _ = self.sizes(model)
-        state = layer if layer >= 0 else layers + 1 + layer
-        if not 0 <= state <= layers:
+        index = layer if layer >= 0 else layers + 1 + layer
+        if not 0 <= index <= layers:
             raise InputError(f"layer is {layer}; expected 0 (the embeddings) to {layers}")
-        return state
+        return index
 
     @staticmethod
-    def check(found: AttentionMaps, layer: int, head: int) -> None:
-        """Raise QuestionError for a layer or a head that is not there."""
-        layers, heads = found.probabilities.shape[:2]
+    def check(maps: AttentionMaps, layer: int, head: int) -> None:
+        """Raise InputError for a layer or head that does not exist; both count from 1."""
+        layers, heads = maps.probabilities.shape[:2]
         if not (1 <= layer <= layers and 1 <= head <= heads):
             raise InputError(
                 f"there is no layer {layer}, head {head}; expected layers 1 to {layers} and heads "
                 f"1 to {heads}"
             )
 
-    def _attend(self, model: str, text: str, pair: str) -> AttentionMaps:
+    def _compute_attention(self, model: str, text: str, pair: str) -> AttentionMaps:
         second = pair if pair.strip() else None
-        return self._service.attention(model, text, second, max_seqlen=LONGEST)
+        return self._service.attention(model, text, second, max_seqlen=MAX_TOKENS)
 
-    def _map(self, model: str, word: str, texts: tuple[str, ...]) -> WordMaps:
+    def _compute_maps(self, model: str, word: str, texts: tuple[str, ...]) -> WordMaps:
         if not texts:
-            raise InputError("there is no sentence; give two or more, one a line")
+            raise InputError("there is no sentence; enter two or more, one per line")
         embedder = self._service.models[model].embedder
         count = embedder.count_word(texts, word)
-        if count > PLACES:
+        if count > MAX_OCCURRENCES:
             raise InputError(
-                f"{word!r} stands {count:,} times in these sentences; expected {PLACES} at most"
+                f"the limit is {MAX_OCCURRENCES} occurrences of {word!r}, got {count:,}; use fewer "
+                "sentences"
             )
-        states = embedder.config.layers + 1
-        settings = build_vector_settings(range(states), pooling="none")
-        vectors = self._service.tokens(model, texts, settings, most=_NUMBERS)
-        return word_maps(word, texts, embedder.word_vectors(texts, word, vectors), states)
+        num_states = embedder.config.layers + 1
+        settings = build_vector_settings(range(num_states), pooling="none")
+        vectors = self._service.embed_tokens(model, texts, settings, max_numbers=_MAX_NUMBERS)
+        return word_maps(word, texts, embedder.word_vectors(texts, word, vectors), num_states)

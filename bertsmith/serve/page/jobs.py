@@ -1,4 +1,4 @@
-"""A queue of the page's requests, bounded in number, with results that expire."""
+"""Queue of the page's function calls, limited in number, with results that expire."""
 
 import asyncio
 import logging
@@ -14,11 +14,11 @@ from bertsmith.errors import BertsmithError
 from bertsmith.serve.deadline import BusyError
 from bertsmith.serve.page.library import gr
 
-#: Jobs that run at the same time; the models batch what they compute.
+#: Jobs that run concurrently; the server batches their sequences.
 NUM_THREADS = 8
-#: Jobs that may be queued or running.
+#: Maximum number of queued and running jobs.
 MAX_PENDING = 64
-#: Finished jobs whose results wait for a reader, and for how many seconds.
+#: Maximum number of finished jobs with an unread result, and seconds until a result expires.
 MAX_RESULTS = 64
 RESULT_SECONDS = 60.0
 #: Proxies close connections that are silent for a minute.
@@ -28,10 +28,15 @@ _LOG = logging.getLogger("bertsmith.serve")
 
 @dataclass(eq=False)
 class Job:
-    """One call of a page function. Once ``finished`` is set, it has a ``value`` or an ``error``.
+    """One call of a page function.
 
-    session: names the reader that collects the result; None if the caller waits for it.
-    error: a message for the visitor.
+    Attributes:
+        session: session whose reader gets the result; None if the caller waits for it.
+        job_id: unique id.
+        running: whether the call has started.
+        finished: set once the job has a ``value`` or an ``error``.
+        value: result of the call.
+        error: error message for the visitor.
     """
 
     session: str | None
@@ -43,9 +48,9 @@ class Job:
 
 
 class JobQueue:
-    """Runs page functions on a few threads. All methods belong to the event loop.
+    """Runs page functions on a thread pool. Methods must be called on the event loop.
 
-    Nothing of a call is kept once its result is read or has expired.
+    Arguments and results are dropped once the result is read or has expired.
     """
 
     def __init__(
@@ -59,21 +64,21 @@ class JobQueue:
         self._result_seconds = result_seconds
         self._threads = ThreadPoolExecutor(NUM_THREADS, "page")
         self._slots = asyncio.Semaphore(NUM_THREADS)
-        #: Unfinished jobs, also those whose reader is gone while they run.
+        #: Unfinished jobs, including running ones whose reader has left.
         self._tasks: dict[Job, asyncio.Task[None]] = {}
-        #: Jobs with a reader by id until their result is read, oldest first.
+        #: Jobs of sessions by id, oldest first, until their result is read.
         self._jobs: dict[str, Job] = {}
-        #: Wakes the newest reader of each session.
+        #: Event that wakes the newest reader of each session.
         self._readers: dict[str, asyncio.Event] = {}
 
     @property
     def num_pending(self) -> int:
-        """Number of jobs that are queued or running."""
+        """Number of queued and running jobs."""
         return len(self._tasks)
 
     @property
     def num_results(self) -> int:
-        """Number of finished jobs that wait for a reader."""
+        """Number of finished jobs with an unread result."""
         return sum(job.finished.is_set() for job in self._jobs.values())
 
     @property
@@ -85,10 +90,12 @@ class JobQueue:
         """Queue a call and return its job.
 
         Raises:
-            BusyError: as many jobs are pending as the queue takes.
+            BusyError: the queue is full.
         """
         if self.num_pending >= self._max_pending:
-            raise BusyError(f"the page is busy: {self.num_pending} requests wait; try again", 1.0)
+            raise BusyError(
+                f"the page is busy: {self.num_pending} requests are pending; retry", 1.0
+            )
         job = Job(session)
         task = asyncio.get_running_loop().create_task(self._run(job, call))
         self._tasks[job] = task
@@ -99,10 +106,10 @@ class JobQueue:
         return job
 
     async def results(self, session: str) -> AsyncIterator[Job | None]:
-        """Yield a session's jobs as they finish, and None as a heartbeat, until none is left.
+        """Yield a session's jobs as they finish, and None as a heartbeat, until there are none.
 
-        A newer reader of the same session takes over and ends this one. Queued jobs of a session
-        whose reader leaves are dropped.
+        A newer reader of the same session replaces this one. When the reader leaves, queued jobs of
+        the session are dropped.
         """
         wake = asyncio.Event()
         replaced = self._readers.get(session)
@@ -119,7 +126,7 @@ class JobQueue:
                 if ready is not None:
                     del self._jobs[ready.job_id]
                     yield ready
-                elif not await _is_set_in_time(wake):
+                elif not await _wait_for_event(wake):
                     yield None
         finally:
             if self._readers.get(session) is wake:
@@ -127,7 +134,7 @@ class JobQueue:
                 self._drop(session)
 
     def close(self) -> None:
-        """Drop what is queued; running calls end by themselves."""
+        """Drop queued jobs; running ones finish."""
         for job, task in list(self._tasks.items()):
             if not job.running:
                 task.cancel()
@@ -135,15 +142,15 @@ class JobQueue:
 
     async def _run(self, job: Job, call: Callable[[], Any]) -> None:
         async with self._slots:
-            # A running job is not cancelled: its thread would go on, and its slot be free.
+            # Running jobs are not cancelled: the thread would continue although its slot is free.
             job.running = True
             loop = asyncio.get_running_loop()
-            job.value, job.error = await loop.run_in_executor(self._threads, _outcome, call)
+            job.value, job.error = await loop.run_in_executor(self._threads, _call_safely, call)
 
     def _finish(self, job: Job, task: asyncio.Task[None]) -> None:
         del self._tasks[job]
         if task.cancelled() or task.exception() is not None:
-            job.error = "the server is being stopped"
+            job.error = "the server is shutting down"
         job.finished.set()
         if job.session is None:
             return
@@ -165,7 +172,7 @@ class JobQueue:
                 self._tasks[job].cancel()
 
 
-async def _is_set_in_time(event: asyncio.Event) -> bool:
+async def _wait_for_event(event: asyncio.Event) -> bool:
     try:
         async with asyncio.timeout(_HEARTBEAT_SECONDS):
             return await event.wait()
@@ -173,16 +180,16 @@ async def _is_set_in_time(event: asyncio.Event) -> bool:
         return False
 
 
-def _outcome(call: Callable[[], Any]) -> tuple[Any, str | None]:
-    """Return a call's value, or None and a message for the visitor."""
+def _call_safely(call: Callable[[], Any]) -> tuple[Any, str | None]:
+    """Return (value, None), or (None, error message for the visitor)."""
     try:
         return call(), None
     except gr.Error as error:
         return None, str(error.message)
     except BertsmithError as error:
         return None, str(error)
-    except Exception as error:  # noqa: BLE001 - every failure has to reach the visitor
-        # Without the error's own message, which may quote what the visitor typed.
+    except Exception as error:  # noqa: BLE001 - reported to the visitor
+        # Without the error's message, which may quote the visitor's input.
         frames = "".join(traceback.format_tb(error.__traceback__))
         _LOG.error("a page function failed with %s:\n%s", type(error).__name__, frames)
-        return None, "the server failed at this; its log says where"
+        return None, "internal server error; see the server's log"

@@ -1,10 +1,10 @@
-"""Gradio, or the error that says how to install it. It never builds anything."""
+"""Import gradio, or raise MissingExtraError."""
 
 from bertsmith.errors import MissingExtraError
 
 try:
     import gradio as gr
 except ModuleNotFoundError:
-    raise MissingExtraError("gradio", "serve", "the page for people") from None
+    raise MissingExtraError("gradio", "serve", "the web page") from None
 
 __all__ = ["gr"]

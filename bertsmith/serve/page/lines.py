@@ -1,4 +1,4 @@
-"""One attention head as lines between two columns of words. It never asks a model."""
+"""Render an attention head as lines between two columns of tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,77 +9,93 @@ import numpy as np
 from bertsmith.serve.page.markup import percent, safe
 from bertsmith.use.explain import AttentionMaps
 
-#: In units of the picture: a row's height; the room between the columns, and that of a share.
-_ROW, _FINE_ROW, _BETWEEN, _SHARE = 22, 17, 110, 54
-#: Of a letter: its size in rows, and its width in sizes; one of East Asia takes two.
-_SIZE, _LETTER = 0.62, 0.62
-#: Above so many tokens a word shows fewer lines, and rows are lower.
-_MANY = 40
-#: The weakest line that is drawn.
-_LEAST = 0.02
+#: In pixels: the row height, also with many tokens; the gap between the columns; the width of a
+#: percentage.
+_ROW_HEIGHT, _SMALL_ROW_HEIGHT, _GAP, _PERCENT_WIDTH = 22, 17, 110, 54
+#: Font size as a fraction of the row height, and character width as a fraction of the font size;
+#: East Asian characters are twice as wide.
+_FONT_SIZE, _CHARACTER_WIDTH = 0.62, 0.62
+#: With more tokens, rows are lower and have fewer lines.
+_MANY_TOKENS = 40
+#: Smallest probability that is drawn as a line.
+_MIN_PROBABILITY = 0.02
 
 
-def picture(found: AttentionMaps, layer: int, head: int) -> str:
-    """Return what each word looks at, its strongest lines only.
+def picture(maps: AttentionMaps, layer: int, head: int) -> str:
+    """Return the strongest attention weights of each token as lines; layers and heads count from 1.
 
-    A word that is pointed at, or focused, shows its own lines alone, with their shares.
+    Hovering or focusing a token hides the lines of other tokens and shows percentages.
     """
-    shares = found.probabilities[layer - 1, head - 1]
-    size = len(shares)
-    row, most = (_FINE_ROW, 3) if size > _MANY else (_ROW, 6)
-    places = _places(found.tokens, row)
-    strongest = np.argsort(-shares, axis=1, kind="stable")[:, :most]
-    words = [safe(_short(token)) for token in found.tokens]
+    probabilities = maps.probabilities[layer - 1, head - 1]
+    size = len(probabilities)
+    is_large = size > _MANY_TOKENS
+    row_height, max_lines = (_SMALL_ROW_HEIGHT, 3) if is_large else (_ROW_HEIGHT, 6)
+    columns = _layout_columns(maps.tokens, row_height)
+    strongest = np.argsort(-probabilities, axis=1, kind="stable")[:, :max_lines]
+    tokens = [safe(_shorten(token)) for token in maps.tokens]
     groups = []
-    for number, word in enumerate(words):
-        ends = [int(end) for end in strongest[number] if shares[number, end] >= _LEAST]
-        told = ", ".join(f"{words[end]} {percent(shares[number, end])}" for end in ends)
-        drawn = "".join(_line(number, end, float(shares[number, end]), row, places) for end in ends)
-        groups.append(
-            f'<g class="bs-from" tabindex="0" role="img" aria-label="{word} looks at {told}">'
-            f'<rect x="0" y="{number * row}" width="{places.left + 4}" height="{row}"/>'
-            f'<text x="{places.left}" y="{(number + 0.5) * row}" dy="0.35em" text-anchor="end">'
-            f"{word}</text>{drawn}</g>"
+    for query, token in enumerate(tokens):
+        keys = [
+            int(key) for key in strongest[query] if probabilities[query, key] >= _MIN_PROBABILITY
+        ]
+        summary = ", ".join(f"{tokens[key]} {percent(probabilities[query, key])}" for key in keys)
+        lines = "".join(
+            _line(query, key, float(probabilities[query, key]), row_height, columns) for key in keys
         )
-    to = "".join(
-        f'<text x="{places.right}" y="{(number + 0.5) * row}" dy="0.35em">{word}</text>'
-        for number, word in enumerate(words)
+        groups.append(
+            f'<g class="bs-from" tabindex="0" role="img" aria-label="{token} attends to {summary}">'
+            f'<rect x="0" y="{query * row_height}" width="{columns.left + 4}" '
+            f'height="{row_height}"/>'
+            f'<text x="{columns.left}" y="{(query + 0.5) * row_height}" dy="0.35em" '
+            f'text-anchor="end">{token}</text>{lines}</g>'
+        )
+    right_column = "".join(
+        f'<text x="{columns.right}" y="{(key + 0.5) * row_height}" dy="0.35em">{token}</text>'
+        for key, token in enumerate(tokens)
     )
-    label = f"Attention of layer {layer}, head {head}: {size} words"
-    style = f"font-size:{_SIZE * row:.1f}px;max-width:{1.4 * places.width:.0f}px"
+    label = f"Attention of layer {layer}, head {head}: {size} tokens"
+    style = f"font-size:{_FONT_SIZE * row_height:.1f}px;max-width:{1.4 * columns.width:.0f}px"
     return (
-        f'<div class="bs-lines"><svg viewBox="0 0 {places.width} {size * row}" role="group" '
-        f'aria-label="{label}" style="{style}">'
-        f'<g aria-hidden="true">{to}</g>{"".join(groups)}</svg></div>'
+        f'<div class="bs-lines"><svg viewBox="0 0 {columns.width} {size * row_height}" '
+        f'role="group" aria-label="{label}" style="{style}">'
+        f'<g aria-hidden="true">{right_column}</g>{"".join(groups)}</svg></div>'
     )
 
 
 @dataclass(frozen=True)
-class _Places:
-    """Where the columns stand: the end of the left one, the start of the right one, the width."""
+class _Columns:
+    """Horizontal layout in pixels.
+
+    Attributes:
+        left: right edge of the left column.
+        right: left edge of the right column.
+        width: total width.
+    """
 
     left: int
     right: int
     width: int
 
 
-def _places(tokens: Sequence[str], row: int) -> _Places:
-    letters = max(
-        sum(2 if east_asian_width(one) in "FW" else 1 for one in _short(token)) for token in tokens
+def _layout_columns(tokens: Sequence[str], row_height: int) -> _Columns:
+    max_characters = max(
+        sum(2 if east_asian_width(character) in "FW" else 1 for character in _shorten(token))
+        for token in tokens
     )
-    column = 8 + int(letters * row * _SIZE * _LETTER)
-    return _Places(column, column + _BETWEEN, 2 * column + _BETWEEN + _SHARE)
+    column = 8 + int(max_characters * row_height * _FONT_SIZE * _CHARACTER_WIDTH)
+    return _Columns(column, column + _GAP, 2 * column + _GAP + _PERCENT_WIDTH)
 
 
-def _line(start: int, end: int, share: float, row: int, places: _Places) -> str:
-    y, z = (start + 0.5) * row, (end + 0.5) * row
+def _line(query: int, key: int, probability: float, row_height: int, columns: _Columns) -> str:
+    y1, y2 = (query + 0.5) * row_height, (key + 0.5) * row_height
     return (
-        f'<g class="bs-line"><line x1="{places.left + 5}" y1="{y}" x2="{places.right - 5}" '
-        f'y2="{z}" stroke-width="{0.8 + 2.6 * share:.2f}" stroke-opacity="{max(share, 0.08):.2f}"/>'
-        f'<text x="{places.width - 2}" y="{z}" dy="0.35em" text-anchor="end">'
-        f"{percent(share)}</text></g>"
+        f'<g class="bs-line"><line x1="{columns.left + 5}" y1="{y1}" x2="{columns.right - 5}" '
+        f'y2="{y2}" stroke-width="{0.8 + 2.6 * probability:.2f}" '
+        f'stroke-opacity="{max(probability, 0.08):.2f}"/>'
+        f'<text x="{columns.width - 2}" y="{y2}" dy="0.35em" text-anchor="end">'
+        f"{percent(probability)}</text></g>"
     )
 
 
-def _short(token: str) -> str:
+def _shorten(token: str) -> str:
     return token if len(token) <= 15 else f"{token[:14]}…"

@@ -1,4 +1,4 @@
-"""The tabs of the page: forms, one word in many sentences, attention. It never asks a model."""
+"""Build the tabs of the page: task forms, word maps, attention."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -8,141 +8,149 @@ from typing import Any, ParamSpec
 
 from bertsmith.errors import BertsmithError
 from bertsmith.serve.page import heat, lines, wordmap
-from bertsmith.serve.page.answers import lines as lines_of
+from bertsmith.serve.page.answers import split_lines
 from bertsmith.serve.page.forms import ATTENTION_EXAMPLES, WORD_EXAMPLES, Field, Form
-from bertsmith.serve.page.inspection import LONGEST, Looking
+from bertsmith.serve.page.inspection import MAX_TOKENS, ModelInspector
 from bertsmith.serve.page.library import gr
 from bertsmith.serve.page.markup import notice, safe, section
 from bertsmith.serve.service import Service
 from bertsmith.use.explain import AttentionMaps
 
-Given = ParamSpec("Given")
-#: The page's own events; programs ask the named endpoints. A visitor's newest step counts.
-_OWN = {"api_visibility": "private", "show_progress": "minimal"}
-_STEP = {**_OWN, "trigger_mode": "always_last", "show_progress": "hidden"}
+Params = ParamSpec("Params")
+#: Options of the page's own events; programs use the named endpoints instead.
+_EVENT = {"api_visibility": "private", "show_progress": "minimal"}
+#: Options of slider events: while one runs, only the latest of further events is queued.
+_SLIDER_EVENT = {**_EVENT, "trigger_mode": "always_last", "show_progress": "hidden"}
 
 
-def told(show: Callable[Given, str]) -> Callable[Given, str]:
-    """Return a function that shows a BertsmithError as a message in the page."""
+def show_errors(show: Callable[Params, str]) -> Callable[Params, str]:
+    """Wrap a function to return the message of a BertsmithError as HTML."""
 
     @wraps(show)
-    def shown(*given: Given.args, **named: Given.kwargs) -> str:
+    def wrapper(*args: Params.args, **kwargs: Params.kwargs) -> str:
         try:
-            return show(*given, **named)
+            return show(*args, **kwargs)
         except BertsmithError as error:
             return notice(str(error))
 
-    return shown
+    return wrapper
 
 
 def form_tab(service: Service, form: Form) -> None:
-    """Build a tab of text fields, a button and what the model says."""
+    """Add a tab with text fields, a button and the result."""
     with gr.Tab(form.title, id=form.ability):
-        _says(form.says)
-        model = _model(service, form.ability)
-        fields = [_field(own) for own in form.fields]
+        _description(form.description)
+        model = _model_dropdown(service, form.ability)
+        fields = [_text_field(field) for field in form.fields]
         button = gr.Button(form.button, variant="primary")
-        _examples(fields, form.examples)
-        result = _result(form.ability)
-        show = told(partial(form.show, service))
-        _asked(button, fields, show, [model, *fields], result)
+        _example_buttons(fields, form.examples)
+        result = _result_area(form.ability)
+        show = show_errors(partial(form.show, service))
+        _on_submit(button, fields, show, [model, *fields], result)
 
 
-def word_tab(service: Service, looking: Looking) -> None:
-    """Build the tab of one word in several sentences, with a slider over the layers."""
+def word_tab(service: Service, inspector: ModelInspector) -> None:
+    """Add the tab that compares one word in several sentences, with a slider for the layer."""
     with gr.Tab("One word", id="word"):
-        _says("How like one word's vectors are in several sentences, layer by layer.")
-        model = _model(service, "embed")
-        word = _field(Field("Word"))
-        texts = _field(Field("Sentences with the word", 6, "one a line, two or more"))
+        _description("Similarity of one word's vectors in several sentences, layer by layer.")
+        model = _model_dropdown(service, "embed")
+        word = _text_field(Field("Word"))
+        texts = _text_field(Field("Sentences with the word", 6, "one per line, two or more"))
         button = gr.Button("Compare", variant="primary")
-        layers, _ = looking.sizes(None)
+        layers, _ = inspector.sizes(None)
         layer = gr.Slider(0, layers, layers, step=1, label="Layer (0: the embeddings)")
-        _examples([word, texts], WORD_EXAMPLES)
-        result = _result("word")
+        _example_buttons([word, texts], WORD_EXAMPLES)
+        result = _result_area("word")
 
-        @told
+        @show_errors
         def show(name: str | None, word: str, texts: str, layer: int) -> str:
-            maps = looking.word(name, word, tuple(lines_of(texts)))
-            return wordmap.show(maps, min(int(layer), len(maps.kept) - 1))
+            maps = inspector.word(name, word, tuple(split_lines(texts)))
+            return wordmap.show(maps, min(int(layer), len(maps.points) - 1))
 
-        given = [model, word, texts, layer]
-        _asked(button, [word], show, given, result)
-        layer.input(show, given, result, **_STEP)
+        inputs = [model, word, texts, layer]
+        _on_submit(button, [word], show, inputs, result)
+        layer.input(show, inputs, result, **_SLIDER_EVENT)
 
-        def sized(name: str | None) -> Any:
-            most, _ = looking.sizes(name)
-            return gr.update(maximum=most, value=most)
+        def update_slider(name: str | None) -> Any:
+            layers, _ = inspector.sizes(name)
+            return gr.update(maximum=layers, value=layers)
 
-        model.change(sized, model, layer, **_OWN)
+        model.change(update_slider, model, layer, **_EVENT)
 
 
-def attention_tab(service: Service, looking: Looking) -> None:
-    """Build the tab of attention: one head as lines and heat, and all heads as a grid."""
+def attention_tab(service: Service, inspector: ModelInspector) -> None:
+    """Add the tab of attention: one head as lines and heat map, and a grid of all heads."""
     with gr.Tab("Attention", id="attention"):
-        _says(f"Which tokens each token looks at, head by head; at most {LONGEST} tokens.")
-        model = _model(service, "embed")
-        fields = [_field(Field("Text", 3)), _field(Field("Second text", 1, "may be empty"))]
+        _description(f"Attention of each head, for at most {MAX_TOKENS} tokens.")
+        model = _model_dropdown(service, "embed")
+        fields = [
+            _text_field(Field("Text", 3)), _text_field(Field("Second text", 1, "may be empty"))
+        ]  # fmt: skip
         button = gr.Button("Show attention", variant="primary")
-        layers, heads = looking.sizes(None)
+        layers, heads = inspector.sizes(None)
         with gr.Row():
             layer, head = _slider("Layer", layers), _slider("Head", heads)
-        _examples(fields, ATTENTION_EXAMPLES)
-        result = _result("attention")
+        _example_buttons(fields, ATTENTION_EXAMPLES)
+        result = _result_area("attention")
         script = files("bertsmith.serve.page").joinpath("grid.js").read_text("utf-8")
-        heads_grid = gr.HTML(elem_id="grid", js_on_load=script)
-        given = [model, *fields, layer, head]
-        shown = partial(_head, looking)
-        asked = _asked(button, fields[1:], told(shown), given, result)
-        asked.then(told(partial(_grid, looking)), [model, *fields], heads_grid, **_OWN)
+        head_grid = gr.HTML(elem_id="grid", js_on_load=script)
+        inputs = [model, *fields, layer, head]
+        show_head = show_errors(partial(_show_head, inspector))
+        event = _on_submit(button, fields[1:], show_head, inputs, result)
+        show_grid = show_errors(partial(_show_grid, inspector))
+        event.then(show_grid, [model, *fields], head_grid, **_EVENT)
         for slider in (layer, head):
-            slider.input(told(shown), given, result, **_STEP)
-        heads_grid.select(_chosen(looking), given[:3], [layer, head, result], **_STEP)
+            slider.input(show_head, inputs, result, **_SLIDER_EVENT)
+        head_grid.select(
+            _head_selector(inspector), inputs[:3], [layer, head, result], **_SLIDER_EVENT
+        )
 
-        def sized(name: str | None) -> Any:
+        def update_sliders(name: str | None) -> Any:
             return tuple(
                 gr.update(maximum=max(size, 2), value=1, interactive=size > 1)
-                for size in looking.sizes(name)
+                for size in inspector.sizes(name)
             )
 
-        model.change(sized, model, [layer, head], **_OWN)
+        model.change(update_sliders, model, [layer, head], **_EVENT)
 
 
 def _slider(label: str, size: int) -> Any:
-    """Return a slider from 1 to ``size``; Gradio has none of a single value, so it is disabled."""
+    """Return a slider from 1 to ``size``; disabled for size 1, which Gradio does not support."""
     return gr.Slider(1, max(size, 2), 1, step=1, label=label, min_width=140, interactive=size > 1)
 
 
-def _head(looking: Looking, model: str | None, text: str, pair: str, layer: int, head: int) -> str:
-    """Show one head large."""
-    found = looking.attention(model, text, pair)
-    layers, heads = found.probabilities.shape[:2]
-    return _large(found, max(1, min(int(layer), layers)), max(1, min(int(head), heads)))
+def _show_head(
+    inspector: ModelInspector, model: str | None, text: str, pair: str, layer: int, head: int
+) -> str:
+    """Show one head; layer and head are clipped to those of the model."""
+    maps = inspector.attention(model, text, pair)
+    layers, heads = maps.probabilities.shape[:2]
+    return _render_head(maps, max(1, min(int(layer), layers)), max(1, min(int(head), heads)))
 
 
-def _large(found: AttentionMaps, layer: int, head: int) -> str:
-    cut = f"{found.left_out} tokens beyond the first {len(found.tokens)} were left out."
-    note = notice(cut, "note") if found.left_out else ""
-    # The button in the grid that this is.
-    mark = f'.bs-grid [data-layer="{layer}"][data-head="{head}"]'
-    style = f"<style>{mark} {{ outline: 3px solid #d97706; outline-offset: 1px }}</style>"
-    both = f"{lines.picture(found, layer, head)}{heat.large(found, layer, head)}"
+def _render_head(maps: AttentionMaps, layer: int, head: int) -> str:
+    message = f"{maps.left_out} tokens beyond the first {len(maps.tokens)} were truncated."
+    note = notice(message, "note") if maps.left_out else ""
+    # Outlines the head's button in the grid.
+    selector = f'.bs-grid [data-layer="{layer}"][data-head="{head}"]'
+    style = f"<style>{selector} {{ outline: 3px solid #d97706; outline-offset: 1px }}</style>"
+    pictures = f"{lines.picture(maps, layer, head)}{heat.large(maps, layer, head)}"
     return note + style + section(
-        f"Layer {layer}, head {head}", f'<div class="bs-beside">{both}</div>'
+        f"Layer {layer}, head {head}", f'<div class="bs-beside">{pictures}</div>'
     )  # fmt: skip
 
 
-def _grid(looking: Looking, model: str | None, text: str, pair: str) -> str:
+def _show_grid(inspector: ModelInspector, model: str | None, text: str, pair: str) -> str:
     try:
-        return heat.grid(looking.attention(model, text, pair))
+        return heat.grid(inspector.attention(model, text, pair))
     except BertsmithError:
-        # Said above, where the head would stand.
+        # ``_show_head`` already shows the error.
         return ""
 
 
-def _chosen(looking: Looking) -> Callable[..., Any]:
-    """Return what a button of the grid does: both sliders go there, and the head is shown."""
-    show = told(partial(_head, looking))
+def _head_selector(inspector: ModelInspector) -> Callable[..., Any]:
+    """Return the event handler of the grid, which moves both sliders and shows the head."""
+    show = show_errors(partial(_show_head, inspector))
 
     def chosen(model: str | None, text: str, pair: str, event: gr.EventData) -> Any:
         return event.layer, event.head, show(model, text, pair, event.layer, event.head)
@@ -150,41 +158,41 @@ def _chosen(looking: Looking) -> Callable[..., Any]:
     return chosen
 
 
-def _says(text: str) -> None:
+def _description(text: str) -> None:
     gr.HTML(f'<p class="bs-says">{safe(text)}</p>')
 
 
-def _model(service: Service, ability: str) -> Any:
-    """Return a chooser among the models that can; where there is one only, it is not seen."""
-    able = service.models_with(ability)
-    return gr.Dropdown(able, value=able[0], label="Model", visible=len(able) > 1)
+def _model_dropdown(service: Service, ability: str) -> Any:
+    """Return a dropdown of the models with an ability; hidden if there is only one."""
+    names = service.models_with(ability)
+    return gr.Dropdown(names, value=names[0], label="Model", visible=len(names) > 1)
 
 
-def _field(own: Field) -> Any:
-    return gr.Textbox(label=own.label, lines=own.lines, info=own.hint or None, max_lines=12)
+def _text_field(field: Field) -> Any:
+    return gr.Textbox(label=field.label, lines=field.lines, info=field.hint or None, max_lines=12)
 
 
-def _result(name: str) -> Any:
-    """Return where results are shown; screen readers tell them when they come."""
+def _result_area(name: str) -> Any:
+    """Return the component for results; screen readers announce changes."""
     return gr.HTML(elem_id=f"result-{name}", html_template='<div aria-live="polite">${value}</div>')
 
 
-def _examples(fields: list[Any], examples: Sequence[tuple[str, ...]]) -> None:
-    """Put a small button for each example; it fills the fields."""
+def _example_buttons(fields: list[Any], examples: Sequence[tuple[str, ...]]) -> None:
+    """Add a small button for each example, which fills the fields."""
     with gr.Row(elem_classes="bs-examples"):
         for values in examples:
             first = values[0] if len(values[0]) > 8 else f"{values[0]}: {values[1]}"
             label = " ".join(first.split())
-            short = label if len(label) <= 44 else f"{label[:43]}…"
-            button = gr.Button(short, size="sm", variant="secondary")
-            # In the browser: nobody waits for a server to copy words.
+            short_label = label if len(label) <= 44 else f"{label[:43]}…"
+            button = gr.Button(short_label, size="sm", variant="secondary")
+            # In JavaScript, to avoid a round trip to the server.
             values_js = json.dumps(values if len(values) > 1 else values[0])
-            button.click(None, None, fields, js=f"() => ({values_js})", **_OWN)
+            button.click(None, None, fields, js=f"() => ({values_js})", **_EVENT)
 
 
-def _asked(
-    button: Any, entered: list[Any], show: Callable[..., str], given: list[Any], result: Any
+def _on_submit(
+    button: Any, fields: list[Any], show: Callable[..., str], inputs: list[Any], result: Any
 ) -> Any:
-    """Ask by the button, and by Enter in fields of one line; return the event."""
-    events = [button.click, *(own.submit for own in entered if own.lines == 1)]
-    return gr.on(events, show, given, result, **_OWN)
+    """Call ``show`` on a click, and on Enter in single-line fields; return the event."""
+    triggers = [button.click, *(field.submit for field in fields if field.lines == 1)]
+    return gr.on(triggers, show, inputs, result, **_EVENT)
