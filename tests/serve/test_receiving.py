@@ -14,8 +14,8 @@ from tests.serve.model_pause import TIMEOUT
 from tests.serve.model_server import run_server
 
 
-def _message(content: bytes, *, more: bool = True) -> dict[str, Any]:
-    return {"type": "http.request", "body": content, "more_body": more}
+def _message(content: bytes, *, more_body: bool = True) -> dict[str, Any]:
+    return {"type": "http.request", "body": content, "more_body": more_body}
 
 
 class Client:
@@ -26,9 +26,9 @@ class Client:
         self.body = Body()
         self.task = asyncio.ensure_future(receiver.receive(self.body, self._chunks.get))
 
-    async def send(self, content: bytes, *, more: bool = True) -> None:
+    async def send(self, content: bytes, *, more_body: bool = True) -> None:
         """Send a chunk and wait until it is received."""
-        self._chunks.put_nowait(_message(content, more=more))
+        self._chunks.put_nowait(_message(content, more_body=more_body))
         # Yields to the receiver's task.
         for _ in range(10):
             await asyncio.sleep(0)
@@ -46,7 +46,7 @@ def test_oldest_unfinished_body_is_rejected_when_there_are_too_many() -> None:
             await clients[0].task
         assert caught.value.status == 408
         for client in clients[1:]:
-            await client.send(b" and end", more=False)
+            await client.send(b" and end", more_body=False)
             assert await client.task == b"part and end"
 
     asyncio.run(asyncio.wait_for(run(), TIMEOUT))
@@ -59,22 +59,22 @@ def test_bodies_have_a_memory_limit() -> None:
         receiver = BodyReceiver(ServeSettings(body_bytes=60, bodies_bytes=100))
         slow, first = Client(receiver), Client(receiver)
         await slow.send(b"s" * 40)
-        await first.send(b"f" * 50, more=False)
+        await first.send(b"f" * 50, more_body=False)
         assert await first.task == b"f" * 50
         second = Client(receiver)
-        await second.send(b"f" * 50, more=False)
+        await second.send(b"f" * 50, more_body=False)
         assert await second.task == b"f" * 50
         with pytest.raises(BodyError, match="needed memory"):
             await slow.task
         third = Client(receiver)
-        await third.send(b"t", more=False)
+        await third.send(b"t", more_body=False)
         with pytest.raises(BodyError, match="no memory for more bodies") as caught:
             await third.task
         assert caught.value.status == 429
         for client in (slow, first, third):
             receiver.release(client.body)
         fourth = Client(receiver)
-        await fourth.send(b"t", more=False)
+        await fourth.send(b"t", more_body=False)
         assert await fourth.task == b"t"
         for client in (second, fourth):
             receiver.release(client.body)
