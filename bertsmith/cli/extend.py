@@ -72,7 +72,7 @@ def extend(
         wishes = vocabulary_extension.check_words(old.tokenizer, model_options.read_lines(words))
         report |= wishes.to_json()
         _tell_wishes(wishes)
-        new = vocabulary_extension.extend_vocabulary(old.tokenizer, wishes.words)
+        new = vocabulary_extension.extend_vocabulary(old.tokenizer, wishes.accepted)
     else:
         reading = corpus_options.parse_corpus_options(form, field, on_error, deduplicate)
         counted = _counted(old.tokenizer, corpus or [], reading)
@@ -105,17 +105,17 @@ def _counted(tokenizer: "Tokenizer", corpus: list[str], options: Any) -> "WordCo
 
 
 def _tell_wishes(wishes: "WordCheck") -> None:
-    if wishes.known:
-        log(f"note: {len(wishes.known):,} there already: {_some(wishes.known)}")
-    if wishes.changed:
-        both = [f"{written} as {word}" for written, word in wishes.changed.items()]
+    if wishes.existing:
+        log(f"note: {len(wishes.existing):,} there already: {_some(wishes.existing)}")
+    if wishes.normalized:
+        both = [f"{written} as {word}" for written, word in wishes.normalized.items()]
         log(f"note: {len(both):,} taken as the tokenizer writes them: {_some(both)}")
-    if wishes.refused:
-        log(f"note: {len(wishes.refused):,} refused:")
-        for word, why in list(wishes.refused.items())[:_NAMED]:
+    if wishes.rejected:
+        log(f"note: {len(wishes.rejected):,} refused:")
+        for word, why in list(wishes.rejected.items())[:_NAMED]:
             log(f"  {word}: {why}")
-        if len(wishes.refused) > _NAMED:
-            log(f"  and {len(wishes.refused) - _NAMED:,} more (--json names all)")
+        if len(wishes.rejected) > _NAMED:
+            log(f"  and {len(wishes.rejected) - _NAMED:,} more (--json names all)")
 
 
 def _tell(
@@ -132,8 +132,8 @@ def _tell(
     last = new.first_id + len(new.words) - 1
     log(f"added {len(new.words):,}, ids {new.first_id:,} to {last:,}: {_some(new.words)}")
     if gain is not None:
-        if gain.forgotten:
-            log(f"note: {gain.forgotten:,} occurrences of rare words are not in these figures")
+        if gain.num_dropped:
+            log(f"note: {gain.num_dropped:,} occurrences of rare words are not in these figures")
         for name, fit in (("before", gain.before), ("now", gain.after)):
             log(
                 f"{name}: {fit.pieces_per_word:.3f} pieces a word, {fit.whole_share:.2%} of the "

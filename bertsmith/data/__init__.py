@@ -1,1 +1,1 @@
-"""From text files to training examples, in numpy. It never knows of torch or of a model."""
+"""From text files to training examples, in NumPy only: nothing here imports torch."""

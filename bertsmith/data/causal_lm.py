@@ -1,6 +1,6 @@
-"""The left-to-right objective: each token is predicted from those before it (section 5.1).
+"""Labels of the left-to-right objective: each token is predicted from those before it.
 
-It never knows how the sequences came about; it needs their ids and where they start.
+Section 5.1 of the paper compares it with masked LM.
 """
 
 import numpy as np
@@ -11,20 +11,20 @@ from bertsmith.data.packing import CuSeqlens
 
 
 def build_causal_lm_labels(
-    ids: IntArray, boundaries: CuSeqlens, facts: VocabularyInfo
+    ids: IntArray, cu_seqlens: CuSeqlens, vocabulary: VocabularyInfo
 ) -> tuple[IntArray, IntArray]:
-    """Return where a word is predicted, int64 [P], ascending, and which one, int64 [P].
+    """Label each position whose next token, in the same sequence, is not a special token.
 
     Args:
-        ids: int64 [T], which stay as they are.
-        boundaries: int32 [B + 1].
-        facts: of the vocabulary.
+        ids: Token ids, int64 [T]; they are not changed.
+        cu_seqlens: Start of each sequence, int32 [B + 1].
+        vocabulary: Tells which ids are special tokens.
 
     Returns:
-        Every place whose next token, in the same sequence, is no special one; and these tokens.
+        The labeled positions, int64 [P], ascending, and the ids of their next tokens, int64 [P].
     """
-    usable = ~facts.is_special[ids]
-    # A sequence's first token has none before it.
-    usable[boundaries[:-1]] = False
-    after = np.flatnonzero(usable)
-    return after - 1, ids[after]
+    is_target = ~vocabulary.is_special[ids]
+    # The first token of a sequence has no token before it to be predicted from.
+    is_target[cu_seqlens[:-1]] = False
+    targets = np.flatnonzero(is_target)
+    return targets - 1, ids[targets]

@@ -1,7 +1,4 @@
-"""Looks into a store: its facts, and what its examples look like to a reader.
-
-It never knows how a store is made, nor a model.
-"""
+"""Describes a token store for people: its facts and some training examples."""
 
 import numpy as np
 
@@ -17,31 +14,30 @@ from bertsmith.text.wordpiece import Tokenizer
 def describe_store(
     store: Store, settings: DataSettings | None = None, *, examples: int = 3, seed: int = 0
 ) -> str:
-    """Return a store's facts and some examples drawn from it, as text for people.
+    """Return the facts of a store and some training examples drawn from it, as text.
 
-    A token that is asked for stands in braces with what the model sees before it: {seen→asked}.
+    A token to predict is shown in braces, with the model's input before it: {input→label}.
     """
     settings = DataSettings() if settings is None else settings
-    lines = _facts(store)
+    lines = _describe_manifest(store)
     tokenizer = store.load_tokenizer()
     split = store.load_split("train")
+    vocabulary = VocabularyInfo.from_tokenizer(tokenizer)
     try:
-        stream = ExampleStream(
-            split, VocabularyInfo.from_tokenizer(tokenizer), settings, settings.length, seed, 0
-        )
+        stream = ExampleStream(split, vocabulary, settings, settings.length, seed, 0)
     except StoreError as error:
         return "\n".join([*lines, f"no examples: {error}"])
-    lines.append(f"examples an epoch at length {settings.length}: {len(stream):,}")
+    lines.append(f"examples per epoch at length {settings.length}: {len(stream):,}")
     examples = min(examples, len(stream))
     if not examples:
         return "\n".join(lines)
     batch = stream.batch(0, examples)
-    for number in range(len(batch)):
-        lines += ["", *_example(batch.slice(number, number + 1), tokenizer)]
+    for index in range(len(batch)):
+        lines += ["", *_describe_example(batch.slice(index, index + 1), tokenizer)]
     return "\n".join(lines)
 
 
-def _facts(store: Store) -> list[str]:
+def _describe_manifest(store: Store) -> list[str]:
     manifest = store.manifest
     case = "lower case" if manifest.lowercase else "cased"
     lines = [
@@ -59,22 +55,24 @@ def _facts(store: Store) -> list[str]:
     for source in manifest.plan.sources:
         size = "a stream" if source.size is None else f"{source.size:,} bytes"
         lines.append(f"source: {source.name} ({size})")
-    left_out = {**manifest.report.get("skipped", {})}
-    for fact in ("repeated_documents", "repeated_paragraphs", "empty_documents"):
-        left_out[fact.replace("_", " ")] = manifest.report.get(fact, 0)
-    lines += [f"left out: {count:,} ({reason})" for reason, count in left_out.items() if count]
+    omitted = {**manifest.report.get("skipped", {})}
+    for key in ("repeated_documents", "repeated_paragraphs", "empty_documents"):
+        omitted[key.replace("_", " ")] = manifest.report.get(key, 0)
+    lines += [f"left out: {count:,} ({reason})" for reason, count in omitted.items() if count]
     return lines
 
 
-def _example(one: Batch, tokenizer: Tokenizer) -> list[str]:
-    """Return one sequence as its label and a line a segment."""
-    asked = dict(zip(one.masked_positions.tolist(), one.masked_labels.tolist(), strict=True))
-    shown = tokenizer.ids_to_tokens(one.ids.tolist())
-    for place, label in asked.items():
-        shown[place] = f"{{{shown[place]}→{tokenizer.vocab[label]}}}"
-    border = int(np.searchsorted(one.segments, 1))
-    if one.nsp_labels is None:
-        return [f"one segment, {len(one.ids)} tokens", "  " + " ".join(shown)]
-    label = "B from another document" if one.nsp_labels[0] else "B follows A"
-    head = f"{label}, {len(one.ids)} tokens, {len(asked)} asked for"
-    return [head, "  A: " + " ".join(shown[:border]), "  B: " + " ".join(shown[border:])]
+def _describe_example(example: Batch, tokenizer: Tokenizer) -> list[str]:
+    """Return a title and one line per segment for a batch of one sequence."""
+    labels = dict(
+        zip(example.masked_positions.tolist(), example.masked_labels.tolist(), strict=True)
+    )
+    tokens = tokenizer.ids_to_tokens(example.ids.tolist())
+    for position, label in labels.items():
+        tokens[position] = f"{{{tokens[position]}→{tokenizer.vocab[label]}}}"
+    b_start = int(np.searchsorted(example.segments, 1))
+    if example.nsp_labels is None:
+        return [f"one segment, {len(example.ids)} tokens", "  " + " ".join(tokens)]
+    relation = "B from another document" if example.nsp_labels[0] else "B follows A"
+    title = f"{relation}, {len(example.ids)} tokens, {len(labels)} to predict"
+    return [title, "  A: " + " ".join(tokens[:b_start]), "  B: " + " ".join(tokens[b_start:])]

@@ -1,7 +1,8 @@
-"""Choose which text is held out: whole documents, and parts of documents that are too long.
+"""Chooses the held-out text: whole documents, and parts of documents that are too long.
 
-A part's side depends on the hash of its document's text, on its number in the document and on one
-rule for the whole corpus. So equal documents are on the same side, whichever worker reads them.
+Whether a part is held out depends on the hash of its document's text, on its number in the
+document, and on one rule for the whole corpus. So equal documents are in the same split, whichever
+worker reads them.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,27 +16,28 @@ from bertsmith.data.counter_rng import BoolArray, IntArray, UInt64Array, random_
 #: Share of all tokens that is held out by default ...
 DEFAULT_SHARE = 0.01
 #: ... but at least this many tokens (about a thousand pairs at length 128) ...
-ENOUGH_TOKENS = 1 << 17
+_DEFAULT_MIN_TOKENS = 1 << 17
 #: ... unless that is more than this share.
-LARGEST_SHARE = 0.05
-#: Next-sentence pairs need two documents on either side.
-MIN_PARTS = 2
-#: Documents of up to this share of the request stay whole: taking or leaving one misses the
-#: request by half of it at most.
-WHOLE_SHARE = 0.4
-#: A part of this many tokens is long enough for several sequences; longer ones are not needed.
-USEFUL_TOKENS = 512
+_DEFAULT_MAX_SHARE = 0.05
+#: Next-sentence pairs need at least two documents in a split.
+_MIN_PARTS = 2
+#: Documents with up to this share of the requested tokens are not cut: holding out whole documents
+#: misses the request by at most half a document.
+_MAX_UNCUT_SHARE = 0.4
+#: A part of this many tokens is long enough for several sequences, so longer ones are not needed.
+_MAX_USEFUL_TOKENS = 512
 #: A shorter part has too few sentences for pairs.
-SHORTEST_TOKENS = 64
-_LARGEST_HASH = 2**64 - 1
+_MIN_PART_TOKENS = 64
+_MAX_HASH = 2**64 - 1
 
 
 class DocumentSizes(NamedTuple):
     """The sizes of a group of documents.
 
-    hashes: uint64 [documents], equal for equal documents.
-    document_sizes: int64 [documents], sentences of each document, at least 1.
-    sentence_sizes: int64 [sentences], tokens of each sentence, at least 1.
+    Attributes:
+        hashes: uint64 [documents], equal for equal documents.
+        document_sizes: Sentences in each document, int64 [documents], at least 1.
+        sentence_sizes: Tokens in each sentence, int64 [sentences], at least 1.
     """
 
     hashes: UInt64Array
@@ -44,10 +46,12 @@ class DocumentSizes(NamedTuple):
 
 
 class SplitAssignment(NamedTuple):
-    """The side of each sentence, and the documents that result on either side.
+    """The split of each sentence, and the documents that result in both splits.
 
-    held_out: bool [sentences].
-    train, heldout: int64, sentences of each document of the side, in order.
+    Attributes:
+        held_out: Whether each sentence is held out, bool [sentences].
+        train_document_sizes: Sentences in each training document, int64, in order.
+        held_out_document_sizes: Sentences in each held-out document, int64, in order.
     """
 
     held_out: BoolArray
@@ -56,7 +60,14 @@ class SplitAssignment(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    """Contiguous parts of documents in order, each array [parts]; ``sizes`` counts sentences."""
+    """Contiguous parts of documents, in order.
+
+    Attributes:
+        hashes: uint64 [parts].
+        tokens: Tokens in each part, int64 [parts].
+        sizes: Sentences in each part, int64 [parts].
+        is_first: Whether the part is the first of its document, bool [parts].
+    """
 
     hashes: UInt64Array
     tokens: IntArray
@@ -66,13 +77,15 @@ class _Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class HeldOutRule:
-    """Which parts of the documents of a corpus are held out.
+    """Determines which parts of a corpus are held out.
 
-    hash_limit: parts with a hash below it are held out, in [0, 2**64).
-    cut_hashes, cut_counts: the documents that are cut into parts (sorted hashes), and into how
-        many; any other document is one part, with the hash of the document.
-    excluded_hashes: sorted hashes of parts that are never held out because they are too large.
-    merge_training_parts: join adjacent training parts of a document again.
+    Attributes:
+        hash_limit: Parts with a hash below this limit, in [0, 2**64), are held out.
+        cut_hashes: Sorted hashes of the documents that are cut into parts. Any other document is
+            a single part with the hash of the document.
+        cut_counts: Number of parts of each of these documents.
+        excluded_hashes: Sorted hashes of parts that are too large to be held out.
+        merge_training_parts: Whether adjacent training parts of a document are merged again.
     """
 
     hash_limit: int
@@ -87,188 +100,205 @@ class HeldOutRule:
         hashes = np.zeros(0, np.uint64)
         return cls(0, hashes, np.zeros(0, np.int64), hashes)
 
-    def assign(self, lengths: DocumentSizes) -> SplitAssignment:
-        """Assign each sentence to a side; each held-out part becomes a document of its own."""
-        parts = self._parts(lengths)
+    def assign(self, documents: DocumentSizes) -> SplitAssignment:
+        """Assign each sentence to a split. Every held-out part becomes a document."""
+        parts = self._cut(documents)
         held_out = self._is_held_out(parts.hashes)
-        starts = self._starts_document(parts, held_out)
-        train = np.bincount(
+        starts = self._starts_training_document(parts, held_out)
+        train_sizes = np.bincount(
             np.cumsum(starts[~held_out]) - 1, parts.sizes[~held_out], minlength=int(starts.sum())
         )
         return SplitAssignment(
             held_out=np.repeat(held_out, parts.sizes),
-            train_document_sizes=train.astype(np.int64),
+            train_document_sizes=train_sizes.astype(np.int64),
             held_out_document_sizes=parts.sizes[held_out],
         )
 
-    def count_cut_documents(self, lengths: DocumentSizes) -> int:
+    def count_cut_documents(self, documents: DocumentSizes) -> int:
         """Count the documents that are cut into two parts or more."""
-        is_first = self._parts(lengths).is_first
+        is_first = self._cut(documents).is_first
         return int((is_first[:-1] & ~is_first[1:]).sum())
 
-    def _counts(self, hashes: UInt64Array) -> IntArray:
-        """Return into how many parts each document [n] is to be cut, at least 1."""
+    def _num_parts(self, hashes: UInt64Array) -> IntArray:
+        """Return the number of parts of each document [n], at least 1."""
         if not len(self.cut_hashes):
             return np.ones(len(hashes), np.int64)
         index = np.searchsorted(self.cut_hashes, hashes).clip(max=len(self.cut_hashes) - 1)
         return np.where(self.cut_hashes[index] == hashes, self.cut_counts[index], 1)
 
-    def _parts(self, lengths: DocumentSizes) -> _Parts:
-        """Cut documents at the sentence boundaries nearest to equal numbers of tokens."""
-        documents = np.repeat(np.arange(len(lengths.hashes)), lengths.document_sizes)
-        token_ends = np.cumsum(lengths.sentence_sizes)
-        document_ends = np.append(0, token_ends)[np.cumsum(lengths.document_sizes)]
+    def _cut(self, documents: DocumentSizes) -> _Parts:
+        """Cut documents into parts of nearly equal numbers of tokens, between sentences."""
+        document_numbers = np.repeat(np.arange(len(documents.hashes)), documents.document_sizes)
+        token_ends = np.cumsum(documents.sentence_sizes)
+        document_ends = np.append(0, token_ends)[np.cumsum(documents.document_sizes)]
         document_tokens = np.diff(document_ends, prepend=0)
-        counts = self._counts(lengths.hashes)
-        # A sentence belongs to the part that its middle is in.
-        twice_middle = 2 * (token_ends - (document_ends - document_tokens)[documents])
-        twice_middle -= lengths.sentence_sizes
-        numbers = twice_middle * counts[documents] // (2 * document_tokens[documents])
-        is_first = np.diff(documents, prepend=-1) != 0
-        firsts = np.flatnonzero(is_first | (np.diff(numbers, prepend=-1) != 0))
-        hashes = lengths.hashes[documents[firsts]]
-        cut = counts[documents[firsts]] > 1
-        hashes[cut] = random_bits(hashes[cut], numbers[firsts][cut].astype(np.uint64))
-        bounds = np.append(0, token_ends)[np.append(firsts, len(token_ends))]
+        num_parts = self._num_parts(documents.hashes)
+        # A sentence belongs to the part that contains its middle. Twice the middle is an integer.
+        document_starts = (document_ends - document_tokens)[document_numbers]
+        twice_middle = 2 * (token_ends - document_starts)
+        twice_middle -= documents.sentence_sizes
+        part_numbers = (
+            twice_middle * num_parts[document_numbers] // (2 * document_tokens[document_numbers])
+        )
+        is_first = np.diff(document_numbers, prepend=-1) != 0
+        firsts = np.flatnonzero(is_first | (np.diff(part_numbers, prepend=-1) != 0))
+        hashes = documents.hashes[document_numbers[firsts]]
+        is_cut = num_parts[document_numbers[firsts]] > 1
+        hashes[is_cut] = random_bits(hashes[is_cut], part_numbers[firsts][is_cut].astype(np.uint64))
+        token_offsets = np.append(0, token_ends)[np.append(firsts, len(token_ends))]
         return _Parts(
             hashes=hashes,
-            tokens=np.diff(bounds),
+            tokens=np.diff(token_offsets),
             sizes=np.diff(firsts, append=len(token_ends)),
             is_first=is_first[firsts],
         )
 
     def _is_held_out(self, hashes: UInt64Array) -> BoolArray:
-        below = hashes < np.uint64(self.hash_limit)
-        return below & ~np.isin(hashes, self.excluded_hashes)
+        is_below_limit = hashes < np.uint64(self.hash_limit)
+        return is_below_limit & ~np.isin(hashes, self.excluded_hashes)
 
-    def _starts_document(self, parts: _Parts, held_out: BoolArray) -> BoolArray:
+    def _starts_training_document(self, parts: _Parts, held_out: BoolArray) -> BoolArray:
         """Return which parts are the first of a training document."""
         if not self.merge_training_parts:
             return ~held_out
-        # No document spans a gap where a part was taken out.
-        return ~held_out & (parts.is_first | _after(held_out))
+        # Text before and after a held-out part is not contiguous, so it is not one document.
+        return ~held_out & (parts.is_first | _follows_held_out(held_out))
 
 
 def choose_held_out(
-    iterate_shards: Callable[[], Iterable[DocumentSizes]], share: float | None
+    iterate_sizes: Callable[[], Iterable[DocumentSizes]], share: float | None
 ) -> HeldOutRule:
     """Choose the rule for a corpus.
 
-    Documents are held out whole, in the order of their hashes, as long as they are short beside
-    the requested tokens; longer ones are cut into parts of about equal size. If at least 256
-    tokens are requested, at most 1.2 times as many are held out; at least 0.8 times as many,
-    unless sentences (with all their copies) are longer than a sixteenth of the request. At least
-    two parts are held out and two remain; if that is impossible, nothing is held out.
+    Documents are held out in the order of their hashes. A document that is long compared with
+    the requested tokens is first cut into parts of about equal size. If at least 256 tokens are
+    requested, at most 1.2 times as many are held out. At least 0.8 times as many are held out,
+    unless a sentence (with all its copies) is longer than a sixteenth of the request. At least
+    two parts are held out and two remain for training; if that is impossible, nothing is held out.
 
     Args:
-        iterate_shards: yields the sizes of all documents, the same at each call; called up to twice.
-        share: of all tokens; None for 1 %, but at least 131,072 tokens unless that is more than
-            5 %.
+        iterate_sizes: Yields the sizes of all documents, the same at each call; called at most
+            twice.
+        share: Share of all tokens to hold out; None for 1 %, but at least 131,072 tokens unless
+            that is more than 5 %.
     """
-    hashes, tokens = _totals(iterate_shards())
+    hashes, tokens = _total_tokens(iterate_sizes())
     if share == 0.0 or not len(hashes):
         return HeldOutRule.none()
     total = int(tokens.sum())
     requested = share * total if share is not None else _default_request(total)
-    part_tokens = _part_tokens(requested, total)
-    whole_tokens = max(part_tokens, WHOLE_SHARE * min(requested, total - requested))
-    cuts = _cuts(hashes, tokens, part_tokens, whole_tokens)
-    is_cut = np.isin(hashes, cuts.cut_hashes)
+    part_tokens = _choose_part_tokens(requested, total)
+    max_uncut_tokens = max(part_tokens, _MAX_UNCUT_SHARE * min(requested, total - requested))
+    cut_rule = _choose_cuts(hashes, tokens, part_tokens, max_uncut_tokens)
+    is_cut = np.isin(hashes, cut_rule.cut_hashes)
     part_hashes, part_sizes = [hashes[~is_cut]], [tokens[~is_cut]]
     is_first = [np.ones(len(part_hashes[0]), np.bool_)]
     if is_cut.any():
-        for lengths in iterate_shards():
-            parts = cuts._parts(_only(lengths, cuts.cut_hashes))  # noqa: SLF001 - same module
+        for documents in iterate_sizes():
+            cut_documents = _select_documents(documents, cut_rule.cut_hashes)
+            parts = cut_rule._cut(cut_documents)  # noqa: SLF001 - same module
             part_hashes.append(parts.hashes)
             part_sizes.append(parts.tokens)
             is_first.append(parts.is_first)
     all_hashes = np.concatenate(part_hashes)
-    unique, sums = _group(all_hashes, np.concatenate(part_sizes))
-    # All copies of a part are on one side, so together they must not overshoot the request.
-    largest = max(1.5 * part_tokens, whole_tokens, min(SHORTEST_TOKENS, total / 8))
-    eligible = sums <= largest
-    candidates = unique[eligible]
-    count = _nearest(np.cumsum(sums[eligible]), requested)
-    count = min(max(count, MIN_PARTS), len(unique) - MIN_PARTS)
-    if count < MIN_PARTS or count > len(candidates):
+    unique_hashes, sums = _sum_by_hash(all_hashes, np.concatenate(part_sizes))
+    # All copies of a part are in the same split, so together they must not exceed the request.
+    max_tokens = max(1.5 * part_tokens, max_uncut_tokens, min(_MIN_PART_TOKENS, total / 8))
+    is_eligible = sums <= max_tokens
+    candidates = unique_hashes[is_eligible]
+    count = _find_nearest_count(np.cumsum(sums[is_eligible]), requested)
+    count = min(max(count, _MIN_PARTS), len(unique_hashes) - _MIN_PARTS)
+    if count < _MIN_PARTS or count > len(candidates):
         return HeldOutRule.none()
-    limit = int(candidates[count]) if count < len(candidates) else _LARGEST_HASH
-    rule = replace(cuts, hash_limit=limit, excluded_hashes=unique[~eligible])
+    hash_limit = int(candidates[count]) if count < len(candidates) else _MAX_HASH
+    rule = replace(cut_rule, hash_limit=hash_limit, excluded_hashes=unique_hashes[~is_eligible])
     held_out = rule._is_held_out(all_hashes)  # noqa: SLF001 - same module
-    documents = int((~held_out & (np.concatenate(is_first) | _after(held_out))).sum())
-    return replace(rule, merge_training_parts=documents >= MIN_PARTS)
+    starts = ~held_out & (np.concatenate(is_first) | _follows_held_out(held_out))
+    num_documents = int(starts.sum())
+    return replace(rule, merge_training_parts=num_documents >= _MIN_PARTS)
 
 
-def _totals(shards: Iterable[DocumentSizes]) -> tuple[UInt64Array, IntArray]:
-    """Return the hash and the tokens of each document [documents] of all shards."""
+def _total_tokens(groups: Iterable[DocumentSizes]) -> tuple[UInt64Array, IntArray]:
+    """Return the hash and the number of tokens of each document of all groups [documents]."""
     hashes, tokens = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
-    for lengths in shards:
-        hashes.append(lengths.hashes)
-        ends = np.append(0, np.cumsum(lengths.sentence_sizes))[np.cumsum(lengths.document_sizes)]
+    for sizes in groups:
+        hashes.append(sizes.hashes)
+        ends = np.append(0, np.cumsum(sizes.sentence_sizes))[np.cumsum(sizes.document_sizes)]
         tokens.append(np.diff(ends, prepend=0))
     return np.concatenate(hashes), np.concatenate(tokens)
 
 
 def _default_request(total: int) -> float:
-    return max(DEFAULT_SHARE * total, min(ENOUGH_TOKENS, LARGEST_SHARE * total))
+    return max(DEFAULT_SHARE * total, min(_DEFAULT_MIN_TOKENS, _DEFAULT_MAX_SHARE * total))
 
 
-def _part_tokens(requested: float, total: int) -> float:
-    """Return the tokens of the parts into which long documents are cut.
+def _choose_part_tokens(requested: float, total: int) -> float:
+    """Return the number of tokens per part of a long document.
 
-    Many parts meet the request exactly and sample the corpus evenly; long parts hold more and
-    longer sequences. In a tiny corpus two parts shall not be a large share of it.
+    Many parts meet the request precisely and sample the corpus evenly; long parts give more and
+    longer sequences. In a tiny corpus two parts must not be a large share of it.
     """
-    smaller_side = min(requested, total - requested)
+    smaller_split = min(requested, total - requested)
     return max(
-        smaller_side / 8,
-        min(smaller_side / 4, USEFUL_TOKENS),
-        min(SHORTEST_TOKENS, total / 16),
+        smaller_split / 8,
+        min(smaller_split / 4, _MAX_USEFUL_TOKENS),
+        min(_MIN_PART_TOKENS, total / 16),
     )
 
 
-def _cuts(
-    hashes: UInt64Array, tokens: IntArray, part_tokens: float, whole_tokens: float
+def _choose_cuts(
+    hashes: UInt64Array, tokens: IntArray, part_tokens: float, max_uncut_tokens: float
 ) -> HeldOutRule:
-    """Return the rule that cuts long documents and holds nothing out yet.
+    """Return a rule that cuts long documents and holds nothing out.
 
-    A document is long if it has, with all its copies, more than ``whole_tokens``.
+    A document is long if it and its copies have more than ``max_uncut_tokens`` in total.
     """
-    unique, first, owner = np.unique(hashes, return_index=True, return_inverse=True)
-    with_copies = np.bincount(owner, tokens)
-    counts = np.where(with_copies > whole_tokens, np.ceil(with_copies / part_tokens), 1)
-    # No document has more parts than tokens.
-    counts = np.minimum(counts.astype(np.int64), tokens[first])
-    return replace(HeldOutRule.none(), cut_hashes=unique[counts > 1], cut_counts=counts[counts > 1])
-
-
-def _only(lengths: DocumentSizes, hashes: UInt64Array) -> DocumentSizes:
-    """Return the documents that have one of ``hashes``."""
-    chosen = np.isin(lengths.hashes, hashes)
-    return DocumentSizes(
-        lengths.hashes[chosen],
-        lengths.document_sizes[chosen],
-        lengths.sentence_sizes[np.repeat(chosen, lengths.document_sizes)],
+    unique_hashes, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+    tokens_with_copies = np.bincount(inverse, tokens)
+    num_parts = np.where(
+        tokens_with_copies > max_uncut_tokens, np.ceil(tokens_with_copies / part_tokens), 1
+    )
+    # A document cannot have more parts than tokens.
+    num_parts = np.minimum(num_parts.astype(np.int64), tokens[first])
+    return replace(
+        HeldOutRule.none(),
+        cut_hashes=unique_hashes[num_parts > 1],
+        cut_counts=num_parts[num_parts > 1],
     )
 
 
-def _group(hashes: UInt64Array, tokens: IntArray) -> tuple[UInt64Array, IntArray]:
-    """Return the sorted different hashes and the tokens of all parts that have each."""
-    unique, owner = np.unique(hashes, return_inverse=True)
-    return unique, np.bincount(owner, tokens).astype(np.int64)
+def _select_documents(documents: DocumentSizes, hashes: UInt64Array) -> DocumentSizes:
+    """Return the documents that have one of ``hashes``."""
+    is_selected = np.isin(documents.hashes, hashes)
+    return DocumentSizes(
+        documents.hashes[is_selected],
+        documents.document_sizes[is_selected],
+        documents.sentence_sizes[np.repeat(is_selected, documents.document_sizes)],
+    )
 
 
-def _nearest(sums: IntArray, requested: float) -> int:
-    """Return how many parts in order come nearest to the request; ``sums`` are cumulative."""
-    count = int(np.searchsorted(sums, requested))
-    if count == len(sums):
+def _sum_by_hash(hashes: UInt64Array, tokens: IntArray) -> tuple[UInt64Array, IntArray]:
+    """Return the sorted unique hashes, and the total tokens of the parts with each hash."""
+    unique_hashes, inverse = np.unique(hashes, return_inverse=True)
+    return unique_hashes, np.bincount(inverse, tokens).astype(np.int64)
+
+
+def _find_nearest_count(cumulative: IntArray, requested: float) -> int:
+    """Return how many leading parts have a total nearest to the request.
+
+    Args:
+        cumulative: Total tokens of the first 1, 2, ... parts, int64 [parts].
+        requested: Requested number of tokens.
+    """
+    count = int(np.searchsorted(cumulative, requested))
+    if count == len(cumulative):
         return count
-    below = sums[count - 1] if count else 0
-    return count + int(sums[count] - requested <= requested - below)
+    previous = cumulative[count - 1] if count else 0
+    return count + int(cumulative[count] - requested <= requested - previous)
 
 
-def _after(held_out: BoolArray) -> BoolArray:
-    """Return which parts come right after one that is held out."""
+def _follows_held_out(held_out: BoolArray) -> BoolArray:
+    """Return which parts come right after a held-out part."""
     result = np.zeros_like(held_out)
     result[1:] = held_out[:-1]
     return result

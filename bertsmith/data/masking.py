@@ -1,10 +1,8 @@
-"""Masked LM: which tokens of a batch are predicted, and what stands in their place.
+"""Masked LM: chooses the tokens to predict and replaces them.
 
-It never knows how the sequences came about; it needs their ids and where they start.
-
-The rules are the original program's (paper, section 3.1): of each sequence a fixed share of its
-tokens, special ones counted but never chosen; of those 80 % become [MASK], 10 % a random word,
-10 % stay as they are.
+The rules are those of the paper (section 3.1) and its code: a fixed share of each sequence's
+tokens is predicted. Special tokens count towards the share but are never chosen. Of the chosen
+tokens, 80 % become [MASK], 10 % a random token, and 10 % stay unchanged.
 """
 
 from dataclasses import dataclass
@@ -23,17 +21,24 @@ from bertsmith.data.packing import CuSeqlens, concat_ranges
 from bertsmith.data.settings import DataSettings
 from bertsmith.text.wordpiece import Tokenizer
 
-#: The random words of a token are numbered from here, above those of the pairs, three a token.
-_BASE = 1 << 40
-_CHOICE, _FATE, _WORD = range(3)
+#: Index of the first random value used for masking, far above those used for sentence pairs. Each
+#: position of a sequence has three values.
+_FIRST_RNG_INDEX = 1 << 40
+_RNG_ORDER, _RNG_REPLACEMENT, _RNG_RANDOM_TOKEN = range(3)
 
 
 @dataclass(frozen=True)
 class VocabularyInfo:
-    """What masking must know of a vocabulary of V words.
+    """What masking needs to know about a vocabulary of V tokens.
 
-    ``special`` bool [V]: never predicted, never drawn; ``continuations`` bool [V]: the pieces
-    that go on with a word ("##"); ``unk_id``: the id of [UNK], one of ``special``.
+    Attributes:
+        vocab_size: V.
+        cls_id: Id of [CLS].
+        sep_id: Id of [SEP].
+        mask_id: Id of [MASK].
+        is_special: Special tokens, bool [V]: never predicted and never drawn as random tokens.
+        is_continuation: Pieces that continue a word ("##"), bool [V].
+        unk_id: Id of [UNK], one of the special tokens.
     """
 
     vocab_size: int
@@ -46,9 +51,9 @@ class VocabularyInfo:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> "VocabularyInfo":
-        """Take the facts from a tokenizer."""
-        special = np.zeros(tokenizer.vocab_size, np.bool_)
-        special[
+        """Read the information from a tokenizer."""
+        is_special = np.zeros(tokenizer.vocab_size, np.bool_)
+        is_special[
             [
                 tokenizer.pad_id,
                 tokenizer.unk_id,
@@ -62,7 +67,7 @@ class VocabularyInfo:
             cls_id=tokenizer.cls_id,
             sep_id=tokenizer.sep_id,
             mask_id=tokenizer.mask_id,
-            is_special=special,
+            is_special=is_special,
             is_continuation=np.asarray(tokenizer.is_continuation, np.bool_),
             unk_id=tokenizer.unk_id,
         )
@@ -70,10 +75,13 @@ class VocabularyInfo:
 
 @dataclass(frozen=True)
 class _Units:
-    """What is chosen or left as a whole, tokens or words: U of them, in the order of the row.
+    """The units that are masked together, U of them in the order of the row: tokens or words.
 
-    ``first`` int64 [U]: index of its first token in the row; ``size`` int64 [U]: its tokens;
-    ``sequence`` int64 [U]; ``starts`` int64 [B + 1]: where each sequence's units start.
+    Attributes:
+        first: Index of the unit's first token in the row, int64 [U].
+        size: Number of tokens, int64 [U].
+        sequence: Index of the unit's sequence, int64 [U].
+        starts: Index of each sequence's first unit, int64 [B + 1]; the last entry is U.
     """
 
     first: IntArray
@@ -84,149 +92,163 @@ class _Units:
 
 def mask_tokens(
     ids: IntArray,
-    boundaries: CuSeqlens,
-    state: UInt64Array,
-    facts: VocabularyInfo,
+    cu_seqlens: CuSeqlens,
+    states: UInt64Array,
+    vocabulary: VocabularyInfo,
     settings: DataSettings,
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Choose the predictions of B sequences and put masks or random words in their place.
+    """Choose the tokens to predict in B sequences and replace them.
 
     Args:
-        ids: int64 [T], without masks.
-        boundaries: int32 [B + 1].
-        state: uint64 [B], the random state of each sequence, on which alone its masks depend.
-        facts: of the vocabulary.
-        settings: the shares.
+        ids: Token ids without masks, int64 [T]; they are not changed.
+        cu_seqlens: Start of each sequence, int32 [B + 1].
+        states: Random state of each sequence, uint64 [B]. The masks of a sequence depend on its
+            state and its ids only.
+        vocabulary: Special tokens and continuation pieces.
+        settings: The shares.
 
     Returns:
-        The ids with masks int64 [T]; the places int64 [P], ascending; the ids there int64 [P].
+        The ids with masks, int64 [T]; the positions to predict, int64 [P], ascending; the
+        original ids at these positions, int64 [P].
     """
-    special = facts.is_special[ids]
-    units = _units(ids, boundaries, special, facts if settings.whole_words else None)
-    usable = ~special[units.first]
-    keys = _shuffled(units, boundaries, state, usable)
-    wanted = _predictions(boundaries, special, settings)
+    is_special = vocabulary.is_special[ids]
+    units = _find_units(ids, cu_seqlens, is_special, vocabulary if settings.whole_words else None)
+    is_maskable = ~is_special[units.first]
+    keys = _shuffle_units(units, cu_seqlens, states, is_maskable)
+    num_predictions = _count_predictions(cu_seqlens, is_special, settings)
     if settings.whole_words:
-        keys = keys[_fitting(keys, units, boundaries, usable, wanted)]
+        keys = keys[_select_words(keys, units, cu_seqlens, is_maskable, num_predictions)]
     else:
-        keys = keys[concat_ranges(units.starts[:-1], wanted)]
-    sequence, place = _unpacked(keys, boundaries)
-    first = boundaries[sequence] + place
+        keys = keys[concat_ranges(units.starts[:-1], num_predictions)]
+    sequence, position = _unpack_keys(keys, cu_seqlens)
+    first = cu_seqlens[sequence] + position
     if settings.whole_words:
         size = units.size[np.searchsorted(units.first, first)]
         first = concat_ranges(first, size)
-    chosen = np.sort(first)
-    return _replaced(ids, chosen, boundaries, state, facts, settings)
+    masked_positions = np.sort(first)
+    return _replace_tokens(ids, masked_positions, cu_seqlens, states, vocabulary, settings)
 
 
-def _predictions(boundaries: CuSeqlens, special: BoolArray, settings: DataSettings) -> IntArray:
-    """Return how many tokens of each sequence are predicted, int64 [B]."""
-    sizes = np.diff(boundaries).astype(np.int64)
-    wanted = np.maximum(np.rint(settings.masking_rate * sizes).astype(np.int64), 1)
+def _count_predictions(
+    cu_seqlens: CuSeqlens, is_special: BoolArray, settings: DataSettings
+) -> IntArray:
+    """Return the number of tokens to predict in each sequence, int64 [B]."""
+    sizes = np.diff(cu_seqlens).astype(np.int64)
+    num_predictions = np.maximum(np.rint(settings.masking_rate * sizes).astype(np.int64), 1)
     if settings.max_predictions is not None:
-        wanted = np.minimum(wanted, settings.max_predictions)
-    usable: IntArray = sizes - np.add.reduceat(special, boundaries[:-1], dtype=np.int64)
-    possible: IntArray = np.minimum(wanted, usable)
-    return possible
+        num_predictions = np.minimum(num_predictions, settings.max_predictions)
+    num_maskable: IntArray = sizes - np.add.reduceat(is_special, cu_seqlens[:-1], dtype=np.int64)
+    limited: IntArray = np.minimum(num_predictions, num_maskable)
+    return limited
 
 
-def _units(
-    ids: IntArray, boundaries: CuSeqlens, special: BoolArray, words: VocabularyInfo | None
+def _find_units(
+    ids: IntArray,
+    cu_seqlens: CuSeqlens,
+    is_special: BoolArray,
+    vocabulary: VocabularyInfo | None,
 ) -> _Units:
-    """Return the tokens as units, or the words if the facts about ``words`` are given."""
-    sizes = np.diff(boundaries).astype(np.int64)
+    """Group the tokens into words; without a ``vocabulary`` each token is a unit."""
+    sizes = np.diff(cu_seqlens).astype(np.int64)
     sequence = np.repeat(np.arange(len(sizes)), sizes)
-    if words is None:
+    if vocabulary is None:
         first, size = np.arange(len(ids)), np.ones(len(ids), np.int64)
-        return _Units(first, size, sequence, boundaries.astype(np.int64))
-    begins = ~words.is_continuation[ids] | special
-    # A segment that was cut at its front begins with the rest of a word: a unit of its own.
-    begins[1:] |= special[:-1]
-    begins[boundaries[:-1]] = True
-    first = np.flatnonzero(begins)
+        return _Units(first, size, sequence, cu_seqlens.astype(np.int64))
+    starts_word = ~vocabulary.is_continuation[ids] | is_special
+    # A segment truncated at its front may start inside a word; those pieces are a unit.
+    starts_word[1:] |= is_special[:-1]
+    starts_word[cu_seqlens[:-1]] = True
+    first = np.flatnonzero(starts_word)
     size = np.diff(first, append=len(ids))
-    return _Units(first, size, sequence[first], np.searchsorted(first, boundaries))
+    return _Units(first, size, sequence[first], np.searchsorted(first, cu_seqlens))
 
 
-def _bits(boundaries: CuSeqlens) -> tuple[np.uint64, np.uint64]:
-    """Return the bits of a place in a sequence, and the bits left for chance, in a 64-bit key."""
-    place = int(np.diff(boundaries).max(initial=1)).bit_length()
-    sequence = len(boundaries).bit_length()
-    return np.uint64(place), np.uint64(64 - place - sequence)
+def _key_bits(cu_seqlens: CuSeqlens) -> tuple[np.uint64, np.uint64]:
+    """Return how many bits of a 64-bit sort key hold the position, and how many are random."""
+    position_bits = int(np.diff(cu_seqlens).max(initial=1)).bit_length()
+    sequence_bits = len(cu_seqlens).bit_length()
+    return np.uint64(position_bits), np.uint64(64 - position_bits - sequence_bits)
 
 
-def _shuffled(
-    units: _Units, boundaries: CuSeqlens, state: UInt64Array, usable: BoolArray
+def _shuffle_units(
+    units: _Units, cu_seqlens: CuSeqlens, states: UInt64Array, is_maskable: BoolArray
 ) -> UInt64Array:
-    """Return a sorted key for each unit: its sequence, chance, its place; uint64 [U].
+    """Shuffle the units of every sequence with one sort.
 
-    Sorting such keys shuffles the units of every sequence at once; those that are not usable
-    come last in their sequence.
+    Returns:
+        A sorted key for each unit, uint64 [U]: from the highest bit, its sequence, random bits
+        and its position in the sequence. Units that must not be masked are last in their
+        sequence.
     """
-    place_bits, chance_bits = _bits(boundaries)
-    place = (units.first - boundaries[units.sequence]).astype(np.uint64)
-    numbers = place * np.uint64(3) + np.uint64(_BASE + _CHOICE)
-    # The top bit of chance is kept for what is not usable.
-    keys = random_bits(state[units.sequence], numbers) >> (np.uint64(65) - chance_bits)
-    keys[~usable] |= np.uint64(1) << (chance_bits - np.uint64(1))
-    keys |= units.sequence.astype(np.uint64) << chance_bits
-    keys <<= place_bits
-    keys |= place
+    position_bits, num_random_bits = _key_bits(cu_seqlens)
+    position = (units.first - cu_seqlens[units.sequence]).astype(np.uint64)
+    index = position * np.uint64(3) + np.uint64(_FIRST_RNG_INDEX + _RNG_ORDER)
+    # The highest of the random bits is 1 for units that must not be masked, else 0.
+    keys = random_bits(states[units.sequence], index) >> (np.uint64(65) - num_random_bits)
+    keys[~is_maskable] |= np.uint64(1) << (num_random_bits - np.uint64(1))
+    keys |= units.sequence.astype(np.uint64) << num_random_bits
+    keys <<= position_bits
+    keys |= position
     keys.sort()
     return keys
 
 
-def _unpacked(keys: UInt64Array, boundaries: CuSeqlens) -> tuple[IntArray, IntArray]:
-    """Return the sequence and the place in it of each key, int64."""
-    place_bits, chance_bits = _bits(boundaries)
-    place = keys & ((np.uint64(1) << place_bits) - np.uint64(1))
-    return (keys >> (place_bits + chance_bits)).astype(np.int64), place.astype(np.int64)
+def _unpack_keys(keys: UInt64Array, cu_seqlens: CuSeqlens) -> tuple[IntArray, IntArray]:
+    """Return the sequence and the position in it that each sort key holds, int64."""
+    position_bits, num_random_bits = _key_bits(cu_seqlens)
+    position = keys & ((np.uint64(1) << position_bits) - np.uint64(1))
+    return (keys >> (position_bits + num_random_bits)).astype(np.int64), position.astype(np.int64)
 
 
-def _fitting(
-    keys: UInt64Array, units: _Units, boundaries: CuSeqlens, usable: BoolArray, wanted: IntArray
+def _select_words(
+    keys: UInt64Array,
+    units: _Units,
+    cu_seqlens: CuSeqlens,
+    is_maskable: BoolArray,
+    num_predictions: IntArray,
 ) -> IntArray:
-    """Return the indices into the sorted keys of the words that are taken.
+    """Choose the words to mask, as indices into the sorted ``keys``.
 
-    The original's rule: word by word in random order, and a word that would exceed the number
-    of predictions is passed over. All sequences take their next word together.
+    As in the original code, words are tried in random order, and a word with more tokens than
+    there are predictions left is skipped. All sequences advance by one word at a time together.
     """
-    sequence, place = _unpacked(keys, boundaries)
-    size = units.size[np.searchsorted(units.first, boundaries[sequence] + place)]
-    last = units.starts[:-1] + np.add.reduceat(usable, units.starts[:-1], dtype=np.int64)
-    word, left = units.starts[:-1].copy(), wanted.copy()
-    taken: list[IntArray] = []
-    lanes = np.flatnonzero((word < last) & (left > 0))
-    while len(lanes):
-        fits = size[word[lanes]] <= left[lanes]
-        taken.append(word[lanes[fits]])
-        left[lanes[fits]] -= size[word[lanes[fits]]]
-        word[lanes] += 1
-        lanes = lanes[(word[lanes] < last[lanes]) & (left[lanes] > 0)]
-    return np.concatenate(taken) if taken else np.zeros(0, np.int64)
+    sequence, position = _unpack_keys(keys, cu_seqlens)
+    size = units.size[np.searchsorted(units.first, cu_seqlens[sequence] + position)]
+    last = units.starts[:-1] + np.add.reduceat(is_maskable, units.starts[:-1], dtype=np.int64)
+    word, remaining = units.starts[:-1].copy(), num_predictions.copy()
+    selected: list[IntArray] = []
+    active = np.flatnonzero((word < last) & (remaining > 0))
+    while len(active):
+        fits = size[word[active]] <= remaining[active]
+        selected.append(word[active[fits]])
+        remaining[active[fits]] -= size[word[active[fits]]]
+        word[active] += 1
+        active = active[(word[active] < last[active]) & (remaining[active] > 0)]
+    return np.concatenate(selected) if selected else np.zeros(0, np.int64)
 
 
-def _replaced(
+def _replace_tokens(
     ids: IntArray,
-    chosen: IntArray,
-    boundaries: CuSeqlens,
-    state: UInt64Array,
-    facts: VocabularyInfo,
+    masked_positions: IntArray,
+    cu_seqlens: CuSeqlens,
+    states: UInt64Array,
+    vocabulary: VocabularyInfo,
     settings: DataSettings,
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Put [MASK], a random word or nothing new at the ``chosen`` [P] places of the row."""
-    sequence = np.searchsorted(boundaries, chosen, "right") - 1
-    numbers = (chosen - boundaries[sequence]).astype(np.uint64) * np.uint64(3)
-    state = state[sequence]
-    fate = random_bits(state, numbers + np.uint64(_BASE + _FATE))
-    masked = bernoulli(fate, settings.mask_token_share)
-    changed = bernoulli(fate, settings.mask_token_share + settings.random_share)
-    ordinary = np.flatnonzero(~facts.is_special)
-    limits = np.full(len(chosen), len(ordinary))
-    words = ordinary[
-        uniform_integers(random_bits(state, numbers + np.uint64(_BASE + _WORD)), limits)
-    ]
-    labels = ids[chosen]
-    result = ids.copy()
-    result[chosen] = np.where(masked, facts.mask_id, np.where(changed, words, labels))
-    return result, chosen, labels
+    """Replace the tokens at ``masked_positions`` [P] by [MASK], a random token, or nothing."""
+    sequence = np.searchsorted(cu_seqlens, masked_positions, "right") - 1
+    index = (masked_positions - cu_seqlens[sequence]).astype(np.uint64) * np.uint64(3)
+    states = states[sequence]
+    bits = random_bits(states, index + np.uint64(_FIRST_RNG_INDEX + _RNG_REPLACEMENT))
+    is_mask_token = bernoulli(bits, settings.mask_token_share)
+    is_replaced = bernoulli(bits, settings.mask_token_share + settings.random_share)
+    ordinary_ids = np.flatnonzero(~vocabulary.is_special)
+    limits = np.full(len(masked_positions), len(ordinary_ids))
+    token_bits = random_bits(states, index + np.uint64(_FIRST_RNG_INDEX + _RNG_RANDOM_TOKEN))
+    random_ids = ordinary_ids[uniform_integers(token_bits, limits)]
+    labels = ids[masked_positions]
+    masked_ids = ids.copy()
+    masked_ids[masked_positions] = np.where(
+        is_mask_token, vocabulary.mask_id, np.where(is_replaced, random_ids, labels)
+    )
+    return masked_ids, masked_positions, labels

@@ -1,7 +1,4 @@
-"""The packed batch: sequences one after another in one row of tokens, without padding.
-
-It never knows where the tokens come from, nor what a model does with them.
-"""
+"""Packed batches: sequences one after another in one row of tokens, without padding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,17 +13,19 @@ CuSeqlens = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Batch:
-    """B sequences in one row of T tokens, with P predictions asked for.
+    """B sequences packed into one row of T tokens, with P tokens to predict.
 
-    - ``ids`` int64 [T]: token ids, some of them masked.
-    - ``segments`` int64 [T]: 0 from [CLS] to the first [SEP], 1 after it.
-    - ``positions`` int64 [T]: place in the sequence, from 0.
-    - ``boundaries`` int32 [B + 1]: where each sequence starts; the last is T.
-    - ``longest``: the most tokens in one sequence.
-    - ``masked_positions`` int64 [P]: indices into T, ascending.
-    - ``masked_labels`` int64 [P]: the ids that stood there; left to right, those that come next.
-    - ``not_next`` int64 [B]: 0 where the second segment follows the first, 1 where it was taken
-      from another document; None without pairs.
+    Attributes:
+        ids: Token ids after masking, int64 [T].
+        segments: Segment ids, int64 [T]: 0 from [CLS] to the first [SEP], 1 after it.
+        positions: Position of each token in its sequence, int64 [T].
+        cu_seqlens: Start of each sequence, int32 [B + 1]; the last entry is T.
+        max_seqlen: Number of tokens in the longest sequence.
+        masked_positions: Indices into T at which a token is predicted, int64 [P], ascending.
+        masked_labels: Token ids to predict, int64 [P]: the original ids for masked LM, the ids of
+            the next tokens for the left-to-right objective.
+        nsp_labels: int64 [B], 0 where segment B follows segment A in the document, 1 where it is
+            from another document; None without next-sentence prediction.
     """
 
     ids: IntArray
@@ -43,59 +42,68 @@ class Batch:
         return len(self.cu_seqlens) - 1
 
     def slice(self, first: int, last: int) -> "Batch":
-        """Return the sequences [first, last) as a batch of its own, copied and re-based."""
+        """Return a copy of the sequences [first, last) as a batch whose indices start at 0.
+
+        Raises:
+            IndexError: The batch does not have these sequences.
+        """
         if not 0 <= first <= last <= len(self):
             raise IndexError(f"sequences {first} to {last} of a batch of {len(self)}")
-        begin, end = int(self.cu_seqlens[first]), int(self.cu_seqlens[last])
-        low, high = np.searchsorted(self.masked_positions, (begin, end))
-        boundaries = self.cu_seqlens[first : last + 1] - np.int32(begin)
+        start, end = int(self.cu_seqlens[first]), int(self.cu_seqlens[last])
+        low, high = np.searchsorted(self.masked_positions, (start, end))
+        cu_seqlens = self.cu_seqlens[first : last + 1] - np.int32(start)
         return Batch(
-            ids=self.ids[begin:end].copy(),
-            segments=self.segments[begin:end].copy(),
-            positions=self.positions[begin:end].copy(),
-            cu_seqlens=boundaries,
-            max_seqlen=compute_max_seqlen(boundaries),
-            masked_positions=self.masked_positions[low:high] - begin,
+            ids=self.ids[start:end].copy(),
+            segments=self.segments[start:end].copy(),
+            positions=self.positions[start:end].copy(),
+            cu_seqlens=cu_seqlens,
+            max_seqlen=compute_max_seqlen(cu_seqlens),
+            masked_positions=self.masked_positions[low:high] - start,
             masked_labels=self.masked_labels[low:high].copy(),
             nsp_labels=None if self.nsp_labels is None else self.nsp_labels[first:last].copy(),
         )
 
 
-def compute_max_seqlen(boundaries: CuSeqlens) -> int:
-    """Return the most tokens in one sequence; 0 if there is none."""
-    return int(np.diff(boundaries).max(initial=0))
+def compute_max_seqlen(cu_seqlens: CuSeqlens) -> int:
+    """Return the number of tokens in the longest sequence; 0 if there is no sequence."""
+    return int(np.diff(cu_seqlens).max(initial=0))
 
 
 def concat_batches(batches: Sequence[Batch]) -> Batch:
-    """Return several batches as one, in order."""
+    """Concatenate batches into one, in order."""
     if len(batches) == 1:
         return batches[0]
-    bases = np.cumsum([0] + [len(batch.ids) for batch in batches])
-    starts = [
-        batch.cu_seqlens[:-1] + np.int32(base)
-        for batch, base in zip(batches, bases[:-1], strict=True)
+    offsets = np.cumsum([0] + [len(batch.ids) for batch in batches])
+    sequence_starts = [
+        batch.cu_seqlens[:-1] + np.int32(offset)
+        for batch, offset in zip(batches, offsets[:-1], strict=True)
     ]
-    masked = [
-        batch.masked_positions + base for batch, base in zip(batches, bases[:-1], strict=True)
+    masked_positions = [
+        batch.masked_positions + offset for batch, offset in zip(batches, offsets[:-1], strict=True)
     ]
-    labels = [batch.nsp_labels for batch in batches if batch.nsp_labels is not None]
+    nsp_labels = [batch.nsp_labels for batch in batches if batch.nsp_labels is not None]
     return Batch(
         ids=np.concatenate([batch.ids for batch in batches]),
         segments=np.concatenate([batch.segments for batch in batches]),
         positions=np.concatenate([batch.positions for batch in batches]),
-        cu_seqlens=np.concatenate([*starts, bases[-1:].astype(np.int32)]),
+        cu_seqlens=np.concatenate([*sequence_starts, offsets[-1:].astype(np.int32)]),
         max_seqlen=max(batch.max_seqlen for batch in batches),
-        masked_positions=np.concatenate(masked),
+        masked_positions=np.concatenate(masked_positions),
         masked_labels=np.concatenate([batch.masked_labels for batch in batches]),
-        nsp_labels=np.concatenate(labels) if labels else None,
+        nsp_labels=np.concatenate(nsp_labels) if nsp_labels else None,
     )
 
 
-def concat_ranges(firsts: IntArray, sizes: IntArray) -> IntArray:
-    """Return ``sizes[i]`` numbers from ``firsts[i]`` on, for each i, one after another.
+def concat_ranges(starts: IntArray, sizes: IntArray) -> IntArray:
+    """Concatenate the ranges [starts[i], starts[i] + sizes[i]) into one array.
 
-    ``firsts`` and ``sizes`` are int64 [n]; the result is int64 [sum of sizes].
+    Args:
+        starts: First number of each range, int64 [n].
+        sizes: Length of each range, int64 [n].
+
+    Returns:
+        int64 [sum of sizes].
     """
-    starts = np.cumsum(sizes) - sizes
-    numbers: IntArray = np.arange(int(sizes.sum())) + np.repeat(firsts - starts, sizes)
+    offsets = np.cumsum(sizes) - sizes
+    numbers: IntArray = np.arange(int(sizes.sum())) + np.repeat(starts - offsets, sizes)
     return numbers

@@ -1,6 +1,7 @@
-"""What a store is made of: the sources, the tokenizer and the choices, and what changed in them.
+"""Store plan: everything that determines the content of a token store.
 
-It never knows how the store is made.
+The plan of an unfinished or existing store is compared with that of a new run, so that a run is
+only resumed with the same inputs.
 """
 
 import json
@@ -15,15 +16,18 @@ from bertsmith.progress import Progress
 from bertsmith.settings import Settings
 from bertsmith.text.corpus import CorpusOptions, Source
 
-#: The characters of text in a shard: a few seconds of one core, a few megabytes of memory.
+#: Characters of text per shard: a few seconds of one core, a few megabytes of memory.
 SHARD_CHARACTERS = 1 << 22
 
 
 class PrepareOptions(Settings):
-    """The choices of ``prepare``.
+    """Options of ``prepare``.
 
-    ``language``: ISO 639-1 code for sentence boundaries. ``held_out``: the share of tokens to
-    hold out, 0 for none; None chooses (see ``choose_held_out``).
+    Attributes:
+        language: ISO 639-1 code, used for sentence splitting.
+        held_out: Share of the tokens to hold out, 0 for none; None for the default (see
+            ``choose_held_out``).
+        corpus: How the sources are read.
     """
 
     language: str = "en"
@@ -32,10 +36,13 @@ class PrepareOptions(Settings):
 
 
 class SourceInfo(Settings):
-    """One file that a store is made from; the fingerprint is the SHA-256 of its bytes.
+    """Identity of one source file.
 
-    Standard input has neither size nor fingerprint; its documents are compared one group after
-    another as they come.
+    Attributes:
+        name: Path as the user gave it, or "-" for standard input.
+        size: Size in bytes; None for standard input and pipes.
+        fingerprint: SHA-256 of the content in hexadecimal; empty for standard input and pipes,
+            whose documents are compared shard by shard instead.
     """
 
     name: str
@@ -44,7 +51,14 @@ class SourceInfo(Settings):
 
 
 class StorePlan(Settings):
-    """All that decides what stands in a store."""
+    """Everything that determines the content of a store.
+
+    Attributes:
+        vocabulary_hash: Hash of the tokenizer.
+        options: Options of ``prepare``.
+        sources: The source files, in order.
+        shard_characters: Characters of text per shard.
+    """
 
     vocabulary_hash: str
     options: PrepareOptions = PrepareOptions()
@@ -53,68 +67,78 @@ class StorePlan(Settings):
 
 
 def fingerprint_sources(sources: Sequence[Source], progress: Progress) -> tuple[SourceInfo, ...]:
-    """Take the fingerprint of every source."""
+    """Hash the content of every source."""
     total = sum(source.size or 0 for source in sources)
     progress.start("Checking the sources", total, "bytes")
-    found = []
+    infos = []
     for source in sources:
         fingerprint = source.fingerprint()
-        found.append(SourceInfo(name=source.name, size=source.size, fingerprint=fingerprint))
+        infos.append(SourceInfo(name=source.name, size=source.size, fingerprint=fingerprint))
         progress.advance(source.size or 0)
     progress.finish()
-    return tuple(found)
+    return tuple(infos)
 
 
 def write_plan(path: Path, plan: StorePlan) -> None:
-    """Write the plan, so that a later start can compare."""
+    """Write a plan as JSON, for a later run to compare with its own."""
     write_json(path, plan.model_dump(mode="json"))
 
 
 def read_plan(path: Path) -> StorePlan:
-    """Read the plan that ``write_plan`` wrote."""
+    """Read a plan written by ``write_plan``.
+
+    Raises:
+        StoreError: The file cannot be read or is not a plan.
+    """
     try:
         return StorePlan.model_validate_json(json.dumps(parse_json(path.read_bytes())))
     except (OSError, ValueError) as error:
         raise StoreError(
             f"{path}: not a readable plan of an unfinished store ({error}); "
-            f"remove the folder {path.parent.parent} and start anew"
+            f"remove the folder {path.parent.parent} and start again"
         ) from None
 
 
 def list_plan_changes(old: StorePlan, new: StorePlan) -> list[str]:
-    """Return what differs between two plans, a sentence each, for people."""
-    found = []
+    """Describe each difference between two plans in a phrase; no phrase if they are equal."""
+    changes = []
     if old.vocabulary_hash != new.vocabulary_hash:
-        found.append(
+        changes.append(
             f"the tokenizer changed (hash {old.vocabulary_hash[:12]}, "
             f"now {new.vocabulary_hash[:12]})"
         )
-    before, after = (_flat(plan) for plan in (old, new))
-    found += [
-        f"{key} was {before.get(key)!r}, now {after.get(key)!r}"
-        for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key)
+    old_options, new_options = (_flatten_options(plan) for plan in (old, new))
+    changes += [
+        f"{key} was {old_options.get(key)!r}, now {new_options.get(key)!r}"
+        for key in sorted(old_options.keys() | new_options.keys())
+        if old_options.get(key) != new_options.get(key)
     ]
     if len(old.sources) != len(new.sources):
-        found.append(f"there were {len(old.sources):,} sources, now {len(new.sources):,}")
-        return found
-    for one, two in zip(old.sources, new.sources, strict=True):
-        same = (one.size, one.fingerprint) == (two.size, two.fingerprint)
-        if not same and one.name != two.name:
-            found.append(f"the source was {one.name}, now {two.name}")
-        elif not same:
-            found.append(f"the source {two.name} changed ({_told(one)}, now {_told(two)})")
-    return found
+        changes.append(f"there were {len(old.sources):,} sources, now {len(new.sources):,}")
+        return changes
+    for old_source, new_source in zip(old.sources, new.sources, strict=True):
+        is_same = (old_source.size, old_source.fingerprint) == (
+            new_source.size,
+            new_source.fingerprint,
+        )
+        if not is_same and old_source.name != new_source.name:
+            changes.append(f"the source was {old_source.name}, now {new_source.name}")
+        elif not is_same:
+            changes.append(
+                f"the source {new_source.name} changed "
+                f"({_describe_source(old_source)}, now {_describe_source(new_source)})"
+            )
+    return changes
 
 
-def _flat(plan: StorePlan) -> dict[str, object]:
-    """Return the choices of a plan by the names of their options."""
+def _flatten_options(plan: StorePlan) -> dict[str, object]:
+    """Return the options of a plan by their command-line names."""
     values = plan.options.model_dump()
-    corpus = values.pop("corpus")
-    values |= corpus | {"shard_characters": plan.shard_characters}
+    corpus_values = values.pop("corpus")
+    values |= corpus_values | {"shard_characters": plan.shard_characters}
     return {key.replace("_", "-"): value for key, value in values.items()}
 
 
-def _told(source: SourceInfo) -> str:
+def _describe_source(source: SourceInfo) -> str:
     size = "a stream" if source.size is None else f"{source.size:,} bytes"
     return f"{size}, SHA-256 {source.fingerprint[:12]}" if source.fingerprint else size

@@ -1,9 +1,9 @@
-"""Makes a token store from text: one worker process a core, shard by shard, then one join.
+"""Builds a token store from text: worker processes write shards, which are then merged.
 
-It never knows a model. The parent only reads documents and hands them out in groups; a worker
-makes a group into a shard file. A shard is the same whichever worker makes it and whenever, so a
-run that was stopped goes on from the shards that stand, and the store is the same byte for byte
-for any number of workers.
+The parent process only reads documents and sends them to the workers in groups; a worker turns a
+group into a shard file. A shard does not depend on the worker or on when it is built. So a run
+that was stopped resumes from the existing shards, and the store has the same bytes for any number
+of workers.
 """
 
 import fcntl
@@ -59,12 +59,22 @@ def prepare(
     workers: int | None = None,
     shard_characters: int = SHARD_CHARACTERS,
 ) -> Manifest:
-    """Make the store ``out``; go on with one that was stopped; leave a finished one as it is.
+    """Build the store ``out``, resume an unfinished one, or verify a finished one.
 
-    Raises StoreError where ``out`` is something else, or was begun from other sources or with
-    other choices; CorpusError where a source cannot be read. ``workers``: processes at most, one
-    a core by default; the store does not depend on it. ``shard_characters``: about how much text
-    is lost by each worker when a run is killed.
+    Args:
+        sources: Text to tokenize.
+        tokenizer: Tokenizer of the store.
+        out: Directory of the store.
+        options: Options; None for the defaults.
+        progress: Receives the progress.
+        workers: Maximum number of worker processes; None for one per core. The store does not
+            depend on it.
+        shard_characters: Characters of text per shard, approximately. It bounds the work that
+            each worker loses when a run is killed.
+
+    Raises:
+        StoreError: ``out`` holds something else, or a store of other sources or options.
+        CorpusError: A source cannot be read.
     """
     options = PrepareOptions() if options is None else options
     check_language(options.language)
@@ -76,41 +86,39 @@ def prepare(
         shard_characters=shard_characters,
     )
     if (out / MANIFEST_FILE).exists():
-        return _finished(out, plan, progress)
-    with _begun(out, plan, progress) as parts:
+        return _verify_existing(out, plan, progress)
+    with _lock_parts(out, plan, progress) as parts:
         tokenizer.save(out / TOKENIZER_DIR)
-        arguments = [
-            str(out / TOKENIZER_DIR),
-            options.language,
-            str(choose_id_bits(tokenizer.vocab_size)),
-        ]
+        bits = choose_id_bits(tokenizer.vocab_size)
+        arguments = [str(out / TOKENIZER_DIR), options.language, str(bits)]
         report = CorpusReport()
-        with WorkerPool(workers or _cores(), "bertsmith.data.worker", arguments) as pool:
-            names = _make_shards(pool, parts, sources, plan, report, progress)
+        with WorkerPool(workers or _count_cores(), "bertsmith.data.worker", arguments) as pool:
+            names = _build_shards(pool, parts, sources, plan, report, progress)
         report.require_documents()
-        return _join(out, [parts / name for name in names], plan, tokenizer, report, progress)
+        shards = [parts / name for name in names]
+        return _merge_shards(out, shards, plan, tokenizer, report, progress)
 
 
-def _cores() -> int:
+def _count_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _finished(out: Path, plan: StorePlan, progress: Progress) -> Manifest:
-    """Return the manifest of a store that stands already, if it is the one asked for."""
+def _verify_existing(out: Path, plan: StorePlan, progress: Progress) -> Manifest:
+    """Return the manifest of a finished store; raise StoreError if its plan is another one."""
     store = Store.open(out)
     manifest = store.manifest
-    found = list_plan_changes(manifest.plan, plan)
-    if found:
-        raise StoreError(_refusal(out, "holds a store made from something else", found))
+    changes = list_plan_changes(manifest.plan, plan)
+    if changes:
+        raise StoreError(_describe_mismatch(out, "holds a store made from other inputs", changes))
     store.verify(progress)
-    # Parts may be left if the last run was killed at the very end.
+    # A run killed at the very end leaves its shards behind.
     shutil.rmtree(out / PARTS_DIR, ignore_errors=True)
     return manifest
 
 
 @contextmanager
-def _begun(out: Path, plan: StorePlan, progress: Progress) -> Iterator[Path]:
-    """Begin a store or go on with one, alone; yield the folder of its shards."""
+def _lock_parts(out: Path, plan: StorePlan, progress: Progress) -> Iterator[Path]:
+    """Start or resume a store under an exclusive lock; yield the directory of its shards."""
     parts = out / PARTS_DIR
     if out.exists() and not out.is_dir():
         raise StoreError(f"{out}: this is a file; --out names a folder for the store")
@@ -123,27 +131,28 @@ def _begun(out: Path, plan: StorePlan, progress: Progress) -> Iterator[Path]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StoreError(f"{out}: another process is making this store now") from None
-        # A plan without a shard is of a run that failed at once: nothing of it would be lost.
+            raise StoreError(
+                f"{out}: another process is building this store; wait until it has finished"
+            ) from None
+        # Without any shard no work would be lost, so a different plan is accepted.
         if (parts / PLAN_FILE).exists() and any(parts.glob("*.npz")):
-            found = list_plan_changes(read_plan(parts / PLAN_FILE), plan)
-            if found:
-                raise StoreError(_refusal(out, "was begun from something else", found))
-            progress.log(f"Going on with the store that was begun in {out}")
+            changes = list_plan_changes(read_plan(parts / PLAN_FILE), plan)
+            if changes:
+                raise StoreError(_describe_mismatch(out, "was begun with other inputs", changes))
+            progress.log(f"Resuming the unfinished store in {out}")
         write_plan(parts / PLAN_FILE, plan)
         yield parts
 
 
-def _refusal(out: Path, what: str, found: list[str]) -> str:
-    listed = "; ".join(found)
+def _describe_mismatch(out: Path, problem: str, changes: list[str]) -> str:
     return (
-        f"{out}: this folder {what}: {listed}. Restore what changed and run again, "
-        "remove the folder to start anew, or name another folder with --out"
+        f"{out}: this folder {problem}: {'; '.join(changes)}. Restore what changed and run again, "
+        "remove the folder to start again, or name another folder with --out"
     )
 
 
-def _groups(documents: Iterable[Document], characters: int) -> Iterator[list[Document]]:
-    """Gather documents until they have so many characters; the last group may have fewer."""
+def _group_documents(documents: Iterable[Document], characters: int) -> Iterator[list[Document]]:
+    """Group documents until a group has this many characters; the last may have fewer."""
     group: list[Document] = []
     size = 0
     for document in documents:
@@ -156,7 +165,7 @@ def _groups(documents: Iterable[Document], characters: int) -> Iterator[list[Doc
         yield group
 
 
-def _make_shards(
+def _build_shards(
     pool: WorkerPool,
     parts: Path,
     sources: Sequence[Source],
@@ -164,32 +173,34 @@ def _make_shards(
     report: CorpusReport,
     progress: Progress,
 ) -> list[str]:
-    """Have every shard made that does not stand yet; return the names of all, in order."""
-    standing = {path.name for path in parts.glob("*.npz")}
+    """Build all shards that do not exist yet; return the file names of all shards, in order."""
+    existing = {path.name for path in parts.glob("*.npz")}
     names: list[str] = []
-    total = _text_size(sources)
+    total = _estimate_bytes(sources)
     progress.start("Tokenizing", total, "characters" if total is None else "bytes")
-    for group in _groups(
-        read_documents(sources, plan.options.corpus, report), plan.shard_characters
-    ):
+    documents = read_documents(sources, plan.options.corpus, report)
+    for group in _group_documents(documents, plan.shard_characters):
         texts = [document.text for document in group]
-        number = f"{len(names):06d}-"
-        name = f"{number}{hash_texts(texts)}.npz"
+        prefix = f"{len(names):06d}-"
+        name = f"{prefix}{hash_texts(texts)}.npz"
         names.append(name)
-        if name not in standing or not _is_intact(parts / name, progress):
-            if any(other.startswith(number) for other in standing - {name}):
-                found = [f"shard {len(names):,} was made from other documents than it has now"]
-                raise StoreError(_refusal(parts.parent, "was begun from something else", found))
-            _check(pool.submit(ShardTask(parts / name, texts, [one.presplit for one in group])))
+        if name not in existing or not _is_intact(parts / name, progress):
+            if any(other.startswith(prefix) for other in existing - {name}):
+                changes = [f"shard {len(names):,} was made from other documents than it has now"]
+                raise StoreError(
+                    _describe_mismatch(parts.parent, "was begun with other inputs", changes)
+                )
+            presplit = [document.presplit for document in group]
+            _raise_failure(pool.submit(ShardTask(parts / name, texts, presplit)))
         progress.advance(sum(map(len, texts)), documents=f"{report.documents:,}")
     for answer in pool.drain():
-        _check(answer)
+        _raise_failure(answer)
     progress.finish()
     return names
 
 
 def _is_intact(path: Path, progress: Progress) -> bool:
-    """Tell whether a shard of an earlier run can be used."""
+    """Return whether a shard of an earlier run can be used."""
     try:
         Shard.load(path)
     except DamagedShardError:
@@ -198,16 +209,16 @@ def _is_intact(path: Path, progress: Progress) -> bool:
     return True
 
 
-def _text_size(sources: Sequence[Source]) -> float | None:
-    """Return about how much text there is, None where it cannot be told."""
-    # A packed file holds several times its size in text.
-    plain = all(Path(s.name).suffix not in {".gz", ".xz", ".zst", ".parquet"} for s in sources)
+def _estimate_bytes(sources: Sequence[Source]) -> float | None:
+    """Return the approximate bytes of text; None for compressed files and streams."""
+    # A compressed file holds several times its size in text.
+    is_plain = all(Path(s.name).suffix not in {".gz", ".xz", ".zst", ".parquet"} for s in sources)
     sizes = [source.size for source in sources if source.size is not None]
-    return float(sum(sizes)) if plain and len(sizes) == len(sources) else None
+    return float(sum(sizes)) if is_plain and len(sizes) == len(sources) else None
 
 
-def _check(answer: WorkerFailure | None) -> None:
-    """Raise what went wrong in a worker, if anything did."""
+def _raise_failure(answer: WorkerFailure | None) -> None:
+    """Raise the error of a worker, if it failed."""
     if answer is None:
         return
     if answer.error is not None:
@@ -215,7 +226,7 @@ def _check(answer: WorkerFailure | None) -> None:
     raise RuntimeError(f"a worker process failed:\n{answer.traceback}")
 
 
-def _join(
+def _merge_shards(
     out: Path,
     shards: list[Path],
     plan: StorePlan,
@@ -223,31 +234,31 @@ def _join(
     report: CorpusReport,
     progress: Progress,
 ) -> Manifest:
-    """Join the shards into the flat files of both splits, write the manifest, remove the shards."""
+    """Merge the shards into the files of both splits, write the manifest, delete the shards."""
 
-    def lengths() -> Iterator[DocumentSizes]:
+    def iterate_sizes() -> Iterator[DocumentSizes]:
         return (Shard.load(path).sizes for path in shards)
 
-    rule = choose_held_out(lengths, plan.options.held_out)
+    rule = choose_held_out(iterate_sizes, plan.options.held_out)
     bits = choose_id_bits(tokenizer.vocab_size)
     writers = {name: SplitWriter(out, name, bits, tokenizer.unk_id) for name in SPLITS}
-    empty = cut = 0
+    num_empty = num_cut = 0
     progress.start("Joining the shards", len(shards), "shards")
     for path in shards:
         shard = Shard.load(path)
-        empty += shard.empty
-        cut += rule.count_cut_documents(shard.sizes)
-        _append(writers, shard, rule)
+        num_empty += shard.empty
+        num_cut += rule.count_cut_documents(shard.sizes)
+        _append_shard(writers, shard, rule)
         progress.advance(1)
     progress.finish()
     splits = {name: writer.close() for name, writer in writers.items()}
     if not splits["train"].documents:
-        # Nothing would be lost by other sources in the same place.
+        # Without shards, the next run accepts other sources for the same folder.
         for path in shards:
             path.unlink()
         raise StoreError(f"{out}: the corpus holds no word, so there is nothing to learn from")
-    facts = report.to_json() | {"documents_without_tokens": empty, "documents_cut": cut}
-    facts[UNKNOWN_TOKENS] = {name: writer.num_unknown for name, writer in writers.items()}
+    counts = report.to_json() | {"documents_without_tokens": num_empty, "documents_cut": num_cut}
+    counts[UNKNOWN_TOKENS] = {name: writer.num_unknown for name, writer in writers.items()}
     manifest = Manifest(
         bits=bits,
         vocab_size=tokenizer.vocab_size,
@@ -255,7 +266,7 @@ def _join(
         plan=plan,
         held_out_below=rule.hash_limit / 2.0**64,
         splits=splits,
-        report=facts,
+        report=counts,
         made_by=f"bertsmith {__version__}",
         checksums={k: v for writer in writers.values() for k, v in writer.checksums.items()},
     )
@@ -264,31 +275,35 @@ def _join(
     return manifest
 
 
-def _append(writers: dict[SplitName, SplitWriter], shard: Shard, rule: HeldOutRule) -> None:
-    """Append the documents of a shard to the splits."""
-    held_out, train, heldout = rule.assign(shard.sizes)
-    tokens = np.repeat(held_out, shard.sentence_sizes)
-    writers["train"].append(shard.ids[~tokens], shard.sentence_sizes[~held_out], train)
-    writers["heldout"].append(shard.ids[tokens], shard.sentence_sizes[held_out], heldout)
+def _append_shard(writers: dict[SplitName, SplitWriter], shard: Shard, rule: HeldOutRule) -> None:
+    """Append the documents of a shard to the training or held-out split."""
+    is_held_out, train_sizes, held_out_sizes = rule.assign(shard.sizes)
+    is_held_out_token = np.repeat(is_held_out, shard.sentence_sizes)
+    writers["train"].append(
+        shard.ids[~is_held_out_token], shard.sentence_sizes[~is_held_out], train_sizes
+    )
+    writers["heldout"].append(
+        shard.ids[is_held_out_token], shard.sentence_sizes[is_held_out], held_out_sizes
+    )
 
 
 def summarize_store(manifest: Manifest) -> list[str]:
-    """Return what was made and what was left out, a line each, for people."""
-    facts = dict(manifest.report)
-    empty = facts.pop("documents_without_tokens", 0)
-    cut = facts.pop("documents_cut", 0)
-    facts.pop(UNKNOWN_TOKENS, None)
-    lines = CorpusReport(**facts).lines()
-    if empty:
-        lines.append(f"{empty:,} documents without a word left out")
-    if cut:
-        lines.append(f"{cut:,} documents cut into parts to meet the held-out share")
-    for counts, what in zip(
+    """Return human-readable lines about the documents read, skipped and held out."""
+    counts = dict(manifest.report)
+    num_empty = counts.pop("documents_without_tokens", 0)
+    num_cut = counts.pop("documents_cut", 0)
+    counts.pop(UNKNOWN_TOKENS, None)
+    lines = CorpusReport(**counts).lines()
+    if num_empty:
+        lines.append(f"{num_empty:,} documents without a word left out")
+    if num_cut:
+        lines.append(f"{num_cut:,} documents cut into parts to meet the held-out share")
+    for split, title in zip(
         (manifest.splits[name] for name in SPLITS), ("to learn from", "held out"), strict=True
     ):
         lines.append(
-            f"{what}: {counts.documents:,} documents, {counts.sentences:,} sentences, "
-            f"{counts.tokens:,} tokens"
+            f"{title}: {split.documents:,} documents, {split.sentences:,} sentences, "
+            f"{split.tokens:,} tokens"
         )
     train = manifest.splits["train"]
     lines += format_unknown_shares({name: manifest.token_counts(name) for name in SPLITS})

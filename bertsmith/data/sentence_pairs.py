@@ -1,17 +1,16 @@
-"""Sentence pairs: the walk over documents that cuts them into training examples.
+"""Sentence pairs: cuts documents into training examples, as ranges of token ids.
 
-It never knows of masks, special ids or batches; it deals in ranges of the token array only.
+The procedure is that of the paper (section 3.1 and appendix A.2) and of its code
+(`create_pretraining_data.py`). Whole sentences are gathered until they reach the target length or
+the document ends. A random number of them from the front are segment A. With probability 0.5 the
+others are segment B. Otherwise, and whenever there is only one sentence, B is drawn from another
+document, starting at a random sentence, and the next example starts right after A. Finally the
+pair is truncated to fit: the longer segment loses one token at a time, at its front or back by a
+coin flip.
 
-The walk is that of the paper (section 3.1 and appendix A.2) and of the original program
-(`create_pretraining_data.py`). From a sentence on, whole sentences are gathered until they reach
-the target length, or the document ends; a random part of them from the front is segment A. Half
-the time the rest is segment B. The other half, and whenever there is one sentence only, B comes
-from another document, from a random sentence on, and the walk goes on right after A. The pair is
-then cut to fit, token by token from the longer segment, at its front or back by chance.
-
-What one example uses up depends on the sentence at which it begins and on random numbers looked
-up by that sentence; no epoch begins two examples at the same sentence. So it is computed for all
-sentences at once, and following the walk is a chain of look-ups, however long the documents are.
+An example depends only on its first sentence and on random numbers indexed by that sentence, and
+no two examples of an epoch start at the same sentence. So the examples that would start at each
+sentence are computed at once with NumPy, and only the chain of starts is followed in a loop.
 """
 
 from dataclasses import dataclass
@@ -33,21 +32,34 @@ from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Split
 from bertsmith.errors import StoreError
 
-#: The numbers of the random words of an example.
-RNG_SHORT, RNG_TARGET, RNG_A_END, RNG_IS_RANDOM, RNG_DOCUMENT, RNG_SENTENCE, RNG_ORDER = range(7)
-#: The coins that say front or back, for A and for B, fall from here on in every second word.
+#: Indices of the random values of an example.
+(
+    RNG_SHORT,
+    RNG_TARGET,
+    RNG_A_END,
+    RNG_IS_RANDOM,
+    RNG_DOCUMENT,
+    RNG_SENTENCE,
+    RNG_ORDER,
+) = range(7)
+#: First index of the coin flips that truncate A and B at the front or back; each uses every second
+#: index from there.
 RNG_TRUNCATE_A, RNG_TRUNCATE_B = 16, 17
-#: The sentences looked at together: as many as the processor's cache holds well.
-_GROUP = 1 << 16
+#: Number of sentences processed at once, chosen to fit the processor's cache.
+_CHUNK_SENTENCES = 1 << 16
 
 
 @dataclass(frozen=True)
 class SentencePairs:
-    """n examples as ranges of a split's token ids; every array is [n].
+    """n examples as ranges of a split's token ids.
 
-    ``a_first``, ``b_first`` int64: the first token of each segment; ``a_size``, ``b_size`` int64:
-    its tokens (``b_size`` is 0 throughout without pairs); ``not_next`` int64: 1 where B comes
-    from another document; ``state`` uint64: the example's random state.
+    Attributes:
+        a_first: First token of segment A, int64 [n].
+        a_size: Number of tokens in segment A, int64 [n].
+        b_first: First token of segment B, int64 [n].
+        b_size: Number of tokens in segment B, int64 [n]; 0 without next-sentence prediction.
+        nsp_labels: 1 where B is from another document, else 0; int64 [n].
+        rng_states: Random state of each example, uint64 [n].
     """
 
     a_first: IntArray
@@ -57,88 +69,109 @@ class SentencePairs:
     nsp_labels: IntArray
     rng_states: UInt64Array
 
-    def take(self, order: IntArray) -> "SentencePairs":
-        """Return the examples in another order, or some of them."""
+    def take(self, indices: IntArray) -> "SentencePairs":
+        """Return the examples at ``indices``, in that order."""
         return SentencePairs(
-            self.a_first[order],
-            self.a_size[order],
-            self.b_first[order],
-            self.b_size[order],
-            self.nsp_labels[order],
-            self.rng_states[order],
+            self.a_first[indices],
+            self.a_size[indices],
+            self.b_first[indices],
+            self.b_size[indices],
+            self.nsp_labels[indices],
+            self.rng_states[indices],
         )
 
 
 @dataclass(frozen=True)
-class _Chunks:
-    """What is gathered from each of n sentences on: targets, ends, the end of A, NSP's coin."""
+class _Candidates:
+    """The examples that would start at each of n sentences; every array is [n].
 
-    state: UInt64Array
+    Attributes:
+        rng_states: Random states, uint64.
+        target: Target length in tokens.
+        end: End of the gathered sentences.
+        a_end: End of segment A, as a sentence number.
+        is_random: 1 where segment B is drawn from another document, else 0.
+    """
+
+    rng_states: UInt64Array
     target: IntArray
     end: IntArray
     a_end: IntArray
     is_random: IntArray
 
-    def take(self, chosen: IntArray) -> "_Chunks":
-        return _Chunks(
-            self.state[chosen],
-            self.target[chosen],
-            self.end[chosen],
-            self.a_end[chosen],
-            self.is_random[chosen],
+    def take(self, indices: IntArray) -> "_Candidates":
+        return _Candidates(
+            self.rng_states[indices],
+            self.target[indices],
+            self.end[indices],
+            self.a_end[indices],
+            self.is_random[indices],
         )
 
 
 class PairSampler:
-    """The walk over one split in one epoch, at one length."""
+    """Cuts the documents of a split into the examples of one epoch, at one sequence length."""
 
     def __init__(
         self, split: Split, settings: DataSettings, length: int, seed: int, epoch: int
     ) -> None:
+        """Check that the split has enough documents.
+
+        Args:
+            split: Documents to cut.
+            settings: Whether to form pairs, and the share of short examples.
+            length: Maximum number of tokens per sequence, with [CLS] and [SEP].
+            seed: Random seed.
+            epoch: Number of the epoch; each epoch has other examples.
+
+        Raises:
+            StoreError: The split has no document, or only one although pairs need two.
+        """
         self._split = split
         self._nsp = settings.nsp
         self._short_share = settings.short_share
-        # [CLS] and one [SEP] a segment are not counted in the target.
-        self._room = length - (3 if settings.nsp else 2)
+        # [CLS] and one [SEP] per segment are added later.
+        self._max_tokens = length - (3 if settings.nsp else 2)
         self._key = derive_key(seed, epoch)
-        self._check()
+        self._check_documents()
 
-    def find_run_starts(self, run: int) -> tuple[IntArray, int]:
-        """Follow the walk through the whole split.
+    def find_run_starts(self, run_length: int) -> tuple[IntArray, int]:
+        """Divide the epoch into runs of ``run_length`` consecutive examples.
 
-        Returns the sentence at which every ``run``-th example begins, int64 [runs], and the
-        exact number of examples.
+        Returns:
+            The first sentence of each run, int64 [runs], and the exact number of examples.
         """
-        offsets, total = self._split.sentence_offsets, len(self._split.sentence_offsets) - 1
-        kept: list[IntArray] = []
+        offsets, num_sentences = self._split.sentence_offsets, len(self._split.sentence_offsets) - 1
+        run_starts: list[IntArray] = []
         count = first = 0
-        while first < total:
-            last = min(first + _GROUP, total)
-            # No example reaches further than its tokens, and no sentence is empty.
-            reach = min(last + self._room, total)
+        while first < num_sentences:
+            last = min(first + _CHUNK_SENTENCES, num_sentences)
+            # An example has at most max_tokens tokens, and a sentence has at least one.
+            reach = min(last + self._max_tokens, num_sentences)
             sentences = np.arange(first, last)
-            ends = self._document_ends(first, last)
-            chunks = self._gather(sentences, ends, offsets[first : reach + 1], first)
-            visited, used = _follow(self._used(sentences, chunks))
-            kept.append(first + visited[-count % run :: run])
-            count += len(visited)
-            first += used
-        return np.concatenate(kept), count
+            document_ends = self._document_ends(first, last)
+            candidates = self._gather(sentences, document_ends, offsets[first : reach + 1], first)
+            starts, num_consumed = _follow_chain(self._consumed(sentences, candidates))
+            run_starts.append(first + starts[-count % run_length :: run_length])
+            count += len(starts)
+            first += num_consumed
+        return np.concatenate(run_starts), count
 
     def sample_pairs(self, firsts: IntArray, lasts: IntArray) -> SentencePairs:
-        """Return the examples of some stretches [first, last) of the walk, in their order.
+        """Return the examples in some ranges [first, last) of sentences, in order.
 
-        Each stretch of sentences must begin where an example does and end where another begins.
+        Each range must start where an example starts and end where another one starts.
         """
         sizes = lasts - firsts
         sentences = concat_ranges(firsts, sizes)
-        documents = np.searchsorted(self._split.document_offsets, sentences, "right") - 1
-        ends = self._split.document_offsets[documents + 1]
-        chunks = self._gather(sentences, ends, self._split.sentence_offsets, 0)
-        visited, _ = _follow(self._used(sentences, chunks))
-        return self._pairs(sentences[visited], documents[visited], chunks.take(visited))
+        document_offsets = self._split.document_offsets
+        documents = np.searchsorted(document_offsets, sentences, "right") - 1
+        document_ends = document_offsets[documents + 1]
+        candidates = self._gather(sentences, document_ends, self._split.sentence_offsets, 0)
+        starts, _ = _follow_chain(self._consumed(sentences, candidates))
+        return self._build_pairs(sentences[starts], documents[starts], candidates.take(starts))
 
-    def _check(self) -> None:
+    def _check_documents(self) -> None:
         counts = self._split.counts
         if not counts.documents:
             raise StoreError(
@@ -153,92 +186,110 @@ class PairSampler:
             )
 
     def _document_ends(self, first: int, last: int) -> IntArray:
-        """Return for each sentence in [first, last) the end of its document, int64."""
+        """Return the end of the document of each sentence in [first, last), int64."""
         documents = self._split.document_offsets
         low = int(np.searchsorted(documents, first, "right")) - 1
         high = int(np.searchsorted(documents, last, "left"))
-        bounds = documents[low : high + 1]
-        return np.repeat(bounds[1:], np.diff(bounds.clip(first, last)).astype(np.int64))
+        offsets = documents[low : high + 1]
+        return np.repeat(offsets[1:], np.diff(offsets.clip(first, last)).astype(np.int64))
 
-    def _gather(self, sentences: IntArray, ends: IntArray, offsets: IntArray, base: int) -> _Chunks:
-        """Gather sentences to the target length from each of ``sentences`` on.
+    def _gather(
+        self, sentences: IntArray, document_ends: IntArray, offsets: IntArray, base: int
+    ) -> _Candidates:
+        """Gather sentences up to the target length, starting at each of ``sentences`` [n].
 
-        ``offsets`` are the token offsets of the sentences from number ``base`` on.
+        Args:
+            sentences: Numbers of the first sentences, int64 [n].
+            document_ends: End of the document of each sentence, int64 [n].
+            offsets: Token offsets of the sentences from number ``base`` on.
+            base: Number of the sentence that ``offsets`` starts with.
         """
-        state = init_states(self._key, sentences)
-        room = np.full(len(sentences), self._room)
-        short = bernoulli(random_bits(state, RNG_SHORT), self._short_share)
-        target = np.where(
-            short, 2 + uniform_integers(random_bits(state, RNG_TARGET), room - 1), room
-        )
-        reached = np.searchsorted(offsets, offsets[sentences - base] + target) + base
-        end = np.minimum(reached, ends)
+        states = init_states(self._key, sentences)
+        max_tokens = np.full(len(sentences), self._max_tokens)
+        is_short = bernoulli(random_bits(states, RNG_SHORT), self._short_share)
+        short_target = 2 + uniform_integers(random_bits(states, RNG_TARGET), max_tokens - 1)
+        target = np.where(is_short, short_target, max_tokens)
+        target_end = np.searchsorted(offsets, offsets[sentences - base] + target) + base
+        end = np.minimum(target_end, document_ends)
         count = end - sentences
         if not self._nsp:
-            return _Chunks(state, target, end, end, np.zeros(len(sentences), np.int64))
-        a_end = sentences + 1 + uniform_integers(random_bits(state, RNG_A_END), count - 1)
-        is_random = (count == 1) | bernoulli(random_bits(state, RNG_IS_RANDOM), 0.5)
-        return _Chunks(state, target, end, a_end, is_random.astype(np.int64))
+            return _Candidates(states, target, end, end, np.zeros(len(sentences), np.int64))
+        a_end = sentences + 1 + uniform_integers(random_bits(states, RNG_A_END), count - 1)
+        is_random = (count == 1) | bernoulli(random_bits(states, RNG_IS_RANDOM), 0.5)
+        return _Candidates(states, target, end, a_end, is_random.astype(np.int64))
 
     @staticmethod
-    def _used(sentences: IntArray, chunks: _Chunks) -> IntArray:
-        """Return how many sentences each example uses up, int64 [n], at least 1."""
-        return np.where(chunks.is_random == 1, chunks.a_end, chunks.end) - sentences
+    def _consumed(sentences: IntArray, candidates: _Candidates) -> IntArray:
+        """Return how many sentences each example consumes, int64 [n], at least 1."""
+        return np.where(candidates.is_random == 1, candidates.a_end, candidates.end) - sentences
 
-    def _pairs(self, sentences: IntArray, documents: IntArray, chunks: _Chunks) -> SentencePairs:
-        """Turn chunks into ranges of tokens, cut to the room there is."""
+    def _build_pairs(
+        self, sentences: IntArray, documents: IntArray, candidates: _Candidates
+    ) -> SentencePairs:
+        """Turn candidates into ranges of tokens, truncated to the maximum length."""
         offsets = self._split.sentence_offsets
         a_first = offsets[sentences]
-        a_size = offsets[chunks.a_end] - a_first
-        b_first, b_last = offsets[chunks.a_end].copy(), offsets[chunks.end].copy()
-        lanes = np.flatnonzero(chunks.is_random)
-        b_first[lanes], b_last[lanes] = self._elsewhere(
-            chunks.state[lanes], documents[lanes], (chunks.target - a_size)[lanes]
+        a_size = offsets[candidates.a_end] - a_first
+        b_first, b_last = offsets[candidates.a_end].copy(), offsets[candidates.end].copy()
+        random_rows = np.flatnonzero(candidates.is_random)
+        b_first[random_rows], b_last[random_rows] = self._draw_random_segments(
+            candidates.rng_states[random_rows],
+            documents[random_rows],
+            (candidates.target - a_size)[random_rows],
         )
         b_size = b_last - b_first
-        a_cut, b_cut = _cuts(a_size, b_size, self._room)
+        a_excess, b_excess = _truncate(a_size, b_size, self._max_tokens)
+        states = candidates.rng_states
         return SentencePairs(
-            a_first=a_first + fair_binomial(chunks.state, RNG_TRUNCATE_A, a_cut),
-            a_size=a_size - a_cut,
-            b_first=b_first + fair_binomial(chunks.state, RNG_TRUNCATE_B, b_cut),
-            b_size=b_size - b_cut,
-            nsp_labels=chunks.is_random,
-            rng_states=chunks.state,
+            a_first=a_first + fair_binomial(states, RNG_TRUNCATE_A, a_excess),
+            a_size=a_size - a_excess,
+            b_first=b_first + fair_binomial(states, RNG_TRUNCATE_B, b_excess),
+            b_size=b_size - b_excess,
+            nsp_labels=candidates.is_random,
+            rng_states=states,
         )
 
-    def _elsewhere(
-        self, state: UInt64Array, documents: IntArray, wanted: IntArray
+    def _draw_random_segments(
+        self, states: UInt64Array, documents: IntArray, target: IntArray
     ) -> tuple[IntArray, IntArray]:
-        """Return the token ranges [n] of sentences from any document but ``documents`` [n]."""
-        bounds, offsets = self._split.document_offsets, self._split.sentence_offsets
-        others = np.full(len(state), len(bounds) - 2)
-        other = uniform_integers(random_bits(state, RNG_DOCUMENT), others)
+        """Draw sentences of about ``target`` [n] tokens from any document but ``documents`` [n].
+
+        Returns:
+            First token and end of each segment, int64 [n].
+        """
+        document_offsets, offsets = self._split.document_offsets, self._split.sentence_offsets
+        num_others = np.full(len(states), len(document_offsets) - 2)
+        other = uniform_integers(random_bits(states, RNG_DOCUMENT), num_others)
         other += other >= documents
-        first = bounds[other] + uniform_integers(
-            random_bits(state, RNG_SENTENCE), bounds[other + 1] - bounds[other]
-        )
-        last = np.searchsorted(offsets, offsets[first] + wanted)
-        last = np.clip(last, first + 1, bounds[other + 1])
+        document_sizes = document_offsets[other + 1] - document_offsets[other]
+        sentence = uniform_integers(random_bits(states, RNG_SENTENCE), document_sizes)
+        first = document_offsets[other] + sentence
+        last = np.searchsorted(offsets, offsets[first] + target)
+        last = np.clip(last, first + 1, document_offsets[other + 1])
         return offsets[first], offsets[last]
 
 
-def _follow(used: IntArray) -> tuple[IntArray, int]:
-    """Walk from index 0 by steps of ``used`` [n]; return the indices visited, and where it left."""
-    steps: list[int] = used.tolist()
+def _follow_chain(steps: IntArray) -> tuple[IntArray, int]:
+    """Start at index 0 and jump ahead by ``steps[index]`` until past the end.
+
+    Returns:
+        The visited indices, int64, and the first index past the end.
+    """
+    step_list: list[int] = steps.tolist()
     visited: list[int] = []
-    place, end = 0, len(steps)
-    while place < end:
-        visited.append(place)
-        place += steps[place]
-    return np.array(visited, np.int64), place
+    index, end = 0, len(step_list)
+    while index < end:
+        visited.append(index)
+        index += step_list[index]
+    return np.array(visited, np.int64), index
 
 
-def _cuts(a_size: IntArray, b_size: IntArray, room: int) -> tuple[IntArray, IntArray]:
-    """Return how many tokens A and B lose when the longer one, B if equal, loses one in turn."""
-    excess = np.maximum(a_size + b_size - room, 0)
-    gap = a_size - b_size
-    from_longer = np.minimum(excess, np.abs(gap))
-    # From equality on they take turns, B first.
-    rest = excess - from_longer
-    a_cut = np.where(gap > 0, from_longer, 0) + rest // 2
-    return a_cut, excess - a_cut
+def _truncate(a_size: IntArray, b_size: IntArray, max_tokens: int) -> tuple[IntArray, IntArray]:
+    """Return how many tokens A and B lose if the longer one (B if equal) loses one at a time."""
+    excess = np.maximum(a_size + b_size - max_tokens, 0)
+    difference = a_size - b_size
+    from_longer = np.minimum(excess, np.abs(difference))
+    # Once both have the same size they take turns, B first.
+    remaining = excess - from_longer
+    a_excess = np.where(difference > 0, from_longer, 0) + remaining // 2
+    return a_excess, excess - a_excess

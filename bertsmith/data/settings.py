@@ -1,7 +1,4 @@
-"""The settings of the examples that a model learns from: pairs, lengths and masks.
-
-It never knows how an example is drawn, nor the training that uses it.
-"""
+"""Settings of the training examples: lengths, sentence pairs and masks."""
 
 from typing import ClassVar, Literal, Self
 
@@ -13,17 +10,27 @@ from bertsmith.settings import SettingsTable
 class DataSettings(SettingsTable):
     """How sentences become training examples; the defaults are those of the paper.
 
-    ``length`` counts tokens with [CLS] and [SEP]; ``batch`` counts sequences a step. The shares
-    are those of the paper's section 3.1 and appendix A.2, and of the original code.
+    The shares are those of section 3.1 and appendix A.2 of the paper, and of its code.
+
+    Attributes:
+        length: Maximum number of tokens in a sequence, with [CLS] and [SEP].
+        batch: Sequences per optimizer step.
+        objective: "masked" is the paper's masked LM. "left-to-right" predicts each token from
+            those before it, without masks (section 5.1), and reports its loss under the same
+            names. It requires model.attention = "causal" and nsp = false.
+        nsp: Whether an example is a pair of segments, for next-sentence prediction.
+        short_share: Share of examples with a random, shorter target length.
+        mask_share: Share of tokens to predict.
+        mask_token_share: Share of the predicted tokens that are replaced by [MASK].
+        random_share: Share of the predicted tokens that are replaced by a random token.
+        whole_words: Whether all pieces of a word are masked together.
+        max_predictions: Maximum number of predicted tokens per sequence; None for no limit.
     """
 
     table: ClassVar[str] = "data"
 
     length: int = Field(default=128, ge=8, le=65535)
     batch: int = Field(default=256, ge=1)
-    #: masked: the paper's masked LM. left-to-right: every word from those before it, without
-    #: masks, its loss under the same names (section 5.1); it takes model.attention = "causal" and
-    #: nsp = false.
     objective: Literal["masked", "left-to-right"] = "masked"
     nsp: bool = True
     short_share: float = Field(default=0.1, ge=0.0, le=1.0)
@@ -34,19 +41,20 @@ class DataSettings(SettingsTable):
     max_predictions: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
-    def _shares_fit(self) -> Self:
+    def _check_replacement_shares(self) -> Self:
         total = self.mask_token_share + self.random_share
         if total > 1.0 + 1e-9:
             raise ValueError(
                 f"mask_token_share + random_share is {total:g}, and must be at most 1 "
-                "(the rest of the chosen tokens is kept as it is)"
+                "(the remaining predicted tokens stay unchanged)"
             )
         return self
 
     @model_validator(mode="after")
-    def _left_to_right_stands_alone(self) -> Self:
+    def _check_left_to_right_without_nsp(self) -> Self:
         if self.objective == "left-to-right" and self.nsp:
             raise ValueError(
-                "the left-to-right objective goes without next sentence: set data.nsp to false"
+                "the left-to-right objective cannot be combined with next-sentence prediction: "
+                "set data.nsp to false"
             )
         return self

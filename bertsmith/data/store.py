@@ -1,13 +1,11 @@
-"""The token store on disk: flat token ids, the offsets of sentences and documents, a manifest.
+"""The token store on disk: token ids, offsets of sentences and documents, and a manifest.
 
-It never knows how text became ids, nor how examples are drawn from them.
-
-    STORE/manifest.json        what stands here: format, vocabulary, counts, sources
-    STORE/tokenizer/           a copy of the tokenizer that made the ids
-    STORE/train.ids            token ids of all documents, little-endian, 16 or 32 bits each
-    STORE/train.sentences      int64: where each sentence starts in the ids; the last is the end
-    STORE/train.documents      int64: where each document starts in the sentences; likewise
-    STORE/heldout.*            the same for the documents held out
+STORE/manifest.json        format version, vocabulary, counts, sources
+STORE/tokenizer/           a copy of the tokenizer
+STORE/train.ids            token ids of all documents, little-endian, 16 or 32 bits each
+STORE/train.sentences      int64: start of each sentence in the ids, and the end of the last
+STORE/train.documents      int64: start of each document in the sentences, and the end
+STORE/heldout.*            the same for the held-out documents
 """
 
 import hashlib
@@ -31,27 +29,27 @@ from bertsmith.settings import Settings
 from bertsmith.text.unknown import TokenCounts
 from bertsmith.text.wordpiece import Tokenizer
 
-#: The version of the layout above; a reader of another version refuses.
+#: Version of the layout above. Stores of other versions are rejected.
 FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
 TOKENIZER_DIR = "tokenizer"
 SplitName = Literal["train", "heldout"]
 SPLITS: tuple[SplitName, ...] = ("train", "heldout")
-#: The key of a manifest's report that holds the number of [UNK] tokens by split.
+#: Key of the manifest's report for the number of [UNK] tokens by split.
 UNKNOWN_TOKENS = "unknown_tokens"
 _SPLIT_TITLES: dict[SplitName, str] = {"train": "training", "heldout": "held-out"}
-#: Ids of a split that are compared with [UNK] at once.
-_CHUNK = 1 << 24
+#: Number of ids compared with [UNK] at a time.
+_CHUNK_IDS = 1 << 24
 
-_OFFSET = np.dtype("<i8")
-#: The bytes that are hashed together, and the offsets that are checked together.
-_BLOCK_BYTES, _BLOCK_OFFSETS = 1 << 24, 1 << 20
-#: What to do about a damaged store.
-REMAKE = "remove the folder of the store and make it again with `bertsmith prepare`"
+_OFFSET_TYPE = np.dtype("<i8")
+#: Number of bytes hashed at a time, and of offsets checked at a time.
+_CHUNK_BYTES, _CHUNK_OFFSETS = 1 << 24, 1 << 20
+#: What to do about a damaged store, for error messages.
+_REBUILD_ADVICE = "remove the folder of the store and make it again with `bertsmith prepare`"
 
 
 class SplitCounts(Settings):
-    """How much a split holds."""
+    """The size of a split: its documents, sentences and tokens."""
 
     documents: int
     sentences: int
@@ -59,12 +57,21 @@ class SplitCounts(Settings):
 
 
 class Manifest(Settings):
-    """What a store says of itself; each of these numbers has its home here.
+    """The manifest of a store: the only place where these values are stored.
 
-    ``plan``: the sources, the tokenizer's hash and the choices. ``held_out_below``: documents
-    and parts of documents whose hash is below this fraction of all hashes are held out.
-    ``report``: what was read, and what was left out and why. ``checksums``: the SHA-256 of each
-    file of the splits, in hexadecimal, by its name; stores of version 0.1 have none.
+    Attributes:
+        format: Version of the layout.
+        bits: Bits per token id.
+        vocab_size: Number of ids in the vocabulary.
+        lowercase: Whether the tokenizer lowercases text.
+        plan: Hash of the tokenizer, options and sources.
+        held_out_below: Documents and parts of documents whose hash is below this fraction of all
+            hashes are held out.
+        splits: Size of each split.
+        report: What was read, and how much was left out for which reason.
+        made_by: Name and version of the program that wrote the store.
+        checksums: SHA-256 in hexadecimal of each file of the splits, by file name; empty for
+            stores of version 0.1.
     """
 
     format: int = FORMAT_VERSION
@@ -80,26 +87,30 @@ class Manifest(Settings):
 
     @property
     def vocabulary_hash(self) -> str:
-        """The hash of the tokenizer that made the ids."""
+        """The hash of the store's tokenizer."""
         return self.plan.vocabulary_hash
 
     def token_counts(self, name: SplitName) -> TokenCounts | None:
-        """Return the tokens and [UNK] tokens of a split; None where they were not counted.
+        """Return the numbers of tokens and [UNK] tokens in a split.
 
-        Stores of version 0.1 have no such count.
+        None for stores of version 0.1, in which [UNK] tokens were not counted.
         """
-        unknown = self.report.get(UNKNOWN_TOKENS)
-        return None if unknown is None else TokenCounts(self.splits[name].tokens, unknown[name])
+        num_unknown = self.report.get(UNKNOWN_TOKENS)
+        if num_unknown is None:
+            return None
+        return TokenCounts(self.splits[name].tokens, num_unknown[name])
 
 
 @dataclass(frozen=True)
 class Split:
-    """The documents of a store's training or held-out part, as flat arrays.
+    """The training or held-out documents of a store, as flat arrays.
 
-    - ``ids`` uint16 or uint32 [tokens].
-    - ``sentences`` int64 [sentences + 1]: offsets into ``ids``, strictly ascending from 0.
-    - ``documents`` int64 [documents + 1]: offsets into ``sentences``, strictly ascending from 0.
-    - ``name``: where it stands, for messages.
+    Attributes:
+        ids: Token ids, uint16 or uint32 [tokens].
+        sentence_offsets: Offsets into ``ids``, int64 [sentences + 1], strictly ascending from 0.
+        document_offsets: Offsets into the sentences, int64 [documents + 1], strictly ascending
+            from 0.
+        name: Path and split, for error messages.
     """
 
     ids: NDArray[np.unsignedinteger[Any]]
@@ -109,7 +120,7 @@ class Split:
 
     @property
     def counts(self) -> SplitCounts:
-        """How much it holds."""
+        """The numbers of documents, sentences and tokens."""
         return SplitCounts(
             documents=len(self.document_offsets) - 1,
             sentences=len(self.sentence_offsets) - 1,
@@ -120,64 +131,73 @@ class Split:
     def from_documents(
         cls, documents: Iterable[Sequence[Sequence[int]]], name: str = "memory"
     ) -> Self:
-        """Make a split in memory from documents, each a list of sentences, each a list of ids."""
+        """Create a split in memory from documents, each a list of sentences of token ids."""
         sentences = [np.asarray(ids, np.uint32) for document in documents for ids in document]
-        sizes = [len(document) for document in documents]
+        document_sizes = [len(document) for document in documents]
         return cls(
             ids=np.concatenate(sentences) if sentences else np.zeros(0, np.uint32),
             sentence_offsets=np.cumsum([0] + [len(ids) for ids in sentences]),
-            document_offsets=np.cumsum([0, *sizes]),
+            document_offsets=np.cumsum([0, *document_sizes]),
             name=name,
         )
 
 
 def choose_id_bits(vocab_size: int) -> Literal[16, 32]:
-    """Return the bits of an id: 16 hold the ids 0 to 65,535."""
+    """Return the bits per token id: 16 if all ids are below 65,536, else 32."""
     return 16 if vocab_size <= 1 << 16 else 32
 
 
 class SplitWriter:
-    """Writes one split, a group of documents after another, in constant memory.
+    """Writes the files of one split, some documents at a time, in constant memory.
 
-    The files stand under temporary names until ``close``.
+    The files have temporary names until ``close``.
+
+    Attributes:
+        num_unknown: Number of [UNK] tokens written.
     """
 
     def __init__(
         self, directory: Path, name: SplitName, bits: Literal[16, 32], unk_id: int | None = None
     ) -> None:
-        """``unk_id``: the id of [UNK], counted in ``num_unknown``."""
+        """Open the files; ``unk_id`` is the id of [UNK], None to count none."""
         self._directory = directory
         self._unk_id = unk_id
         self.num_unknown = 0
-        self._type = _id_type(bits)
-        self._paths = {part: directory / f"{name}.{part}" for part in _parts(bits)}
-        self._files = {part: _temporary(path).open("wb") for part, path in self._paths.items()}
+        self._id_type = _id_type(bits)
+        self._paths = {part: directory / f"{name}.{part}" for part in _part_types(bits)}
+        self._files = {part: _temporary_path(path).open("wb") for part, path in self._paths.items()}
         self._hashes = {part: hashlib.sha256() for part in self._paths}
-        self._tokens = self._sentences = self._documents = 0
+        self._num_tokens = self._num_sentences = self._num_documents = 0
         for part in ("sentences", "documents"):
-            self._write(part, np.zeros(1, _OFFSET))
+            self._write(part, np.zeros(1, _OFFSET_TYPE))
 
     def append(self, ids: NDArray[Any], sentence_sizes: IntArray, document_sizes: IntArray) -> None:
-        """Add documents: their ids, the tokens a sentence, the sentences a document."""
+        """Append documents.
+
+        Args:
+            ids: Token ids [tokens].
+            sentence_sizes: Tokens in each sentence, int64 [sentences], at least 1.
+            document_sizes: Sentences in each document, int64 [documents], at least 1.
+        """
         if len(ids) != sentence_sizes.sum() or len(sentence_sizes) != document_sizes.sum():
             raise ValueError("the sizes of sentences and documents do not add up")
         if (sentence_sizes <= 0).any() or (document_sizes <= 0).any():
             raise ValueError("a store holds no empty sentence and no empty document")
         if self._unk_id is not None:
             self.num_unknown += int(np.count_nonzero(ids == self._unk_id))
-        sentences = self._tokens + np.cumsum(sentence_sizes)
-        documents = self._sentences + np.cumsum(document_sizes)
+        sentence_ends = self._num_tokens + np.cumsum(sentence_sizes)
+        document_ends = self._num_sentences + np.cumsum(document_sizes)
         with add_error_filename(self._directory):
-            self._write("ids", ids.astype(self._type, copy=False))
-            self._write("sentences", sentences.astype(_OFFSET))
-            self._write("documents", documents.astype(_OFFSET))
-        self._tokens += len(ids)
-        self._sentences += len(sentence_sizes)
-        self._documents += len(document_sizes)
+            self._write("ids", ids.astype(self._id_type, copy=False))
+            self._write("sentences", sentence_ends.astype(_OFFSET_TYPE))
+            self._write("documents", document_ends.astype(_OFFSET_TYPE))
+        self._num_tokens += len(ids)
+        self._num_sentences += len(sentence_sizes)
+        self._num_documents += len(document_sizes)
 
     @property
     def checksums(self) -> dict[str, str]:
-        """The SHA-256 of what was written to each file so far, by the name of the file."""
+        """The SHA-256 of the content written to each file so far, by file name."""
         return {path.name: self._hashes[part].hexdigest() for part, path in self._paths.items()}
 
     def _write(self, part: str, values: NDArray[Any]) -> None:
@@ -186,20 +206,22 @@ class SplitWriter:
         self._hashes[part].update(content)
 
     def close(self) -> SplitCounts:
-        """Put the files in place and return what they hold."""
+        """Sync the files, give them their final names, and return the size of the split."""
         for part, path in self._paths.items():
             with add_error_filename(self._directory):
                 self._files[part].close()
-            sync(_temporary(path))
-            _temporary(path).replace(path)
+            sync(_temporary_path(path))
+            _temporary_path(path).replace(path)
         sync(self._directory)
         return SplitCounts(
-            documents=self._documents, sentences=self._sentences, tokens=self._tokens
+            documents=self._num_documents,
+            sentences=self._num_sentences,
+            tokens=self._num_tokens,
         )
 
 
 class Store:
-    """A token store opened for reading; its arrays are mapped into memory, not loaded."""
+    """A token store opened for reading; its arrays are memory-mapped."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
@@ -207,15 +229,23 @@ class Store:
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
-        """Open the store at ``path`` and check that all of it is there; else raise StoreError."""
+        """Open the store at ``path``.
+
+        Raises:
+            StoreError: There is no complete store, or a file has the wrong size.
+        """
         path = Path(path)
         store = cls(path, _read_manifest(path))
         for name in SPLITS:
-            _check_sizes(path, name, store.manifest)
+            _check_file_sizes(path, name, store.manifest)
         return store
 
     def load_tokenizer(self) -> Tokenizer:
-        """Load the tokenizer that made the ids; refuse another one in its place."""
+        """Load the tokenizer of the store.
+
+        Raises:
+            StoreError: The tokenizer does not match the manifest.
+        """
         tokenizer = Tokenizer.load(self.path / TOKENIZER_DIR)
         self.check_tokenizer(tokenizer)
         if tokenizer.vocab_size != self.manifest.vocab_size:
@@ -227,7 +257,7 @@ class Store:
         return tokenizer
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Raise StoreError unless ``tokenizer`` is the one whose ids stand here."""
+        """Raise StoreError unless the store was made with ``tokenizer``."""
         if tokenizer.hash != self.manifest.vocabulary_hash:
             raise StoreError(
                 f"{self.path}: its ids were made with another vocabulary (hash "
@@ -237,62 +267,75 @@ class Store:
             )
 
     def token_counts(self, name: SplitName, unk_id: int) -> TokenCounts:
-        """Return the tokens and [UNK] tokens of a split, from the manifest or from the ids."""
+        """Return the numbers of tokens and [UNK] tokens in a split.
+
+        For stores of version 0.1 the [UNK] tokens are counted now.
+        """
         counts = self.manifest.token_counts(name)
         if counts is None:
             ids = self.load_split(name).ids
-            unknown = (
-                int(np.count_nonzero(ids[first : first + _CHUNK] == unk_id))
-                for first in range(0, len(ids), _CHUNK)
+            num_unknown = (
+                int(np.count_nonzero(ids[first : first + _CHUNK_IDS] == unk_id))
+                for first in range(0, len(ids), _CHUNK_IDS)
             )
-            counts = TokenCounts(len(ids), sum(unknown))
+            counts = TokenCounts(len(ids), sum(num_unknown))
         return counts
 
     def load_split(self, name: SplitName) -> Split:
-        """Map the documents of ``train`` or ``heldout`` into memory."""
+        """Memory-map a split, and check its offsets.
+
+        Raises:
+            StoreError: There is no such split, or the offsets are damaged.
+        """
         if name not in SPLITS:
             raise StoreError(f"{self.path}: no split {name!r}; there are {', '.join(SPLITS)}")
         manifest = self.manifest
-        paths = {part: self.path / f"{name}.{part}" for part in _parts(manifest.bits)}
+        paths = {part: self.path / f"{name}.{part}" for part in _part_types(manifest.bits)}
         split = Split(
-            ids=_map(paths["ids"], _id_type(manifest.bits)),
-            sentence_offsets=_map(paths["sentences"], _OFFSET),
-            document_offsets=_map(paths["documents"], _OFFSET),
+            ids=_map_array(paths["ids"], _id_type(manifest.bits)),
+            sentence_offsets=_map_array(paths["sentences"], _OFFSET_TYPE),
+            document_offsets=_map_array(paths["documents"], _OFFSET_TYPE),
             name=f"{self.path} ({name})",
         )
+        num_sentences = len(split.sentence_offsets) - 1
         _check_offsets(paths["sentences"], split.sentence_offsets, len(split.ids))
-        _check_offsets(paths["documents"], split.document_offsets, len(split.sentence_offsets) - 1)
+        _check_offsets(paths["documents"], split.document_offsets, num_sentences)
         for part in ("sentences", "documents"):
             self._verify_checksum(paths[part], NullProgress())
         return split
 
     def verify(self, progress: Progress | None = None) -> bool:
-        """Verify the content of all files; raise StoreError naming the first damaged one.
+        """Verify the content of all files.
 
-        Returns whether there were checksums to verify. Without them (stores of version 0.1) the
-        sizes, the offsets and the range of the ids are verified.
+        Stores of version 0.1 have no checksums. Their sizes, their offsets and the range of their
+        ids are verified.
+
+        Returns:
+            Whether the store has checksums.
+
+        Raises:
+            StoreError: A file is damaged; the message names the first one.
         """
         progress = NullProgress() if progress is None else progress
         paths = {name: self.path / f"{name}.ids" for name in SPLITS}
         size = sum(path.stat().st_size for path in paths.values())
         progress.start("Verifying the store", size, "bytes")
         for name, path in paths.items():
-            self._check_range(path, self.load_split(name).ids)
+            self._check_id_range(path, self.load_split(name).ids)
             self._verify_checksum(path, progress)
         progress.finish()
         return paths["train"].name in self.manifest.checksums
 
-    def _check_range(self, path: Path, ids: NDArray[Any]) -> None:
+    def _check_id_range(self, path: Path, ids: NDArray[Any]) -> None:
         """Raise StoreError if an id is not in the vocabulary."""
-        step = _BLOCK_BYTES // ids.itemsize
+        step = _CHUNK_BYTES // ids.itemsize
         largest = max((int(ids[i : i + step].max()) for i in range(0, len(ids), step)), default=0)
         if largest >= self.manifest.vocab_size:
-            raise damaged_file_error(
-                path, describe_out_of_vocabulary(largest, self.manifest.vocab_size)
-            )
+            finding = describe_out_of_vocabulary(largest, self.manifest.vocab_size)
+            raise damaged_file_error(path, finding)
 
     def _verify_checksum(self, path: Path, progress: Progress) -> None:
-        """Raise StoreError if a file does not have the checksum of the manifest, if that has one.
+        """Raise StoreError if the manifest has another checksum for the file.
 
         Advances ``progress`` by the bytes of the file.
         """
@@ -302,9 +345,9 @@ class Store:
             return
         digest = hashlib.sha256()
         with path.open("rb") as file:
-            while block := file.read(_BLOCK_BYTES):
-                digest.update(block)
-                progress.advance(len(block))
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+                progress.advance(len(chunk))
         if digest.hexdigest() != expected:
             raise damaged_file_error(
                 path, f"its SHA-256 is {digest.hexdigest()[:12]}, expected {expected[:12]}"
@@ -313,45 +356,55 @@ class Store:
 
 def damaged_file_error(name: Path | str, finding: str) -> StoreError:
     """Return the error for a damaged file of a store."""
-    return StoreError(f"{name}: the file is damaged: {finding}; {REMAKE}")
+    return StoreError(f"{name}: the file is damaged: {finding}; {_REBUILD_ADVICE}")
 
 
 def describe_out_of_vocabulary(largest: int, vocab_size: int) -> str:
-    """Return the finding that an id is too large."""
+    """Return the finding that an id is outside the vocabulary, for ``damaged_file_error``."""
     return f"it holds the token id {largest:,}, but the vocabulary has {vocab_size:,} words"
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Write the manifest: the last file of a store; without it there is no store."""
+    """Write the manifest. It must be written last, since it marks the store as complete."""
     write_json(directory / MANIFEST_FILE, manifest.model_dump(mode="json"))
 
 
 def format_unknown_shares(counts: Mapping[SplitName, TokenCounts | None]) -> list[str]:
-    """Return the share of [UNK] in each split that was counted, and a warning about the highest."""
-    known = {_SPLIT_TITLES[name]: one for name, one in counts.items() if one and one.num_tokens}
-    if not known:
+    """Return lines with the share of [UNK] in each split, and a warning about the highest.
+
+    Splits without a count or without tokens are left out.
+    """
+    by_title = {
+        _SPLIT_TITLES[name]: split_counts
+        for name, split_counts in counts.items()
+        if split_counts and split_counts.num_tokens
+    }
+    if not by_title:
         return []
     shares = ", ".join(
-        f"{one.unknown_share:.2%} of the {title} tokens" for title, one in known.items()
+        f"{split_counts.unknown_share:.2%} of the {title} tokens"
+        for title, split_counts in by_title.items()
     )
-    highest = max(known, key=lambda title: known[title].unknown_share)
-    warning = known[highest].warning(f"the {highest} tokens")
+    highest = max(by_title, key=lambda title: by_title[title].unknown_share)
+    warning = by_title[highest].warning(f"the {highest} tokens")
     return [f"[UNK]: {shares}", *([warning] if warning else [])]
 
 
-def _parts(bits: Literal[16, 32]) -> Mapping[str, np.dtype[Any]]:
-    return {"ids": _id_type(bits), "sentences": _OFFSET, "documents": _OFFSET}
+def _part_types(bits: Literal[16, 32]) -> Mapping[str, np.dtype[Any]]:
+    """Return the data type of each file of a split, by the suffix of its name."""
+    return {"ids": _id_type(bits), "sentences": _OFFSET_TYPE, "documents": _OFFSET_TYPE}
 
 
 def _id_type(bits: Literal[16, 32]) -> np.dtype[Any]:
     return np.dtype("<u2" if bits == 16 else "<u4")
 
 
-def _temporary(path: Path) -> Path:
+def _temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp")
 
 
 def _read_manifest(path: Path) -> Manifest:
+    """Read the manifest of the store at ``path``; raise StoreError if there is no valid one."""
     file = path / MANIFEST_FILE
     advice = "give the folder that `bertsmith prepare --out` wrote"
     if not path.is_dir():
@@ -362,15 +415,16 @@ def _read_manifest(path: Path) -> Manifest:
         if (path / "parts").is_dir():
             raise StoreError(
                 f"{path}: this store is unfinished; run the same `bertsmith prepare` command "
-                "again and it goes on where it stopped"
+                "again to resume it"
             ) from None
         raise StoreError(f"{path}: not a store, it holds no {MANIFEST_FILE}; {advice}") from None
     except ValueError as error:
         raise damaged_file_error(file, f"not valid JSON: {error}") from None
-    found = values.get("format") if isinstance(values, dict) else None
-    if found != FORMAT_VERSION:
+    version = values.get("format") if isinstance(values, dict) else None
+    if version != FORMAT_VERSION:
         raise StoreError(
-            f"{file}: store format {found!r}, expected {FORMAT_VERSION}; {REMAKE} of this version"
+            f"{file}: store format {version!r}, expected {FORMAT_VERSION}; "
+            f"{_REBUILD_ADVICE} of this version"
         )
     try:
         return Manifest.model_validate_json(json.dumps(values))
@@ -378,20 +432,21 @@ def _read_manifest(path: Path) -> Manifest:
         raise damaged_file_error(file, f"not a manifest of a store: {error}") from None
 
 
-def _check_sizes(path: Path, name: SplitName, manifest: Manifest) -> None:
+def _check_file_sizes(path: Path, name: SplitName, manifest: Manifest) -> None:
+    """Raise StoreError unless every file of the split has the size that the manifest implies."""
     counts = manifest.splits.get(name)
     if counts is None:
         raise StoreError(f"{path / MANIFEST_FILE}: the counts of the split {name!r} are missing")
-    numbers = {
+    num_elements = {
         "ids": counts.tokens,
         "sentences": counts.sentences + 1,
         "documents": counts.documents + 1,
     }
-    for part, kind in _parts(manifest.bits).items():
+    for part, dtype in _part_types(manifest.bits).items():
         file = path / f"{name}.{part}"
-        expected = numbers[part] * kind.itemsize
+        expected = num_elements[part] * dtype.itemsize
         if not file.is_file():
-            raise StoreError(f"{file}: the file is missing; {REMAKE}")
+            raise StoreError(f"{file}: the file is missing; {_REBUILD_ADVICE}")
         if file.stat().st_size != expected:
             raise damaged_file_error(
                 file, f"it has {file.stat().st_size:,} bytes, expected {expected:,}"
@@ -399,25 +454,25 @@ def _check_sizes(path: Path, name: SplitName, manifest: Manifest) -> None:
 
 
 def _check_offsets(path: Path, offsets: IntArray, end: int) -> None:
-    """Raise StoreError unless offsets ascend strictly from 0 to ``end``."""
+    """Raise StoreError unless the offsets ascend strictly from 0 to ``end``."""
     if int(offsets[0]) != 0 or int(offsets[-1]) != end:
         raise damaged_file_error(
             path,
             f"its offsets run from {int(offsets[0]):,} to {int(offsets[-1]):,}, "
             f"expected 0 to {end:,}",
         )
-    for first in range(0, len(offsets) - 1, _BLOCK_OFFSETS):
-        block = offsets[first : first + _BLOCK_OFFSETS + 1]
-        if (block[1:] <= block[:-1]).any():
-            number = first + int(np.argmax(block[1:] <= block[:-1])) + 1
-            raise damaged_file_error(path, f"its offset number {number:,} does not ascend")
+    for first in range(0, len(offsets) - 1, _CHUNK_OFFSETS):
+        chunk = offsets[first : first + _CHUNK_OFFSETS + 1]
+        if (chunk[1:] <= chunk[:-1]).any():
+            index = first + int(np.argmax(chunk[1:] <= chunk[:-1])) + 1
+            raise damaged_file_error(path, f"its offset number {index:,} does not ascend")
 
 
-def _map(path: Path, kind: np.dtype[Any]) -> NDArray[Any]:
-    """Map a file into memory, read-only, as a plain array."""
+def _map_array(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Memory-map a file, read-only, as a plain array."""
     size = path.stat().st_size
     if not size:
-        return np.zeros(0, kind)
+        return np.zeros(0, dtype)
     with path.open("rb") as file:
         buffer = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-    return np.frombuffer(buffer, kind)
+    return np.frombuffer(buffer, dtype)

@@ -1,37 +1,34 @@
-"""How well words can be guessed from their frequency alone: the measure that context must beat.
-
-It never knows a model.
-"""
+"""Unigram entropy: the loss of the best model that ignores context, a baseline for masked LM."""
 
 import numpy as np
 
 from bertsmith.data.counter_rng import IntArray
 from bertsmith.data.store import Split, damaged_file_error, describe_out_of_vocabulary
 
-#: The ids counted together.
-_TOGETHER = 1 << 22
+#: Number of ids counted at a time.
+_CHUNK_IDS = 1 << 22
 
 
 def unigram_entropy(counts: IntArray) -> float:
-    """Return the entropy in nats of the words' shares, from how often each occurs [V].
-
-    It is the loss of the best guess that looks at no context.
-    """
-    seen = counts[counts > 0].astype(np.float64)
-    if not len(seen):
+    """Return the entropy, in nats, of the token distribution with these counts, int64 [V]."""
+    positive = counts[counts > 0].astype(np.float64)
+    if not len(positive):
         return 0.0
-    shares = seen / seen.sum()
-    return float(-(shares * np.log(shares)).sum())
+    probabilities = positive / positive.sum()
+    return float(-(probabilities * np.log(probabilities)).sum())
 
 
 def count_token_ids(split: Split, vocab_size: int) -> IntArray:
-    """Return how often each id occurs in a split, int64 [V]; StoreError for an id beyond V."""
+    """Return how often each token id occurs in a split, int64 [V].
+
+    Raises:
+        StoreError: The split holds an id outside the vocabulary.
+    """
     counts = np.zeros(vocab_size, np.int64)
-    for first in range(0, len(split.ids), _TOGETHER):
-        block = np.bincount(split.ids[first : first + _TOGETHER], minlength=vocab_size)
-        if len(block) > vocab_size:
-            raise damaged_file_error(
-                split.name, describe_out_of_vocabulary(len(block) - 1, vocab_size)
-            )
-        counts += block
+    for first in range(0, len(split.ids), _CHUNK_IDS):
+        chunk_counts = np.bincount(split.ids[first : first + _CHUNK_IDS], minlength=vocab_size)
+        if len(chunk_counts) > vocab_size:
+            finding = describe_out_of_vocabulary(len(chunk_counts) - 1, vocab_size)
+            raise damaged_file_error(split.name, finding)
+        counts += chunk_counts
     return counts

@@ -1,11 +1,9 @@
-"""Tokenizes sentences quickly by remembering the ids of every word met before.
+"""Tokenizes sentences quickly by caching the ids of every word.
 
-It never knows where the sentences come from, nor what becomes of the ids.
-
-BERT's tokenizer treats what stands between two spaces alike wherever it stands: cleaning,
-lower-casing, accents and the cutting at punctuation never look across a space. So the ids of a
-sentence are those of its space-separated pieces one after another, and only pieces not met
-before need the tokenizer. In running text that is one in twenty or fewer.
+BERT's tokenizer treats the text between two spaces independently of what is around it: cleaning,
+lowercasing, accent stripping and splitting at punctuation never look across a space. So the ids
+of a sentence are the concatenated ids of its space-separated words, and only new words have to be
+tokenized: in running text at most one in twenty.
 """
 
 from collections.abc import Sequence
@@ -19,102 +17,109 @@ from bertsmith.data.packing import concat_ranges
 from bertsmith.text.segmenter import segment_texts
 from bertsmith.text.wordpiece import Tokenizer
 
-#: The most pieces remembered (about 60 MB); beyond it all are forgotten and met anew.
-MAX_CACHED_PIECES = 1 << 18
-#: The sentences tokenized together: few enough that their pieces stay in the cache.
-_TOGETHER = 2048
-#: Punctuation that is put between spaces first, so that "end." is met as "end" and "."; a mark is
-#: a word of its own wherever it stands. "[" must be here: see ``_learn``.
-_MARKS = ",.()['\"-"
+#: Maximum number of cached words (about 60 MB). When it is exceeded, the cache is cleared.
+MAX_CACHED_WORDS = 1 << 18
+#: Sentences tokenized at a time, few enough that their words stay in the processor's cache.
+_CHUNK_SENTENCES = 2048
+#: Common punctuation, surrounded by spaces first so that "end." is cached as "end" and ".". The
+#: ids do not change, since the tokenizer always splits there. "[" is required by ``_learn_words``.
+_PUNCTUATION = ",.()['\"-"
 
 
-class _Numbers(dict[str, int]):
-    """Numbers pieces in the order in which they are first met."""
+class _WordNumbers(dict[str, int]):
+    """Numbers words in the order in which they first occur."""
 
-    def __missing__(self, piece: str) -> int:
-        number = self[piece] = len(self)
+    def __missing__(self, word: str) -> int:
+        number = self[word] = len(self)
         return number
 
 
 class CachedTokenizer:
-    """Gives the ids that ``tokenizer.encode_batch`` gives, two to three times as fast."""
+    """Returns the same ids as ``tokenizer.encode_batch``, two to three times as fast."""
 
-    def __init__(self, tokenizer: Tokenizer, remembered: int = MAX_CACHED_PIECES) -> None:
+    def __init__(self, tokenizer: Tokenizer, max_cached_words: int = MAX_CACHED_WORDS) -> None:
+        """Wrap ``tokenizer``, with a cache for at most about ``max_cached_words`` words."""
         self._segmenter = tokenizer.segmenter
-        # Texts are segmented whole, before they are cut at spaces.
+        # Whole texts are segmented, before they are split at spaces.
         self._tokenizer = Tokenizer(replace(tokenizer.spec, segmenter=None))
-        # A token added beside the vocabulary may hold spaces, or anything.
-        self._whole = tokenizer if tokenizer.spec.added else None
-        self._remembered = remembered
-        self._numbers = _Numbers()
+        # An added token may contain spaces, so then words cannot be cached.
+        self._uncached_tokenizer = tokenizer if tokenizer.spec.added else None
+        self._max_cached_words = max_cached_words
+        # Word number i has the ids _ids[_starts[i] : _starts[i] + _sizes[i]].
+        self._word_numbers = _WordNumbers()
         self._sizes: IntArray = np.zeros(0, np.int64)
         self._starts: IntArray = np.zeros(0, np.int64)
         self._ids: IntArray = np.zeros(0, np.int64)
 
     def encode(self, sentences: Sequence[str]) -> tuple[IntArray, IntArray]:
-        """Return the ids of all sentences in one row, int64, and the tokens of each, int64 [n].
+        r"""Tokenize sentences, which must not contain "\n".
 
-        No sentence may hold a line end.
+        Returns:
+            The concatenated ids, int64, and the number of ids of each sentence, int64 [n].
         """
-        if self._whole is not None:
-            found = self._whole.encode_batch(sentences)
-            lengths = np.fromiter(map(len, found), np.int64, len(found))
-            row = np.fromiter(chain.from_iterable(found), np.int64, int(lengths.sum()))
-            return row, lengths
-        parts = [
-            self._some(sentences[first : first + _TOGETHER])
-            for first in range(0, len(sentences), _TOGETHER)
+        if self._uncached_tokenizer is not None:
+            id_lists = self._uncached_tokenizer.encode_batch(sentences)
+            sizes = np.fromiter(map(len, id_lists), np.int64, len(id_lists))
+            ids = np.fromiter(chain.from_iterable(id_lists), np.int64, int(sizes.sum()))
+            return ids, sizes
+        chunks = [
+            self._encode_chunk(sentences[first : first + _CHUNK_SENTENCES])
+            for first in range(0, len(sentences), _CHUNK_SENTENCES)
         ]
-        if not parts:
+        if not chunks:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        ids, sizes = zip(*parts, strict=True)
-        return np.concatenate(ids), np.concatenate(sizes)
+        chunk_ids, chunk_sizes = zip(*chunks, strict=True)
+        return np.concatenate(chunk_ids), np.concatenate(chunk_sizes)
 
-    def _some(self, sentences: Sequence[str]) -> tuple[IntArray, IntArray]:
-        if len(self._numbers) > self._remembered:
-            self._forget()
-        pieces = [line.split(" ") for line in self._prepared(sentences)]
-        lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
+    def _encode_chunk(self, sentences: Sequence[str]) -> tuple[IntArray, IntArray]:
+        if len(self._word_numbers) > self._max_cached_words:
+            self._clear()
+        words = [sentence.split(" ") for sentence in self._preprocess(sentences)]
+        num_words = np.fromiter(map(len, words), np.int64, len(words))
         numbers = np.fromiter(
-            map(self._numbers.__getitem__, chain.from_iterable(pieces)),
+            map(self._word_numbers.__getitem__, chain.from_iterable(words)),
             np.int64,
-            int(lengths.sum()),
+            int(num_words.sum()),
         )
-        self._learn()
+        self._learn_words()
         sizes = self._sizes[numbers]
         ids = self._ids[concat_ranges(self._starts[numbers], sizes)]
-        ends = np.append(0, np.cumsum(sizes))[np.cumsum(lengths)]
-        return ids, np.diff(ends, prepend=0)
+        sentence_ends = np.append(0, np.cumsum(sizes))[np.cumsum(num_words)]
+        return ids, np.diff(sentence_ends, prepend=0)
 
-    def _prepared(self, sentences: Sequence[str]) -> list[str]:
-        """Return the sentences with spaces at common punctuation, and lowered if that is safe."""
+    def _preprocess(self, sentences: Sequence[str]) -> list[str]:
+        """Put spaces around common punctuation, and lowercase the sentences if that is safe."""
         if self._segmenter is not None:
             sentences = list(segment_texts(self._segmenter, sentences))
         text = "\n".join(sentences)
-        for mark in _MARKS:
+        for mark in _PUNCTUATION:
             text = text.replace(mark, f" {mark} ")
+        # Python lowercases a final capital sigma differently from the tokenizer.
         if self._tokenizer.lowercase and "Σ" not in text:
             text = text.lower()
         return text.split("\n")
 
-    def _learn(self) -> None:
-        """Tokenize the pieces that were numbered since the last time."""
-        known = len(self._sizes)
-        fresh = list(islice(reversed(self._numbers), len(self._numbers) - known))[::-1]
-        if not fresh:
+    def _learn_words(self) -> None:
+        """Tokenize the words that are numbered but not yet in the cache."""
+        num_known = len(self._sizes)
+        num_new = len(self._word_numbers) - num_known
+        new_words = list(islice(reversed(self._word_numbers), num_new))[::-1]
+        if not new_words:
             return
-        # Many pieces a text, with [SEP] between them: a text has its price, whatever its length.
-        # No piece holds "[", so none can look like one.
-        texts = [" [SEP] ".join(fresh[i : i + 64]) + " [SEP]" for i in range(0, len(fresh), 64)]
-        found = self._tokenizer.encode_batch(texts, allow_special=True)
-        row = np.fromiter(chain.from_iterable(found), np.int64, sum(map(len, found)))
-        borders = row == self._tokenizer.sep_id
-        sizes = np.diff(np.flatnonzero(borders), prepend=-1) - 1
-        ids = row[~borders]
+        # Each call of the tokenizer has a fixed cost per text, so a text holds many words with
+        # [SEP] between them. No word contains "[", so none can look like a special token.
+        texts = [
+            " [SEP] ".join(new_words[i : i + 64]) + " [SEP]" for i in range(0, len(new_words), 64)
+        ]
+        id_lists = self._tokenizer.encode_batch(texts, allow_special=True)
+        row = np.fromiter(chain.from_iterable(id_lists), np.int64, sum(map(len, id_lists)))
+        is_separator = row == self._tokenizer.sep_id
+        sizes = np.diff(np.flatnonzero(is_separator), prepend=-1) - 1
+        ids = row[~is_separator]
         self._starts = np.append(self._starts, len(self._ids) + np.cumsum(sizes) - sizes)
         self._sizes = np.append(self._sizes, sizes)
         self._ids = np.append(self._ids, ids)
 
-    def _forget(self) -> None:
-        self._numbers = _Numbers()
+    def _clear(self) -> None:
+        self._word_numbers = _WordNumbers()
         self._sizes = self._starts = self._ids = np.zeros(0, np.int64)

@@ -1,7 +1,6 @@
 """The worker process of ``prepare``: turns a group of documents into a shard file.
 
-It never knows the corpus, the other workers or the final store. It loads numpy, ``tokenizers``
-and ``sentencex``, nothing more, and ends when its parent does.
+It imports only NumPy, ``tokenizers`` and ``sentencex``, and ends when its parent process does.
 """
 
 import io
@@ -29,7 +28,13 @@ from bertsmith.text.wordpiece import Tokenizer
 
 @dataclass(frozen=True)
 class ShardTask:
-    """A shard to make: its file, and its documents' texts, each presplit into lines or not."""
+    """A shard to build.
+
+    Attributes:
+        path: Shard file to write.
+        texts: Texts of the documents.
+        presplit: Whether each text already has one sentence per line.
+    """
 
     path: Path
     texts: list[str]
@@ -38,22 +43,31 @@ class ShardTask:
 
 @dataclass(frozen=True)
 class WorkerFailure:
-    """What went wrong in a worker: the user's or the system's error; else the traceback."""
+    """An error in a worker.
+
+    Attributes:
+        error: An error of the user or the system; None for any other exception.
+        traceback: Traceback of any other exception, else empty.
+    """
 
     error: BertsmithError | OSError | None
     traceback: str
 
 
 class DamagedShardError(StoreError):
-    """A shard file is not as it was written."""
+    """A shard file does not have the content that was written."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """The documents of a shard as flat arrays; see ``SplitWriter.append`` for the sizes.
+    """Tokenized documents as flat arrays. Documents without tokens are left out.
 
-    ``hashes`` uint64 [documents], of each document's text; a document without a token is left
-    out, and counted in ``empty``.
+    Attributes:
+        ids: Token ids of all documents, uint16 or uint32 [tokens].
+        sentence_sizes: Tokens in each sentence, int64 [sentences].
+        document_sizes: Sentences in each document, int64 [documents].
+        hashes: Hash of each document's text, uint64 [documents].
+        empty: Number of documents without tokens.
     """
 
     ids: NDArray[Any]
@@ -68,14 +82,18 @@ class Shard:
         return DocumentSizes(self.hashes, self.document_sizes, self.sentence_sizes)
 
     def save(self, path: Path) -> None:
-        """Write the shard, whole or not at all."""
+        """Write the shard atomically."""
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **vars(self))
         write_atomic(path, buffer.getvalue())
 
     @classmethod
     def load(cls, path: Path) -> "Shard":
-        """Read a shard back; raise DamagedShardError unless it is as it was written."""
+        """Read a shard.
+
+        Raises:
+            DamagedShardError: The file does not have the content that was written.
+        """
         content = path.read_bytes()
         try:
             shard = cls._parse(content)
@@ -88,10 +106,10 @@ class Shard:
 
     @classmethod
     def _parse(cls, content: bytes) -> "Shard":
-        # NumPy may stop before the end of an entry, where its CRC-32 is compared.
+        # NumPy may stop reading before the end of an entry, where its CRC-32 is compared.
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            if bad := archive.testzip():
-                raise ValueError(f"the CRC-32 of {bad} does not match")
+            if damaged_entry := archive.testzip():
+                raise ValueError(f"the CRC-32 of {damaged_entry} does not match")
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             values = {name: arrays[name] for name in arrays.files}
         shard = cls(**values | {"empty": int(values["empty"])})
@@ -105,67 +123,76 @@ class Shard:
 
 
 def hash_document(text: str) -> int:
-    """Return the 64-bit hash of a document, by which it is held out or not."""
-    return int.from_bytes(blake2b(_bytes(text), digest_size=8).digest(), "little")
+    """Return a 64-bit hash of a document's text, which decides whether it is held out."""
+    return int.from_bytes(blake2b(_encode(text), digest_size=8).digest(), "little")
 
 
 def hash_texts(texts: list[str]) -> str:
-    """Return a short name for a group of texts: another group has another."""
-    found = blake2b(digest_size=8)
+    """Return a 64-bit hash, in hexadecimal, of a list of texts and their boundaries."""
+    digest = blake2b(digest_size=8)
     for text in texts:
-        found.update(_bytes(text))
-        # A byte that UTF-8 never has, so that borders count.
-        found.update(b"\xff")
-    return found.hexdigest()
+        digest.update(_encode(text))
+        # A byte that never occurs in UTF-8 marks the end of a text.
+        digest.update(b"\xff")
+    return digest.hexdigest()
 
 
-def build_shard(task: ShardTask, memo: CachedTokenizer, language: str, bits: int) -> Shard:
-    """Cut the documents into sentences and the sentences into ids."""
+def build_shard(task: ShardTask, tokenizer: CachedTokenizer, language: str, bits: int) -> Shard:
+    """Split the documents of a task into sentences and tokenize them.
+
+    Args:
+        task: The documents.
+        tokenizer: Tokenizer of the store.
+        language: ISO 639-1 code, used for sentence splitting.
+        bits: Bits per token id, 16 or 32.
+    """
     documents = [
         split_sentences(text, language, presplit)
         for text, presplit in zip(task.texts, task.presplit, strict=True)
     ]
-    ids, sizes = memo.encode([sentence for document in documents for sentence in document])
-    owners = np.repeat(np.arange(len(documents)), [len(document) for document in documents])
-    # A sentence of control characters only has no token: it is none.
-    document_sizes = np.bincount(owners[sizes > 0], minlength=len(documents))
+    ids, sizes = tokenizer.encode([sentence for document in documents for sentence in document])
+    document_numbers = np.repeat(
+        np.arange(len(documents)), [len(document) for document in documents]
+    )
+    # A sentence without tokens, such as one of control characters, is not counted.
+    document_sizes = np.bincount(document_numbers[sizes > 0], minlength=len(documents))
     hashes = np.array([hash_document(text) for text in task.texts], np.uint64)
-    kept = document_sizes > 0
+    has_tokens = document_sizes > 0
     return Shard(
         ids=ids.astype(np.uint16 if bits == 16 else np.uint32),
         sentence_sizes=sizes[sizes > 0],
-        document_sizes=document_sizes[kept],
-        hashes=hashes[kept],
-        empty=int((~kept).sum()),
+        document_sizes=document_sizes[has_tokens],
+        hashes=hashes[has_tokens],
+        empty=int((~has_tokens).sum()),
     )
 
 
-def serve_tasks(connection: Connection, tokenizer: Path, language: str, bits: int) -> None:
-    """Make one shard after another as they arrive; answer each with None, or the Failure."""
+def serve_tasks(connection: Connection, tokenizer_path: Path, language: str, bits: int) -> None:
+    """Build a shard for every task received; answer each with None or a WorkerFailure."""
     try:
-        memo = CachedTokenizer(Tokenizer.load(tokenizer))
+        tokenizer = CachedTokenizer(Tokenizer.load(tokenizer_path))
         while True:
             task: ShardTask = connection.recv()
-            build_shard(task, memo, language, bits).save(task.path)
+            build_shard(task, tokenizer, language, bits).save(task.path)
             connection.send(None)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        # The parent is gone, or wants no more.
+        # The parent process ended or closed the connection.
         return
     except (BertsmithError, OSError) as error:
         connection.send(WorkerFailure(error, ""))
-    except Exception:  # noqa: BLE001 - whatever it is, the parent tells of it
+    except Exception:  # noqa: BLE001 - the parent process reports any other exception
         connection.send(WorkerFailure(None, traceback.format_exc()))
 
 
 def main() -> None:
-    """Serve on the connection whose descriptor is the first argument."""
-    # Ctrl-C reaches every process of the terminal; a worker finishes its shard all the same.
+    """Serve tasks on the connection whose file descriptor is the first argument."""
+    # Ctrl-C reaches every process of the terminal; a worker finishes its shard first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    descriptor, tokenizer, language, bits = sys.argv[1:]
-    serve_tasks(Connection(int(descriptor)), Path(tokenizer), language, int(bits))
+    descriptor, tokenizer_path, language, bits = sys.argv[1:]
+    serve_tasks(Connection(int(descriptor)), Path(tokenizer_path), language, int(bits))
 
 
-def _bytes(text: str) -> bytes:
+def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 

@@ -1,7 +1,7 @@
-"""The worker processes of ``prepare``: one task each at a time, in processes of their own.
+"""A pool of worker processes for ``prepare``; each worker runs one task at a time.
 
-It never knows what a task is. The workers are fresh Python processes and no forks: they load
-only what they need, whatever the caller has loaded, and need nothing of the caller's main module.
+Workers are new Python processes, not forks: they import only what they need, whatever the parent
+has imported, and do not depend on the parent's main module.
 """
 
 import signal
@@ -16,68 +16,79 @@ from typing import Any, Self
 
 from bertsmith.errors import StoreError
 
-_START = "import sys; from {module} import main; main()"
+_WORKER_CODE = "import sys; from {module} import main; main()"
 
 
 class WorkerPool:
-    """Some workers that each run ``module.main`` with a connection and ``arguments``.
+    """Worker processes that each run ``module.main``.
 
-    Leaving the block lets every worker finish its task, then ends it.
+    As a context manager it waits for the current tasks at exit, then ends the workers.
     """
 
-    def __init__(self, count: int, module: str, arguments: Sequence[str]) -> None:
-        """``count``: the most workers; each is started when a task has no idle worker."""
-        self._max_workers = count
+    def __init__(self, max_workers: int, module: str, arguments: Sequence[str]) -> None:
+        """Start no worker yet: one is started when a task finds no idle worker.
+
+        Args:
+            max_workers: Maximum number of processes.
+            module: Module whose ``main`` a worker runs. Its ``sys.argv[1:]`` is the file
+                descriptor of a connection, followed by ``arguments``.
+            arguments: Further arguments for every worker.
+        """
+        self._max_workers = max_workers
         self._module = module
         self._arguments = arguments
         self._workers: dict[Connection, subprocess.Popen[bytes]] = {}
         self._idle: list[Connection] = []
 
     def submit(self, task: Any) -> Any:
-        """Give a task to a worker, waiting for an idle one; return what that answered before.
+        """Send a task to a worker; wait for one to finish if all are busy.
 
-        The answer is None if the worker had no task before.
+        Returns:
+            The answer of the worker that had to finish first; None if none had to.
+
+        Raises:
+            StoreError: A worker died.
         """
         answer = None
         if not self._idle:
-            answered = wait(list(self._workers), 0)
-            if not answered and len(self._workers) < self._max_workers:
-                self._start()
+            finished = wait(list(self._workers), 0)
+            if not finished and len(self._workers) < self._max_workers:
+                self._start_worker()
             else:
-                answer = self._receive()
-        # Of a worker that has died, the answer that never comes will tell.
+                answer = self._receive_answer()
+        # If the worker has died, waiting for its answer raises the error.
         with suppress(BrokenPipeError, ConnectionResetError):
             self._idle.pop().send(task)
         return answer
 
-    def _start(self) -> None:
-        """Start a worker, idle."""
-        connection, other_end = Pipe()
-        number = other_end.fileno()
-        code = _START.format(module=self._module)
-        command = [sys.executable, "-c", code, str(number), *self._arguments]
-        # The arguments are this program's own, and there is no shell.
-        process = subprocess.Popen(command, pass_fds=[number], stdin=subprocess.DEVNULL)  # noqa: S603
-        other_end.close()
+    def _start_worker(self) -> None:
+        """Start an idle worker."""
+        connection, worker_end = Pipe()
+        descriptor = worker_end.fileno()
+        code = _WORKER_CODE.format(module=self._module)
+        command = [sys.executable, "-c", code, str(descriptor), *self._arguments]
+        # No shell is involved, and the arguments come from this program.
+        process = subprocess.Popen(command, pass_fds=[descriptor], stdin=subprocess.DEVNULL)  # noqa: S603
+        worker_end.close()
         self._workers[connection] = process
         self._idle.append(connection)
 
     def drain(self) -> list[Any]:
-        """Wait until no worker has a task; return what they answered."""
+        """Wait until all workers are idle, and return their answers."""
         answers = []
         while len(self._idle) < len(self._workers):
-            answers.append(self._receive())
+            answers.append(self._receive_answer())
         return answers
 
-    def _receive(self) -> Any:
-        """Return the first answer of those that work; it is idle then."""
+    def _receive_answer(self) -> Any:
+        """Wait for an answer of any busy worker, mark that worker as idle, return the answer."""
         busy = [connection for connection in self._workers if connection not in self._idle]
         connection = wait(busy)[0]
         assert isinstance(connection, Connection)
         try:
             answer = connection.recv()
         except (EOFError, ConnectionResetError):
-            raise StoreError(_death(self._workers[connection].wait())) from None
+            raise StoreError(_describe_death(self._workers[connection].wait())) from None
         self._idle.append(connection)
         return answer
 
@@ -86,9 +97,9 @@ class WorkerPool:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
-        trace: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
         for connection in self._workers:
             connection.close()
@@ -96,10 +107,11 @@ class WorkerPool:
             process.wait()
 
 
-def _death(status: int) -> str:
-    how = f"with exit status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
+def _describe_death(status: int) -> str:
+    """Return the error message for a worker that ended with this exit status."""
+    cause = f"with exit status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
     hint = "; the machine may have run out of memory: try fewer --workers" if status == -9 else ""
     return (
-        f"a worker process was ended {how}{hint}. Run the same command again: "
-        "it goes on from the finished shards"
+        f"a worker process was ended {cause}{hint}. Run the same command again: "
+        "it resumes from the finished shards"
     )

@@ -1,1 +1,1 @@
-"""From text to ids: corpora, sentences, WordPiece. It never knows of torch or of a model."""
+"""From text to token ids: corpora, sentences and WordPiece. Nothing here imports torch."""

@@ -1,7 +1,4 @@
-"""Counts the characters of a corpus and chooses those that a vocabulary shall know.
-
-It never knows words: only which characters begin one and which go on in one.
-"""
+"""Counts the characters of a corpus and chooses the alphabet of a vocabulary."""
 
 import string
 from collections.abc import Callable
@@ -13,14 +10,14 @@ from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
 #: One more than the last Unicode code point.
-CODE_POINTS: Final = 0x110000
-#: What a code point is to the tokenizer: not looked at yet, removed, a gap between words, a word
-#: of its own (punctuation, a Chinese character), or a part of a word.
-_UNSEEN, _REMOVED, _GAP, _ALONE, _PART = range(5)
+_NUM_CODE_POINTS: Final = 0x110000
+#: How the tokenizer treats a code point: not examined yet, removed, whitespace, a word of its own
+#: (punctuation, a Chinese character), or part of a word.
+_UNSEEN, _REMOVED, _SPACE, _SINGLE, _LETTER = range(5)
 
 
 def has_surrogates(text: str) -> bool:
-    """Tell whether a text has half of a character: JSON can write it, and no encoding has it."""
+    """Return whether a text has lone surrogates, which JSON can contain but UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -28,10 +25,10 @@ def has_surrogates(text: str) -> bool:
     return False
 
 
-def _in_long_runs(flags: NDArray[np.bool_], longest: int) -> NDArray[np.bool_]:
-    """Return which elements [n] are in a run of more than ``longest`` true elements."""
+def _in_long_runs(flags: NDArray[np.bool_], max_length: int) -> NDArray[np.bool_]:
+    """Return which elements [n] are in a run of more than ``max_length`` true elements."""
     bounds = np.concatenate([[-1], np.flatnonzero(~flags), [len(flags)]])
-    is_long = np.diff(bounds) - 1 > longest
+    is_long = np.diff(bounds) - 1 > max_length
     steps = np.zeros(len(flags) + 1, np.int8)
     steps[bounds[:-1][is_long] + 1] = 1
     steps[bounds[1:][is_long]] = -1
@@ -40,136 +37,150 @@ def _in_long_runs(flags: NDArray[np.bool_], longest: int) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Alphabet:
-    """The characters of a vocabulary: all of them, and those that continue a word."""
+    """The characters of a vocabulary.
+
+    Attributes:
+        characters: All characters, each a vocabulary entry.
+        continuations: The characters that also have an entry with "##", to continue a word.
+    """
 
     characters: tuple[str, ...]
     continuations: tuple[str, ...]
 
     @property
     def num_pieces(self) -> int:
-        """The number of vocabulary entries: one per character, one per continuing character."""
+        """The number of vocabulary entries."""
         return len(self.characters) + len(self.continuations)
 
 
 def build_ascii_alphabet(*, lowercase: bool) -> Alphabet:
-    """Return the ASCII digits, letters and punctuation, without capitals if text is lowercased.
+    """Return the ASCII digits, letters and punctuation; no capitals if text is lowercased.
 
-    The tokenizer splits at punctuation, so only digits and letters continue a word.
+    Only digits and letters continue a word, since the tokenizer splits at punctuation.
     """
     letters = string.ascii_lowercase if lowercase else string.ascii_letters
-    continuing = sorted(string.digits + letters)
-    return Alphabet(tuple(sorted([*continuing, *string.punctuation])), tuple(continuing))
+    continuations = sorted(string.digits + letters)
+    return Alphabet(tuple(sorted([*continuations, *string.punctuation])), tuple(continuations))
 
 
 class CharacterCounts:
-    """Counts, as a stream, how often each character begins or continues a word.
+    """Counts how often each character starts or continues a word, over a stream of texts."""
 
-    ``clean`` is the tokenizer's normalizer on a string. It is asked for each character once, and
-    must treat characters one by one. Words of more than ``longest_word`` characters are not
-    counted: the tokenizer makes them [UNK].
-    """
+    def __init__(self, normalize: Callable[[str], str], max_word_length: int = 100) -> None:
+        """Start with empty counts.
 
-    def __init__(self, clean: Callable[[str], str], longest_word: int = 100) -> None:
-        self._clean = clean
-        self._longest_word = longest_word
+        Args:
+            normalize: The tokenizer's normalizer. It is called once per distinct character, so it
+                must treat each character independently.
+            max_word_length: Words with more characters are not counted, since the tokenizer
+                replaces them by [UNK].
+        """
+        self._normalize = normalize
+        self._max_word_length = max_word_length
         self._split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
-        self._kinds: NDArray[np.uint8] = np.zeros(CODE_POINTS, dtype=np.uint8)
-        # [2, code points]: as the first of a word, and as one that continues it.
-        self._counts: NDArray[np.int64] = np.zeros((2, CODE_POINTS), dtype=np.int64)
+        self._kinds: NDArray[np.uint8] = np.zeros(_NUM_CODE_POINTS, dtype=np.uint8)
+        # [2, code points]: how often a character starts a word, and how often it continues one.
+        self._counts: NDArray[np.int64] = np.zeros((2, _NUM_CODE_POINTS), dtype=np.int64)
 
     def add(self, text: str) -> None:
-        """Count the characters of ``text``; best some hundred thousand at once."""
+        """Count the characters of ``text``; fastest with some hundred thousand at a time."""
         points = np.frombuffer(text.encode("utf-32-le", "replace"), dtype="<u4")
         kinds = self._kinds[points]
         unseen = np.unique(points[kinds == _UNSEEN])
         for point in unseen:
-            self._kinds[point] = self._kind(chr(point))
+            self._kinds[point] = self._classify(chr(point))
         if unseen.size:
             kinds = self._kinds[points]
-        # What the tokenizer removes does not part a word.
-        stay = kinds != _REMOVED
-        points, kinds = points[stay], kinds[stay]
-        part = kinds == _PART
-        part &= ~_in_long_runs(part, self._longest_word)
-        goes_on = np.zeros_like(part)
-        goes_on[1:] = part[1:] & part[:-1]
-        for row, chosen in enumerate(((part & ~goes_on) | (kinds == _ALONE), goes_on)):
-            counts = np.bincount(points[chosen])
+        # A removed character does not separate words.
+        remains = kinds != _REMOVED
+        points, kinds = points[remains], kinds[remains]
+        is_letter = kinds == _LETTER
+        is_letter &= ~_in_long_runs(is_letter, self._max_word_length)
+        continues = np.zeros_like(is_letter)
+        continues[1:] = is_letter[1:] & is_letter[:-1]
+        starts = (is_letter & ~continues) | (kinds == _SINGLE)
+        for row, is_counted in enumerate((starts, continues)):
+            counts = np.bincount(points[is_counted])
             self._counts[row, : len(counts)] += counts
 
     @property
     def is_empty(self) -> bool:
-        """Whether no text had a character that is part of a word."""
+        """Whether no text contained a word."""
         return not self._counts.any()
 
     def choose_alphabet(self, coverage: float, max_pieces: int, required: Alphabet) -> Alphabet:
-        """Choose ``required`` and the most frequent characters that cover ``coverage`` of the text.
+        """Choose the required characters and the most frequent other ones.
 
-        The chosen characters outside ``required`` take at most ``max_pieces`` vocabulary entries:
-        one each, and one more if the character continues words. Ties are ordered by code point.
+        Ties are ordered by code point.
+
+        Args:
+            coverage: Share of the text's characters that the alphabet should cover, 0 to 1.
+            max_pieces: Maximum number of vocabulary entries for characters outside ``required``.
+            required: Characters to include in any case.
         """
-        totals, continuing = self._cleaned()
+        totals, counted_continuations = self._normalized_counts()
         order = sorted(totals, key=lambda character: (-totals[character], character))
-        needed = coverage * sum(totals.values())
-        characters, continues = set(required.characters), set(required.continuations)
-        covered = num_pieces = 0
+        num_needed = coverage * sum(totals.values())
+        characters, continuations = set(required.characters), set(required.continuations)
+        num_covered = num_pieces = 0
         for character in order:
             if character not in characters:
-                num_pieces += 2 if character in continuing else 1
-            if covered >= needed or num_pieces > max_pieces:
+                num_pieces += 2 if character in counted_continuations else 1
+            if num_covered >= num_needed or num_pieces > max_pieces:
                 break
-            covered += totals[character]
+            num_covered += totals[character]
             characters.add(character)
-            if character in continuing:
-                continues.add(character)
-        return Alphabet(tuple(sorted(characters)), tuple(sorted(continues)))
+            if character in counted_continuations:
+                continuations.add(character)
+        return Alphabet(tuple(sorted(characters)), tuple(sorted(continuations)))
 
     def make_word_filter(self, alphabet: Alphabet) -> Callable[[str], str]:
-        """Return what takes some words out of a counted text.
+        """Return a function that removes words from a text that has been counted.
 
-        They are the words with a character beyond ``alphabet`` and those that are too long.
+        It removes the words with a character outside ``alphabet`` and those that are too long.
         """
         known = set(alphabet.characters)
-        beyond = np.zeros(CODE_POINTS, dtype=bool)
-        for point in np.flatnonzero((self._kinds == _PART) & (self._counts.sum(axis=0) > 0)):
-            beyond[point] = not known.issuperset(self._clean(chr(point)).strip())
+        is_outside = np.zeros(_NUM_CODE_POINTS, dtype=bool)
+        for point in np.flatnonzero((self._kinds == _LETTER) & (self._counts.sum(axis=0) > 0)):
+            is_outside[point] = not known.issuperset(self._normalize(chr(point)).strip())
 
-        def limited(text: str) -> str:
+        def filter_words(text: str) -> str:
             points = np.frombuffer(text.encode("utf-32-le", "replace"), dtype="<u4")
             kinds = self._kinds[points]
-            # What the tokenizer removes does not part a word.
-            stay = kinds != _REMOVED
-            points, inside = points[stay], kinds[stay] == _PART
-            strange = beyond[points] | _in_long_runs(inside, self._longest_word)
-            if not strange.any():
+            # A removed character does not separate words.
+            remains = kinds != _REMOVED
+            points, is_letter = points[remains], kinds[remains] == _LETTER
+            is_bad = is_outside[points] | _in_long_runs(is_letter, self._max_word_length)
+            if not is_bad.any():
                 return text
-            begins = inside.copy()
-            begins[1:] &= ~inside[:-1]
-            words = np.where(inside, begins.cumsum(), 0)
-            stay = ~(inside & np.isin(words, words[strange]))
-            left: str = points[stay].tobytes().decode("utf-32-le")
-            return left
+            starts = is_letter.copy()
+            starts[1:] &= ~is_letter[:-1]
+            words = np.where(is_letter, starts.cumsum(), 0)
+            remains = ~(is_letter & np.isin(words, words[is_bad]))
+            filtered: str = points[remains].tobytes().decode("utf-32-le")
+            return filtered
 
-        return limited
+        return filter_words
 
-    def _kind(self, character: str) -> int:
-        cleaned = self._clean(character)
-        if not cleaned:
+    def _classify(self, character: str) -> int:
+        normalized = self._normalize(character)
+        if not normalized:
             return _REMOVED
-        if not cleaned.strip():
-            return _GAP
-        # The library itself tells whether a word goes on through this character.
-        return _PART if len(self._split(self._clean(f"a{character}a"))) == 1 else _ALONE
+        if not normalized.strip():
+            return _SPACE
+        # The pre-tokenizer decides whether this character is part of a word.
+        is_letter = len(self._split(self._normalize(f"a{character}a"))) == 1
+        return _LETTER if is_letter else _SINGLE
 
-    def _cleaned(self) -> tuple[dict[str, int], set[str]]:
-        """Return how often each cleaned character occurs, and which of them continue words."""
+    def _normalized_counts(self) -> tuple[dict[str, int], set[str]]:
+        """Return the count of each normalized character, and those that continue words."""
         totals: dict[str, int] = {}
-        continuing: set[str] = set()
+        continuations: set[str] = set()
         for point in np.flatnonzero(self._counts.sum(axis=0)):
-            first, later = (int(count) for count in self._counts[:, point])
-            # One character can become several, such as the Turkish capital dotted I.
-            for place, character in enumerate(self._clean(chr(point)).strip()):
-                totals[character] = totals.get(character, 0) + first + later
-                if later or place:
-                    continuing.add(character)
-        return totals, continuing
+            num_starts, num_continues = (int(count) for count in self._counts[:, point])
+            # Normalization can turn one character into several, such as the capital dotted I.
+            for index, character in enumerate(self._normalize(chr(point)).strip()):
+                totals[character] = totals.get(character, 0) + num_starts + num_continues
+                if num_continues or index:
+                    continuations.add(character)
+        return totals, continuations

@@ -1,7 +1,4 @@
-"""Opens a file or stream for reading, whatever packs it: gzip, xz, bzip2, zstd or nothing.
-
-It never knows what the unpacked bytes mean.
-"""
+"""Reads gzip, xz, bzip2, zstd and uncompressed streams; the content decides which one it is."""
 
 import bz2
 import gzip
@@ -13,14 +10,14 @@ from typing import IO, Any, Final, cast
 
 import zstandard
 
-#: What packers write first, by the name of the packing.
+#: First bytes of a compressed stream, by compression.
 MAGIC_BYTES: Final = {
     "gzip": b"\x1f\x8b",
     "xz": b"\xfd7zXZ\x00",
     "bzip2": b"BZh",
     "zstd": b"\x28\xb5\x2f\xfd",
 }
-#: File name endings of packed files.
+#: Compression by file name suffix.
 COMPRESSION_SUFFIXES: Final = {
     ".gz": "gzip",
     ".xz": "xz",
@@ -28,7 +25,7 @@ COMPRESSION_SUFFIXES: Final = {
     ".zst": "zstd",
     ".zstd": "zstd",
 }
-#: All that reading a damaged or cut-off archive can raise.
+#: Exceptions that reading a damaged or truncated stream can raise.
 DECOMPRESSION_ERRORS: Final = (
     EOFError,
     zlib.error,
@@ -37,61 +34,66 @@ DECOMPRESSION_ERRORS: Final = (
     gzip.BadGzipFile,
 )
 
-#: Bytes read at once. Large enough that the calls cost nothing, small enough to keep many open.
+#: Buffer size of readers, in bytes: large enough that calls cost little, small enough for many
+#: open files.
 BUFFER_BYTES: Final = 1 << 20
-#: Bytes looked at to tell what a stream holds.
+#: Number of bytes examined to detect the format of a stream.
 HEAD_BYTES: Final = 1 << 16
 
 
-class _Zstd(io.RawIOBase):
-    """Zstd frames as a raw stream that, unlike ``zstandard``'s own, tells a cut-off file."""
+class _ZstdReader(io.RawIOBase):
+    """Decompresses zstd frames; unlike the reader of ``zstandard``, it detects truncation."""
 
-    def __init__(self, packed: IO[bytes]) -> None:
-        self._packed = packed
+    def __init__(self, compressed: IO[bytes]) -> None:
+        self._compressed = compressed
         self._frame = zstandard.ZstdDecompressor().decompressobj()
-        self._begun = False
-        self._rest = b""
-        self._ready = memoryview(b"")
+        self._in_frame = False
+        self._unused = b""
+        self._decompressed = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._ready:
+        while not self._decompressed:
             if not self._fill():
                 return 0
-        count = min(len(buffer), len(self._ready))
-        buffer[:count] = self._ready[:count]
-        self._ready = self._ready[count:]
+        count = min(len(buffer), len(self._decompressed))
+        buffer[:count] = self._decompressed[:count]
+        self._decompressed = self._decompressed[count:]
         return count
 
     def _fill(self) -> bool:
-        """Unpack some more; False at a sound end."""
-        piece = self._rest or self._packed.read(HEAD_BYTES)
-        self._rest = b""
-        if not piece:
-            if self._begun:
+        """Decompress more bytes; return False at the end of the stream.
+
+        Raises:
+            EOFError: The stream ends inside a frame.
+        """
+        compressed = self._unused or self._compressed.read(HEAD_BYTES)
+        self._unused = b""
+        if not compressed:
+            if self._in_frame:
                 raise EOFError("the zstd frame has no end")
             return False
         if self._frame.eof:
             self._frame = zstandard.ZstdDecompressor().decompressobj()
-        self._ready = memoryview(self._frame.decompress(piece))
-        self._begun = not self._frame.eof
+        self._decompressed = memoryview(self._frame.decompress(compressed))
+        self._in_frame = not self._frame.eof
         if self._frame.eof:
-            self._rest = self._frame.unused_data
+            self._unused = self._frame.unused_data
         return True
 
     def close(self) -> None:
-        self._packed.close()
+        self._compressed.close()
         super().close()
 
 
-class _Rewound(io.RawIOBase):
-    """A stream whose first bytes, already looked at, are given out again."""
+class _RewoundReader(io.RawIOBase):
+    """A stream that starts with bytes which were already read from it."""
 
-    def __init__(self, head: bytes, rest: io.BufferedIOBase) -> None:
+    def __init__(self, head: bytes, stream: io.BufferedIOBase) -> None:
         self._head = memoryview(head)
-        self._rest = rest
+        self._stream = stream
 
     def readable(self) -> bool:
         return True
@@ -102,54 +104,58 @@ class _Rewound(io.RawIOBase):
             buffer[:count] = self._head[:count]
             self._head = self._head[count:]
             return count
-        # One step of unpacking: a fault in the next step does not take this one with it.
-        data = self._rest.read1(len(buffer))
+        # read1 decompresses one block at a time, so an error in the next block does not lose this.
+        data = self._stream.read1(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     def close(self) -> None:
-        self._rest.close()
+        self._stream.close()
         super().close()
 
 
-_OPENERS: Final[dict[str, Callable[[IO[bytes]], object]]] = {
-    "gzip": lambda packed: gzip.GzipFile(fileobj=packed),
+_DECOMPRESSORS: Final[dict[str, Callable[[IO[bytes]], object]]] = {
+    "gzip": lambda stream: gzip.GzipFile(fileobj=stream),
     "xz": lzma.LZMAFile,
     "bzip2": bz2.BZ2File,
-    "zstd": lambda packed: io.BufferedReader(_Zstd(packed), BUFFER_BYTES),
+    "zstd": lambda stream: io.BufferedReader(_ZstdReader(stream), BUFFER_BYTES),
 }
 
 
 def detect_compression(head: bytes) -> str | None:
-    """Name the packing of a stream that begins with ``head``; None when it is not packed."""
+    """Return the compression of a stream that starts with ``head``; None if there is none."""
     return next((name for name, magic in MAGIC_BYTES.items() if head.startswith(magic)), None)
 
 
 def decompress(stream: IO[bytes]) -> tuple[bytes, IO[bytes]]:
-    """Return the first unpacked bytes (up to HEAD) and a reader of all unpacked bytes.
+    """Decompress a stream, if it is compressed.
 
-    The packing is told by the content, not by the name. Raises one of DAMAGE.
+    Returns:
+        The first decompressed bytes, up to HEAD_BYTES, and a reader of all decompressed bytes.
+
+    Raises:
+        EOFError, zlib.error, ...: The stream is damaged; see DECOMPRESSION_ERRORS.
     """
     buffered = cast("io.BufferedIOBase", stream)
-    head = _fill_up(buffered)
-    kind = detect_compression(head)
-    whole = io.BufferedReader(_Rewound(head, buffered), BUFFER_BYTES)
-    if kind is None:
-        return head, whole
-    opened = cast("io.BufferedIOBase", _OPENERS[kind](whole))
-    head = _fill_up(opened)
-    return head, io.BufferedReader(_Rewound(head, opened), BUFFER_BYTES)
+    head = _read_head(buffered)
+    compression = detect_compression(head)
+    rewound = io.BufferedReader(_RewoundReader(head, buffered), BUFFER_BYTES)
+    if compression is None:
+        return head, rewound
+    decompressed = cast("io.BufferedIOBase", _DECOMPRESSORS[compression](rewound))
+    head = _read_head(decompressed)
+    return head, io.BufferedReader(_RewoundReader(head, decompressed), BUFFER_BYTES)
 
 
-def _fill_up(stream: io.BufferedIOBase) -> bytes:
-    """Read HEAD bytes, or all there is; a pipe may give them bit by bit.
+def _read_head(stream: io.BufferedIOBase) -> bytes:
+    """Read HEAD_BYTES or until the end; a pipe may return fewer bytes per call.
 
-    Damage after the first bytes is met again by whoever reads on.
+    Damage after the first bytes is not an error here: reading on will raise it again.
     """
     head = b""
     try:
-        while len(head) < HEAD_BYTES and (part := stream.read1(HEAD_BYTES - len(head))):
-            head += part
+        while len(head) < HEAD_BYTES and (chunk := stream.read1(HEAD_BYTES - len(head))):
+            head += chunk
     except DECOMPRESSION_ERRORS:
         if not head:
             raise

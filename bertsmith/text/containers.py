@@ -1,7 +1,4 @@
-"""Reads documents out of files that hold many: JSON lines, WikiExtractor output, Parquet.
-
-It never knows how a file was found, named or unpacked.
-"""
+"""Reads the documents of files that contain many: JSON Lines, WikiExtractor output, Parquet."""
 
 import html
 import re
@@ -15,115 +12,125 @@ from bertsmith.text import line_layout, markdown
 from bertsmith.text.alphabet import has_surrogates
 from bertsmith.text.raw_text import ErrorHandler, LineReader, RawDocument
 
-_OPENING: Final = re.compile(r"<doc\s.*>\s*$")
+_OPENING_TAG: Final = re.compile(r"<doc\s.*>\s*$")
 _TITLE: Final = re.compile(r'\stitle="([^"]*)"')
-_CLOSING: Final = "</doc>"
-#: Rows held at once when a Parquet file is read.
+_CLOSING_TAG: Final = "</doc>"
+#: Number of rows read from a Parquet file at a time.
 ROWS_PER_BATCH: Final = 256
 
 
-def make_document(text: str, form: str, container: str) -> RawDocument:
-    """Bring the text of one document, laid out as ``form`` says, into paragraphs on lines."""
-    if form == "sentences":
+def make_document(text: str, layout: str, container: str) -> RawDocument:
+    """Convert the text of one document to one paragraph per line.
+
+    Args:
+        text: The text.
+        layout: "sentences", "markdown", or anything else for prose.
+        container: Format of the file.
+    """
+    if layout == "sentences":
         return RawDocument(text, container, presplit=True)
-    if form == "markdown":
+    if layout == "markdown":
         return RawDocument(markdown.markdown_to_text(text), container)
     return RawDocument(line_layout.unwrap_paragraphs(text), container)
 
 
 def read_json_lines(
-    lines: LineReader, form: str, field: str, faults: ErrorHandler
+    lines: LineReader, layout: str, field: str, errors: ErrorHandler
 ) -> Iterator[RawDocument]:
-    """Read a JSON object a line, the text in ``field``; null and "" are empty documents."""
+    """Read one JSON object per line, with the text in ``field``; null is an empty document."""
     for line in lines:
-        decoded = lines.decode(line, faults)
+        decoded = lines.decode(line, errors)
         if decoded is None or not decoded.strip():
             continue
         try:
             value = parse_json(decoded)
         except ValueError as error:
-            faults.report(
+            errors.report(
                 "broken JSON",
                 lines.location(),
                 "expected a whole JSON object on each line",
                 str(error),
             )
             continue
-        text = _field(value, field, lines, faults)
+        text = _get_text(value, field, lines, errors)
         if text is not None:
-            yield make_document(text, form, "jsonl")
+            yield make_document(text, layout, "jsonl")
 
 
-def _field(value: Any, field: str, lines: LineReader, faults: ErrorHandler) -> str | None:
-    """Return the text in a parsed line; None after a fault that was passed over."""
+def _get_text(value: Any, field: str, lines: LineReader, errors: ErrorHandler) -> str | None:
+    """Return the text of a parsed line; None after a skipped error."""
     if not isinstance(value, dict):
-        faults.report(
+        errors.report(
             f"a JSON {type(value).__name__} where an object was expected",
             lines.location(),
-            'expected lines such as {"text": "..."}; a JSON array becomes such by jq -c ".[]"',
+            'expected lines such as {"text": "..."}; convert a JSON array with jq -c ".[]"',
         )
         return None
     if field not in value:
-        known = ", ".join(repr(key) for key in value) or "none"
-        faults.report(
+        names = ", ".join(repr(key) for key in value) or "none"
+        errors.report(
             f"no field {field!r} in this object",
             lines.location(),
-            f"its fields are {known}; name the one with the text by --field",
+            f"its fields are {names}; name the one with the text by --field",
         )
         return None
     text = value[field]
     if text is None:
         return ""
     if not isinstance(text, str):
-        faults.report(
+        errors.report(
             f"field {field!r} holds {type(text).__name__}, not text",
             lines.location(),
             "expected a string; name the field with the text by --field",
         )
         return None
-    # An escape such as \ud800 makes half a character, which no UTF-8 file can hold.
+    # A JSON escape such as \ud800 is a lone surrogate, which UTF-8 cannot represent.
     return text.encode("utf-8", "replace").decode() if has_surrogates(text) else text
 
 
-def read_wikiextractor(lines: LineReader, form: str, faults: ErrorHandler) -> Iterator[RawDocument]:
-    """Read ``<doc id= title= ...>`` ... ``</doc>``; the title line at the top is left out."""
-    held: list[str] | None = None
+def read_wikiextractor(
+    lines: LineReader, layout: str, errors: ErrorHandler
+) -> Iterator[RawDocument]:
+    """Read ``<doc id= title= ...>`` ... ``</doc>``; a first line with the title is left out."""
+    body: list[str] | None = None
     title = None
     for line in lines:
-        decoded = lines.decode(line, faults)
+        decoded = lines.decode(line, errors)
         if decoded is None:
             continue
         text = decoded.rstrip("\r\n")
-        if held is None and _OPENING.match(text):
-            found = _TITLE.search(text)
-            held, title = [], html.unescape(found[1]) if found else None
-        elif text.strip() == _CLOSING and held is not None:
-            yield _wiki_document(held, title, form)
-            held = None
-        elif held is not None:
-            held.append(html.unescape(text))
+        if body is None and _OPENING_TAG.match(text):
+            match = _TITLE.search(text)
+            body, title = [], html.unescape(match[1]) if match else None
+        elif text.strip() == _CLOSING_TAG and body is not None:
+            yield _make_wiki_document(body, title, layout)
+            body = None
+        elif body is not None:
+            body.append(html.unescape(text))
         elif text.strip():
-            faults.report(
+            errors.report(
                 "text outside of <doc ...> and </doc>",
                 lines.location(),
                 "expected WikiExtractor's output",
             )
-    if held is not None:
-        faults.report(
+    if body is not None:
+        errors.report(
             "the last <doc ...> has no </doc>",
             lines.location(),
             "the file was cut off; expected WikiExtractor's whole output",
         )
 
 
-def _wiki_document(held: list[str], title: str | None, form: str) -> RawDocument:
-    if held and title and held[0].strip() == title:
-        held = held[1:]
-    return make_document("\n".join(held).strip(), form, "wikiextractor")
+def _make_wiki_document(body: list[str], title: str | None, layout: str) -> RawDocument:
+    if body and title and body[0].strip() == title:
+        body = body[1:]
+    return make_document("\n".join(body).strip(), layout, "wikiextractor")
 
 
-def read_parquet(path: Path, form: str, field: str, faults: ErrorHandler) -> Iterator[RawDocument]:
-    """Read the column ``field`` of a Parquet file, a document a row, a few rows at a time."""
+def read_parquet(
+    path: Path, layout: str, field: str, errors: ErrorHandler
+) -> Iterator[RawDocument]:
+    """Read one document per row from the column ``field``, a few rows at a time."""
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -134,14 +141,14 @@ def read_parquet(path: Path, form: str, field: str, faults: ErrorHandler) -> Ite
         with parquet.ParquetFile(path) as file:
             _check_column(file.schema_arrow, path, field)
             for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=[field]):
-                # As bytes, so that a row that is not UTF-8 can be named.
+                # Rows are decoded one by one, so that an error names the row.
                 for value in batch.column(0).cast(pa.binary()):
-                    text = _decoded(value.as_py(), f"{path}, row {row:,}", faults)
+                    text = _decode_cell(value.as_py(), f"{path}, row {row:,}", errors)
                     row += 1
                     if text is not None:
-                        yield make_document(text, form, "parquet")
+                        yield make_document(text, layout, "parquet")
     except pa.ArrowException as error:
-        faults.report(
+        errors.report(
             "not a whole Parquet file",
             f"{path}, after {row:,} rows",
             "make or fetch it again",
@@ -150,24 +157,26 @@ def read_parquet(path: Path, form: str, field: str, faults: ErrorHandler) -> Ite
 
 
 def _check_column(schema: Any, path: Path, field: str) -> None:
+    """Raise CorpusError unless the Parquet file has a column ``field`` of text."""
     if field not in schema.names:
-        known = ", ".join(repr(name) for name in schema.names)
+        names = ", ".join(repr(name) for name in schema.names)
         raise CorpusError(
-            f"{path}: no column {field!r}; its columns are {known}; "
+            f"{path}: no column {field!r}; its columns are {names}; "
             "name the one with the text by --field"
         )
-    kind = str(schema.field(field).type)
-    if "string" not in kind:
+    column_type = str(schema.field(field).type)
+    if "string" not in column_type:
         raise CorpusError(
-            f"{path}: column {field!r} holds {kind}, not text; name another one by --field"
+            f"{path}: column {field!r} holds {column_type}, not text; name another one by --field"
         )
 
 
-def _decoded(value: bytes | None, place: str, faults: ErrorHandler) -> str | None:
+def _decode_cell(value: bytes | None, location: str, errors: ErrorHandler) -> str | None:
+    """Decode a cell as UTF-8; None, after a skipped error, if it is not valid."""
     if value is None:
         return ""
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError as error:
-        faults.report("not UTF-8", place, "expected UTF-8 text", error.reason)
+        errors.report("not UTF-8", location, "expected UTF-8 text", error.reason)
         return None

@@ -1,7 +1,4 @@
-"""Reads documents, one after another, from text in any of the usual forms.
-
-It never knows what becomes of the documents, and never holds more than one of them.
-"""
+"""Reads the documents of a corpus, one after another, from text in any supported format."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -15,9 +12,16 @@ from bertsmith.text.raw_text import ErrorHandler, RawDocument
 from bertsmith.text.readers import read_source
 from bertsmith.text.sources import Source, find_sources
 
-__all__ = ["CorpusOptions", "CorpusReport", "Document", "Source", "find_sources", "read_documents"]
+__all__ = [
+    "CorpusOptions",
+    "CorpusReport",
+    "Document",
+    "Source",
+    "find_sources",
+    "read_documents",
+]
 
-#: Places named for people; more are only counted.
+#: Maximum number of skipped places that a report lists; further ones are only counted.
 MAX_EXAMPLES = 20
 
 Format = Literal["auto", "sentences", "prose", "markdown", "jsonl", "wikiextractor", "parquet"]
@@ -25,9 +29,13 @@ Format = Literal["auto", "sentences", "prose", "markdown", "jsonl", "wikiextract
 
 @dataclass(frozen=True)
 class Document:
-    """A document: its paragraphs on lines, or its sentences on lines if ``presplit``.
+    """A document of a corpus.
 
-    ``source`` is the name of its source; ``number`` counts the source's documents from 0.
+    Attributes:
+        text: One paragraph per line; one sentence per line if ``presplit``.
+        source: Name of its source.
+        number: Number of the document in its source, from 0.
+        presplit: Whether each line is a sentence.
     """
 
     text: str
@@ -39,12 +47,14 @@ class Document:
 class CorpusOptions(Settings):
     """How a corpus is read.
 
-    ``format``: "auto" tells it from names and content; "jsonl", "wikiextractor" and "parquet" say
-    what a file is; "sentences" (a sentence a line, a blank line between documents), "prose" and
-    "markdown" say how the text is laid out, also inside JSON lines and Parquet.
-    ``field``: the name of the text in JSON lines and Parquet.
-    ``on_error``: stop at the first fault, or skip the document or file, count it and go on.
-    ``deduplicate``: leave out exact repetitions of documents, of paragraphs, or of both.
+    Attributes:
+        format: "auto" detects the format from names and content. "jsonl", "wikiextractor" and
+            "parquet" are file formats. "sentences" (one sentence per line, blank lines between
+            documents), "prose" and "markdown" are layouts of text, also of the text inside JSON
+            Lines and Parquet.
+        field: Name of the text field in JSON Lines and Parquet.
+        on_error: Whether to stop at the first error, or to skip and count the document or file.
+        deduplicate: Which exact repetitions are left out.
     """
 
     format: Format = "auto"
@@ -55,10 +65,17 @@ class CorpusOptions(Settings):
 
 @dataclass
 class CorpusReport:
-    """What was read and what was left out; reports of several workers can be added up.
+    """Counts of what was read and what was left out.
 
-    ``characters`` counts Unicode code points of the documents given out; ``formats`` sources by
-    what they turned out to be; ``skipped`` faults by reason; ``examples`` the first places.
+    Attributes:
+        documents: Documents returned.
+        characters: Unicode code points of these documents.
+        repeated_documents: Documents left out as repetitions.
+        repeated_paragraphs: Paragraphs left out as repetitions.
+        empty_documents: Documents left out because they have no text.
+        formats: Number of sources by detected format.
+        skipped: Number of skipped errors by reason.
+        examples: Messages of the first skipped errors.
     """
 
     documents: int = 0
@@ -71,44 +88,44 @@ class CorpusReport:
     examples: list[str] = field(default_factory=list)
 
     def count_skipped(self, reason: str, example: str) -> None:
-        """Count a fault that was passed over."""
+        """Count a skipped error."""
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
         if len(self.examples) < MAX_EXAMPLES:
             self.examples.append(example)
 
     def add(self, other: "CorpusReport") -> None:
-        """Add the counts of ``other`` to this report."""
+        """Add the counts of ``other``, for example of another worker, to this report."""
         for name in COUNT_FIELDS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for mine, theirs in ((self.formats, other.formats), (self.skipped, other.skipped)):
-            for key, count in theirs.items():
-                mine[key] = mine.get(key, 0) + count
+        for totals, counts in ((self.formats, other.formats), (self.skipped, other.skipped)):
+            for key, count in counts.items():
+                totals[key] = totals.get(key, 0) + count
         self.examples = (self.examples + other.examples)[:MAX_EXAMPLES]
 
     def require_documents(self) -> None:
-        """Raise CorpusError if nothing was read, saying what was met instead."""
+        """Raise CorpusError, with the counts of what was left out, if no document was read."""
         if not self.documents:
-            met = "; ".join(self.lines()[1:]) or "the sources hold no text"
-            raise CorpusError(f"no document was found: {met}")
+            details = "; ".join(self.lines()[1:]) or "the sources hold no text"
+            raise CorpusError(f"no document was found: {details}")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain values."""
+        """Return the report as JSON values."""
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """Return the report for people, a fact a line; faults with their first places."""
+        """Return the report as human-readable lines."""
         lines = [f"{self.documents:,} documents, {self.characters:,} characters"]
-        counted = (
+        omissions = (
             (self.empty_documents, "documents without text left out"),
             (self.repeated_documents, "repeated documents left out"),
             (self.repeated_paragraphs, "repeated paragraphs left out"),
         )
-        lines += [f"{count:,} {what}" for count, what in counted if count]
+        lines += [f"{count:,} {description}" for count, description in omissions if count]
         lines += [f"skipped {count:,}: {reason}" for reason, count in self.skipped.items()]
         return lines + [f"  {example}" for example in self.examples]
 
 
-#: The plain counts of a Report.
+#: The fields of a CorpusReport that are plain numbers.
 COUNT_FIELDS = (
     "documents",
     "characters",
@@ -119,66 +136,78 @@ COUNT_FIELDS = (
 
 
 def read_documents(
-    found: Iterable[Source],
+    sources: Iterable[Source],
     options: CorpusOptions | None = None,
     report: CorpusReport | None = None,
 ) -> Iterator[Document]:
-    """Yield the documents of the sources in order, as a stream; what was met goes to ``report``.
+    """Yield the documents of the sources, in order.
 
-    A document without text is counted and left out. Repetitions are told within this one call:
-    to leave them out of a whole corpus, read it in one process. Raises CorpusError, which names
-    the file and the line or byte, for whatever cannot be read (unless ``on_error`` is "skip").
+    Repetitions are only detected within one call, so the whole corpus must be read at once to
+    deduplicate it.
+
+    Args:
+        sources: What to read.
+        options: How to read it; None for the defaults.
+        report: Counts what is read and left out.
+
+    Raises:
+        CorpusError: A source cannot be read; the message names the file and the line or byte.
+            Not raised with ``on_error = "skip"``.
     """
     options = CorpusOptions() if options is None else options
     report = CorpusReport() if report is None else report
-    unrepeated = _Unrepeated(options, report)
-    for source in found:
-        faults = ErrorHandler(options.on_error == "skip", report.count_skipped)
-        with closing(read_source(source, options.format, options.field, faults)) as stream:
-            yield from _documents(source, stream, unrepeated, report)
+    deduplicator = _Deduplicator(options, report)
+    for source in sources:
+        errors = ErrorHandler(options.on_error == "skip", report.count_skipped)
+        with closing(read_source(source, options.format, options.field, errors)) as documents:
+            yield from _process_documents(source, documents, deduplicator, report)
 
 
-def _documents(
-    source: Source, stream: Iterator[RawDocument], unrepeated: "_Unrepeated", report: CorpusReport
+def _process_documents(
+    source: Source,
+    raw_documents: Iterator[RawDocument],
+    deduplicator: "_Deduplicator",
+    report: CorpusReport,
 ) -> Iterator[Document]:
-    for number, raw in enumerate(stream):
+    """Number the documents of a source, leave out empty and repeated ones, and count them."""
+    for number, raw_document in enumerate(raw_documents):
         if number == 0:
-            report.formats[raw.format] = report.formats.get(raw.format, 0) + 1
-        text = raw.text.strip()
+            report.formats[raw_document.format] = report.formats.get(raw_document.format, 0) + 1
+        text = raw_document.text.strip()
         if not text:
             report.empty_documents += 1
             continue
-        text = unrepeated.keep(text)
+        text = deduplicator.remove_repetitions(text)
         if not text:
             continue
         report.documents += 1
         report.characters += len(text)
-        yield Document(text, source.name, number, raw.presplit)
+        yield Document(text, source.name, number, raw_document.presplit)
 
 
-class _Unrepeated:
-    """Leaves out what was seen before, as the options ask."""
+class _Deduplicator:
+    """Removes repeated documents and paragraphs, according to the options."""
 
     def __init__(self, options: CorpusOptions, report: CorpusReport) -> None:
-        wanted = options.deduplicate
-        self._documents = SeenTexts() if wanted in {"documents", "both"} else None
-        self._paragraphs = SeenTexts() if wanted in {"paragraphs", "both"} else None
+        scope = options.deduplicate
+        self._documents = SeenTexts() if scope in {"documents", "both"} else None
+        self._paragraphs = SeenTexts() if scope in {"paragraphs", "both"} else None
         self._report = report
 
-    def keep(self, text: str) -> str:
-        """Return what of ``text`` is new; "" when nothing is."""
+    def remove_repetitions(self, text: str) -> str:
+        """Return the new text of a document; "" if all of it is repeated."""
         if self._documents is not None and not self._documents.add(text):
             self._report.repeated_documents += 1
             return ""
         if self._paragraphs is None:
             return text
-        kept = []
+        new_lines = []
         for line in text.split("\n"):
             if not line.strip() or self._paragraphs.add(line.strip()):
-                kept.append(line)
+                new_lines.append(line)
             else:
                 self._report.repeated_paragraphs += 1
-        result = "\n".join(kept).strip()
-        if not result:
+        new_text = "\n".join(new_lines).strip()
+        if not new_text:
             self._report.repeated_documents += 1
-        return result
+        return new_text

@@ -1,7 +1,4 @@
-"""Turns a documentation string into English: sentences, without code, tables and markup.
-
-It never knows which module the string documents, nor whether it was seen before.
-"""
+"""Extracts English sentences from a docstring, without code, tables and markup."""
 
 import inspect
 import re
@@ -11,18 +8,18 @@ from typing import Final
 from bertsmith.text.sentences import split_sentences
 
 
-def _set(words: str) -> frozenset[str]:
-    """Return the words between the bars."""
+def _word_set(words: str) -> frozenset[str]:
+    """Return the words separated by "|"."""
     return frozenset(words.split("|"))
 
 
-#: Sections whose lines are names and references, not sentences.
-_SILENT: Final = _set(
+#: Sections that contain names and references instead of sentences.
+_SKIPPED_SECTIONS: Final = _word_set(
     "see also|references|attributes|methods|shape|examples|example|usage|index|"
     "bibliography|links|keywords|author|authors|license|copyright"
 )
-#: Directives whose indented text is prose.
-_SPEAKING: Final = _set(
+#: Directives whose indented content is prose.
+_PROSE_DIRECTIVES: Final = _word_set(
     "note|warning|tip|important|caution|hint|danger|attention|seealso|admonition|"
     "versionadded|versionchanged|deprecated|rubric"
 )
@@ -32,20 +29,20 @@ _FENCE: Final = re.compile(r"^\s*(```|~~~)")
 _DOCTEST: Final = re.compile(r"^\s*(>>>|\.\.\. |In \[\d|Out\[\d|\$ )")
 _TABLE: Final = re.compile(r"^\s*[+|].*[+|]\s*$|^\s*(={2,}|-{2,})(\s+(={2,}|-{2,}))+\s*$")
 _HEADING: Final = re.compile(r"^\s*(\w[\w /]{2,30}):{1,2}\s*$")
-_FIELD: Final = re.compile(r"^:(\w+)(?:\s+[^:\n]*)?:\s*(.*)$")
-#: Fields of the Sphinx form that hold a type or a name, no sentence.
-_TYPES: Final = frozenset({"type", "rtype", "vartype", "meta", "members"})
-_NUMPY: Final = re.compile(r"^[*`\w][\w`*, .]*\s:(\s.*)?$")
-_GOOGLE: Final = re.compile(
+_SPHINX_FIELD: Final = re.compile(r"^:(\w+)(?:\s+[^:\n]*)?:\s*(.*)$")
+#: Sphinx fields that contain a type or a name instead of a sentence.
+_TYPE_FIELDS: Final = frozenset({"type", "rtype", "vartype", "meta", "members"})
+_NUMPY_PARAMETER: Final = re.compile(r"^[*`\w][\w`*, .]*\s:(\s.*)?$")
+_GOOGLE_PARAMETER: Final = re.compile(
     r"^[*`]{0,2}[\w.]+[`]{0,2}\s*(?:\([^)]*(?:\([^)]*\)[^)]*)*\))?\s*:\s+(.*)$"
 )
 _BULLET: Final = re.compile(r"^\s*(?:[-*+•]|\(?\w{1,2}[.)])\s+")
-_LEADING: Final = re.compile(r"^[\w`*.]+\s+--?-?\s+")
+_NAME_AND_DASH: Final = re.compile(r"^[\w`*.]+\s+--?-?\s+")
 
-#: Stands for mathematics; a sentence that holds it is left out.
+#: Placeholder for mathematics. Sentences that contain it are left out.
 _MATH: Final = "\x00"
-#: What is looked for first, what then is replaced, and by what.
-_ROLES: Final = (
+#: Markup to replace: a string that must occur, a pattern, and its replacement.
+_MARKUP: Final = (
     (":math:", re.compile(r":math:`[^`]*`"), _MATH),
     ("$", re.compile(r"\$[^$\n]+\$"), _MATH),
     (":", re.compile(r":[\w:.+-]+:`!?([^`<]*?)\s*<[^`>]*>`"), r"\1"),
@@ -55,7 +52,7 @@ _ROLES: Final = (
     ("[`", re.compile(r"\[`~?([\w.]+)`\]"), r"\1"),
     ("``", re.compile(r"``([^`]*)``"), r"\1"),
     ("`", re.compile(r"`~?([^`]*)`_{0,2}"), r"\1"),
-    # "is described in [1]_" is no sentence without the reference; "is known [1]_" is one.
+    # "is described in [1]_" is incomplete without the reference; "is known [1]_" is not.
     ("]_", re.compile(r"\b(?:in|from|by|see|of|and|to)\s+\[(?:#?\w+|\*)\]_", re.IGNORECASE), _MATH),
     ("]_", re.compile(r"\s*\[(?:#?\w+|\*)\]_"), ""),
     ("](", re.compile(r"!?\[([^\]\n]+)\]\([^)\n]*\)"), r"\1"),
@@ -66,171 +63,185 @@ _ROLES: Final = (
     ("\\", re.compile(r"\\(?=[*_ `|\\])"), ""),
 )
 
-#: The dot in a dotted name (not in "e.g."), which ends no sentence, and its stand-in meanwhile.
+#: A dot inside a dotted name (but not in "e.g."), which does not end a sentence, and the
+#: placeholder that replaces it during sentence splitting.
 _INNER_DOT: Final = re.compile(r"(?<=\w\w)\.(?=[A-Za-z_]{2})")
-_DOT: Final = "\x01"
+_DOT_PLACEHOLDER: Final = "\x01"
 
-#: Words that hardly any English sentence of some length is without.
-_COMMON: Final = _set(
+#: Words that occur in nearly every English sentence of some length.
+_COMMON_WORDS: Final = _word_set(
     "the|a|an|of|to|is|are|in|and|for|this|that|be|with|if|it|or|on|by|as|from|not|can|will|"
     "should|must|may|when|which|at|has|have|was|but|you|we|its|all|no|any|use|used|returns|"
     "return|only|each|these|than|does|do|into|other|same"
 )
 _WORD: Final = re.compile(r"^[(\"'“‘]*[A-Za-z]+(?:[-'’/][A-Za-z]+)*[)\"'”’.,;:!?]*$")  # noqa: RUF001
-_NOISE: Final = re.compile(r"[=<>{}|\\^~@#$%&*_\x00]|\(\)|://|->|\+\+|\[|\]|\d\.\d+\.")
-#: What a sentence may begin and must end with.
-_BEGINS: Final = re.compile(r"^[\"'“(]?[A-Z]")
-_ENDS: Final = re.compile(r"[.!?][\"'”)]?$")
+_CODE_SYMBOLS: Final = re.compile(r"[=<>{}|\\^~@#$%&*_\x00]|\(\)|://|->|\+\+|\[|\]|\d\.\d+\.")
+_SENTENCE_START: Final = re.compile(r"^[\"'“(]?[A-Z]")
+_SENTENCE_END: Final = re.compile(r"[.!?][\"'”)]?$")
 
 
 def extract_prose(docstring: str) -> list[list[str]]:
-    """Return the paragraphs of a documentation string, each as its sentences."""
+    """Return the paragraphs of a docstring, each as a list of its English sentences."""
     paragraphs = []
     for block in _blocks(inspect.cleandoc(docstring).expandtabs().split("\n")):
-        text = _INNER_DOT.sub(_DOT, _unmarked(" ".join(block)))
-        found = [sentence.replace(_DOT, ".") for sentence in split_sentences(text)]
-        if sentences := [sentence for sentence in found if is_english(sentence)]:
-            paragraphs.append(sentences)
+        text = _INNER_DOT.sub(_DOT_PLACEHOLDER, _remove_markup(" ".join(block)))
+        sentences = [sentence.replace(_DOT_PLACEHOLDER, ".") for sentence in split_sentences(text)]
+        if english := [sentence for sentence in sentences if is_english(sentence)]:
+            paragraphs.append(english)
     return paragraphs
 
 
 def is_english(sentence: str) -> bool:
-    """Tell whether a sentence reads as English: words mostly, some of them very common.
+    """Return whether a sentence reads as English.
 
-    It begins with a capital, ends with a full stop or the like, and holds few names of code.
+    It starts with a capital, ends with a full stop or similar, consists mostly of words, some of
+    them very common, and contains few code symbols.
     """
-    if not (_BEGINS.match(sentence) and _ENDS.search(sentence)):
+    if not (_SENTENCE_START.match(sentence) and _SENTENCE_END.search(sentence)):
         return False
     words = sentence.split()
     if not 4 <= len(words) <= 80 or sentence.count("(") != sentence.count(")"):
         return False
-    plain = sum(_WORD.match(word) is not None for word in words)
-    noise = len(_NOISE.findall(sentence))
-    common = sum(word.strip("(\"'.,;:").lower() in _COMMON for word in words)
+    num_plain = sum(_WORD.match(word) is not None for word in words)
+    num_symbols = len(_CODE_SYMBOLS.findall(sentence))
+    num_common = sum(word.strip("(\"'.,;:").lower() in _COMMON_WORDS for word in words)
     return (
         _MATH not in sentence
-        and plain >= 0.8 * len(words)
-        and noise <= len(words) / 15
-        and common >= max(1, len(words) / 8)
+        and num_plain >= 0.8 * len(words)
+        and num_symbols <= len(words) / 15
+        and num_common >= max(1, len(words) / 8)
     )
 
 
-def _unmarked(text: str) -> str:
-    for mark, pattern, replacement in _ROLES:
-        # Most text is without most marks, and looking for a character is quick.
-        if mark in text:
+def _remove_markup(text: str) -> str:
+    for required, pattern, replacement in _MARKUP:
+        # Most texts lack most kinds of markup, and a substring search is fast.
+        if required in text:
             text = pattern.sub(replacement, text)
     return " ".join(text.split())
 
 
 def _blocks(lines: Sequence[str]) -> Iterator[list[str]]:
-    """Yield blocks of lines that are prose, the marks of lists and fields taken off."""
+    """Yield blocks of prose lines, without the markers of lists and fields."""
     block: list[str] = []
     for line in _prose_lines(lines):
-        own, begins = _item(line)
-        if begins or not own:
+        text, starts_block = _parse_item(line)
+        if starts_block or not text:
             if block:
                 yield block
             block = []
-        if own:
-            block.append(own)
+        if text:
+            block.append(text)
     if block:
         yield block
 
 
-def _item(line: str) -> tuple[str, bool]:
-    """Return the prose of a line, and whether it begins a block of its own."""
+def _parse_item(line: str) -> tuple[str, bool]:
+    """Return the prose of a line, and whether the line starts a new block."""
     text = line.strip()
-    if field := _FIELD.match(text):
-        return ("" if field[1] in _TYPES else field[2]), True
+    if field := _SPHINX_FIELD.match(text):
+        return ("" if field[1] in _TYPE_FIELDS else field[2]), True
     if bullet := _BULLET.match(text):
-        rest = text[bullet.end() :]
-        named = _GOOGLE.match(rest)
-        return (named[1] if named else _LEADING.sub("", rest)), True
-    if _NUMPY.match(text):
+        item = text[bullet.end() :]
+        parameter = _GOOGLE_PARAMETER.match(item)
+        return (parameter[1] if parameter else _NAME_AND_DASH.sub("", item)), True
+    if _NUMPY_PARAMETER.match(text):
         return "", True
-    if (named := _GOOGLE.match(text)) and line[:1] == " ":
-        return named[1], True
+    if (parameter := _GOOGLE_PARAMETER.match(text)) and line[:1] == " ":
+        return parameter[1], True
     return text, False
 
 
 def _prose_lines(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the lines outside of code, tables, doctests, directives and silent sections."""
-    skip = _Skipper()
+    """Yield the lines outside code, tables, doctests, directives and skipped sections.
+
+    A line that is left out becomes an empty line, which separates the text around it.
+    """
+    line_filter = _LineFilter()
     for number, line in enumerate(lines):
-        below = lines[number + 1] if number + 1 < len(lines) else ""
-        if skip.passes(line, below) and not _is_label(line, below):
+        next_line = lines[number + 1] if number + 1 < len(lines) else ""
+        if line_filter.is_prose(line, next_line) and not _is_label(line, next_line):
             yield line
         else:
-            # What is left out parts the text around it.
             yield ""
 
 
-def _is_label(line: str, below: str) -> bool:
-    """Tell whether a short line only names what the deeper lines below it explain."""
+def _is_label(line: str, next_line: str) -> bool:
+    """Return whether a short line only names what the indented lines below it explain."""
     text = line.strip()
-    deeper = bool(below.strip()) and _indent(below) > _indent(line)
-    return deeper and len(text) <= 40 and not _ENDS.search(text) and ":" not in text[:-1]
+    is_followed_by_indent = bool(next_line.strip()) and _indent(next_line) > _indent(line)
+    is_phrase = not _SENTENCE_END.search(text) and ":" not in text[:-1]
+    return is_followed_by_indent and len(text) <= 40 and is_phrase
 
 
-class _Skipper:
-    """Walks down a documentation string and knows what part of it the next line stands in."""
+class _LineFilter:
+    """Tracks the structure of a docstring from line to line, to tell prose from other lines."""
 
     def __init__(self) -> None:
-        self._fenced = False
-        self._doctest = False
-        # Lines deeper than this are left out; None: no such block is open.
-        self._deeper_than: int | None = None
-        # The indentation of a silent section's heading.
-        self._silent: int | None = None
+        self._in_fence = False
+        self._in_doctest = False
+        # Indentation of the line that opened a skipped block; None outside of blocks.
+        self._block_indent: int | None = None
+        # Indentation of the heading of a skipped section; None outside of such sections.
+        self._section_indent: int | None = None
 
-    def passes(self, line: str, below: str) -> bool:
-        """Tell whether ``line`` is prose; ``below`` is the next one."""
+    def is_prose(self, line: str, next_line: str) -> bool:
+        """Return whether ``line`` is prose. Must be called for every line, in order."""
         if _FENCE.match(line):
-            self._fenced = not self._fenced
+            self._in_fence = not self._in_fence
             return False
-        if self._fenced:
+        if self._in_fence:
             return False
         if not line.strip():
-            self._doctest = False
+            self._in_doctest = False
             return True
         if _DOCTEST.match(line):
-            self._doctest = True
-        if self._doctest or self._in_block(line) or self._is_heading(line, below):
+            self._in_doctest = True
+        if self._in_doctest or self._is_in_block(line) or self._is_heading(line, next_line):
             return False
         if _UNDERLINE.match(line) or _TABLE.match(line):
             return False
-        return not self._opens_block(line) and self._silent is None
+        return not self._opens_block(line) and self._section_indent is None
 
-    def _in_block(self, line: str) -> bool:
-        if self._deeper_than is None:
+    def _is_in_block(self, line: str) -> bool:
+        if self._block_indent is None:
             return False
-        if _indent(line) > self._deeper_than:
+        if _indent(line) > self._block_indent:
             return True
-        self._deeper_than = None
+        self._block_indent = None
         return False
 
-    def _is_heading(self, line: str, below: str) -> bool:
-        """Notice a section's heading, underlined or ended by a colon."""
-        underlined = bool(_UNDERLINE.match(below)) and not _UNDERLINE.match(line)
-        named = _HEADING.match(line)
-        if self._silent is not None and not underlined and _indent(line) <= self._silent:
-            self._silent = None if named or self._silent > 0 else self._silent
-        if not underlined and not (named and _indent(below) > _indent(line)):
+    def _is_heading(self, line: str, next_line: str) -> bool:
+        """Detect the heading of a section, underlined or with a colon, and update the state."""
+        is_underlined = bool(_UNDERLINE.match(next_line)) and not _UNDERLINE.match(line)
+        match = _HEADING.match(line)
+        if (
+            self._section_indent is not None
+            and not is_underlined
+            and _indent(line) <= self._section_indent
+        ):
+            ends_section = match or self._section_indent > 0
+            self._section_indent = None if ends_section else self._section_indent
+        if not is_underlined and not (match and _indent(next_line) > _indent(line)):
             return False
-        title = named[1] if named else line
-        silent = title.strip().rstrip(":").lower() in _SILENT
-        self._silent = _indent(line) if silent else None
+        title = match[1] if match else line
+        is_skipped = title.strip().rstrip(":").lower() in _SKIPPED_SECTIONS
+        self._section_indent = _indent(line) if is_skipped else None
         return True
 
     def _opens_block(self, line: str) -> bool:
-        """Notice what opens an indented block of no prose; the line itself may be prose still."""
+        """Detect a line that opens an indented block, and update the state.
+
+        Returns:
+            Whether the line is a directive. A line that ends with "::" opens a code block, but
+            may be prose.
+        """
         if directive := _DIRECTIVE.match(line):
-            if (directive[1] or "").lower() not in _SPEAKING:
-                self._deeper_than = _indent(line)
+            if (directive[1] or "").lower() not in _PROSE_DIRECTIVES:
+                self._block_indent = _indent(line)
             return True
         if line.rstrip().endswith("::"):
-            self._deeper_than = _indent(line)
+            self._block_indent = _indent(line)
         return False
 
 

@@ -1,7 +1,4 @@
-"""Writes documents: as JSON lines, or a sentence a line as the original wants them.
-
-It never knows how they were read.
-"""
+"""Writes documents as JSON Lines, or as text with one sentence per line."""
 
 import bz2
 import gzip
@@ -23,11 +20,11 @@ from bertsmith.text.archives import COMPRESSION_SUFFIXES
 from bertsmith.text.docstrings import ModuleProse
 from bertsmith.text.sources import KIND_BY_SUFFIX
 
-#: The forms that can be written, by what the file's name tells.
-FORMS: Final = {"jsonl": "jsonl", "plain": "sentences"}
+#: Output format by the kind that a file's name implies.
+_OUTPUT_FORMATS: Final = {"jsonl": "jsonl", "plain": "sentences"}
 
-_PACKERS: Final[dict[str, Callable[[Any], Any]]] = {
-    # Without the time of day in it, equal text gives equal bytes.
+_COMPRESSORS: Final[dict[str, Callable[[Any], Any]]] = {
+    # Without a timestamp, the same text gives the same bytes.
     "gzip": lambda file: gzip.GzipFile(fileobj=file, mode="wb", mtime=0),
     "xz": partial(lzma.LZMAFile, mode="wb"),
     "bzip2": partial(bz2.BZ2File, mode="wb"),
@@ -36,35 +33,40 @@ _PACKERS: Final[dict[str, Callable[[Any], Any]]] = {
 
 
 def choose_output_format(path: Path) -> str:
-    """Tell from a name in what form text shall be written: "jsonl" or "sentences".
+    """Return the output format for a file name: "jsonl" or "sentences".
 
-    Raises CorpusError for a name that ends in neither.
+    Raises:
+        CorpusError: The suffix of the name is unknown.
     """
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSION_SUFFIXES:
         suffixes.pop()
-    form = FORMS.get(KIND_BY_SUFFIX.get(suffixes[-1] if suffixes else "", ""))
-    if form is None:
+    output_format = _OUTPUT_FORMATS.get(KIND_BY_SUFFIX.get(suffixes[-1] if suffixes else "", ""))
+    if output_format is None:
         raise CorpusError(
-            f"{path}: cannot tell the form to write from this name; expected one that ends in "
-            f".jsonl (JSON lines) or .txt (a sentence a line), also with {' '.join(COMPRESSION_SUFFIXES)}"
+            f"{path}: cannot tell the format to write from this name; expected a name ending in "
+            ".jsonl (JSON Lines) or .txt (one sentence per line), also with "
+            f"{' '.join(COMPRESSION_SUFFIXES)}"
         )
-    return form
+    return output_format
 
 
 @contextmanager
 def open_atomic(path: Path) -> Iterator[IO[str]]:
-    """Open a text file, packed as its name says, that takes its place when the block ends well."""
+    """Open a text file for writing, compressed according to its suffix.
+
+    The file gets its name when the block ends without an error.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    packer = _PACKERS.get(COMPRESSION_SUFFIXES.get(path.suffix.lower(), ""))
+    compressor = _COMPRESSORS.get(COMPRESSION_SUFFIXES.get(path.suffix.lower(), ""))
     try:
         with add_error_filename(path), temporary.open("wb") as file:
-            packed = packer(file) if packer else None
-            text = io.TextIOWrapper(packed or file, encoding="utf-8", newline="\n")
+            compressed = compressor(file) if compressor else None
+            text = io.TextIOWrapper(compressed or file, encoding="utf-8", newline="\n")
             yield text
             text.flush()
-            if packed is not None:
+            if compressed is not None:
                 text.close()
             file.flush()
             os.fsync(file.fileno())
@@ -75,13 +77,13 @@ def open_atomic(path: Path) -> Iterator[IO[str]]:
 
 
 def write_sentences(file: IO[str], documents: Iterable[Iterable[str]]) -> None:
-    """Write a sentence a line and a blank line between documents."""
+    """Write one sentence per line, and a blank line between documents."""
     for number, sentences in enumerate(documents):
         file.write("\n" * (number > 0) + "".join(f"{sentence}\n" for sentence in sentences))
 
 
 def write_json_lines(file: IO[str], documents: Iterable[dict[str, Any]]) -> None:
-    """Write an object a line."""
+    """Write one JSON object per line."""
     for document in documents:
         file.write(json.dumps(document, ensure_ascii=False) + "\n")
 

@@ -1,7 +1,4 @@
-"""Tells how plain text is laid out on its lines, and brings it into paragraphs on lines.
-
-It never knows what file the text stood in.
-"""
+"""Detects how plain text is divided into lines, and joins hard-wrapped lines into paragraphs."""
 
 from collections.abc import Sequence
 from itertools import islice, pairwise
@@ -9,54 +6,59 @@ from typing import Final
 
 from bertsmith.text.sentences import split_sentences
 
-#: What a sentence ends with, and what may still follow it.
-TERMINAL: Final = frozenset(".!?\u3002\uff01\uff1f\u2026\u061f\u0964:;")
-CLOSING: Final = "\"'\u201d\u2019\u00bb)]*_ \t\r"
-#: No hard-wrapped text has longer lines, and its full lines are seldom shorter.
-WIDEST: Final = 120
-NARROWEST: Final = 45
-#: Lines looked at to tell the layout.
-LOOK: Final = 400
+#: Characters that end a sentence, and characters that may follow them.
+_SENTENCE_ENDINGS: Final = frozenset(".!?\u3002\uff01\uff1f\u2026\u061f\u0964:;")
+_CLOSING_CHARACTERS: Final = "\"'\u201d\u2019\u00bb)]*_ \t\r"
+#: Maximum length of a line of hard-wrapped text, and minimum length of most of its lines.
+_MAX_WRAPPED_LENGTH: Final = 120
+_MIN_WRAPPED_LENGTH: Final = 45
+#: Number of lines examined to detect the layout.
+_NUM_EXAMINED_LINES: Final = 400
 
 
 def ends_sentence(line: str) -> bool:
-    """Tell whether a line ends as a sentence does, closing quotes and brackets aside."""
-    return line.rstrip(CLOSING)[-1:] in TERMINAL
+    """Return whether a line ends like a sentence, apart from closing quotes and brackets."""
+    return line.rstrip(_CLOSING_CHARACTERS)[-1:] in _SENTENCE_ENDINGS
 
 
 def is_wrapped(lines: Sequence[str]) -> bool:
-    """Tell whether sentences run over the line ends, as in text wrapped at a fixed width.
+    """Return whether sentences continue across lines, as in text wrapped at a fixed width.
 
-    So it is when lines with a line right below them are about as long as each other, none is
-    very long, and most end in the middle of a sentence.
+    Then the lines inside a paragraph have about the same length, none is very long, and most end
+    in the middle of a sentence.
     """
-    looked = [line.strip() for line in islice(lines, LOOK)]
-    if any(len(line) > WIDEST for line in looked):
+    examined = [line.strip() for line in islice(lines, _NUM_EXAMINED_LINES)]
+    if any(len(line) > _MAX_WRAPPED_LENGTH for line in examined):
         return False
-    inner = [line for line, below in pairwise(looked) if line and below]
-    full = [line for line in inner if len(line) >= NARROWEST]
-    if len(inner) < 2 or 2 * len(full) < len(inner):
+    inner = [line for line, next_line in pairwise(examined) if line and next_line]
+    long = [line for line in inner if len(line) >= _MIN_WRAPPED_LENGTH]
+    if len(inner) < 2 or 2 * len(long) < len(inner):
         return False
-    return sum(not ends_sentence(line) for line in full) > len(full) / 2
+    return sum(not ends_sentence(line) for line in long) > len(long) / 2
 
 
 def is_presplit(lines: Sequence[str]) -> bool:
-    """Tell whether the text has the original's form: a sentence a line, documents between blanks.
+    """Return whether the text has one sentence per line and blank lines between documents.
 
-    So it is when nearly every line holds one sentence and few are documents of their own.
+    This is the input format of the original BERT. Nearly every line must hold one sentence, and
+    few lines may stand alone between blank lines.
     """
-    looked = [line.strip() for line in islice(lines, LOOK)]
-    full = [line for line in looked if line]
-    if len(full) < 2 or is_wrapped(looked):
+    examined = [line.strip() for line in islice(lines, _NUM_EXAMINED_LINES)]
+    nonempty = [line for line in examined if line]
+    if len(nonempty) < 2 or is_wrapped(examined):
         return False
-    blocks = sum(1 for above, line in pairwise(["", *looked]) if line and not above)
-    single = sum(len(split_sentences(line)) == 1 for line in full)
-    ended = sum(ends_sentence(line) for line in full)
-    return single >= 0.8 * len(full) and ended >= 0.6 * len(full) and len(full) >= 1.5 * blocks
+    num_blocks = sum(1 for previous, line in pairwise(["", *examined]) if line and not previous)
+    num_single = sum(len(split_sentences(line)) == 1 for line in nonempty)
+    num_ended = sum(ends_sentence(line) for line in nonempty)
+    return (
+        num_single >= 0.8 * len(nonempty)
+        and num_ended >= 0.6 * len(nonempty)
+        and len(nonempty) >= 1.5 * num_blocks
+    )
 
 
 def unwrap_lines(lines: Sequence[str]) -> str:
-    """Return hard-wrapped lines as one line a paragraph; blank lines part paragraphs."""
+    """Join the lines of each paragraph into one line; blank lines separate paragraphs."""
     paragraphs: list[list[str]] = [[]]
     for line in lines:
         if text := line.strip():
@@ -67,9 +69,9 @@ def unwrap_lines(lines: Sequence[str]) -> str:
 
 
 def unwrap_paragraphs(text: str) -> str:
-    """Return prose with one paragraph a line, whether or not it was hard-wrapped."""
-    # Most text is not wrapped, and its first lines show it at once.
-    if "\n" not in text or len(text.split("\n", 1)[0]) > WIDEST:
+    """Return prose with one paragraph per line, whether or not it is hard-wrapped."""
+    # Most text is not wrapped, which a long first line shows at once.
+    if "\n" not in text or len(text.split("\n", 1)[0]) > _MAX_WRAPPED_LENGTH:
         return text
-    head = text.split("\n", LOOK)[:LOOK]
+    head = text.split("\n", _NUM_EXAMINED_LINES)[:_NUM_EXAMINED_LINES]
     return unwrap_lines(text.split("\n")) if is_wrapped(head) else text

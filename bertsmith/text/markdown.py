@@ -1,7 +1,4 @@
-"""Takes the marks of Markdown away and leaves the prose: paragraphs on lines.
-
-It never knows where the text came from; it aims at good training text, not at a full parse.
-"""
+"""Converts Markdown to plain prose. It is written for training text and is not a full parser."""
 
 import html
 import re
@@ -10,14 +7,14 @@ from typing import Final
 _FENCE: Final = re.compile(r"^ {0,3}(```+|~~~+)")
 _RULE: Final = re.compile(r"^ {0,3}([-*_=]\s*){3,}$")
 _HEADING: Final = re.compile(r"^ {0,3}#{1,6}\s+(.*)$")
-_ITEM: Final = re.compile(r"^\s*(?:[-*+]|\d{1,3}[.)])\s+(?:\[[ xX]\]\s+)?")
+_LIST_ITEM: Final = re.compile(r"^\s*(?:[-*+]|\d{1,3}[.)])\s+(?:\[[ xX]\]\s+)?")
 _QUOTE: Final = re.compile(r"^\s{0,3}(?:>\s?)+")
 _TABLE: Final = re.compile(r"^\s*\|.*|^[^|\n]*\|[^|\n]*\|.*$|^\s*:?-{3,}:?\s*\|.*$")
-_DEFINITION: Final = re.compile(r"^ {0,3}\[[^\]]+\]:\s+\S+")
-_TAG: Final = re.compile(r"</?[A-Za-z][^<>\n]*>")
-# Lengths are bounded because a bracket that never closes would be searched for to the end of the
-# paragraph: many of them took quadratic time. Targets may be long (images as data), so they are
-# unbounded and looked for only where a closing parenthesis follows.
+_LINK_DEFINITION: Final = re.compile(r"^ {0,3}\[[^\]]+\]:\s+\S+")
+_HTML_TAG: Final = re.compile(r"</?[A-Za-z][^<>\n]*>")
+# Lengths are limited because each unclosed bracket is searched for to the end of the paragraph,
+# so many of them would take quadratic time. Link targets can be long (images as data), so they
+# are not limited, but are only searched for in text that contains a closing parenthesis.
 _REFERENCE: Final = r"\[[^\]\n]{0,500}\]"
 _IMAGE_REFERENCE: Final = re.compile(r"!\[[^\]\n]{0,500}\]" + _REFERENCE)
 _IMAGE: Final = re.compile(r"!\[[^\]\n]{0,500}\](?:\([^)\n]*\)|" + _REFERENCE + ")")
@@ -26,83 +23,88 @@ _LINK: Final = re.compile(r"\[([^\]\n]{1,500})\](?:\([^)\n]*\)|" + _REFERENCE + 
 _AUTOLINK: Final = re.compile(r"<(https?://[^>\s]{1,2000})>")
 _CODE: Final = re.compile(r"(`+)(.+?)\1")
 _STRONG: Final = re.compile(r"(\*\*|__)(?=\S)(.+?)(?<=\S)\1")
-_STAR: Final = re.compile(r"\*(?=\S)([^*\n]+?)(?<=\S)\*")
-# An underscore inside a word (snake_case) is no emphasis.
-_UNDER: Final = re.compile(r"(?<!\w)_(?=\S)([^_\n]+?)(?<=\S)_(?!\w)")
-# Some books close emphasis after the blank, as in "was _bound _to be".
-_LOOSE: Final = re.compile(r"(?<!\w)_(\w[^_\n]*?) _(?=\w)")
+_STAR_EMPHASIS: Final = re.compile(r"\*(?=\S)([^*\n]+?)(?<=\S)\*")
+# An underscore inside a word (snake_case) is not emphasis.
+_UNDERSCORE_EMPHASIS: Final = re.compile(r"(?<!\w)_(?=\S)([^_\n]+?)(?<=\S)_(?!\w)")
+# Some books have the closing underscore after the space, as in "was _bound _to be".
+_MISPLACED_EMPHASIS: Final = re.compile(r"(?<!\w)_(\w[^_\n]*?) _(?=\w)")
 _ESCAPE: Final = re.compile(r"\\([\\`*_{}\[\]()#+\-.!|>~<])")
 
 
 def markdown_to_text(text: str) -> str:
-    """Return the prose of Markdown ``text``, one paragraph, heading or list item a line.
+    """Return the prose of Markdown text, with one paragraph, heading or list item per line.
 
     Code blocks, tables, rules, images, comments, link targets and front matter are left out.
     """
     blocks: list[list[str]] = [[]]
-    for line in _outside_code(_without_comments(text).split("\n")):
-        _place(line, blocks)
-    lines = [_inline(" ".join(block)) for block in blocks]
+    for line in _remove_code_blocks(_remove_comments(text).split("\n")):
+        _add_line(line, blocks)
+    lines = [_remove_inline_markup(" ".join(block)) for block in blocks]
     return "\n".join(line for line in lines if line)
 
 
-def _without_comments(text: str) -> str:
-    """Return the text without HTML comments; one that never ends is kept."""
-    kept: list[str] = []
-    place = 0
-    while (start := text.find("<!--", place)) >= 0 and (end := text.find("-->", start + 4)) >= 0:
-        kept.append(text[place:start])
-        place = end + 3
-    return "".join([*kept, text[place:]])
+def _remove_comments(text: str) -> str:
+    """Return the text without HTML comments, except one that is never closed."""
+    parts: list[str] = []
+    position = 0
+    while (start := text.find("<!--", position)) >= 0 and (end := text.find("-->", start + 4)) >= 0:
+        parts.append(text[position:start])
+        position = end + 3
+    return "".join([*parts, text[position:]])
 
 
-def _outside_code(lines: list[str]) -> list[str]:
-    """Return the lines that stand neither in front matter nor in a fenced or indented block."""
-    if lines and lines[0].strip() == "---" and "---" in (rest := [x.strip() for x in lines[1:]]):
-        lines = lines[rest.index("---") + 2 :]
-    kept: list[str] = []
+def _remove_code_blocks(lines: list[str]) -> list[str]:
+    """Return the lines outside front matter and fenced or indented code blocks."""
+    if lines and lines[0].strip() == "---":
+        later_lines = [line.strip() for line in lines[1:]]
+        if "---" in later_lines:
+            lines = lines[later_lines.index("---") + 2 :]
+    text_lines: list[str] = []
     fence = ""
     for line in lines:
         if match := _FENCE.match(line):
-            mark = match[1]
+            marker = match[1]
             if not fence:
-                fence = mark
-            elif mark[0] == fence[0] and len(mark) >= len(fence):
+                fence = marker
+            elif marker[0] == fence[0] and len(marker) >= len(fence):
                 fence = ""
             continue
         if fence:
             continue
-        # Four spaces are code where no paragraph goes on, unless they begin a list item.
-        begins = not kept or not kept[-1].strip() or bool(_RULE.match(kept[-1]))
-        if line.startswith(("    ", "\t")) and begins and not _ITEM.match(line):
+        # Indented lines are code unless they continue a paragraph or are a list item.
+        starts_block = (
+            not text_lines or not text_lines[-1].strip() or bool(_RULE.match(text_lines[-1]))
+        )
+        if line.startswith(("    ", "\t")) and starts_block and not _LIST_ITEM.match(line):
             continue
-        kept.append(line)
-    return kept
+        text_lines.append(line)
+    return text_lines
 
 
-def _place(line: str, blocks: list[list[str]]) -> None:
-    """Put a line into the block where it belongs."""
+def _add_line(line: str, blocks: list[list[str]]) -> None:
+    """Add a line to the last block, or start a new block with it."""
     line = _QUOTE.sub("", line)
+    is_blank = not line.strip()
     if heading := _HEADING.match(line):
         blocks += [[heading[1].rstrip("#").rstrip()], []]
-    elif not line.strip() or _RULE.match(line) or _TABLE.match(line) or _DEFINITION.match(line):
+    elif is_blank or _RULE.match(line) or _TABLE.match(line) or _LINK_DEFINITION.match(line):
         blocks.append([])
-    elif item := _ITEM.match(line):
+    elif item := _LIST_ITEM.match(line):
         blocks.append([line[item.end() :].strip()])
     else:
         blocks[-1].append(line.strip())
 
 
-def _inline(line: str) -> str:
-    """Take the marks inside a paragraph away."""
+def _remove_inline_markup(line: str) -> str:
+    """Remove the markup inside a paragraph."""
     end = line.rfind(")") + 1
     line = _IMAGE_REFERENCE.sub("", _IMAGE.sub("", line[:end]) + line[end:])
     end = line.rfind(")") + 1
     line = _LINK_REFERENCE.sub(r"\1", _LINK.sub(r"\1", line[:end]) + line[end:])
     line = _AUTOLINK.sub(r"\1", line)
     line = _CODE.sub(r"\2", line)
-    line = _TAG.sub("", line)
+    line = _HTML_TAG.sub("", line)
     line = _STRONG.sub(r"\2", line)
-    line = _STAR.sub(r"\1", line)
-    line = _LOOSE.sub(r"\1 ", _UNDER.sub(r"\1", line))
+    line = _STAR_EMPHASIS.sub(r"\1", line)
+    line = _MISPLACED_EMPHASIS.sub(r"\1 ", _UNDERSCORE_EMPHASIS.sub(r"\1", line))
     return html.unescape(_ESCAPE.sub(r"\1", line)).strip()

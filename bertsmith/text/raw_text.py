@@ -1,7 +1,4 @@
-"""What readers of text share: a document as read, its lines with their places, and faults.
-
-It never knows the form that a text is in.
-"""
+"""Shared by all readers of text: raw documents, lines with their locations, error handling."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,7 +7,7 @@ from typing import IO, Final
 
 from bertsmith.errors import CorpusError
 
-#: No honest line is longer, in bytes; without a bound, a binary file would fill the memory.
+#: Maximum length of a line. Without a limit, a binary file could fill the memory.
 MAX_LINE_BYTES: Final = 1 << 28
 #: The byte order mark that some editors write before UTF-8 text.
 BOM: Final = b"\xef\xbb\xbf"
@@ -18,7 +15,13 @@ BOM: Final = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class RawDocument:
-    """A document as it stood in its source; ``form`` names how that was written."""
+    """A document as read from its source.
+
+    Attributes:
+        text: The text.
+        format: Format of the source, such as "jsonl" or "prose".
+        presplit: Whether each line is a sentence.
+    """
 
     text: str
     format: str
@@ -26,35 +29,51 @@ class RawDocument:
 
 
 class ErrorHandler:
-    """Decides what becomes of a fault in a text: an error, or a counted skip."""
+    """Raises an error in a source, or records it and lets the reader continue."""
 
     def __init__(self, skip: bool, record: Callable[[str, str], None]) -> None:
+        """Choose what to do with errors.
+
+        Args:
+            skip: Whether to record errors instead of raising them.
+            record: Called with the reason and the full message of each skipped error.
+        """
         self._skip = skip
         self._record = record
 
-    def report(self, reason: str, place: str, advice: str, detail: str = "") -> None:
-        """Raise CorpusError, or record the fault and return so that the reader goes on.
+    def report(self, reason: str, location: str, advice: str, detail: str = "") -> None:
+        """Raise CorpusError, or record the error and return.
 
-        Faults are counted by ``reason``; ``detail`` belongs to this one.
+        Args:
+            reason: Kind of error; skipped errors are counted by it.
+            location: File and place in it.
+            advice: What the user can do.
+            detail: What is specific to this error.
         """
-        found = f"{place}: {reason} ({detail})" if detail else f"{place}: {reason}"
+        message = f"{location}: {reason} ({detail})" if detail else f"{location}: {reason}"
         if not self._skip:
-            raise CorpusError(f"{found}; {advice}, or leave such places out with --on-error skip")
-        self._record(reason, found)
+            raise CorpusError(f"{message}; {advice}, or leave such places out with --on-error skip")
+        self._record(reason, message)
 
 
 class LineReader:
-    """The lines of a byte stream, each with its number (from 1) and its offset in bytes."""
+    """Iterates over the lines of a byte stream.
+
+    Attributes:
+        number: Number of the current line, from 1.
+        offset: Offset of the current line in bytes.
+    """
 
     def __init__(self, stream: IO[bytes], name: str) -> None:
+        """Read ``stream``; ``name`` is its name in error messages."""
         self._stream, self._name = stream, name
-        self.number, self.offset, self._next = 0, 0, 0
+        self.number, self.offset, self._next_offset = 0, 0, 0
 
     def __iter__(self) -> Iterator[bytes]:
         for line in iter(partial(self._stream.readline, MAX_LINE_BYTES), b""):
             self.number += 1
-            self.offset = self._next
-            self._next += len(line)
+            self.offset = self._next_offset
+            self._next_offset += len(line)
             if len(line) >= MAX_LINE_BYTES:
                 raise CorpusError(
                     f"{self.location()}: this line is longer than {MAX_LINE_BYTES >> 20} MiB; "
@@ -63,15 +82,15 @@ class LineReader:
             yield line.removeprefix(BOM) if self.offset == 0 else line
 
     def location(self, column: int = 0) -> str:
-        """Name the current line, or the byte ``column`` in it."""
+        """Return file, line and byte offset of the byte ``column`` in the current line."""
         return f"{self._name}, line {self.number:,}, byte {self.offset + column:,}"
 
-    def decode(self, line: bytes, faults: ErrorHandler) -> str | None:
-        """Return the line as text; None after a fault that was passed over."""
+    def decode(self, line: bytes, errors: ErrorHandler) -> str | None:
+        """Decode the current line as UTF-8; return None if it is invalid and errors are skipped."""
         try:
             return line.decode("utf-8")
         except UnicodeDecodeError as error:
-            faults.report(
+            errors.report(
                 "not UTF-8",
                 self.location(error.start),
                 "expected UTF-8 text; convert the file, for example with iconv -f CP949 -t UTF-8 "

@@ -1,7 +1,4 @@
-"""Reads one source, whatever its form, as a stream of raw documents.
-
-It never knows how documents are counted, numbered or compared.
-"""
+"""Reads the raw documents of one source, in any supported format."""
 
 import sys
 from collections.abc import Generator, Iterator
@@ -11,30 +8,40 @@ from typing import Final
 from bertsmith.errors import CorpusError
 from bertsmith.files import parse_json
 from bertsmith.text import containers, line_layout, markdown
-from bertsmith.text.archives import DECOMPRESSION_ERRORS, HEAD_BYTES, decompress, detect_compression
+from bertsmith.text.archives import (
+    DECOMPRESSION_ERRORS,
+    HEAD_BYTES,
+    decompress,
+    detect_compression,
+)
 from bertsmith.text.raw_text import BOM, ErrorHandler, LineReader, RawDocument
 from bertsmith.text.sources import STDIN, Source
 
-#: A file of prose is one document up to this many characters; a longer one is cut at the next
-#: blank line, so that memory does not grow with it.
+#: A file of prose up to this many characters is one document. A longer one is divided at blank
+#: lines, to bound the memory.
 MAX_DOCUMENT_CHARACTERS: Final = 1 << 22
-#: Forms that say what a file is; the others say how its text is laid out.
+#: Formats that contain many documents; the other formats describe the layout of a text.
 CONTAINER_FORMATS: Final = frozenset({"jsonl", "wikiextractor", "parquet"})
 
 
 def read_source(
-    source: Source, form: str, field: str, faults: ErrorHandler
+    source: Source, text_format: str, field: str, errors: ErrorHandler
 ) -> Generator[RawDocument, None, None]:
-    """Yield the raw documents of ``source``; ``form`` and ``field`` as in ``CorpusOptions``.
+    """Yield the raw documents of a source.
 
-    Every fault of the source goes to ``faults``, which may raise CorpusError.
+    Args:
+        source: What to read.
+        text_format: ``CorpusOptions.format``.
+        field: ``CorpusOptions.field``.
+        errors: Receives every error in the source.
     """
     count = 0
     try:
-        for count, raw in enumerate(_opened(source, form, field, faults), 1):  # noqa: B007
-            yield raw
+        documents = _read(source, text_format, field, errors)
+        for count, document in enumerate(documents, 1):  # noqa: B007
+            yield document
     except DECOMPRESSION_ERRORS as error:
-        faults.report(
+        errors.report(
             "the archive is cut off or damaged",
             f"{source.name}, after {count:,} documents",
             "expected a whole gzip, xz, bzip2 or zstd file; make or fetch it again",
@@ -42,40 +49,44 @@ def read_source(
         )
     except OSError as error:
         reason = error.strerror or str(error)
-        faults.report("cannot be read", source.name, "expected a readable file", reason)
+        errors.report("cannot be read", source.name, "expected a readable file", reason)
 
 
-def _opened(source: Source, form: str, field: str, faults: ErrorHandler) -> Iterator[RawDocument]:
+def _read(
+    source: Source, text_format: str, field: str, errors: ErrorHandler
+) -> Iterator[RawDocument]:
     stream = sys.stdin.buffer if source.name == STDIN else Path(source.name).open("rb")  # noqa: SIM115
     head, reader = decompress(stream)
     name = "standard input" if source.name == STDIN else source.name
     try:
-        # A full head of blanks may have text after it.
+        # If the head is full, text may follow the whitespace in it.
         if len(head) < HEAD_BYTES and not head.removeprefix(BOM).strip():
-            what = "an empty file" if not head else "a file of blanks only"
-            faults.report(what, name, "expected text; take the file away")
+            reason = "an empty file" if not head else "a file of blanks only"
+            errors.report(reason, name, "expected text; take the file away")
             return
-        what = form if form in CONTAINER_FORMATS else _container(source.kind, head)
-        if what == "parquet":
-            yield from _parquet(source, form, field, faults)
+        is_container = text_format in CONTAINER_FORMATS
+        container = text_format if is_container else _detect_container(source.kind, head)
+        if container == "parquet":
+            yield from _read_parquet(source, text_format, field, errors)
             return
-        if fault := _binary(head):
-            faults.report(fault, name, "expected UTF-8 text, plain or packed")
+        if problem := _describe_binary(head):
+            errors.report(problem, name, "expected UTF-8 text, plain or packed")
             return
         lines = LineReader(reader, name)
-        if what == "jsonl":
-            yield from containers.read_json_lines(lines, form, field, faults)
-        elif what == "wikiextractor":
-            yield from containers.read_wikiextractor(lines, form, faults)
+        if container == "jsonl":
+            yield from containers.read_json_lines(lines, text_format, field, errors)
+        elif container == "wikiextractor":
+            yield from containers.read_wikiextractor(lines, text_format, errors)
         else:
-            yield from _plain(lines, _layout(form, what, head), faults)
+            layout = _detect_layout(text_format, container, head)
+            yield from _read_plain_text(lines, layout, errors)
     finally:
         if source.name != STDIN:
             reader.close()
 
 
-def _container(kind: str, head: bytes) -> str:
-    """Tell what a stream is: by its content where that is plain, else by its name."""
+def _detect_container(kind: str, head: bytes) -> str:
+    """Return the kind of a file, from its content or else from its name."""
     text = head.removeprefix(BOM).lstrip()
     if head.startswith(b"PAR1"):
         return "parquet"
@@ -83,76 +94,75 @@ def _container(kind: str, head: bytes) -> str:
         return "wikiextractor"
     if kind in {"markdown", "jsonl", "parquet"}:
         return kind
-    first = text.split(b"\n", 1)[0]
-    if not first.startswith(b"{"):
+    first_line = text.split(b"\n", 1)[0]
+    if not first_line.startswith(b"{"):
         return "plain"
     try:
-        parse_json(first)
+        parse_json(first_line)
     except ValueError:
-        # A first line longer than the head cannot be parsed, but begins like JSON.
-        return (
-            "jsonl" if len(first) >= HEAD_BYTES - len(BOM) and first.startswith(b'{"') else "plain"
-        )
+        # A first line longer than the head cannot be parsed, so its first characters decide.
+        is_cut_off = len(first_line) >= HEAD_BYTES - len(BOM)
+        return "jsonl" if is_cut_off and first_line.startswith(b'{"') else "plain"
     return "jsonl"
 
 
-def _binary(head: bytes) -> str | None:
-    """Name what speaks against the bytes being UTF-8 text; None if nothing does."""
+def _describe_binary(head: bytes) -> str | None:
+    """Return why the bytes are not UTF-8 text; None if they may be."""
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "UTF-16 text"
-    if kind := detect_compression(head):
-        return f"packed twice ({kind} inside)"
+    if compression := detect_compression(head):
+        return f"packed twice ({compression} inside)"
     return "a binary file (it holds NUL bytes)" if b"\0" in head else None
 
 
-def _layout(form: str, container: str, head: bytes) -> str:
-    """Tell how plain text is laid out: "sentences", "prose" or "markdown"."""
-    if form != "auto":
-        return form
+def _detect_layout(text_format: str, container: str, head: bytes) -> str:
+    """Return the layout of plain text: "sentences", "prose" or "markdown"."""
+    if text_format != "auto":
+        return text_format
     if container == "markdown":
         return "markdown"
     lines = head.decode("utf-8", "replace").split("\n")
-    # The last line of a full head is cut off.
+    # The last line may be cut off.
     return "sentences" if line_layout.is_presplit(lines[:-1] or lines) else "prose"
 
 
-def _plain(lines: LineReader, layout: str, faults: ErrorHandler) -> Iterator[RawDocument]:
+def _read_plain_text(lines: LineReader, layout: str, errors: ErrorHandler) -> Iterator[RawDocument]:
     """Read plain text: documents between blank lines, or the whole stream as one document."""
-    held: list[str] = []
+    pending: list[str] = []
     size = 0
     for line in lines:
-        text = lines.decode(line, faults)
+        text = lines.decode(line, errors)
         if text is None:
             continue
         text = text.rstrip("\r\n")
-        blank = not text.strip()
-        if blank and layout == "sentences":
-            if held:
-                yield RawDocument("\n".join(held), layout, presplit=True)
-            held, size = [], 0
+        is_blank = not text.strip()
+        if is_blank and layout == "sentences":
+            if pending:
+                yield RawDocument("\n".join(pending), layout, presplit=True)
+            pending, size = [], 0
             continue
-        held.append(text)
+        pending.append(text)
         size += len(text) + 1
-        if size >= MAX_DOCUMENT_CHARACTERS and (blank or size >= 2 * MAX_DOCUMENT_CHARACTERS):
-            yield _laid_out(held, layout)
-            held, size = [], 0
-    if held:
-        yield _laid_out(held, layout)
+        is_full = size >= MAX_DOCUMENT_CHARACTERS
+        if is_full and (is_blank or size >= 2 * MAX_DOCUMENT_CHARACTERS):
+            yield _make_document(pending, layout)
+            pending, size = [], 0
+    if pending:
+        yield _make_document(pending, layout)
 
 
-def _laid_out(lines: list[str], layout: str) -> RawDocument:
+def _make_document(lines: list[str], layout: str) -> RawDocument:
     text = "\n".join(lines)
     if layout == "sentences":
         return RawDocument(text, layout, presplit=True)
-    return RawDocument(
-        markdown.markdown_to_text(text)
-        if layout == "markdown"
-        else line_layout.unwrap_paragraphs(text),
-        layout,
-    )
+    if layout == "markdown":
+        return RawDocument(markdown.markdown_to_text(text), layout)
+    return RawDocument(line_layout.unwrap_paragraphs(text), layout)
 
 
-def _parquet(source: Source, form: str, field: str, faults: ErrorHandler) -> Iterator[RawDocument]:
+def _read_parquet(
+    source: Source, text_format: str, field: str, errors: ErrorHandler
+) -> Iterator[RawDocument]:
     if source.is_stream:
         raise CorpusError(f"{source.name}: Parquet cannot be read from a stream; give the file")
-    yield from containers.read_parquet(Path(source.name), form, field, faults)
+    yield from containers.read_parquet(Path(source.name), text_format, field, errors)

@@ -1,7 +1,7 @@
-"""Parts the words of a text before WordPiece sees them: Korean morphemes by Kiwi.
+"""Segments words before WordPiece, for example Korean words into morphemes with Kiwi.
 
-It never knows a vocabulary. The text itself stays as it is; only spaces are put in, so that every
-place in the segmented text has its place in the original.
+A segmenter only inserts spaces, so every offset in the segmented text corresponds to an offset in
+the original.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,25 +13,31 @@ from bertsmith.errors import MissingExtraError, TokenizerError
 
 
 class Segmenter(Protocol):
-    """Finds where words part."""
+    """Finds the boundaries inside words, such as those between morphemes.
+
+    Attributes:
+        name: Name of the segmenter.
+        version: Version of its library.
+    """
 
     name: str
     version: str
 
     def find_boundaries(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return, for each text, the places (in characters, ascending) where a space goes in."""
+        """Return, for each text, the ascending character offsets at which to insert a space."""
 
 
 class KiwiSegmenter:
-    """Korean morphemes by ``kiwipiepy``.
+    """Segments Korean into morphemes with ``kiwipiepy``.
 
-    A border of morphemes inside a syllable (a contraction such as 갔 = 가 + 았) is no cut. The
-    analyser is loaded at the first use: a second, and some hundred megabytes.
+    A morpheme boundary inside a syllable (a contraction such as 갔 = 가 + 았) is ignored. Kiwi is
+    loaded at the first use, which takes a second and some hundred megabytes.
     """
 
     name = "kiwi"
 
     def __init__(self, threads: int = 1) -> None:
+        """Use ``threads`` threads; raise MissingExtraError if kiwipiepy is not installed."""
         try:
             self.version = metadata.version("kiwipiepy")
         except metadata.PackageNotFoundError:
@@ -39,56 +45,68 @@ class KiwiSegmenter:
                 "kiwipiepy", "korean", "segmenting Korean into morphemes"
             ) from None
         self._threads = threads
-        self._analyser: Any = None
+        self._kiwi: Any = None
 
     def __reduce__(self) -> tuple[type["KiwiSegmenter"], tuple[int]]:
         return KiwiSegmenter, (self._threads,)
 
     def find_boundaries(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the borders of morphemes that are not at a space already."""
-        if self._analyser is None:
-            from kiwipiepy import Kiwi as Analyser
+        """Return the offsets of morpheme boundaries that have no space yet."""
+        if self._kiwi is None:
+            from kiwipiepy import Kiwi
 
-            self._analyser = Analyser(num_workers=self._threads)
-        found = self._analyser.tokenize(list(texts))
-        return [_borders(text, morphemes) for text, morphemes in zip(texts, found, strict=True)]
+            self._kiwi = Kiwi(num_workers=self._threads)
+        analyses = self._kiwi.tokenize(list(texts))
+        return [
+            _morpheme_boundaries(text, morphemes)
+            for text, morphemes in zip(texts, analyses, strict=True)
+        ]
 
 
-def _borders(text: str, morphemes: Iterable[Any]) -> list[int]:
-    cuts: list[int] = []
+def _morpheme_boundaries(text: str, morphemes: Iterable[Any]) -> list[int]:
+    boundaries: list[int] = []
     end = 0
     for morpheme in morphemes:
         start = morpheme.start
-        # A morpheme of no length, or one inside the syllable before, gives no border.
-        disjoint = morpheme.len > 0 and start >= end > 0
-        if disjoint and not text[start - 1].isspace() and not text[start].isspace():
-            cuts.append(start)
+        # A morpheme that is empty or starts inside the previous syllable has no boundary.
+        is_separate = morpheme.len > 0 and start >= end > 0
+        if is_separate and not text[start - 1].isspace() and not text[start].isspace():
+            boundaries.append(start)
         end = max(end, start + morpheme.len)
-    return cuts
+    return boundaries
 
 
-def insert_spaces(text: str, cuts: Sequence[int]) -> str:
-    """Return ``text`` with a space at each cut."""
-    return " ".join(text[start:end] for start, end in pairwise([0, *cuts, len(text)]))
+def insert_spaces(text: str, boundaries: Sequence[int]) -> str:
+    """Return ``text`` with a space inserted at each offset."""
+    return " ".join(text[start:end] for start, end in pairwise([0, *boundaries, len(text)]))
 
 
 def segment_texts(segmenter: Segmenter, texts: Sequence[str]) -> Iterator[str]:
-    """Yield each text with its words parted by spaces."""
-    for text, cuts in zip(texts, segmenter.find_boundaries(texts), strict=True):
-        yield insert_spaces(text, cuts)
+    """Yield each text with spaces inserted at the boundaries of the segmenter."""
+    for text, boundaries in zip(texts, segmenter.find_boundaries(texts), strict=True):
+        yield insert_spaces(text, boundaries)
 
 
 def load_segmenter(name: str, version: str | None = None, threads: int = 1) -> Segmenter:
-    """Return the segmenter of that name; ``version`` must be the installed one up to the patch.
+    """Return a segmenter.
 
-    Raises TokenizerError for another name or version: the same text would become other ids.
+    Args:
+        name: Name of the segmenter; only "kiwi" exists.
+        version: Version that a tokenizer was made with; None accepts any. Only major and minor
+            version must match the installed library.
+        threads: Number of threads to use.
+
+    Raises:
+        TokenizerError: The name is unknown or the version differs, so that the same text could
+            get other ids.
     """
     if name != KiwiSegmenter.name:
         raise TokenizerError(f"no segmenter is named {name!r}; expected {KiwiSegmenter.name!r}")
-    kiwi = KiwiSegmenter(threads)
-    if version is not None and version.split(".")[:2] != kiwi.version.split(".")[:2]:
+    segmenter = KiwiSegmenter(threads)
+    if version is not None and version.split(".")[:2] != segmenter.version.split(".")[:2]:
         raise TokenizerError(
-            f"this tokenizer was made with kiwipiepy {version}, but {kiwi.version} is installed, "
-            f"which parts words otherwise; install it with: pip install kiwipiepy=={version}"
+            f"this tokenizer was made with kiwipiepy {version}, but {segmenter.version} is "
+            "installed, which segments words differently; install it with: "
+            f"pip install kiwipiepy=={version}"
         )
-    return kiwi
+    return segmenter

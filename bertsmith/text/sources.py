@@ -1,7 +1,4 @@
-"""Finds the text sources that a user's arguments name: files, folders, globs, standard input.
-
-It never knows how the text in them is laid out.
-"""
+"""Finds the text sources that command-line arguments name: files, folders, globs, stdin."""
 
 import glob
 import os
@@ -15,7 +12,7 @@ from bertsmith.files import sha256_of_file
 from bertsmith.text.alphabet import has_surrogates
 from bertsmith.text.archives import COMPRESSION_SUFFIXES
 
-#: What a file's name tells of what it holds; text in any other file is told by its content.
+#: Kind of a file by its suffix. The kind of other files is detected from their content.
 KIND_BY_SUFFIX: Final = {
     ".txt": "plain",
     ".text": "plain",
@@ -25,16 +22,19 @@ KIND_BY_SUFFIX: Final = {
     ".ndjson": "jsonl",
     ".parquet": "parquet",
 }
+#: Name of standard input.
 STDIN: Final = "-"
 
 
 @dataclass(frozen=True)
 class Source:
-    """One place that text comes from, small enough to hand to a worker process.
+    """A file or stream to read text from; it can be pickled for a worker process.
 
-    ``name`` is as the user wrote or found it; ``size`` is in bytes as stored, None for standard
-    input and pipes; ``kind`` is what the name tells ("plain", "markdown", "jsonl", "wikiextractor",
-    "parquet" or "unknown").
+    Attributes:
+        name: Path, or "-" for standard input.
+        size: Stored size in bytes; None for standard input and pipes.
+        kind: Kind according to the name: "plain", "markdown", "jsonl", "wikiextractor", "parquet"
+            or "unknown".
     """
 
     name: str
@@ -43,7 +43,7 @@ class Source:
 
     @property
     def is_stream(self) -> bool:
-        """Whether this is standard input or a pipe, which can be read once only."""
+        """Whether this is standard input or a pipe, which can be read only once."""
         return self.size is None
 
     def fingerprint(self) -> str:
@@ -52,7 +52,7 @@ class Source:
 
 
 def kind_from_name(path: Path) -> str:
-    """Tell from a file's name what it holds; a packer's ending is looked through."""
+    """Return the kind of a file according to its name, without any compression suffix."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSION_SUFFIXES:
         suffixes.pop()
@@ -63,21 +63,27 @@ def kind_from_name(path: Path) -> str:
 
 
 def find_sources(arguments: Sequence[str], ignored: list[str] | None = None) -> list[Source]:
-    """Return the sources that files, folders, globs and "-" name, in a fixed order.
+    """Return the sources that the arguments name, in a fixed order.
 
-    A folder gives the files in and below it whose names tell a text format, sorted; the others
-    are appended to ``ignored``. Hidden files are passed over. Raises CorpusError for a path that
-    is not there, cannot be read, or gives nothing.
+    A folder stands for the files below it whose names are those of a text format, sorted. Hidden
+    files are skipped.
+
+    Args:
+        arguments: Files, folders, globs, or "-" for standard input.
+        ignored: The other files of folders are appended to this list.
+
+    Raises:
+        CorpusError: A path does not exist, cannot be read, or holds no text file.
     """
     if not arguments:
         raise CorpusError("no text was named: give files, folders, globs, or - for standard input")
-    passed: list[str] = [] if ignored is None else ignored
-    found: list[Source] = []
+    ignored = [] if ignored is None else ignored
+    sources: list[Source] = []
     for argument in arguments:
-        found.extend(_expand(argument, passed))
-    if sum(source.name == STDIN for source in found) > 1:
+        sources.extend(_expand(argument, ignored))
+    if sum(source.name == STDIN for source in sources) > 1:
         raise CorpusError("standard input (-) was named twice, but can be read once only")
-    return found
+    return sources
 
 
 def _expand(argument: str, ignored: list[str]) -> Iterator[Source]:
@@ -88,29 +94,29 @@ def _expand(argument: str, ignored: list[str]) -> Iterator[Source]:
         raise CorpusError("an empty name: give files, folders, globs, or - for standard input")
     path = Path(argument)
     if path.is_dir():
-        yield from _folder(path, ignored)
+        yield from _expand_folder(path, ignored)
     elif path.exists():
-        yield _file(path)
+        yield _make_source(path)
     elif glob.has_magic(argument):
-        yield from _glob(argument, ignored)
+        yield from _expand_glob(argument, ignored)
     else:
         raise CorpusError(f"{argument}: no such file or folder (here: {Path.cwd()})")
 
 
-def _file(path: Path) -> Source:
+def _make_source(path: Path) -> Source:
     if has_surrogates(str(path)):
         raise CorpusError(f"{str(path)!r}: the name of this file is not valid UTF-8; rename it")
     if not os.access(path, os.R_OK):
         raise CorpusError(f"{path}: this file may not be read; its permissions forbid it")
-    # A pipe or device (process substitution, /dev/stdin) has no size to speak of.
+    # A pipe or device (process substitution, /dev/stdin) has no size.
     size = path.stat().st_size if path.is_file() else None
     return Source(str(path), size, kind_from_name(path))
 
 
-def _folder(path: Path, ignored: list[str]) -> Iterator[Source]:
+def _expand_folder(path: Path, ignored: list[str]) -> Iterator[Source]:
     count = 0
-    for folder, folders, names in os.walk(path, onerror=_unreadable):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+    for folder, subfolders, names in os.walk(path, onerror=_raise_unreadable):
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         for name in sorted(names):
             file = Path(folder, name)
             if name.startswith("."):
@@ -119,25 +125,25 @@ def _folder(path: Path, ignored: list[str]) -> Iterator[Source]:
                 ignored.append(str(file))
                 continue
             count += 1
-            yield _file(file)
+            yield _make_source(file)
     if not count:
-        endings = " ".join(KIND_BY_SUFFIX)
+        suffixes = " ".join(KIND_BY_SUFFIX)
         raise CorpusError(
-            f"{path}: no text file in this folder; expected names ending in {endings} "
-            f"(each also with {' '.join(COMPRESSION_SUFFIXES)}) or wiki_00; name other files one by one"
+            f"{path}: no text file in this folder; expected names ending in {suffixes} (each also "
+            f"with {' '.join(COMPRESSION_SUFFIXES)}) or wiki_00; name other files one by one"
         )
 
 
-def _unreadable(error: OSError) -> None:
+def _raise_unreadable(error: OSError) -> None:
     raise CorpusError(f"{error.filename}: this folder may not be read: {error.strerror}") from None
 
 
-def _glob(pattern: str, ignored: list[str]) -> Iterator[Source]:
-    # The user's pattern may stand anywhere in the file system, which Path.glob cannot do.
+def _expand_glob(pattern: str, ignored: list[str]) -> Iterator[Source]:
+    # Unlike Path.glob, glob.glob accepts absolute patterns.
     matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
     if not matches:
         raise CorpusError(f"{pattern}: no file matches this pattern (here: {Path.cwd()})")
-    # "data/**" matches folders and the files in them: the files are enough.
+    # "data/**" matches both folders and their files; then the files are enough.
     files = [match for match in matches if not Path(match).is_dir()]
     for match in files or matches:
         yield from _expand(match, ignored)

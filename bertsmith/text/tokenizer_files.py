@@ -1,7 +1,4 @@
-"""Reads and writes a tokenizer's files, as this package, Hugging Face and the original do.
-
-It never knows a text.
-"""
+"""Reads and writes a tokenizer's files, in the formats of Hugging Face and the original BERT."""
 
 import unicodedata
 from collections.abc import Mapping
@@ -30,17 +27,14 @@ from bertsmith.text.tokenizer_spec import (
     index_vocabulary,
 )
 
-TOKENIZER_FILE, VOCAB_FILE, TOKENIZER_CONFIG_FILE = (
-    "tokenizer.json",
-    "vocab.txt",
-    "tokenizer_config.json",
-)
-#: Where releases before tokenizer.json kept the ids of added tokens.
-_ADDED: Final = "added_tokens.json"
-#: Where this package writes what the files above cannot say.
+TOKENIZER_FILE, VOCAB_FILE = "tokenizer.json", "vocab.txt"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+#: Ids of added tokens, in tokenizers that are older than tokenizer.json.
+_ADDED_TOKENS_FILE: Final = "added_tokens.json"
+#: Properties of this package that the other files cannot express.
 BERTSMITH_FILE: Final = "bertsmith.json"
-#: Files by which tokenizers of other kinds are known, to name them when they are refused.
-FOREIGN: Final = {
+#: Files of other kinds of tokenizers, to name the kind in the error message.
+_UNSUPPORTED_FILES: Final = {
     "merges.txt": "byte-pair encoding (merges.txt)",
     "spiece.model": "SentencePiece (spiece.model)",
     "sentencepiece.bpe.model": "SentencePiece (sentencepiece.bpe.model)",
@@ -51,48 +45,62 @@ FOREIGN: Final = {
 def read_tokenizer_spec(
     path: Path, *, lowercase: bool | None = None, strip_accents: bool | None = None
 ) -> TokenizerSpec:
-    """Read a tokenizer from its directory, or from one file (tokenizer.json or vocab.txt).
+    """Read a tokenizer from its directory, or from a tokenizer.json or vocab.txt.
 
-    A bare vocab.txt does not say how text is to be cleaned: unless asked for here, it is lowered
-    if no word of the vocabulary has a capital letter, and accents stay, so that Hangul is whole;
-    but a vocabulary that holds Hangul in jamo only, as the original's uncased one does, is read
-    as the original reads it.
-    Raises TokenizerError for a path without a tokenizer, a broken one, or one of another kind.
+    A vocab.txt without tokenizer_config.json does not say how text is normalized. Unless the
+    arguments do, text is lowercased if no word of the vocabulary has a capital letter. Accents are
+    kept, so that Hangul stays composed. But if a lowercase vocabulary holds Hangul only as jamo,
+    as that of the original uncased BERT does, accents are stripped as in the original code.
+
+    Args:
+        path: Directory or file.
+        lowercase: Whether text is lowercased, for a vocab.txt; None to decide as described.
+        strip_accents: Whether accents are stripped, for a vocab.txt; None likewise.
+
+    Raises:
+        TokenizerError: There is no tokenizer, it is damaged, or it is of another kind.
     """
     directory = path if path.is_dir() else path.parent
-    file = _tokenizer_file(path)
+    file = _find_tokenizer_file(path)
     try:
         if file.suffix == ".json":
-            beside = file.with_name(VOCAB_FILE)
-            recipe = parse_tokenizer_json(file, _words(beside) if beside.is_file() else ())
+            vocab_file = file.with_name(VOCAB_FILE)
+            vocab_lines = _read_vocab_lines(vocab_file) if vocab_file.is_file() else ()
+            spec = parse_tokenizer_json(file, vocab_lines)
         else:
-            recipe = _from_vocab(file, directory / TOKENIZER_CONFIG_FILE, lowercase, strip_accents)
+            config = directory / TOKENIZER_CONFIG_FILE
+            spec = _read_vocab_txt(file, config, lowercase, strip_accents)
     except TokenizerError as error:
-        # A recipe that cannot be does not know its file.
-        known = any(str(one) in str(error) for one in (file, directory / TOKENIZER_CONFIG_FILE))
-        raise error if known else TokenizerError(f"{file}: {error}") from None
-    segmenter = _segmenter(directory / BERTSMITH_FILE)
-    return _with(recipe, segmenter=segmenter) if segmenter else recipe
+        # An error raised by TokenizerSpec does not name the file.
+        is_named = any(
+            str(name) in str(error) for name in (file, directory / TOKENIZER_CONFIG_FILE)
+        )
+        raise error if is_named else TokenizerError(f"{file}: {error}") from None
+    segmenter = _read_segmenter(directory / BERTSMITH_FILE)
+    return _replace_fields(spec, segmenter=segmenter) if segmenter else spec
 
 
 def write_tokenizer_spec(
-    recipe: TokenizerSpec, directory: Path, max_length: int | None = None
+    spec: TokenizerSpec, directory: Path, max_length: int | None = None
 ) -> None:
-    """Write tokenizer.json, vocab.txt, tokenizer_config.json and the key in bertsmith.json.
+    """Write tokenizer.json, vocab.txt, tokenizer_config.json and an entry in bertsmith.json.
 
-    ``max_length``: the longest sequence, in tokens, that the model beside it takes, if known.
+    Args:
+        spec: The tokenizer.
+        directory: Where to write the files.
+        max_length: Maximum sequence length of the model, in tokens; None if unknown.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    write_atomic(directory / TOKENIZER_FILE, build_backend(recipe).to_str(pretty=True) + "\n")
-    write_atomic(directory / VOCAB_FILE, "".join(f"{word}\n" for word in recipe.vocab))
-    # AutoTokenizer builds a BertTokenizer anew from these flags; only the plain class keeps the
-    # normalizer of tokenizer.json, which the flags cannot describe.
-    plain = recipe.strip_accents and recipe.whole_hangul
+    write_atomic(directory / TOKENIZER_FILE, build_backend(spec).to_str(pretty=True) + "\n")
+    write_atomic(directory / VOCAB_FILE, "".join(f"{word}\n" for word in spec.vocab))
+    # AutoTokenizer rebuilds a BertTokenizer from these options, which cannot express that Hangul
+    # is recomposed. Only PreTrainedTokenizerFast keeps the normalizer of tokenizer.json.
+    recomposes_hangul = spec.strip_accents and spec.whole_hangul
     config: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast" if plain else "BertTokenizer",
-        "do_lower_case": recipe.lowercase,
-        "strip_accents": recipe.strip_accents,
-        "tokenize_chinese_chars": recipe.split_chinese,
+        "tokenizer_class": "PreTrainedTokenizerFast" if recomposes_hangul else "BertTokenizer",
+        "do_lower_case": spec.lowercase,
+        "strip_accents": spec.strip_accents,
+        "tokenize_chinese_chars": spec.split_chinese,
         "pad_token": PAD,
         "unk_token": UNK,
         "cls_token": CLS,
@@ -102,109 +110,119 @@ def write_tokenizer_spec(
     }
     if max_length is not None:
         config["model_max_length"] = max_length
-    if recipe.added:
-        ids = index_vocabulary(recipe.words)
+    if spec.added:
+        ids = index_vocabulary(spec.words)
+        special_tokens = (
+            AddedTokenSpec(token, special=True, normalized=False) for token in SPECIAL_TOKENS
+        )
         config["added_tokens_decoder"] = {
-            str(ids[own.content]): own._asdict()
-            for own in (*(AddedTokenSpec(token, special=True, normalized=False) for token in SPECIAL_TOKENS),
-                        *recipe.added)
-        }  # fmt: skip
+            str(ids[token.content]): token._asdict() for token in (*special_tokens, *spec.added)
+        }
     write_json(directory / TOKENIZER_CONFIG_FILE, config)
-    own = (
-        read_json_object(directory / BERTSMITH_FILE)
-        if (directory / BERTSMITH_FILE).is_file()
-        else {}
-    )
-    own["tokenizer"] = {"hash": recipe.fingerprint(), "words": len(recipe.words)}
-    if recipe.segmenter:
-        name, version = recipe.segmenter
-        own["tokenizer"]["segmenter"] = {"name": name, "version": version}
-    write_json(directory / BERTSMITH_FILE, own)
+    bertsmith_file = directory / BERTSMITH_FILE
+    entries = read_json_object(bertsmith_file) if bertsmith_file.is_file() else {}
+    entries["tokenizer"] = {"hash": spec.fingerprint(), "words": len(spec.words)}
+    if spec.segmenter:
+        name, version = spec.segmenter
+        entries["tokenizer"]["segmenter"] = {"name": name, "version": version}
+    write_json(bertsmith_file, entries)
 
 
-def _segmenter(path: Path) -> tuple[str, str] | None:
-    """Return name and version of the segmenter that this package's own file names, if any."""
-    own = get_object(read_json_object(path), "tokenizer", path) if path.is_file() else {}
-    said = get_object(own, "segmenter", path)
-    if not said:
+def _read_segmenter(path: Path) -> tuple[str, str] | None:
+    """Return name and version of the segmenter in bertsmith.json; None if there is none."""
+    tokenizer = get_object(read_json_object(path), "tokenizer", path) if path.is_file() else {}
+    segmenter = get_object(tokenizer, "segmenter", path)
+    if not segmenter:
         return None
-    if not {"name", "version"} <= said.keys():
-        raise TokenizerError(f"{path}: found the segmenter {said}; expected a name and a version")
-    return str(said["name"]), str(said["version"])
+    if not {"name", "version"} <= segmenter.keys():
+        raise TokenizerError(
+            f"{path}: found the segmenter {segmenter}; expected a name and a version"
+        )
+    return str(segmenter["name"]), str(segmenter["version"])
 
 
-def _with(recipe: TokenizerSpec, **changes: Any) -> TokenizerSpec:
-    return TokenizerSpec(**(vars(recipe) | changes))
+def _replace_fields(spec: TokenizerSpec, **changes: Any) -> TokenizerSpec:
+    return TokenizerSpec(**(vars(spec) | changes))
 
 
 def find_vocabulary_file(path: Path) -> Path | None:
-    """Return the file that holds the vocabulary: the path itself or one in it; None without any."""
-    places = (path, path / TOKENIZER_FILE, path / VOCAB_FILE)
-    return next((place for place in places if place.is_file()), None)
+    """Return the tokenizer.json or vocab.txt at or in ``path``; None if there is none."""
+    candidates = (path, path / TOKENIZER_FILE, path / VOCAB_FILE)
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
-def _tokenizer_file(path: Path) -> Path:
-    """Return the file that holds the vocabulary."""
+def _find_tokenizer_file(path: Path) -> Path:
+    """Return the tokenizer.json or vocab.txt at or in ``path``; raise TokenizerError if missing."""
     if not path.exists():
         raise TokenizerError(f"{path}: no such tokenizer; make one with: bertsmith vocab")
     if (file := find_vocabulary_file(path)) is not None:
         return file
-    foreign = [what for name, what in FOREIGN.items() if (path / name).is_file()]
-    found = f"a tokenizer of another kind, {foreign[0]}" if foreign else "no tokenizer"
+    other_kinds = [kind for name, kind in _UNSUPPORTED_FILES.items() if (path / name).is_file()]
+    finding = f"a tokenizer of another kind, {other_kinds[0]}" if other_kinds else "no tokenizer"
     raise TokenizerError(
-        f"{path}: found {found}; expected {TOKENIZER_FILE} or {VOCAB_FILE}, as bertsmith vocab writes them"
+        f"{path}: found {finding}; expected {TOKENIZER_FILE} or {VOCAB_FILE}, "
+        "as bertsmith vocab writes them"
     )
 
 
-def _from_vocab(
-    path: Path, config: Path, lowercase: bool | None, strip_accents: bool | None
+def _read_vocab_txt(
+    path: Path, config_file: Path, lowercase: bool | None, strip_accents: bool | None
 ) -> TokenizerSpec:
-    vocab = _words(path)
-    said = read_json_object(config) if config.is_file() else {}
+    """Read a vocab.txt, with the options of a tokenizer_config.json if there is one."""
+    vocab = _read_vocab_lines(path)
+    config = read_json_object(config_file) if config_file.is_file() else {}
     if lowercase is None:
-        lowercase = get_bool(said, "do_lower_case", config)
+        lowercase = get_bool(config, "do_lower_case", config_file)
     if lowercase is None:
         lowercase = all(word == word.lower() for word in vocab if word not in SPECIAL_TOKENS)
-    whole = True
-    if strip_accents is None and not said and lowercase and _in_jamo(vocab):
-        strip_accents, whole = True, False
-    if strip_accents is None and said:
-        # The file says it in the terms of the original, where accents follow the case.
-        strip_accents = get_bool(said, "strip_accents", config)
-        strip_accents, whole = lowercase if strip_accents is None else strip_accents, False
-    split_chinese = get_bool(said, "tokenize_chinese_chars", config)
+    whole_hangul = True
+    if strip_accents is None and not config and lowercase and _has_only_jamo(vocab):
+        strip_accents, whole_hangul = True, False
+    if strip_accents is None and config:
+        # As in the original code, accents are stripped with lowercasing unless the file says
+        # otherwise, and Hangul is not recomposed.
+        strip_accents = get_bool(config, "strip_accents", config_file)
+        strip_accents = lowercase if strip_accents is None else strip_accents
+        whole_hangul = False
+    split_chinese = get_bool(config, "tokenize_chinese_chars", config_file)
     return TokenizerSpec(
         vocab=vocab,
-        added=_added_beside(config, said, vocab),
+        added=_read_added_tokens(config_file, config, vocab),
         lowercase=lowercase,
         strip_accents=bool(strip_accents),
-        whole_hangul=whole or not strip_accents,
+        whole_hangul=whole_hangul or not strip_accents,
         split_chinese=True if split_chinese is None else split_chinese,
     )
 
 
-def _added_beside(
-    config: Path, said: Mapping[str, Any], vocab: tuple[str, ...]
+def _read_added_tokens(
+    config_file: Path, config: Mapping[str, Any], vocab: tuple[str, ...]
 ) -> tuple[AddedTokenSpec, ...]:
-    """Return the tokens that were added to a vocab.txt, in the order of their ids."""
-    told, older = get_object(said, "added_tokens_decoder", config), config.with_name(_ADDED)
-    if not told and older.is_file():
-        ids = read_json_object(older)
-        return parse_added_tokens([{"content": one, "id": ids[one]} for one in ids], vocab, older)
-    listed = [{**own, "id": int(key) if key.isdecimal() else key}
-              for key, own in told.items() if isinstance(own, dict)]  # fmt: skip
-    return parse_added_tokens(listed if len(listed) == len(told) else None, vocab, config)
+    """Return the added tokens of tokenizer_config.json or added_tokens.json, by their ids."""
+    decoder = get_object(config, "added_tokens_decoder", config_file)
+    old_file = config_file.with_name(_ADDED_TOKENS_FILE)
+    if not decoder and old_file.is_file():
+        ids = read_json_object(old_file)
+        tokens = [{"content": content, "id": ids[content]} for content in ids]
+        return parse_added_tokens(tokens, vocab, old_file)
+    tokens = [
+        {**token, "id": int(key) if key.isdecimal() else key}
+        for key, token in decoder.items()
+        if isinstance(token, dict)
+    ]
+    is_valid = len(tokens) == len(decoder)
+    return parse_added_tokens(tokens if is_valid else None, vocab, config_file)
 
 
-def _in_jamo(vocab: tuple[str, ...]) -> bool:
-    """Tell whether the words were learnt after NFD: jamo are there, nothing composed is."""
+def _has_only_jamo(vocab: tuple[str, ...]) -> bool:
+    """Return whether the vocabulary holds jamo and nothing composed, as after NFD."""
     text = "".join(vocab)
-    jamo = any("\u1100" <= character <= "\u1112" for character in text)
-    return jamo and unicodedata.is_normalized("NFD", text)
+    has_jamo = any("\u1100" <= character <= "\u1112" for character in text)
+    return has_jamo and unicodedata.is_normalized("NFD", text)
 
 
-def _words(path: Path) -> tuple[str, ...]:
-    """Read a word a line; the line decides the id, whatever is repeated or empty above it."""
+def _read_vocab_lines(path: Path) -> tuple[str, ...]:
+    """Read one word per line, including repeated and empty ones: the line number is the id."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -1,7 +1,4 @@
-"""Reads a tokenizer.json: the form that Hugging Face's `tokenizers` writes.
-
-It never knows the files beside it, nor a text.
-"""
+"""Parses tokenizer.json, the file format of Hugging Face's `tokenizers`."""
 
 import json
 from collections.abc import Mapping
@@ -18,12 +15,12 @@ from bertsmith.text.tokenizer_spec import (
     index_vocabulary,
 )
 
-#: Ids without a word that are no matter, beside as many as there are words.
-_HOLES: Final = 1000
+#: Number of unused ids to accept, in addition to as many as there are words.
+_MAX_UNUSED_IDS: Final = 1000
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the object of a JSON file; TokenizerError for anything else."""
+    """Read a JSON file that contains an object; raise TokenizerError if it does not."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
@@ -34,7 +31,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def get_object(values: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:
-    """Return the object at ``key``, an empty one if there is none."""
+    """Return the object at ``key``, empty if it is missing; raise TokenizerError for others."""
     value = values.get(key) or {}
     if not isinstance(value, dict):
         raise TokenizerError(f"{path}: found {value!r} at {key!r}; expected an object")
@@ -42,54 +39,72 @@ def get_object(values: Mapping[str, Any], key: str, path: Path) -> dict[str, Any
 
 
 def get_bool(values: Mapping[str, Any], key: str, path: Path) -> bool | None:
-    """Return a switch, None where it is not there or left open."""
+    """Return the boolean at ``key``, None if missing or null; raise TokenizerError for others."""
     value = values.get(key)
     if value is not None and not isinstance(value, bool):
         raise TokenizerError(f"{path}: {key} is {value!r}; expected true, false or null")
     return value
 
 
-def parse_tokenizer_json(path: Path, lines: tuple[str, ...]) -> TokenizerSpec:
-    """Return what a tokenizer.json says.
+def parse_tokenizer_json(path: Path, vocab_lines: tuple[str, ...]) -> TokenizerSpec:
+    """Read a tokenizer.json.
 
-    lines: the words of a vocab.txt beside it, for ids that no word of the file has. Raises
-    TokenizerError for a broken file, or a tokenizer that is not BERT's.
+    Args:
+        path: The file.
+        vocab_lines: Lines of the vocab.txt in the same directory, for ids that have no word in
+            tokenizer.json; empty without a vocab.txt.
+
+    Raises:
+        TokenizerError: The file is invalid, or the tokenizer is not BERT's.
     """
     file = read_json_object(path)
     model = get_object(file, "model", path)
-    kind = model.get("type") or ("WordPiece" if "max_input_chars_per_word" in model else "unknown")
-    if kind != "WordPiece":
-        raise TokenizerError(f"{path}: found a {kind} tokenizer; expected WordPiece, as BERT has")
-    _expect(path, "continuing prefix", model.get("continuing_subword_prefix"), CONTINUATION_PREFIX)
-    _expect(path, "unknown token", model.get("unk_token"), UNK)
-    splitter = get_object(file, "pre_tokenizer", path).get("type")
-    _expect(path, "pre-tokenizer", splitter, "BertPreTokenizer")
-    vocab = _in_order(get_object(model, "vocab", path), lines, path)
+    is_untyped_wordpiece = "max_input_chars_per_word" in model
+    model_type = model.get("type") or ("WordPiece" if is_untyped_wordpiece else "unknown")
+    if model_type != "WordPiece":
+        raise TokenizerError(
+            f"{path}: found a {model_type} tokenizer; expected WordPiece, as BERT has"
+        )
+    prefix = model.get("continuing_subword_prefix")
+    _require(path, "continuing prefix", prefix, CONTINUATION_PREFIX)
+    _require(path, "unknown token", model.get("unk_token"), UNK)
+    pre_tokenizer = get_object(file, "pre_tokenizer", path).get("type")
+    _require(path, "pre-tokenizer", pre_tokenizer, "BertPreTokenizer")
+    vocab = _sort_vocabulary(get_object(model, "vocab", path), vocab_lines, path)
     added = parse_added_tokens(file.get("added_tokens") or [], vocab, path)
-    choices = _choices(get_object(file, "normalizer", path), path)
-    longest = model.get("max_input_chars_per_word", 100)
-    if type(longest) is not int or not 0 < longest < 2**31:
-        raise TokenizerError(f"{path}: max_input_chars_per_word is {longest!r}; expected a number")
-    return TokenizerSpec(vocab=vocab, added=added, longest_word=longest, **choices)
+    options = _parse_normalizer(get_object(file, "normalizer", path), path)
+    max_length = model.get("max_input_chars_per_word", 100)
+    if type(max_length) is not int or not 0 < max_length < 2**31:
+        raise TokenizerError(
+            f"{path}: max_input_chars_per_word is {max_length!r}; expected a number"
+        )
+    return TokenizerSpec(vocab=vocab, added=added, longest_word=max_length, **options)
 
 
-def _expect(path: Path, what: str, found: object, expected: str) -> None:
-    if found != expected:
-        raise TokenizerError(f"{path}: found {what} {found!r}; expected {expected!r}, as BERT has")
+def _require(path: Path, name: str, value: object, expected: str) -> None:
+    """Raise TokenizerError unless a value of the file is the expected one."""
+    if value != expected:
+        raise TokenizerError(f"{path}: found {name} {value!r}; expected {expected!r}, as BERT has")
 
 
-def _in_order(ids: Mapping[str, Any], lines: tuple[str, ...], path: Path) -> tuple[str, ...]:
-    """Return the words in the order of their ids; ids that no word has come from vocab.txt."""
+def _sort_vocabulary(
+    ids: Mapping[str, Any], vocab_lines: tuple[str, ...], path: Path
+) -> tuple[str, ...]:
+    """Return the words in the order of their ids; ids without a word get a line of vocab.txt."""
     if not ids:
         raise TokenizerError(f"{path}: the vocabulary is empty")
-    strange = next((own for own in ids.items() if type(own[1]) is not int or own[1] < 0), None)
-    if strange is not None:
-        raise TokenizerError(f"{path}: the word {strange[0]!r} has the id {strange[1]!r}")
+    invalid = next(
+        ((word, index) for word, index in ids.items() if type(index) is not int or index < 0), None
+    )
+    if invalid is not None:
+        raise TokenizerError(
+            f"{path}: the word {invalid[0]!r} has the id {invalid[1]!r}; expected 0, 1, 2, ..."
+        )
     if len(set(ids.values())) != len(ids):
         raise TokenizerError(f"{path}: two words have the same id; expected one each")
     last = max(ids.values())
-    # A repeated word leaves a hole at its first id. A single id must not ask for any memory.
-    if last >= max(2 * len(ids), len(lines)) + _HOLES:
+    # A repeated word leaves its first id unused. But one huge id must not allocate much memory.
+    if last >= max(2 * len(ids), len(vocab_lines)) + _MAX_UNUSED_IDS:
         raise TokenizerError(
             f"{path}: an id is {last:,}, but there are only {len(ids):,} words; expected ids "
             "without large gaps"
@@ -98,54 +113,63 @@ def _in_order(ids: Mapping[str, Any], lines: tuple[str, ...], path: Path) -> tup
     for word, index in ids.items():
         words[index] = word
     if None in words:
-        lines += tuple(f"[no word {index}]" for index in range(len(lines), len(words)))
-        words = [lines[i] if word is None else word for i, word in enumerate(words)]
+        vocab_lines += tuple(f"[no word {index}]" for index in range(len(vocab_lines), len(words)))
+        words = [vocab_lines[index] if word is None else word for index, word in enumerate(words)]
     return tuple(word for word in words if word is not None)
 
 
 def parse_added_tokens(
-    listed: Any, vocab: tuple[str, ...], path: Path
+    tokens: Any, vocab: tuple[str, ...], path: Path
 ) -> tuple[AddedTokenSpec, ...]:
-    """Read the tokens that stand beside a vocabulary, all but the special ones of BERT itself.
+    """Parse the added tokens of a tokenizer, without the special tokens of BERT.
 
-    listed: objects with a content, and perhaps an id and switches. Raises TokenizerError, with
-    ``path`` in it, for anything else, and for ids that do not follow those of the vocabulary.
+    Args:
+        tokens: A list of objects with ``content`` and optionally ``id`` and boolean options.
+        vocab: The vocabulary.
+        path: File of the tokens, for error messages.
+
+    Raises:
+        TokenizerError: The tokens have another form, or an id is neither that of the same word in
+            the vocabulary nor the next one after it.
     """
-    named = isinstance(listed, list) and all(
-        isinstance(token, dict) and isinstance(token.get("content"), str) for token in listed
+    is_valid = isinstance(tokens, list) and all(
+        isinstance(token, dict) and isinstance(token.get("content"), str) for token in tokens
     )
-    if not named:
-        raise TokenizerError(f"{path}: the added tokens are no list of tokens with their content")
-    # A special token that is missing is told with the vocabulary.
-    others = [token for token in listed if token["content"] not in SPECIAL_TOKENS]
-    if all(type(token.get("id")) is int for token in others):
-        others.sort(key=lambda token: int(token["id"]))
-    known, found, free = index_vocabulary(vocab), [], len(vocab)
-    for token in others:
+    if not is_valid:
+        raise TokenizerError(
+            f"{path}: the added tokens are invalid; expected a list of objects with their content"
+        )
+    # A missing special token is reported with the vocabulary.
+    tokens = [token for token in tokens if token["content"] not in SPECIAL_TOKENS]
+    if all(type(token.get("id")) is int for token in tokens):
+        tokens.sort(key=lambda token: int(token["id"]))
+    vocab_ids, added, next_id = index_vocabulary(vocab), [], len(vocab)
+    for token in tokens:
         content = token["content"]
-        wanted = known.get(content, free)
-        if token.get("id", wanted) != wanted or not content:
+        expected_id = vocab_ids.get(content, next_id)
+        if token.get("id", expected_id) != expected_id or not content:
             raise TokenizerError(
                 f"{path}: the added token {content!r} has the id {token.get('id')!r}; expected "
-                f"{wanted:,}: the vocabulary's own, or the next after it"
+                f"{expected_id:,}: the vocabulary's own, or the next after it"
             )
-        free += wanted == free
-        switches = {name: get_bool(token, name, path) for name in AddedTokenSpec._fields[1:]}
-        said = {name: value for name, value in switches.items() if value is not None}
-        found.append(AddedTokenSpec(content, **said))
-    return tuple(found)
+        next_id += expected_id == next_id
+        values = {name: get_bool(token, name, path) for name in AddedTokenSpec._fields[1:]}
+        options = {name: value for name, value in values.items() if value is not None}
+        added.append(AddedTokenSpec(content, **options))
+    return tuple(added)
 
 
-def _choices(found: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Read the choices out of a normalizer, this package's or Hugging Face's."""
-    parts = found.get("normalizers", []) if found.get("type") == "Sequence" else [found]
+def _parse_normalizer(normalizer: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the options that a normalizer, of this package or Hugging Face's, implies."""
+    is_sequence = normalizer.get("type") == "Sequence"
+    parts = normalizer.get("normalizers", []) if is_sequence else [normalizer]
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
         raise TokenizerError(f"{path}: the normalizer is {parts!r}; expected a list of objects")
-    kinds = [part.get("type") for part in parts]
-    whole = kinds == ["BertNormalizer", "NFD", "StripAccents", "NFC"]
-    if not whole and kinds != ["BertNormalizer"]:
+    types = [part.get("type") for part in parts]
+    recomposes_hangul = types == ["BertNormalizer", "NFD", "StripAccents", "NFC"]
+    if not recomposes_hangul and types != ["BertNormalizer"]:
         raise TokenizerError(
-            f"{path}: found the normalizer {' + '.join(map(str, kinds))}; expected BertNormalizer"
+            f"{path}: found the normalizer {' + '.join(map(str, types))}; expected BertNormalizer"
         )
     bert = parts[0]
     if not bert.get("clean_text", True):
@@ -153,12 +177,14 @@ def _choices(found: Mapping[str, Any], path: Path) -> dict[str, Any]:
             f"{path}: found a BertNormalizer that does not clean text; expected one that does"
         )
     lowercase = bool(bert.get("lowercase", True))
-    strip = bert.get("strip_accents")
-    # Left open, it follows the case, as in the original.
-    strip = whole or (lowercase if strip is None else bool(strip))
+    strip_accents = bert.get("strip_accents")
+    # If it is null, accents are stripped with lowercasing, as in the original code.
+    strip_accents = recomposes_hangul or (
+        lowercase if strip_accents is None else bool(strip_accents)
+    )
     return {
         "lowercase": lowercase,
-        "strip_accents": strip,
-        "whole_hangul": whole or not strip,
+        "strip_accents": strip_accents,
+        "whole_hangul": recomposes_hangul or not strip_accents,
         "split_chinese": bool(bert.get("handle_chinese_chars", True)),
     }

@@ -1,7 +1,4 @@
-"""What a tokenizer is made of: its words and its choices, their hash, and the engine built of them.
-
-It never knows where these came from, nor the texts that the engine will read.
-"""
+"""Everything that defines a tokenizer: vocabulary and options, their hash, and the backend."""
 
 import hashlib
 import json
@@ -9,22 +6,27 @@ from dataclasses import dataclass, fields
 from typing import Final, NamedTuple
 
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
-from tokenizers import Tokenizer as Engine
+from tokenizers import Tokenizer as Backend
 
 from bertsmith.errors import TokenizerError
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
-#: The special tokens, in the order of the ids that a new vocabulary gives them.
+#: The special tokens, in the order of their ids in a new vocabulary.
 SPECIAL_TOKENS: Final = (PAD, UNK, CLS, SEP, MASK)
-#: What a piece begins with that continues a word.
+#: Prefix of a piece that continues a word.
 CONTINUATION_PREFIX: Final = "##"
 
 
 class AddedTokenSpec(NamedTuple):
-    """A token beside WordPiece, found in a text before it is cut into words.
+    """A token that is matched in a text before WordPiece; the fields are Hugging Face's.
 
-    special: for a decoder, which leaves it out. single_word: only where it stands by itself.
-    lstrip, rstrip: with the spaces before or after it. normalized: looked for in the cleaned text.
+    Attributes:
+        content: The token.
+        special: Whether decoding leaves it out.
+        single_word: Whether it is only matched as a whole word.
+        lstrip: Whether a match includes the spaces before it.
+        rstrip: Whether a match includes the spaces after it.
+        normalized: Whether it is matched in the normalized text.
     """
 
     content: str
@@ -37,14 +39,21 @@ class AddedTokenSpec(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerSpec:
-    """All that decides which ids a text becomes.
+    """Everything that determines the ids of a text.
 
-    ``vocab``: the words in the order of their ids; where one is repeated, the last id holds, as in
-    the original. ``added``: tokens beside them; those that are no words of ``vocab`` have the ids
-    behind it, in their order. ``strip_accents`` takes accents off; then ``whole_hangul`` puts
-    Hangul together again, while the original leaves it in jamo. ``split_chinese`` makes each
-    Chinese character a word. Words of more than ``longest_word`` characters are [UNK].
-    ``segmenter``: name and version of what parts the words of a text beforehand, None for nothing.
+    The names of the fields are part of the fingerprint.
+
+    Attributes:
+        vocab: The words in the order of their ids. If a word is repeated, its last id is used, as
+            in the original code.
+        added: Added tokens. Those that are not in ``vocab`` have the ids after it, in order.
+        lowercase: Whether text is lowercased.
+        strip_accents: Whether accents are removed.
+        whole_hangul: Whether Hangul is recomposed after accents are removed. The original code
+            leaves it decomposed into jamo.
+        split_chinese: Whether each Chinese character is a word.
+        longest_word: Maximum number of characters in a word; longer words become [UNK].
+        segmenter: Name and version of the segmenter applied before tokenization, or None.
     """
 
     vocab: tuple[str, ...]
@@ -53,8 +62,8 @@ class TokenizerSpec:
     strip_accents: bool = False
     whole_hangul: bool = True
     split_chinese: bool = True
-    # `max_input_chars_per_word` of Hugging Face's BertTokenizer; the original code says 200, and
-    # no word of a language is as long as either.
+    # The default of `max_input_chars_per_word` in Hugging Face's BertTokenizer. The original code
+    # has 200, but no word of a real language is as long as either.
     longest_word: int = 100
     segmenter: tuple[str, str] | None = None
 
@@ -62,10 +71,12 @@ class TokenizerSpec:
         try:
             "".join(self.words).encode()
         except UnicodeEncodeError as error:
-            # JSON may hold half a character.
-            raise TokenizerError(f"a word is no text that UTF-8 can hold: {error.reason}") from None
-        known = set(self.vocab)
-        missing = [token for token in SPECIAL_TOKENS if token not in known]
+            # JSON can contain lone surrogates.
+            raise TokenizerError(
+                f"a word cannot be encoded as UTF-8: {error.reason}; remove it from the vocabulary"
+            ) from None
+        vocab = set(self.vocab)
+        missing = [token for token in SPECIAL_TOKENS if token not in vocab]
         if missing:
             raise TokenizerError(
                 f"this vocabulary of {len(self.vocab):,} words has no {', '.join(missing)}; "
@@ -74,66 +85,70 @@ class TokenizerSpec:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """All that has an id, in the order of the ids: the vocabulary, and what was added to it."""
-        known = set(self.vocab)
-        return self.vocab + tuple(own.content for own in self.added if own.content not in known)
+        """The vocabulary and the added tokens, in the order of their ids."""
+        vocab = set(self.vocab)
+        return self.vocab + tuple(
+            token.content for token in self.added if token.content not in vocab
+        )
 
     @property
     def is_plain_bert(self) -> bool:
-        """Whether a plain BERT tokenizer of other libraries can do the same."""
-        plain = self.segmenter is None and not self.added
-        return plain and not (self.strip_accents and self.whole_hangul)
+        """Whether the plain BERT tokenizer of other libraries gives the same ids."""
+        is_extended = self.segmenter is not None or bool(self.added)
+        return not is_extended and not (self.strip_accents and self.whole_hangul)
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 over the words in the order of their ids and over every choice."""
+        """Return the SHA-256 of the vocabulary and all options, in hexadecimal."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         if not self.added:
-            # As it was before there was such a thing.
+            # The field is newer than the first stores, whose hashes must stay valid.
             del values["added"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def index_vocabulary(vocab: tuple[str, ...]) -> dict[str, int]:
-    """Return each word's id. A repeated word keeps its last one; no other id moves."""
+    """Return the id of each word, which is its index. A repeated word gets its last index."""
     return {word: index for index, word in enumerate(vocab)}
 
 
-def build_normalizer(recipe: TokenizerSpec) -> normalizers.Normalizer:
-    """Return what cleans a text before it is cut into words."""
-    plain = not (recipe.strip_accents and recipe.whole_hangul)
+def build_normalizer(spec: TokenizerSpec) -> normalizers.Normalizer:
+    """Return the normalizer that cleans a text before it is split into words."""
+    recomposes_hangul = spec.strip_accents and spec.whole_hangul
     bert = normalizers.BertNormalizer(
         clean_text=True,
-        handle_chinese_chars=recipe.split_chinese,
-        strip_accents=recipe.strip_accents and plain,
-        lowercase=recipe.lowercase,
+        handle_chinese_chars=spec.split_chinese,
+        strip_accents=spec.strip_accents and not recomposes_hangul,
+        lowercase=spec.lowercase,
     )
-    if plain:
+    if not recomposes_hangul:
         return bert
-    # NFD takes Hangul apart with the accents; NFC puts it together after they have gone.
+    # NFD separates accents but also decomposes Hangul; NFC recomposes it.
     parts = [bert, normalizers.NFD(), normalizers.StripAccents(), normalizers.NFC()]
     return normalizers.Sequence(parts)
 
 
-def build_backend(recipe: TokenizerSpec, *, no_special: bool = False) -> Engine:
-    """Build the ``tokenizers`` engine; [CLS] and [SEP] are put around when it is asked to.
+def build_backend(spec: TokenizerSpec, *, no_special: bool = False) -> Backend:
+    """Build the tokenizer of ``tokenizers``; with special tokens it adds [CLS] and [SEP].
 
-    no_special: no added token is special, so that an engine that reads special tokens as plain text
-    still finds them.
+    Args:
+        spec: Vocabulary and options.
+        no_special: Whether added tokens are never marked as special. Then they are still matched
+            by a backend that treats special tokens as plain text.
     """
-    ids = index_vocabulary(recipe.vocab)
-    built = Engine(
-        models.WordPiece(vocab=ids, unk_token=UNK, max_input_chars_per_word=recipe.longest_word)
+    ids = index_vocabulary(spec.vocab)
+    backend = Backend(
+        models.WordPiece(vocab=ids, unk_token=UNK, max_input_chars_per_word=spec.longest_word)
     )
-    built.normalizer = build_normalizer(recipe)
-    built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    built.decoder = decoders.WordPiece(prefix=CONTINUATION_PREFIX)
-    built.post_processor = processors.TemplateProcessing(
+    backend.normalizer = build_normalizer(spec)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix=CONTINUATION_PREFIX)
+    backend.post_processor = processors.TemplateProcessing(
         single=f"{CLS}:0 $A:0 {SEP}:0",
         pair=f"{CLS}:0 $A:0 {SEP}:0 $B:1 {SEP}:1",
         special_tokens=[(CLS, ids[CLS]), (SEP, ids[SEP])],
     )
-    built.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
-    for own in recipe.added:
-        flags = own._asdict() | ({"special": False} if no_special else {})
-        built.add_tokens([AddedToken(**flags)])
-    return built
+    backend.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
+    for token in spec.added:
+        options = token._asdict() | ({"special": False} if no_special else {})
+        backend.add_tokens([AddedToken(**options)])
+    return backend

@@ -1,26 +1,26 @@
-"""The share of [UNK] among tokens, and the warning that every command gives about it.
+"""Counts [UNK] among the tokens of a text and warns if its share is high.
 
-Special tokens other than [UNK] count neither as tokens nor as unknown.
+Special tokens other than [UNK] are not counted as tokens.
 """
 
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-#: The share of [UNK] above which a text does not suit a vocabulary. WordPiece vocabularies that
-#: suit a text leave well under 1 % unknown.
+#: Maximum share of [UNK] without a warning. A WordPiece vocabulary that fits a text leaves well
+#: under 1 % of it unknown.
 MAX_UNKNOWN_SHARE: Final = 0.02
 
 
 class TokenCounter(Protocol):
-    """Is told how many tokens were encoded; see ``Tokenizer.counting``."""
+    """Receives the token counts of encoded texts; see ``Tokenizer.with_counter``."""
 
     def add(self, num_tokens: int, num_unknown: int) -> None:
-        """Add the counts of some text: all tokens, and those that are [UNK]."""
+        """Add the numbers of all tokens and of [UNK] tokens in some texts."""
 
 
 @dataclass
 class TokenCounts:
-    """A running count of tokens and of [UNK] among them. Not safe for several threads."""
+    """Running counts of tokens and of [UNK] among them. Not thread-safe."""
 
     num_tokens: int = 0
     num_unknown: int = 0
@@ -32,16 +32,16 @@ class TokenCounts:
 
     @property
     def unknown_share(self) -> float:
-        """The share of the tokens that are [UNK], 0 to 1; 0 without tokens."""
+        """The share of [UNK] among the tokens, 0 to 1; 0 without tokens."""
         return self.num_unknown / max(self.num_tokens, 1)
 
     def warning(self, tokens: str = "the tokens") -> str | None:
-        """Return ``unknown_warning`` of the share."""
+        """Return ``unknown_warning`` for the share."""
         return unknown_warning(self.unknown_share, tokens)
 
 
 def unknown_warning(share: float, tokens: str = "the tokens") -> str | None:
-    """Return the warning about a share of [UNK] (0 to 1), or None up to MAX_UNKNOWN_SHARE.
+    """Return a warning about the share of [UNK]; None if it is at most MAX_UNKNOWN_SHARE.
 
     Args:
         share: Number of [UNK] tokens / number of tokens.

@@ -1,7 +1,4 @@
-"""Learns a vocabulary from a corpus and tries it on documents that it has not seen.
-
-It never knows where the vocabulary is written.
-"""
+"""Learns a vocabulary from a corpus and measures it on held-out documents."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,16 +13,24 @@ from bertsmith.text.vocabulary_report import VocabularyReport, measure_fit
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.wordpiece_trainer import train_wordpiece
 
-#: One document in this many is held out, told by the hash of its text.
+#: One document in this many is held out, chosen by the hash of its text.
 HELD_OUT_EVERY = 100
-#: Characters of held-out text that the vocabulary is tried on.
-SAMPLE = 1_000_000
+#: Number of characters on which the vocabulary is measured.
+_SAMPLE_CHARACTERS = 1_000_000
 
 
 class VocabularyOptions(Settings):
-    """What a vocabulary shall be like; see ``training.train_wordpiece``.
+    """Options of the vocabulary; see ``train_wordpiece``.
 
-    ``segment``: the name of a segmenter, such as "kiwi". ``threads``: how many it may use.
+    Attributes:
+        size: Maximum number of entries.
+        cased: Whether to keep the case of letters.
+        strip_accents: Whether to remove accents.
+        split_chinese: Whether each Chinese character is a word.
+        segment: Name of a segmenter, such as "kiwi"; None for no segmentation.
+        threads: Number of threads of the segmenter.
+        min_frequency: Minimum count of a pair of pieces that is merged.
+        coverage: Share of the text's characters that the vocabulary should cover.
     """
 
     size: int = 30522
@@ -40,10 +45,14 @@ class VocabularyOptions(Settings):
 
 @dataclass(frozen=True)
 class LearnedVocabulary:
-    """A tokenizer, how it fits, and the text it was learnt from.
+    """A new vocabulary, how well it fits, and the text it was learned from.
 
-    ``held_out``: whether ``measure_fit`` was measured on documents that were not learnt from; a
-    corpus of few documents has none.
+    Attributes:
+        tokenizer: Tokenizer with the vocabulary.
+        quality: How well the vocabulary fits a sample of text.
+        corpus: What was read and left out.
+        held_out: Whether ``quality`` was measured on held-out documents. A corpus of few
+            documents has none, so it is measured on training documents.
     """
 
     tokenizer: Tokenizer
@@ -52,7 +61,7 @@ class LearnedVocabulary:
     held_out: bool
 
     def to_json(self) -> dict[str, Any]:
-        """Return the facts as plain values."""
+        """Return the facts as JSON values."""
         return {
             "words": self.tokenizer.vocab_size,
             "hash": self.tokenizer.hash,
@@ -63,22 +72,24 @@ class LearnedVocabulary:
 
 
 def learn_vocabulary(
-    found: Sequence[Source],
-    corpus: CorpusOptions,
+    sources: Sequence[Source],
+    corpus_options: CorpusOptions,
     options: VocabularyOptions,
     progress: Progress,
 ) -> LearnedVocabulary:
-    """Learn a vocabulary from the documents of ``found``, of which one in a hundred is held out.
+    """Learn a vocabulary from the documents of a corpus, of which 1 % are held out.
 
-    Raises CorpusError and TokenizerError as reading and training do.
+    Raises:
+        CorpusError: A source cannot be read.
+        TokenizerError: An option is out of range, or the corpus contains no word.
     """
     segmenter = None
     if options.segment is not None:
         segmenter = load_segmenter(options.segment, threads=options.threads)
-    texts = _Texts(found, corpus)
-    once = any(source.is_stream for source in found)
+    texts = _CorpusTexts(sources, corpus_options)
+    has_stream = any(source.is_stream for source in sources)
     tokenizer = train_wordpiece(
-        iter(texts) if once else texts,
+        iter(texts) if has_stream else texts,
         options.size,
         cased=options.cased,
         strip_accents=options.strip_accents,
@@ -88,44 +99,50 @@ def learn_vocabulary(
         coverage=options.coverage,
         progress=progress,
     )
-    sample = texts.held_out or texts.learnt
-    return LearnedVocabulary(
-        tokenizer, measure_fit(tokenizer, sample), texts.report, bool(texts.held_out)
-    )
+    sample = texts.held_out_sample or texts.training_sample
+    quality = measure_fit(tokenizer, sample)
+    return LearnedVocabulary(tokenizer, quality, texts.report, bool(texts.held_out_sample))
 
 
-class _Texts:
-    """The documents to learn from, any number of times; keeps samples of them and of the others."""
+class _CorpusTexts:
+    """Iterates over the training documents, and collects samples of both splits.
 
-    def __init__(self, found: Sequence[Source], options: CorpusOptions) -> None:
-        self._found, self._options = found, options
+    Attributes:
+        report: What the last iteration read and left out.
+        held_out_sample: Texts of held-out documents.
+        training_sample: Texts of training documents.
+    """
+
+    def __init__(self, sources: Sequence[Source], options: CorpusOptions) -> None:
+        self._sources, self._options = sources, options
         self.report = CorpusReport()
-        self.held_out: list[str] = []
-        self.learnt: list[str] = []
+        self.held_out_sample: list[str] = []
+        self.training_sample: list[str] = []
 
     def __iter__(self) -> Iterator[str]:
         report = CorpusReport()
-        held_out, learnt = _Sample(), _Sample()
-        for document in read_documents(self._found, self._options, report):
+        held_out, training = _Sample(), _Sample()
+        for document in read_documents(self._sources, self._options, report):
             digest = blake2b(document.text.encode(), digest_size=8).digest()
             if int.from_bytes(digest, "little") % HELD_OUT_EVERY == 0:
                 held_out.add(document.text)
             else:
-                learnt.add(document.text)
+                training.add(document.text)
                 yield document.text
         report.require_documents()
-        self.report, self.held_out, self.learnt = report, held_out.texts, learnt.texts
+        self.report = report
+        self.held_out_sample, self.training_sample = held_out.texts, training.texts
 
 
 class _Sample:
-    """The first texts, up to about SAMPLE characters."""
+    """The first texts, up to about _SAMPLE_CHARACTERS characters."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
-        self._room = SAMPLE
+        self._remaining = _SAMPLE_CHARACTERS
 
     def add(self, text: str) -> None:
-        """Keep ``text``, or as much of it as there is room for."""
-        if self._room > 0:
-            self.texts.append(text[: self._room])
-            self._room -= len(text)
+        """Append ``text``, cut off at the limit."""
+        if self._remaining > 0:
+            self.texts.append(text[: self._remaining])
+            self._remaining -= len(text)

@@ -1,10 +1,7 @@
-"""Adds words to a vocabulary: which words it can take, and what each of them was cut into before.
-
-It never knows a model. An id that stands for a word stays its id; new ones come behind the last.
-"""
+"""Adds words to a vocabulary. Existing ids do not change; new words get the ids after the last."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from tokenizers import pre_tokenizers
@@ -15,34 +12,46 @@ from bertsmith.text.vocabulary_report import VocabularyReport, measure_fit_from_
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.words import WordCounts, tokenize_words
 
-#: How often a word must occur to be worth an id: of one that occurs once nothing can be learnt.
+#: Minimum count of a word to add: nothing can be learned about a word that occurs once.
 MIN_OCCURRENCES = 2
 
 
 @dataclass
 class WordCheck:
-    """What became of the words that were asked for.
+    """Which of the requested words can be added to a vocabulary.
 
-    words: those to add, as the tokenizer meets them. known: those of the vocabulary already.
-    changed: how a word was written -> how the tokenizer meets it. refused: a word -> why.
+    Attributes:
+        accepted: Words to add, as the tokenizer normalizes them.
+        existing: Requested words that are in the vocabulary already.
+        normalized: Normalized form of each requested word that differs from it.
+        rejected: Reason for each word that cannot be added.
     """
 
-    words: list[str] = field(default_factory=list)
-    known: list[str] = field(default_factory=list)
-    changed: dict[str, str] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
+    accepted: list[str] = field(default_factory=list)
+    existing: list[str] = field(default_factory=list)
+    normalized: dict[str, str] = field(default_factory=dict)
+    rejected: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what became of them as plain values."""
-        return asdict(self)
+        """Return the result as JSON values."""
+        return {
+            "words": self.accepted,
+            "known": self.existing,
+            "changed": self.normalized,
+            "refused": self.rejected,
+        }
 
 
 @dataclass(frozen=True)
 class VocabularyExtension:
-    """A vocabulary with words added behind its last id.
+    """A vocabulary extended by new words.
 
-    tokenizer: the new one. words: those that were added; the first one has the id ``first``.
-    piece_ids: for each of them the ids that it was cut into before, [UNK] where it was unknown.
+    Attributes:
+        tokenizer: The new tokenizer.
+        words: The new words, in the order of their ids.
+        first_id: Id of the first new word.
+        piece_ids: For each new word, the ids of its pieces in the old vocabulary; [UNK] if it was
+            unknown.
     """
 
     tokenizer: Tokenizer
@@ -53,143 +62,180 @@ class VocabularyExtension:
 
 @dataclass(frozen=True)
 class FitComparison:
-    """How the old and the new vocabulary fit the same text. forgotten: see ``WordCounts``."""
+    """How well a vocabulary fits a text before and after its extension.
+
+    Attributes:
+        before: Fit of the old vocabulary.
+        after: Fit of the new vocabulary.
+        num_dropped: Number of words of the text that were not counted; see ``WordCounts``.
+    """
 
     before: VocabularyReport
     after: VocabularyReport
-    forgotten: int
+    num_dropped: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures as plain values."""
-        both = {"before": self.before.to_json(), "after": self.after.to_json()}
-        return both | {"forgotten": self.forgotten}
+        """Return the comparison as JSON values."""
+        return {
+            "before": self.before.to_json(),
+            "after": self.after.to_json(),
+            "forgotten": self.num_dropped,
+        }
 
 
 def check_words(tokenizer: Tokenizer, lines: Iterable[str]) -> WordCheck:
-    """Look at each line's word; "##" before it asks for a piece that continues a word.
+    """Check which words can be added to a vocabulary.
 
-    What the tokenizer would write otherwise (lower case) is taken as it would; what it would part
-    (by spaces or punctuation) can never be met as one word, and is refused.
+    A word is normalized first, for example to lower case. It is rejected if the tokenizer would
+    split it at spaces or punctuation, since then it could never occur as one word.
+
+    Args:
+        tokenizer: Tokenizer to extend.
+        lines: One word per line; "##" before it marks a piece that continues a word.
     """
-    clean_of = build_normalizer(tokenizer.spec).normalize_str
+    normalize = build_normalizer(tokenizer.spec).normalize_str
     split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
-    found = WordCheck()
+    check = WordCheck()
     seen: set[str] = set()
     for line in lines:
-        written = line.strip()
-        if not written:
+        requested = line.strip()
+        if not requested:
             continue
-        if tokenizer.token_to_id(written) is not None:
-            found.known.append(written)
+        if tokenizer.token_to_id(requested) is not None:
+            check.existing.append(requested)
             continue
-        prefix = CONTINUATION_PREFIX if written.startswith(CONTINUATION_PREFIX) else ""
-        bare = written.removeprefix(prefix)
-        clean = clean_of(bare).strip()
-        # What continues a word is asked for behind a letter, as it will stand there.
-        parts = split(clean_of(f"a{bare}" if prefix and clean else bare))
-        why = _why_not(tokenizer, bare, clean, [part for part, _ in parts], continues=bool(prefix))
-        if why:
-            found.refused[written] = why
+        prefix = CONTINUATION_PREFIX if requested.startswith(CONTINUATION_PREFIX) else ""
+        bare = requested.removeprefix(prefix)
+        normalized = normalize(bare).strip()
+        # A continuing piece is checked after a letter, where it would occur.
+        parts = split(normalize(f"a{bare}" if prefix and normalized else bare))
+        reason = _find_rejection_reason(
+            tokenizer, bare, normalized, [part for part, _ in parts], continues=bool(prefix)
+        )
+        if reason:
+            check.rejected[requested] = reason
             continue
-        word = prefix + clean
-        if word != written:
-            found.changed[written] = word
+        word = prefix + normalized
+        if word != requested:
+            check.normalized[requested] = word
         if tokenizer.token_to_id(word) is not None:
-            found.known.append(written)
+            check.existing.append(requested)
         elif word not in seen:
             seen.add(word)
-            found.words.append(word)
-    return found
+            check.accepted.append(word)
+    return check
 
 
-def _why_not(
-    tokenizer: Tokenizer, bare: str, clean: str, parts: Sequence[str], *, continues: bool
+def _find_rejection_reason(
+    tokenizer: Tokenizer, bare: str, normalized: str, parts: Sequence[str], *, continues: bool
 ) -> str:
-    """Return why a word cannot be in the vocabulary, "" if it can."""
-    if not clean:
-        return "nothing is left of it after cleaning"
+    """Return why a word cannot be in the vocabulary; "" if it can.
+
+    Args:
+        tokenizer: Tokenizer to extend.
+        bare: The word without "##".
+        normalized: The normalized word without "##".
+        parts: What the pre-tokenizer splits the word into.
+        continues: Whether the word is a piece that continues a word.
+    """
+    if not normalized:
+        return "nothing is left of it after normalization"
     if len(parts) > 1:
-        shown = " | ".join(parts)
-        return ("it never continues a word: " if continues else "it is parted: ") + shown
-    if len(clean) > tokenizer.spec.longest_word:
+        joined = " | ".join(parts)
+        return ("it never continues a word: " if continues else "it is split: ") + joined
+    if len(normalized) > tokenizer.spec.longest_word:
         return f"it has more than {tokenizer.spec.longest_word} characters"
     if tokenizer.segmenter is not None and not continues:
-        places = tokenizer.segmenter.find_boundaries([bare])[0]
-        parts = [bare[start:end] for start, end in zip([0, *places], [*places, None], strict=True)]
-        if places:
-            return f"{tokenizer.segmenter.name} parts it: {' | '.join(parts)}"
+        offsets = tokenizer.segmenter.find_boundaries([bare])[0]
+        parts = [
+            bare[start:end] for start, end in zip([0, *offsets], [*offsets, None], strict=True)
+        ]
+        if offsets:
+            return f"{tokenizer.segmenter.name} splits it: {' | '.join(parts)}"
     return ""
 
 
 def find_frequent_words(tokenizer: Tokenizer, word_counts: WordCounts, count: int) -> list[str]:
-    """Return up to ``count`` words, the most frequent first, that are cut into pieces now.
+    """Return up to ``count`` words that are split into pieces now, the most frequent first.
 
-    They have a letter and occur twice at least. Equal counts are ordered by code point.
+    The words contain a letter and occur at least twice. Ties are ordered by code point.
     """
-    often = sorted(
-        (word for word, times in word_counts.counts.items()
-         if times >= MIN_OCCURRENCES and any(map(str.isalpha, word)) and tokenizer.token_to_id(word) is None),
+    candidates = sorted(
+        (
+            word
+            for word, num_occurrences in word_counts.counts.items()
+            if num_occurrences >= MIN_OCCURRENCES
+            and any(map(str.isalpha, word))
+            and tokenizer.token_to_id(word) is None
+        ),
         key=lambda word: (-word_counts.counts[word], word),
-    )  # fmt: skip
-    found: list[str] = []
-    for word, ids in tokenize_words(tokenizer, often):
-        if len(found) == count:
+    )
+    words: list[str] = []
+    for word, ids in tokenize_words(tokenizer, candidates):
+        if len(words) == count:
             break
-        # [UNK] is one piece.
+        # An unknown word is not split: its only piece is [UNK].
         if len(ids) > 1:
-            found.append(word)
-    return found
+            words.append(word)
+    return words
 
 
 def extend_vocabulary(tokenizer: Tokenizer, words: Sequence[str]) -> VocabularyExtension:
-    """Return the vocabulary with ``words``, as ``check_words`` or ``find_frequent_words`` gave them, behind it.
+    """Append words to a vocabulary.
 
-    Raises TokenizerError if there is none, or if tokens stand behind the vocabulary already.
+    Args:
+        tokenizer: Tokenizer to extend.
+        words: Words from ``check_words`` or ``find_frequent_words``.
+
+    Raises:
+        TokenizerError: There are no words, or added tokens have the ids after the vocabulary.
     """
     if not words:
         raise TokenizerError(
-            "there is no word to add: none was found that the vocabulary can take and has not yet"
+            "there is no word to add: no word was found that the vocabulary can take and does not "
+            "have yet"
         )
-    old = tokenizer.spec
-    behind = old.words[len(old.vocab) :]
-    if behind:
+    spec = tokenizer.spec
+    added_tokens = spec.words[len(spec.vocab) :]
+    if added_tokens:
         raise TokenizerError(
-            f"tokens were added behind this vocabulary ({', '.join(behind[:5])}); their ids are "
-            "where new words would go, so it cannot be extended"
+            f"tokens were added after this vocabulary ({', '.join(added_tokens[:5])}); new words "
+            "would need their ids, so it cannot be extended"
         )
-    recipe = TokenizerSpec(**(vars(old) | {"vocab": (*old.vocab, *words)}))
-    pieces = tuple(_pieces(tokenizer, word) for word in words)
+    new_spec = TokenizerSpec(**(vars(spec) | {"vocab": (*spec.vocab, *words)}))
+    piece_ids = tuple(_tokenize_word(tokenizer, word) for word in words)
     return VocabularyExtension(
-        Tokenizer(recipe, tokenizer.segmenter), tuple(words), tokenizer.vocab_size, pieces
+        Tokenizer(new_spec, tokenizer.segmenter), tuple(words), tokenizer.vocab_size, piece_ids
     )
 
 
-def compare_fit(before: Tokenizer, after: Tokenizer, counted: WordCounts) -> FitComparison:
-    """Return how well both vocabularies fit the words that were counted."""
+def compare_fit(before: Tokenizer, after: Tokenizer, word_counts: WordCounts) -> FitComparison:
+    """Measure how well two vocabularies fit the counted words."""
     return FitComparison(
-        measure_fit_from_counts(before, counted),
-        measure_fit_from_counts(after, counted),
-        counted.num_dropped,
+        measure_fit_from_counts(before, word_counts),
+        measure_fit_from_counts(after, word_counts),
+        word_counts.num_dropped,
     )
 
 
-def _pieces(tokenizer: Tokenizer, word: str) -> tuple[int, ...]:
-    """Cut a word, or a piece that continues one, into its longest known pieces from the left.
+def _tokenize_word(tokenizer: Tokenizer, word: str) -> tuple[int, ...]:
+    """Split a word, or a piece that continues one, by longest match from the left.
 
-    The engine cannot be asked for what continues a word.
+    The backend cannot do this for a piece that continues a word.
     """
-    found: list[int] = []
+    ids: list[int] = []
     prefix = CONTINUATION_PREFIX if word.startswith(CONTINUATION_PREFIX) else ""
-    rest = word.removeprefix(prefix)
-    while rest:
-        ends = range(len(rest), 0, -1)
+    remaining = word.removeprefix(prefix)
+    while remaining:
+        ends = range(len(remaining), 0, -1)
         end = next(
-            (end for end in ends if tokenizer.token_to_id(prefix + rest[:end]) is not None), None
+            (end for end in ends if tokenizer.token_to_id(prefix + remaining[:end]) is not None),
+            None,
         )
         if end is None:
             return (tokenizer.unk_id,)
-        known = tokenizer.token_to_id(prefix + rest[:end])
-        assert known is not None
-        found.append(known)
-        prefix, rest = CONTINUATION_PREFIX, rest[end:]
-    return tuple(found)
+        piece_id = tokenizer.token_to_id(prefix + remaining[:end])
+        assert piece_id is not None
+        ids.append(piece_id)
+        prefix, remaining = CONTINUATION_PREFIX, remaining[end:]
+    return tuple(ids)

@@ -1,7 +1,4 @@
-"""Tells how well a vocabulary fits a text, and what is in it.
-
-It never knows how the vocabulary was learnt.
-"""
+"""Measures how well a vocabulary fits a text, and describes its content."""
 
 import unicodedata
 from collections import Counter
@@ -13,18 +10,23 @@ from bertsmith.text.tokenizer_spec import CONTINUATION_PREFIX, SPECIAL_TOKENS
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.words import WordCounts, tokenize_words
 
-#: Words named in a report.
+#: Number of words that a report lists as examples.
 MAX_LISTED_WORDS = 10
 
 
 @dataclass(frozen=True)
 class VocabularyReport:
-    """How a vocabulary fits a text.
+    """How well a vocabulary fits a text.
 
-    ``words`` are words and punctuation marks as WordPiece meets them, ``pieces`` what they become,
-    ``unknown`` the words that become [UNK]. ``whole``: words that are one known piece.
-    ``longest``: the longest words of the text that are one piece; ``most_pieces``: the words cut
-    into the most pieces; ``unknown_words``: the most frequent unknown ones.
+    Attributes:
+        characters: Number of characters in the text.
+        words: Number of words and punctuation marks.
+        pieces: Number of pieces they are split into.
+        unknown: Number of words replaced by [UNK].
+        whole: Number of words that are a single known piece.
+        longest: The longest words that are a single piece.
+        most_pieces: The words with the most pieces, split.
+        unknown_words: The most frequent unknown words.
     """
 
     characters: int
@@ -38,21 +40,21 @@ class VocabularyReport:
 
     @property
     def unknown_share(self) -> float:
-        """The share of words that become [UNK]."""
+        """The share of words replaced by [UNK]."""
         return self.unknown / max(self.words, 1)
 
     @property
     def pieces_per_word(self) -> float:
-        """Pieces a word, on average."""
+        """The mean number of pieces per word."""
         return self.pieces / max(self.words, 1)
 
     @property
     def whole_share(self) -> float:
-        """The share of words that are one known piece."""
+        """The share of words that are a single known piece."""
         return self.whole / max(self.words, 1)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain values."""
+        """Return the report as JSON values."""
         shares = {
             "unknown_share": self.unknown_share,
             "pieces_a_word": self.pieces_per_word,
@@ -61,57 +63,72 @@ class VocabularyReport:
         return asdict(self) | shares
 
     def lines(self) -> list[str]:
-        """Return the report for people, a fact a line."""
-        became = f"{self.words:,} words of text became {self.pieces:,} pieces"
+        """Return the report as human-readable lines."""
+        totals = f"{self.words:,} words of text became {self.pieces:,} pieces"
         lines = [
-            f"{became}: {self.pieces_per_word:.3f} pieces a word",
-            f"words known whole: {self.whole_share:.2%}",
+            f"{totals}: {self.pieces_per_word:.3f} pieces per word",
+            f"words in the vocabulary: {self.whole_share:.2%}",
             f"words unknown ([UNK]): {self.unknown_share:.4%}",
         ]
-        named = (
+        examples = (
             ("most frequent unknown words", self.unknown_words),
-            ("longest words known whole", self.longest),
-            ("words in most pieces", self.most_pieces),
+            ("longest words in the vocabulary", self.longest),
+            ("words with the most pieces", self.most_pieces),
         )
-        return lines + [f"{what}: {', '.join(words)}" for what, words in named if words]
+        return lines + [f"{title}: {', '.join(words)}" for title, words in examples if words]
 
 
 def measure_fit(tokenizer: Tokenizer, texts: Iterable[str]) -> VocabularyReport:
-    """Measure how ``tokenizer`` cuts ``texts``."""
+    """Measure how ``tokenizer`` splits the words of ``texts``."""
     return measure_fit_from_counts(tokenizer, WordCounts.from_texts(tokenizer, texts))
 
 
-def measure_fit_from_counts(tokenizer: Tokenizer, counted: WordCounts) -> VocabularyReport:
-    """Measure how ``tokenizer`` cuts the words that were counted."""
-    counts, unknown = counted.counts, tokenizer.unk_id
-    pieces = Counter(
-        {word: len(ids) for word, ids in tokenize_words(tokenizer, counts) if unknown not in ids}
+def measure_fit_from_counts(tokenizer: Tokenizer, word_counts: WordCounts) -> VocabularyReport:
+    """Measure how ``tokenizer`` splits the counted words."""
+    counts, unk_id = word_counts.counts, tokenizer.unk_id
+    num_pieces = Counter(
+        {word: len(ids) for word, ids in tokenize_words(tokenizer, counts) if unk_id not in ids}
     )
-    whole = [word for word, size in pieces.items() if size == 1]
-    lost = Counter({word: times for word, times in counts.items() if word not in pieces})
-    long = sorted(whole, key=lambda word: (-len(word), word))
-    broken = sorted(pieces, key=lambda word: (-pieces[word], word))[:MAX_LISTED_WORDS]
-    # A word that is unknown is one piece, [UNK].
+    single_piece = [word for word, size in num_pieces.items() if size == 1]
+    unknown = Counter({word: count for word, count in counts.items() if word not in num_pieces})
+    longest = sorted(single_piece, key=lambda word: (-len(word), word))[:MAX_LISTED_WORDS]
+    most_split = sorted(num_pieces, key=lambda word: (-num_pieces[word], word))[:MAX_LISTED_WORDS]
+    # An unknown word counts as one piece, [UNK].
+    total_pieces = sum(count * (num_pieces[word] or 1) for word, count in counts.items())
     return VocabularyReport(
-        characters=counted.num_characters,
-        words=counts.total() + counted.num_too_long,
-        pieces=sum(times * (pieces[word] or 1) for word, times in counts.items())
-        + counted.num_too_long,
-        unknown=lost.total() + counted.num_too_long,
-        whole=sum(counts[word] for word in whole),
-        longest=long[:MAX_LISTED_WORDS],
+        characters=word_counts.num_characters,
+        words=counts.total() + word_counts.num_too_long,
+        pieces=total_pieces + word_counts.num_too_long,
+        unknown=unknown.total() + word_counts.num_too_long,
+        whole=sum(counts[word] for word in single_piece),
+        longest=longest,
         most_pieces=[
-            " ".join(tokenizer.ids_to_tokens(ids)) for _, ids in tokenize_words(tokenizer, broken)
+            " ".join(tokenizer.ids_to_tokens(ids))
+            for _, ids in tokenize_words(tokenizer, most_split)
         ],
-        unknown_words=[word for word, _ in lost.most_common(MAX_LISTED_WORDS)],
+        unknown_words=[word for word, _ in unknown.most_common(MAX_LISTED_WORDS)],
     )
 
 
 @dataclass(frozen=True)
 class VocabularyDescription:
-    """What is in a vocabulary, for human eyes.
+    """The content of a vocabulary.
 
-    ``special``: the special tokens' ids; ``scripts``: words by the script of their first letter.
+    Attributes:
+        size: Number of entries.
+        hash: Hash of the tokenizer.
+        lowercase: Whether text is lowercased.
+        strip_accents: Whether accents are removed.
+        split_chinese: Whether each Chinese character is a word.
+        segmenter: Name and version of the segmenter, or None.
+        special: Ids of the special tokens.
+        whole_words: Number of entries that start a word.
+        continuations: Number of entries that continue a word ("##").
+        characters: Number of entries with a single character.
+        repeated: Number of entries that repeat another one.
+        scripts: Number of entries by script of the first letter, for the most common scripts.
+        longest: The longest entries that start a word.
+        sample: Entries that start a word, evenly spaced over the ids.
     """
 
     size: int
@@ -130,47 +147,47 @@ class VocabularyDescription:
     sample: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the description as plain values."""
+        """Return the description as JSON values."""
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """Return the description for people, a fact a line."""
-        case = "lowered" if self.lowercase else "kept as written"
-        accents = "taken off" if self.strip_accents else "kept"
-        chinese = "each a word" if self.split_chinese else "as other letters"
+        """Return the description as human-readable lines."""
+        case = "lowercased" if self.lowercase else "kept as written"
+        accents = "removed" if self.strip_accents else "kept"
+        chinese = "each a word" if self.split_chinese else "like other letters"
         ids = ", ".join(f"{token} {index}" for token, index in self.special.items())
         scripts = ", ".join(f"{name} {count:,}" for name, count in self.scripts.items())
         lines = [
             f"{self.size:,} words, hash {self.hash[:12]}",
             f"special tokens: {ids}",
             f"case {case}; accents {accents}; Chinese characters {chinese}",
-            f"segmented beforehand by {self.segmenter}" if self.segmenter else "",
-            f"{self.whole_words:,} begin a word, {self.continuations:,} continue one (##)",
-            f"{self.characters:,} of both are single characters",
+            f"text is segmented first by {self.segmenter}" if self.segmenter else "",
+            f"{self.whole_words:,} start a word, {self.continuations:,} continue one (##)",
+            f"{self.characters:,} of these are single characters",
             f"{self.repeated:,} lines repeat a word" if self.repeated else "",
             f"scripts: {scripts}",
             f"longest: {', '.join(self.longest)}",
-            f"from all over: {' '.join(self.sample)}",
+            f"sample: {' '.join(self.sample)}",
         ]
         return [line for line in lines if line]
 
 
 def describe_vocabulary(tokenizer: Tokenizer) -> VocabularyDescription:
-    """Describe a vocabulary: its choices, its counts, and some of its words."""
+    """Describe a vocabulary: its options, its counts and some of its words."""
     words = [word for word in tokenizer.vocab if word not in SPECIAL_TOKENS]
-    bare = [word.removeprefix(CONTINUATION_PREFIX) for word in words]
+    bare_words = [word.removeprefix(CONTINUATION_PREFIX) for word in words]
     starts = [word for word in words if not word.startswith(CONTINUATION_PREFIX)]
-    scripts = Counter(_script(word) for word in bare)
-    # One word in each twentieth of the ids: the first are characters, the last are rare words.
+    scripts = Counter(_script(word) for word in bare_words)
+    # The first ids are characters and the last are rare words, so the sample is evenly spaced.
     step = max(len(starts) // 20, 1)
-    recipe = tokenizer.spec
+    spec = tokenizer.spec
     return VocabularyDescription(
         size=tokenizer.vocab_size,
         hash=tokenizer.hash,
-        lowercase=recipe.lowercase,
-        strip_accents=recipe.strip_accents,
-        split_chinese=recipe.split_chinese,
-        segmenter=" ".join(recipe.segmenter) if recipe.segmenter else None,
+        lowercase=spec.lowercase,
+        strip_accents=spec.strip_accents,
+        split_chinese=spec.split_chinese,
+        segmenter=" ".join(spec.segmenter) if spec.segmenter else None,
         special={
             token: index
             for token in SPECIAL_TOKENS
@@ -178,7 +195,7 @@ def describe_vocabulary(tokenizer: Tokenizer) -> VocabularyDescription:
         },
         whole_words=len(starts),
         continuations=len(words) - len(starts),
-        characters=sum(len(word) == 1 for word in bare),
+        characters=sum(len(word) == 1 for word in bare_words),
         repeated=tokenizer.vocab_size - len(set(tokenizer.vocab)),
         scripts=dict(scripts.most_common(6)),
         longest=sorted(starts, key=lambda word: (-len(word), word))[:MAX_LISTED_WORDS],
@@ -187,7 +204,7 @@ def describe_vocabulary(tokenizer: Tokenizer) -> VocabularyDescription:
 
 
 def _script(word: str) -> str:
-    """Name the script of a word's first letter, as Unicode names its characters."""
+    """Return the script of a word's first letter: the first word of its Unicode name."""
     for character in word:
         if character.isalpha():
             return unicodedata.name(character, "UNKNOWN").split()[0].capitalize()

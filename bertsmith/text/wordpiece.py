@@ -1,7 +1,4 @@
-"""The WordPiece tokenizer: text to ids and back.
-
-It never knows what the ids are for, nor how its vocabulary was learnt.
-"""
+"""The WordPiece tokenizer: text to token ids and back."""
 
 import re
 from bisect import bisect_left
@@ -31,30 +28,38 @@ from bertsmith.text.unknown import TokenCounter
 
 __all__ = ["SPECIAL_TOKENS", "Tokenizer"]
 
-_MARKS: Final = re.compile("|".join(re.escape(token) for token in SPECIAL_TOKENS))
+_SPECIAL_PATTERN: Final = re.compile("|".join(re.escape(token) for token in SPECIAL_TOKENS))
 
 
 class Tokenizer:
-    """A WordPiece tokenizer; equal recipes give equal ids. It can be pickled.
+    """A WordPiece tokenizer. Equal specs give equal ids. It can be pickled.
 
-    ``vocab``: all that has an id, in the order of the ids.
+    Text that looks like a special token, such as "[SEP]" in a corpus, is plain text unless
+    ``allow_special`` is set.
 
-    Text that only looks like a special token, such as "[SEP]" in a corpus, is read as plain text,
-    unless ``special`` is asked for.
+    Attributes:
+        spec: Vocabulary and options.
+        segmenter: Segmenter applied before tokenization, or None.
+        vocab: All tokens in the order of their ids.
     """
 
-    def __init__(self, recipe: TokenizerSpec, segmenter: Segmenter | None = None) -> None:
-        """Build from a recipe; ``segmenter`` stands in for loading the one that it names."""
-        self.spec = recipe
-        if segmenter is None and recipe.segmenter is not None:
-            segmenter = load_segmenter(*recipe.segmenter)
+    def __init__(self, spec: TokenizerSpec, segmenter: Segmenter | None = None) -> None:
+        """Build the tokenizer.
+
+        Args:
+            spec: Vocabulary and options.
+            segmenter: Used instead of loading the segmenter that the spec names.
+        """
+        self.spec = spec
+        if segmenter is None and spec.segmenter is not None:
+            segmenter = load_segmenter(*spec.segmenter)
         self.segmenter = segmenter
-        self.vocab = recipe.words
+        self.vocab = spec.words
         self._ids = index_vocabulary(self.vocab)
-        self._plain = build_backend(recipe, no_special=True)
-        self._plain.encode_special_tokens = True
-        # By whether special tokens are read out of a text; shared by the copies of ``counting``.
-        self._engines: dict[bool, Any] = {False: self._plain}
+        self._plain_backend = build_backend(spec, no_special=True)
+        self._plain_backend.encode_special_tokens = True
+        # By ``allow_special``; shared with the copies that ``with_counter`` makes.
+        self._backends: dict[bool, Any] = {False: self._plain_backend}
         self._counters: tuple[TokenCounter, ...] = ()
 
     @classmethod
@@ -62,22 +67,23 @@ class Tokenizer:
         cls, path: Path, *, lowercase: bool | None = None, strip_accents: bool | None = None
     ) -> Self:
         """Load a directory, a tokenizer.json or a vocab.txt; see ``read_tokenizer_spec``."""
-        return cls(
-            read_tokenizer_spec(Path(path), lowercase=lowercase, strip_accents=strip_accents)
-        )
+        spec = read_tokenizer_spec(Path(path), lowercase=lowercase, strip_accents=strip_accents)
+        return cls(spec)
 
     def save(self, directory: Path, max_length: int | None = None) -> None:
         """Write the files that ``load`` and ``transformers.AutoTokenizer`` read.
 
-        ``max_length``: the longest sequence, in tokens, that the model beside them takes.
+        Args:
+            directory: Where to write the files.
+            max_length: Maximum sequence length of the model, in tokens; None if unknown.
         """
         write_tokenizer_spec(self.spec, Path(directory), max_length)
 
     def with_counter(self, counter: TokenCounter) -> Self:
-        """Return a tokenizer that shares this one's engines and counts what it encodes.
+        """Return a copy that shares the backends and counts the tokens it encodes.
 
         Args:
-            counter: Every text that the copy encodes is added to it.
+            counter: Receives the token counts of every text that the copy encodes.
         """
         copy = type(self).__new__(type(self))
         copy.__dict__.update(self.__dict__, _counters=(*self._counters, counter))
@@ -88,17 +94,17 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """How many ids there are (V)."""
+        """The number of ids (V)."""
         return len(self.vocab)
 
     @property
     def lowercase(self) -> bool:
-        """Whether text is lowered."""
+        """Whether text is lowercased."""
         return self.spec.lowercase
 
     @property
     def strip_accents(self) -> bool:
-        """Whether accents are taken off."""
+        """Whether accents are removed."""
         return self.spec.strip_accents
 
     @property
@@ -108,7 +114,7 @@ class Tokenizer:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 over the words in the order of their ids and over every choice."""
+        """SHA-256 of the vocabulary and all options, in hexadecimal."""
         return self.spec.fingerprint()
 
     @property
@@ -138,102 +144,123 @@ class Tokenizer:
 
     @cached_property
     def is_continuation(self) -> NDArray[np.bool_]:
-        """Whether a piece continues a word ("##"): bool [V]."""
+        """Whether each token continues a word ("##"), bool [V]."""
         return np.array(
-            [word.startswith(CONTINUATION_PREFIX) for word in self.vocab], dtype=np.bool_
+            [token.startswith(CONTINUATION_PREFIX) for token in self.vocab], dtype=np.bool_
         )
 
     def token_to_id(self, token: str) -> int | None:
-        """Return a token's id, None if it is no token."""
+        """Return the id of a token; None if it is not in the vocabulary."""
         return self._ids.get(token)
 
     def ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
-        """Return the tokens of ``ids``."""
+        """Return the token of each id."""
         return [self.vocab[index] for index in ids]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return readable text; [PAD], [CLS] and [SEP] are left out."""
-        silent = {self.pad_id, self.cls_id, self.sep_id}
-        shown = [int(index) for index in ids if index not in silent]
-        return str(self._plain.decode(shown, skip_special_tokens=False))
+        """Return readable text, without [PAD], [CLS] and [SEP]."""
+        skipped = {self.pad_id, self.cls_id, self.sep_id}
+        text_ids = [int(index) for index in ids if index not in skipped]
+        return str(self._plain_backend.decode(text_ids, skip_special_tokens=False))
 
     def encode(self, text: str, allow_special: bool = False) -> list[int]:
-        """Return the ids of ``text``, no special token added.
+        """Return the ids of ``text``, without adding special tokens.
 
-        ``allow_special``: "[MASK]" and the like in the text become the special tokens that they name.
+        Args:
+            text: The text.
+            allow_special: Whether "[MASK]" and the like in the text are special tokens.
         """
         return self.encode_batch([text], allow_special)[0]
 
     def encode_batch(self, texts: Sequence[str], allow_special: bool = False) -> list[list[int]]:
-        """Return the ids of each text, on all cores that ``tokenizers`` is given."""
+        """Return the ids of each text, in parallel; see ``encode``."""
         if self.segmenter is not None:
-            cuts = self._cuts(texts, allow_special)
-            texts = [insert_spaces(text, own) for text, own in zip(texts, cuts, strict=True)]
-        # The fast form leaves out the offsets.
-        found = self._engine(allow_special).encode_batch_fast(list(texts), add_special_tokens=False)
-        sequences = [encoding.ids for encoding in found]
-        self._add_counts(sequences, special=allow_special)
+            boundaries = self._find_boundaries(texts, allow_special)
+            texts = [
+                insert_spaces(text, text_boundaries)
+                for text, text_boundaries in zip(texts, boundaries, strict=True)
+            ]
+        backend = self._get_backend(allow_special)
+        # encode_batch_fast does not compute offsets.
+        encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        sequences = [encoding.ids for encoding in encodings]
+        self._count_tokens(sequences, allow_special=allow_special)
         return sequences
 
     def encode_with_offsets(
         self, text: str, allow_special: bool = False
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the ids, and the characters [start, end) of ``text`` that each stands for."""
+        """Return the ids of ``text`` and the character range [start, end) of each."""
         return self.encode_batch_with_offsets([text], allow_special)[0]
 
     def encode_batch_with_offsets(
         self, texts: Sequence[str], allow_special: bool = False
     ) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """Return what ``encode_with_offsets`` does of each text, on all cores."""
-        cuts = self._cuts(texts, allow_special) if self.segmenter is not None else [[]] * len(texts)
-        found = self._engine(allow_special).encode_batch(
-            [insert_spaces(text, own) for text, own in zip(texts, cuts, strict=True)],
+        """Return ids and offsets of each text, in parallel; see ``encode_with_offsets``."""
+        if self.segmenter is not None:
+            boundaries = self._find_boundaries(texts, allow_special)
+        else:
+            boundaries = [[]] * len(texts)
+        encodings = self._get_backend(allow_special).encode_batch(
+            [
+                insert_spaces(text, text_boundaries)
+                for text, text_boundaries in zip(texts, boundaries, strict=True)
+            ],
             add_special_tokens=False,
         )
-        encoded = [
-            (encoding.ids, _unspaced(encoding.offsets, own) if own else encoding.offsets)
-            for encoding, own in zip(found, cuts, strict=True)
+        results = [
+            (
+                encoding.ids,
+                _to_original_offsets(encoding.offsets, text_boundaries)
+                if text_boundaries
+                else encoding.offsets,
+            )
+            for encoding, text_boundaries in zip(encodings, boundaries, strict=True)
         ]
-        self._add_counts([ids for ids, _ in encoded], special=allow_special)
-        return encoded
+        self._count_tokens([ids for ids, _ in results], allow_special=allow_special)
+        return results
 
-    def _engine(self, special: bool) -> Any:
-        """Return the engine that reads special tokens out of a text, or the plain one."""
-        if special not in self._engines:
-            self._engines[special] = build_backend(self.spec)
-        return self._engines[special]
+    def _get_backend(self, allow_special: bool) -> Any:
+        """Return the backend that recognizes special tokens in a text, or the plain one."""
+        if allow_special not in self._backends:
+            self._backends[allow_special] = build_backend(self.spec)
+        return self._backends[allow_special]
 
-    def _add_counts(self, sequences: Sequence[list[int]], *, special: bool) -> None:
-        """Add the tokens of encoded texts to the counts of ``counting``, if there are any."""
+    def _count_tokens(self, sequences: Sequence[list[int]], *, allow_special: bool) -> None:
+        """Add the tokens of encoded texts to the counters, if there are any."""
         if not self._counters:
             return
         num_tokens = sum(map(len, sequences))
-        if special:
-            marks = (self.pad_id, self.cls_id, self.sep_id, self.mask_id)
-            num_tokens -= sum(ids.count(mark) for ids in sequences for mark in marks)
+        if allow_special:
+            special_ids = (self.pad_id, self.cls_id, self.sep_id, self.mask_id)
+            num_tokens -= sum(ids.count(index) for ids in sequences for index in special_ids)
         num_unknown = sum(ids.count(self.unk_id) for ids in sequences)
         for counter in self._counters:
             counter.add(num_tokens, num_unknown)
 
-    def _cuts(self, texts: Sequence[str], special: bool) -> list[list[int]]:
-        """Return where the segmenter parts each text, never inside a special token."""
+    def _find_boundaries(self, texts: Sequence[str], allow_special: bool) -> list[list[int]]:
+        """Return the segmenter's boundaries in each text, except inside special tokens."""
         assert self.segmenter is not None
-        found = self.segmenter.find_boundaries(texts)
-        if not special:
-            return found
-        kept = []
-        for text, cuts in zip(texts, found, strict=True):
-            inside = {place for mark in _MARKS.finditer(text) for place in range(*mark.span())} - {
-                mark.start() for mark in _MARKS.finditer(text)
-            }
-            kept.append([cut for cut in cuts if cut not in inside])
-        return kept
+        boundaries = self.segmenter.find_boundaries(texts)
+        if not allow_special:
+            return boundaries
+        filtered = []
+        for text, text_boundaries in zip(texts, boundaries, strict=True):
+            inside = {
+                offset
+                for match in _SPECIAL_PATTERN.finditer(text)
+                for offset in range(*match.span())
+            } - {match.start() for match in _SPECIAL_PATTERN.finditer(text)}
+            filtered.append([offset for offset in text_boundaries if offset not in inside])
+        return filtered
 
 
-def _unspaced(offsets: Sequence[tuple[int, int]], cuts: Sequence[int]) -> list[tuple[int, int]]:
-    """Return places of a segmented text as those of the text itself."""
-    # The k-th space put in stands in the segmented text at its cut + k.
-    spaces = [cut + index for index, cut in enumerate(cuts)]
+def _to_original_offsets(
+    offsets: Sequence[tuple[int, int]], boundaries: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Convert offsets in the segmented text to offsets in the original text."""
+    # The k-th inserted space is at boundaries[k] + k in the segmented text.
+    spaces = [boundary + index for index, boundary in enumerate(boundaries)]
     return [
         (start - bisect_left(spaces, start), end - bisect_left(spaces, end))
         for start, end in offsets

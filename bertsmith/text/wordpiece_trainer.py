@@ -1,7 +1,7 @@
-"""Learns a WordPiece vocabulary from a stream of texts, the same one every time.
+"""Trains a WordPiece vocabulary from a stream of texts, deterministically.
 
-It never knows where the texts come from. ``tokenizers`` counts the words and joins the pieces;
-what it would leave to chance, the order of the alphabet, is settled here beforehand.
+The trainer of ``tokenizers`` counts words and merges pieces. Its result depends on the order of
+the alphabet, which would be random, so the alphabet is chosen here first.
 """
 
 import tempfile
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Final
 
 from tokenizers import AddedToken, pre_tokenizers
-from tokenizers import Tokenizer as Engine
+from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordPiece
 from tokenizers.trainers import WordPieceTrainer
 
@@ -27,16 +27,17 @@ from bertsmith.text.tokenizer_spec import (
 )
 from bertsmith.text.wordpiece import Tokenizer
 
-#: Characters handed on at once: to count characters, and to count words (which runs in parallel).
-_LARGE, _SMALL = 1 << 19, 1 << 14
-#: What the trainer of `tokenizers` can count in 32 bits.
-_MOST: Final = 2**31 - 1
-#: How far back from its end a chunk without blanks is searched for a punctuation mark.
-_LOOK_BACK: Final = 1000
-#: Texts segmented at once.
-_BATCH: Final = 64
-#: The least share of the entries after special tokens and ASCII that is left for longer pieces.
-_WORDS_SHARE: Final = 0.5
+#: Characters per chunk for counting characters, and for counting words, which runs in parallel.
+_CHARACTER_CHUNK, _WORD_CHUNK = 1 << 19, 1 << 14
+#: The trainer of `tokenizers` uses 32-bit integers.
+_MAX_INT32: Final = 2**31 - 1
+#: How far before its end a chunk without spaces is searched for punctuation.
+_MAX_LOOKBACK: Final = 1000
+#: Number of texts segmented at a time.
+_SEGMENTER_BATCH: Final = 64
+#: Minimum share of the entries, apart from special tokens and ASCII, for pieces longer than one
+#: character.
+_MIN_WORD_SHARE: Final = 0.5
 
 
 def train_wordpiece(
@@ -51,26 +52,38 @@ def train_wordpiece(
     coverage: float = 0.9999,
     progress: Progress | None = None,
 ) -> Tokenizer:
-    """Learn a vocabulary of ``size`` words, the special tokens first; equal texts, equal bytes.
+    """Train a vocabulary. The same texts always give the same vocabulary.
 
-    The texts are gone through twice; an iterator that gives them once is kept in a temporary file
-    between, as are segmented texts. ``min_frequency``: how often a pair of pieces must occur to be
-    joined. The vocabulary always holds the ASCII digits, letters and punctuation, so that no ASCII
-    text is [UNK]. ``coverage``: the share of the characters of the text that the vocabulary shall
-    know, the most frequent first; those beyond ASCII take at most half of the remaining entries. A
-    corpus too small for ``size`` gives a smaller vocabulary. Raises TokenizerError for a number out
-    of range, or texts without a word.
+    The special tokens come first. The ASCII digits, letters and punctuation are always included,
+    so that no ASCII text becomes [UNK]. The texts are read twice. If they are an iterator, or are
+    segmented, they are written to a temporary file in between.
+
+    Args:
+        texts: Texts to learn from.
+        size: Maximum number of entries; a small corpus gives fewer.
+        cased: Whether to keep the case of letters.
+        strip_accents: Whether to remove accents.
+        split_chinese: Whether each Chinese character is a word.
+        segmenter: Segmenter applied before tokenization.
+        min_frequency: Minimum count of a pair of pieces that is merged.
+        coverage: Share of the text's characters that the vocabulary should cover, the most
+            frequent ones first. Characters outside ASCII take at most half of the entries that
+            special tokens and ASCII leave.
+        progress: Receives the progress.
+
+    Raises:
+        TokenizerError: A number is out of range, or the texts contain no word.
     """
     required = build_ascii_alphabet(lowercase=not cased)
     _check_size(size, required, cased=cased)
-    if size > _MOST:
-        raise TokenizerError(f"a vocabulary of {size} words: expected {_MOST:,} at most")
-    if not 1 <= min_frequency <= _MOST:
-        raise TokenizerError(f"a least frequency of {min_frequency}: expected 1 to {_MOST:,}")
+    if size > _MAX_INT32:
+        raise TokenizerError(f"a vocabulary of {size} words: expected {_MAX_INT32:,} at most")
+    if not 1 <= min_frequency <= _MAX_INT32:
+        raise TokenizerError(f"a least frequency of {min_frequency}: expected 1 to {_MAX_INT32:,}")
     if not 0 < coverage <= 1:
         raise TokenizerError(f"a coverage of {coverage}: expected a share above 0 and up to 1")
     progress = NullProgress() if progress is None else progress
-    recipe = TokenizerSpec(
+    spec = TokenizerSpec(
         vocab=SPECIAL_TOKENS,
         lowercase=not cased,
         strip_accents=strip_accents,
@@ -78,181 +91,185 @@ def train_wordpiece(
         segmenter=(segmenter.name, segmenter.version) if segmenter else None,
     )
     if segmenter is not None:
-        texts = _segmented(texts, segmenter)
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace", newline="\n") as spool:
+        texts = _segment(texts, segmenter)
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace", newline="\n") as file:
         if iter(texts) is texts:
-            texts = _spooled(texts, spool)
-        counts, total = _count(texts, recipe, progress)
+            texts = _write_texts(texts, file)
+        counts, total = _count_characters(texts, spec, progress)
         if counts.is_empty:
             raise TokenizerError("there is no word in these texts to learn a vocabulary from")
         remaining = size - len(SPECIAL_TOKENS) - required.num_pieces
-        alphabet = counts.choose_alphabet(coverage, int(remaining * (1 - _WORDS_SHARE)), required)
-        chunks = _within(texts, counts.make_word_filter(alphabet), recipe)
-        engine = _trained(chunks, size, min_frequency, recipe, alphabet, total, progress)
+        max_pieces = int(remaining * (1 - _MIN_WORD_SHARE))
+        alphabet = counts.choose_alphabet(coverage, max_pieces, required)
+        chunks = _filter_chunks(texts, counts.make_word_filter(alphabet), spec)
+        backend = _train_backend(chunks, size, min_frequency, spec, alphabet, total, progress)
     progress.finish()
-    vocab = _ordered(engine.get_vocab())
-    return Tokenizer(TokenizerSpec(**(vars(recipe) | {"vocab": vocab})), segmenter)
+    vocab = _sort_vocabulary(backend.get_vocab())
+    return Tokenizer(TokenizerSpec(**(vars(spec) | {"vocab": vocab})), segmenter)
 
 
 def _check_size(size: int, required: Alphabet, *, cased: bool) -> None:
-    """Raise TokenizerError if the entries that every vocabulary has leave no room for words."""
+    """Raise TokenizerError if the required entries leave no room for words."""
     minimum = len(SPECIAL_TOKENS) + required.num_pieces
     if size <= minimum:
         letters = "letters" if cased else "lower-case letters"
         raise TokenizerError(
-            f"the vocabulary size is too small: {size:,}, but the {len(SPECIAL_TOKENS)} special tokens "
-            f"and the {required.num_pieces} pieces of the ASCII digits, {letters} and punctuation "
-            f"take {minimum} entries; choose a size above {minimum}"
+            f"the vocabulary size is too small: {size:,}, but the {len(SPECIAL_TOKENS)} special "
+            f"tokens and the {required.num_pieces} pieces of the ASCII digits, {letters} and "
+            f"punctuation take {minimum} entries; choose a size above {minimum}"
         )
 
 
-def _segmented(texts: Iterable[str], segmenter: Segmenter) -> Iterator[str]:
+def _segment(texts: Iterable[str], segmenter: Segmenter) -> Iterator[str]:
     batch: list[str] = []
     for text in texts:
         batch.append(text)
-        if len(batch) == _BATCH:
+        if len(batch) == _SEGMENTER_BATCH:
             yield from segment_texts(segmenter, batch)
             batch = []
     yield from segment_texts(segmenter, batch)
 
 
-def _spooled(texts: Iterable[str], spool: IO[str]) -> "_Spool":
+def _write_texts(texts: Iterable[str], file: IO[str]) -> "_FileLines":
     for text in texts:
-        spool.write(text + "\n")
-    return _Spool(spool)
+        file.write(text + "\n")
+    return _FileLines(file)
 
 
-class _Spool:
-    """The lines of a temporary file, any number of times."""
+class _FileLines:
+    """The lines of a file, which can be iterated over any number of times."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
 
     def __iter__(self) -> Iterator[str]:
         self._file.seek(0)
-        # Every line anew, whatever was read before; a file object iterates over itself.
+        # Not the file itself, since that would be its own iterator.
         return map(str, self._file)
 
 
 def _chunks(texts: Iterable[str], size: int) -> Iterator[str]:
-    """Yield the texts in chunks of about ``size`` characters, cut as ``_cut`` does."""
-    held: list[str] = []
+    """Join short texts and divide long ones into chunks of about ``size`` characters."""
+    parts: list[str] = []
     length = 0
     for text in texts:
-        for piece in _cut(text, size):
-            held.append(piece)
-            length += len(piece)
+        for part in _divide(text, size):
+            parts.append(part)
+            length += len(part)
             if length >= size:
-                yield "\n".join(held)
-                held, length = [], 0
-    if held:
-        yield "\n".join(held)
+                yield "\n".join(parts)
+                parts, length = [], 0
+    if parts:
+        yield "\n".join(parts)
 
 
-def _cut(text: str, size: int) -> Iterator[str]:
-    """Cut a long text between words into pieces of at most ``size`` characters.
+def _divide(text: str, size: int) -> Iterator[str]:
+    """Divide a long text between words into parts of at most ``size`` characters.
 
-    A word is cut only if it is far longer than those that a vocabulary is learnt from.
+    A word is only divided if it is far longer than the words a vocabulary is learned from.
     """
     start = 0
     while len(text) - start > size:
-        end = _last_border(text, start, start + size)
+        end = _find_last_word_start(text, start, start + size)
         yield text[start:end]
         start = end
     yield text[start:]
 
 
-def _last_border(text: str, start: int, end: int) -> int:
-    """Return the last place in (start, end] where a word may begin, or ``end`` if none is near."""
-    border = max(text.rfind(" ", start, end), text.rfind("\n", start, end))
-    if border > start:
-        return border
-    for place in range(end, max(start, end - _LOOK_BACK), -1):
-        if unicodedata.category(text[place]).startswith("P"):
-            return place
+def _find_last_word_start(text: str, start: int, end: int) -> int:
+    """Return the last offset in (start, end] at which a word may start; else ``end``."""
+    space = max(text.rfind(" ", start, end), text.rfind("\n", start, end))
+    if space > start:
+        return space
+    for offset in range(end, max(start, end - _MAX_LOOKBACK), -1):
+        if unicodedata.category(text[offset]).startswith("P"):
+            return offset
     return end
 
 
-def _count(
-    texts: Iterable[str], recipe: TokenizerSpec, progress: Progress
+def _count_characters(
+    texts: Iterable[str], spec: TokenizerSpec, progress: Progress
 ) -> tuple[CharacterCounts, int]:
-    """Count the characters of all texts; also return how many there were."""
-    clean = build_normalizer(recipe).normalize_str
-    whole = _whole(recipe)
-    counts = CharacterCounts(str if whole else clean, recipe.longest_word)
+    """Count how often each character of the texts occurs; also return their total number."""
+    normalize = build_normalizer(spec).normalize_str
+    normalizes_texts = _recomposes_hangul(spec)
+    counts = CharacterCounts(str if normalizes_texts else normalize, spec.longest_word)
     total = 0
     progress.start("Counting characters", None, "characters")
-    for text in _chunks(texts, _LARGE):
-        counts.add(clean(text) if whole else text)
-        total += len(text)
-        progress.advance(len(text))
+    for chunk in _chunks(texts, _CHARACTER_CHUNK):
+        counts.add(normalize(chunk) if normalizes_texts else chunk)
+        total += len(chunk)
+        progress.advance(len(chunk))
     return counts, total
 
 
-def _within(
-    texts: Iterable[str], limited: Callable[[str], str], recipe: TokenizerSpec
+def _filter_chunks(
+    texts: Iterable[str], filter_words: Callable[[str], str], spec: TokenizerSpec
 ) -> Iterator[tuple[int, str]]:
-    """Yield what the trainer is to see of each chunk, and how many characters the chunk has.
+    """Yield the number of characters of each chunk, and its text without unsuitable words.
 
-    Of a word with a character beyond the alphabet the trainer would leave that out and join its
-    neighbours: pieces of words that occur nowhere. Words longer than the tokenizer takes are left
-    out as well: they are [UNK], and joining their pieces takes quadratic time.
+    Words with a character outside the alphabet are removed, because the trainer would drop only
+    that character and merge its neighbors into pieces that do not occur. Words that are too long
+    are removed, because they become [UNK] anyway and merging them takes quadratic time.
     """
-    whole, clean = _whole(recipe), build_normalizer(recipe).normalize_str
-    for chunk in _chunks(texts, _SMALL):
-        yield len(chunk), limited(clean(chunk) if whole else chunk)
+    normalizes_texts, normalize = _recomposes_hangul(spec), build_normalizer(spec).normalize_str
+    for chunk in _chunks(texts, _WORD_CHUNK):
+        yield len(chunk), filter_words(normalize(chunk) if normalizes_texts else chunk)
 
 
-def _whole(recipe: TokenizerSpec) -> bool:
-    """Tell whether texts are cleaned whole: jamo are put together across characters."""
-    return recipe.strip_accents and recipe.whole_hangul
+def _recomposes_hangul(spec: TokenizerSpec) -> bool:
+    """Return whether the normalizer combines characters, so that it needs the whole text."""
+    return spec.strip_accents and spec.whole_hangul
 
 
-def _trained(
+def _train_backend(
     chunks: Iterable[tuple[int, str]],
     size: int,
     min_frequency: int,
-    recipe: TokenizerSpec,
+    spec: TokenizerSpec,
     alphabet: Alphabet,
     total: int,
     progress: Progress,
-) -> Engine:
-    """Run the trainer of ``tokenizers`` with an alphabet that is fixed beforehand.
+) -> Backend:
+    """Run the trainer of ``tokenizers`` with a fixed alphabet.
 
-    Left to itself it numbers the continuing characters ("##a") as a randomly seeded hash table
-    gives them, and equal counts are settled by number. Named as special tokens they come first,
-    in a fixed order.
+    By default it numbers the continuing characters ("##a") in the order of a hash table with a
+    random seed, and breaks ties between merges by number. So they are passed as special tokens,
+    which come first and keep their order.
     """
-    continuing = [CONTINUATION_PREFIX + character for character in alphabet.continuations]
+    continuations = [CONTINUATION_PREFIX + character for character in alphabet.continuations]
+    special_tokens = [AddedToken(word, special=True) for word in (*SPECIAL_TOKENS, *continuations)]
     trainer = WordPieceTrainer(
         vocab_size=size,
         min_frequency=min_frequency,
         show_progress=False,
-        special_tokens=[AddedToken(word, special=True) for word in (*SPECIAL_TOKENS, *continuing)],
+        special_tokens=special_tokens,
         initial_alphabet=list(alphabet.characters),
         limit_alphabet=len(alphabet.characters),
         continuing_subword_prefix=CONTINUATION_PREFIX,
     )
-    engine = Engine(WordPiece(unk_token=UNK))
-    engine.normalizer = build_normalizer(recipe)
-    engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    engine.train_from_iterator(_told(chunks, total, progress), trainer)
-    return engine
+    backend = Backend(WordPiece(unk_token=UNK))
+    backend.normalizer = build_normalizer(spec)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.train_from_iterator(_report_progress(chunks, total, progress), trainer)
+    return backend
 
 
-def _told(chunks: Iterable[tuple[int, str]], total: int, progress: Progress) -> Iterator[str]:
+def _report_progress(
+    chunks: Iterable[tuple[int, str]], total: int, progress: Progress
+) -> Iterator[str]:
     progress.start("Counting words", total, "characters")
-    for characters, chunk in chunks:
+    for num_characters, chunk in chunks:
         yield chunk
-        progress.advance(characters)
+        progress.advance(num_characters)
     progress.start("Joining pieces", None, "words")
 
 
-def _ordered(ids: dict[str, int]) -> tuple[str, ...]:
-    """Return special tokens, characters, continuing characters, then words as they were joined."""
+def _sort_vocabulary(ids: dict[str, int]) -> tuple[str, ...]:
+    """Return special tokens, characters, continuing characters, then words in merge order."""
     words = sorted(ids, key=lambda word: ids[word])
 
-    def rank(word: str) -> tuple[int, str]:
+    def sort_key(word: str) -> tuple[int, str]:
         if word in SPECIAL_TOKENS:
             return 0, ""
         if len(word) == 1:
@@ -261,5 +278,5 @@ def _ordered(ids: dict[str, int]) -> tuple[str, ...]:
             return 2, word
         return 3, ""
 
-    # The sort is stable: special tokens and joined words keep the trainer's order.
-    return tuple(sorted(words, key=rank))
+    # The sort is stable, so special tokens and merged words keep the trainer's order.
+    return tuple(sorted(words, key=sort_key))

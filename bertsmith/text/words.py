@@ -1,7 +1,4 @@
-"""Counts the words of texts as WordPiece meets them, in memory that does not grow with the text.
-
-It never knows what the counts are for.
-"""
+"""Counts the words of texts, as WordPiece splits them, in bounded memory."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,60 +11,62 @@ from bertsmith.text.segmenter import segment_texts
 from bertsmith.text.tokenizer_spec import TokenizerSpec, build_normalizer
 from bertsmith.text.wordpiece import Tokenizer
 
-#: Distinct words held at once: some hundred megabytes.
+#: Maximum number of distinct words in memory: some hundred megabytes.
 MAX_DISTINCT_WORDS: Final = 500_000
-#: Words cut into pieces at once.
-_WINDOW: Final = 10_000
+#: Number of words tokenized at a time.
+_WORDS_PER_BATCH: Final = 10_000
 
 
 class WordCounts:
-    """How often each word occurs; where there are too many, the rarest are forgotten.
+    """How often each word occurs. If there are too many words, the rarest are dropped.
 
-    counts: the words as they are after cleaning and segmenting, punctuation marks among them; a
-    word that was forgotten once may count too little. forgotten: occurrences of forgotten words.
-    num_too_long: occurrences of words longer than the tokenizer takes, [UNK] all of them.
-    num_characters: those of the texts.
+    Attributes:
+        counts: Count of each word, after normalization and segmentation, including punctuation
+            marks. It is too low for a word that was dropped and occurred again.
+        num_dropped: Total count of the dropped words.
+        num_too_long: Number of words that the tokenizer replaces by [UNK] because of their length.
+        num_characters: Number of characters in the texts.
     """
 
-    def __init__(self, tokenizer: Tokenizer, most: int = MAX_DISTINCT_WORDS) -> None:
-        """``most``: the distinct words that are held at once."""
-        self._clean = build_normalizer(tokenizer.spec).normalize_str
+    def __init__(self, tokenizer: Tokenizer, max_distinct_words: int = MAX_DISTINCT_WORDS) -> None:
+        """Start with empty counts, with at most ``max_distinct_words`` words in memory."""
+        self._normalize = build_normalizer(tokenizer.spec).normalize_str
         self._split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
         self._segmenter = tokenizer.segmenter
-        self._longest = tokenizer.spec.longest_word
-        self._most = most
+        self._max_word_length = tokenizer.spec.longest_word
+        self._max_distinct_words = max_distinct_words
         self.counts: Counter[str] = Counter()
         self.num_dropped = self.num_too_long = self.num_characters = 0
 
     @classmethod
     def from_texts(cls, tokenizer: Tokenizer, texts: Iterable[str]) -> Self:
-        """Return the counts of ``texts``."""
-        result = cls(tokenizer)
+        """Count the words of ``texts``."""
+        counts = cls(tokenizer)
         for text in texts:
-            result.add(text)
-        return result
+            counts.add(text)
+        return counts
 
     def add(self, text: str) -> None:
         """Count the words of ``text``."""
         self.num_characters += len(text)
         if self._segmenter is not None:
             text = next(segment_texts(self._segmenter, [text]))
-        for word, _ in self._split(self._clean(text)):
-            if len(word) > self._longest:
+        for word, _ in self._split(self._normalize(text)):
+            if len(word) > self._max_word_length:
                 self.num_too_long += 1
             else:
                 self.counts[word] += 1
-        if len(self.counts) > self._most:
-            kept = Counter(dict(self.counts.most_common(self._most // 2)))
-            self.num_dropped += self.counts.total() - kept.total()
-            self.counts = kept
+        if len(self.counts) > self._max_distinct_words:
+            frequent = Counter(dict(self.counts.most_common(self._max_distinct_words // 2)))
+            self.num_dropped += self.counts.total() - frequent.total()
+            self.counts = frequent
 
 
 def tokenize_words(
     tokenizer: Tokenizer, words: Iterable[str]
 ) -> Iterator[tuple[str, Sequence[int]]]:
-    """Yield each word with the ids of its pieces; no segmenter parts it once more."""
-    plain = Tokenizer(TokenizerSpec(**(vars(tokenizer.spec) | {"segmenter": None})))
-    rest = iter(words)
-    while window := list(islice(rest, _WINDOW)):
-        yield from zip(window, plain.encode_batch(window), strict=True)
+    """Yield each word with the ids of its pieces, without segmenting it."""
+    unsegmented = Tokenizer(TokenizerSpec(**(vars(tokenizer.spec) | {"segmenter": None})))
+    iterator = iter(words)
+    while batch := list(islice(iterator, _WORDS_PER_BATCH)):
+        yield from zip(batch, unsegmented.encode_batch(batch), strict=True)

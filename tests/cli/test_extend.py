@@ -23,7 +23,7 @@ def test_words_of_a_file_are_added(run: Run, model: Path, tmp_path: Path) -> Non
         "1 there already: the",
         "Ferrymen as ferrymen",
         "2 refused:",
-        "winter-time: it is parted: winter | - | time",
+        "winter-time: it is split: winter | - | time",
         "1 of the words were unknown until now",
         "added 3, ids ",
         f"wrote {out}",

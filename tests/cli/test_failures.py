@@ -219,7 +219,7 @@ def test_inspect_without_examples(run: Run, words: Tokenizer, tmp_path: Path) ->
     done = run("inspect", tmp_path / "store", "--examples", 0)
     assert done.status == 0, done.err
     assert "token store" in done.out
-    assert "examples an epoch" in done.out
+    assert "examples per epoch" in done.out
 
 
 def test_version_is_shown(run: Run) -> None:

@@ -34,7 +34,7 @@ def test_a_vocabulary_is_written_and_reported(run: Run, corpus: Path, tmp_path: 
     assert {path.name for path in out.iterdir()} == FILES
     assert Tokenizer.load(out).vocab_size == 170
     assert done.out == ""
-    for part in ("held-out", "pieces a word", "[UNK]", "longest words", f"wrote {out}", "next:"):
+    for part in ("held-out", "pieces per word", "[UNK]", "longest words", f"wrote {out}", "next:"):
         assert part in done.err
 
 

@@ -127,21 +127,20 @@ import os, signal, sys
 from pathlib import Path
 from tests_prepare import TOKENIZER, SHARD
 from bertsmith.data.prepare import prepare
-from bertsmith.progress import Silent
-from bertsmith.progress import Silent
-from bertsmith.text.corpus import sources
+from bertsmith.progress import NullProgress
+from bertsmith.text.corpus import find_sources
 
-class Killer(Silent):
+class Killer(NullProgress):
     left = int(sys.argv[4])
-    def start(self, what, total, unit):
-        self.what = what
+    def start(self, description, total, unit):
+        self.stage = description
     def advance(self, amount, **fields):
-        if self.what == sys.argv[5]:
+        if self.stage == sys.argv[5]:
             self.left -= 1
             if self.left == 0:
                 os.kill(os.getpid(), int(sys.argv[3]))
 
-prepare(sources([sys.argv[1]]), TOKENIZER, Path(sys.argv[2]), progress=Killer(), workers=2,
+prepare(find_sources([sys.argv[1]]), TOKENIZER, Path(sys.argv[2]), progress=Killer(), workers=2,
         shard_characters=SHARD)
 """
 
@@ -150,9 +149,9 @@ def killed(corpus: Path, out: Path, stop: signal.Signals, after: int, stage: str
     """Run ``prepare`` in a process that sends itself a signal after some shards of a stage."""
     code = KILLED.replace(
         "from tests_prepare import TOKENIZER, SHARD",
-        "from bertsmith.text.tokenizer_spec import Recipe\n"
+        "from bertsmith.text.tokenizer_spec import TokenizerSpec\n"
         "from bertsmith.text.wordpiece import Tokenizer\n"
-        f"TOKENIZER, SHARD = Tokenizer(Recipe(vocab={VOCAB!r})), {SHARD}",
+        f"TOKENIZER, SHARD = Tokenizer(TokenizerSpec(vocab={VOCAB!r})), {SHARD}",
     )
     arguments = [str(corpus), str(out), str(int(stop)), str(after), stage]
     done = subprocess.run(
@@ -207,7 +206,7 @@ def test_a_source_that_changed_is_refused(corpus: Path, tmp_path: Path) -> None:
     killed(source, out, signal.SIGKILL, 4, "Tokenizing")
     before = content(out)
     source.write_bytes(corpus.read_bytes().replace(b"a", b"b", 1))
-    with pytest.raises(StoreError, match=r"the source .*corpus.jsonl changed .*start anew"):
+    with pytest.raises(StoreError, match=r"the source .*corpus.jsonl changed .*start again"):
         make(source, out)
     source.rename(tmp_path / "other.jsonl")
     with pytest.raises(StoreError, match=r"the source was .*corpus.jsonl, now .*other.jsonl"):
@@ -247,7 +246,7 @@ def test_a_finished_store_is_left_alone(corpus: Path, undisturbed: Path, tmp_pat
     manifest = make(corpus, undisturbed)
     assert manifest == Store.open(undisturbed).manifest
     assert {path: path.stat().st_mtime_ns for path in undisturbed.rglob("*")} == times
-    with pytest.raises(StoreError, match=r"made from something else: held-out was None, now 0\.5"):
+    with pytest.raises(StoreError, match=r"made from other inputs: held-out was None, now 0\.5"):
         make(corpus, undisturbed, held_out=0.5)
     (tmp_path / "letter.txt").write_text("mine")
     with pytest.raises(StoreError, match="holds something else"):
@@ -292,7 +291,7 @@ def test_two_at_once_are_refused(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "store"
     plan = StorePlan(vocabulary_hash="")
     with (
-        module._begun(out, plan, NullProgress()),
+        module._lock_parts(out, plan, NullProgress()),
         pytest.raises(StoreError, match="another process"),
     ):
         make(corpus, out)
@@ -490,7 +489,7 @@ def test_damaged_part_is_made_again(tmp_path: Path, damage: str) -> None:
     manifest = prepare(corpus, tokenizer, out, None, Notes(), workers=1, shard_characters=2000)
     assert sum(counts.tokens for counts in manifest.splits.values()) == 3564
     assert notes == [
-        f"Going on with the store that was begun in {out}",
+        f"Resuming the unfinished store in {out}",
         f"{part}: this part of the unfinished store is damaged; making it again",
     ]
 
@@ -501,7 +500,7 @@ def test_an_error_of_a_worker_is_raised(tmp_path: Path) -> None:
         pool.submit(ShardTask(tmp_path / "shard.npz", ["the end"], [False]))
         (answer,) = pool.drain()
     with pytest.raises(TokenizerError, match="no such tokenizer"):
-        module._check(answer)
+        module._raise_failure(answer)
 
 
 def test_torch_is_never_loaded(corpus: Path, tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_runs_are_counted_over_any_grouping(
     split: Split, monkeypatch: pytest.MonkeyPatch, group: int
 ) -> None:
     """Counting in groups of sentences of any size finds the plain walk's every 16th example."""
-    monkeypatch.setattr(sentence_pairs, "_GROUP", group)
+    monkeypatch.setattr(sentence_pairs, "_CHUNK_SENTENCES", group)
     plain = plain_walk(split, DataSettings(), 96, 11, 2)
     starts, count = PairSampler(split, DataSettings(), 96, 11, 2).find_run_starts(16)
     assert count == len(plain)

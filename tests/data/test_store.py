@@ -80,7 +80,7 @@ def test_what_is_written_is_read(
     for name in SPLITS:
         found = store.load_split(name)
         assert found.ids.dtype == np.dtype(kind)
-        for part in ("ids", "sentences", "documents"):
+        for part in ("ids", "sentence_offsets", "document_offsets"):
             assert (getattr(found, part) == getattr(splits[name], part)).all()
         assert found.counts == store.manifest.splits[name]
 

@@ -56,7 +56,7 @@ def test_pure_in_the_index(split: Split, facts: VocabularyInfo, nsp: bool) -> No
 def test_an_epoch_holds_every_example_of_the_walk_once(split: Split, facts: VocabularyInfo) -> None:
     """Shuffling loses and repeats nothing: whatever the blocks, an epoch has the same examples."""
     small = ExampleStream(split, facts, DataSettings(), 64, 5, 1)
-    walk = small._walk
+    walk = small._sampler
     pairs = walk.sample_pairs(np.array([0]), np.array([split.counts.sentences]))
     tokens = Counter((pairs.a_size + pairs.b_size + 3).tolist())
     batch = small.batch(0, len(small))
@@ -149,7 +149,7 @@ def test_slice_equals_part(split: Split, facts: VocabularyInfo) -> None:
     batch = ExampleStream(split, facts, DataSettings(), 64, 0, 0).batch(3, 50)
     parts = [batch.slice(first, first + 10) for first in range(0, 50, 10)]
     again = concat_batches(parts)
-    for name in ("ids", "segments", "positions", "boundaries", "masked_positions", "masked_labels"):
+    for name in ("ids", "segments", "positions", "cu_seqlens", "masked_positions", "masked_labels"):
         assert (getattr(again, name) == getattr(batch, name)).all()
         assert getattr(again, name).dtype == getattr(batch, name).dtype
     assert parts[1].cu_seqlens[0] == 0

@@ -57,7 +57,7 @@ def test_what_looks_like_a_special_token_is_text(recipe: TokenizerSpec) -> None:
 def test_forgetting_changes_nothing() -> None:
     """A memo that is full forgets and goes on with the same ids."""
     tokenizer = Tokenizer(RECIPES[0])
-    memo = CachedTokenizer(tokenizer, remembered=3)
+    memo = CachedTokenizer(tokenizer, max_cached_words=3)
     for sentences in (["walked the end", "walking"], ["한국어 the"], ["the end", "walks."], []):
         assert_same(tokenizer, memo, sentences)
 

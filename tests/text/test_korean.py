@@ -94,8 +94,8 @@ def test_the_segmenter_travels_with_the_tokenizer(tmp_path: Path, kiwi: object) 
     ids, offsets = tokenizer.encode_with_offsets(text)
     assert ids == list(range(5, 12)) == tokenizer.encode(text)
     assert [text[start:end] for start, end in offsets] == list(vocab[5:])
-    masked = tokenizer.encode("나는 [MASK]에 갔다.", special=True)
-    assert tokenizer.tokens(masked)[2] == "[MASK]"
+    masked = tokenizer.encode("나는 [MASK]에 갔다.", allow_special=True)
+    assert tokenizer.ids_to_tokens(masked)[2] == "[MASK]"
 
 
 def test_another_segmenter_or_version_is_refused(kiwi: object) -> None:

@@ -65,7 +65,7 @@ def test_only_the_copy_counts(tokenizer: Tokenizer) -> None:
     pickle.loads(pickle.dumps(counting)).encode("강")
     assert (outer, inner) == (TokenCounts(1, 1), TokenCounts(1, 1))
     tokenizer.encode("[MASK]", allow_special=True)
-    assert counting._engine(special=True) is tokenizer._engine(special=True)
+    assert counting._get_backend(allow_special=True) is tokenizer._get_backend(allow_special=True)
     assert counting.hash == tokenizer.hash
 
 

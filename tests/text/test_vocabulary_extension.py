@@ -39,48 +39,48 @@ def made(**choices: bool) -> Tokenizer:
 def test_words_are_taken_as_the_tokenizer_meets_them(line: str, word: str) -> None:
     """Case and invisible characters go as they would in a text, and that is told."""
     found = check_words(made(), ["", line, word])
-    assert found.words == [word]
-    assert found.changed == ({} if line == word else {line.strip(): word})
-    assert not found.known
-    assert not found.refused
+    assert found.accepted == [word]
+    assert found.normalized == ({} if line == word else {line.strip(): word})
+    assert not found.existing
+    assert not found.rejected
 
 
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("co-op", "it is parted: co | - | op"),
-        ("im mun", "it is parted: im | mun"),
-        ("한국 어", "it is parted: 한국 | 어"),
-        ("추-", "it is parted: 추 | -"),
-        ("博士", "it is parted: 博 | 士"),
+        ("co-op", "it is split: co | - | op"),
+        ("im mun", "it is split: im | mun"),
+        ("한국 어", "it is split: 한국 | 어"),
+        ("추-", "it is split: 추 | -"),
+        ("博士", "it is split: 博 | 士"),
         ("##-", "it never continues a word: a | -"),
         ("##博", "it never continues a word: a | 博"),
         ("\u00ad", "nothing is left"),
         ("##", "nothing is left"),
-        ("[NEW]", "it is parted"),
+        ("[NEW]", "it is split"),
         ("x" * 101, "more than 100 characters"),
     ],
 )
 def test_words_that_no_text_can_give_are_refused(line: str, why: str) -> None:
     """What is parted before the vocabulary is asked would be a row that is never read."""
     found = check_words(made(), [line])
-    assert found.refused[line].startswith(why) or why in found.refused[line]
-    assert not found.words
+    assert found.rejected[line].startswith(why) or why in found.rejected[line]
+    assert not found.accepted
 
 
 def test_capital_letters_stay_where_case_is_kept() -> None:
     """A cased vocabulary takes both forms, as two words."""
     found = check_words(made(lowercase=False), ["Immuno", "immuno"])
-    assert (found.words, found.changed) == (["Immuno", "immuno"], {})
+    assert (found.accepted, found.normalized) == (["Immuno", "immuno"], {})
 
 
 def test_words_that_are_there_are_told_and_left() -> None:
     """So are special tokens, and forms that the tokenizer writes as a word that is there."""
     found = check_words(made(), ["the", "The", "[MASK]", "##glo", "한"])
-    assert found.known == ["the", "The", "[MASK]", "##glo", "한"]
-    assert not found.words
+    assert found.existing == ["the", "The", "[MASK]", "##glo", "한"]
+    assert not found.accepted
     with pytest.raises(TokenizerError, match="no word to add"):
-        extend_vocabulary(made(), found.words)
+        extend_vocabulary(made(), found.accepted)
 
 
 class Halves:
@@ -97,8 +97,8 @@ def test_what_the_segmenter_parts_is_refused() -> None:
     """A word of two morphemes never comes to the vocabulary whole."""
     recipe = TokenizerSpec(vocab=VOCAB, segmenter=("halves", "1.0"))
     found = check_words(Tokenizer(recipe, Halves()), ["학교에서", "학교", "##학교에서"])
-    assert found.refused == {"학교에서": "halves parts it: 학교 | 에서"}
-    assert found.words == ["학교", "##학교에서"]
+    assert found.rejected == {"학교에서": "halves splits it: 학교 | 에서"}
+    assert found.accepted == ["학교", "##학교에서"]
     counted = WordCounts.from_texts(Tokenizer(recipe, Halves()), ["학교에서"])
     assert counted.counts == {"학교": 1, "에서": 1}
 

@@ -25,7 +25,7 @@ from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec, build_n
 from bertsmith.text.vocabulary import VocabularyOptions, learn_vocabulary
 from bertsmith.text.vocabulary_report import describe_vocabulary, measure_fit
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.text.wordpiece_trainer import _cut, train_wordpiece
+from bertsmith.text.wordpiece_trainer import _divide, train_wordpiece
 
 
 def little_text(seed: int = 0) -> list[str]:
@@ -43,9 +43,9 @@ def little_text(seed: int = 0) -> list[str]:
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from bertsmith.text.wordpiece_trainer import train
+from bertsmith.text.wordpiece_trainer import train_wordpiece
 texts = json.loads(Path(sys.argv[1]).read_text())
-train(texts, 700).save(Path(sys.argv[2]))
+train_wordpiece(texts, 700).save(Path(sys.argv[2]))
 """
 
 
@@ -125,9 +125,9 @@ def test_characters_are_counted_as_the_tokenizer_sees_them(strip: bool) -> None:
     words = [
         word
         for text in texts
-        for word, _ in tokenizer._plain.pre_tokenizer.pre_tokenize_str(clean(text))
+        for word, _ in tokenizer._plain_backend.pre_tokenizer.pre_tokenize_str(clean(text))
     ]
-    totals, continuing = counts._cleaned()
+    totals, continuing = counts._normalized_counts()
     assert totals == Counter("".join(words))
     assert continuing == {character for word in words for character in word[1:]}
 
@@ -154,7 +154,7 @@ def test_words_that_are_too_long_change_nothing(strip: bool) -> None:
 @given(st.text(alphabet="ab \n,天。", max_size=400), st.integers(5, 60))
 def test_long_texts_are_cut_between_words(text: str, size: int) -> None:
     """Pieces have at most so many characters; words that fit in half of it stay whole."""
-    pieces = list(_cut(text, size))
+    pieces = list(_divide(text, size))
     assert "".join(pieces) == text
     assert max(map(len, pieces)) <= size
     for left, right in pairwise(pieces):

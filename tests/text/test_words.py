@@ -29,7 +29,7 @@ def test_words_that_are_too_long_are_counted_and_not_kept() -> None:
 
 def test_the_rarest_words_are_forgotten_where_there_are_too_many() -> None:
     """Never more than the most words are held after a text; frequent ones keep their counts."""
-    counted = WordCounts(TOKENIZER, most=10)
+    counted = WordCounts(TOKENIZER, max_distinct_words=10)
     for number in range(100):
         counted.add(f"the cat the w{number} v{number}")
         assert len(counted.counts) <= 10
