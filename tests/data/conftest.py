@@ -1,4 +1,4 @@
-"""Small splits of made-up ids, and facts of a made-up vocabulary."""
+"""Fixtures: a synthetic vocabulary, and small splits of random token ids."""
 
 from collections.abc import Callable
 
@@ -8,30 +8,31 @@ import pytest
 from bertsmith.data.masking import VocabularyInfo
 from bertsmith.data.store import Split
 
-#: Words of the made-up vocabulary: 0 to 4 are special, 60 and above go on with a word.
+#: Size of the synthetic vocabulary: ids 0 to 4 are special, ids from 60 on continue a word.
 V = 97
 
 
 @pytest.fixture(scope="session")
-def facts() -> VocabularyInfo:
-    """Facts of a vocabulary of 97 words: [PAD] [UNK] [CLS] [SEP] [MASK], 55 words, 37 pieces."""
-    special, continuations = np.zeros(V, np.bool_), np.zeros(V, np.bool_)
-    special[:5] = True
-    continuations[60:] = True
-    return VocabularyInfo(V, 2, 3, 4, special, continuations, 1)
+def vocabulary() -> VocabularyInfo:
+    """A vocabulary of [PAD] [UNK] [CLS] [SEP] [MASK], 55 words and 37 continuation pieces."""
+    is_special, is_continuation = np.zeros(V, np.bool_), np.zeros(V, np.bool_)
+    is_special[:5] = True
+    is_continuation[60:] = True
+    return VocabularyInfo(V, 2, 3, 4, is_special, is_continuation, 1)
 
 
 @pytest.fixture(scope="session")
 def make_split() -> Callable[..., Split]:
-    """Make a split of documents with sentences of random sizes and random ids."""
+    """Return a function that creates a split of documents with random sentences."""
 
     def make(documents: int, sentences: int = 12, tokens: int = 25, seed: int = 0) -> Split:
-        chance = np.random.default_rng(seed)
+        """``sentences`` and ``tokens`` are mean numbers per document and per sentence."""
+        rng = np.random.default_rng(seed)
         return Split.from_documents(
             [
                 [
-                    chance.integers(5, V, chance.integers(1, 2 * tokens)).tolist()
-                    for _ in range(chance.integers(1, 2 * sentences))
+                    rng.integers(5, V, rng.integers(1, 2 * tokens)).tolist()
+                    for _ in range(rng.integers(1, 2 * sentences))
                 ]
                 for _ in range(documents)
             ]

@@ -1,4 +1,4 @@
-"""Left to right: each word is predicted from those before it, and from nothing else."""
+"""The left-to-right objective: each token is predicted from the tokens before it only."""
 
 import numpy as np
 import pytest
@@ -18,60 +18,68 @@ from tests.model.examples import prime_config
 SETTINGS = DataSettings(nsp=False, objective="left-to-right")
 
 
-def test_every_word_is_predicted_at_the_token_before(split: Split, facts: VocabularyInfo) -> None:
-    """The ids stay whole; each ordinary token is a label once, at the place before its own."""
-    batch = ExampleStream(split, facts, SETTINGS, 48, 0, 0).batch(0, 40)
-    assert not (batch.ids == facts.mask_id).any()
-    wanted = [
-        (place - 1, batch.ids[place])
+def test_every_token_is_predicted_at_the_previous_position(
+    split: Split, vocabulary: VocabularyInfo
+) -> None:
+    """Each ordinary token is a label once, at the position before it, and no id is replaced."""
+    batch = ExampleStream(split, vocabulary, SETTINGS, 48, 0, 0).batch(0, 40)
+    assert not (batch.ids == vocabulary.mask_id).any()
+    expected = [
+        (position - 1, batch.ids[position])
         for first, last in zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True)
-        for place in range(first + 1, last)
-        if not facts.is_special[batch.ids[place]]
+        for position in range(first + 1, last)
+        if not vocabulary.is_special[batch.ids[position]]
     ]
-    assert list(zip(batch.masked_positions, batch.masked_labels, strict=True)) == wanted
-    # A slice and a sum of the words say the same as the whole.
+    assert list(zip(batch.masked_positions, batch.masked_labels, strict=True)) == expected
+    # The labels of a slice are those computed from its ids.
     part = batch.slice(3, 9)
-    own = build_causal_lm_labels(part.ids, part.cu_seqlens, facts)
-    np.testing.assert_array_equal(part.masked_positions, own[0])
-    np.testing.assert_array_equal(part.masked_labels, own[1])
+    positions, labels = build_causal_lm_labels(part.ids, part.cu_seqlens, vocabulary)
+    np.testing.assert_array_equal(part.masked_positions, positions)
+    np.testing.assert_array_equal(part.masked_labels, labels)
 
 
-def test_held_out_words_are_counted_as_they_stand(split: Split, facts: VocabularyInfo) -> None:
-    """The unigram entropy is that of the text, whether its words are masked or come next."""
+def test_token_counts_do_not_depend_on_the_objective(
+    split: Split, vocabulary: VocabularyInfo
+) -> None:
+    """Both objectives count the original tokens, so they have the same unigram entropy."""
 
-    def counted(settings: DataSettings) -> np.ndarray:
-        stream = ExampleStream(split, facts, settings, 48, 0, 0)
-        return _count_unmasked_tokens(stream.batch(0, len(stream)), stream, facts.vocab_size)
+    def count_tokens(settings: DataSettings) -> np.ndarray:
+        stream = ExampleStream(split, vocabulary, settings, 48, 0, 0)
+        return _count_unmasked_tokens(stream.batch(0, len(stream)), stream, vocabulary.vocab_size)
 
-    np.testing.assert_array_equal(counted(SETTINGS), counted(DataSettings(nsp=False)))
+    np.testing.assert_array_equal(count_tokens(SETTINGS), count_tokens(DataSettings(nsp=False)))
 
 
-def test_no_prediction_sees_its_word(split: Split, facts: VocabularyInfo) -> None:
-    """With causal attention, another word there and after leaves the prediction as it was."""
+def test_prediction_does_not_depend_on_later_tokens(
+    split: Split, vocabulary: VocabularyInfo
+) -> None:
+    """With causal attention, changing a token and those after it keeps the hidden state before."""
     config = prime_config(attention="causal", nsp=False, max_positions=48)
     torch.manual_seed(0)
     model = BertForPreTraining(config).eval()
-    batch = ExampleStream(split, facts, SETTINGS, 48, 0, 0).batch(0, 1)
-    place = 20
+    batch = ExampleStream(split, vocabulary, SETTINGS, 48, 0, 0).batch(0, 1)
+    position = 20
 
-    def hidden(ids: np.ndarray) -> torch.Tensor:
+    def compute_hidden_states(ids: np.ndarray) -> torch.Tensor:
         packed = PackedBatch(
-            ids=torch.from_numpy(ids), segments=torch.from_numpy(batch.segments),
+            ids=torch.from_numpy(ids),
+            segments=torch.from_numpy(batch.segments),
             positions=torch.from_numpy(batch.positions),
-            cu_seqlens=torch.from_numpy(batch.cu_seqlens), max_seqlen=batch.max_seqlen,
-        )  # fmt: skip
+            cu_seqlens=torch.from_numpy(batch.cu_seqlens),
+            max_seqlen=batch.max_seqlen,
+        )
         with torch.no_grad():
-            found: torch.Tensor = model.bert(packed, None, torch.tensor([place - 1, place]))
-        return found
+            hidden: torch.Tensor = model.bert(packed, None, torch.tensor([position - 1, position]))
+        return hidden
 
-    other = batch.ids.copy()
-    other[place:-1] = 5 + (other[place:-1] - 4) % (facts.vocab_size - 5)
-    before, after = hidden(batch.ids), hidden(other)
+    changed_ids = batch.ids.copy()
+    changed_ids[position:-1] = 5 + (changed_ids[position:-1] - 4) % (vocabulary.vocab_size - 5)
+    before, after = compute_hidden_states(batch.ids), compute_hidden_states(changed_ids)
     torch.testing.assert_close(before[0], after[0], rtol=0, atol=0)
     assert not torch.allclose(before[1], after[1], atol=1e-4)
 
 
-def test_it_stands_alone() -> None:
-    """Next sentence beside it is refused, with what to set."""
+def test_left_to_right_with_nsp_is_rejected() -> None:
+    """Combining it with next-sentence prediction is an error that says what to set."""
     with pytest.raises(SettingsError, match=r"set data\.nsp to false"):
         DataSettings.parse({"objective": "left-to-right"}, "the test")

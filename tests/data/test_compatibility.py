@@ -1,4 +1,4 @@
-"""Stores of earlier versions open; fixtures/v0.1 was written by commit 6675940."""
+"""Stores written by earlier versions can be read; fixtures/v0.1 was written by commit 6675940."""
 
 import json
 import shutil
@@ -28,32 +28,31 @@ def test_store_v01_opens() -> None:
     assert (counts["heldout"].documents, counts["heldout"].tokens) == (8, 379)
     tokenizer = store.load_tokenizer()
     train = store.load_split("train")
-    first = train.ids[: train.sentence_offsets[1]].tolist()
-    assert tokenizer.decode(first) == "stone river evening water evening."
+    first_sentence = train.ids[: train.sentence_offsets[1]].tolist()
+    assert tokenizer.decode(first_sentence) == "stone river evening water evening."
     settings = DataSettings(length=32)
-    stream = ExampleStream(
-        train, VocabularyInfo.from_tokenizer(tokenizer), settings, settings.length, 0, 0
-    )
+    vocabulary = VocabularyInfo.from_tokenizer(tokenizer)
+    stream = ExampleStream(train, vocabulary, settings, settings.length, 0, 0)
     assert len(stream.batch(0, 8)) == 8
 
 
 def test_unfinished_store_v01_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An unfinished store of version 0.1 is finished; its parts are not made again."""
+    """An unfinished store of version 0.1 is finished without rebuilding its shards."""
     shutil.copytree(V01 / "unfinished", tmp_path / "store")
-    parts = {path.name for path in (tmp_path / "store" / "parts").glob("*.npz")}
-    assert len(parts) == 6
+    shards = {path.name for path in (tmp_path / "store" / "parts").glob("*.npz")}
+    assert len(shards) == 6
     submitted: list[str] = []
     submit = WorkerPool.submit
 
-    def record(self: WorkerPool, task: ShardTask) -> object:
+    def record_and_submit(self: WorkerPool, task: ShardTask) -> object:
         submitted.append(task.path.name)
         return submit(self, task)
 
-    monkeypatch.setattr(WorkerPool, "submit", record)
+    monkeypatch.setattr(WorkerPool, "submit", record_and_submit)
     tokenizer = Tokenizer.load(V01 / "unfinished" / "tokenizer")
-    corpus = find_sources([str(V01 / "sources")])
-    manifest = prepare(corpus, tokenizer, tmp_path / "store", workers=1, shard_characters=2000)
+    sources = find_sources([str(V01 / "sources")])
+    manifest = prepare(sources, tokenizer, tmp_path / "store", workers=1, shard_characters=2000)
     assert submitted
-    assert not parts & set(submitted)
+    assert not shards & set(submitted)
     assert sum(counts.tokens for counts in manifest.splits.values()) == 3185 + 379
     assert json.loads((tmp_path / "store" / "manifest.json").read_text())["format"] == 1

@@ -1,4 +1,4 @@
-"""What a store looks like to a reader."""
+"""The description of a store that ``inspect`` prints."""
 
 import json
 from pathlib import Path
@@ -14,17 +14,17 @@ from bertsmith.text.wordpiece import Tokenizer
 TOKENIZER = Tokenizer(TokenizerSpec(vocab=(*SPECIAL_TOKENS, ".", "one", "two", "three", "##s")))
 
 
-def make(path: Path, documents: int) -> Store:
-    """Make a store of equal sentences in different documents."""
-    lines = [json.dumps({"text": "Ones twos. " * number}) for number in range(1, documents + 1)]
+def make_store(path: Path, num_documents: int) -> Store:
+    """Prepare a store of documents with 1, 2, 3, ... equal sentences."""
+    lines = [json.dumps({"text": "Ones twos. " * n}) for n in range(1, num_documents + 1)]
     (path / "text.jsonl").write_text("\n".join(lines))
     prepare(find_sources([str(path / "text.jsonl")]), TOKENIZER, path / "store", workers=1)
     return Store.open(path / "store")
 
 
 def test_facts_and_examples(tmp_path: Path) -> None:
-    """Counts, source, and examples with their masks and pair labels marked."""
-    text = describe_store(make(tmp_path, 20), DataSettings(length=16), examples=20)
+    """The description has counts, the source, and examples with masks and NSP labels."""
+    text = describe_store(make_store(tmp_path, 20), DataSettings(length=16), examples=20)
     assert "10 words, lower case" in text
     assert "train: 20 documents" in text
     assert "heldout: 2 documents" in text
@@ -33,14 +33,14 @@ def test_facts_and_examples(tmp_path: Path) -> None:
     assert "B from another document" in text
     assert "A: [CLS] " in text
     assert "{[MASK]→" in text
-    assert text == describe_store(
-        Store.open(tmp_path / "store"), DataSettings(length=16), examples=20
-    )
+    reopened = Store.open(tmp_path / "store")
+    assert text == describe_store(reopened, DataSettings(length=16), examples=20)
 
 
-def test_a_store_without_examples(tmp_path: Path) -> None:
-    """A store too small for pairs is described all the same, and says why there are none."""
-    text = describe_store(make(tmp_path, 1))
+def test_store_too_small_for_examples(tmp_path: Path) -> None:
+    """A store too small for pairs is described, with the reason why there are no examples."""
+    text = describe_store(make_store(tmp_path, 1))
     assert "train: 1 documents, 1 sentences" in text
     assert "no examples: " in text
-    assert "one segment" in describe_store(Store.open(tmp_path / "store"), DataSettings(nsp=False))
+    store = Store.open(tmp_path / "store")
+    assert "one segment" in describe_store(store, DataSettings(nsp=False))

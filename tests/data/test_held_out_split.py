@@ -1,4 +1,4 @@
-"""Which text is held out, and how much of it."""
+"""The held-out split: which documents are held out, and what share of the tokens."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bertsmith.data.held_out_split import DocumentSizes, HeldOutRule, choose_held_out
 
 
-def corpus(
+def make_sizes(
     documents: Sequence[Sequence[int]], hashes: Iterable[int] | None = None
 ) -> DocumentSizes:
     """Return the sizes of documents, each a list of tokens per sentence, with random hashes."""
@@ -23,70 +23,72 @@ def corpus(
     )
 
 
-def choose(lengths: DocumentSizes, share: float | None) -> HeldOutRule:
-    """Choose the rule for one shard."""
-    return choose_held_out(lambda: [lengths], share)
+def choose_rule(sizes: DocumentSizes, share: float | None) -> HeldOutRule:
+    """Choose the rule for documents in one shard."""
+    return choose_held_out(lambda: [sizes], share)
 
 
-def held_out_share(lengths: DocumentSizes, share: float | None) -> float:
-    """Return the share of the tokens that is held out."""
-    assignment = choose(lengths, share).assign(lengths)
-    held_out = lengths.sentence_sizes[assignment.held_out].sum()
-    return float(held_out / lengths.sentence_sizes.sum())
+def held_out_share(sizes: DocumentSizes, share: float | None) -> float:
+    """Return the actual share of held-out tokens for a requested share."""
+    assignment = choose_rule(sizes, share).assign(sizes)
+    held_out_tokens = sizes.sentence_sizes[assignment.held_out].sum()
+    return float(held_out_tokens / sizes.sentence_sizes.sum())
 
 
-def sentences(tokens: int, longest: int = 40, seed: int = 0) -> list[int]:
-    """Return the sizes of random sentences that have about so many tokens."""
-    chance = np.random.default_rng([tokens, seed])
-    return [int(size) for size in chance.integers(1, longest + 1, 2 * tokens // longest + 1)]
+def random_sentences(tokens: int, max_tokens: int = 40, seed: int = 0) -> list[int]:
+    """Return the sizes of random sentences with about ``tokens`` tokens in total."""
+    rng = np.random.default_rng([tokens, seed])
+    return [int(size) for size in rng.integers(1, max_tokens + 1, 2 * tokens // max_tokens + 1)]
 
 
 def test_short_documents_are_held_out_whole() -> None:
-    """Of many short documents those with the smallest hashes are held out, and nothing is cut."""
-    chance = np.random.default_rng(0)
-    lengths = corpus([sentences(int(size)) for size in chance.integers(20, 2000, 2000)])
-    rule = choose(lengths, 0.05)
+    """Of many short documents, those with the smallest hashes are held out and none is cut."""
+    rng = np.random.default_rng(0)
+    sizes = make_sizes([random_sentences(int(size)) for size in rng.integers(20, 2000, 2000)])
+    rule = choose_rule(sizes, 0.05)
     assert not len(rule.cut_hashes)
-    expected = np.repeat(lengths.hashes < np.uint64(rule.hash_limit), lengths.document_sizes)
-    assert (rule.assign(lengths).held_out == expected).all()
-    assert held_out_share(lengths, 0.05) == pytest.approx(0.05, rel=0.01)
+    expected = np.repeat(sizes.hashes < np.uint64(rule.hash_limit), sizes.document_sizes)
+    assert (rule.assign(sizes).held_out == expected).all()
+    assert held_out_share(sizes, 0.05) == pytest.approx(0.05, rel=0.01)
 
 
 def test_default_share() -> None:
-    """By default 1 % is held out, more in small corpora: up to 131,072 tokens or 5 %."""
-    chance = np.random.default_rng(0)
-    for documents, tokens in ((10_000, 2000), (4000, 2000), (300, 500)):
-        lengths = corpus([[int(n)] * 20 for n in chance.integers(1, tokens // 10, documents)])
-        total = int(lengths.sentence_sizes.sum())
-        share = max(0.01, min(0.05, (1 << 17) / total))
-        assert held_out_share(lengths, None) == pytest.approx(share, rel=0.03)
-    assert held_out_share(lengths, 0.0) == 0.0
+    """By default 1 % is held out; in small corpora up to 131,072 tokens or 5 %."""
+    rng = np.random.default_rng(0)
+    for num_documents, tokens in ((10_000, 2000), (4000, 2000), (300, 500)):
+        sizes = make_sizes([[int(n)] * 20 for n in rng.integers(1, tokens // 10, num_documents)])
+        total = int(sizes.sentence_sizes.sum())
+        expected = max(0.01, min(0.05, (1 << 17) / total))
+        assert held_out_share(sizes, None) == pytest.approx(expected, rel=0.03)
+    assert held_out_share(sizes, 0.0) == 0.0
 
 
 @pytest.mark.parametrize(
     "documents",
     [
-        [sentences(150_000, seed=number) for number in range(6)],
-        [sentences(150_000), *([[12, 9]] * 20)],
-        [sentences(800_000)],
-        [sentences(6_000)],
-        [sentences(6_000, seed=number) for number in range(3)],
+        [random_sentences(150_000, seed=number) for number in range(6)],
+        [random_sentences(150_000), *([[12, 9]] * 20)],
+        [random_sentences(800_000)],
+        [random_sentences(6_000)],
+        [random_sentences(6_000, seed=number) for number in range(3)],
     ],
     ids=["six-novels", "one-long-and-20-short", "one-novel", "300-sentences", "three-stories"],
 )
 @pytest.mark.parametrize("share", [0.01, 0.1, None])
-def test_few_documents(documents: list[list[int]], share: float | None) -> None:
-    """Long documents are cut, so that few of them meet the request, with two on either side."""
-    lengths = corpus(documents)
-    total = int(lengths.sentence_sizes.sum())
-    assignment = choose(lengths, share).assign(lengths)
+def test_few_long_documents_are_cut(documents: list[list[int]], share: float | None) -> None:
+    """Long documents are cut to meet the request, with at least two documents in each split."""
+    sizes = make_sizes(documents)
+    total = int(sizes.sentence_sizes.sum())
+    assignment = choose_rule(sizes, share).assign(sizes)
     requested = share or max(0.01, min(0.05, (1 << 17) / total))
-    # Of a few hundred tokens two parts are held out, whatever the request.
+    # For a request of a few hundred tokens, the minimum of two parts can be more.
     upper = max(1.2 * requested, 300 / total)
-    assert 0.8 * requested <= held_out_share(lengths, share) <= upper
-    assert min(len(assignment.train_document_sizes), len(assignment.held_out_document_sizes)) >= 2
+    assert 0.8 * requested <= held_out_share(sizes, share) <= upper
+    assert len(assignment.train_document_sizes) >= 2
+    assert len(assignment.held_out_document_sizes) >= 2
 
 
+#: Documents as (tokens, maximum tokens per sentence, copies).
 DOCUMENTS = st.lists(
     st.tuples(st.integers(1, 30_000), st.integers(1, 60), st.integers(1, 3)),
     min_size=1,
@@ -99,101 +101,101 @@ DOCUMENTS = st.lists(
 def test_share_of_any_corpus(
     documents: list[tuple[int, int, int]], share: float, seed: int
 ) -> None:
-    """The held-out share is 0.8 to 1.2 times the request, which counts at least 256 tokens.
+    """The held-out share is 0.8 to 1.2 times the request if that is at least 256 tokens.
 
-    The lower bound holds where no sentence, with its copies, is longer than a sixteenth of it.
+    The lower bound holds if no sentence, with its copies, is longer than a sixteenth of it.
     """
-    chance = np.random.default_rng(seed)
-    made = [
-        (sentences(tokens, longest, seed), int(chance.integers(0, 1 << 64, dtype=np.uint64)))
+    rng = np.random.default_rng(seed)
+    random_documents = [
+        (random_sentences(tokens, longest, seed), int(rng.integers(0, 1 << 64, dtype=np.uint64)))
         for tokens, longest, copies in documents
         for _ in range(copies)
     ]
-    lengths = corpus([one for one, _ in made], [one for _, one in made])
-    # Copies: the same document again, in the same place of the list.
-    first = np.concatenate([[number] * copies for number, (_, _, copies) in enumerate(documents)])
-    lengths = lengths._replace(hashes=lengths.hashes[np.searchsorted(first, first)])
-    total = int(lengths.sentence_sizes.sum())
-    rule = choose(lengths, share)
-    assignment = rule.assign(lengths)
-    held_out = int(lengths.sentence_sizes[assignment.held_out].sum())
-    if share * total >= 256:
-        assert held_out <= 1.2 * share * total
-        if 16 * 3 * max(longest for _, longest, _ in documents) <= min(share, 1 - share) * total:
-            assert held_out >= 0.8 * share * total
-    assert (
-        not held_out
-        or min(len(assignment.train_document_sizes), len(assignment.held_out_document_sizes)) >= 2
+    sizes = make_sizes(
+        [document for document, _ in random_documents], [value for _, value in random_documents]
     )
-    # Every sentence is in one document of its side.
-    assert assignment.held_out_document_sizes.sum() == assignment.held_out.sum()
-    assert assignment.train_document_sizes.sum() == (~assignment.held_out).sum()
-    assert (assignment.train_document_sizes > 0).all()
-    assert (assignment.held_out_document_sizes > 0).all()
-    # Copies are on the same side, sentence by sentence.
-    ends = np.cumsum(lengths.document_sizes)
-    sides: dict[int, list[bool]] = {}
-    for value, end, size in zip(lengths.hashes, ends, lengths.document_sizes, strict=True):
-        side = assignment.held_out[end - size : end].tolist()
-        assert sides.setdefault(int(value), side) == side
+    # Copies get the hash of the first of them.
+    numbers = np.concatenate([[number] * copies for number, (_, _, copies) in enumerate(documents)])
+    sizes = sizes._replace(hashes=sizes.hashes[np.searchsorted(numbers, numbers)])
+    total = int(sizes.sentence_sizes.sum())
+    assignment = choose_rule(sizes, share).assign(sizes)
+    num_held_out = int(sizes.sentence_sizes[assignment.held_out].sum())
+    train_sizes, held_out_sizes = assignment[1:]
+    if share * total >= 256:
+        assert num_held_out <= 1.2 * share * total
+        if 16 * 3 * max(longest for _, longest, _ in documents) <= min(share, 1 - share) * total:
+            assert num_held_out >= 0.8 * share * total
+    assert not num_held_out or min(len(train_sizes), len(held_out_sizes)) >= 2
+    # Every sentence is in one document of its split.
+    assert held_out_sizes.sum() == assignment.held_out.sum()
+    assert train_sizes.sum() == (~assignment.held_out).sum()
+    assert (train_sizes > 0).all()
+    assert (held_out_sizes > 0).all()
+    # Corresponding sentences of copies are in the same split.
+    ends = np.cumsum(sizes.document_sizes)
+    splits: dict[int, list[bool]] = {}
+    for value, end, size in zip(sizes.hashes, ends, sizes.document_sizes, strict=True):
+        is_held_out = assignment.held_out[end - size : end].tolist()
+        assert splits.setdefault(int(value), is_held_out) == is_held_out
 
 
-def split_at(lengths: DocumentSizes, number: int) -> list[DocumentSizes]:
-    """Return the documents before and from ``number`` on, as two shards."""
-    at = int(lengths.document_sizes[:number].sum())
-    hashes, documents, tokens = lengths
+def divide_at(sizes: DocumentSizes, number: int) -> list[DocumentSizes]:
+    """Return the documents before ``number`` and those from it on, as two shards."""
+    sentence = int(sizes.document_sizes[:number].sum())
+    hashes, document_sizes, sentence_sizes = sizes
     return [
-        DocumentSizes(hashes[:number], documents[:number], tokens[:at]),
-        DocumentSizes(hashes[number:], documents[number:], tokens[at:]),
+        DocumentSizes(hashes[:number], document_sizes[:number], sentence_sizes[:sentence]),
+        DocumentSizes(hashes[number:], document_sizes[number:], sentence_sizes[sentence:]),
     ]
 
 
-def test_shards_do_not_matter() -> None:
-    """The rule and the sides are the same however documents are grouped into shards."""
-    lengths = corpus([sentences(30_000, seed=number) for number in range(8)])
-    rule, held_out = choose(lengths, 0.02), choose(lengths, 0.02).assign(lengths).held_out
+def test_result_does_not_depend_on_the_shards() -> None:
+    """The rule and the assignment are the same however the documents are grouped."""
+    sizes = make_sizes([random_sentences(30_000, seed=number) for number in range(8)])
+    expected_rule = choose_rule(sizes, 0.02)
+    expected = expected_rule.assign(sizes).held_out
     for number in range(9):
-        shards = split_at(lengths, number)
-        other = choose_held_out(lambda shards=shards: shards, 0.02)  # type: ignore[misc]
-        assert other.hash_limit == rule.hash_limit
-        parts = [other.assign(shard).held_out for shard in shards]
-        assert (np.concatenate(parts) == held_out).all()
+        shards = divide_at(sizes, number)
+        rule = choose_held_out(lambda shards=shards: shards, 0.02)  # type: ignore[misc]
+        assert rule.hash_limit == expected_rule.hash_limit
+        held_out = [rule.assign(shard).held_out for shard in shards]
+        assert (np.concatenate(held_out) == expected).all()
 
 
-def test_no_training_document_spans_a_gap() -> None:
-    """Training documents end where a held-out part begins; other neighbors stay joined."""
-    lengths = corpus([sentences(200_000)])
-    assignment = choose(lengths, 0.05).assign(lengths)
-    borders = np.flatnonzero(np.diff(assignment.held_out))
-    runs = np.diff(np.concatenate([[-1], borders, [len(assignment.held_out) - 1]]))
-    first = int(assignment.held_out[0])
-    assert assignment.train_document_sizes.tolist() == runs[first::2].tolist()
+def test_training_documents_end_at_held_out_parts() -> None:
+    """No training document contains text from both sides of a held-out part."""
+    sizes = make_sizes([random_sentences(200_000)])
+    assignment = choose_rule(sizes, 0.05).assign(sizes)
+    run_ends = np.flatnonzero(np.diff(assignment.held_out))
+    run_sizes = np.diff(np.concatenate([[-1], run_ends, [len(assignment.held_out) - 1]]))
+    first_training_run = int(assignment.held_out[0])
+    assert assignment.train_document_sizes.tolist() == run_sizes[first_training_run::2].tolist()
 
 
-def test_one_training_run_is_not_one_document() -> None:
-    """If the held-out parts leave one piece of a single document, that becomes several."""
-    seen = 0
+def test_single_training_run_is_several_documents() -> None:
+    """If the training part of a single document is contiguous, it is not merged into one."""
+    num_unmerged = 0
     for number in range(300):
-        lengths = corpus([[8] * 24], [number << 48])
-        rule = choose(lengths, 0.05)
-        assignment = rule.assign(lengths)
-        seen += not rule.merge_training_parts
+        sizes = make_sizes([[8] * 24], [number << 48])
+        rule = choose_rule(sizes, 0.05)
+        assignment = rule.assign(sizes)
+        num_unmerged += not rule.merge_training_parts
         assert len(assignment.train_document_sizes) >= 2
         assert len(assignment.held_out_document_sizes) >= 2
-    assert seen
+    assert num_unmerged
 
 
 @pytest.mark.parametrize(
     "documents", [[], [[5]], [[5], [6], [7]], [[5, 5, 5]], [[5]] * 9, [[70_000, 3, 90_000]]]
 )
-def test_nothing_is_held_out_of_too_little(documents: list[list[int]]) -> None:
-    """Where two parts cannot be held out and two remain, nothing is held out."""
-    lengths = corpus(documents, [sum(document) << 32 for document in documents])
-    assert not choose(lengths, 0.01).assign(lengths).held_out.any()
+def test_nothing_is_held_out_of_a_tiny_corpus(documents: list[list[int]]) -> None:
+    """Nothing is held out if two held-out parts and two training parts are impossible."""
+    sizes = make_sizes(documents, [sum(document) << 32 for document in documents])
+    assert not choose_rule(sizes, 0.01).assign(sizes).held_out.any()
 
 
-def test_copies_of_everything() -> None:
-    """A file that is given many times is cut finer, so that all copies of a part count."""
+def test_many_copies_of_one_document() -> None:
+    """A document with 50 copies is cut more finely, so that the copies together fit the request."""
     copies = 50
-    lengths = corpus([sentences(10_000)] * copies, [1 << 40] * copies)
-    assert held_out_share(lengths, 0.01) == pytest.approx(0.01, rel=0.2)
+    sizes = make_sizes([random_sentences(10_000)] * copies, [1 << 40] * copies)
+    assert held_out_share(sizes, 0.01) == pytest.approx(0.01, rel=0.2)

@@ -1,4 +1,4 @@
-"""The walk that cuts documents into sentence pairs."""
+"""Sentence pairs: the vectorized sampler against a plain loop, and its statistics."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,223 +16,240 @@ from bertsmith.errors import StoreError
 
 @dataclass
 class Example:
-    """An example of the plain walk: its token indices, its label, the sentences it used."""
+    """An example of the reference implementation.
+
+    Attributes:
+        a: Token indices of segment A.
+        b: Token indices of segment B.
+        nsp_label: 1 if B is from another document, else 0.
+        first_sentence: Sentence at which the example starts.
+        num_consumed: Number of sentences before the next example starts.
+        num_gathered: Number of sentences gathered for A and B.
+    """
 
     a: list[int]
     b: list[int]
-    not_next: int
-    first: int
-    used: int
-    gathered: int
+    nsp_label: int
+    first_sentence: int
+    num_consumed: int
+    num_gathered: int
 
 
-class Draws:
-    """The random numbers of the example that begins at one sentence, one at a time."""
+class ExampleRng:
+    """The random numbers of the example that starts at one sentence, one at a time."""
 
     def __init__(self, seed: int, epoch: int, sentence: int) -> None:
-        self.state = init_states(derive_key(seed, epoch), np.array([sentence]))
+        self.states = init_states(derive_key(seed, epoch), np.array([sentence]))
 
-    def word(self, number: int) -> int:
-        """Return the random word of this number."""
-        return int(random_bits(self.state, number)[0])
+    def bits(self, index: int) -> int:
+        """Return the random 64-bit value with this index."""
+        return int(random_bits(self.states, index)[0])
 
-    def below(self, number: int, limit: int) -> int:
-        """Return a whole number in [0, limit)."""
-        return ((self.word(number) >> 32) * limit) >> 32
+    def integer(self, index: int, limit: int) -> int:
+        """Return an integer in [0, limit)."""
+        return ((self.bits(index) >> 32) * limit) >> 32
 
-    def share(self, number: int) -> float:
+    def uniform(self, index: int) -> float:
         """Return a number in [0, 1)."""
-        return (self.word(number) >> 11) / 2**53
+        return (self.bits(index) >> 11) / 2**53
 
-    def coin(self, first: int, toss: int) -> bool:
-        """Return how the coin number ``toss`` of those from word ``first`` on falls."""
-        return bool(self.word(first + 2 * (toss // 64)) >> (toss % 64) & 1)
+    def coin_flip(self, first_index: int, number: int) -> bool:
+        """Return one of the coin flips that start at the value with index ``first_index``."""
+        return bool(self.bits(first_index + 2 * (number // 64)) >> (number % 64) & 1)
 
 
-def plain_walk(
+def sample_reference(
     split: Split, settings: DataSettings, length: int, seed: int, epoch: int
 ) -> list[Example]:
-    """Walk as the original program does, one sentence after another, in plain Python."""
-    room = length - (3 if settings.nsp else 2)
-    tokens = [
-        list(range(int(split.sentence_offsets[i]), int(split.sentence_offsets[i + 1])))
-        for i in range(len(split.sentence_offsets) - 1)
-    ]
+    """Sample examples like the original program, one sentence after another, in plain Python."""
+    max_tokens = length - (3 if settings.nsp else 2)
+    offsets, document_offsets = split.sentence_offsets, split.document_offsets
+    tokens = [list(range(int(offsets[i]), int(offsets[i + 1]))) for i in range(len(offsets) - 1)]
     documents = [
-        list(range(int(split.document_offsets[i]), int(split.document_offsets[i + 1])))
-        for i in range(len(split.document_offsets) - 1)
+        list(range(int(document_offsets[i]), int(document_offsets[i + 1])))
+        for i in range(len(document_offsets) - 1)
     ]
-    result = []
+    examples = []
     for number, document in enumerate(documents):
-        place = 0
-        while place < len(document):
-            draws = Draws(seed, epoch, document[place])
-            target = room
-            if draws.share(sentence_pairs.RNG_SHORT) < settings.short_share:
-                target = 2 + draws.below(sentence_pairs.RNG_TARGET, room - 1)
-            chunk: list[list[int]] = []
-            while place + len(chunk) < len(document) and sum(map(len, chunk)) < target:
-                chunk.append(tokens[document[place + len(chunk)]])
-            a_end = len(chunk)
+        index = 0
+        while index < len(document):
+            rng = ExampleRng(seed, epoch, document[index])
+            target = max_tokens
+            if rng.uniform(sentence_pairs.RNG_SHORT) < settings.short_share:
+                target = 2 + rng.integer(sentence_pairs.RNG_TARGET, max_tokens - 1)
+            gathered: list[list[int]] = []
+            while index + len(gathered) < len(document) and sum(map(len, gathered)) < target:
+                gathered.append(tokens[document[index + len(gathered)]])
+            num_a = len(gathered)
             if settings.nsp:
-                a_end = (
-                    1
-                    if len(chunk) == 1
-                    else 1 + draws.below(sentence_pairs.RNG_A_END, len(chunk) - 1)
-                )
-            a = [token for sentence in chunk[:a_end] for token in sentence]
-            b = [token for sentence in chunk[a_end:] for token in sentence]
-            used, not_next = len(chunk), 0
+                num_choices = len(gathered) - 1
+                num_a = 1
+                if num_choices:
+                    num_a = 1 + rng.integer(sentence_pairs.RNG_A_END, num_choices)
+            a = [token for sentence in gathered[:num_a] for token in sentence]
+            b = [token for sentence in gathered[num_a:] for token in sentence]
+            num_consumed, nsp_label = len(gathered), 0
             if settings.nsp and (
-                len(chunk) == 1 or draws.share(sentence_pairs.RNG_IS_RANDOM) < 0.5
+                len(gathered) == 1 or rng.uniform(sentence_pairs.RNG_IS_RANDOM) < 0.5
             ):
-                used, not_next = a_end, 1
-                other = draws.below(sentence_pairs.RNG_DOCUMENT, len(documents) - 1)
+                num_consumed, nsp_label = num_a, 1
+                other = rng.integer(sentence_pairs.RNG_DOCUMENT, len(documents) - 1)
                 other += other >= number
-                start = draws.below(sentence_pairs.RNG_SENTENCE, len(documents[other]))
+                start = rng.integer(sentence_pairs.RNG_SENTENCE, len(documents[other]))
                 b = []
-                for sentence in documents[other][start:]:
-                    b.extend(tokens[sentence])
+                for sentence_number in documents[other][start:]:
+                    b.extend(tokens[sentence_number])
                     if len(b) >= target - len(a):
                         break
-            cut_a = cut_b = 0
-            while len(a) + len(b) > room:
-                if len(a) > len(b):
-                    a.pop(0 if draws.coin(sentence_pairs.RNG_TRUNCATE_A, cut_a) else -1)
-                    cut_a += 1
-                else:
-                    b.pop(0 if draws.coin(sentence_pairs.RNG_TRUNCATE_B, cut_b) else -1)
-                    cut_b += 1
-            result.append(Example(a, b, not_next, document[place], used, len(chunk)))
-            place += used
-    return result
+            truncate_reference(a, b, max_tokens, rng)
+            first = document[index]
+            examples.append(Example(a, b, nsp_label, first, num_consumed, len(gathered)))
+            index += num_consumed
+    return examples
 
 
-def all_pairs(walk: PairSampler, split: Split) -> SentencePairs:
-    """Return the examples of a whole epoch in the order of the walk."""
-    return walk.sample_pairs(np.array([0]), np.array([len(split.sentence_offsets) - 1]))
+def truncate_reference(a: list[int], b: list[int], max_tokens: int, rng: ExampleRng) -> None:
+    """Remove tokens from the longer segment, at its front or back, until both fit."""
+    num_a_removed = num_b_removed = 0
+    while len(a) + len(b) > max_tokens:
+        if len(a) > len(b):
+            a.pop(0 if rng.coin_flip(sentence_pairs.RNG_TRUNCATE_A, num_a_removed) else -1)
+            num_a_removed += 1
+        else:
+            b.pop(0 if rng.coin_flip(sentence_pairs.RNG_TRUNCATE_B, num_b_removed) else -1)
+            num_b_removed += 1
+
+
+def sample_epoch(sampler: PairSampler, split: Split) -> SentencePairs:
+    """Return all examples of an epoch, in the order of the documents."""
+    return sampler.sample_pairs(np.array([0]), np.array([len(split.sentence_offsets) - 1]))
 
 
 @pytest.mark.parametrize("nsp", [True, False])
-@pytest.mark.parametrize(("length", "short"), [(8, 0.1), (31, 0.5), (128, 0.1), (512, 1.0)])
-def test_equals_the_plain_walk(
-    make_split: Callable[..., Split], length: int, short: float, nsp: bool
+@pytest.mark.parametrize(("length", "short_share"), [(8, 0.1), (31, 0.5), (128, 0.1), (512, 1.0)])
+def test_sampler_equals_the_reference(
+    make_split: Callable[..., Split], length: int, short_share: float, nsp: bool
 ) -> None:
-    """The vectorized walk gives the plain loop's examples, token for token."""
+    """The vectorized sampler gives the examples of the plain loop, token by token."""
     split = make_split(60, seed=length)
-    settings = DataSettings(short_share=short, nsp=nsp)
-    plain = plain_walk(split, settings, length, 7, 3)
-    fast = all_pairs(PairSampler(split, settings, length, 7, 3), split)
-    assert len(fast.a_first) == len(plain)
-    for index, example in enumerate(plain):
-        first, size = fast.a_first[index], fast.a_size[index]
+    settings = DataSettings(short_share=short_share, nsp=nsp)
+    expected = sample_reference(split, settings, length, 7, 3)
+    pairs = sample_epoch(PairSampler(split, settings, length, 7, 3), split)
+    assert len(pairs.a_first) == len(expected)
+    for index, example in enumerate(expected):
+        first, size = pairs.a_first[index], pairs.a_size[index]
         assert list(range(first, first + size)) == example.a
-        first, size = fast.b_first[index], fast.b_size[index]
+        first, size = pairs.b_first[index], pairs.b_size[index]
         assert list(range(first, first + size)) == example.b
-        assert fast.nsp_labels[index] == example.not_next
+        assert pairs.nsp_labels[index] == example.nsp_label
 
 
-def test_long_sentences_are_cut_as_in_the_plain_walk() -> None:
-    """Cuts of hundreds of tokens, over several words of coins, equal the plain loop's."""
-    chance = np.random.default_rng(5)
+def test_long_sentences_are_truncated_as_in_the_reference() -> None:
+    """Truncation by hundreds of tokens, which needs several random values, is correct."""
+    rng = np.random.default_rng(5)
     split = Split.from_documents(
-        [[[9] * int(chance.integers(1, 900)) for _ in range(5)] for _ in range(12)]
+        [[[9] * int(rng.integers(1, 900)) for _ in range(5)] for _ in range(12)]
     )
     settings = DataSettings()
-    plain = plain_walk(split, settings, 64, 1, 0)
-    fast = all_pairs(PairSampler(split, settings, 64, 1, 0), split)
-    assert [example.a[0] for example in plain] == fast.a_first.tolist()
-    assert [example.b[0] for example in plain] == fast.b_first.tolist()
-    assert [len(example.b) for example in plain] == fast.b_size.tolist()
+    expected = sample_reference(split, settings, 64, 1, 0)
+    pairs = sample_epoch(PairSampler(split, settings, 64, 1, 0), split)
+    assert [example.a[0] for example in expected] == pairs.a_first.tolist()
+    assert [example.b[0] for example in expected] == pairs.b_first.tolist()
+    assert [len(example.b) for example in expected] == pairs.b_size.tolist()
 
 
-@pytest.mark.parametrize("group", [7, 64, 1 << 16])
-def test_runs_are_counted_over_any_grouping(
-    split: Split, monkeypatch: pytest.MonkeyPatch, group: int
+@pytest.mark.parametrize("chunk_size", [7, 64, 1 << 16])
+def test_run_starts_do_not_depend_on_the_chunk_size(
+    split: Split, monkeypatch: pytest.MonkeyPatch, chunk_size: int
 ) -> None:
-    """Counting in groups of sentences of any size finds the plain walk's every 16th example."""
-    monkeypatch.setattr(sentence_pairs, "_CHUNK_SENTENCES", group)
-    plain = plain_walk(split, DataSettings(), 96, 11, 2)
-    starts, count = PairSampler(split, DataSettings(), 96, 11, 2).find_run_starts(16)
-    assert count == len(plain)
-    assert starts.tolist() == [example.first for example in plain[::16]]
+    """With any chunk size, a run starts at every 16th example of the reference."""
+    monkeypatch.setattr(sentence_pairs, "_CHUNK_SENTENCES", chunk_size)
+    expected = sample_reference(split, DataSettings(), 96, 11, 2)
+    run_starts, count = PairSampler(split, DataSettings(), 96, 11, 2).find_run_starts(16)
+    assert count == len(expected)
+    assert run_starts.tolist() == [example.first_sentence for example in expected[::16]]
 
 
-def test_every_sentence_is_walked_once(split: Split) -> None:
-    """The examples of an epoch use up all sentences of the split, in order, each once."""
-    plain = plain_walk(split, DataSettings(), 128, 3, 0)
-    place = 0
-    for example in plain:
-        assert example.first == place
-        place += example.used
-    assert place == len(split.sentence_offsets) - 1
-    starts, _ = PairSampler(split, DataSettings(), 128, 3, 0).find_run_starts(1)
-    assert starts.tolist() == [example.first for example in plain]
+def test_every_sentence_is_consumed_once(split: Split) -> None:
+    """The examples of an epoch consume all sentences of the split, in order."""
+    examples = sample_reference(split, DataSettings(), 128, 3, 0)
+    sentence = 0
+    for example in examples:
+        assert example.first_sentence == sentence
+        sentence += example.num_consumed
+    assert sentence == len(split.sentence_offsets) - 1
+    run_starts, _ = PairSampler(split, DataSettings(), 128, 3, 0).find_run_starts(1)
+    assert run_starts.tolist() == [example.first_sentence for example in examples]
 
 
-def test_half_of_the_pairs_follow(make_split: Callable[..., Split]) -> None:
-    """Where there are two sentences or more, B truly follows half the time (5 sigma)."""
+def test_half_of_the_pairs_are_consecutive(make_split: Callable[..., Split]) -> None:
+    """If an example has two sentences or more, B follows A with probability 0.5 (5 sigma)."""
     split = make_split(500, sentences=30)
-    plain = [e for e in plain_walk(split, DataSettings(), 128, 0, 0) if e.gathered > 1]
-    fast = all_pairs(PairSampler(split, DataSettings(), 128, 0, 0), split)
-    several = sum(example.not_next for example in plain)
-    assert abs(several / len(plain) - 0.5) < 5 * 0.5 / len(plain) ** 0.5
-    follows = fast.nsp_labels == 0
-    # "Follows" is meant literally: the first token of B that was not cut stands behind A's last.
-    gap = fast.b_first - (fast.a_first + fast.a_size)
+    examples = [
+        example
+        for example in sample_reference(split, DataSettings(), 128, 0, 0)
+        if example.num_gathered > 1
+    ]
+    pairs = sample_epoch(PairSampler(split, DataSettings(), 128, 0, 0), split)
+    num_random = sum(example.nsp_label for example in examples)
+    assert abs(num_random / len(examples) - 0.5) < 5 * 0.5 / len(examples) ** 0.5
+    follows = pairs.nsp_labels == 0
+    # B starts after the end of A, and right there unless tokens were removed.
+    gap = pairs.b_first - (pairs.a_first + pairs.a_size)
     assert (gap[follows] >= 0).all()
     assert (gap[follows] == 0).mean() > 0.2
 
 
-def test_negatives_come_from_other_documents(split: Split) -> None:
-    """No B that does not follow comes from A's document; every B that follows does."""
+def test_random_segments_are_from_other_documents(split: Split) -> None:
+    """B is from the document of A if and only if the label says that it follows A."""
     for seed in range(5):
-        pairs = all_pairs(PairSampler(split, DataSettings(), 64, seed, 0), split)
-        bounds = split.sentence_offsets[split.document_offsets]
-        a = np.searchsorted(bounds, pairs.a_first, "right")
-        b = np.searchsorted(bounds, pairs.b_first, "right")
-        b_last = np.searchsorted(bounds, pairs.b_first + pairs.b_size - 1, "right")
+        pairs = sample_epoch(PairSampler(split, DataSettings(), 64, seed, 0), split)
+        document_starts = split.sentence_offsets[split.document_offsets]
+        a = np.searchsorted(document_starts, pairs.a_first, "right")
+        b = np.searchsorted(document_starts, pairs.b_first, "right")
+        b_last = np.searchsorted(document_starts, pairs.b_first + pairs.b_size - 1, "right")
         assert ((a == b) == (pairs.nsp_labels == 0)).all()
         assert (b == b_last).all()
 
 
-def test_negatives_reach_every_document_alike() -> None:
-    """With three documents, each is drawn by the other two equally often (5 sigma)."""
+def test_all_other_documents_are_equally_likely() -> None:
+    """With three documents, B is from each of the two others equally often (5 sigma)."""
     split = Split.from_documents([[[5, 6]] * 20_000] * 3)
-    pairs = all_pairs(PairSampler(split, DataSettings(), 8, 0, 0), split)
-    negative = pairs.nsp_labels == 1
-    bounds = split.sentence_offsets[split.document_offsets]
-    a = np.searchsorted(bounds, pairs.a_first[negative], "right") - 1
-    b = np.searchsorted(bounds, pairs.b_first[negative], "right") - 1
+    pairs = sample_epoch(PairSampler(split, DataSettings(), 8, 0, 0), split)
+    is_random = pairs.nsp_labels == 1
+    document_starts = split.sentence_offsets[split.document_offsets]
+    a = np.searchsorted(document_starts, pairs.a_first[is_random], "right") - 1
+    b = np.searchsorted(document_starts, pairs.b_first[is_random], "right") - 1
     for document in range(3):
-        drawn = b[a == document]
-        share = np.mean(drawn == (document + 1) % 3)
-        assert abs(share - 0.5) < 5 * 0.5 / len(drawn) ** 0.5
+        others = b[a == document]
+        share = np.mean(others == (document + 1) % 3)
+        assert abs(share - 0.5) < 5 * 0.5 / len(others) ** 0.5
 
 
-def test_short_share(make_split: Callable[..., Split]) -> None:
-    """A tenth of the targets is short (5 sigma), spread over all lengths from 2 on."""
+def test_share_of_short_examples() -> None:
+    """A tenth of the target lengths is short (5 sigma), uniformly from 2 tokens on."""
     split = Split.from_documents([[[5]] * 200_000, [[5]]])
-    pairs = all_pairs(PairSampler(split, DataSettings(nsp=False), 52, 0, 0), split)
+    pairs = sample_epoch(PairSampler(split, DataSettings(nsp=False), 52, 0, 0), split)
     sizes = pairs.a_size[:-2]
-    # A target of 50 may also be drawn as a short one: 1 in 49 of them.
+    # One short target in 49 is the maximum of 50 tokens.
     share, expected = np.mean(sizes < 50), 0.1 * 48 / 49
     assert abs(share - expected) < 5 * (expected / len(sizes)) ** 0.5
     assert set(sizes[sizes < 50].tolist()) == set(range(2, 50))
 
 
-def test_pairs_fill_the_room(split: Split) -> None:
-    """A and B hold one token at least, and together no more than length - 3."""
-    pairs = all_pairs(PairSampler(split, DataSettings(), 40, 0, 0), split)
+def test_pairs_fit_the_length(split: Split) -> None:
+    """A and B have at least one token each, and at most length - 3 together."""
+    pairs = sample_epoch(PairSampler(split, DataSettings(), 40, 0, 0), split)
     assert min(pairs.a_size.min(), pairs.b_size.min()) >= 1
     assert (pairs.a_size + pairs.b_size).max() == 37
 
 
-def test_too_little_text() -> None:
-    """No document, or one document for pairs, is an error that says so; one is enough without."""
+def test_too_few_documents_are_rejected() -> None:
+    """No document is an error, and with NSP a single document is too."""
     with pytest.raises(StoreError, match=r"no document.*--held-out share above 0"):
         PairSampler(Split.from_documents([]), DataSettings(), 128, 0, 0)
+    single = Split.from_documents([[[5, 6]]])
     with pytest.raises(StoreError, match=r"one document only.*nsp = false"):
-        PairSampler(Split.from_documents([[[5, 6]]]), DataSettings(), 128, 0, 0)
-    single = PairSampler(Split.from_documents([[[5, 6]]]), DataSettings(nsp=False), 128, 0, 0)
-    assert single.find_run_starts(16)[1] == 1
+        PairSampler(single, DataSettings(), 128, 0, 0)
+    sampler = PairSampler(single, DataSettings(nsp=False), 128, 0, 0)
+    assert sampler.find_run_starts(16)[1] == 1

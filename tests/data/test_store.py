@@ -1,4 +1,4 @@
-"""The token store: what is written is read back, and what is broken is refused."""
+"""The token store on disk: reading what was written, and detecting damage."""
 
 import json
 from collections.abc import Callable
@@ -34,30 +34,31 @@ TOKENIZER = Tokenizer(
 
 
 def write_store(path: Path, splits: dict[str, Split], vocab_size: int = 97) -> Store:
-    """Write a store of splits in memory, each in two pieces, and open it."""
+    """Write a store from splits in memory, each in two parts, and open it."""
     path.mkdir()
     bits = choose_id_bits(vocab_size)
     counts: dict[SplitName, SplitCounts] = {}
     checksums: dict[str, str] = {}
     for name in SPLITS:
         split, writer = splits[name], SplitWriter(path, name, bits)
-        sentence_sizes, document_sizes = (
-            np.diff(split.sentence_offsets),
-            np.diff(split.document_offsets),
-        )
-        half = len(document_sizes) // 2
-        sentences = int(split.document_offsets[half])
-        tokens = int(split.sentence_offsets[sentences])
-        writer.append(split.ids[:tokens], sentence_sizes[:sentences], document_sizes[:half])
-        writer.append(split.ids[tokens:], sentence_sizes[sentences:], document_sizes[half:])
+        sentence_sizes = np.diff(split.sentence_offsets)
+        document_sizes = np.diff(split.document_offsets)
+        document = len(document_sizes) // 2
+        sentence = int(split.document_offsets[document])
+        token = int(split.sentence_offsets[sentence])
+        writer.append(split.ids[:token], sentence_sizes[:sentence], document_sizes[:document])
+        writer.append(split.ids[token:], sentence_sizes[sentence:], document_sizes[document:])
         counts[name] = writer.close()
         checksums |= writer.checksums
     TOKENIZER.save(path / "tokenizer")
-    plan = StorePlan(vocabulary_hash=TOKENIZER.hash)
     manifest = Manifest(
-        bits=bits, vocab_size=vocab_size, lowercase=True, plan=plan, splits=counts,
+        bits=bits,
+        vocab_size=vocab_size,
+        lowercase=True,
+        plan=StorePlan(vocabulary_hash=TOKENIZER.hash),
+        splits=counts,
         checksums=checksums,
-    )  # fmt: skip
+    )
     write_manifest(path, manifest)
     return Store.open(path)
 
@@ -69,48 +70,47 @@ def store(tmp_path: Path, make_split: Callable[..., Split]) -> Store:
     return write_store(tmp_path / "store", splits)
 
 
-@pytest.mark.parametrize(("vocab_size", "kind"), [(97, "<u2"), (65536, "<u2"), (65537, "<u4")])
-def test_what_is_written_is_read(
-    tmp_path: Path, make_split: Callable[..., Split], vocab_size: int, kind: str
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(97, "<u2"), (65536, "<u2"), (65537, "<u4")])
+def test_round_trip(
+    tmp_path: Path, make_split: Callable[..., Split], vocab_size: int, dtype: str
 ) -> None:
-    """Ids and offsets come back, in 16 bits up to 65,536 words and in 32 bits beyond."""
+    """Ids and offsets are read as written; ids have 16 bits up to 65,536 words, then 32."""
     splits = {"train": make_split(20), "heldout": make_split(3, seed=1)}
     splits["train"].ids[0] = vocab_size - 1
     store = write_store(tmp_path / "store", splits, vocab_size)
     for name in SPLITS:
-        found = store.load_split(name)
-        assert found.ids.dtype == np.dtype(kind)
-        for part in ("ids", "sentence_offsets", "document_offsets"):
-            assert (getattr(found, part) == getattr(splits[name], part)).all()
-        assert found.counts == store.manifest.splits[name]
+        split = store.load_split(name)
+        assert split.ids.dtype == np.dtype(dtype)
+        for field in ("ids", "sentence_offsets", "document_offsets"):
+            assert (getattr(split, field) == getattr(splits[name], field)).all()
+        assert split.counts == store.manifest.splits[name]
 
 
-def test_the_arrays_are_mapped(store: Store) -> None:
-    """A split is mapped into memory and cannot be written to."""
+def test_arrays_are_memory_mapped(store: Store) -> None:
+    """The arrays of a split are memory-mapped and read-only."""
     assert not store.load_split("train").ids.flags.owndata
     with pytest.raises(ValueError, match="read-only"):
         store.load_split("train").ids[0] = 1
 
 
-def test_an_empty_split_can_be_read(tmp_path: Path, make_split: Callable[..., Split]) -> None:
-    """A store without held-out documents opens, and the split holds nothing."""
-    store = write_store(
-        tmp_path / "store", {"train": make_split(4), "heldout": Split.from_documents([])}
-    )
+def test_empty_split(tmp_path: Path, make_split: Callable[..., Split]) -> None:
+    """A store without held-out documents opens, with an empty held-out split."""
+    splits = {"train": make_split(4), "heldout": Split.from_documents([])}
+    store = write_store(tmp_path / "store", splits)
     assert store.load_split("heldout").counts.documents == 0
 
 
-def test_the_writer_refuses_what_does_not_add_up(tmp_path: Path) -> None:
-    """Sizes that do not fit, and empty sentences or documents, never reach the disk."""
+def test_writer_rejects_inconsistent_sizes(tmp_path: Path) -> None:
+    """Sizes that do not add up, and empty sentences or documents, are errors."""
     writer = SplitWriter(tmp_path, "train", 16)
-    for sentences, documents in (([3], [1]), ([2], [2]), ([2, 0], [2]), ([2], [1, 0])):
+    for sentence_sizes, document_sizes in (([3], [1]), ([2], [2]), ([2, 0], [2]), ([2], [1, 0])):
         with pytest.raises(ValueError, match=r"add up|empty"):
-            writer.append(np.array([5, 6]), np.array(sentences), np.array(documents))
+            writer.append(np.array([5, 6]), np.array(sentence_sizes), np.array(document_sizes))
 
 
 @pytest.mark.parametrize("part", ["ids", "sentences", "documents"])
-def test_a_cut_off_file_is_refused(store: Store, part: str) -> None:
-    """A file that is shorter than the manifest says is named, with both sizes."""
+def test_truncated_or_missing_file_is_rejected(store: Store, part: str) -> None:
+    """The error names the file, and the actual and expected size if it is too short."""
     file = store.path / f"train.{part}"
     size = file.stat().st_size
     file.write_bytes(file.read_bytes()[:-2])
@@ -123,15 +123,15 @@ def test_a_cut_off_file_is_refused(store: Store, part: str) -> None:
         Store.open(store.path)
 
 
-def flip(file: Path, position: int) -> None:
-    """Change one byte of a file."""
+def flip_byte(file: Path, position: int) -> None:
+    """Change one byte of a file; a second call restores it."""
     content = bytearray(file.read_bytes())
     content[position] ^= 0x81
     file.write_bytes(content)
 
 
-def without_checksums(store: Store) -> None:
-    """Make the manifest one of version 0.1."""
+def remove_checksums(store: Store) -> None:
+    """Turn the manifest into one of version 0.1."""
     file = store.path / "manifest.json"
     values = json.loads(file.read_text())
     assert len(values.pop("checksums")) == 6
@@ -140,16 +140,16 @@ def without_checksums(store: Store) -> None:
 
 @pytest.mark.parametrize("part", ["sentences", "documents"])
 @pytest.mark.parametrize("has_checksums", [True, False])
-def test_damaged_offsets_are_refused(store: Store, part: str, has_checksums: bool) -> None:
-    """Offsets that do not ascend from 0 to the end are refused, with and without checksums."""
+def test_damaged_offsets_are_rejected(store: Store, part: str, has_checksums: bool) -> None:
+    """Offsets must ascend from 0 to the end, also in a store without checksums."""
     if not has_checksums:
-        without_checksums(store)
+        remove_checksums(store)
     file = store.path / f"train.{part}"
     content = file.read_bytes()
     offsets = np.frombuffer(content, "<i8")
-    for number, value in ((0, 1), (3, offsets[2]), (5, -1), (5, 1 << 40), (-1, offsets[-1] + 1)):
+    for index, value in ((0, 1), (3, offsets[2]), (5, -1), (5, 1 << 40), (-1, offsets[-1] + 1)):
         changed = offsets.copy()
-        changed[number] = value
+        changed[index] = value
         file.write_bytes(changed.tobytes())
         message = rf"train\.{part}: the file is damaged: its offset.*make it again with `bertsmith"
         with pytest.raises(StoreError, match=message):
@@ -160,53 +160,55 @@ def test_damaged_offsets_are_refused(store: Store, part: str, has_checksums: boo
 
 @pytest.mark.parametrize("part", ["ids", "sentences", "documents"])
 @pytest.mark.parametrize("name", SPLITS)
-def test_any_changed_byte_is_found(store: Store, name: str, part: str) -> None:
-    """A changed byte of any file is found by its checksum; the error names the file."""
+def test_checksums_detect_any_changed_byte(store: Store, name: str, part: str) -> None:
+    """``verify`` detects a changed byte of any file, and the error names the file."""
     assert store.verify()
     file = store.path / f"{name}.{part}"
     size = file.stat().st_size
     for position in (0, size // 2, size - 1):
-        flip(file, position)
+        flip_byte(file, position)
         with pytest.raises(StoreError, match=rf"{name}\.{part}: the file is damaged: it"):
             Store.open(store.path).verify()
-        flip(file, position)
+        flip_byte(file, position)
     assert Store.open(store.path).verify()
 
 
-def test_changed_offset_that_still_ascends(store: Store) -> None:
-    """Offsets are compared with their checksum whenever a split is opened."""
+def test_checksums_of_offsets_are_verified_on_loading(store: Store) -> None:
+    """A changed offset that still ascends is detected when the split is loaded."""
     file = store.path / "train.sentences"
     offsets = np.frombuffer(file.read_bytes(), "<i8").copy()
-    gap = int(np.flatnonzero(np.diff(offsets) > 1)[0])
-    offsets[gap + 1] -= 1
+    index = int(np.flatnonzero(np.diff(offsets) > 1)[0])
+    offsets[index + 1] -= 1
     file.write_bytes(offsets.tobytes())
     with pytest.raises(StoreError, match=r"train\.sentences.*SHA-256"):
         Store.open(store.path).load_split("train")
 
 
-def test_ids_beyond_the_vocabulary(store: Store, facts: VocabularyInfo) -> None:
-    """Without checksums an id beyond the vocabulary is found: by verify, counts and examples."""
-    without_checksums(store)
-    opened = Store.open(store.path)
-    assert not opened.verify()
+def test_ids_outside_the_vocabulary(store: Store, vocabulary: VocabularyInfo) -> None:
+    """Without checksums, ``verify``, counting ids and drawing examples detect invalid ids."""
+    remove_checksums(store)
+    reopened = Store.open(store.path)
+    assert not reopened.verify()
     file = store.path / "train.ids"
     ids = np.frombuffer(file.read_bytes(), "<u2").copy()
     ids[:] = 5
     ids[-40:] = 97
     file.write_bytes(ids.tobytes())
-    opened = Store.open(store.path)
+    reopened = Store.open(store.path)
     with pytest.raises(StoreError, match=r"train\.ids: .*token id 97, but .* 97 words"):
-        opened.verify()
+        reopened.verify()
     with pytest.raises(StoreError, match=r"\(train\): .*token id 97"):
-        count_token_ids(opened.load_split("train"), 97)
+        count_token_ids(reopened.load_split("train"), 97)
     settings = DataSettings(length=16)
-    stream = ExampleStream(opened.load_split("train"), facts, settings, settings.length, 0, 0)
+    stream = ExampleStream(
+        reopened.load_split("train"), vocabulary, settings, settings.length, 0, 0
+    )
     with pytest.raises(StoreError, match=r"\(train\): .*token id 97"):
         stream.batch(0, len(stream))
 
 
-def test_vocabulary_size_of_the_manifest_is_compared(store: Store) -> None:
-    """A manifest that was changed in its vocabulary size does not fit the tokenizer."""
+def test_vocabulary_size_of_the_manifest_is_checked(store: Store) -> None:
+    """A manifest with another vocabulary size than the tokenizer is rejected."""
     file = store.path / "manifest.json"
     file.write_text(file.read_text().replace('"vocab_size": 97', '"vocab_size": 91'))
     with pytest.raises(StoreError, match=r"manifest.json.* 91 words, but the tokenizer has 97"):
@@ -224,16 +226,16 @@ def test_vocabulary_size_of_the_manifest_is_compared(store: Store) -> None:
         ),
     ],
 )
-def test_a_wrong_manifest_is_refused(store: Store, changes: dict[str, Any], message: str) -> None:
-    """Another format version, a value out of range or missing counts are told."""
+def test_invalid_manifest_is_rejected(store: Store, changes: dict[str, Any], message: str) -> None:
+    """Another format version, an invalid value and missing counts are errors."""
     file = store.path / "manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     with pytest.raises(StoreError, match=message):
         Store.open(store.path)
 
 
-def test_what_is_no_store_is_told(tmp_path: Path, store: Store) -> None:
-    """No folder, a folder of something else, an unfinished store and broken JSON are told apart."""
+def test_other_folders_are_rejected(tmp_path: Path, store: Store) -> None:
+    """Different errors: no folder, a folder without store, an unfinished store, invalid JSON."""
     with pytest.raises(StoreError, match="no such store"):
         Store.open(tmp_path / "nothing")
     with pytest.raises(StoreError, match="not a store"):
@@ -246,23 +248,22 @@ def test_what_is_no_store_is_told(tmp_path: Path, store: Store) -> None:
         Store.open(store.path)
 
 
-def test_another_tokenizer_is_refused(store: Store) -> None:
-    """The store's own tokenizer is accepted; one with another word or case is not."""
+def test_other_tokenizer_is_rejected(store: Store) -> None:
+    """A tokenizer with another word or another option is not that of the store."""
     assert store.load_tokenizer().hash == TOKENIZER.hash
     words = (*TOKENIZER.vocab[:-1], "other")
-    for recipe in (
-        TokenizerSpec(vocab=words),
-        TokenizerSpec(vocab=TOKENIZER.vocab, lowercase=False),
-    ):
+    other_words = TokenizerSpec(vocab=words)
+    other_case = TokenizerSpec(vocab=TOKENIZER.vocab, lowercase=False)
+    for spec in (other_words, other_case):
         with pytest.raises(StoreError, match="another vocabulary"):
-            store.check_tokenizer(Tokenizer(recipe))
-    Tokenizer(TokenizerSpec(vocab=words)).save(store.path / "tokenizer")
+            store.check_tokenizer(Tokenizer(spec))
+    Tokenizer(other_words).save(store.path / "tokenizer")
     with pytest.raises(StoreError, match="another vocabulary"):
         store.load_tokenizer()
 
 
 def test_unigram_entropy(split: Split) -> None:
-    """Uniform words have the entropy log V, one word has none, and words that never occur none."""
+    """The entropy is log V for a uniform distribution, and 0 for a single word or none."""
     assert unigram_entropy(np.full(97, 3)) == pytest.approx(np.log(97))
     assert unigram_entropy(np.array([0, 9, 0])) == 0.0
     assert unigram_entropy(np.zeros(5, np.int64)) == 0.0

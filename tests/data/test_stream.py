@@ -1,14 +1,14 @@
-"""The stream of examples: pure in (seed, epoch, index), shuffled, exact in number."""
+"""The example stream: a pure function of (seed, epoch, index), shuffled, with an exact length."""
 
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 
 import numpy as np
 import pytest
 
-from bertsmith.data import stream as module
+from bertsmith.data import stream as stream_module
 from bertsmith.data.masking import VocabularyInfo
 from bertsmith.data.packing import Batch, concat_batches
 from bertsmith.data.settings import DataSettings
@@ -17,245 +17,232 @@ from bertsmith.data.stream import EndlessStream, ExampleStream, prefetch_batches
 from bertsmith.errors import StoreError
 
 
-def flat(batch: Batch) -> list[tuple[object, ...]]:
-    """Return each sequence of a batch as a tuple of all that it holds."""
-    result: list[tuple[object, ...]] = []
-    for number in range(len(batch)):
-        one = batch.slice(number, number + 1)
-        label = None if one.nsp_labels is None else int(one.nsp_labels[0])
-        arrays = (one.ids, one.segments, one.positions, one.masked_positions, one.masked_labels)
-        result.append((*(tuple(array.tolist()) for array in arrays), label))
-    return result
+def to_tuples(batch: Batch) -> list[tuple[object, ...]]:
+    """Return the content of each sequence of a batch as a hashable tuple."""
+    sequences: list[tuple[object, ...]] = []
+    for index in range(len(batch)):
+        sequence = batch.slice(index, index + 1)
+        nsp_label = None if sequence.nsp_labels is None else int(sequence.nsp_labels[0])
+        arrays = (
+            sequence.ids,
+            sequence.segments,
+            sequence.positions,
+            sequence.masked_positions,
+            sequence.masked_labels,
+        )
+        sequences.append((*(tuple(array.tolist()) for array in arrays), nsp_label))
+    return sequences
+
+
+def unmask(batch: Batch) -> np.ndarray:
+    """Return the ids of a batch before masking."""
+    ids = batch.ids.copy()
+    ids[batch.masked_positions] = batch.masked_labels
+    return ids
 
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make blocks of 64 examples, so that a small split has many."""
-    monkeypatch.setattr(module, "BLOCK_TOKENS", 64 * 64)
+    """Reduce blocks to 64 examples, so that a small split has many blocks."""
+    monkeypatch.setattr(stream_module, "BLOCK_TOKENS", 64 * 64)
 
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("nsp", [True, False])
-def test_pure_in_the_index(split: Split, facts: VocabularyInfo, nsp: bool) -> None:
-    """The same (seed, epoch, index) gives the same example however the epoch is cut or entered."""
+def test_example_depends_only_on_its_index(
+    split: Split, vocabulary: VocabularyInfo, nsp: bool
+) -> None:
+    """An index gives the same example with any batch size and any order of access."""
     settings = DataSettings(nsp=nsp)
-    whole = ExampleStream(split, facts, settings, 64, 5, 1)
-    expected = flat(whole.batch(0, len(whole)))
-    assert len(expected) == len(whole) > 1000
+    stream = ExampleStream(split, vocabulary, settings, 64, 5, 1)
+    expected = to_tuples(stream.batch(0, len(stream)))
+    assert len(expected) == len(stream) > 1000
     for size in (1, 17, 300):
-        other = ExampleStream(split, facts, settings, 64, 5, 1)
-        firsts = list(range(0, len(whole), size))
-        # From the back, so that nothing can depend on what was read before.
-        found: list[tuple[object, ...]] = []
+        other_stream = ExampleStream(split, vocabulary, settings, 64, 5, 1)
+        firsts = list(range(0, len(stream), size))
+        # Reading backwards rules out any dependence on earlier reads.
+        sequences: list[tuple[object, ...]] = []
         for first in reversed(firsts):
-            found = flat(other.batch(first, min(size, len(whole) - first))) + found
-        assert found == expected
+            batch = other_stream.batch(first, min(size, len(stream) - first))
+            sequences = to_tuples(batch) + sequences
+        assert sequences == expected
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_an_epoch_holds_every_example_of_the_walk_once(split: Split, facts: VocabularyInfo) -> None:
-    """Shuffling loses and repeats nothing: whatever the blocks, an epoch has the same examples."""
-    small = ExampleStream(split, facts, DataSettings(), 64, 5, 1)
-    walk = small._sampler
-    pairs = walk.sample_pairs(np.array([0]), np.array([split.counts.sentences]))
-    tokens = Counter((pairs.a_size + pairs.b_size + 3).tolist())
-    batch = small.batch(0, len(small))
-    assert Counter(np.diff(batch.cu_seqlens).tolist()) == tokens
-    assert len(pairs.a_first) == len(small)
-    module.BLOCK_TOKENS = 1 << 20
-    big = ExampleStream(split, facts, DataSettings(), 64, 5, 1)
-    assert Counter(flat(big.batch(0, len(big)))) == Counter(flat(batch))
-    assert flat(big.batch(0, len(big))) != flat(batch)
+def test_epoch_contains_every_example_once(split: Split, vocabulary: VocabularyInfo) -> None:
+    """Shuffling neither loses nor repeats examples, whatever the block size."""
+    small_blocks = ExampleStream(split, vocabulary, DataSettings(), 64, 5, 1)
+    pairs = small_blocks._sampler.sample_pairs(np.array([0]), np.array([split.counts.sentences]))
+    expected_sizes = Counter((pairs.a_size + pairs.b_size + 3).tolist())
+    batch = small_blocks.batch(0, len(small_blocks))
+    assert Counter(np.diff(batch.cu_seqlens).tolist()) == expected_sizes
+    assert len(pairs.a_first) == len(small_blocks)
+    stream_module.BLOCK_TOKENS = 1 << 20
+    large_blocks = ExampleStream(split, vocabulary, DataSettings(), 64, 5, 1)
+    other_batch = large_blocks.batch(0, len(large_blocks))
+    assert Counter(to_tuples(other_batch)) == Counter(to_tuples(batch))
+    assert to_tuples(other_batch) != to_tuples(batch)
 
 
-def test_epochs_and_seeds_differ(split: Split, facts: VocabularyInfo) -> None:
-    """Another epoch or another seed gives other pairs, another order and other masks."""
+def test_epochs_and_seeds_give_different_examples(split: Split, vocabulary: VocabularyInfo) -> None:
+    """Another epoch or another seed gives different pairs, order and masks."""
     streams = [
-        ExampleStream(split, facts, DataSettings(), 64, seed, epoch)
+        ExampleStream(split, vocabulary, DataSettings(), 64, seed, epoch)
         for seed, epoch in ((5, 0), (5, 1), (6, 0))
     ]
-    sets = [set(flat(stream.batch(0, len(stream)))) for stream in streams]
-    for one, two in itertools.combinations(sets, 2):
-        assert len(one & two) < 0.01 * len(one)
+    example_sets = [set(to_tuples(stream.batch(0, len(stream)))) for stream in streams]
+    for examples, other_examples in itertools.combinations(example_sets, 2):
+        assert len(examples & other_examples) < 0.01 * len(examples)
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_a_batch_comes_from_all_over(
-    make_split: Callable[..., Split], facts: VocabularyInfo
-) -> None:
-    """A block of 64 examples takes them from four places of the split, not from one stretch."""
+def test_block_mixes_documents(vocabulary: VocabularyInfo) -> None:
+    """The examples of a block come from four runs of the split, not from one contiguous part."""
     documents = [[[5 + number % 90] * 20] * 6 for number in range(400)]
     stream = ExampleStream(
         Split.from_documents(documents),
-        facts,
+        vocabulary,
         DataSettings(mask_token_share=0, random_share=0),
         64,
         0,
         0,
     )
     batch = stream.batch(0, 64)
-    firsts = batch.ids[batch.cu_seqlens[:-1] + 1]
-    assert len(set(firsts.tolist())) >= 20
+    first_ids = batch.ids[batch.cu_seqlens[:-1] + 1]
+    assert len(set(first_ids.tolist())) >= 20
 
 
-def test_layout(split: Split, facts: VocabularyInfo) -> None:
-    """A sequence is [CLS] A [SEP] B [SEP]; segments, positions and boundaries say the same."""
-    stream = ExampleStream(split, facts, DataSettings(), 64, 0, 0)
+def test_layout_of_a_pair(split: Split, vocabulary: VocabularyInfo) -> None:
+    """A sequence is [CLS] A [SEP] B [SEP]; segments, positions and cu_seqlens match it."""
+    stream = ExampleStream(split, vocabulary, DataSettings(), 64, 0, 0)
     batch = stream.batch(0, len(stream))
-    plain = batch.ids.copy()
-    plain[batch.masked_positions] = batch.masked_labels
+    original_ids = unmask(batch)
     assert batch.max_seqlen == np.diff(batch.cu_seqlens).max() == 64
     assert batch.cu_seqlens.dtype == np.int32
     for first, last in zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True):
-        ids, segments = plain[first:last], batch.segments[first:last]
-        ends = np.flatnonzero(ids == facts.sep_id)
-        assert ids[0] == facts.cls_id
-        assert len(ends) == 2
-        assert ends[1] == len(ids) - 1
-        assert segments.tolist() == [0] * (ends[0] + 1) + [1] * (ends[1] - ends[0])
+        ids, segments = original_ids[first:last], batch.segments[first:last]
+        separators = np.flatnonzero(ids == vocabulary.sep_id)
+        assert ids[0] == vocabulary.cls_id
+        assert len(separators) == 2
+        assert separators[1] == len(ids) - 1
+        a_length, b_length = separators[0] + 1, separators[1] - separators[0]
+        assert segments.tolist() == [0] * a_length + [1] * b_length
         assert batch.positions[first:last].tolist() == list(range(last - first))
 
 
-def test_tokens_are_the_documents_own(facts: VocabularyInfo) -> None:
-    """Before masking, each segment is a stretch of one document's tokens, as they stand there."""
-    chance = np.random.default_rng(0)
-    documents = [[chance.integers(5, 97, 9).tolist() for _ in range(20)] for _ in range(30)]
+def test_segments_are_contiguous_text(vocabulary: VocabularyInfo) -> None:
+    """Before masking, each segment is a contiguous range of one document's tokens."""
+    rng = np.random.default_rng(0)
+    documents = [[rng.integers(5, 97, 9).tolist() for _ in range(20)] for _ in range(30)]
     texts = [
-        "," + ",".join(str(word) for s in document for word in s) + "," for document in documents
+        "," + ",".join(str(token) for sentence in document for token in sentence) + ","
+        for document in documents
     ]
-    stream = ExampleStream(Split.from_documents(documents), facts, DataSettings(), 48, 0, 0)
+    split = Split.from_documents(documents)
+    stream = ExampleStream(split, vocabulary, DataSettings(), 48, 0, 0)
     batch = stream.batch(0, len(stream))
-    plain = batch.ids.copy()
-    plain[batch.masked_positions] = batch.masked_labels
+    original_ids = unmask(batch)
     for first, last in zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True):
-        ids, segments = plain[first:last], batch.segments[first:last]
+        ids, segments = original_ids[first:last], batch.segments[first:last]
         for segment in (ids[segments == 0][1:-1], ids[segments == 1][:-1]):
-            stretch = "," + ",".join(str(word) for word in segment) + ","
-            assert any(stretch in text for text in texts)
+            segment_text = "," + ",".join(str(token) for token in segment) + ","
+            assert any(segment_text in text for text in texts)
 
 
-def test_without_pairs(split: Split, facts: VocabularyInfo) -> None:
-    """Without NSP a sequence is [CLS] A [SEP], in one segment, and there is no label."""
-    stream = ExampleStream(split, facts, DataSettings(nsp=False), 64, 0, 0)
+def test_layout_without_nsp(split: Split, vocabulary: VocabularyInfo) -> None:
+    """Without NSP a sequence is [CLS] A [SEP] in one segment, and there are no labels."""
+    stream = ExampleStream(split, vocabulary, DataSettings(nsp=False), 64, 0, 0)
     batch = stream.batch(0, 100)
     assert batch.nsp_labels is None
     assert not batch.segments.any()
-    assert (batch.ids == facts.sep_id).sum() == 100
+    assert (batch.ids == vocabulary.sep_id).sum() == 100
     assert batch.max_seqlen == 64
 
 
-def test_slice_equals_part(split: Split, facts: VocabularyInfo) -> None:
-    """Slices of a batch, joined, are the batch; indices are based anew."""
-    batch = ExampleStream(split, facts, DataSettings(), 64, 0, 0).batch(3, 50)
-    parts = [batch.slice(first, first + 10) for first in range(0, 50, 10)]
-    again = concat_batches(parts)
+def test_concatenated_slices_equal_the_batch(split: Split, vocabulary: VocabularyInfo) -> None:
+    """Slicing a batch and concatenating the slices restores it; indices of a slice start at 0."""
+    batch = ExampleStream(split, vocabulary, DataSettings(), 64, 0, 0).batch(3, 50)
+    slices = [batch.slice(first, first + 10) for first in range(0, 50, 10)]
+    restored = concat_batches(slices)
     for name in ("ids", "segments", "positions", "cu_seqlens", "masked_positions", "masked_labels"):
-        assert (getattr(again, name) == getattr(batch, name)).all()
-        assert getattr(again, name).dtype == getattr(batch, name).dtype
-    assert parts[1].cu_seqlens[0] == 0
+        assert (getattr(restored, name) == getattr(batch, name)).all()
+        assert getattr(restored, name).dtype == getattr(batch, name).dtype
+    assert slices[1].cu_seqlens[0] == 0
     with pytest.raises(IndexError):
         batch.slice(0, 51)
 
 
-def test_out_of_range(split: Split, facts: VocabularyInfo) -> None:
-    """Examples beyond the epoch are an error, not an empty batch."""
-    stream = ExampleStream(split, facts, DataSettings(), 64, 0, 0)
+def test_index_out_of_range(split: Split, vocabulary: VocabularyInfo) -> None:
+    """Examples beyond the end of the epoch are an error, not an empty batch."""
+    stream = ExampleStream(split, vocabulary, DataSettings(), 64, 0, 0)
     with pytest.raises(IndexError):
         stream.batch(len(stream) - 1, 2)
 
 
-def test_too_small_a_corpus(facts: VocabularyInfo) -> None:
-    """A split that cannot give an example is an error at once, not an endless empty epoch."""
-    with pytest.raises(StoreError, match="no document"):
-        EndlessStream(Split.from_documents([]), facts, DataSettings(), length=128, seed=0)
-    with pytest.raises(StoreError, match="one document only"):
-        ExampleStream(Split.from_documents([[[5, 6], [7]]]), facts, DataSettings(), 128, 0, 0)
-    assert (
-        len(ExampleStream(Split.from_documents([[[5]], [[6]]]), facts, DataSettings(), 128, 0, 0))
-        == 2
-    )
-
-
-def test_epochs_follow_each_other(split: Split, facts: VocabularyInfo) -> None:
-    """The endless sequence is epoch after epoch; a batch across the border is filled from both."""
+def test_too_small_corpus_is_rejected(vocabulary: VocabularyInfo) -> None:
+    """A split without examples is an error at once, not an endless loop over empty epochs."""
     settings = DataSettings()
-    first, second = (ExampleStream(split, facts, settings, 64, 9, epoch) for epoch in (4, 5))
-    epochs = EndlessStream(split, facts, settings, length=64, seed=9, first_epoch=4)
-    border = len(first)
-    assert flat(epochs.batch(border - 3, 8)) == flat(first.batch(border - 3, 3)) + flat(
-        second.batch(0, 5)
+    with pytest.raises(StoreError, match="no document"):
+        EndlessStream(Split.from_documents([]), vocabulary, settings, length=128, seed=0)
+    with pytest.raises(StoreError, match="one document only"):
+        ExampleStream(Split.from_documents([[[5, 6], [7]]]), vocabulary, settings, 128, 0, 0)
+    two_documents = Split.from_documents([[[5]], [[6]]])
+    assert len(ExampleStream(two_documents, vocabulary, settings, 128, 0, 0)) == 2
+
+
+def test_endless_stream_concatenates_epochs(split: Split, vocabulary: VocabularyInfo) -> None:
+    """A batch at the end of an epoch continues with the next epoch."""
+    settings = DataSettings()
+    epoch_4, epoch_5 = (
+        ExampleStream(split, vocabulary, settings, 64, 9, epoch) for epoch in (4, 5)
     )
-    assert epochs.locate(border - 1) == (4, border - 1)
-    assert epochs.locate(border) == (5, 0)
-    assert epochs.epoch_start(4) == 0
-    assert epochs.epoch_start(6) == border + len(second)
-    tiny = EndlessStream(Split.from_documents([[[5]], [[6]]]), facts, settings, length=16, seed=0)
-    assert len(tiny.batch(5, 32)) == 32
+    endless = EndlessStream(split, vocabulary, settings, length=64, seed=9, first_epoch=4)
+    end = len(epoch_4)
+    assert to_tuples(endless.batch(end - 3, 8)) == to_tuples(epoch_4.batch(end - 3, 3)) + to_tuples(
+        epoch_5.batch(0, 5)
+    )
+    assert endless.locate(end - 1) == (4, end - 1)
+    assert endless.locate(end) == (5, 0)
+    assert endless.epoch_start(4) == 0
+    assert endless.epoch_start(6) == end + len(epoch_5)
+    two_documents = Split.from_documents([[[5]], [[6]]])
+    short = EndlessStream(two_documents, vocabulary, settings, length=16, seed=0)
+    assert len(short.batch(5, 32)) == 32
 
 
-def test_batches_ahead(split: Split, facts: VocabularyInfo) -> None:
-    """The thread gives the same batches in order, and ends when the reader leaves early."""
-    epochs = EndlessStream(split, facts, DataSettings(), length=64, seed=0)
-    found = list(prefetch_batches(epochs, 32, 16, steps=5))
-    for step, batch in enumerate(found):
-        assert flat(batch) == flat(epochs.batch(32 + 16 * step, 16))
-    before = threading.active_count()
-    early = prefetch_batches(epochs, 0, 16, steps=1000)
-    next(early)
-    assert threading.active_count() == before + 1
-    assert isinstance(early, Generator)
-    early.close()
-    assert threading.active_count() == before
+def test_prefetching(split: Split, vocabulary: VocabularyInfo) -> None:
+    """The thread gives the same batches in order, and ends when the iterator is closed early."""
+    endless = EndlessStream(split, vocabulary, DataSettings(), length=64, seed=0)
+    batches = list(prefetch_batches(endless, 32, 16, steps=5))
+    for step, batch in enumerate(batches):
+        assert to_tuples(batch) == to_tuples(endless.batch(32 + 16 * step, 16))
+    num_threads = threading.active_count()
+    iterator = prefetch_batches(endless, 0, 16, steps=1000)
+    next(iterator)
+    assert threading.active_count() == num_threads + 1
+    assert isinstance(iterator, Generator)
+    iterator.close()
+    assert threading.active_count() == num_threads
 
 
-def test_an_error_in_the_thread_reaches_the_reader() -> None:
-    """What goes wrong while a batch is made is raised where the batch is wanted."""
+def test_error_in_the_prefetch_thread_is_raised() -> None:
+    """An error while a batch is computed is raised in the thread that reads the batch."""
 
-    class Broken:
+    class FailingSource:
         def batch(self, first: int, count: int) -> Batch:
             raise StoreError(f"broken at {first}")
 
     with pytest.raises(StoreError, match="broken at 7"):
-        next(prefetch_batches(Broken(), 7, 1, steps=3))
+        next(prefetch_batches(FailingSource(), 7, 1, steps=3))
 
 
-def test_the_stream_never_changes(facts: VocabularyInfo) -> None:
-    """These are the ids that this stream has always given: a change here breaks every resume."""
+def test_examples_are_stable_across_versions(vocabulary: VocabularyInfo) -> None:
+    """These ids must not change: otherwise resumed runs would see other examples."""
     documents = [[[5 + 7 * d + 3 * s + i for i in range(4)] for s in range(3)] for d in range(3)]
-    batch = ExampleStream(Split.from_documents(documents), facts, DataSettings(), 16, 1, 0).batch(
-        0, 2
-    )
-    assert batch.ids.tolist() == [
-        2,
-        5,
-        6,
-        7,
-        40,
-        3,
-        8,
-        4,
-        10,
-        11,
-        11,
-        12,
-        13,
-        14,
-        3,
-        2,
-        19,
-        4,
-        21,
-        4,
-        3,
-        22,
-        23,
-        24,
-        25,
-        25,
-        26,
-        27,
-        28,
-        3,
-    ]
+    split = Split.from_documents(documents)
+    batch = ExampleStream(split, vocabulary, DataSettings(), 16, 1, 0).batch(0, 2)
+    first_sequence = [2, 5, 6, 7, 40, 3, 8, 4, 10, 11, 11, 12, 13, 14, 3]
+    second_sequence = [2, 19, 4, 21, 4, 3, 22, 23, 24, 25, 25, 26, 27, 28, 3]
+    assert batch.ids.tolist() == first_sequence + second_sequence
     assert batch.masked_positions.tolist() == [4, 7, 17, 19]
     assert batch.masked_labels.tolist() == [8, 9, 20, 22]
