@@ -1,7 +1,4 @@
-"""Tokens added beside a vocabulary, as ``transformers`` users add them: read, used and written.
-
-These tests never learn a vocabulary.
-"""
+"""Tokens added to a tokenizer with ``transformers``: loading, encoding and saving them."""
 
 import json
 import shutil
@@ -20,7 +17,7 @@ from bertsmith.text.wordpiece import Tokenizer
 
 PIECES = "new york covid ##19 ##s a city e1 e 1 [ ] ne ##w spot [unused0] unused0"
 WORDS = (*SPECIAL_TOKENS, *PIECES.split())
-#: What the release before added tokens computed of WORDS.
+#: Fingerprint of WORDS in the last release without added tokens.
 OLD_HASH = "6c6f0fa318d4bf3a7a4074c0a0553bfdb66529b387284d80884f35e29fd362a1"
 TEXTS = [
     "New York",
@@ -34,97 +31,101 @@ TEXTS = [
 
 
 @pytest.fixture
-def theirs(tmp_path: Path) -> Path:
-    """Return a directory of theirs with tokens of every sort added."""
+def hf_directory(tmp_path: Path) -> Path:
+    """A tokenizer saved by ``transformers``, with added tokens of every kind."""
     (tmp_path / "vocab.txt").write_text("\n".join(WORDS))
-    made = BertTokenizerFast.from_pretrained(tmp_path)
-    made.add_tokens(["new york", "covid19"])
-    made.add_tokens([AddedToken("spot", single_word=True, normalized=False)])
-    made.add_special_tokens({"additional_special_tokens": ["[E1]", "[unused0]"]})
-    made.save_pretrained(tmp_path / "theirs")
-    return tmp_path / "theirs"
+    hf_tokenizer = BertTokenizerFast.from_pretrained(tmp_path)
+    hf_tokenizer.add_tokens(["new york", "covid19"])
+    hf_tokenizer.add_tokens([AddedToken("spot", single_word=True, normalized=False)])
+    hf_tokenizer.add_special_tokens({"additional_special_tokens": ["[E1]", "[unused0]"]})
+    hf_tokenizer.save_pretrained(tmp_path / "hf")
+    return tmp_path / "hf"
 
 
-def test_texts_become_the_ids_that_transformers_gives_them(theirs: Path) -> None:
-    """Each sort of added token is found where theirs finds it, and has its id; so after a save."""
-    peer = AutoTokenizer.from_pretrained(theirs)
-    wanted = [peer(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
-    own = Tokenizer.load(theirs)
-    assert own.vocab_size == len(peer) == len(WORDS) + 3
-    assert own.encode_batch(TEXTS, allow_special=True) == wanted
-    assert own.ids_to_tokens(wanted[0]) == ["new york"]
-    own.save(theirs.parent / "ours")
-    again = Tokenizer.load(theirs.parent / "ours")
-    assert again.spec == own.spec
-    assert again.hash == own.hash
-    back = AutoTokenizer.from_pretrained(theirs.parent / "ours")
-    assert [back(text, add_special_tokens=False)["input_ids"] for text in TEXTS] == wanted
-    assert back.decode(wanted[4], skip_special_tokens=True) == peer.decode(
-        wanted[4], skip_special_tokens=True
-    )
+def test_ids_equal_those_of_transformers(hf_directory: Path) -> None:
+    """Added tokens of every kind get the ids of ``transformers``, also after saving."""
+    hf_tokenizer = AutoTokenizer.from_pretrained(hf_directory)
+    expected = [hf_tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
+    tokenizer = Tokenizer.load(hf_directory)
+    assert tokenizer.vocab_size == len(hf_tokenizer) == len(WORDS) + 3
+    assert tokenizer.encode_batch(TEXTS, allow_special=True) == expected
+    assert tokenizer.ids_to_tokens(expected[0]) == ["new york"]
+    saved = hf_directory.parent / "saved"
+    tokenizer.save(saved)
+    reloaded = Tokenizer.load(saved)
+    assert reloaded.spec == tokenizer.spec
+    assert reloaded.hash == tokenizer.hash
+    hf_reloaded = AutoTokenizer.from_pretrained(saved)
+    assert [hf_reloaded(text, add_special_tokens=False)["input_ids"] for text in TEXTS] == expected
+    hf_decoded = hf_tokenizer.decode(expected[4], skip_special_tokens=True)
+    assert hf_reloaded.decode(expected[4], skip_special_tokens=True) == hf_decoded
 
 
-def test_directories_without_a_tokenizer_json_say_it_too(theirs: Path) -> None:
-    """The ids stand in tokenizer_config.json, or in added_tokens.json, as older releases wrote."""
-    wanted = Tokenizer.load(theirs)
-    shutil.copy(theirs.parent / "vocab.txt", theirs)
-    (theirs / "tokenizer.json").unlink()
-    config = json.loads((theirs / "tokenizer_config.json").read_text())
-    first = len(WORDS)
-    listed = {own.content: wanted.token_to_id(own.content) for own in wanted.spec.added}
-    told = {str(wanted.token_to_id(own.content)): own._asdict() for own in wanted.spec.added}
-    config |= {"strip_accents": False, "added_tokens_decoder": told}
-    (theirs / "tokenizer_config.json").write_text(json.dumps(config))
-    assert set(Tokenizer.load(theirs).spec.added) == set(wanted.spec.added)
-    assert Tokenizer.load(theirs).encode_batch(TEXTS) == wanted.encode_batch(TEXTS)
+def test_added_tokens_without_tokenizer_json(hf_directory: Path) -> None:
+    """Added tokens are read from tokenizer_config.json, or from an older added_tokens.json."""
+    expected = Tokenizer.load(hf_directory)
+    shutil.copy(hf_directory.parent / "vocab.txt", hf_directory)
+    (hf_directory / "tokenizer.json").unlink()
+    config_file = hf_directory / "tokenizer_config.json"
+    config = json.loads(config_file.read_text())
+    first_id = len(WORDS)
+    ids = {token.content: expected.token_to_id(token.content) for token in expected.spec.added}
+    decoder = {str(ids[token.content]): token._asdict() for token in expected.spec.added}
+    config |= {"strip_accents": False, "added_tokens_decoder": decoder}
+    config_file.write_text(json.dumps(config))
+    assert set(Tokenizer.load(hf_directory).spec.added) == set(expected.spec.added)
+    assert Tokenizer.load(hf_directory).encode_batch(TEXTS) == expected.encode_batch(TEXTS)
     del config["added_tokens_decoder"]
-    (theirs / "tokenizer_config.json").write_text(json.dumps(config))
-    (theirs / "added_tokens.json").write_text(json.dumps(listed))
-    older = Tokenizer.load(theirs)
-    assert older.vocab == wanted.vocab
-    assert older.token_to_id("covid19") == first + 1
-    (theirs / "added_tokens.json").write_text(json.dumps({"new york": "x"}))
-    with pytest.raises(TokenizerError, match=f"'new york' has the id 'x'; expected {first}"):
-        Tokenizer.load(theirs)
+    config_file.write_text(json.dumps(config))
+    (hf_directory / "added_tokens.json").write_text(json.dumps(ids))
+    older = Tokenizer.load(hf_directory)
+    assert older.vocab == expected.vocab
+    assert older.token_to_id("covid19") == first_id + 1
+    (hf_directory / "added_tokens.json").write_text(json.dumps({"new york": "x"}))
+    message = f"'new york' has the id 'x'; expected {first_id}"
+    with pytest.raises(TokenizerError, match=message):
+        Tokenizer.load(hf_directory)
 
 
-def test_text_is_text_but_for_what_was_added(theirs: Path) -> None:
-    """Read as plain text, "[MASK]" is no special token, while an added one is still found."""
-    own = Tokenizer.load(theirs)
-    assert own.mask_id not in own.encode("[MASK] [E1]")
-    assert own.encode("[MASK] [E1]")[-1] == own.token_to_id("[E1]")
+def test_added_tokens_are_matched_in_plain_text(hf_directory: Path) -> None:
+    """In plain text, "[MASK]" is not a special token, but added tokens are matched."""
+    tokenizer = Tokenizer.load(hf_directory)
+    assert tokenizer.mask_id not in tokenizer.encode("[MASK] [E1]")
+    assert tokenizer.encode("[MASK] [E1]")[-1] == tokenizer.token_to_id("[E1]")
 
 
-def test_the_store_holds_the_same_ids(theirs: Path) -> None:
-    """What ``prepare`` remembers word by word gives way to added tokens, which may hold spaces."""
-    own = Tokenizer.load(theirs)
-    ids, sizes = CachedTokenizer(own).encode(TEXTS)
-    wanted = own.encode_batch(TEXTS)
-    assert ids.tolist() == [one for row in wanted for one in row]
-    assert sizes.tolist() == [len(row) for row in wanted]
+def test_cached_tokenizer_supports_added_tokens(hf_directory: Path) -> None:
+    """``prepare`` does not cache words if there are added tokens, which can contain spaces."""
+    tokenizer = Tokenizer.load(hf_directory)
+    ids, sizes = CachedTokenizer(tokenizer).encode(TEXTS)
+    expected = tokenizer.encode_batch(TEXTS)
+    assert ids.tolist() == [token_id for text_ids in expected for token_id in text_ids]
+    assert sizes.tolist() == [len(text_ids) for text_ids in expected]
 
 
-def test_a_hash_without_added_tokens_is_what_it_was() -> None:
-    """With nothing added the hash is that of older releases, so that their stores still fit."""
+def test_hash_without_added_tokens_is_unchanged() -> None:
+    """Without added tokens, the hash is that of older releases, so that their stores match."""
     assert TokenizerSpec(vocab=WORDS).fingerprint() == OLD_HASH
 
 
-def test_new_words_cannot_stand_behind_added_tokens(theirs: Path) -> None:
-    """``vocab extend`` refuses: the added tokens have the ids that new words would get."""
+def test_vocabulary_with_added_tokens_cannot_be_extended(hf_directory: Path) -> None:
+    """The added tokens have the ids that new words would need."""
     with pytest.raises(TokenizerError, match=r"new york, covid19, \[E1\]"):
-        extend_vocabulary(Tokenizer.load(theirs), ["cities"])
+        extend_vocabulary(Tokenizer.load(hf_directory), ["cities"])
 
 
-def test_an_id_that_leaves_a_gap_is_refused(tmp_path: Path, theirs: Path) -> None:
-    """An added token whose id is not the next one is named, with the id that was expected."""
-    text = (theirs / "tokenizer.json").read_text()
-    first = len(WORDS)
-    (theirs / "tokenizer.json").write_text(text.replace(f'"id": {first},', '"id": 99999,'))
-    with pytest.raises(TokenizerError, match=f"'covid19' has the id {first + 1}; expected {first}"):
-        Tokenizer.load(theirs)
+def test_gap_in_the_ids_is_rejected(tmp_path: Path, hf_directory: Path) -> None:
+    """An added token whose id is not the next one is an error with the expected id."""
+    file = hf_directory / "tokenizer.json"
+    first_id = len(WORDS)
+    file.write_text(file.read_text().replace(f'"id": {first_id},', '"id": 99999,'))
+    message = f"'covid19' has the id {first_id + 1}; expected {first_id}"
+    with pytest.raises(TokenizerError, match=message):
+        Tokenizer.load(hf_directory)
 
 
-def test_only_the_plain_words_are_written_to_vocab_txt(theirs: Path) -> None:
-    """vocab.txt holds the WordPiece vocabulary, as theirs does; the rest is in the other files."""
-    write_tokenizer_spec(Tokenizer.load(theirs).spec, theirs.parent / "ours")
-    assert (theirs.parent / "ours" / "vocab.txt").read_text().split("\n")[:-1] == list(WORDS)
+def test_added_tokens_are_not_written_to_vocab_txt(hf_directory: Path) -> None:
+    """vocab.txt contains only the WordPiece vocabulary, as with ``transformers``."""
+    saved = hf_directory.parent / "saved"
+    write_tokenizer_spec(Tokenizer.load(hf_directory).spec, saved)
+    assert (saved / "vocab.txt").read_text().split("\n")[:-1] == list(WORDS)

@@ -1,23 +1,21 @@
-"""What was seen is known again, in little memory.
-
-These tests never look at what the texts are.
-"""
+"""The set of seen texts: correctness and memory."""
 
 from bertsmith.text.deduplication import SeenTexts
 
 
-def test_seen_agrees_with_a_set() -> None:
-    """Over 50,000 texts with repetitions, and over several growths, it says what a set says."""
-    seen, known = SeenTexts(), set()
+def test_seen_texts_equal_a_set() -> None:
+    """For 50,000 texts with repetitions, over several resizes, the result is that of a set."""
+    seen = SeenTexts()
+    expected: set[str] = set()
     for number in range(50_000):
         text = str(number * 7919 % 30_011)
-        assert seen.add(text) is (text not in known)
-        known.add(text)
-    assert len(seen) == len(known) == 30_011
+        assert seen.add(text) is (text not in expected)
+        expected.add(text)
+    assert len(seen) == len(expected) == 30_011
 
 
-def test_a_text_costs_at_most_22_bytes() -> None:
-    """The table is at most three quarters full and at least three eighths, of 8-byte slots."""
+def test_memory_per_text_is_below_22_bytes() -> None:
+    """The array of 8-byte slots is always more than three eighths full."""
     seen = SeenTexts()
     for number in range(100_000):
         seen.add(str(number))

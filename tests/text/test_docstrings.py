@@ -1,7 +1,4 @@
-"""Documentation strings become English, and nothing but English.
-
-These tests never import what is documented.
-"""
+"""Extracting English sentences from docstrings."""
 
 import email
 import inspect
@@ -12,7 +9,7 @@ import pytest
 from bertsmith.text.docstring_prose import extract_prose, is_english
 from bertsmith.text.docstrings import find_modules, read_docstrings, read_documentation
 
-NUMPY = """Return the sum of the array elements over a given axis.
+NUMPY_DOCSTRING = """Return the sum of the array elements over a given axis.
 
     The result is a new array of the same shape as the input with the
     axis removed, see [1]_ and :func:`~numpy.mean` for the ``axis`` rule.
@@ -52,7 +49,7 @@ NUMPY = """Return the sum of the array elements over a given axis.
     .. [1] A. Author, "A title of the book that is cited", 1999.
     """
 
-GOOGLE = """Make a tokenizer from a [`Config`] or a [link](http://x.y).
+GOOGLE_DOCSTRING = """Make a tokenizer from a [`Config`] or a [link](http://x.y).
 
     Args:
         config (`Config`, *optional*): The configuration that is to be used.
@@ -71,9 +68,9 @@ GOOGLE = """Make a tokenizer from a [`Config`] or a [link](http://x.y).
     """
 
 
-def test_a_numpy_docstring_leaves_its_sentences() -> None:
-    """Names, types, underlines, doctests, code, tables and references go; sentences stay."""
-    assert extract_prose(NUMPY) == [
+def test_numpy_docstring() -> None:
+    """Sentences are extracted; names, types, doctests, code, tables and references are not."""
+    assert extract_prose(NUMPY_DOCSTRING) == [
         ["Return the sum of the array elements over a given axis."],
         ["This is a note that should be read as any other sentence."],
         ["Elements to sum over the axis that was given."],
@@ -82,9 +79,9 @@ def test_a_numpy_docstring_leaves_its_sentences() -> None:
     ]
 
 
-def test_a_google_docstring_leaves_its_sentences() -> None:
-    """The names and types of arguments go, their descriptions stay, over several lines too."""
-    assert extract_prose(GOOGLE) == [
+def test_google_docstring() -> None:
+    """Descriptions of arguments are extracted, also over several lines, without name and type."""
+    assert extract_prose(GOOGLE_DOCSTRING) == [
         ["Make a tokenizer from a Config or a link."],
         ["The configuration that is to be used.", "It goes on in the next line."],
         ["The value that is added to the other one."],
@@ -92,7 +89,7 @@ def test_a_google_docstring_leaves_its_sentences() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sentence", "english"),
+    ("sentence", "expected"),
     [
         ("The value is returned to the caller.", True),
         ("Is this the end of the file?", True),
@@ -105,12 +102,12 @@ def test_a_google_docstring_leaves_its_sentences() -> None:
         ("The value (of x is returned to the caller.", False),
     ],
 )
-def test_english_is_told_from_code(sentence: str, english: bool) -> None:
-    """A sentence has a capital, an end, common words and few signs."""
-    assert is_english(sentence) is english
+def test_english_is_distinguished_from_code(sentence: str, expected: bool) -> None:
+    """English has a capital, an end mark, common words and few code symbols."""
+    assert is_english(sentence) is expected
 
 
-MODULE = '''"""The first module of the package has this sentence.
+MODULE_SOURCE = '''"""The first module of the package has this sentence.
 
 It has a second one that is as long as the first.
 """
@@ -131,39 +128,42 @@ This is about a function in C that is added.
 '''
 
 
-def _package(folder: Path) -> Path:
-    """Write a package of three modules, one with errors and one that repeats another."""
+def write_package(folder: Path) -> Path:
+    """Write a package with repeated, invalid, test and short modules; return ``folder``."""
     padding = " It is as long as it is so that the file is read." * 8
     (folder / "p" / "tests").mkdir(parents=True)
-    (folder / "p" / "__init__.py").write_text(MODULE % padding)
-    (folder / "p" / "again.py").write_text(MODULE % padding)
+    (folder / "p" / "__init__.py").write_text(MODULE_SOURCE % padding)
+    (folder / "p" / "again.py").write_text(MODULE_SOURCE % padding)
     (folder / "p" / "broken.py").write_text('def f(:\n"""' + "It is not a module. " * 50 + '"""')
-    (folder / "p" / "tests" / "test_p.py").write_text(MODULE % padding)
+    (folder / "p" / "tests" / "test_p.py").write_text(MODULE_SOURCE % padding)
     (folder / "p" / "one.py").write_text('"""One sentence is not a document.' + " " * 500 + '"""')
     return folder
 
 
-def test_a_file_is_read_in_order_and_never_run(tmp_path: Path) -> None:
-    """Strings of module, class, function and ``add_docstr`` come in the order of the source."""
-    found = list(read_docstrings(_package(tmp_path) / "p" / "__init__.py"))
-    assert [text.strip().split(" ")[0] for text in found] == ["The", "This", "Return", "This"]
-    assert found[3].strip().endswith("C that is added.")
+def test_docstrings_are_read_in_source_order(tmp_path: Path) -> None:
+    """Docstrings of module, class, function and ``add_docstr`` are read without an import."""
+    docstrings = list(read_docstrings(write_package(tmp_path) / "p" / "__init__.py"))
+    assert [text.strip().split(" ")[0] for text in docstrings] == ["The", "This", "Return", "This"]
+    assert docstrings[3].strip().endswith("C that is added.")
 
 
-def test_a_module_is_a_document_and_no_sentence_comes_twice(tmp_path: Path) -> None:
-    """Tests, broken files, repetitions and single sentences give no document."""
-    _package(tmp_path)
-    found = list(read_documentation([tmp_path]))
-    assert [module.module for module in found] == ["p"]
-    sentences = [sentence for paragraph in found[0].paragraphs for sentence in paragraph]
+def test_each_module_is_a_document_without_repeated_sentences(tmp_path: Path) -> None:
+    """Tests, invalid files, repetitions and single sentences give no document."""
+    write_package(tmp_path)
+    documents = list(read_documentation([tmp_path]))
+    assert [document.module for document in documents] == ["p"]
+    sentences = [sentence for paragraph in documents[0].paragraphs for sentence in paragraph]
     assert len(sentences) == len(set(sentences)) == 6
     assert sentences[1] == "It has a second one that is as long as the first."
     assert [name for name, _ in find_modules([tmp_path])] == ["p", "p.again", "p.broken", "p.one"]
 
 
-def test_the_number_of_processes_changes_nothing() -> None:
+def test_result_does_not_depend_on_the_number_of_processes() -> None:
     """One process and two give the same documents in the same order, for real packages."""
     folders = [Path(pytest.__file__).parent, Path(inspect.getfile(email)).parent]
-    one = list(read_documentation(folders, processes=1))
-    assert one == list(read_documentation(folders, processes=2))
-    assert sum(len(part) for module in one for part in module.paragraphs) > 500
+    documents = list(read_documentation(folders, processes=1))
+    assert documents == list(read_documentation(folders, processes=2))
+    num_sentences = sum(
+        len(paragraph) for document in documents for paragraph in document.paragraphs
+    )
+    assert num_sentences > 500

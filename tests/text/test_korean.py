@@ -1,6 +1,6 @@
-"""Korean text: Hangul stays whole for every reader, and morphemes are parted the same everywhere.
+"""Korean text: Hangul stays composed, and words are segmented into morphemes consistently.
 
-These tests never leave the machine; real text comes from the shared corpora.
+Real text comes from the shared corpora.
 """
 
 import json
@@ -12,94 +12,92 @@ from pathlib import Path
 import pytest
 
 from bertsmith.errors import TokenizerError
-from bertsmith.text.segmenter import insert_spaces, load_segmenter, segment_texts
+from bertsmith.text.segmenter import KiwiSegmenter, insert_spaces, load_segmenter, segment_texts
 from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.wordpiece_trainer import train_wordpiece
 
 
-def _jamo(words: list[str] | tuple[str, ...]) -> list[str]:
-    """Return the words that hold a conjoining jamo, which whole Hangul never does."""
+def find_words_with_jamo(words: list[str] | tuple[str, ...]) -> list[str]:
+    """Return the words with a conjoining jamo, which composed Hangul does not contain."""
     return [word for word in words if any("\u1100" <= letter <= "\u11ff" for letter in word)]
 
 
 @pytest.fixture(scope="module")
-def korean(shared_text: Path) -> list[str]:
-    """Return some hundred articles of the Korean Wikipedia."""
+def articles(shared_text: Path) -> list[str]:
+    """The texts of 600 articles of the Korean Wikipedia."""
     with lzma.open(shared_text / "ko-wiki.jsonl.xz", "rt", encoding="utf-8") as file:
         return [json.loads(line)["text"] for line, _ in zip(file, range(600), strict=False)]
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("strip", [False, True])
-def test_hangul_stays_whole_for_every_reader(
-    tmp_path: Path, korean: list[str], strip: bool
-) -> None:
-    """On ko-wiki the tokenizer, ``tokenizers``, AutoTokenizer and the bare vocab.txt agree.
+@pytest.mark.parametrize("strip_accents", [False, True])
+def test_hangul_stays_composed(tmp_path: Path, articles: list[str], strip_accents: bool) -> None:
+    """The tokenizer, ``tokenizers``, AutoTokenizer and a bare vocab.txt give the same ids.
 
-    No jamo stand in the vocabulary, and syllables of the text come back from the ids.
+    The vocabulary has no jamo, and decoding restores the syllables of the text.
     """
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
-    learn, held_out = korean[100:], korean[:100]
-    tokenizer = train_wordpiece(learn, 6000, strip_accents=strip)
-    assert not _jamo(tokenizer.vocab)
+    training, held_out = articles[100:], articles[:100]
+    tokenizer = train_wordpiece(training, 6000, strip_accents=strip_accents)
+    assert not find_words_with_jamo(tokenizer.vocab)
     expected = tokenizer.encode_batch(held_out)
-    unknown = sum(ids.count(tokenizer.unk_id) for ids in expected)
-    assert unknown < 0.02 * sum(map(len, expected))
+    num_unknown = sum(ids.count(tokenizer.unk_id) for ids in expected)
+    assert num_unknown < 0.02 * sum(map(len, expected))
     assert tokenizer.decode(tokenizer.encode("대한민국의 역사")) == "대한민국의 역사"
     tokenizer.save(tmp_path)
-    file = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    assert [one.ids for one in file.encode_batch(held_out, add_special_tokens=False)] == expected
-    auto = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert auto(held_out, add_special_tokens=False)["input_ids"] == expected
+    backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    encodings = backend.encode_batch(held_out, add_special_tokens=False)
+    assert [encoding.ids for encoding in encodings] == expected
+    auto_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert auto_tokenizer(held_out, add_special_tokens=False)["input_ids"] == expected
     (tmp_path / "bare").mkdir()
     (tmp_path / "vocab.txt").rename(tmp_path / "bare" / "vocab.txt")
-    bare = Tokenizer.load(tmp_path / "bare", strip_accents=strip or None)
-    assert bare.encode_batch(held_out) == expected
+    bare_tokenizer = Tokenizer.load(tmp_path / "bare", strip_accents=strip_accents or None)
+    assert bare_tokenizer.encode_batch(held_out) == expected
 
 
 @pytest.mark.data
-def test_the_originals_cleaning_would_have_left_jamo(korean: list[str]) -> None:
-    """The same training with the original's NFD gives a vocabulary of jamo: the danger is real."""
-    taken_apart = [unicodedata.normalize("NFD", text) for text in korean[:50]]
-    assert len(_jamo(train_wordpiece(taken_apart, 1000).vocab)) > 500
+def test_original_normalization_decomposes_hangul(articles: list[str]) -> None:
+    """Training on NFD text, as in the original code, gives a vocabulary of jamo."""
+    decomposed = [unicodedata.normalize("NFD", text) for text in articles[:50]]
+    assert len(find_words_with_jamo(train_wordpiece(decomposed, 1000).vocab)) > 500
 
 
 @pytest.fixture(scope="module")
-def kiwi() -> object:
-    """Return Kiwi; skip without the extra."""
+def kiwi() -> KiwiSegmenter:
+    """The Kiwi segmenter; skips without the extra."""
     pytest.importorskip("kiwipiepy", reason="the extra bertsmith[korean] is not installed")
-    return load_segmenter("kiwi")
+    return KiwiSegmenter()
 
 
-def test_a_text_keeps_its_letters_when_it_is_segmented(kiwi: object) -> None:
-    """Morphemes are parted by spaces and nothing else changes; a contraction stays whole."""
+def test_segmentation_only_inserts_spaces(kiwi: KiwiSegmenter) -> None:
+    """Morphemes are separated by spaces, except in contractions; no character changes."""
     text = "나는 학교에 갔다. Hello 😀 세계는 하나다."
-    (parted,) = segment_texts(kiwi, [text])  # type: ignore[arg-type]
-    assert parted == "나 는 학교 에 갔 다 . Hello 😀 세계 는 하나 다 ."
-    assert parted.replace(" ", "") == text.replace(" ", "")
+    (segmented,) = segment_texts(kiwi, [text])
+    assert segmented == "나 는 학교 에 갔 다 . Hello 😀 세계 는 하나 다 ."
+    assert segmented.replace(" ", "") == text.replace(" ", "")
     assert insert_spaces("abc", [1, 2]) == "a b c"
 
 
-def test_the_segmenter_travels_with_the_tokenizer(tmp_path: Path, kiwi: object) -> None:
-    """Saved, loaded and pickled, the tokenizer parts morphemes; offsets point into the text."""
+def test_segmenter_is_saved_with_the_tokenizer(tmp_path: Path, kiwi: KiwiSegmenter) -> None:
+    """A loaded and pickled tokenizer segments; its offsets refer to the original text."""
     vocab = (*SPECIAL_TOKENS, "나", "는", "학교", "에", "갔", "다", ".")
-    version = kiwi.version  # type: ignore[attr-defined]
-    Tokenizer(TokenizerSpec(vocab=vocab, segmenter=("kiwi", version))).save(tmp_path)
-    said = json.loads((tmp_path / "bertsmith.json").read_text())["tokenizer"]["segmenter"]
-    assert said == {"name": "kiwi", "version": version}
+    Tokenizer(TokenizerSpec(vocab=vocab, segmenter=("kiwi", kiwi.version))).save(tmp_path)
+    entries = json.loads((tmp_path / "bertsmith.json").read_text())
+    assert entries["tokenizer"]["segmenter"] == {"name": "kiwi", "version": kiwi.version}
     tokenizer = pickle.loads(pickle.dumps(Tokenizer.load(tmp_path)))
     text = "나는  학교에 갔다."
     ids, offsets = tokenizer.encode_with_offsets(text)
     assert ids == list(range(5, 12)) == tokenizer.encode(text)
     assert [text[start:end] for start, end in offsets] == list(vocab[5:])
-    masked = tokenizer.encode("나는 [MASK]에 갔다.", allow_special=True)
-    assert tokenizer.ids_to_tokens(masked)[2] == "[MASK]"
+    masked_ids = tokenizer.encode("나는 [MASK]에 갔다.", allow_special=True)
+    assert tokenizer.ids_to_tokens(masked_ids)[2] == "[MASK]"
 
 
-def test_another_segmenter_or_version_is_refused(kiwi: object) -> None:
-    """Other words than at training would be other ids, so a mismatch is an error."""
+def test_other_segmenter_or_version_is_rejected(kiwi: KiwiSegmenter) -> None:
+    """Another segmenter or version could give other ids than in training, so it is an error."""
     with pytest.raises(TokenizerError, match=r"pip install kiwipiepy==0\.1\.0"):
         load_segmenter("kiwi", "0.1.0")
     with pytest.raises(TokenizerError, match="no segmenter is named 'mecab'"):

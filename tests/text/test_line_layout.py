@@ -1,7 +1,4 @@
-"""How text is laid out is told from its lines, and sentences are cut within them.
-
-These tests never open a file.
-"""
+"""Detecting the layout of text, joining wrapped lines, and splitting sentences."""
 
 import pytest
 
@@ -19,37 +16,37 @@ VERSE = [
     "In the forests of the night;",
     "What immortal hand or eye,",
 ]
-A_SENTENCE_A_LINE = ["One sentence stands here.", "Another one follows it!", "", "A third one?"]
+PRESPLIT = ["One sentence stands here.", "Another one follows it!", "", "A third one?"]
 PARAGRAPHS = ["One sentence. Another one. A third.", "", "Two more. They end here.", "", "A last."]
 
 
 @pytest.mark.parametrize(
-    ("lines", "wrapped"),
-    [(WRAPPED, True), (VERSE, False), (A_SENTENCE_A_LINE, False), ([*WRAPPED, "x" * 200], False)],
+    ("lines", "expected"),
+    [(WRAPPED, True), (VERSE, False), (PRESPLIT, False), ([*WRAPPED, "x" * 200], False)],
 )
-def test_wrapped_text_is_told(lines: list[str], wrapped: bool) -> None:
-    """Only lines of about equal width that end in the middle of sentences count as wrapped."""
-    assert line_layout.is_wrapped(lines) is wrapped
+def test_wrapped_text_is_detected(lines: list[str], expected: bool) -> None:
+    """Wrapped text has lines of about equal length that end in the middle of a sentence."""
+    assert line_layout.is_wrapped(lines) is expected
 
 
 @pytest.mark.parametrize(
-    ("lines", "presplit"), [(A_SENTENCE_A_LINE, True), (PARAGRAPHS, False), (WRAPPED, False)]
+    ("lines", "expected"), [(PRESPLIT, True), (PARAGRAPHS, False), (WRAPPED, False)]
 )
-def test_a_sentence_a_line_is_told(lines: list[str], presplit: bool) -> None:
-    """Lines that hold one whole sentence each are the original's form; prose is not."""
-    assert line_layout.is_presplit(lines) is presplit
+def test_presplit_text_is_detected(lines: list[str], expected: bool) -> None:
+    """Presplit text, the input format of the original BERT, has one sentence per line."""
+    assert line_layout.is_presplit(lines) is expected
 
 
-def test_unwrapping_joins_lines_and_keeps_paragraphs() -> None:
-    """Wrapped lines become one line a paragraph; other text is left as it is."""
+def test_wrapped_paragraphs_are_joined() -> None:
+    """Each paragraph of wrapped text becomes one line; other text is not changed."""
     text = "\n".join([*WRAPPED, "", *WRAPPED])
-    line = " ".join(WRAPPED)
-    assert line_layout.unwrap_paragraphs(text) == f"{line}\n{line}"
+    paragraph = " ".join(WRAPPED)
+    assert line_layout.unwrap_paragraphs(text) == f"{paragraph}\n{paragraph}"
     assert line_layout.unwrap_paragraphs("\n".join(VERSE)) == "\n".join(VERSE)
 
 
-def test_sentences_end_at_their_marks_and_at_line_ends() -> None:
-    """A heading does not run into the text below; abbreviations and numbers end nothing."""
+def test_sentences_end_at_punctuation_and_line_breaks() -> None:
+    """A heading is separate from the text below; abbreviations and numbers do not end sentences."""
     text = "The Cat\nMr. Smith has 1.5 cats, e.g. Tom.  They sleep!\n\n  Do they? "
     assert split_sentences(text) == [
         "The Cat",
@@ -60,8 +57,8 @@ def test_sentences_end_at_their_marks_and_at_line_ends() -> None:
     assert split_sentences(" \n\n") == []
 
 
-def test_presplit_text_is_cut_at_line_ends_alone() -> None:
-    """A line with two sentences stays one where the text says that its lines are sentences."""
+def test_presplit_text_is_split_only_at_line_breaks() -> None:
+    """If each line is a sentence, a line with two full stops is not split."""
     assert split_sentences("One. Two.\n\n Three. \n", presplit=True) == ["One. Two.", "Three."]
 
 
@@ -73,6 +70,6 @@ def test_presplit_text_is_cut_at_line_ends_alone() -> None:
         ("xx", "Alle kamen hin. Niemand ging weg.", 2),
     ],
 )
-def test_other_languages_have_sentences_too(language: str, text: str, count: int) -> None:
-    """Korean, Chinese and a language that sentencex does not know are cut."""
+def test_other_languages_are_split(language: str, text: str, count: int) -> None:
+    """Korean, Chinese and a language that sentencex does not know are split."""
     assert len(split_sentences(text, language)) == count

@@ -1,4 +1,4 @@
-"""The share of [UNK] is counted while a tokenizer encodes, and every warning has the same words."""
+"""Counting [UNK] while a tokenizer encodes, and the warning about a high share."""
 
 import pickle
 
@@ -23,8 +23,8 @@ def tokenizer() -> Tokenizer:
     return train_wordpiece(ENGLISH * 3, 200)
 
 
-def test_korean_with_an_english_vocabulary_is_mostly_unknown(tokenizer: Tokenizer) -> None:
-    """Each Korean word is one [UNK]; only the full stops are known."""
+def test_korean_text_with_an_english_vocabulary(tokenizer: Tokenizer) -> None:
+    """Each Korean word is one [UNK] and only the full stops are known, so there is a warning."""
     counts = TokenCounts()
     tokenizer.with_counter(counts).encode_batch(KOREAN)
     assert (counts.num_tokens, counts.num_unknown) == (9, 7)
@@ -36,8 +36,8 @@ def test_korean_with_an_english_vocabulary_is_mostly_unknown(tokenizer: Tokenize
     assert "choose a model for its language" in warning
 
 
-def test_every_encoding_is_counted(tokenizer: Tokenizer) -> None:
-    """All four ways to encode give the ids of the plain tokenizer and add to the counts."""
+def test_all_encode_methods_are_counted(tokenizer: Tokenizer) -> None:
+    """With and without offsets, ids are the same as without a counter, and are counted."""
     counts, expected = TokenCounts(), 0
     counting = tokenizer.with_counter(counts)
     for text in (*ENGLISH, *KOREAN):
@@ -48,16 +48,17 @@ def test_every_encoding_is_counted(tokenizer: Tokenizer) -> None:
     assert counts.num_unknown == 2 * 7
 
 
-def test_special_tokens_are_left_out(tokenizer: Tokenizer) -> None:
-    """[CLS], [SEP], [MASK] and [PAD] in a text count neither as tokens nor as unknown."""
+def test_special_tokens_are_not_counted(tokenizer: Tokenizer) -> None:
+    """[CLS], [SEP], [MASK] and [PAD] in a text are counted neither as tokens nor as unknown."""
     counts = TokenCounts()
-    ids = tokenizer.with_counter(counts).encode("[CLS] 강 [MASK] . [SEP] [PAD]", allow_special=True)
+    text = "[CLS] 강 [MASK] . [SEP] [PAD]"
+    ids = tokenizer.with_counter(counts).encode(text, allow_special=True)
     assert len(ids) == 6
     assert (counts.num_tokens, counts.num_unknown) == (2, 1)
 
 
 def test_only_the_copy_counts(tokenizer: Tokenizer) -> None:
-    """Counts nest, share the engine, and neither the original nor a pickled copy adds to them."""
+    """Counters can be nested; the original and a pickled copy do not count; backends are shared."""
     outer, inner = TokenCounts(), TokenCounts()
     counting = tokenizer.with_counter(outer)
     counting.with_counter(inner).encode("강")
@@ -69,12 +70,13 @@ def test_only_the_copy_counts(tokenizer: Tokenizer) -> None:
     assert counting.hash == tokenizer.hash
 
 
-def test_the_warning_begins_above_two_percent() -> None:
-    """2 % and less is no warning; no token is a share of 0."""
+def test_warning_threshold() -> None:
+    """There is a warning above a share of 2 %, and none without tokens."""
     assert unknown_warning(0.02) is None
     assert "2.1% of the training tokens are" in str(unknown_warning(0.0211, "the training tokens"))
     assert TokenCounts().warning() is None
-    known = TokenCounts()
-    Tokenizer(TokenizerSpec(vocab=(*SPECIAL_TOKENS, "a"))).with_counter(known).encode("a a a")
-    assert known.warning() is None
-    assert known == TokenCounts(3, 0)
+    counts = TokenCounts()
+    tokenizer = Tokenizer(TokenizerSpec(vocab=(*SPECIAL_TOKENS, "a")))
+    tokenizer.with_counter(counts).encode("a a a")
+    assert counts.warning() is None
+    assert counts == TokenCounts(3, 0)

@@ -1,4 +1,4 @@
-"""Words added to a vocabulary: which it takes, where they stand, and what they were before."""
+"""Adding words to a vocabulary: accepted words, their ids, and their former pieces."""
 
 from collections.abc import Sequence
 
@@ -16,13 +16,13 @@ from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.words import WordCounts
 
 PIECES = "im ##mun ##o ##glo ##bu ##lin 한 ##국 ##어 the im ##im anti ##body a 1 ##2"
-#: "im" stands on two lines.
+#: "im" is in two lines.
 VOCAB = (*SPECIAL_TOKENS, *PIECES.split())
 
 
-def made(**choices: bool) -> Tokenizer:
-    """Return a tokenizer with the little vocabulary."""
-    return Tokenizer(TokenizerSpec(vocab=VOCAB, **choices))  # type: ignore[arg-type]
+def make_tokenizer(**options: bool) -> Tokenizer:
+    """Return a tokenizer with the small vocabulary."""
+    return Tokenizer(TokenizerSpec(vocab=VOCAB, **options))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -36,17 +36,17 @@ def made(**choices: bool) -> Tokenizer:
         ("zz", "zz"),
     ],
 )
-def test_words_are_taken_as_the_tokenizer_meets_them(line: str, word: str) -> None:
-    """Case and invisible characters go as they would in a text, and that is told."""
-    found = check_words(made(), ["", line, word])
-    assert found.accepted == [word]
-    assert found.normalized == ({} if line == word else {line.strip(): word})
-    assert not found.existing
-    assert not found.rejected
+def test_words_are_normalized(line: str, word: str) -> None:
+    """Case and invisible characters are normalized as in a text, and the change is reported."""
+    check = check_words(make_tokenizer(), ["", line, word])
+    assert check.accepted == [word]
+    assert check.normalized == ({} if line == word else {line.strip(): word})
+    assert not check.existing
+    assert not check.rejected
 
 
 @pytest.mark.parametrize(
-    ("line", "why"),
+    ("line", "reason"),
     [
         ("co-op", "it is split: co | - | op"),
         ("im mun", "it is split: im | mun"),
@@ -61,30 +61,30 @@ def test_words_are_taken_as_the_tokenizer_meets_them(line: str, word: str) -> No
         ("x" * 101, "more than 100 characters"),
     ],
 )
-def test_words_that_no_text_can_give_are_refused(line: str, why: str) -> None:
-    """What is parted before the vocabulary is asked would be a row that is never read."""
-    found = check_words(made(), [line])
-    assert found.rejected[line].startswith(why) or why in found.rejected[line]
-    assert not found.accepted
+def test_words_that_never_occur_are_rejected(line: str, reason: str) -> None:
+    """A word that the pre-tokenizer splits would have an embedding that is never used."""
+    check = check_words(make_tokenizer(), [line])
+    assert check.rejected[line].startswith(reason) or reason in check.rejected[line]
+    assert not check.accepted
 
 
-def test_capital_letters_stay_where_case_is_kept() -> None:
-    """A cased vocabulary takes both forms, as two words."""
-    found = check_words(made(lowercase=False), ["Immuno", "immuno"])
-    assert (found.accepted, found.normalized) == (["Immuno", "immuno"], {})
+def test_cased_vocabulary_keeps_capitals() -> None:
+    """In a cased vocabulary, the capitalized and the lowercase form are two words."""
+    check = check_words(make_tokenizer(lowercase=False), ["Immuno", "immuno"])
+    assert (check.accepted, check.normalized) == (["Immuno", "immuno"], {})
 
 
-def test_words_that_are_there_are_told_and_left() -> None:
-    """So are special tokens, and forms that the tokenizer writes as a word that is there."""
-    found = check_words(made(), ["the", "The", "[MASK]", "##glo", "한"])
-    assert found.existing == ["the", "The", "[MASK]", "##glo", "한"]
-    assert not found.accepted
+def test_existing_words_are_not_added() -> None:
+    """Words, special tokens and forms that normalize to an existing word are reported only."""
+    check = check_words(make_tokenizer(), ["the", "The", "[MASK]", "##glo", "한"])
+    assert check.existing == ["the", "The", "[MASK]", "##glo", "한"]
+    assert not check.accepted
     with pytest.raises(TokenizerError, match="no word to add"):
-        extend_vocabulary(made(), found.accepted)
+        extend_vocabulary(make_tokenizer(), check.accepted)
 
 
-class Halves:
-    """Parts every word of four characters in its middle."""
+class HalvingSegmenter:
+    """A segmenter that splits words of four characters in the middle."""
 
     name, version = "halves", "1.0"
 
@@ -93,64 +93,67 @@ class Halves:
         return [[2] if len(text) == 4 else [] for text in texts]
 
 
-def test_what_the_segmenter_parts_is_refused() -> None:
-    """A word of two morphemes never comes to the vocabulary whole."""
-    recipe = TokenizerSpec(vocab=VOCAB, segmenter=("halves", "1.0"))
-    found = check_words(Tokenizer(recipe, Halves()), ["학교에서", "학교", "##학교에서"])
-    assert found.rejected == {"학교에서": "halves splits it: 학교 | 에서"}
-    assert found.accepted == ["학교", "##학교에서"]
-    counted = WordCounts.from_texts(Tokenizer(recipe, Halves()), ["학교에서"])
-    assert counted.counts == {"학교": 1, "에서": 1}
+def test_segmented_words_are_rejected() -> None:
+    """A word that the segmenter splits never occurs as one word; a continuing piece may."""
+    spec = TokenizerSpec(vocab=VOCAB, segmenter=("halves", "1.0"))
+    tokenizer = Tokenizer(spec, HalvingSegmenter())
+    check = check_words(tokenizer, ["학교에서", "학교", "##학교에서"])
+    assert check.rejected == {"학교에서": "halves splits it: 학교 | 에서"}
+    assert check.accepted == ["학교", "##학교에서"]
+    word_counts = WordCounts.from_texts(tokenizer, ["학교에서"])
+    assert word_counts.counts == {"학교": 1, "에서": 1}
 
 
-def test_old_ids_stay_and_new_ones_follow() -> None:
-    """Every old word has its id, a repeated line included; the new ones come behind the last."""
-    old = made()
-    new = extend_vocabulary(old, ["immunoglobulin", "한국어", "##globu"])
-    assert new.first_id == len(VOCAB)
-    assert new.tokenizer.vocab[: len(VOCAB)] == VOCAB
-    assert all(new.tokenizer.token_to_id(word) == old.token_to_id(word) for word in VOCAB)
+def test_existing_ids_do_not_change() -> None:
+    """Every existing word keeps its id, even a repeated one; new ids follow the last."""
+    old = make_tokenizer()
+    extension = extend_vocabulary(old, ["immunoglobulin", "한국어", "##globu"])
+    new, first_id = extension.tokenizer, extension.first_id
+    assert first_id == len(VOCAB)
+    assert new.vocab[: len(VOCAB)] == VOCAB
+    assert all(new.token_to_id(word) == old.token_to_id(word) for word in VOCAB)
     assert old.token_to_id("im") == VOCAB.index("##im") - 1
-    assert new.tokenizer.encode("Immunoglobulin 한국어 the") == [
-        new.first_id, new.first_id + 1, VOCAB.index("the"),
-    ]  # fmt: skip
-    assert new.tokenizer.hash != old.hash
+    expected = [first_id, first_id + 1, VOCAB.index("the")]
+    assert new.encode("Immunoglobulin 한국어 the") == expected
+    assert new.hash != old.hash
 
 
-def test_the_pieces_are_what_the_word_was_before() -> None:
-    """Of a word what the engine made of it; of a continuing piece what continued; else [UNK]."""
-    old = made()
+def test_former_pieces_of_new_words() -> None:
+    """The pieces are those of the old vocabulary, also for continuing pieces; else [UNK]."""
+    old = make_tokenizer()
     words = ["immunoglobulin", "한국어", "zz", "antibodyo"]
-    found = extend_vocabulary(old, [*words, "##globu", "##zz", "##imim"])
-    assert found.piece_ids[:4] == tuple(tuple(old.encode(word)) for word in words)
-    assert old.ids_to_tokens(found.piece_ids[0]) == ["im", "##mun", "##o", "##glo", "##bu", "##lin"]
-    assert old.ids_to_tokens(found.piece_ids[4]) == ["##glo", "##bu"]
-    assert found.piece_ids[5] == (old.unk_id,)
-    assert old.ids_to_tokens(found.piece_ids[6]) == ["##im", "##im"]
+    piece_ids = extend_vocabulary(old, [*words, "##globu", "##zz", "##imim"]).piece_ids
+    assert piece_ids[:4] == tuple(tuple(old.encode(word)) for word in words)
+    assert old.ids_to_tokens(piece_ids[0]) == ["im", "##mun", "##o", "##glo", "##bu", "##lin"]
+    assert old.ids_to_tokens(piece_ids[4]) == ["##glo", "##bu"]
+    assert piece_ids[5] == (old.unk_id,)
+    assert old.ids_to_tokens(piece_ids[6]) == ["##im", "##im"]
 
 
-TEXT = [
+TEXTS = [
     "Immunoglobulin, immunoglobulin! The 한국어 한국어 한국어 antibody.",
     "antibody immunoglobulin 한국어 imim the zz zz zz zz the 12 12",
 ]
 
 
-def test_the_most_frequent_split_words_of_a_text_are_found() -> None:
-    """Only words with a letter that are in pieces now and occur twice; the most frequent first."""
-    tokenizer = made()
-    counted = WordCounts.from_texts(tokenizer, TEXT)
-    assert counted.counts["imim"] == 1
-    assert find_frequent_words(tokenizer, counted, 10) == ["한국어", "immunoglobulin", "antibody"]
-    assert find_frequent_words(tokenizer, counted, 2) == ["한국어", "immunoglobulin"]
+def test_frequent_split_words_are_found() -> None:
+    """Only words with a letter that are split and occur twice count, the most frequent first."""
+    tokenizer = make_tokenizer()
+    word_counts = WordCounts.from_texts(tokenizer, TEXTS)
+    assert word_counts.counts["imim"] == 1
+    words = find_frequent_words(tokenizer, word_counts, 10)
+    assert words == ["한국어", "immunoglobulin", "antibody"]
+    assert find_frequent_words(tokenizer, word_counts, 2) == words[:2]
 
 
-def test_the_gain_is_told_on_the_same_text() -> None:
-    """Pieces a word before and after, over all words of the text."""
-    tokenizer = made()
-    counted = WordCounts.from_texts(tokenizer, TEXT)
-    found = extend_vocabulary(tokenizer, find_frequent_words(tokenizer, counted, 10))
-    told = compare_fit(tokenizer, found.tokenizer, counted)
-    # 4 한국어 of 3 pieces, 3 immunoglobulin of 6, 2 antibody of 2 became 9 pieces.
-    assert told.before.words == told.after.words == counted.counts.total()
-    assert told.before.pieces - told.after.pieces == 4 * 2 + 3 * 5 + 2
-    assert told.to_json()["forgotten"] == 0
+def test_comparison_of_fit() -> None:
+    """The number of pieces of the same words is measured before and after the extension."""
+    tokenizer = make_tokenizer()
+    word_counts = WordCounts.from_texts(tokenizer, TEXTS)
+    words = find_frequent_words(tokenizer, word_counts, 10)
+    extension = extend_vocabulary(tokenizer, words)
+    comparison = compare_fit(tokenizer, extension.tokenizer, word_counts)
+    # 4 한국어 of 3 pieces, 3 immunoglobulin of 6 and 2 antibody of 2 are now one piece each.
+    assert comparison.before.words == comparison.after.words == word_counts.counts.total()
+    assert comparison.before.pieces - comparison.after.pieces == 4 * 2 + 3 * 5 + 2
+    assert comparison.to_json()["forgotten"] == 0

@@ -1,7 +1,4 @@
-"""WordPiece as the original defines it, by a table of cases, and as ``transformers`` runs it.
-
-These tests never learn a vocabulary.
-"""
+"""The WordPiece tokenizer: golden cases of the original code, files, and ``transformers``."""
 
 import json
 import lzma
@@ -18,23 +15,26 @@ from bertsmith.errors import TokenizerError
 from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
 from bertsmith.text.wordpiece import Tokenizer
 
-LATIN = "un want ##want ##ed wa runn ##ing low ##er ##est ##aff ##able hello how are you ah ##zz zz"
-MORE = "cafe café h ##é ##llo world ##wan mask sep Hello UN ##s a b ##b don t 1 ##9 ##8"
-OTHER = ", . ! ? [ ] ' - $ ` ~ 博 推 한국 ##어 한 국 어"
-PIECES = f"{LATIN} {MORE} {OTHER}".split()
+ORIGINAL_WORDS = (
+    "un want ##want ##ed wa runn ##ing low ##er ##est ##aff ##able hello how are you ah ##zz zz"
+)
+OTHER_WORDS = "cafe café h ##é ##llo world ##wan mask sep Hello UN ##s a b ##b don t 1 ##9 ##8"
+SYMBOLS = ", . ! ? [ ] ' - $ ` ~ 博 推 한국 ##어 한 국 어"
+PIECES = f"{ORIGINAL_WORDS} {OTHER_WORDS} {SYMBOLS}".split()
 
 
-def made(**choices: Any) -> Tokenizer:
-    """Return a tokenizer with the little vocabulary."""
+def make_tokenizer(**options: Any) -> Tokenizer:
+    """Return a tokenizer with the small vocabulary."""
     words = dict.fromkeys([*SPECIAL_TOKENS, *PIECES])
-    return Tokenizer(TokenizerSpec(vocab=tuple(words), **choices))
+    return Tokenizer(TokenizerSpec(vocab=tuple(words), **options))
 
 
 LOWER: dict[str, bool] = {}
 CASED = {"lowercase": False}
 STRIP = {"strip_accents": True}
 ORIGINAL = {"strip_accents": True, "whole_hangul": False}
-#: choices, text, tokens: most after the tests of the original release (tokenization_test.py).
+OPTIONS = [LOWER, CASED, STRIP, ORIGINAL, {"split_chinese": False}]
+#: Options, text and expected tokens; most are from the original tests (tokenization_test.py).
 GOLDEN: list[tuple[dict[str, bool], str, str]] = [
     (LOWER, "", ""),
     (LOWER, "unwanted running", "un ##want ##ed runn ##ing"),
@@ -64,47 +64,47 @@ GOLDEN: list[tuple[dict[str, bool], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("choices", "text", "tokens"), GOLDEN)
-def test_golden_cases(choices: dict[str, bool], text: str, tokens: str) -> None:
-    """Each text becomes the tokens that the original's rules give."""
-    tokenizer = made(**choices)
+@pytest.mark.parametrize(("options", "text", "tokens"), GOLDEN)
+def test_golden_cases(options: dict[str, bool], text: str, tokens: str) -> None:
+    """Each text is split into the tokens that the original code gives."""
+    tokenizer = make_tokenizer(**options)
     assert tokenizer.ids_to_tokens(tokenizer.encode(text)) == tokens.split()
 
 
-def test_special_tokens_are_read_out_of_text_only_when_asked() -> None:
-    """In a corpus "[MASK]" is plain text; with ``special`` it is the special token."""
-    tokenizer = made()
+def test_special_tokens_in_text() -> None:
+    """The text "[MASK]" is plain text, or the special token with ``allow_special``."""
+    tokenizer = make_tokenizer()
     text = "hello [MASK] you[SEP]"
     assert tokenizer.mask_id not in tokenizer.encode(text)
-    found = tokenizer.encode(text, allow_special=True)
-    assert tokenizer.ids_to_tokens(found) == ["hello", "[MASK]", "you", "[SEP]"]
-    assert tokenizer.decode([tokenizer.cls_id, *found]) == "hello [MASK] you"
+    ids = tokenizer.encode(text, allow_special=True)
+    assert tokenizer.ids_to_tokens(ids) == ["hello", "[MASK]", "you", "[SEP]"]
+    assert tokenizer.decode([tokenizer.cls_id, *ids]) == "hello [MASK] you"
 
 
-def test_offsets_point_into_the_text_as_written() -> None:
-    """The characters of each token are those of the given text, capitals and accents included."""
+def test_offsets_refer_to_the_original_text() -> None:
+    """The offsets of a token select its characters as written, with capitals and accents."""
     text = "UNwanted, Café!"
-    ids, offsets = made(strip_accents=True).encode_with_offsets(text)
+    ids, offsets = make_tokenizer(strip_accents=True).encode_with_offsets(text)
     assert [text[start:end] for start, end in offsets] == ["UN", "want", "ed", ",", "Café", "!"]
     assert len(ids) == len(offsets)
 
 
-def test_facts_of_the_vocabulary() -> None:
-    """Special ids, continuing pieces and sizes are those of the vocabulary's lines."""
-    tokenizer = made()
+def test_vocabulary_properties() -> None:
+    """Special ids, continuation pieces and the size match the vocabulary."""
+    tokenizer = make_tokenizer()
     ids = (tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id)
     assert (*ids, tokenizer.mask_id) == (0, 1, 2, 3, 4)
     assert tokenizer.vocab_size == len(tokenizer.vocab) == len(tokenizer.is_continuation)
-    continuing = [word for word in tokenizer.vocab if word.startswith("##")]
-    assert tokenizer.is_continuation.sum() == len(continuing)
+    continuations = [token for token in tokenizer.vocab if token.startswith("##")]
+    assert tokenizer.is_continuation.sum() == len(continuations)
     assert tokenizer.token_to_id("hello") == tokenizer.vocab.index("hello")
     assert tokenizer.token_to_id("nothing") is None
 
 
-def test_the_hash_covers_words_order_and_choices() -> None:
-    """Any change of a word, of the order or of a choice changes the hash; the same keeps it."""
+def test_hash_covers_words_order_and_options() -> None:
+    """Another word, order or option gives another hash; equal specs give the same hash."""
     vocab = (*SPECIAL_TOKENS, "a", "b")
-    recipes = [
+    specs = [
         TokenizerSpec(vocab=vocab),
         TokenizerSpec(vocab=(*SPECIAL_TOKENS, "b", "a")),
         TokenizerSpec(vocab=(*vocab, "c")),
@@ -114,65 +114,67 @@ def test_the_hash_covers_words_order_and_choices() -> None:
         TokenizerSpec(vocab=vocab, split_chinese=False),
         TokenizerSpec(vocab=vocab, segmenter=("kiwi", "0.22")),
     ]
-    assert len({recipe.fingerprint() for recipe in recipes}) == len(recipes)
-    assert TokenizerSpec(vocab=vocab).fingerprint() == recipes[0].fingerprint()
+    assert len({spec.fingerprint() for spec in specs}) == len(specs)
+    assert TokenizerSpec(vocab=vocab).fingerprint() == specs[0].fingerprint()
 
 
-def test_a_tokenizer_travels_to_other_processes() -> None:
+def test_pickling() -> None:
     """A pickled tokenizer gives the same ids and hash."""
-    tokenizer = made(strip_accents=True)
-    other = pickle.loads(pickle.dumps(tokenizer))
-    assert other.encode("unaffable café") == tokenizer.encode("unaffable café")
-    assert other.hash == tokenizer.hash
+    tokenizer = make_tokenizer(strip_accents=True)
+    unpickled = pickle.loads(pickle.dumps(tokenizer))
+    assert unpickled.encode("unaffable café") == tokenizer.encode("unaffable café")
+    assert unpickled.hash == tokenizer.hash
 
 
-@pytest.mark.parametrize("choices", [LOWER, CASED, STRIP, ORIGINAL, {"split_chinese": False}])
-def test_saving_and_loading_keeps_everything(tmp_path: Path, choices: dict[str, bool]) -> None:
-    """A saved tokenizer loads with equal recipe; other keys of bertsmith.json stay."""
+@pytest.mark.parametrize("options", OPTIONS)
+def test_saving_and_loading(tmp_path: Path, options: dict[str, bool]) -> None:
+    """A loaded tokenizer has the saved spec, and other entries of bertsmith.json are kept."""
     (tmp_path / "bertsmith.json").write_text('{"task": "x"}')
-    tokenizer = made(**choices)
+    tokenizer = make_tokenizer(**options)
     tokenizer.save(tmp_path, max_length=512)
     assert Tokenizer.load(tmp_path).spec == tokenizer.spec
     assert Tokenizer.load(tmp_path / "tokenizer.json").spec == tokenizer.spec
     assert json.loads((tmp_path / "bertsmith.json").read_text())["task"] == "x"
-    said = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    assert said["model_max_length"] == 512
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert config["model_max_length"] == 512
 
 
-@pytest.mark.parametrize("choices", [LOWER, CASED, STRIP, ORIGINAL, {"split_chinese": False}])
-def test_auto_tokenizer_gives_the_same_ids(tmp_path: Path, choices: dict[str, bool]) -> None:
-    """``transformers.AutoTokenizer`` reads the saved files and agrees on every golden text."""
+@pytest.mark.parametrize("options", OPTIONS)
+def test_auto_tokenizer_gives_the_same_ids(tmp_path: Path, options: dict[str, bool]) -> None:
+    """``transformers.AutoTokenizer`` loads the saved files and agrees on all golden texts."""
     transformers = pytest.importorskip("transformers")
-    tokenizer = made(**choices)
+    tokenizer = make_tokenizer(**options)
     tokenizer.save(tmp_path)
-    auto = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    # "[MASK]" is read as the special token there.
+    auto_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    # transformers treats "[MASK]" in a text as the special token.
     for text in (text for _, text, _ in GOLDEN if "[MASK]" not in text):
-        assert auto(text, add_special_tokens=False)["input_ids"] == tokenizer.encode(text), text
-    pair = auto("hello you", "how")
-    ids = [auto.cls_token_id, *tokenizer.encode("hello you"), auto.sep_token_id]
-    assert pair["input_ids"] == [*ids, *tokenizer.encode("how"), auto.sep_token_id]
+        ids = auto_tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert ids == tokenizer.encode(text), text
+    pair = auto_tokenizer("hello you", "how")
+    cls_id, sep_id = auto_tokenizer.cls_token_id, auto_tokenizer.sep_token_id
+    first, second = tokenizer.encode("hello you"), tokenizer.encode("how")
+    assert pair["input_ids"] == [cls_id, *first, sep_id, *second, sep_id]
     assert pair["token_type_ids"] == [0, 0, 0, 0, 1, 1]
-    assert (auto.mask_token_id, auto.pad_token_id) == (4, 0)
+    assert (auto_tokenizer.mask_token_id, auto_tokenizer.pad_token_id) == (4, 0)
 
 
-def test_a_repeated_line_moves_no_id(tmp_path: Path) -> None:
-    """Ids are line numbers, whatever is repeated or empty; the last of equal lines holds."""
+def test_repeated_words_do_not_shift_ids(tmp_path: Path) -> None:
+    """Ids are line numbers even with repeated and empty lines; a repeated word has the last."""
     words = [*SPECIAL_TOKENS, "a", "b", "a", "", "c"]
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
     for _ in range(2):
         tokenizer = Tokenizer.load(tmp_path)
         assert tokenizer.encode("a b c") == [7, 6, 9]
         assert tokenizer.vocab_size == 10
-        # Now through tokenizer.json, which cannot hold a word twice.
+        # The second iteration reads tokenizer.json, which cannot contain a word twice.
         tokenizer.save(tmp_path)
     assert (tmp_path / "vocab.txt").read_text().split("\n")[:-1] == words
     (tmp_path / "vocab.txt").unlink()
     assert Tokenizer.load(tmp_path).encode("a b c") == [7, 6, 9]
 
 
-def test_a_repeated_line_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
-    """The bare vocab.txt and the saved files give the same ids there, behind the line as well."""
+def test_repeated_words_are_read_like_transformers(tmp_path: Path) -> None:
+    """The bare vocab.txt and the saved files give the ids of ``transformers``."""
     transformers = pytest.importorskip("transformers")
     words = [*SPECIAL_TOKENS, "a", "b", "a", "한", "c", "b", "##c"]
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
@@ -180,15 +182,15 @@ def test_a_repeated_line_is_read_as_transformers_reads_it(tmp_path: Path) -> Non
     expected = [7, 10, 8, 9, 11]
     assert tokenizer.encode("a b 한 cc") == expected
     tokenizer.save(tmp_path / "saved")
-    for peer in (
+    for hf_tokenizer in (
         transformers.BertTokenizer(str(tmp_path / "vocab.txt"), strip_accents=False),
         transformers.AutoTokenizer.from_pretrained(tmp_path / "saved"),
     ):
-        assert peer("a b 한 cc", add_special_tokens=False)["input_ids"] == expected
+        assert hf_tokenizer("a b 한 cc", add_special_tokens=False)["input_ids"] == expected
 
 
-def test_the_case_of_a_bare_vocabulary_is_told_by_its_words(tmp_path: Path) -> None:
-    """A capital letter in a word means that case is kept; what is asked for goes before."""
+def test_case_of_a_bare_vocabulary_is_detected(tmp_path: Path) -> None:
+    """A capital letter in the vocabulary means that case is kept; arguments take precedence."""
     path = tmp_path / "vocab.txt"
     path.write_text("\n".join([*SPECIAL_TOKENS, "a", "é"]))
     assert Tokenizer.load(path).lowercase
@@ -199,10 +201,8 @@ def test_the_case_of_a_bare_vocabulary_is_told_by_its_words(tmp_path: Path) -> N
     assert Tokenizer.load(path, lowercase=True).lowercase
 
 
-def test_the_configuration_beside_a_vocabulary_is_read_as_transformers_reads_it(
-    tmp_path: Path,
-) -> None:
-    """Left open there, accents follow the case, as in the original."""
+def test_tokenizer_config_without_strip_accents(tmp_path: Path) -> None:
+    """If tokenizer_config.json does not say it, accents are stripped if text is lowercased."""
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "a", "é"]))
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true}')
     tokenizer = Tokenizer.load(tmp_path)
@@ -212,18 +212,18 @@ def test_the_configuration_beside_a_vocabulary_is_read_as_transformers_reads_it(
     assert not Tokenizer.load(tmp_path).strip_accents
 
 
-def _changed(folder: Path, part: Sequence[str], value: Any) -> None:
-    """Change one entry of a saved tokenizer.json."""
-    file = json.loads((folder / "tokenizer.json").read_text())
-    inner = file
-    for key in part[:-1]:
-        inner = inner[key]
-    inner[part[-1]] = value
-    (folder / "tokenizer.json").write_text(json.dumps(file))
+def change_tokenizer_json(folder: Path, keys: Sequence[str], value: Any) -> None:
+    """Set one entry of a saved tokenizer.json."""
+    content = json.loads((folder / "tokenizer.json").read_text())
+    parent = content
+    for key in keys[:-1]:
+        parent = parent[key]
+    parent[keys[-1]] = value
+    (folder / "tokenizer.json").write_text(json.dumps(content))
 
 
 @pytest.mark.parametrize(
-    ("part", "value", "message"),
+    ("keys", "value", "message"),
     [
         (["model"], {"type": "BPE", "vocab": {}, "merges": []}, "found a BPE tokenizer"),
         (["model"], {"type": "Unigram", "vocab": []}, "found a Unigram tokenizer"),
@@ -239,18 +239,18 @@ def _changed(folder: Path, part: Sequence[str], value: Any) -> None:
         (["model"], "WordPiece", "found 'WordPiece' at 'model'; expected an object"),
     ],
 )
-def test_other_tokenizers_are_refused_by_name(
-    tmp_path: Path, part: list[str], value: Any, message: str
+def test_other_tokenizers_are_rejected(
+    tmp_path: Path, keys: list[str], value: Any, message: str
 ) -> None:
-    """What a BERT tokenizer is not is named, with what was expected."""
-    made().save(tmp_path)
-    _changed(tmp_path, part, value)
+    """The error says in what way the tokenizer is not BERT's."""
+    make_tokenizer().save(tmp_path)
+    change_tokenizer_json(tmp_path, keys, value)
     with pytest.raises(TokenizerError, match=message):
         Tokenizer.load(tmp_path)
 
 
-def test_what_is_no_tokenizer_is_told(tmp_path: Path) -> None:
-    """A missing path, an empty folder, a folder of another kind, broken files: each its message."""
+def test_missing_and_damaged_files_are_rejected(tmp_path: Path) -> None:
+    """Different errors: no path, an empty folder, another kind of tokenizer, damaged files."""
     with pytest.raises(TokenizerError, match="no such tokenizer"):
         Tokenizer.load(tmp_path / "nowhere")
     with pytest.raises(TokenizerError, match="found no tokenizer"):
@@ -268,12 +268,12 @@ def test_what_is_no_tokenizer_is_told(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def original_vocabularies(tmp_path_factory: pytest.TempPathFactory, shared_text: Path) -> Path:
-    """Return a folder with the vocabularies of the original release."""
+    """A folder with the vocabularies of the original release."""
     folder = tmp_path_factory.mktemp("original")
-    with tarfile.open(shared_text.parent / "labelled.tar.xz") as pack:
-        for member in pack:
+    with tarfile.open(shared_text.parent / "labelled.tar.xz") as archive:
+        for member in archive:
             if member.name.startswith("labelled/vocab/") and member.isfile():
-                pack.extract(member, folder, filter="data")
+                archive.extract(member, folder, filter="data")
     return folder / "labelled" / "vocab"
 
 
@@ -286,27 +286,28 @@ def original_vocabularies(tmp_path_factory: pytest.TempPathFactory, shared_text:
         ("bert-base-multilingual-cased", False),
     ],
 )
-def test_the_originals_vocabularies_give_what_transformers_gives(
+def test_original_vocabularies_give_the_ids_of_transformers(
     tmp_path: Path,
     original_vocabularies: Path,
     shared_text: Path,
     name: str,
     lowercase: bool,
 ) -> None:
-    """On real English and Korean the bare vocab.txt gives the ids of ``BertTokenizer``.
+    """On real English and Korean text, a bare vocab.txt gives the ids of ``BertTokenizer``.
 
-    The uncased one holds Hangul in jamo, which tells that its text was taken apart.
+    The uncased vocabulary contains Hangul as jamo, so its text is decomposed too.
     """
     transformers = pytest.importorskip("transformers")
     shutil.copy(original_vocabularies / f"{name}.txt", tmp_path / "vocab.txt")
     tokenizer = Tokenizer.load(tmp_path / "vocab.txt")
     assert tokenizer.lowercase is lowercase
-    peer = transformers.BertTokenizer(str(tmp_path / "vocab.txt"), do_lower_case=lowercase)
     texts = ["Ünïcödé café 한국어 나는 학교에 갔다 ½ ﬁ İ ß"]
-    for language in ("en-wiki", "ko-wiki"):
-        with lzma.open(shared_text / f"{language}.jsonl.xz", "rt", encoding="utf-8") as file:
+    for corpus in ("en-wiki", "ko-wiki"):
+        with lzma.open(shared_text / f"{corpus}.jsonl.xz", "rt", encoding="utf-8") as file:
             texts += [json.loads(line)["text"] for line, _ in zip(file, range(40), strict=False)]
-    assert tokenizer.encode_batch(texts) == peer(texts, add_special_tokens=False)["input_ids"]
+    ids = tokenizer.encode_batch(texts)
+    hf_tokenizer = transformers.BertTokenizer(str(tmp_path / "vocab.txt"), do_lower_case=lowercase)
+    assert ids == hf_tokenizer(texts, add_special_tokens=False)["input_ids"]
     tokenizer.save(tmp_path / "saved")
-    auto = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
-    assert tokenizer.encode_batch(texts) == auto(texts, add_special_tokens=False)["input_ids"]
+    auto_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert ids == auto_tokenizer(texts, add_special_tokens=False)["input_ids"]
