@@ -136,7 +136,7 @@ def _tell(
             log(f"note: {gain.num_dropped:,} occurrences of rare words are not in these figures")
         for name, fit in (("before", gain.before), ("now", gain.after)):
             log(
-                f"{name}: {fit.pieces_per_word:.3f} pieces a word, {fit.whole_share:.2%} of the "
+                f"{name}: {fit.pieces_per_word:.3f} pieces a word, {fit.single_piece_share:.2%} of the "
                 f"words known whole, {fit.unknown_share:.4%} unknown"
             )
     log(f"wrote {out}")

@@ -139,10 +139,10 @@ class CharacterCounts:
 
         It removes the words with a character outside ``alphabet`` and those that are too long.
         """
-        known = set(alphabet.characters)
+        characters = set(alphabet.characters)
         is_outside = np.zeros(_NUM_CODE_POINTS, dtype=bool)
         for point in np.flatnonzero((self._kinds == _LETTER) & (self._counts.sum(axis=0) > 0)):
-            is_outside[point] = not known.issuperset(self._normalize(chr(point)).strip())
+            is_outside[point] = not characters.issuperset(self._normalize(chr(point)).strip())
 
         def filter_words(text: str) -> str:
             points = np.frombuffer(text.encode("utf-32-le", "replace"), dtype="<u4")

@@ -23,7 +23,7 @@ class VocabularyReport:
         words: Number of words and punctuation marks.
         pieces: Number of pieces they are split into.
         unknown: Number of words replaced by [UNK].
-        whole: Number of words that are a single known piece.
+        single_piece: Number of words that are a single known piece.
         longest: The longest words that are a single piece.
         most_pieces: The words with the most pieces, split.
         unknown_words: The most frequent unknown words.
@@ -33,7 +33,7 @@ class VocabularyReport:
     words: int
     pieces: int
     unknown: int
-    whole: int
+    single_piece: int
     longest: list[str]
     most_pieces: list[str]
     unknown_words: list[str]
@@ -49,25 +49,32 @@ class VocabularyReport:
         return self.pieces / max(self.words, 1)
 
     @property
-    def whole_share(self) -> float:
+    def single_piece_share(self) -> float:
         """The share of words that are a single known piece."""
-        return self.whole / max(self.words, 1)
+        return self.single_piece / max(self.words, 1)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        shares = {
+        return {
+            "characters": self.characters,
+            "words": self.words,
+            "pieces": self.pieces,
+            "unknown": self.unknown,
+            "whole": self.single_piece,
+            "longest": self.longest,
+            "most_pieces": self.most_pieces,
+            "unknown_words": self.unknown_words,
             "unknown_share": self.unknown_share,
             "pieces_a_word": self.pieces_per_word,
-            "whole_share": self.whole_share,
+            "whole_share": self.single_piece_share,
         }
-        return asdict(self) | shares
 
     def lines(self) -> list[str]:
         """Return the report as human-readable lines."""
         totals = f"{self.words:,} words of text became {self.pieces:,} pieces"
         lines = [
             f"{totals}: {self.pieces_per_word:.3f} pieces per word",
-            f"words in the vocabulary: {self.whole_share:.2%}",
+            f"words in the vocabulary: {self.single_piece_share:.2%}",
             f"words unknown ([UNK]): {self.unknown_share:.4%}",
         ]
         examples = (
@@ -100,7 +107,7 @@ def measure_fit_from_counts(tokenizer: Tokenizer, word_counts: WordCounts) -> Vo
         words=counts.total() + word_counts.num_too_long,
         pieces=total_pieces + word_counts.num_too_long,
         unknown=unknown.total() + word_counts.num_too_long,
-        whole=sum(counts[word] for word in single_piece),
+        single_piece=sum(counts[word] for word in single_piece),
         longest=longest,
         most_pieces=[
             " ".join(tokenizer.ids_to_tokens(ids))

@@ -244,7 +244,7 @@ def test_fit_counts_words_and_pieces() -> None:
     tokenizer = Tokenizer(TokenizerSpec(vocab=vocab))
     report = measure_fit(tokenizer, ["The cats sat.", "The dog. The ca"])
     # the cats sat . the dog . the ca -> cats = cat ##s, ca = c ##a, dog = [UNK]
-    assert (report.words, report.pieces, report.unknown, report.whole) == (9, 11, 1, 6)
+    assert (report.words, report.pieces, report.unknown, report.single_piece) == (9, 11, 1, 6)
     assert report.unknown_share == 1 / 9
     assert report.pieces_per_word == 11 / 9
     assert report.longest[0] == "sat"
