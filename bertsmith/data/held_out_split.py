@@ -64,14 +64,14 @@ class _Parts(NamedTuple):
 
     Attributes:
         hashes: uint64 [parts].
-        tokens: Tokens in each part, int64 [parts].
-        sizes: Sentences in each part, int64 [parts].
+        num_tokens: int64 [parts].
+        num_sentences: int64 [parts].
         is_first: Whether the part is the first of its document, bool [parts].
     """
 
     hashes: UInt64Array
-    tokens: IntArray
-    sizes: IntArray
+    num_tokens: IntArray
+    num_sentences: IntArray
     is_first: BoolArray
 
 
@@ -106,12 +106,14 @@ class HeldOutRule:
         held_out = self._is_held_out(parts.hashes)
         starts = self._starts_training_document(parts, held_out)
         train_sizes = np.bincount(
-            np.cumsum(starts[~held_out]) - 1, parts.sizes[~held_out], minlength=int(starts.sum())
+            np.cumsum(starts[~held_out]) - 1,
+            parts.num_sentences[~held_out],
+            minlength=int(starts.sum()),
         )
         return SplitAssignment(
-            held_out=np.repeat(held_out, parts.sizes),
+            held_out=np.repeat(held_out, parts.num_sentences),
             train_document_sizes=train_sizes.astype(np.int64),
-            held_out_document_sizes=parts.sizes[held_out],
+            held_out_document_sizes=parts.num_sentences[held_out],
         )
 
     def count_cut_documents(self, documents: DocumentSizes) -> int:
@@ -133,12 +135,14 @@ class HeldOutRule:
         document_ends = np.append(0, token_ends)[np.cumsum(documents.document_sizes)]
         document_tokens = np.diff(document_ends, prepend=0)
         num_parts = self._num_parts(documents.hashes)
-        # A sentence belongs to the part that contains its middle. Twice the middle is an integer.
+        # A sentence belongs to the part that contains its midpoint, doubled here to be an integer.
         document_starts = (document_ends - document_tokens)[document_numbers]
-        twice_middle = 2 * (token_ends - document_starts)
-        twice_middle -= documents.sentence_sizes
+        doubled_midpoint = 2 * (token_ends - document_starts)
+        doubled_midpoint -= documents.sentence_sizes
         part_numbers = (
-            twice_middle * num_parts[document_numbers] // (2 * document_tokens[document_numbers])
+            doubled_midpoint
+            * num_parts[document_numbers]
+            // (2 * document_tokens[document_numbers])
         )
         is_first = np.diff(document_numbers, prepend=-1) != 0
         firsts = np.flatnonzero(is_first | (np.diff(part_numbers, prepend=-1) != 0))
@@ -148,8 +152,8 @@ class HeldOutRule:
         token_offsets = np.append(0, token_ends)[np.append(firsts, len(token_ends))]
         return _Parts(
             hashes=hashes,
-            tokens=np.diff(token_offsets),
-            sizes=np.diff(firsts, append=len(token_ends)),
+            num_tokens=np.diff(token_offsets),
+            num_sentences=np.diff(firsts, append=len(token_ends)),
             is_first=is_first[firsts],
         )
 
@@ -198,7 +202,7 @@ def choose_held_out(
             cut_documents = _select_documents(documents, cut_rule.cut_hashes)
             parts = cut_rule._cut(cut_documents)  # noqa: SLF001 - same module
             part_hashes.append(parts.hashes)
-            part_sizes.append(parts.tokens)
+            part_sizes.append(parts.num_tokens)
             is_first.append(parts.is_first)
     all_hashes = np.concatenate(part_hashes)
     unique_hashes, sums = _sum_by_hash(all_hashes, np.concatenate(part_sizes))

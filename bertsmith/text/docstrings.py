@@ -1,6 +1,6 @@
 """Extracts English text from the docstrings of the installed Python packages.
 
-It gives every machine a corpus of real text without a download. Packages are parsed, never
+This provides real text on every machine without a download. The packages are parsed, never
 imported.
 """
 
