@@ -138,7 +138,7 @@ def _lock_parts(out: Path, plan: StorePlan, progress: Progress) -> Iterator[Path
         if (parts / PLAN_FILE).exists() and any(parts.glob("*.npz")):
             changes = list_plan_changes(read_plan(parts / PLAN_FILE), plan)
             if changes:
-                raise StoreError(_describe_mismatch(out, "was begun with other inputs", changes))
+                raise StoreError(_describe_mismatch(out, "was started with other inputs", changes))
             progress.log(f"Resuming the unfinished store in {out}")
         write_plan(parts / PLAN_FILE, plan)
         yield parts
@@ -188,7 +188,7 @@ def _build_shards(
             if any(other.startswith(prefix) for other in existing - {name}):
                 changes = [f"shard {len(names):,} was made from other documents than it has now"]
                 raise StoreError(
-                    _describe_mismatch(parts.parent, "was begun with other inputs", changes)
+                    _describe_mismatch(parts.parent, "was started with other inputs", changes)
                 )
             presplit = [document.presplit for document in group]
             _raise_failure(pool.submit(ShardTask(parts / name, texts, presplit)))
@@ -204,7 +204,7 @@ def _is_intact(path: Path, progress: Progress) -> bool:
     try:
         Shard.load(path)
     except DamagedShardError:
-        progress.log(f"{path}: this part of the unfinished store is damaged; making it again")
+        progress.log(f"{path}: this part of the unfinished store is damaged; building it again")
         return False
     return True
 

@@ -151,7 +151,7 @@ def read_parquet(
         errors.report(
             "not a whole Parquet file",
             f"{path}, after {row:,} rows",
-            "make or fetch it again",
+            "create or download it again",
             str(error),
         )
 

@@ -42,9 +42,9 @@ def read_source(
             yield document
     except DECOMPRESSION_ERRORS as error:
         errors.report(
-            "the archive is cut off or damaged",
+            "the compressed file is truncated or damaged",
             f"{source.name}, after {count:,} documents",
-            "expected a whole gzip, xz, bzip2 or zstd file; make or fetch it again",
+            "expected a complete gzip, xz, bzip2 or zstd file; create or download it again",
             str(error),
         )
     except OSError as error:
@@ -61,8 +61,8 @@ def _read(
     try:
         # If the head is full, text may follow the whitespace in it.
         if len(head) < HEAD_BYTES and not head.removeprefix(BOM).strip():
-            reason = "an empty file" if not head else "a file of blanks only"
-            errors.report(reason, name, "expected text; take the file away")
+            reason = "an empty file" if not head else "a file with only whitespace"
+            errors.report(reason, name, "expected text; remove the file")
             return
         is_container = text_format in CONTAINER_FORMATS
         container = text_format if is_container else _detect_container(source.kind, head)
@@ -70,7 +70,7 @@ def _read(
             yield from _read_parquet(source, text_format, field, errors)
             return
         if problem := _describe_binary(head):
-            errors.report(problem, name, "expected UTF-8 text, plain or packed")
+            errors.report(problem, name, "expected UTF-8 text, plain or compressed")
             return
         lines = LineReader(reader, name)
         if container == "jsonl":
@@ -111,7 +111,7 @@ def _describe_binary(head: bytes) -> str | None:
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "UTF-16 text"
     if compression := detect_compression(head):
-        return f"packed twice ({compression} inside)"
+        return f"compressed twice ({compression} inside)"
     return "a binary file (it holds NUL bytes)" if b"\0" in head else None
 
 

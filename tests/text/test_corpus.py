@@ -227,7 +227,7 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
 #: Files with an error: name, content, and pattern of the message.
 INVALID_FILES: list[tuple[str, bytes, str]] = [
     ("a.txt", b"", "an empty file"),
-    ("a.txt", b" \n\n", "blanks only"),
+    ("a.txt", b" \n\n", "only whitespace"),
     ("a.txt", b"caf\xe9 here.\n", r"line 1, byte 3: not UTF-8 \(byte 0xe9\)"),
     ("a.txt", "a".encode("utf-16"), "UTF-16"),
     ("a.txt", b"ELF\x00\x01", "a binary file"),
@@ -238,7 +238,7 @@ INVALID_FILES: list[tuple[str, bytes, str]] = [
     ("a.jsonl", b'{"text": "\xff"}\n', r"byte 10: not UTF-8"),
     ("wiki_00", b'<doc id="1" title="t">\nt\n\nx.\n', "no </doc>"),
     ("wiki_00", WIKI.encode() + b"loose\n", "outside of <doc"),
-    ("a.jsonl.gz", gzip.compress(gzip.compress(b"x", mtime=0), mtime=0), "packed twice"),
+    ("a.jsonl.gz", gzip.compress(gzip.compress(b"x", mtime=0), mtime=0), "compressed twice"),
 ]
 
 
@@ -264,11 +264,11 @@ def test_truncated_compressed_file(tmp_path: Path, suffix: str) -> None:
     # bzip2 has blocks of 900 kB, so the text must be larger to contain a complete block.
     content = COMPRESSORS[suffix](lines.encode())
     path = write_file(tmp_path / f"a.jsonl{suffix}", content[: len(content) * 3 // 4])
-    with pytest.raises(CorpusError, match="cut off or damaged"):
+    with pytest.raises(CorpusError, match="truncated or damaged"):
         read_texts(path)
     report = CorpusReport()
     texts = read_texts(path, report=report, on_error="skip")
-    assert report.skipped == {"the archive is cut off or damaged": 1}
+    assert report.skipped == {"the compressed file is truncated or damaged": 1}
     assert 1000 < len(texts) < 20000
     assert texts[500].startswith("Number 500 ")
 
