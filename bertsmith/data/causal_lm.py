@@ -13,7 +13,7 @@ from bertsmith.data.packing import CuSeqlens
 def build_causal_lm_labels(
     ids: IntArray, cu_seqlens: CuSeqlens, vocabulary: VocabularyInfo
 ) -> tuple[IntArray, IntArray]:
-    """Label each position whose next token, in the same sequence, is not a special token.
+    """Label each position with the next token of its sequence, unless that is a special token.
 
     Args:
         ids: Token ids, int64 [T]; they are not changed.

@@ -172,7 +172,7 @@ class HeldOutRule:
 def choose_held_out(
     iterate_sizes: Callable[[], Iterable[DocumentSizes]], share: float | None
 ) -> HeldOutRule:
-    """Choose the rule for a corpus.
+    """Choose which parts of a corpus are held out.
 
     Documents are held out in the order of their hashes. A document that is long compared with
     the requested tokens is first cut into parts of about equal size. If at least 256 tokens are
@@ -223,7 +223,7 @@ def choose_held_out(
 
 
 def _total_tokens(groups: Iterable[DocumentSizes]) -> tuple[UInt64Array, IntArray]:
-    """Return the hash and the number of tokens of each document of all groups [documents]."""
+    """Return the hashes and the numbers of tokens of all documents, each [documents]."""
     hashes, tokens = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
     for sizes in groups:
         hashes.append(sizes.hashes)
@@ -233,6 +233,7 @@ def _total_tokens(groups: Iterable[DocumentSizes]) -> tuple[UInt64Array, IntArra
 
 
 def _default_request(total: int) -> float:
+    """Return the number of tokens to hold out by default, for a corpus of ``total`` tokens."""
     return max(DEFAULT_SHARE * total, min(_DEFAULT_MIN_TOKENS, _DEFAULT_MAX_SHARE * total))
 
 

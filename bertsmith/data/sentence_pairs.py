@@ -51,7 +51,7 @@ _CHUNK_SENTENCES = 1 << 16
 
 @dataclass(frozen=True)
 class SentencePairs:
-    """n examples as ranges of a split's token ids.
+    """n training examples, stored as ranges of a split's token ids.
 
     Attributes:
         a_first: First token of segment A, int64 [n].
@@ -285,7 +285,10 @@ def _follow_chain(steps: IntArray) -> tuple[IntArray, int]:
 
 
 def _truncate(a_size: IntArray, b_size: IntArray, max_tokens: int) -> tuple[IntArray, IntArray]:
-    """Return how many tokens A and B lose if the longer one (B if equal) loses one at a time."""
+    """Return how many tokens to remove from A and from B.
+
+    Tokens are removed one at a time from the longer segment, or from B if both are equally long.
+    """
     excess = np.maximum(a_size + b_size - max_tokens, 0)
     difference = a_size - b_size
     from_longer = np.minimum(excess, np.abs(difference))

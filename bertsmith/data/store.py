@@ -57,7 +57,7 @@ class SplitCounts(Settings):
 
 
 class Manifest(Settings):
-    """The manifest of a store: the only place where these values are stored.
+    """Metadata of a store. These values are stored nowhere else.
 
     Attributes:
         format: Version of the layout.
@@ -331,8 +331,8 @@ class Store:
         step = _CHUNK_BYTES // ids.itemsize
         largest = max((int(ids[i : i + step].max()) for i in range(0, len(ids), step)), default=0)
         if largest >= self.manifest.vocab_size:
-            finding = describe_out_of_vocabulary(largest, self.manifest.vocab_size)
-            raise damaged_file_error(path, finding)
+            problem = describe_out_of_vocabulary(largest, self.manifest.vocab_size)
+            raise damaged_file_error(path, problem)
 
     def _verify_checksum(self, path: Path, progress: Progress) -> None:
         """Raise StoreError if the manifest has another checksum for the file.
@@ -354,13 +354,13 @@ class Store:
             )
 
 
-def damaged_file_error(name: Path | str, finding: str) -> StoreError:
+def damaged_file_error(name: Path | str, problem: str) -> StoreError:
     """Return the error for a damaged file of a store."""
-    return StoreError(f"{name}: the file is damaged: {finding}; {_REBUILD_ADVICE}")
+    return StoreError(f"{name}: the file is damaged: {problem}; {_REBUILD_ADVICE}")
 
 
 def describe_out_of_vocabulary(largest: int, vocab_size: int) -> str:
-    """Return the finding that an id is outside the vocabulary, for ``damaged_file_error``."""
+    """Return the problem of an id outside the vocabulary, for ``damaged_file_error``."""
     return f"it holds the token id {largest:,}, but the vocabulary has {vocab_size:,} words"
 
 

@@ -129,8 +129,8 @@ class ExampleStream:
             self._split, pairs, self.vocabulary, nsp=self._settings.nsp
         )
         if (largest := int(ids.max())) >= self.vocabulary.vocab_size:
-            finding = describe_out_of_vocabulary(largest, self.vocabulary.vocab_size)
-            raise damaged_file_error(self._split.name, finding)
+            problem = describe_out_of_vocabulary(largest, self.vocabulary.vocab_size)
+            raise damaged_file_error(self._split.name, problem)
         if self.is_masked_lm:
             ids, masked_positions, labels = mask_tokens(
                 ids, cu_seqlens, pairs.rng_states, self.vocabulary, self._settings

@@ -28,7 +28,7 @@ def count_token_ids(split: Split, vocab_size: int) -> IntArray:
     for first in range(0, len(split.ids), _CHUNK_IDS):
         chunk_counts = np.bincount(split.ids[first : first + _CHUNK_IDS], minlength=vocab_size)
         if len(chunk_counts) > vocab_size:
-            finding = describe_out_of_vocabulary(len(chunk_counts) - 1, vocab_size)
-            raise damaged_file_error(split.name, finding)
+            problem = describe_out_of_vocabulary(len(chunk_counts) - 1, vocab_size)
+            raise damaged_file_error(split.name, problem)
         counts += chunk_counts
     return counts

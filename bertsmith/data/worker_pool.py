@@ -26,7 +26,7 @@ class WorkerPool:
     """
 
     def __init__(self, max_workers: int, module: str, arguments: Sequence[str]) -> None:
-        """Start no worker yet: one is started when a task finds no idle worker.
+        """Create the pool. A worker is started when a task finds no idle worker.
 
         Args:
             max_workers: Maximum number of processes.
@@ -44,7 +44,7 @@ class WorkerPool:
         """Send a task to a worker; wait for one to finish if all are busy.
 
         Returns:
-            The answer of the worker that had to finish first; None if none had to.
+            The answer of the worker that was waited for; None if a worker was idle or new.
 
         Raises:
             StoreError: A worker died.

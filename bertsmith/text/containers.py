@@ -20,7 +20,7 @@ ROWS_PER_BATCH: Final = 256
 
 
 def make_document(text: str, layout: str, container: str) -> RawDocument:
-    """Convert the text of one document to one paragraph per line.
+    """Create a document from its text, with one paragraph (or presplit sentence) per line.
 
     Args:
         text: The text.

@@ -128,7 +128,7 @@ def build_normalizer(spec: TokenizerSpec) -> normalizers.Normalizer:
 
 
 def build_backend(spec: TokenizerSpec, *, no_special: bool = False) -> Backend:
-    """Build the tokenizer of ``tokenizers``; with special tokens it adds [CLS] and [SEP].
+    """Build the ``tokenizers`` backend, whose post-processor can add [CLS] and [SEP].
 
     Args:
         spec: Vocabulary and options.
