@@ -4,10 +4,10 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from bertsmith.settings import SettingsTable
+from bertsmith.settings import Settings
 
 
-class DataSettings(SettingsTable):
+class DataSettings(Settings):
     """How sentences become training examples; the defaults are those of the paper.
 
     The shares are those of section 3.1 and appendix A.2 of the paper, and of its code.
@@ -20,7 +20,7 @@ class DataSettings(SettingsTable):
             names. It requires model.attention = "causal" and nsp = false.
         nsp: Whether an example is a pair of segments, for next-sentence prediction.
         short_share: Share of examples with a random, shorter target length.
-        mask_share: Share of tokens to predict.
+        masking_rate: Share of tokens to predict.
         mask_token_share: Share of the predicted tokens that are replaced by [MASK].
         random_share: Share of the predicted tokens that are replaced by a random token.
         whole_words: Whether all pieces of a word are masked together.
