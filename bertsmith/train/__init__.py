@@ -1,1 +1,1 @@
-"""Training: loop, optimizer, schedule, checkpoints. It never prints."""
+"""Training: loop, optimizer, schedule, checkpoints, pre-training and fine-tuning."""

@@ -66,11 +66,14 @@ def test_only_labels_that_differ_are_named(tmp_path: Path) -> None:
     with pytest.raises(RunError) as caught:
         load_run_settings(tmp_path, _Run(task=_Task(labels=[*labels[1:], "new"], lr=2.0)))
     message = str(caught.value)
-    assert "task.labels: 2,500 there, 2,500 now; only there: 'label-0'; only now: 'new'" in message
-    assert "task.lr: 1.0 there, 2.0 now" in message
+    assert (
+        "task.labels: 2,500 items in the run, 2,500 now; only in the run: 'label-0'; only now: 'new'"
+        in message
+    )
+    assert "task.lr: 1.0 in the run, 2.0 now" in message
     assert "--from RUN --out NEW" in message
     assert len(message) < 600
-    with pytest.raises(RunError, match="in another order, from number 1 on"):
+    with pytest.raises(RunError, match="the order differs from item 1 on"):
         load_run_settings(tmp_path, _Run(task=_Task(labels=labels[::-1])))
 
 

@@ -1,7 +1,4 @@
-"""A small store of made-up text, and settings under which a run takes a second.
-
-It never knows what is tested.
-"""
+"""Fixtures: a small store of random text, and a training function that takes about a second."""
 
 import json
 from collections.abc import Callable
@@ -19,8 +16,8 @@ from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.engine import curve
 from bertsmith.train.pretraining.pretrain import PretrainResult, pretrain
 
-WORDS = [first + second for first in "bdfgklmnprst" for second in ("a", "e", "i", "o", "u")]
-#: A model, a batch and an evaluation that cost next to nothing.
+WORDS = [consonant + vowel for consonant in "bdfgklmnprst" for vowel in "aeiou"]
+#: Settings of a very small model with small batches.
 SMALL = {
     "model.layers": 1,
     "model.width": 16,
@@ -35,38 +32,42 @@ SMALL = {
     "run.threads": 1,
     "run.log_every": 1,
 }
+#: Keyword arguments of ``pretrain`` that are not settings.
+_PRETRAIN_ARGUMENTS = {
+    "steps", "epochs", "minutes", "start_from", "recipe", "config", "progress", "size",
+}  # fmt: skip
 
 
 def assignments(**changes: Any) -> list[str]:
-    """Return SMALL as the arguments of ``--set``; a change is written section__name=value.
+    """Return SMALL with changes as arguments of ``--set``.
 
-    None leaves a setting out.
+    A change is written as section__name=value; the value None removes a setting.
     """
-    named = {key.replace("__", "."): value for key, value in changes.items()}
-    return [f"{key}={value}" for key, value in (SMALL | named).items() if value is not None]
+    values = {key.replace("__", "."): value for key, value in changes.items()}
+    return [f"{key}={value}" for key, value in (SMALL | values).items() if value is not None]
 
 
-def make_tokenizer(extra: tuple[str, ...] = ()) -> Tokenizer:
-    """Return a tokenizer of sixty short words."""
-    return Tokenizer(TokenizerSpec(vocab=(*SPECIAL_TOKENS, ".", *WORDS, *extra)))
+def make_tokenizer(extra_words: tuple[str, ...] = ()) -> Tokenizer:
+    """Return a tokenizer with the vocabulary WORDS."""
+    return Tokenizer(TokenizerSpec(vocab=(*SPECIAL_TOKENS, ".", *WORDS, *extra_words)))
 
 
 def make_store(
     folder: Path, documents: int = 120, extra: tuple[str, ...] = (), max_sentences: int = 12
 ) -> Path:
     """Prepare a store of random sentences."""
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     lines = []
     for _ in range(documents):
         sentences = [
-            " ".join(chance.choice(WORDS, chance.integers(3, 12))).capitalize() + "."
-            for _ in range(chance.integers(2, max_sentences))
+            " ".join(rng.choice(WORDS, rng.integers(3, 12))).capitalize() + "."
+            for _ in range(rng.integers(2, max_sentences))
         ]
         lines.append(json.dumps({"text": " ".join(sentences)}) + "\n")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "corpus.jsonl").write_text("".join(lines))
-    found = find_sources([str(folder / "corpus.jsonl")])
-    prepare(found, make_tokenizer(extra), folder / "store", workers=1)
+    sources = find_sources([str(folder / "corpus.jsonl")])
+    prepare(sources, make_tokenizer(extra), folder / "store", workers=1)
     return folder / "store"
 
 
@@ -80,8 +81,8 @@ Train = Callable[..., PretrainResult]
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out what costs a second in each run: the machine's ceiling and the picture."""
+def skip_slow_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip the peak measurement and the loss curve, which take a second per run."""
     monkeypatch.setattr(device, "measure_peak_macs", lambda _: 1e9)
     monkeypatch.setattr(curve, "draw", lambda run, _: run / curve.CURVE_FILE)
 
@@ -91,8 +92,7 @@ def train(store: Path, tmp_path: Path) -> Train:
     """Train the small model; keywords are settings, or arguments of ``pretrain``."""
 
     def run(out: str = "run", data: Path = store, **changes: Any) -> PretrainResult:
-        own = {"steps", "epochs", "minutes", "start_from", "recipe", "config", "progress", "size"}
-        arguments = {key: changes.pop(key) for key in own & changes.keys()}
+        arguments = {key: changes.pop(key) for key in _PRETRAIN_ARGUMENTS & changes.keys()}
         return pretrain(data, tmp_path / out, assignments=assignments(**changes), **arguments)
 
     return run

@@ -32,8 +32,8 @@ FINETUNE: dict[str, Any] = {
 
 
 @pytest.fixture
-def old(tmp_path: Path) -> Path:
-    """A copy of the fixtures, with the paths in them replaced by the copy's."""
+def old_files(tmp_path: Path) -> Path:
+    """A copy of the fixtures, with its own path in the settings."""
     folder = tmp_path / "v0.1"
     shutil.copytree(FIXTURES, folder)
     for file in [*folder.rglob("settings.toml"), *folder.rglob("bertsmith.json")]:
@@ -43,51 +43,51 @@ def old(tmp_path: Path) -> Path:
 
 
 def _assert_same_weights(run: Path, reference: Path) -> None:
-    """Compare within the tolerance between CPUs: the fixtures come from another machine."""
+    """Compare with a tolerance, because the fixtures were trained on another CPU."""
     weights, expected = load_file(run / WEIGHTS), load_file(reference / WEIGHTS)
     assert weights.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(weights[name], value, rtol=1e-3, atol=1e-4)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(weights[name], tensor, rtol=1e-3, atol=1e-4)
 
 
-def test_a_killed_pretraining_run_resumes(old: Path) -> None:
-    """The run resumes from step 6 and ends with the weights of the run that was not killed."""
-    run = old / "pretrain-stopped"
-    result = pretrain(old / "store", run, steps=12, assignments=PRETRAIN)
+def test_killed_pretraining_run_resumes(old_files: Path) -> None:
+    """The run resumes from step 6 and ends with the weights of an uninterrupted run."""
+    run = old_files / "pretrain-stopped"
+    result = pretrain(old_files / "store", run, steps=12, assignments=PRETRAIN)
     assert result.outcome.state.step == 12
-    assert [line["step"] for line in read_metrics(run) if line["kind"] == "train"] == [
-        *range(1, 13)
-    ]
-    _assert_same_weights(run, old / "pretrain-finished")
+    train_lines = [line for line in read_metrics(run) if line["kind"] == "train"]
+    assert [line["step"] for line in train_lines] == [*range(1, 13)]
+    _assert_same_weights(run, old_files / "pretrain-finished")
 
 
-def test_a_killed_finetuning_run_resumes(old: Path) -> None:
-    """The run resumes from step 8 and chooses the best weights of the run that was not killed."""
-    run = old / "finetune-stopped"
-    result = finetune("classify", old / "pretrain-finished", run,
-                      data=old / "table.jsonl", values=FINETUNE)  # fmt: skip
+def test_killed_finetuning_run_resumes(old_files: Path) -> None:
+    """The run resumes from step 8 and selects the best weights of an uninterrupted run."""
+    run = old_files / "finetune-stopped"
+    result = finetune("classify", old_files / "pretrain-finished", run,
+                      data=old_files / "table.jsonl", values=FINETUNE)  # fmt: skip
     assert (result.step, result.steps) == (15, 15)
-    _assert_same_weights(run, old / "finetune-finished")
+    _assert_same_weights(run, old_files / "finetune-finished")
 
 
-def test_finished_runs_are_recognized(old: Path) -> None:
-    """The same command leaves the weights as they are, and writes a missing model again."""
-    for name, weights in (("pretrain-finished", WEIGHTS), ("finetune-finished", WEIGHTS)):
-        run, before = old / name, (old / name / weights).read_bytes()
+def test_finished_runs_are_recognized(old_files: Path) -> None:
+    """The same command does not change the weights, and restores a missing model directory."""
+    for name in ("pretrain-finished", "finetune-finished"):
+        run = old_files / name
+        weights = (run / WEIGHTS).read_bytes()
         for model_is_missing in (False, True):
             if model_is_missing:
-                (run / "model").rename(old / f"{name}-model")
+                (run / "model").rename(old_files / f"{name}-model")
             if name == "pretrain-finished":
-                pretrain(old / "store", run, steps=12, assignments=PRETRAIN)
+                pretrain(old_files / "store", run, steps=12, assignments=PRETRAIN)
             else:
-                finetune("classify", old / "pretrain-finished", run,
-                         data=old / "table.jsonl", values=FINETUNE)  # fmt: skip
-            assert (run / weights).read_bytes() == before
+                finetune("classify", old_files / "pretrain-finished", run,
+                         data=old_files / "table.jsonl", values=FINETUNE)  # fmt: skip
+            assert (run / WEIGHTS).read_bytes() == weights
 
 
-def test_old_checkpoints_can_be_inspected_and_exported(old: Path, tmp_path: Path) -> None:
-    """``inspect`` describes run and checkpoint, and a checkpoint becomes a model directory."""
-    run = old / "pretrain-stopped"
+def test_old_checkpoints_can_be_inspected_and_exported(old_files: Path, tmp_path: Path) -> None:
+    """``inspect`` describes old runs and checkpoints, and a snapshot can be written from one."""
+    run = old_files / "pretrain-stopped"
     assert [step for step, _ in checkpoint.list_checkpoints(run)] == [3, 6]
     assert describe_run(run).facts["step"] == 8
     assert describe_checkpoint(run / "checkpoints" / "step-6").facts["moments"]

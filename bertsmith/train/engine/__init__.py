@@ -1,1 +1,1 @@
-"""The training loop and what every kind of training shares."""
+"""The training loop, and what pre-training and fine-tuning share."""

@@ -1,4 +1,4 @@
-"""Watches whether a run will meet its time budget, and plans it anew once if it will not."""
+"""Checks whether a run will meet its time budget, and revises its number of steps once if not."""
 
 import math
 import time
@@ -7,24 +7,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-#: A run is planned anew if it would take this many times its budget, or finish that much early.
+#: The schedule is revised if the expected duration is off the budget by more than this factor.
 TOLERANCE: Final = 1.5
-#: The share of the budget over which the pace of a run is measured, twice before a new plan: the
-#: second time only steps after the pace has changed.
-_WINDOW: Final = 0.05
-#: Steps that are measured at least. The first one of a process is left out: it warms up.
-_LEAST_MEASURED: Final = 2
-#: Time for evaluations and checkpoints, as a share of the steps' time, until it is measured.
-_ASSUMED_OVERHEAD: Final = 0.05
-#: The learning rate falls to 0 over this share of the steps at least, however late a run is.
-_LEAST_REMAINING: Final = 0.05
+#: The step time is measured over this fraction of the budget. It is measured twice before a
+#: revision, the second time only on steps after the change was noticed.
+_WINDOW_FRACTION: Final = 0.05
+#: Minimum number of steps in the window. The first step of a process is a warm-up and not measured.
+_MIN_WINDOW_STEPS: Final = 2
+#: Lower bound for the time of evaluations and checkpoints, as a fraction of the training time.
+_MIN_OVERHEAD: Final = 0.05
+#: A revised schedule has at least this fraction of the steps so far left for the learning rate
+#: to decay, however late the run is.
+_MIN_REMAINING_FRACTION: Final = 0.05
 
 
 @dataclass(frozen=True)
 class RevisedSchedule:
-    """A new number of steps, decided after ``step`` steps.
+    """A new total number of steps.
 
-    step_seconds: the measured time of a step. expected: the seconds that the old plan would take.
+    Attributes:
+        step: Steps completed at the time of the revision.
+        steps: New total number of steps.
+        step_seconds: Measured time of a step.
+        expected_seconds: Duration of the run with the old number of steps.
     """
 
     step: int
@@ -34,7 +39,7 @@ class RevisedSchedule:
 
 
 class TimeBudget:
-    """Compares the pace of a run with its time budget, and plans it anew at most once."""
+    """Compares the expected duration of a run with its time budget."""
 
     def __init__(
         self,
@@ -43,57 +48,80 @@ class TimeBudget:
         min_steps: int = 1,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """``start_time``: the clock when the budget began to run, before the start-up of the run."""
-        self._seconds, self._began, self._clock = seconds, start_time, clock
-        self._min_steps = min_steps
-        self._before = 0.0
-        self._laps: deque[float] = deque()
-        self._window = 0.0
-        self._trained, self._count = 0.0, 0
-        self._is_confirming = False
-        self._loop_began = start_time
+        """Create a budget.
 
-    def start(self, trained: float) -> None:
-        """Begin to measure; ``trained``: seconds of training before this process."""
-        self._before, self._loop_began = trained, self._clock()
+        Args:
+            seconds: The budget, including the start-up of the run.
+            start_time: Value of ``clock`` at the start of the run.
+            min_steps: Lower bound of a revised number of steps.
+            clock: Returns the current time in seconds.
+        """
+        self._seconds, self._start_time, self._clock = seconds, start_time, clock
+        self._min_steps = min_steps
+        self._previous_seconds = 0.0
+        self._window: deque[float] = deque()
+        self._window_seconds = 0.0
+        self._training_seconds, self._num_steps = 0.0, 0
+        self._is_confirming = False
+        self._loop_start_time = start_time
+
+    def start(self, previous_seconds: float) -> None:
+        """Start measuring.
+
+        Args:
+            previous_seconds: Training time before this process, from the checkpoint.
+        """
+        self._previous_seconds, self._loop_start_time = previous_seconds, self._clock()
 
     def add_step(self, seconds: float) -> None:
-        """Count the training time of one step."""
-        self._trained += seconds
-        self._count += 1
-        if self._count == 1:
+        """Add the training time of one step to the measurement."""
+        self._training_seconds += seconds
+        self._num_steps += 1
+        if self._num_steps == 1:
             return
-        self._laps.append(seconds)
-        self._window += seconds
-        limit = _WINDOW * self._seconds
-        while len(self._laps) > _LEAST_MEASURED and self._window - self._laps[0] >= limit:
-            self._window -= self._laps.popleft()
+        self._window.append(seconds)
+        self._window_seconds += seconds
+        limit = _WINDOW_FRACTION * self._seconds
+        while (
+            len(self._window) > _MIN_WINDOW_STEPS
+            and self._window_seconds - self._window[0] >= limit
+        ):
+            self._window_seconds -= self._window.popleft()
 
     def revise(self, step: int, steps: int) -> RevisedSchedule | None:
-        """Return a new number of steps if ``steps`` would miss the budget, else None.
+        """Return a revised schedule if ``steps`` would miss the budget, else None.
 
-        step: the steps taken. The caller asks no more once it got a new number.
+        Must not be called again after it has returned a schedule.
+
+        Args:
+            step: Completed steps.
+            steps: Current total number of steps.
         """
         if step >= steps:
             return None
-        if self._window < _WINDOW * self._seconds or len(self._laps) < _LEAST_MEASURED:
+        if (
+            self._window_seconds < _WINDOW_FRACTION * self._seconds
+            or len(self._window) < _MIN_WINDOW_STEPS
+        ):
             return None
-        pace, now = self._window / len(self._laps), self._clock()
-        overhead = (now - self._loop_began - self._trained) / self._trained
-        cost = pace * (1 + max(overhead, _ASSUMED_OVERHEAD))
-        elapsed = self._before + now - self._began
-        expected = elapsed + (steps - step) * cost
-        if self._seconds / TOLERANCE <= expected <= self._seconds * TOLERANCE:
+        step_seconds, now = self._window_seconds / len(self._window), self._clock()
+        overhead = (now - self._loop_start_time - self._training_seconds) / self._training_seconds
+        cost = step_seconds * (1 + max(overhead, _MIN_OVERHEAD))
+        elapsed = self._previous_seconds + now - self._start_time
+        expected_seconds = elapsed + (steps - step) * cost
+        if self._seconds / TOLERANCE <= expected_seconds <= self._seconds * TOLERANCE:
             self._is_confirming = False
             return None
         if not self._is_confirming:
             self._is_confirming = True
-            self._laps.clear()
-            self._window = 0.0
+            self._window.clear()
+            self._window_seconds = 0.0
             return None
-        fitting = step + int((self._seconds - elapsed) / cost)
-        least = step + max(1, math.ceil(_LEAST_REMAINING * step))
-        new = max(fitting, least, self._min_steps)
-        if expected > self._seconds:
-            new = min(new, steps)
-        return None if new == steps else RevisedSchedule(step, new, pace, expected)
+        fitting_steps = step + int((self._seconds - elapsed) / cost)
+        min_steps = step + max(1, math.ceil(_MIN_REMAINING_FRACTION * step))
+        new_steps = max(fitting_steps, min_steps, self._min_steps)
+        if expected_seconds > self._seconds:
+            new_steps = min(new_steps, steps)
+        if new_steps == steps:
+            return None
+        return RevisedSchedule(step, new_steps, step_seconds, expected_seconds)

@@ -1,7 +1,7 @@
 """Checkpoints: atomic directories with weights, optimizer state and checksums.
 
-RUN/checkpoints/step-N/weights.safetensors    parameters under the model's own names
-RUN/checkpoints/step-N/moments.safetensors    Adam's two moments, NAME.exp_avg, NAME.exp_avg_sq;
+RUN/checkpoints/step-N/weights.safetensors    parameters and buffers under the model's own names
+RUN/checkpoints/step-N/moments.safetensors    Adam's moments as NAME.exp_avg and NAME.exp_avg_sq;
                                               removed when the run is finished
 RUN/checkpoints/step-N/state.json             step, seconds, best held-out loss so far
 RUN/checkpoints/step-N/checksums.json         SHA-256 of each file above; absent in version 0.1
@@ -27,17 +27,20 @@ from bertsmith.progress import Progress
 CHECKPOINTS_DIR = "checkpoints"
 WEIGHTS_FILE, MOMENTS_FILE, STATE_FILE = "weights.safetensors", "moments.safetensors", "state.json"
 CHECKSUMS_FILE, DAMAGED_SUFFIX = "checksums.json", ".damaged"
-_MOMENTS = ("exp_avg", "exp_avg_sq")
-#: What reading a damaged checkpoint, or one of another model, ends with.
-_DAMAGE = (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError)
+_MOMENT_NAMES = ("exp_avg", "exp_avg_sq")
+#: Raised when a checkpoint is damaged or belongs to another model.
+_READ_ERRORS = (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError)
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Where a run stands after ``step`` steps.
+    """Progress of a run.
 
-    seconds: time spent training. best_step, best_loss: the best held-out evaluation so far
-    (with the sign turned where more is better).
+    Attributes:
+        step: Completed steps.
+        seconds: Time spent training.
+        best_step: Step of the best held-out evaluation so far.
+        best_loss: Its loss, or the negated metric if higher is better.
     """
 
     step: int = 0
@@ -49,15 +52,14 @@ class TrainingState:
 def save(
     run: Path, state: TrainingState, model: nn.Module, optimizer: torch.optim.Optimizer, keep: int
 ) -> Path:
-    """Write a checkpoint and remove those that are neither among the last ``keep`` nor the best."""
+    """Write a checkpoint, and remove all but the last ``keep`` checkpoints and the best one."""
     directory = run / CHECKPOINTS_DIR / f"step-{state.step}"
     with atomic_directory(directory) as new:
-        save_tensors(_weights(model), new / WEIGHTS_FILE)
-        save_tensors(_moments(model, optimizer), new / MOMENTS_FILE)
+        save_tensors(_collect_weights(model), new / WEIGHTS_FILE)
+        save_tensors(_collect_moments(model, optimizer), new / MOMENTS_FILE)
         write_json(new / STATE_FILE, asdict(state))
-        checksums = {
-            name: sha256_of_file(new / name) for name in (WEIGHTS_FILE, MOMENTS_FILE, STATE_FILE)
-        }
+        names = (WEIGHTS_FILE, MOMENTS_FILE, STATE_FILE)
+        checksums = {name: sha256_of_file(new / name) for name in names}
         write_json(new / CHECKSUMS_FILE, checksums)
     steps = [step for step, _ in list_checkpoints(run)]
     for step in steps[:-keep]:
@@ -67,29 +69,32 @@ def save(
 
 
 def remove_partial_checkpoints(run: Path) -> None:
-    """Remove what a kill left half written or half removed; only the holder of the lock may."""
+    """Remove half-written and half-removed checkpoints of a killed process.
+
+    The caller must hold the lock of the run.
+    """
     for pattern in (".step-*.tmp", ".step-*.old"):
         for path in (run / CHECKPOINTS_DIR).glob(pattern):
             shutil.rmtree(path)
 
 
 def _remove(directory: Path) -> None:
-    """Remove a checkpoint so that a kill never leaves a part of it under its name."""
-    aside = directory.with_name(f".{directory.name}.old")
-    directory.replace(aside)
-    shutil.rmtree(aside)
+    """Rename a checkpoint before removing it, so that a kill never leaves an incomplete one."""
+    renamed = directory.with_name(f".{directory.name}.old")
+    directory.replace(renamed)
+    shutil.rmtree(renamed)
 
 
 def list_checkpoints(run: Path) -> list[tuple[int, Path]]:
-    """Return the checkpoints of a run, (step, directory), in the order of their steps."""
-    names = [path for path in (run / CHECKPOINTS_DIR).glob("step-*") if path.name[5:].isdigit()]
-    return sorted((int(path.name[5:]), path) for path in names)
+    """Return the checkpoints of a run as (step, directory), sorted by step."""
+    paths = [path for path in (run / CHECKPOINTS_DIR).glob("step-*") if path.name[5:].isdigit()]
+    return sorted((int(path.name[5:]), path) for path in paths)
 
 
 def remove_optimizer_state(run: Path, progress: Progress) -> None:
-    """Remove the optimizer state of a finished run, and its damaged checkpoints.
+    """Remove the optimizer state and the damaged checkpoints of a finished run.
 
-    The weights stay: model directories of earlier steps are made from them.
+    The weights stay, because snapshots of earlier steps are written from them.
     """
     damaged = [*(run / CHECKPOINTS_DIR).glob(f"step-*{DAMAGED_SUFFIX}")]
     moments = [
@@ -98,15 +103,15 @@ def remove_optimizer_state(run: Path, progress: Progress) -> None:
         if (path := directory / MOMENTS_FILE).exists()
     ]
     files = moments + [path for directory in damaged for path in directory.iterdir()]
-    size = sum(path.stat().st_size for path in files)
+    num_bytes = sum(path.stat().st_size for path in files)
     for path in moments:
         path.unlink()
     for directory in damaged:
         shutil.rmtree(directory)
     if files:
         progress.log(
-            f"removed the optimizer state of this finished run ({size / 1e6:,.1f} MB); "
-            "checkpoint.keep_optimizer=true keeps it"
+            f"removed the optimizer state of this finished run ({num_bytes / 1e6:,.1f} MB); "
+            "set checkpoint.keep_optimizer=true to keep it"
         )
 
 
@@ -117,15 +122,28 @@ def resume(
     progress: Progress,
     is_finished: Callable[[TrainingState], bool] | None = None,
 ) -> TrainingState:
-    """Restore the newest intact checkpoint of ``run``; the state of step 0 if there is none yet.
+    """Restore the newest intact checkpoint of ``run``.
 
-    is_finished: whether a run with that state takes no further step and needs no optimizer state.
-    Newer, damaged checkpoints are logged and renamed to step-N.damaged, so that a new checkpoint
-    can take their name. Raises RunError, and renames nothing, if no checkpoint can be restored.
+    Damaged checkpoints newer than the restored one are logged and renamed to step-N.damaged, so
+    that a new checkpoint can take their name.
+
+    Args:
+        run: Run directory.
+        model: Model to load the weights into.
+        optimizer: Optimizer to load the moments into.
+        progress: Where damaged checkpoints are logged.
+        is_finished: Whether a run with this state takes no further step and so needs no
+            optimizer state.
+
+    Returns:
+        The restored state; the state of step 0 if the run has no checkpoint.
+
+    Raises:
+        RunError: If checkpoints exist but none can be restored. Nothing is renamed then.
     """
-    stored = list_checkpoints(run)
+    checkpoints = list_checkpoints(run)
     errors: list[tuple[Path, RunError]] = []
-    for _, directory in reversed(stored):
+    for _, directory in reversed(checkpoints):
         try:
             state = restore(directory, model, optimizer, is_finished)
         except RunError as error:
@@ -133,9 +151,9 @@ def resume(
             continue
         for damaged, reason in errors:
             progress.log(f"{reason}; kept as {damaged.name}{DAMAGED_SUFFIX}")
-            _set_aside(damaged)
+            _mark_damaged(damaged)
         return state
-    if not stored:
+    if not checkpoints:
         return TrainingState()
     reasons = "".join(f"\n  {error}" for _, error in errors)
     raise RunError(
@@ -144,8 +162,8 @@ def resume(
     )
 
 
-def _set_aside(directory: Path) -> None:
-    """Rename a damaged checkpoint; an older damaged one of the same step is replaced."""
+def _mark_damaged(directory: Path) -> None:
+    """Rename a damaged checkpoint, replacing an older damaged one of the same step."""
     target = directory.with_name(directory.name + DAMAGED_SUFFIX)
     if target.exists():
         shutil.rmtree(target)
@@ -158,17 +176,22 @@ def restore(
     optimizer: torch.optim.Optimizer,
     is_finished: Callable[[TrainingState], bool] | None = None,
 ) -> TrainingState:
-    """Load a checkpoint into model and optimizer; RunError if it is damaged or does not fit.
+    """Load a checkpoint into model and optimizer.
 
-    The optimizer state of a finished run may be missing; see ``resume``.
+    The optimizer state may be missing if ``is_finished`` is true for the state of the checkpoint.
+
+    Raises:
+        RunError: If the checkpoint is damaged or belongs to another model.
     """
     try:
         _verify(directory, (STATE_FILE, WEIGHTS_FILE))
-        state = TrainingState(**json.loads((directory / STATE_FILE).read_text(encoding="utf-8")))
-        if (directory / MOMENTS_FILE).exists() or is_finished is None or not is_finished(state):
+        fields = json.loads((directory / STATE_FILE).read_text(encoding="utf-8"))
+        state = TrainingState(**fields)
+        has_moments = (directory / MOMENTS_FILE).exists()
+        if has_moments or is_finished is None or not is_finished(state):
             _restore_optimizer(directory, model, optimizer, state.step)
-        _load(directory, model)
-    except _DAMAGE as error:
+        _copy_weights(directory, model)
+    except _READ_ERRORS as error:
         raise RunError(f"{directory}: this checkpoint cannot be read: {error}") from None
     return state
 
@@ -178,31 +201,39 @@ def _restore_optimizer(
 ) -> None:
     if not (directory / MOMENTS_FILE).exists():
         raise ValueError(
-            f"{MOMENTS_FILE} is missing; a finished run has removed it (checkpoint.keep_optimizer keeps "
-            "it), and its model can be trained further by a new run"
+            f"{MOMENTS_FILE} is missing, because the run was finished "
+            "(checkpoint.keep_optimizer=true keeps it); to train its model further, start a new run"
         )
     _verify(directory, (MOMENTS_FILE,))
     moments = load_file(directory / MOMENTS_FILE)
-    for name, parameter in _trained(model):
+    for name, parameter in _trainable_parameters(model):
         entry: dict[str, Tensor] = {
-            kind: moments[f"{name}.{kind}"].to(parameter.device) for kind in _MOMENTS
+            moment: moments[f"{name}.{moment}"].to(parameter.device) for moment in _MOMENT_NAMES
         }
-        # Fused Adam keeps its count as a float32 on the parameter's device.
+        # Fused Adam expects its step count as float32 on the parameter's device.
         entry["step"] = torch.tensor(float(step), device=parameter.device)
         optimizer.state[parameter] = entry
 
 
 def load_weights(directory: Path, model: nn.Module) -> None:
-    """Load the weights of a checkpoint alone; RunError if it is damaged or does not fit."""
+    """Load only the weights of a checkpoint.
+
+    Raises:
+        RunError: If the checkpoint is damaged or belongs to another model.
+    """
     try:
         _verify(directory, (WEIGHTS_FILE,))
-        _load(directory, model)
-    except _DAMAGE as error:
+        _copy_weights(directory, model)
+    except _READ_ERRORS as error:
         raise RunError(f"{directory}: this checkpoint cannot be read: {error}") from None
 
 
 def load_best(run: Path, step: int, model: nn.Module) -> None:
-    """Load the weights of the best evaluation, at ``step``; RunError if they cannot be read."""
+    """Load the weights of the best evaluation, from the checkpoint of ``step``.
+
+    Raises:
+        RunError: If the checkpoint cannot be read.
+    """
     directory = run / CHECKPOINTS_DIR / f"step-{step}"
     try:
         load_weights(directory, model)
@@ -214,7 +245,7 @@ def load_best(run: Path, step: int, model: nn.Module) -> None:
 
 
 def _verify(directory: Path, names: Sequence[str]) -> None:
-    """Raise ValueError if a file has changed since it was written.
+    """Raise ValueError if a file does not match its checksum.
 
     Checkpoints of version 0.1 have no checksums and are not verified.
     """
@@ -228,29 +259,29 @@ def _verify(directory: Path, names: Sequence[str]) -> None:
 
 
 @torch.no_grad()
-def _load(directory: Path, model: nn.Module) -> None:
+def _copy_weights(directory: Path, model: nn.Module) -> None:
     weights = load_file(directory / WEIGHTS_FILE)
-    for name, own in _kept(model):
-        own.copy_(weights[name])
+    for name, tensor in _named_tensors(model):
+        tensor.copy_(weights[name])
 
 
-def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+def _trainable_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     return ((name, p) for name, p in model.named_parameters() if p.requires_grad)
 
 
-def _kept(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters, and what else a model remembers, such as batch norm's statistics."""
+def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters and buffers of a model; batch norm's statistics are buffers."""
     yield from model.named_parameters()
     yield from model.named_buffers()
 
 
-def _weights(model: nn.Module) -> dict[str, Tensor]:
-    return {name: own.detach().cpu().contiguous() for name, own in _kept(model)}
+def _collect_weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in _named_tensors(model)}
 
 
-def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def _collect_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     return {
-        f"{name}.{kind}": optimizer.state[parameter][kind].cpu().contiguous()
-        for name, parameter in _trained(model)
-        for kind in _MOMENTS
+        f"{name}.{moment}": optimizer.state[parameter][moment].cpu().contiguous()
+        for name, parameter in _trainable_parameters(model)
+        for moment in _MOMENT_NAMES
     }

@@ -1,8 +1,8 @@
-"""The first batches that a compiled model meets, the same at every start of a run.
+"""Batches that warm up a compiled model, the same at every start of a run.
 
-It never knows the data: only sizes matter here. From the sizes met first the compiler decides
-how work is parted among threads, and so in which order sums are added up. A resumed run begins
-with another batch than one that was never stopped, and could so compute other bytes.
+The compiler decides from the first sizes it sees how to split work among threads, and with it the
+order of summation. Without a warm-up, a resumed run would see another batch first than an
+uninterrupted run and could end with different bytes.
 """
 
 from itertools import accumulate
@@ -12,41 +12,48 @@ import numpy as np
 from bertsmith.data.packing import Batch
 from bertsmith.data.settings import DataSettings
 
-#: About one token in so many is predicted; the first of them that makes P unlike all other sizes.
+#: Every n-th token is predicted, with the first n for which P differs from all other sizes.
 _STRIDES = (7, 6, 8, 5, 9, 4, 3)
 
 
 def warmup_batches(data: DataSettings, max_length: int, micro_batch_tokens: int) -> list[Batch]:
-    """Return a batch for each graph that a run can need: of some sequences, and of a single one.
+    """Return one batch for each graph that a run can need: many sequences and a single one.
 
-    A size of 1 always gets a graph of its own. ``max_length``: the greatest length of the phases;
-    ``micro_batch_tokens``: the most tokens of a piece, beyond which a batch is cut.
+    torch.compile always specializes a size of 1.
+
+    Args:
+        data: Data settings of the run.
+        max_length: Longest sequence length of all phases.
+        micro_batch_tokens: Maximum tokens of a micro-batch.
     """
-    result = []
+    batches = []
     if data.batch > 1:
-        count = max(2, min(data.batch, micro_batch_tokens // data.length))
-        result.append(_batch([data.length - number % 5 for number in range(count)], nsp=data.nsp))
+        num_sequences = max(2, min(data.batch, micro_batch_tokens // data.length))
+        lengths = [data.length - i % 5 for i in range(num_sequences)]
+        batches.append(_build_batch(lengths, nsp=data.nsp))
     if data.batch == 1 or data.batch * max_length > micro_batch_tokens:
-        result.append(_batch([data.length], nsp=data.nsp))
-    return result
+        batches.append(_build_batch([data.length], nsp=data.nsp))
+    return batches
 
 
-def _batch(lengths: list[int], *, nsp: bool) -> Batch:
-    """Return a batch of sequences of nothing; no two of its sizes are equal without need.
+def _build_batch(lengths: list[int], *, nsp: bool) -> Batch:
+    """Return a batch of zeros whose sizes differ as far as possible.
 
-    The compiler takes two sizes that are equal at first for equal always.
+    The compiler assumes that two sizes that are equal in the first batch are always equal.
     """
-    total, count = sum(lengths), len(lengths)
-    sizes = {count, count + 1, max(lengths), total}
-    masked = [np.arange(0, total, stride) for stride in _STRIDES]
-    chosen = next((one for one in masked if len(one) not in sizes), masked[0])
+    num_tokens, num_sequences = sum(lengths), len(lengths)
+    sizes = {num_sequences, num_sequences + 1, max(lengths), num_tokens}
+    candidates = [np.arange(0, num_tokens, stride) for stride in _STRIDES]
+    masked_positions = next(
+        (positions for positions in candidates if len(positions) not in sizes), candidates[0]
+    )
     return Batch(
-        ids=np.zeros(total, np.int64),
-        segments=np.zeros(total, np.int64),
+        ids=np.zeros(num_tokens, np.int64),
+        segments=np.zeros(num_tokens, np.int64),
         positions=np.concatenate([np.arange(length) for length in lengths]),
         cu_seqlens=np.array([0, *accumulate(lengths)], np.int32),
         max_seqlen=max(lengths),
-        masked_positions=chosen,
-        masked_labels=np.zeros(len(chosen), np.int64),
-        nsp_labels=np.zeros(count, np.int64) if nsp else None,
+        masked_positions=masked_positions,
+        masked_labels=np.zeros(len(masked_positions), np.int64),
+        nsp_labels=np.zeros(num_sequences, np.int64) if nsp else None,
     )

@@ -1,7 +1,4 @@
-"""How the steps of any training run are computed: the settings' types, limits and usual values.
-
-It never says in which order a run's settings stand, nor what they make the machine do.
-"""
+"""Types and defaults of the compute settings that pre-training and fine-tuning share."""
 
 from typing import Annotated, Final, Literal
 
@@ -10,11 +7,11 @@ from pydantic import Field
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Precision = Literal["auto", "fp32", "bf16"]
 Kernel = Literal["auto", "reference", "padded", "varlen"]
-#: None: as many as PyTorch takes.
+#: CPU threads; None: PyTorch's default.
 Threads = Annotated[int, Field(ge=1)] | None
-#: The most tokens computed at once; a larger batch is accumulated piece by piece.
+#: Maximum tokens of a micro-batch; larger batches are accumulated over several micro-batches.
 MicroTokens = Annotated[int, Field(ge=64)]
 MICRO_TOKENS: Final = 16384
-#: Steps between two lines of the journal.
+#: Steps between two training lines of the metrics log.
 LogEvery = Annotated[int, Field(ge=1)]
 LOG_EVERY: Final = 10

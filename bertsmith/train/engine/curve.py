@@ -1,7 +1,4 @@
-"""The picture of a run, ``curve.png``: losses against steps, beside the unigram entropy.
-
-It never knows how the figures came about: it reads the journal.
-"""
+"""Draws the loss curve of a run, ``curve.png``, with the unigram entropy as baseline."""
 
 import io
 from pathlib import Path
@@ -12,12 +9,16 @@ from bertsmith.files import write_atomic
 from bertsmith.train.engine import metrics_log
 
 CURVE_FILE = "curve.png"
-#: Journal lines over which the training loss is averaged for the eye.
+#: Lines of the metrics log over which the training loss is averaged.
 _WINDOW = 20
 
 
 def draw(run: Path, title: str) -> Path:
-    """Draw RUN/curve.png from RUN/metrics.jsonl; MissingExtraError without matplotlib."""
+    """Draw RUN/curve.png from RUN/metrics.jsonl.
+
+    Raises:
+        MissingExtraError: If matplotlib is not installed.
+    """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -32,25 +33,26 @@ def draw(run: Path, title: str) -> Path:
     steps = [line["step"] for line in training]
     losses = [line["masked_lm"] for line in training]
     axes.plot(steps, losses, color="#b8c4d6", linewidth=0.8, label="training batches")
-    axes.plot(steps, _smooth(losses), color="#3b6ea8", linewidth=1.4, label="their running mean")
-    _heldout(axes, heldout)
+    axes.plot(steps, _running_mean(losses), color="#3b6ea8", linewidth=1.4, label="running mean")
+    _draw_heldout(axes, heldout)
     axes.set_xlabel("steps")
-    axes.set_ylabel("masked-LM loss (nats a word)")
-    # A run's name is no formula, whatever dollar signs it has.
-    shown = title.encode("utf-8", "replace").decode()
-    axes.set_title(shown, loc="left", fontsize=11, parse_math=False)
+    axes.set_ylabel("masked LM loss (nats per token)")
+    # Without parse_math=False a dollar sign in the run's name would start a formula.
+    axes.set_title(
+        title.encode("utf-8", "replace").decode(), loc="left", fontsize=11, parse_math=False
+    )
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    # Over the line of the entropy, which may pass behind it.
+    # The opaque legend covers the entropy line where they overlap.
     axes.legend(facecolor="white", framealpha=0.9, edgecolor="none")
-    picture = io.BytesIO()
-    figure.savefig(picture)
+    image = io.BytesIO()
+    figure.savefig(image)
     path = run / CURVE_FILE
-    write_atomic(path, picture.getvalue())
+    write_atomic(path, image.getvalue())
     return path
 
 
-def _heldout(axes: Any, heldout: list[dict[str, Any]]) -> None:
+def _draw_heldout(axes: Any, heldout: list[dict[str, Any]]) -> None:
     if not heldout:
         return
     axes.plot(
@@ -64,8 +66,8 @@ def _heldout(axes: Any, heldout: list[dict[str, Any]]) -> None:
     )  # fmt: skip
 
 
-def _smooth(values: list[float]) -> list[float]:
-    """Return the mean of the last ``_WINDOW`` values at each place."""
+def _running_mean(values: list[float]) -> list[float]:
+    """Return for each position the mean of the last ``_WINDOW`` values."""
     return [
         sum(window) / len(window)
         for window in (values[max(0, end - _WINDOW) : end] for end in range(1, len(values) + 1))

@@ -1,7 +1,4 @@
-"""The training loop: steps, accumulation, checkpoints, and a clean way out at any moment.
-
-It never knows what is trained: that is a ``Objective``, pre-training or a task.
-"""
+"""The training loop: optimizer steps, evaluations, checkpoints and safe interruption."""
 
 import math
 import time
@@ -26,33 +23,55 @@ from bertsmith.train.engine.step import take_step
 
 
 class Objective(Protocol):
-    """What the loop trains."""
+    """The data and losses of a training task.
+
+    The batch of a step is a list of micro-batches, of a type that only the objective knows.
+    """
 
     def iter_batches(self, first_step: int) -> Iterator[list[Any]]:
-        """Yield for each step from ``first_step`` on the pieces of its batch."""
+        """Yield the micro-batches of each step, starting at ``first_step``."""
 
-    def compute_losses(self, piece: Any, whole: list[Any], noise: DropoutSeed) -> dict[str, Tensor]:
-        """Return named terms, float32 []: sums over ``piece`` divided by the counts of ``whole``.
+    def compute_losses(
+        self, micro_batch: Any, micro_batches: list[Any], dropout_seed: DropoutSeed
+    ) -> dict[str, Tensor]:
+        """Return named losses, float32 []: sums over ``micro_batch`` divided by batch counts.
 
-        Their sum over names and pieces is the loss of the step.
+        The loss of a step is the sum over all names and micro-batches.
         """
 
     def describe_batch(self, step: int) -> str:
-        """Say for people which examples the batch of ``step`` (from 0) holds."""
+        """Return which examples the batch of ``step`` (from 0) contains, for error messages."""
 
-    def count_tokens(self, whole: list[Any]) -> int:
-        """Count the tokens of a batch."""
+    def count_tokens(self, micro_batches: list[Any]) -> int:
+        """Return the number of tokens in a batch."""
 
-    def count_macs(self, whole: list[Any]) -> float:
-        """Count the multiply-adds of forward and backward pass for a batch."""
+    def count_macs(self, micro_batches: list[Any]) -> float:
+        """Return the multiply-accumulates of forward and backward pass for a batch."""
 
     def evaluate(self) -> dict[str, float]:
-        """Return the held-out figures."""
+        """Return the metrics on the held-out data."""
 
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """What the loop needs to know besides the work. ``rate`` gives the learning rate of a step."""
+    """Options of the training loop.
+
+    Attributes:
+        steps: Total number of steps.
+        seed: Seed of dropout.
+        max_grad_norm: Gradients are clipped to this global norm.
+        lr_at_step: Returns the learning rate of a step.
+        log_every: Steps between two training lines of the metrics log.
+        eval_every: Steps between two evaluations.
+        checkpoint_every: Steps between two checkpoints.
+        keep_checkpoints: Number of recent checkpoints to keep.
+        selection_metric: The held-out metric that selects the best checkpoint.
+        measure_peak_macs: Measures the machine's peak matrix-multiply throughput, in
+            multiply-accumulates per second.
+        higher_is_better: Whether a higher selection metric is better.
+        patience: Evaluations without improvement after which training ends; None: never.
+        grad_norm_groups: Named parameter groups whose gradient norms are logged, before clipping.
+    """
 
     steps: int
     seed: int
@@ -62,23 +81,22 @@ class LoopOptions:
     eval_every: int
     checkpoint_every: int
     keep_checkpoints: int
-    #: The held-out figure by which the best checkpoint is chosen, and whether more is better.
     selection_metric: str
-    #: Measures the machine's matrix product, in multiply-adds a second.
     measure_peak_macs: Callable[[], float]
     higher_is_better: bool = False
-    #: Evaluations without a better one after which the run ends; None: it goes to its end.
     patience: int | None = None
-    #: Parts of the model whose gradients' norms the journal has as well, before clipping.
     grad_norm_groups: Mapping[str, Sequence[nn.Parameter]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: ``signal`` is None when it is finished, else what stopped it.
+    """How training ended.
 
-    late_signal: a signal that came when there was nothing left to stop. replan: why the loop ended before
-    its last step without a signal.
+    Attributes:
+        state: State after the last step.
+        signal: The signal that stopped training; None if it was not stopped.
+        late_signal: A signal that arrived during the last step, when training was finished anyway.
+        revised_schedule: Set if training ended early because the number of steps must change.
     """
 
     state: TrainingState
@@ -87,23 +105,23 @@ class Outcome:
     revised_schedule: RevisedSchedule | None = None
 
 
-class _Clock:
-    """The time of training, evaluation and checkpoints left out."""
+class _Stopwatch:
+    """Measures the training time without evaluations and checkpoints."""
 
-    def __init__(self, before: float) -> None:
-        self.total = before
-        self._began = time.perf_counter()
+    def __init__(self, previous_seconds: float) -> None:
+        self.total_seconds = previous_seconds
+        self._lap_start = time.perf_counter()
 
     def lap(self) -> float:
-        """Add the time since the last lap, and return it."""
+        """Add the time since the last lap to the total, and return it."""
         now = time.perf_counter()
-        seconds, self._began = now - self._began, now
-        self.total += seconds
+        seconds, self._lap_start = now - self._lap_start, now
+        self.total_seconds += seconds
         return seconds
 
     def skip(self) -> None:
-        """Leave out the time since the last lap."""
-        self._began = time.perf_counter()
+        """Discard the time since the last lap."""
+        self._lap_start = time.perf_counter()
 
 
 def train(
@@ -116,142 +134,147 @@ def train(
     progress: Progress,
     budget: TimeBudget | None = None,
 ) -> Outcome:
-    """Train from the last checkpoint of ``run``, or from the start, to the end of the plan.
+    """Train from the last checkpoint of ``run``, or from the start, for ``options.steps`` steps.
 
-    On SIGTERM or Ctrl-C, and where ``budget`` has a new plan, it finishes the step, saves a
-    checkpoint and returns.
+    On SIGTERM or Ctrl-C, and when ``budget`` revises the number of steps, the current step is
+    finished, a checkpoint is saved and the function returns.
     """
     checkpoint.remove_partial_checkpoints(run)
     is_finished = partial(_is_finished, options)
     state = checkpoint.resume(run, model, optimizer, progress, is_finished)
     if state.step:
-        progress.log(f"going on from step {state.step} of {options.steps}")
-    journal = MetricsLog(run, state.step)
+        progress.log(f"resuming from step {state.step} of {options.steps}")
+    metrics_log = MetricsLog(run, state.step)
     progress.start("training", options.steps, "steps")
     progress.advance(state.step)
     loop = _Loop(
-        objective, model, optimizer, machine, options, run, state, journal, progress, budget
+        objective, model, optimizer, machine, options, run, state, metrics_log, progress, budget
     )
     try:
-        with DeferredSignals() as stopper:
-            loop.run_until(stopper)
+        with DeferredSignals() as signals:
+            loop.run_until(signals)
     finally:
         progress.finish()
-        journal.close()
+        metrics_log.close()
         trim_memory()
     if loop.state.step < options.steps:
-        replan = loop.replan if stopper.received is None else None
-        return Outcome(loop.state, stopper.received, revised_schedule=replan)
-    return Outcome(loop.state, None, stopper.received)
+        revised_schedule = loop.revised_schedule if signals.received is None else None
+        return Outcome(loop.state, signals.received, revised_schedule=revised_schedule)
+    return Outcome(loop.state, None, signals.received)
 
 
-def _is_finished(plan: LoopOptions, state: TrainingState) -> bool:
-    """Tell whether all steps are done, or evaluations have not become better for too long."""
+def _is_finished(options: LoopOptions, state: TrainingState) -> bool:
+    """Return whether all steps are done or the patience is exhausted."""
     steps_since_best = 0 if state.best_step is None else state.step - state.best_step
     out_of_patience = (
-        plan.patience is not None and steps_since_best >= plan.patience * plan.eval_every
+        options.patience is not None and steps_since_best >= options.patience * options.eval_every
     )
-    return out_of_patience or state.step >= plan.steps
+    return out_of_patience or state.step >= options.steps
 
 
 class _Loop:
-    """Steps one after another, with what belongs between two of them."""
+    """The state of a running training loop."""
 
     def __init__(
         self,
-        work: Objective,
+        objective: Objective,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         machine: Machine,
-        plan: LoopOptions,
+        options: LoopOptions,
         run: Path,
         state: TrainingState,
-        journal: MetricsLog,
+        metrics_log: MetricsLog,
         progress: Progress,
         budget: TimeBudget | None,
     ) -> None:
         self.state = state
-        self.replan: RevisedSchedule | None = None
+        self.revised_schedule: RevisedSchedule | None = None
         self._budget = budget
-        self._work, self._model, self._optimizer, self._machine = work, model, optimizer, machine
-        self._plan, self._run, self._journal, self._progress = plan, run, journal, progress
-        self._ceiling = plan.measure_peak_macs()
-        self._saved = state.step
-        self._shown: dict[str, str] = {}
+        self._objective, self._model, self._optimizer = objective, model, optimizer
+        self._machine, self._options, self._run = machine, options, run
+        self._metrics_log, self._progress = metrics_log, progress
+        self._peak_macs = options.measure_peak_macs()
+        self._saved_step = state.step
+        self._progress_fields: dict[str, str] = {}
 
-    def run_until(self, stopper: DeferredSignals) -> None:
-        """Go to the end of the plan, or until a signal asks to stop; what was learnt is saved."""
-        clock = _Clock(self.state.seconds)
-        batches = self._work.iter_batches(self.state.step)
+    def run_until(self, signals: DeferredSignals) -> None:
+        """Train until training is finished or a signal arrives, and save the last step."""
+        stopwatch = _Stopwatch(self.state.seconds)
+        batches = self._objective.iter_batches(self.state.step)
         self._model.train()
         if self._budget is not None:
             self._budget.start(self.state.seconds)
-        while not (self.replan or stopper.received or _is_finished(self._plan, self.state)):
-            self._step(next(batches), clock)
-            if self._evaluate() or self._due(self._plan.checkpoint_every):
+        while not (
+            self.revised_schedule or signals.received or _is_finished(self._options, self.state)
+        ):
+            self._step(next(batches), stopwatch)
+            if self._evaluate() or self._is_due(self._options.checkpoint_every):
                 self._save()
-            clock.skip()
+            stopwatch.skip()
             if self._budget is not None:
-                self.replan = self._budget.revise(self.state.step, self._plan.steps)
-        if self._saved < self.state.step:
-            # A signal may come at any moment of a step, so it is here that what it stopped is
-            # saved.
+                self.revised_schedule = self._budget.revise(self.state.step, self._options.steps)
+        # A signal can arrive at any moment of a step, so the last step is saved here.
+        if self._saved_step < self.state.step:
             self._save()
 
-    def _due(self, every: int) -> bool:
-        return self.state.step % every == 0 or self.state.step == self._plan.steps
+    def _is_due(self, interval: int) -> bool:
+        return self.state.step % interval == 0 or self.state.step == self._options.steps
 
-    def _step(self, whole: list[Any], clock: _Clock) -> None:
-        """Take a step, and tell of it."""
-        plan, work, step = self._plan, self._work, self.state.step
-        rate = plan.lr_at_step(step)
-        told = (step + 1) % plan.log_every == 0 or step in (0, plan.steps - 1)
+    def _step(self, micro_batches: list[Any], stopwatch: _Stopwatch) -> None:
+        """Take one optimizer step and log it."""
+        options, objective, step = self._options, self._objective, self.state.step
+        lr = options.lr_at_step(step)
+        should_log = (step + 1) % options.log_every == 0 or step in (0, options.steps - 1)
         result = take_step(
-            work.compute_losses, whole, self._model, self._optimizer, self._machine,
-            step=step, seed=plan.seed, lr=rate, max_grad_norm=plan.max_grad_norm, describe_batch=work.describe_batch,
-            grad_norm_groups=plan.grad_norm_groups if told else None,
+            objective.compute_losses, micro_batches, self._model, self._optimizer, self._machine,
+            step=step, seed=options.seed, lr=lr, max_grad_norm=options.max_grad_norm,
+            describe_batch=objective.describe_batch,
+            grad_norm_groups=options.grad_norm_groups if should_log else None,
         )  # fmt: skip
-        seconds = clock.lap()
+        seconds = stopwatch.lap()
         if self._budget is not None:
             self._budget.add_step(seconds)
-        self.state = replace(self.state, step=step + 1, seconds=clock.total)
-        speed = work.count_tokens(whole) / seconds
-        share = work.count_macs(whole) / seconds / self._ceiling
-        if told:
+        self.state = replace(self.state, step=step + 1, seconds=stopwatch.total_seconds)
+        tokens_per_second = objective.count_tokens(micro_batches) / seconds
+        mfu = objective.count_macs(micro_batches) / seconds / self._peak_macs
+        if should_log:
             line: dict[str, Any] = {"step": step + 1, "kind": "train", "loss": result.loss}
             line |= result.losses
-            line |= {"lr": rate, "grad_norm": result.grad_norm, "seconds": round(clock.total, 3)}
-            line |= {"gradients": result.grad_norms} if plan.grad_norm_groups else {}
-            self._journal.write(line | {"tokens_per_second": round(speed), "mfu": share})
+            line |= {"lr": lr, "grad_norm": result.grad_norm}
+            line |= {"seconds": round(stopwatch.total_seconds, 3)}
+            line |= {"gradients": result.grad_norms} if options.grad_norm_groups else {}
+            line |= {"tokens_per_second": round(tokens_per_second), "mfu": mfu}
+            self._metrics_log.write(line)
         self._progress.advance(
-            1, loss=f"{result.loss:.3f}", **self._shown,
-            **{"tokens/s": f"{speed:,.0f}", "of ceiling": f"{share:.0%}"},
+            1, loss=f"{result.loss:.3f}", **self._progress_fields,
+            **{"tokens/s": f"{tokens_per_second:,.0f}", "MFU": f"{mfu:.0%}"},
         )  # fmt: skip
 
     def _evaluate(self) -> bool:
-        """Evaluate if it is time to, and tell whether it is the best so far."""
-        if not self._due(self._plan.eval_every):
+        """Evaluate if an evaluation is due, and return whether it is the best so far."""
+        if not self._is_due(self._options.eval_every):
             return False
         self._model.eval()
-        figures = self._work.evaluate()
+        metrics = self._objective.evaluate()
         self._model.train()
-        # Measured again now and then: on a shared machine the first time may have been bad.
-        self._ceiling = max(self._ceiling, self._plan.measure_peak_macs())
-        self._journal.write({"step": self.state.step, "kind": "heldout", **figures})
-        found = figures[self._plan.selection_metric]
-        self._shown = {"held-out": f"{found:.3f}"}
-        if math.isnan(found):  # A correlation with a constant: no evaluation to remember.
+        # Measured repeatedly because other processes may have disturbed the first measurement.
+        self._peak_macs = max(self._peak_macs, self._options.measure_peak_macs())
+        self._metrics_log.write({"step": self.state.step, "kind": "heldout", **metrics})
+        score = metrics[self._options.selection_metric]
+        self._progress_fields = {"held-out": f"{score:.3f}"}
+        if math.isnan(score):  # For example a correlation with a constant.
             return False
-        if self._plan.higher_is_better:
-            found = -found
-        if self.state.best_loss is not None and found >= self.state.best_loss:
+        if self._options.higher_is_better:
+            score = -score
+        if self.state.best_loss is not None and score >= self.state.best_loss:
             return False
-        self.state = replace(self.state, best_step=self.state.step, best_loss=found)
+        self.state = replace(self.state, best_step=self.state.step, best_loss=score)
         return True
 
     def _save(self) -> None:
-        self._journal.sync()
+        self._metrics_log.sync()
         checkpoint.save(
-            self._run, self.state, self._model, self._optimizer, self._plan.keep_checkpoints
+            self._run, self.state, self._model, self._optimizer, self._options.keep_checkpoints
         )
-        self._saved = self.state.step
+        self._saved_step = self.state.step

@@ -1,7 +1,4 @@
-"""The journal of a run, ``metrics.jsonl``: one JSON object a line, in the order of the steps.
-
-It never knows what the figures mean.
-"""
+"""The metrics log of a run, ``metrics.jsonl``: one JSON object per line, ordered by step."""
 
 import json
 import os
@@ -17,26 +14,26 @@ TIMING_KEYS = ("seconds", "tokens_per_second", "mfu")
 
 
 class MetricsLog:
-    """A file that only grows, except that a resume cuts off what came after its checkpoint."""
+    """Append-only log; a resumed run truncates it to its checkpoint."""
 
     def __init__(self, run: Path, step: int) -> None:
-        """Open the journal of ``run``, keeping the lines up to ``step``.
+        """Open the log of ``run`` and remove the lines after ``step``.
 
-        A line that a kill left half written is dropped with those after the checkpoint.
+        An incomplete last line of a killed process is removed too.
         """
         self.path = run / METRICS_FILE
-        kept = [line for line in read_metrics(run) if line["step"] <= step]
-        write_atomic(self.path, "".join(dump_json(line) + "\n" for line in kept))
+        lines = [line for line in read_metrics(run) if line["step"] <= step]
+        write_atomic(self.path, "".join(dump_json(line) + "\n" for line in lines))
         self._file = self.path.open("a", encoding="utf-8")
 
     def write(self, line: dict[str, Any]) -> None:
-        """Append a line and hand it to the system."""
+        """Append a line and flush it to the operating system."""
         with add_error_filename(self.path):
             self._file.write(dump_json(line) + "\n")
             self._file.flush()
 
     def sync(self) -> None:
-        """Have everything on the disk: a checkpoint never knows more than the journal."""
+        """Flush to disk. Must precede a checkpoint, so that the log is never behind it."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -45,7 +42,10 @@ class MetricsLog:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """Return the lines of a run's journal; none if there is no journal, nor a torn last line."""
+    """Return the lines of a run's metrics log, without an incomplete last line.
+
+    A run without a log has no lines.
+    """
     path = run / METRICS_FILE
     if not path.exists():
         return []

@@ -1,7 +1,4 @@
-"""Adam with decoupled weight decay, as the original uses it, and its parameter groups.
-
-It never knows the learning rate's course.
-"""
+"""Adam with decoupled weight decay and its parameter groups, as in the original BERT code."""
 
 import torch
 from torch import nn
@@ -10,20 +7,22 @@ from bertsmith.train.engine.settings import OptimSettings
 
 
 def has_weight_decay(name: str) -> bool:
-    """Tell whether weight decay holds for a parameter: not for biases, LayerNorm and mixtures."""
-    last = name.rpartition(".")[2]
-    return not last.startswith(("bias", "layer_")) and "norm." not in name
+    """Return whether a parameter decays: all but biases, LayerNorm and layer-mixing weights."""
+    last_part = name.rpartition(".")[2]
+    return not last_part.startswith(("bias", "layer_")) and "norm." not in name
 
 
 def build_optimizer(model: nn.Module, settings: OptimSettings) -> torch.optim.AdamW:
-    """Return AdamW (Loshchilov and Hutter 2019) over two groups: with and without decay."""
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    """Return AdamW (Loshchilov and Hutter 2019) with two parameter groups: with and without decay.
+
+    Frozen parameters are in neither group.
+    """
+    trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    decaying = [p for name, p in trainable if has_weight_decay(name)]
+    others = [p for name, p in trainable if not has_weight_decay(name)]
     groups = [
-        {
-            "params": [p for name, p in named if has_weight_decay(name)],
-            "weight_decay": settings.weight_decay,
-        },
-        {"params": [p for name, p in named if not has_weight_decay(name)], "weight_decay": 0.0},
+        {"params": decaying, "weight_decay": settings.weight_decay},
+        {"params": others, "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
         groups,

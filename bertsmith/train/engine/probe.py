@@ -1,6 +1,6 @@
-"""A short probe before a run: what a step costs here.
+"""Measures the cost of a training step with a short probe before a run.
 
-Whoever probes initializes the weights again afterwards.
+The probe changes the weights; the caller initializes them again afterwards.
 """
 
 import math
@@ -9,23 +9,29 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-#: A probe runs this many steps to warm up, then for this long or this many steps.
-_WARM, PROBE_SECONDS, _STEPS = 2, 8.0, 30
-#: The share of a time budget that a probe may take.
+#: Steps before the measurement, and its maximum duration in seconds and in steps.
+_WARMUP_STEPS, PROBE_SECONDS, _MAX_STEPS = 2, 8.0, 30
+#: Maximum fraction of a time budget that a probe may take.
 MAX_BUDGET_SHARE = 0.1
-#: How much longer than the fastest step a quarter of the steps are on a disturbed machine.
-_NOISE = 1.5
-#: Evaluations and checkpoints of a run whose intervals nobody set.
+#: Times are noisy if a quarter of the steps take this many times as long as the fastest one.
+_NOISE_RATIO = 1.5
+#: Number of evaluations in a run if the user sets no interval.
 DEFAULT_NUM_EVALUATIONS = 20
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run costs here. Times in seconds, memory in bytes.
+    """Measured cost of a run on this machine.
 
-    step_seconds: the mean over the phases. pause: one evaluation of ``sequences``. memory: the peak.
-    peak_macs: multiply-adds a second of the machine's matrix product; share: of it, in a step.
-    is_noisy: whether the times of single steps differ so much that something else disturbs them.
+    Attributes:
+        step_seconds: Mean time of a step over all phases.
+        evaluation_seconds: Time of one evaluation of ``eval_sequences`` sequences.
+        peak_memory_bytes: Peak memory of the process or device.
+        peak_macs: Peak matrix-multiply throughput, in multiply-accumulates per second.
+        mfu: Model FLOPs utilization: the fraction of ``peak_macs`` that a step reaches.
+        tokens_per_step: Mean number of tokens of a step.
+        eval_sequences: Sequences of one evaluation.
+        is_noisy: Whether the step times vary so much that another load disturbs them.
     """
 
     step_seconds: float
@@ -37,48 +43,52 @@ class Cost:
     eval_sequences: int = 1
     is_noisy: bool = False
 
-    def estimate_seconds(self, steps: int, eval_every: int, sequences: int) -> float:
-        """Return the expected time of a run that evaluates ``sequences`` every so many steps."""
-        share = min(sequences / self.eval_sequences, 1.0)
-        return (
-            steps * self.step_seconds
-            + math.ceil(steps / eval_every) * self.evaluation_seconds * share
-        )
+    def estimate_seconds(self, steps: int, eval_every: int, eval_sequences: int) -> float:
+        """Return the expected time of a run that evaluates every ``eval_every`` steps."""
+        fraction = min(eval_sequences / self.eval_sequences, 1.0)
+        num_evaluations = math.ceil(steps / eval_every)
+        return steps * self.step_seconds + num_evaluations * self.evaluation_seconds * fraction
 
 
 def median_step_seconds(
     batches: Iterator[list[Any]],
-    take: Callable[[int, list[Any]], None],
+    take_step: Callable[[int, list[Any]], None],
     seconds: float = PROBE_SECONDS,
 ) -> tuple[float, list[list[Any]]]:
-    """Take steps on ``batches``; return the median seconds of one, and the batches it used."""
-    times, used = measure_steps(batches, take, seconds)
-    return sorted(times)[len(times) // 2], used
+    """Measure steps as ``measure_steps``; return the median time and the measured batches."""
+    times, measured_batches = measure_steps(batches, take_step, seconds)
+    return sorted(times)[len(times) // 2], measured_batches
 
 
 def is_noisy(times: Sequence[float]) -> bool:
-    """Tell whether a quarter of the steps took far longer than the fastest one."""
-    return len(times) >= 4 and sorted(times)[len(times) * 3 // 4] > _NOISE * min(times)
+    """Return whether a quarter of the steps took much longer than the fastest one."""
+    return len(times) >= 4 and sorted(times)[len(times) * 3 // 4] > _NOISE_RATIO * min(times)
 
 
 def measure_steps(
     batches: Iterator[list[Any]],
-    take: Callable[[int, list[Any]], None],
+    take_step: Callable[[int, list[Any]], None],
     seconds: float = PROBE_SECONDS,
 ) -> tuple[list[float], list[list[Any]]]:
-    """Take steps on ``batches``; return the seconds of each, and the batches they used."""
+    """Take steps on ``batches``; return the seconds of each step and the measured batches.
+
+    Args:
+        batches: The micro-batches of each step.
+        take_step: Takes a step, given its number and micro-batches.
+        seconds: Maximum duration, without the warm-up steps.
+    """
     times: list[float] = []
-    used: list[list[Any]] = []
-    end = float("inf")
-    for number, whole in enumerate(batches):
-        began = time.perf_counter()
-        take(number, whole)
+    measured_batches: list[list[Any]] = []
+    end_time = float("inf")
+    for step, micro_batches in enumerate(batches):
+        start_time = time.perf_counter()
+        take_step(step, micro_batches)
         now = time.perf_counter()
-        if number == _WARM - 1:
-            end = now + seconds
-        if number >= _WARM:
-            times.append(now - began)
-            used.append(whole)
-        if now >= end or len(times) >= _STEPS:
+        if step == _WARMUP_STEPS - 1:
+            end_time = now + seconds
+        if step >= _WARMUP_STEPS:
+            times.append(now - start_time)
+            measured_batches.append(micro_batches)
+        if now >= end_time or len(times) >= _MAX_STEPS:
             break
-    return times, used
+    return times, measured_batches

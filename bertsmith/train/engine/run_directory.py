@@ -1,7 +1,4 @@
-"""The directory of a run: what may stand there already, and that one process works in it.
-
-It never knows what is trained.
-"""
+"""The directory of a run: its settings file and its lock."""
 
 import fcntl
 import os
@@ -14,104 +11,115 @@ from bertsmith.errors import RunError
 from bertsmith.settings import Settings, read_toml
 
 SETTINGS_FILE, LOCK_FILE = "settings.toml", ".lock"
-#: Settings that may differ when a run is taken up again: they change nothing that is learnt.
-#: A store may have moved: ``run.store`` tells whether it is the same one.
-_FREE = ("checkpoint.keep", "checkpoint.keep_optimizer", "run.tensorboard", "run.data")
-#: Settings that a time budget (schedule.minutes) resolves before the first step.
-_BUDGETED = ("run.eval_every", "run.eval_sequences", "schedule.min_steps")
-#: Settings that stand in the file only if they were asked for.
-_SAID = ("task.", "features", "run.freeze", "run.patience")
-#: Items of lists that are shown whole, and that are named of longer ones.
-_LISTED, _NAMED = 12, 3
-Chosen = TypeVar("Chosen", bound=Settings)
+#: Settings that may change when a run is resumed, because they do not affect the weights.
+#: The store may have moved: ``run.store`` identifies it.
+_MUTABLE_KEYS = ("checkpoint.keep", "checkpoint.keep_optimizer", "run.tensorboard", "run.data")
+#: Settings that a time budget (schedule.minutes) determines before the first step.
+_BUDGET_KEYS = ("run.eval_every", "run.eval_sequences", "schedule.min_steps")
+#: Prefixes of settings that a run stores only if the user has set them.
+_USER_SET_PREFIXES = ("task.", "features", "run.freeze", "run.patience")
+#: Two lists with more items than this are not printed in full, but only this many differences.
+_MAX_LIST_ITEMS, _MAX_CHANGES = 12, 3
+SettingsType = TypeVar("SettingsType", bound=Settings)
 
 
 def check_run_directory(run: Path) -> None:
-    """Raise RunError where no run can stand: at a file, or among files of somebody else."""
+    """Raise RunError if ``run`` is a file, not writable, or a directory with other files."""
     if run.exists() and not run.is_dir():
         raise RunError(f"{run}: this is a file; give --out a new directory")
     if not run.exists():
-        above = next(parent for parent in run.absolute().parents if parent.exists())
-        if not above.is_dir() or not os.access(above, os.W_OK):
-            what = "no directory can be made in it" if above.is_dir() else "this is a file"
-            raise RunError(f"{run}: {above}: {what}; give --out another place")
+        ancestor = next(parent for parent in run.absolute().parents if parent.exists())
+        if not ancestor.is_dir() or not os.access(ancestor, os.W_OK):
+            reason = "this directory is not writable" if ancestor.is_dir() else "this is a file"
+            raise RunError(f"{run}: {ancestor}: {reason}; give --out another directory")
         return
     if (run / SETTINGS_FILE).exists():
         return
-    # A kill may have left the lock, and the settings under their temporary name.
-    if any(
-        item.name != LOCK_FILE and not item.name.startswith(f".{SETTINGS_FILE}.")
-        for item in run.iterdir()
-    ):
-        raise RunError(
-            f"{run}: there are files here, but no {SETTINGS_FILE} of a run; give --out a new directory"
-        )
+    # A killed process may have left the lock and the temporary file of the settings.
+    temporary_prefix = f".{SETTINGS_FILE}."
+    for path in run.iterdir():
+        if path.name != LOCK_FILE and not path.name.startswith(temporary_prefix):
+            raise RunError(
+                f"{run}: this directory has other files and no {SETTINGS_FILE} of a run; "
+                "give --out a new directory"
+            )
 
 
-def load_run_settings(run: Path, settings: Chosen) -> Chosen | None:
-    """Return the settings that stand in ``run``, or None if there are none yet.
+def load_run_settings(run: Path, settings: SettingsType) -> SettingsType | None:
+    """Return the settings stored in ``run``, or None if it has none yet.
 
-    Raises RunError if they say something else than is wished now, naming each difference.
+    Args:
+        run: Run directory.
+        settings: The settings of the current command.
+
+    Raises:
+        RunError: If the stored settings differ; the message lists all differences.
     """
     path = run / SETTINGS_FILE
     if not path.exists():
         return None
     stored = type(settings).parse(read_toml(path), str(path))
-    before = stored.model_dump()
-    has_budget = before["schedule"]["minutes"] is not None
-    free = (*_FREE, *_BUDGETED) if has_budget else _FREE
+    stored_values = stored.model_dump()
+    has_budget = stored_values["schedule"]["minutes"] is not None
+    mutable_keys = (*_MUTABLE_KEYS, *_BUDGET_KEYS) if has_budget else _MUTABLE_KEYS
     differences = [
-        f"  {key}: {_describe_change(was, now)}"
-        for key, was, now in _differences(before, settings.model_dump())
-        if key not in free
+        f"  {key}: {_describe_change(old, new)}"
+        for key, old, new in _find_differences(stored_values, settings.model_dump())
+        if key not in mutable_keys
     ]
     if differences:
         raise RunError(
-            f"{run}: this run was begun with other settings:\n" + "\n".join(differences) + "\n"
-            "give the same command to go on with it, or --out another directory for a new run; "
-            "a finished model is trained further in a new run: --from RUN --out NEW (pretrain), "
-            "--model RUN --out NEW (finetune)"
+            f"{run}: this run was started with other settings:\n" + "\n".join(differences) + "\n"
+            "repeat the original command to resume it, or give --out another directory to start a "
+            "new run; to train a finished model further, start a new run from it: "
+            "--from RUN --out NEW (pretrain), --model RUN --out NEW (finetune)"
         )
     return stored
 
 
-def _describe_change(before: Any, after: Any) -> str:
-    """Return both values, of long lists only what differs."""
-    if not (isinstance(before, list) and isinstance(after, list)):
-        return f"{before!r} there, {after!r} now"
-    if len(before) + len(after) <= _LISTED:
-        return f"{before!r} there, {after!r} now"
-    parts = [f"{len(before):,} there, {len(after):,} now"]
-    for text, items, others in (("only there", before, after), ("only now", after, before)):
-        only = [item for item in items if item not in set(others)]
-        if only:
-            more = f" and {len(only) - _NAMED:,} more" if len(only) > _NAMED else ""
-            parts.append(f"{text}: {', '.join(map(repr, only[:_NAMED]))}{more}")
+def _describe_change(old: Any, new: Any) -> str:
+    """Return the stored and the new value; of long lists only the differences."""
+    if not (isinstance(old, list) and isinstance(new, list)):
+        return f"{old!r} in the run, {new!r} now"
+    if len(old) + len(new) <= _MAX_LIST_ITEMS:
+        return f"{old!r} in the run, {new!r} now"
+    parts = [f"{len(old):,} items in the run, {len(new):,} now"]
+    for label, items, others in (("only in the run", old, new), ("only now", new, old)):
+        changes = [item for item in items if item not in set(others)]
+        if changes:
+            num_hidden = len(changes) - _MAX_CHANGES
+            suffix = f" and {num_hidden:,} more" if num_hidden > 0 else ""
+            parts.append(f"{label}: {', '.join(map(repr, changes[:_MAX_CHANGES]))}{suffix}")
     if len(parts) == 1:
-        place = next(number for number, item in enumerate(before) if item != after[number])
-        parts.append(f"in another order, from number {place + 1:,} on")
+        index = next(i for i, item in enumerate(old) if item != new[i])
+        parts.append(f"the order differs from item {index + 1:,} on")
     return "; ".join(parts)
 
 
-def _differences(
-    stored: Mapping[str, Any], wished: Mapping[str, Any], prefix: str = ""
+def _find_differences(
+    stored: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 ) -> list[tuple[str, Any, Any]]:
-    result: list[tuple[str, Any, Any]] = []
-    for key, now in wished.items():
-        was, name = stored.get(key), prefix + key
-        if isinstance(now, dict):
-            result += _differences(was or {}, now, f"{name}.")
-        elif now is None and was is not None and name.startswith(_SAID):
-            # The run does not fill these in by itself: somebody said so, and now does not.
-            result.append((name, was, now))
-        elif now not in (None, "auto", was):
-            result.append((name, was, now))
-    return result
+    """Return (key, stored value, new value) of all differences."""
+    differences: list[tuple[str, Any, Any]] = []
+    for name, new_value in new.items():
+        old_value, key = stored.get(name), prefix + name
+        if isinstance(new_value, dict):
+            differences += _find_differences(old_value or {}, new_value, f"{key}.")
+        elif new_value is None and old_value is not None and key.startswith(_USER_SET_PREFIXES):
+            # A run never fills in these settings, so the user has set the stored value.
+            differences.append((key, old_value, new_value))
+        elif new_value not in (None, "auto", old_value):
+            differences.append((key, old_value, new_value))
+    return differences
 
 
 @contextmanager
 def lock_run(run: Path) -> Iterator[None]:
-    """Hold the run's lock: two processes in one directory would spoil each other's files."""
+    """Hold the lock of a run, so that no other process writes to it.
+
+    Raises:
+        RunError: If another process holds the lock.
+    """
     with (run / LOCK_FILE).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

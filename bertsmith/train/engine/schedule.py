@@ -1,7 +1,4 @@
-"""How long a run is, which sequence length each step has, and the course of the learning rate.
-
-It never knows of tensors or of data.
-"""
+"""Length of a run, sequence length of each step, and the learning rate schedule."""
 
 import math
 from dataclasses import dataclass
@@ -14,9 +11,9 @@ from bertsmith.settings import SettingsTable
 
 
 class ScheduleSettings(SettingsTable):
-    """The length of a run and its phases. At most one of steps, epochs and minutes is asked for.
+    """Length and phases of a run. The user sets at most one of steps, epochs and minutes.
 
-    A run resolved from epochs or minutes carries its ``steps`` too, and those count.
+    A run resolved from epochs or minutes also stores its ``steps``, which take precedence.
     """
 
     table: ClassVar[str] = "schedule"
@@ -24,33 +21,38 @@ class ScheduleSettings(SettingsTable):
     steps: Annotated[int, Field(gt=0)] | None = None
     epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     minutes: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    #: Steps that a budget of minutes may not go below.
+    #: Minimum number of steps of a run with a time budget.
     min_steps: Annotated[int, Field(ge=1)] = 1
-    #: A run that was planned anew to meet its minutes: after which step, and how many steps it had.
+    #: Set if the number of steps was revised to meet the time budget: after how many steps, and
+    #: the number of steps before the revision.
     replanned_at: Annotated[int, Field(ge=1)] | None = None
     planned_steps: Annotated[int, Field(gt=0)] | None = None
-    #: Steps over which the learning rate rises from 0, but never more than a tenth of the run.
+    #: Steps over which the learning rate rises from 0, at most a tenth of the run.
     warmup_steps: Annotated[int, Field(ge=0)] = 10_000
-    #: The length of the last phase, and its share of the steps; None: one length throughout.
+    #: Sequence length of the last phase, and its fraction of the steps; None: a single phase.
     long_length: Annotated[int, Field(ge=8)] | None = None
     long_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
 
     @model_validator(mode="after")
-    def _one_measure(self) -> Self:
+    def _check_single_length(self) -> Self:
         if self.epochs is not None and self.minutes is not None:
-            raise ValueError("epochs and minutes exclude each other")
+            raise ValueError("epochs and minutes exclude each other; set only one of them")
         return self
 
     def total_steps(self) -> int:
-        """Return the number of steps; RunError while it is not resolved."""
+        """Return the number of steps.
+
+        Raises:
+            RunError: If the number of steps is not resolved yet.
+        """
         if self.steps is None:
-            raise RunError("the run has no number of steps yet")
+            raise RunError("the number of steps of this run is not resolved yet")
         return self.steps
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Steps [first, last) at one sequence length."""
+    """The steps [start_step, end_step) at one sequence length."""
 
     start_step: int
     end_step: int
@@ -58,82 +60,93 @@ class Phase:
 
 
 def build_phases(settings: ScheduleSettings, length: int) -> list[Phase]:
-    """Split a run by steps: ``length``, then the long length (appendix A.2: 90 % and 10 %)."""
-    total = settings.total_steps()
+    """Split a run into a phase of ``length`` and one of ``long_length`` (appendix A.2: 90/10 %)."""
+    total_steps = settings.total_steps()
     if settings.long_length is None:
-        return [Phase(0, total, length)]
-    turn = _turn(settings, total)
+        return [Phase(0, total_steps, length)]
+    long_start = _long_phase_start(settings, total_steps)
     if settings.replanned_at is not None and settings.planned_steps is not None:
-        # Steps that were taken keep their length.
-        before = _turn(settings, settings.planned_steps)
-        turn = before if before <= settings.replanned_at else max(settings.replanned_at, turn)
-    both = [Phase(0, turn, length), Phase(turn, total, settings.long_length)]
-    return [phase for phase in both if phase.start_step < phase.end_step]
+        # Completed steps keep their sequence length.
+        old_start = _long_phase_start(settings, settings.planned_steps)
+        if old_start <= settings.replanned_at:
+            long_start = old_start
+        else:
+            long_start = max(settings.replanned_at, long_start)
+    phases = [Phase(0, long_start, length), Phase(long_start, total_steps, settings.long_length)]
+    return [phase for phase in phases if phase.start_step < phase.end_step]
 
 
-def _turn(settings: ScheduleSettings, total: int) -> int:
-    return total - round(total * settings.long_share)
+def _long_phase_start(settings: ScheduleSettings, total_steps: int) -> int:
+    return total_steps - round(total_steps * settings.long_share)
 
 
 def revise_schedule(settings: ScheduleSettings, step: int, steps: int) -> ScheduleSettings:
-    """Return the schedule of a run that has ``steps`` steps from now on, after step ``step``."""
+    """Return the schedule with a new total of ``steps``, decided after ``step`` steps."""
     return settings.model_copy(
         update={"steps": steps, "replanned_at": step, "planned_steps": settings.total_steps()}
     )
 
 
 def count_epochs(steps: int, batch: int, examples: list[tuple[float, int]]) -> float:
-    """Return how often ``steps`` walk the data; ``examples`` as for ``steps_for_epochs``."""
-    return steps * sum(batch * share / count for share, count in examples)
+    """Return the number of epochs in ``steps`` steps; ``examples`` as in ``steps_for_epochs``."""
+    return steps * sum(batch * fraction / num_examples for fraction, num_examples in examples)
 
 
 def steps_for_epochs(epochs: float, batch: int, examples: list[tuple[float, int]]) -> int:
-    """Return the steps that walk the data ``epochs`` times.
+    """Return the number of steps in ``epochs`` epochs, rounded up.
 
-    ``examples``: for each phase its share of the steps and the examples of one of its epochs.
+    Args:
+        epochs: Passes over the training data.
+        batch: Examples per step.
+        examples: For each phase its fraction of the steps and the examples in one of its epochs.
     """
     return max(1, math.ceil(epochs / count_epochs(1, batch, examples) - 1e-9))
 
 
 def num_warmup_steps(settings: ScheduleSettings) -> int:
-    """Return the steps of warm-up: as set, but never more than a tenth of the run."""
-    return _warmup(settings, settings.total_steps())
+    """Return the number of warm-up steps: ``warmup_steps``, but at most a tenth of the run."""
+    return _num_warmup_steps(settings, settings.total_steps())
 
 
-def _warmup(settings: ScheduleSettings, steps: int) -> int:
-    return min(settings.warmup_steps, steps // 10)
+def _num_warmup_steps(settings: ScheduleSettings, total_steps: int) -> int:
+    return min(settings.warmup_steps, total_steps // 10)
 
 
 def lr_factor(step: int, settings: ScheduleSettings) -> float:
-    """Return the share of the peak learning rate in step ``step`` (from 0).
+    """Return the learning rate of ``step`` (from 0) as a fraction of the peak.
 
-    Linear from 0 over the warm-up, then linear down to 0 at the end of the run. As in the
-    original, decay is measured from step 0, so the line points at the peak of step 0.
-    A run that was planned anew goes on from the rate that it had.
+    Linear warm-up from 0, then linear decay to 0 at the end of the run. As in the original code,
+    the decay line starts at 1 in step 0, so the rate drops slightly at the end of the warm-up.
+    After a revision of the number of steps, the rate continues without a jump.
     """
     if settings.replanned_at is None or settings.planned_steps is None:
         return _factor(step, settings.total_steps(), num_warmup_steps(settings))
     if step < settings.replanned_at:
-        return _factor(step, settings.planned_steps, _warmup(settings, settings.planned_steps))
-    return _replanned_factor(step, settings.replanned_at, settings.planned_steps, settings)
+        warmup_steps = _num_warmup_steps(settings, settings.planned_steps)
+        return _factor(step, settings.planned_steps, warmup_steps)
+    return _revised_factor(step, settings.replanned_at, settings.planned_steps, settings)
 
 
-def _factor(step: int, steps: int, rising: int) -> float:
-    return (step + 1) / rising if step < rising else 1.0 - step / steps
+def _factor(step: int, total_steps: int, warmup_steps: int) -> float:
+    return (step + 1) / warmup_steps if step < warmup_steps else 1.0 - step / total_steps
 
 
-def _replanned_factor(step: int, first: int, planned: int, settings: ScheduleSettings) -> float:
-    """Return the factor of a step from ``first`` on, the first one of the new plan.
+def _revised_factor(
+    step: int, revision_step: int, planned_steps: int, settings: ScheduleSettings
+) -> float:
+    """Return the factor of a step after a revision.
 
-    A warm-up that is not over goes on, over a tenth of what remains, up to the line of a run of
-    the new length; a rate that is falling, or above that line, falls linearly to 0.
+    If the warm-up is not complete at the revision, it continues over a tenth of the remaining
+    steps, up to the decay line of a run of the new length. Otherwise, or if the factor is already
+    above that line, it decays linearly to 0.
     """
-    steps, before = settings.total_steps(), _warmup(settings, planned)
-    start = _factor(first, planned, before)
-    rising = min(settings.warmup_steps, (steps - first) // 10)
-    peak = 1.0 - (first + rising) / steps
-    if first >= before or start >= peak or rising == 0:
-        return start * (steps - step) / (steps - first)
-    if step < first + rising:
-        return start + (peak - start) * (step - first) / rising
-    return 1.0 - step / steps
+    total_steps = settings.total_steps()
+    old_warmup_steps = _num_warmup_steps(settings, planned_steps)
+    start = _factor(revision_step, planned_steps, old_warmup_steps)
+    warmup_steps = min(settings.warmup_steps, (total_steps - revision_step) // 10)
+    peak = 1.0 - (revision_step + warmup_steps) / total_steps
+    if revision_step >= old_warmup_steps or start >= peak or warmup_steps == 0:
+        return start * (total_steps - step) / (total_steps - revision_step)
+    if step < revision_step + warmup_steps:
+        return start + (peak - start) * (step - revision_step) / warmup_steps
+    return 1.0 - step / total_steps

@@ -1,7 +1,4 @@
-"""Ctrl-C and SIGTERM, turned into a wish that the loop grants between two steps.
-
-It never knows what is saved before the process leaves.
-"""
+"""Defers SIGINT and SIGTERM to the end of the current step."""
 
 import signal
 import threading
@@ -12,17 +9,22 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class DeferredSignals:
-    """While it is entered, the first signal is noted, and the second one acts as it always does."""
+    """Context manager that records the first SIGINT or SIGTERM in ``received``.
+
+    The second signal has its usual effect.
+    """
 
     def __init__(self) -> None:
-        """Nothing has been asked for yet."""
+        """Create the context manager; handlers are installed on entry."""
         self.received: int | None = None
-        self._before: dict[int, object] = {}
+        self._previous_handlers: dict[int, object] = {}
 
     def __enter__(self) -> Self:
-        """Take over the signals, in the main thread (no other can)."""
+        """Install the handlers; does nothing outside the main thread, where that is impossible."""
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+            self._previous_handlers = {
+                number: signal.signal(number, self._record) for number in _SIGNALS
+            }
         return self
 
     def __exit__(
@@ -31,14 +33,14 @@ class DeferredSignals:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Give the signals back."""
-        self._give_back()
+        """Restore the previous handlers."""
+        self._restore_handlers()
 
-    def _give_back(self) -> None:
-        for number, handler in self._before.items():
+    def _restore_handlers(self) -> None:
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
-        self._before = {}
+        self._previous_handlers = {}
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _record(self, number: int, frame: FrameType | None) -> None:
         self.received = number
-        self._give_back()
+        self._restore_handlers()

@@ -1,7 +1,4 @@
-"""One optimizer step: gradient piece by piece, clipping, and the update of the weights.
-
-It never knows what is trained, nor which step comes next.
-"""
+"""One optimizer step: gradient accumulation, clipping and the weight update."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,13 +12,19 @@ from bertsmith.errors import DivergedError
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.runtime.device import Machine
 
-#: Odd constants that set apart the seeds of steps and of the pieces of a batch.
-_STEP_KEY, _PIECE_KEY = 0x9E3779B1, 0x85EBCA6B
+#: Odd constants that give every step and micro-batch a different seed.
+_STEP_KEY, _MICRO_BATCH_KEY = 0x9E3779B1, 0x85EBCA6B
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """The figures of one optimizer step."""
+    """Losses and gradient norms of one optimizer step, before clipping.
+
+    Attributes:
+        losses: Named losses, averaged over the batch.
+        grad_norm: Global gradient norm.
+        grad_norms: Gradient norms of parameter groups.
+    """
 
     losses: dict[str, float]
     grad_norm: float
@@ -29,13 +32,13 @@ class StepResult:
 
     @property
     def loss(self) -> float:
-        """The sum of the terms."""
+        """The sum of the named losses."""
         return sum(self.losses.values())
 
 
 def step_seed(seed: int, step: int, micro_batch_index: int) -> int:
-    """Return the seed of dropout, a pure function of (seed, step, piece)."""
-    return (seed * 2**32 + step * _STEP_KEY + micro_batch_index * _PIECE_KEY) % 2**62
+    """Return the dropout seed, a pure function of the arguments."""
+    return (seed * 2**32 + step * _STEP_KEY + micro_batch_index * _MICRO_BATCH_KEY) % 2**62
 
 
 LossFunction = Callable[[Any, list[Any], DropoutSeed], dict[str, Tensor]]
@@ -55,32 +58,47 @@ def take_step(
     describe_batch: Callable[[int], str] = "that of step {}".format,
     grad_norm_groups: Mapping[str, Sequence[nn.Parameter]] | None = None,
 ) -> StepResult:
-    """Compute the gradient of a batch piece by piece, and update the weights once.
+    """Accumulate the gradient of a batch and update the weights once.
 
-    ``loss_fn`` is that of a Work, ``describe_batch`` tells people which batch a step has, and ``grad_norm_groups``
-    names parts of the model whose gradients' norms are wanted.
-    Raises DivergedError before the weights are touched if loss or gradient is not finite.
+    Args:
+        loss_fn: Returns the named losses of a micro-batch, see ``Objective.compute_losses``.
+        micro_batches: The batch.
+        model: Model to train.
+        optimizer: Optimizer over the parameters of ``model``.
+        machine: Device and precision.
+        step: Step number, from 0.
+        seed: Seed of the run, for dropout.
+        lr: Learning rate of this step.
+        max_grad_norm: Gradients are clipped to this global norm.
+        describe_batch: Returns the examples in the batch of a step, for the error message.
+        grad_norm_groups: Named parameter groups whose gradient norms are returned.
+
+    Raises:
+        DivergedError: If loss or gradient is not finite. The weights are unchanged then.
     """
-    sums: dict[str, Tensor] = {}
-    for number, piece in enumerate(micro_batches):
-        piece_seed = step_seed(seed, step, number)
+    totals: dict[str, Tensor] = {}
+    for index, micro_batch in enumerate(micro_batches):
+        dropout_seed = step_seed(seed, step, index)
         if machine.device.type == "cuda":
-            torch.cuda.manual_seed(piece_seed)
+            torch.cuda.manual_seed(dropout_seed)
         with machine.autocast():
-            terms = loss_fn(piece, micro_batches, DropoutSeed(torch.tensor(piece_seed)))
-        torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
-        for name, value in terms.items():
-            sums[name] = sums[name] + value.detach() if name in sums else value.detach()
-    gradients = {name: _norm(own) for name, own in (grad_norm_groups or {}).items()}
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
-    told = {name: float(value) for name, value in sums.items()}
-    result = StepResult(told, float(norm), gradients)
+            losses = loss_fn(micro_batch, micro_batches, DropoutSeed(torch.tensor(dropout_seed)))
+        torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
+        for name, value in losses.items():
+            totals[name] = totals[name] + value.detach() if name in totals else value.detach()
+    grad_norms = {
+        name: _compute_grad_norm(parameters)
+        for name, parameters in (grad_norm_groups or {}).items()
+    }
+    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+    mean_losses = {name: float(value) for name, value in totals.items()}
+    result = StepResult(mean_losses, float(grad_norm), grad_norms)
     if not math.isfinite(result.loss) or not math.isfinite(result.grad_norm):
         raise DivergedError(
-            f"step {step + 1}: the loss is {result.loss:g} and the norm of its gradient "
-            f"{result.grad_norm:g}; the weights were left as they were, and the last checkpoint "
-            f"stands. The batch is {describe_batch(step)} (seed {seed}). A lower optim.lr, or "
-            "fp32 (run.precision), usually helps"
+            f"training diverged in step {step + 1}: the loss is {result.loss:g} and the gradient "
+            f"norm {result.grad_norm:g}; the weights and the last checkpoint are unchanged. "
+            f"The batch is {describe_batch(step)} (seed {seed}). "
+            "Lower optim.lr, or set run.precision=fp32"
         )
     for group in optimizer.param_groups:
         group["lr"] = lr
@@ -89,7 +107,7 @@ def take_step(
     return result
 
 
-def _norm(parameters: Sequence[nn.Parameter]) -> float:
-    """Return the norm of the gradients of some parameters, as one vector."""
-    found = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return float(torch.nn.utils.get_total_norm(found))
+def _compute_grad_norm(parameters: Sequence[nn.Parameter]) -> float:
+    """Return the norm of the concatenated gradients of some parameters."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return float(torch.nn.utils.get_total_norm(gradients))

@@ -1,4 +1,4 @@
-"""Chooses the number of CPU threads for training on a machine that also does other work."""
+"""Chooses the number of CPU threads for training on a machine that also runs other processes."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -11,73 +11,80 @@ import torch
 
 from bertsmith.runtime.device import CpuLoad
 
-#: Cores that other processes use, from which on the machine counts as busy.
-_BUSY: Final = 0.3
-#: Fewer threads are taken only if a step takes at most this share of its time with all threads.
-_CLEARLY_FASTER: Final = 0.9
-#: How often each number of threads is timed, in turns: one disturbed round decides nothing.
+#: The machine counts as busy if other processes use at least this many cores.
+_BUSY_CORES: Final = 0.3
+#: Fewer threads are chosen only if a step takes at most this fraction of its time with all threads.
+_MAX_TIME_RATIO: Final = 0.9
+#: Each thread count is timed this many times, interleaved, so that one disturbed round does not
+#: decide.
 _ROUNDS: Final = 3
 
 
 @dataclass(frozen=True)
 class ThreadChoice:
-    """The number of threads that was chosen, and the seconds of a step with each candidate."""
+    """The chosen number of threads, and the seconds of a step for each candidate."""
 
     num_threads: int
     step_seconds: dict[int, float]
 
     def describe(self) -> str:
-        """Return one line for people."""
+        """Return a log message."""
         times = ", ".join(
             f"{number} {'thread' if number == 1 else 'threads'} {1000 * seconds:,.0f} ms per step"
             for number, seconds in self.step_seconds.items()
         )
-        return f"this machine is busy: {times}; training with {self.num_threads} (run.threads)"
+        return (
+            f"this machine is busy: {times}; training with {self.num_threads} "
+            "(set run.threads to change it)"
+        )
 
 
 @contextmanager
 def restore_num_threads(threads: int | None) -> Iterator[None]:
-    """Give the process its number of threads back, unless ``threads`` was set for the run."""
-    before = torch.get_num_threads()
+    """Restore PyTorch's number of threads on exit, unless the setting ``threads`` is set."""
+    previous = torch.get_num_threads()
     try:
         yield
     finally:
         if threads is None:
-            torch.set_num_threads(before)
+            torch.set_num_threads(previous)
 
 
 def is_machine_busy(load: CpuLoad) -> bool:
-    """Tell whether other processes use a core, now or in the last minute."""
-    return max(load.current, load.last_minute) >= _BUSY
+    """Return whether other processes use a core, now or in the last minute."""
+    return max(load.current, load.last_minute) >= _BUSY_CORES
 
 
 def candidate_thread_counts(available: int, load: CpuLoad) -> list[int]:
-    """Return the numbers of threads worth timing: all, those that the load leaves, and half."""
-    left = available - max(1, math.ceil(load.current))
-    fewer = {number for number in (left, available // 2) if 1 <= number < available}
+    """Return the thread counts worth timing: all, those that the load leaves free, and half."""
+    free = available - max(1, math.ceil(load.current))
+    fewer = {number for number in (free, available // 2) if 1 <= number < available}
     return [available, *sorted(fewer, reverse=True)]
 
 
-def choose_thread_count(time_step: Callable[[int], float], numbers: Sequence[int]) -> ThreadChoice:
-    """Time steps with each number of threads in turns, and choose one.
+def choose_thread_count(
+    time_step: Callable[[int], float], candidates: Sequence[int]
+) -> ThreadChoice:
+    """Time steps with each candidate and choose one.
 
-    time_step: returns the seconds of a step with so many threads. numbers: the first one is taken
-    unless another is clearly faster.
+    Args:
+        time_step: Returns the seconds of a step with a given number of threads.
+        candidates: Thread counts. The first one is chosen unless another is clearly faster.
     """
-    times: dict[int, list[float]] = {number: [] for number in numbers}
+    times: dict[int, list[float]] = {number: [] for number in candidates}
     for _ in range(_ROUNDS):
-        for number in numbers:
+        for number in candidates:
             times[number].append(time_step(number))
-    seconds = {number: median(own) for number, own in times.items()}
-    fastest = min(numbers, key=lambda number: seconds[number])
-    first = numbers[0]
-    is_faster = seconds[fastest] <= _CLEARLY_FASTER * seconds[first]
-    return ThreadChoice(fastest if is_faster else first, seconds)
+    step_seconds = {number: median(seconds) for number, seconds in times.items()}
+    fastest = min(candidates, key=lambda number: step_seconds[number])
+    default = candidates[0]
+    is_faster = step_seconds[fastest] <= _MAX_TIME_RATIO * step_seconds[default]
+    return ThreadChoice(fastest if is_faster else default, step_seconds)
 
 
 def count_free_cores(load: CpuLoad, available: int) -> int:
-    """Return the number of threads that leaves busy cores to others, without timing any.
+    """Return how many of ``available`` cores other processes leave free, at least 1.
 
-    A core counts as busy if it is now and was in the last minute.
+    A core counts as used only if it is used now and was used over the last minute.
     """
     return max(1, available - round(min(load.current, load.last_minute)))

@@ -1,1 +1,1 @@
-"""Fine-tuning on a labelled task."""
+"""Fine-tuning of a model directory on a task."""

@@ -1,6 +1,6 @@
-"""Checks of the arguments of ``finetune``; importing them loads no torch.
+"""Checks the arguments of ``finetune`` before a run starts; loads no torch.
 
-They repeat what the run itself checks, so that a mistake is reported at once and not seconds later.
+The run itself repeats these checks. Here they report a mistake before torch is loaded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,13 +22,13 @@ def check_finetuning(
     assignments: Sequence[str],
     values: Mapping[str, Any],
 ) -> None:
-    """Raise a BertsmithError if ``finetune`` cannot begin with these arguments.
+    """Raise a BertsmithError if ``finetune`` would reject these arguments.
 
-    out: the folder of a single run; None for one that holds several.
+    ``out`` is None for a sweep, whose directory holds several runs.
     """
     if out is not None:
         check_run_directory(out)
-    given = user_settings(config, values, assignments)
+    overrides = user_settings(config, values, assignments)
     locate_model(model)
-    settings = resolve_settings(task, pin_model_path(model), data, given)
+    settings = resolve_settings(task, pin_model_path(model), data, overrides)
     check_files_exist(settings.task)

@@ -1,7 +1,4 @@
-"""Fine-tuning from a model directory and a task's files to a fine-tuned model directory.
-
-It never knows of the command line; what it has to say goes to a ``Progress``.
-"""
+"""Fine-tunes a model directory on a task and writes a fine-tuned model directory."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -64,12 +61,19 @@ MODEL_DIR, RESULT_FILE = "model", "result.json"
 
 @dataclass(frozen=True)
 class FinetuneResult:
-    """What became of a fine-tuning run; of a finished one it stands in RUN/result.json.
+    """Result of a fine-tuning run. A finished run stores it in RUN/result.json.
 
-    model: None where a signal stopped the run after ``step`` of ``steps``. metrics: the names of
-    the task's metrics, the first one decides. figures: the evaluation of the weights that were
-    chosen. counts: what became of the rows of each file, and the known labels that no training
-    example has. seconds: spent training.
+    Attributes:
+        run: Run directory.
+        model: Model directory; None if a signal stopped the run.
+        signal: The signal that stopped the run.
+        step: Completed steps.
+        steps: Total number of steps.
+        metrics: Names of the task's metrics; the first one selects the best epoch or run.
+        figures: Held-out metrics of the weights in ``model``.
+        counts: For each file, how many examples were read, skipped and truncated.
+        seconds: Time spent training.
+        late: A signal that arrived when the run was finished anyway.
     """
 
     run: Path
@@ -81,7 +85,6 @@ class FinetuneResult:
     figures: dict[str, float]
     counts: dict[str, dict[str, Any]]
     seconds: float
-    #: A signal that came when there was nothing left to stop.
     late: int | None = None
 
 
@@ -96,40 +99,52 @@ def finetune(
     values: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> FinetuneResult:
-    """Fine-tune the encoder of ``model`` on a task and write the run, with its model, to ``out``.
+    """Fine-tune the encoder of ``model`` on a task, and write the run and its model to ``out``.
 
-    task: the name of a public task, with ``data`` its folder; or a family, such as "classify",
-    with ``data`` a file. values: nested settings, as of ``FinetuneSettings``; assignments: "a.b=v"
-    over them.
-    Called again with the same arguments it goes on where the last call stopped.
-    Raises BertsmithError.
+    Called again with the same arguments, it resumes an interrupted run.
+
+    Args:
+        task: Name of a public task, such as "rte", or of a task family, such as "classify".
+        model: Model directory, run directory or hub id to start from.
+        out: Run directory.
+        data: The folder of a public task, or the training file of a task family.
+        config: TOML file with settings.
+        assignments: Settings as "section.name=value"; override ``values`` and ``config``.
+        values: Nested settings as in ``FinetuneSettings``; override ``config``.
+        progress: Receives log messages and the progress bar.
+
+    Raises:
+        BertsmithError: If the arguments or the data are invalid.
     """
     run, progress, model = Path(out), progress or NullProgress(), pin_model_path(model)
     check_run_directory(run)
-    said = user_settings(config, values, assignments)
-    settings = resolve_task_settings(task, model, Path(data) if data else None, said)
+    overrides = user_settings(config, values, assignments)
+    settings = resolve_task_settings(task, model, Path(data) if data else None, overrides)
     check_files_exist(settings.task)
-    examples = read_task_data(settings.task, allow_numeric="kind" in said.get("task", {}))
+    examples = read_task_data(settings.task, allow_numeric="kind" in overrides.get("task", {}))
     head = build_head(settings.task, examples)
     examples.counts["train"].unseen_labels = find_unseen_labels(settings.task, head, examples)
-    facts = {"labels": list(head.labels), "fingerprint": hash_task_files(settings.task)}
-    settings = with_task(settings, facts)
-    # Some metrics are for some numbers of labels only, and these are known now.
+    changes = {"labels": list(head.labels), "fingerprint": hash_task_files(settings.task)}
+    settings = with_task(settings, changes)
+    # Some metrics need a certain number of labels, which is known only now.
     resolve_metrics(settings.task)
     torch.manual_seed(settings.run.seed)
-    start = load_for_fine_tuning(model, head, model_overrides(said), settings.features)
+    start = load_for_fine_tuning(model, head, model_overrides(overrides), settings.features)
     settings = with_model(settings, start)
     run.mkdir(parents=True, exist_ok=True)
     with lock_run(run), restore_num_threads(settings.run.threads):
         check_files_unchanged(run, settings.task)
         stored = load_run_settings(run, settings)
-        # A model that is gone is written again, as long as there is what it was written from.
-        gone = not (run / MODEL_DIR).exists() and checkpoint.list_checkpoints(run)
-        if stored is not None and (run / RESULT_FILE).exists() and not gone:
-            progress.log(f"{run}: this run is finished; give --out another directory for a new one")
-            return _finished(run)
+        # A deleted model directory is written again from the checkpoints, if there are any.
+        must_rewrite_model = not (run / MODEL_DIR).exists() and checkpoint.list_checkpoints(run)
+        if stored is not None and (run / RESULT_FILE).exists() and not must_rewrite_model:
+            progress.log(
+                f"{run}: this run is already finished; give --out another directory to start a "
+                "new one"
+            )
+            return _load_result(run)
         result = _train(
-            stored or settings, start, head, examples, run, progress, new=stored is None
+            stored or settings, start, head, examples, run, progress, is_new=stored is None
         )
         if result.model is not None and not settings.checkpoint.keep_optimizer:
             checkpoint.remove_optimizer_state(run, progress)
@@ -144,52 +159,52 @@ def _train(
     run: Path,
     progress: Progress,
     *,
-    new: bool,
+    is_new: bool,
 ) -> FinetuneResult:
     task, options = settings.task, settings.run
     machine = device.resolve_machine(
         options.device, options.precision, options.kernel,
         attention_dropout=settings.model.attention_dropout,
-        threads=options.threads or _threads(options, progress),
+        threads=options.threads or _choose_thread_count(options, progress),
     )  # fmt: skip
-    longest = task.length or settings.model.max_positions
-    tokens = min(task.batch, len(data.train)) * longest
-    # A frozen encoder has no gradients and no moments.
+    max_length = task.length or settings.model.max_positions
+    batch_tokens = min(task.batch, len(data.train)) * max_length
+    # A frozen encoder needs no memory for gradients and moments.
     if options.freeze is None and not (settings.features and settings.features.frozen):
-        device.check_memory(machine, settings.model, tokens, options.micro_batch_tokens)
+        device.check_memory(machine, settings.model, batch_tokens, options.micro_batch_tokens)
     model = start.model.to(machine.device)
-    work = _work(settings, start, head, data, machine)
+    objective = _build_objective(settings, start, head, data, machine)
     _freeze(start, options.freeze)
-    if new:
-        settings = _settled(settings, machine, work.steps_per_epoch)
+    if is_new:
+        settings = _resolve_on_machine(settings, machine, objective.steps_per_epoch)
         write_atomic(run / SETTINGS_FILE, settings.to_toml())
     log_run_summary(progress, run, task, start, data, machine)
     adam = optimizer.build_optimizer(model, settings.optim)
-    plan = _plan(settings, machine, work.steps_per_epoch)
-    outcome = loop.train(work, model, adam, machine, plan, run, progress)
-    state, figures = outcome.state, _last_figures(run)
-    best = options.choose == "best" or options.patience is not None
-    if outcome.signal is None and best and state.best_step is not None:
+    loop_options = _build_loop_options(settings, machine, objective.steps_per_epoch)
+    outcome = loop.train(objective, model, adam, machine, loop_options, run, progress)
+    state, metrics = outcome.state, _read_heldout_metrics(run)
+    use_best = options.choose == "best" or options.patience is not None
+    if outcome.signal is None and use_best and state.best_step is not None:
         checkpoint.load_best(run, state.best_step, model)
-        figures = _last_figures(run, state.best_step)
-    counts = {name: one.as_dict() for name, one in data.counts.items()}
+        metrics = _read_heldout_metrics(run, state.best_step)
+    counts = {name: file_counts.as_dict() for name, file_counts in data.counts.items()}
     result = FinetuneResult(
-        run, None, outcome.signal, state.step, plan.steps, task.metrics, figures, counts,
+        run, None, outcome.signal, state.step, loop_options.steps, task.metrics, metrics, counts,
         state.seconds,
     )  # fmt: skip
     if outcome.signal is not None:
         return result
-    warn_below_majority_class(progress, task, data, figures)
+    warn_below_majority_class(progress, task, data, metrics)
     info = {"task": task.name, "provenance": settings.model_dump(mode="json"),
-            "heldout": figures}  # fmt: skip
+            "heldout": metrics}  # fmt: skip
     save_fine_tuned(run / MODEL_DIR, model, start.tokenizer, head, info)
     write_json(run / RESULT_FILE, {key: value for key, value in asdict(result).items()
-                              if key not in ("run", "model", "late")})  # fmt: skip
+                                   if key not in ("run", "model", "late")})  # fmt: skip
     return replace(result, model=run / MODEL_DIR, late=outcome.late_signal)
 
 
-def _threads(options: FinetuneRunSettings, progress: Progress) -> int | None:
-    """Return fewer threads than usual if other processes use the cores; None for the usual."""
+def _choose_thread_count(options: FinetuneRunSettings, progress: Progress) -> int | None:
+    """Return a reduced number of threads if other processes use the cores, else None."""
     available = torch.get_num_threads()
     if available == 1 or not device.is_cpu(options.device):
         return None
@@ -197,19 +212,20 @@ def _threads(options: FinetuneRunSettings, progress: Progress) -> int | None:
     if threads == available:
         return None
     progress.log(
-        f"this machine is busy: training with {threads} of {available} threads (run.threads)"
+        f"this machine is busy: training with {threads} of {available} threads "
+        "(set run.threads to change it)"
     )
     return threads
 
 
-def _finished(run: Path) -> FinetuneResult:
-    """Return the result of a run that is finished."""
-    said = json.loads((run / RESULT_FILE).read_text(encoding="utf-8"))
-    said["figures"] = restore_nan(said["figures"])
-    return FinetuneResult(run=run, model=run / MODEL_DIR, **said)
+def _load_result(run: Path) -> FinetuneResult:
+    """Return the result of a finished run."""
+    fields = json.loads((run / RESULT_FILE).read_text(encoding="utf-8"))
+    fields["figures"] = restore_nan(fields["figures"])
+    return FinetuneResult(run=run, model=run / MODEL_DIR, **fields)
 
 
-def _work(
+def _build_objective(
     settings: FinetuneSettings,
     start: FineTunedBundle,
     head: HeadConfig,
@@ -219,56 +235,70 @@ def _work(
     task, family = settings.task, get_family(settings.task.kind)
     start.model.bert.kernel = machine.kernel
 
-    def encoded(name: str, examples: list[Any]) -> ModelInputs:
-        # A share that is held out was read from the training table, and is counted with it.
+    def encode(name: str, examples: list[Any]) -> ModelInputs:
+        # Examples held out from the training file are counted with that file.
         counts = data.counts.get(name, data.counts["train"])
         return family.encode_examples(examples, start.tokenizer, head, task, counts)
 
-    train = encoded("train", data.train)
+    train = encode("train", data.train)
     data.counts["train"].num_without_target = len(train) - len(train.indices_with_target())
-    heldout = {name: HeldoutSet(own, encoded(name, own)) for name, own in data.heldout.items()}
+    heldout = {
+        name: HeldoutSet(examples, encode(name, examples))
+        for name, examples in data.heldout.items()
+    }
     return FinetuningObjective(
         start.model, head, task, train, heldout, machine,
         micro_batch_tokens=settings.run.micro_batch_tokens, seed=settings.run.seed,
-        class_weights=_class_weights(task, head, train),
+        class_weights=_compute_class_weights(task, head, train),
     )  # fmt: skip
 
 
-def _class_weights(
+def _compute_class_weights(
     task: TaskSettings, head: HeadConfig, train: ModelInputs
 ) -> NDArray[np.float32] | None:
-    """Return what a target of each class counts, float32 [C], or None where all count 1."""
+    """Return the weight of each class in the loss, float32 [C], or None for equal weights."""
     if task.class_weights == "none":
         return None
     if head.kind not in ("single", "entities", "tags"):
-        raise SettingsError("task.class_weights 'balanced' is for one label a text, or a word")
+        raise SettingsError(
+            f"task.class_weights is 'balanced', but the kind of the task is {head.kind!r}; class "
+            "weights need one label per text or token"
+        )
     assert train.targets is not None
     targets = np.concatenate(train.targets)
-    occurs = np.bincount(targets, minlength=head.num_outputs)
-    return (len(targets) / (head.num_outputs * occurs.clip(min=1))).astype(np.float32)
+    class_counts = np.bincount(targets, minlength=head.num_outputs)
+    return (len(targets) / (head.num_outputs * class_counts.clip(min=1))).astype(np.float32)
 
 
-def _settled(settings: FinetuneSettings, machine: device.Machine, epoch: int) -> FinetuneSettings:
+def _resolve_on_machine(
+    settings: FinetuneSettings, machine: device.Machine, steps_per_epoch: int
+) -> FinetuneSettings:
+    """Return the settings with device, precision, threads, steps and checkpoint interval."""
     timing = settings.schedule
     if timing.minutes is not None:
-        raise SettingsError("schedule.minutes: fine-tuning takes schedule.epochs or .steps")
+        raise SettingsError(
+            f"schedule.minutes is {timing.minutes:g}, but fine-tuning has no time budget; set "
+            "schedule.epochs or schedule.steps"
+        )
     assert timing.steps or timing.epochs
-    steps = timing.steps or max(1, round((timing.epochs or 0) * epoch))
+    steps = timing.steps or max(1, round((timing.epochs or 0) * steps_per_epoch))
     run = settings.run.model_copy(
         update={"device": str(machine.device), "precision": machine.precision,
                 "kernel": machine.kernel, "threads": torch.get_num_threads()}
     )  # fmt: skip
-    every = settings.checkpoint.every or epoch
+    checkpoint_every = settings.checkpoint.every or steps_per_epoch
     return settings.model_copy(
         update={
             "run": run,
             "schedule": timing.model_copy(update={"steps": steps}),
-            "checkpoint": settings.checkpoint.model_copy(update={"every": every}),
+            "checkpoint": settings.checkpoint.model_copy(update={"every": checkpoint_every}),
         }
     )
 
 
-def _plan(settings: FinetuneSettings, machine: device.Machine, epoch: int) -> LoopOptions:
+def _build_loop_options(
+    settings: FinetuneSettings, machine: device.Machine, steps_per_epoch: int
+) -> LoopOptions:
     timing = settings.schedule
     assert settings.checkpoint.every is not None
     return LoopOptions(
@@ -277,7 +307,7 @@ def _plan(settings: FinetuneSettings, machine: device.Machine, epoch: int) -> Lo
         max_grad_norm=settings.optim.max_grad_norm,
         lr_at_step=lambda step: settings.optim.lr * schedule.lr_factor(step, timing),
         log_every=settings.run.log_every,
-        eval_every=epoch if settings.run.evaluate == "epoch" else timing.total_steps(),
+        eval_every=steps_per_epoch if settings.run.evaluate == "epoch" else timing.total_steps(),
         checkpoint_every=settings.checkpoint.every,
         keep_checkpoints=settings.checkpoint.keep,
         selection_metric=settings.task.metrics[0],
@@ -287,22 +317,27 @@ def _plan(settings: FinetuneSettings, machine: device.Machine, epoch: int) -> Lo
     )
 
 
-def _freeze(start: FineTunedBundle, layers: int | None) -> None:
-    """Leave the embeddings and so many layers from below as they are."""
-    if layers is None:
+def _freeze(start: FineTunedBundle, num_layers: int | None) -> None:
+    """Freeze the embeddings and the first ``num_layers`` layers; None freezes nothing."""
+    if num_layers is None:
         return
     if isinstance(start.model, BertWithBiLSTM) and start.model.features.frozen:
-        raise SettingsError("run.freeze: with features the whole encoder stays as it is anyway")
-    if layers > start.config.layers:
         raise SettingsError(
-            f"run.freeze is {layers}, but the model has {start.config.layers} layers"
+            f"run.freeze is {num_layers}, but features already freezes the whole encoder; leave "
+            "run.freeze out"
+        )
+    if num_layers > start.config.layers:
+        raise SettingsError(
+            f"run.freeze is {num_layers}, but the model has {start.config.layers} layers; give at "
+            "most that many"
         )
     start.model.bert.embeddings.requires_grad_(False)
-    for layer in list(start.model.bert.encoder.layers)[:layers]:
+    for layer in list(start.model.bert.encoder.layers)[:num_layers]:
         layer.requires_grad_(False)
 
 
-def _last_figures(run: Path, step: int | None = None) -> dict[str, float]:
+def _read_heldout_metrics(run: Path, step: int | None = None) -> dict[str, float]:
+    """Return the last held-out metrics of the metrics log, or those of a step."""
     lines = [line for line in metrics_log.read_metrics(run) if line["kind"] == "heldout"]
     lines = [line for line in lines if step is None or line["step"] == step]
     return {k: v for k, v in lines[-1].items() if k not in ("step", "kind")} if lines else {}

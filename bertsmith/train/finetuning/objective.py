@@ -1,7 +1,4 @@
-"""The work of fine-tuning: batches of a task's examples, their loss, and the held-out scores.
-
-It never knows how the loop takes its steps, nor how the examples were read.
-"""
+"""The fine-tuning objective: batches of a task's examples, their loss, and held-out metrics."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,20 +21,20 @@ from bertsmith.tasks.inputs import MicroBatch, ModelInputs
 from bertsmith.tasks.outputs import compute_outputs
 from bertsmith.tasks.settings import TaskSettings
 
-#: Units whose held-out loss is computed at once.
-_AT_ONCE = 64
+#: Inputs per batch of the held-out loss.
+_EVAL_BATCH_SIZE = 64
 
 
 @dataclass(frozen=True)
 class HeldoutSet:
-    """A held-out file: its examples, and the same as inputs."""
+    """The examples of a held-out file, and the same examples encoded."""
 
     examples: Sequence[Any]
     inputs: ModelInputs
 
 
 class FinetuningObjective:
-    """The work of the loop over a task's training examples."""
+    """Implements ``Objective`` for the training examples of a task."""
 
     def __init__(
         self,
@@ -52,118 +49,147 @@ class FinetuningObjective:
         seed: int,
         class_weights: NDArray[np.float32] | None = None,
     ) -> None:
-        """``heldout``: by name, the first one decides. ``class_weights``: float32 [C]."""
+        """Create the objective.
+
+        Args:
+            model: Model to train.
+            head: The task kind and the labels of the model's outputs.
+            task: Task settings.
+            train: Training inputs.
+            heldout: Held-out sets by name; the first one selects the best epoch.
+            machine: Device and precision.
+            micro_batch_tokens: Maximum tokens of a micro-batch.
+            seed: Seed of the order of the training inputs.
+            class_weights: Weight of each class in the loss, float32 [C].
+
+        Raises:
+            TaskError: If no training input has a target.
+        """
         self.model, self._head, self._machine = model, head, machine
         self._family, self._task = get_family(head.kind), task
-        self._train, self._heldout, self._weights = train, heldout, class_weights
-        # A batch in which nothing is asked about would have no mean loss.
-        self._taught = train.indices_with_target()
-        if not self._taught:
+        self._train, self._heldout, self._class_weights = train, heldout, class_weights
+        # A batch without any target would have no mean loss.
+        self._train_indices = train.indices_with_target()
+        if not self._train_indices:
             raise TaskError(
-                f"{task.train}: the tokenizer leaves nothing that could be learnt; expected one "
-                "example at least with a token that is asked about"
+                f"{task.train}: no training target is left after tokenization; add at least one "
+                "example whose labeled text has a token"
             )
-        self._batch, self._micro_batch_tokens, self._seed = task.batch, micro_batch_tokens, seed
+        self._batch_size, self._micro_batch_tokens, self._seed = (
+            task.batch,
+            micro_batch_tokens,
+            seed,
+        )
 
     @property
     def steps_per_epoch(self) -> int:
-        """The steps that see every example with a target once; the last one may be short."""
-        return math.ceil(len(self._taught) / self._batch)
+        """Steps that use every input with a target once; the last batch may be smaller."""
+        return math.ceil(len(self._train_indices) / self._batch_size)
 
     def iter_batches(self, first_step: int) -> Iterator[list[MicroBatch]]:
-        """Yield the pieces of each step's batch, without end, each epoch in an order of its own."""
-        epoch, within = divmod(first_step, self.steps_per_epoch)
+        """Yield the micro-batches of each step endlessly, in a new random order every epoch."""
+        epoch, first_in_epoch = divmod(first_step, self.steps_per_epoch)
         while True:
-            order = self._order(epoch)
-            for step in range(within, self.steps_per_epoch):
-                chosen = order[step * self._batch : (step + 1) * self._batch]
-                yield [self._piece(part) for part in self._cut(chosen)]
-            epoch, within = epoch + 1, 0
+            order = self._shuffled_indices(epoch)
+            for step in range(first_in_epoch, self.steps_per_epoch):
+                indices = order[step * self._batch_size : (step + 1) * self._batch_size]
+                yield [self._make_micro_batch(part) for part in self._split(indices)]
+            epoch, first_in_epoch = epoch + 1, 0
 
-    def _order(self, epoch: int) -> list[int]:
-        chance = np.random.default_rng((self._seed, epoch))
-        return [self._taught[place] for place in chance.permutation(len(self._taught)).tolist()]
+    def _shuffled_indices(self, epoch: int) -> list[int]:
+        rng = np.random.default_rng((self._seed, epoch))
+        permutation = rng.permutation(len(self._train_indices)).tolist()
+        return [self._train_indices[i] for i in permutation]
 
-    def _cut(self, chosen: list[int]) -> Iterator[list[int]]:
-        """Part a batch where the tokens of a piece would be too many."""
+    def _split(self, indices: list[int]) -> Iterator[list[int]]:
+        """Split a batch into parts of at most ``micro_batch_tokens`` tokens, or one input."""
         part: list[int] = []
-        tokens = 0
-        for number in chosen:
-            size = self._train.num_tokens(number)
-            if part and tokens + size > self._micro_batch_tokens:
+        part_tokens = 0
+        for index in indices:
+            num_tokens = self._train.num_tokens(index)
+            if part and part_tokens + num_tokens > self._micro_batch_tokens:
                 yield part
-                part, tokens = [], 0
-            part.append(number)
-            tokens += size
+                part, part_tokens = [], 0
+            part.append(index)
+            part_tokens += num_tokens
         yield part
 
-    def _piece(self, part: list[int]) -> MicroBatch:
-        return self._train.make_micro_batch(part, self._weights).to(self._machine.device)
+    def _make_micro_batch(self, indices: list[int]) -> MicroBatch:
+        micro_batch = self._train.make_micro_batch(indices, self._class_weights)
+        return micro_batch.to(self._machine.device)
 
     def compute_losses(
-        self, piece: MicroBatch, whole: list[MicroBatch], noise: DropoutSeed
+        self, micro_batch: MicroBatch, micro_batches: list[MicroBatch], dropout_seed: DropoutSeed
     ) -> dict[str, Tensor]:
-        """Return what a piece adds to the mean over its batch, by the weights of its targets."""
+        """Return the micro-batch's part of the weighted mean loss over the batch."""
         with self._machine.autocast():
-            found = self.model(piece.packed, piece.token_indices, noise)
-        each = self._family.compute_losses(found.float(), piece, self._head)
-        total = torch.stack([one.target_weights.sum() for one in whole]).sum()
-        return {"loss": (each * piece.target_weights).sum() / total}
+            outputs = self.model(micro_batch.packed, micro_batch.token_indices, dropout_seed)
+        losses = self._family.compute_losses(outputs.float(), micro_batch, self._head)
+        total_weight = torch.stack([batch.target_weights.sum() for batch in micro_batches]).sum()
+        return {"loss": (losses * micro_batch.target_weights).sum() / total_weight}
 
     def describe_batch(self, step: int) -> str:
-        """Say which examples the batch of ``step`` holds."""
-        epoch, within = divmod(step, self.steps_per_epoch)
-        chosen = self._order(epoch)[within * self._batch : (within + 1) * self._batch]
-        places = "; ".join(self._train.locations[number] for number in chosen[:3])
-        return f"that of epoch {epoch + 1} with {places} and {max(len(chosen) - 3, 0)} more"
+        """Return which examples the batch of ``step`` contains."""
+        epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
+        first = step_in_epoch * self._batch_size
+        indices = self._shuffled_indices(epoch)[first : first + self._batch_size]
+        locations = "; ".join(self._train.locations[index] for index in indices[:3])
+        return f"that of epoch {epoch + 1} with {locations} and {max(len(indices) - 3, 0)} more"
 
-    def count_tokens(self, whole: list[MicroBatch]) -> int:
-        """Count the tokens of a batch."""
-        return sum(len(piece.packed.ids) for piece in whole)
+    def count_tokens(self, micro_batches: list[MicroBatch]) -> int:
+        """Return the number of tokens in a batch."""
+        return sum(len(micro_batch.packed.ids) for micro_batch in micro_batches)
 
-    def count_macs(self, whole: list[MicroBatch]) -> float:
-        """Count multiply-adds: three times the forward pass (one forward, two backward).
+    def count_macs(self, micro_batches: list[MicroBatch]) -> float:
+        """Return the multiply-accumulates of a step.
 
-        A frozen encoder goes forward only.
+        The backward pass takes twice as many as the forward pass; a frozen encoder has none.
         """
         model, total = self.model, 0.0
-        for piece in whole:
-            tokens, count = len(piece.packed.ids), sum(piece.sequences_per_unit)
-            encoder = model.config.macs_per_token(tokens / count)
+        for micro_batch in micro_batches:
+            num_tokens = len(micro_batch.packed.ids)
+            num_sequences = sum(micro_batch.sequences_per_unit)
+            encoder_macs = model.config.macs_per_token(num_tokens / num_sequences)
             if isinstance(model, BertWithBiLSTM):
-                lstm = sum(weight.numel() for weight in model.lstm.parameters())
-                used = model.states[-1] / model.config.layers
-                used *= 1 if model.features.frozen else 3
-                total += tokens * (used * encoder + 3 * lstm)
+                lstm_macs = sum(weight.numel() for weight in model.lstm.parameters())
+                encoder_passes = model.states[-1] / model.config.layers
+                encoder_passes *= 1 if model.features.frozen else 3
+                total += num_tokens * (encoder_passes * encoder_macs + 3 * lstm_macs)
             else:
-                asked = count if piece.token_indices is None else len(piece.token_indices)
-                unasked = (tokens - asked) * model.config.macs_saved_per_unused_output()
-                total += 3 * (tokens * encoder - unasked)
+                indices = micro_batch.token_indices
+                num_outputs = num_sequences if indices is None else len(indices)
+                saved_macs = (
+                    num_tokens - num_outputs
+                ) * model.config.macs_saved_per_unused_output()
+                total += 3 * (num_tokens * encoder_macs - saved_macs)
         return total
 
     def evaluate(self) -> dict[str, float]:
-        """Return loss and metrics of each held-out set; those of the first without its name."""
-        figures: dict[str, float] = {}
-        for number, (name, own) in enumerate(self._heldout.items()):
-            found = self._figures(own)
-            figures |= {f"{name}_{key}" if number else key: value for key, value in found.items()}
-        return figures
+        """Return loss and metrics of each held-out set, prefixed by its name except the first."""
+        metrics: dict[str, float] = {}
+        for index, (name, heldout) in enumerate(self._heldout.items()):
+            prefix = f"{name}_" if index else ""
+            set_metrics = self._evaluate_set(heldout)
+            metrics |= {f"{prefix}{key}": value for key, value in set_metrics.items()}
+        return metrics
 
-    def _figures(self, own: HeldoutSet) -> dict[str, float]:
-        """Return mean loss, metrics and the number of examples of a held-out file."""
-        found = compute_outputs(self.model, own.inputs, self._machine.autocast)
-        total = count = 0.0
-        taught = own.inputs.indices_with_target()
-        for first in range(0, len(taught), _AT_ONCE):
-            numbers = taught[first : first + _AT_ONCE]
-            part = own.inputs.make_micro_batch(numbers)
-            rows = torch.from_numpy(np.concatenate([found[number] for number in numbers]))
-            each = self._family.compute_losses(rows, part, self._head)
-            total, count = total + float(each.sum()), count + len(each)
+    def _evaluate_set(self, heldout: HeldoutSet) -> dict[str, float]:
+        """Return mean loss, metrics and the number of examples of a held-out set."""
+        outputs = compute_outputs(self.model, heldout.inputs, self._machine.autocast)
+        loss_sum = num_targets = 0.0
+        indices_with_target = heldout.inputs.indices_with_target()
+        for first in range(0, len(indices_with_target), _EVAL_BATCH_SIZE):
+            indices = indices_with_target[first : first + _EVAL_BATCH_SIZE]
+            micro_batch = heldout.inputs.make_micro_batch(indices)
+            rows = torch.from_numpy(np.concatenate([outputs[index] for index in indices]))
+            losses = self._family.compute_losses(rows, micro_batch, self._head)
+            loss_sum, num_targets = loss_sum + float(losses.sum()), num_targets + len(losses)
         task = self._task
         if self._head.kind == "single" and "accuracy" not in task.metrics:
-            # The accuracy is compared with that of the commonest label after training.
+            # After training, the accuracy is compared with that of the majority class.
             task = task.model_copy(update={"metrics": [*task.metrics, "accuracy"]})
-        figures = self._family.compute_metrics(found, own.inputs, own.examples, self._head, task)
-        loss = total / count if count else math.nan
-        return {"loss": loss, **figures, "examples": float(len(own.examples))}
+        metrics = self._family.compute_metrics(
+            outputs, heldout.inputs, heldout.examples, self._head, task
+        )
+        loss = loss_sum / num_targets if num_targets else math.nan
+        return {"loss": loss, **metrics, "examples": float(len(heldout.examples))}

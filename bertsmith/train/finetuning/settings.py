@@ -1,7 +1,4 @@
-"""The settings of a fine-tuning run.
-
-It never knows of tensors, or where a run is written.
-"""
+"""Settings of a fine-tuning run; loads no torch."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,19 +15,20 @@ from bertsmith.train.engine import compute_settings
 from bertsmith.train.engine.schedule import ScheduleSettings
 from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
 
-#: Rate and epochs, in the middle of the choices of appendix A.3.
-PLAN = 3e-5, 3.0
-#: A BiLSTM that begins with random weights takes a higher rate, and longer (docs/deviations.md).
-FEATURE_PLAN = 1e-3, 8.0
-#: Fields of a model that fine-tuning may change.
-_FREE = {"dropout", "attention_dropout"}
+#: Default learning rate and epochs: the middle of the grid in appendix A.3.
+_DEFAULT_LR, _DEFAULT_EPOCHS = 3e-5, 3.0
+#: A newly initialized BiLSTM needs a higher rate and more epochs (docs/deviations.md).
+_FEATURE_LR, _FEATURE_EPOCHS = 1e-3, 8.0
+#: Fields of the model config that fine-tuning may change.
+_MUTABLE_MODEL_FIELDS = {"dropout", "attention_dropout"}
 
 
 class FinetuneRunSettings(SettingsTable):
-    """Where fine-tuning begins, and how its steps are computed."""
+    """Start model, seed, device, evaluation and early stopping of a fine-tuning run."""
 
     table: ClassVar[str] = "run"
 
+    #: Model directory that the run starts from.
     start_from: str = ""
     seed: compute_settings.Seed = 0
     device: str = "auto"
@@ -39,43 +37,58 @@ class FinetuneRunSettings(SettingsTable):
     threads: compute_settings.Threads = None
     micro_batch_tokens: compute_settings.MicroTokens = compute_settings.MICRO_TOKENS
     log_every: compute_settings.LogEvery = compute_settings.LOG_EVERY
-    #: When the held-out files are scored: after each epoch, or when all steps are done.
+    #: Evaluate on the held-out files after each epoch, or only after the last step.
     evaluate: Literal["epoch", "end"] = "epoch"
-    #: The weights that become the model: those of the last step, or of the best evaluation.
+    #: Which weights become the model: those of the last step, or of the best evaluation.
     choose: Literal["last", "best"] = "last"
-    #: Evaluations without a better one after which a run ends early, with the best one's weights.
+    #: Early stopping after this many evaluations without improvement; implies choose = "best".
     patience: Annotated[int, Field(ge=1)] | None = None
-    #: Layers from below that are not trained, the embeddings with them; None: all are trained.
+    #: Freeze the embeddings and this many of the first layers; None: freeze nothing.
     freeze: Annotated[int, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
-    def _scored_on_the_way(self) -> Self:
-        asked = 'choose = "best"' if self.choose == "best" else "patience"
+    def _check_evaluates_every_epoch(self) -> Self:
+        setting = 'choose = "best"' if self.choose == "best" else "patience"
         if self.evaluate == "end" and (self.choose == "best" or self.patience is not None):
-            raise ValueError(f'{asked} wants scores on the way, and evaluate is "end"; give up one')
+            raise ValueError(
+                f'{setting} needs an evaluation after each epoch, but evaluate is "end"; '
+                "change one of them"
+            )
         return self
 
 
 class FinetuneSettings(Settings):
-    """Everything that decides a fine-tuning run: RUN/settings.toml. Appendix A.3 of the paper."""
+    """All settings of a fine-tuning run, stored in RUN/settings.toml. See appendix A.3."""
 
     model: ModelConfig
     task: TaskSettings = TaskSettings()
     optim: OptimSettings = OptimSettings()
     schedule: ScheduleSettings = ScheduleSettings()
     run: FinetuneRunSettings = FinetuneRunSettings()
-    #: A BiLSTM on the encoder, which stays as it is or learns too; None: the task's Linear alone.
+    #: A BiLSTM on the frozen or trained encoder; None: only the task's linear layer.
     features: FeatureSettings | None = None
     checkpoint: CheckpointSettings = CheckpointSettings()
 
 
 def resolve_settings(
-    task: str, model: Path, data: Path | None, said: Mapping[str, Any]
+    task: str, model: Path, data: Path | None, overrides: Mapping[str, Any]
 ) -> FinetuneSettings:
-    """Return the settings of a run as far as no file has to be read. Raises SettingsError."""
+    """Return the settings of a run before its model and data files are read.
+
+    The model config is a placeholder; ``with_model`` replaces it.
+
+    Args:
+        task: Name of a public task or of a task family.
+        model: Model directory to start from.
+        data: Folder of a public task, or training file.
+        overrides: Settings of the user, as nested tables.
+
+    Raises:
+        SettingsError: If the task is unknown or a setting is invalid.
+    """
     if task not in PUBLIC_TASKS and task not in FAMILY_KINDS:
-        known = ", ".join([*PUBLIC_TASKS, *FAMILY_KINDS])
-        raise SettingsError(f"unknown task {task!r}; known are {known}")
+        names = ", ".join([*PUBLIC_TASKS, *FAMILY_KINDS])
+        raise SettingsError(f"unknown task {task!r}; choose one of {names}")
     base: dict[str, Any] = {"name": task}
     if task in PUBLIC_TASKS:
         if data is None:
@@ -85,18 +98,18 @@ def resolve_settings(
         base |= {"kind": FAMILY_KINDS[task][0], **FAMILY_DEFAULTS.get(task, {})}
         if data is not None:
             base["train"] = str(data.resolve())
-    _refuse_no_tables(said)
-    if "heldout" in said.get("task", {}):
-        # A file that is given stands instead of the task's own, not beside them.
+    _check_tables(overrides)
+    if "heldout" in overrides.get("task", {}):
+        # The user's held-out files replace those of a public task.
         base.pop("heldout", None)
-    features = said.get("features")
-    frozen = isinstance(features, Mapping) and features.get("frozen", True)
-    rate, epochs = FEATURE_PLAN if frozen else PLAN
-    defaults: dict[str, Any] = {"task": base, "optim": {"lr": rate}, "schedule": {"epochs": epochs}}
+    features = overrides.get("features")
+    is_frozen = isinstance(features, Mapping) and features.get("frozen", True)
+    lr, epochs = (_FEATURE_LR, _FEATURE_EPOCHS) if is_frozen else (_DEFAULT_LR, _DEFAULT_EPOCHS)
+    defaults: dict[str, Any] = {"task": base, "optim": {"lr": lr}, "schedule": {"epochs": epochs}}
     defaults["run"] = {"start_from": str(model.resolve())}
-    values = merge_settings(defaults, _without_epochs(said))
-    model_overrides(said)
-    # The model's own shape is read later; what is said of it is laid over it then.
+    values = merge_settings(defaults, _drop_default_epochs(overrides))
+    model_overrides(overrides)
+    # The model config is read later, and the user's changes are applied to it then.
     values["model"] = {"vocab_size": 1}
     settings = FinetuneSettings.parse(values, "the settings")
     if not settings.task.train:
@@ -106,56 +119,63 @@ def resolve_settings(
 
 
 def _check_kind(task: str, settings: TaskSettings) -> None:
-    """Refuse a kind that the task has not."""
+    """Raise SettingsError if the task does not have the kind of the settings."""
     kinds = (
         (PUBLIC_TASKS[task].fixed_settings["kind"],) if task in PUBLIC_TASKS else FAMILY_KINDS[task]
     )
     if settings.kind not in kinds:
-        family = next(name for name, own in FAMILY_KINDS.items() if settings.kind in own)
+        family = next(name for name, group in FAMILY_KINDS.items() if settings.kind in group)
         raise SettingsError(
-            f"{task} is of the kind {' or '.join(map(repr, kinds))}; for {settings.kind!r} give "
-            f"the task {family!r} and its columns"
+            f"task.kind is {settings.kind!r}, but {task} has the kind "
+            f"{' or '.join(map(repr, kinds))}; for {settings.kind!r} use the task {family!r} and "
+            "name its columns"
         )
 
 
 def check_files_exist(settings: TaskSettings) -> None:
-    """Raise TaskError where a file of the task does not exist."""
-    public = PUBLIC_TASKS.get(settings.name)
+    """Raise TaskError if a data file of the task does not exist."""
+    public_task = PUBLIC_TASKS.get(settings.name)
     for file in map(Path, (settings.train, *settings.heldout.values())):
         if not file.exists():
-            hint = f"; {public.describe_expected_data(settings.name)}" if public else ""
+            hint = f"; {public_task.describe_expected_data(settings.name)}" if public_task else ""
             raise TaskError(f"{file}: no such file{hint}")
 
 
-def _refuse_no_tables(said: Mapping[str, Any]) -> None:
-    for name, value in said.items():
+def _check_tables(overrides: Mapping[str, Any]) -> None:
+    for name, value in overrides.items():
         if not isinstance(value, Mapping):
             raise SettingsError(f"{name} is {value!r}; expected a table of settings")
 
 
-def _without_epochs(said: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what was said; where it names steps, the default number of epochs goes.
+def _drop_default_epochs(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the overrides, with epochs unset if they set the number of steps.
 
-    Raises SettingsError where it names both.
+    Raises:
+        SettingsError: If they set both.
     """
-    timing = said.get("schedule", {})
+    timing = overrides.get("schedule", {})
     steps, epochs = timing.get("steps"), timing.get("epochs")
     if steps is None:
-        return said
+        return overrides
     if epochs is not None:
         raise SettingsError(
-            f"schedule.steps is {steps} and schedule.epochs is {epochs}; give only one of them"
+            f"schedule.steps is {steps} and schedule.epochs is {epochs}; set only one of them"
         )
-    return merge_settings(said, {"schedule": {"epochs": None}})
+    return merge_settings(overrides, {"schedule": {"epochs": None}})
 
 
-def model_overrides(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was said of the model: its dropout may be set, its shape may not."""
-    asked = said.get("model", {})
-    strange = sorted(set(asked) - _FREE)
-    if strange:
+def model_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the model table of the overrides.
+
+    Raises:
+        SettingsError: If it has other fields than the dropout rates.
+    """
+    table = overrides.get("model", {})
+    invalid = sorted(set(table) - _MUTABLE_MODEL_FIELDS)
+    if invalid:
+        names = " and ".join(f"model.{name}" for name in sorted(_MUTABLE_MODEL_FIELDS))
         raise SettingsError(
-            f"model.{strange[0]}: the model that fine-tuning starts from says it; only "
-            f"{' and '.join(f'model.{name}' for name in sorted(_FREE))} can be set"
+            f"model.{invalid[0]} cannot be set: it is fixed by the model that fine-tuning starts "
+            f"from; only {names} can be set"
         )
-    return dict(asked)
+    return dict(table)

@@ -1,7 +1,4 @@
-"""What a fine-tuning run says before its first step: of its model, its data, and what it left out.
-
-It never knows where that is shown.
-"""
+"""Log messages about the model and data of a fine-tuning run, and warnings about its data."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,19 +24,21 @@ def log_run_summary(
     data: TaskData,
     machine: device.Machine,
 ) -> None:
-    """Note what is trained on what, and what a reader of the scores should know."""
-    held = ", ".join(f"{len(own):,} ({name})" for name, own in data.heldout.items())
+    """Log model, data and device of a run, and warnings about its data."""
+    heldout_sizes = ", ".join(
+        f"{len(examples):,} ({name})" for name, examples in data.heldout.items()
+    )
     progress.log(
-        f"{run}: {start.path} on {len(data.train):,} examples, held out {held} "
-        f"({device.describe_machine(machine)})"
+        f"{run}: {start.path} on {len(data.train):,} training examples, held-out examples: "
+        f"{heldout_sizes} ({device.describe_machine(machine)})"
     )
     if start.info["new"]:
-        progress.log(f"drawn anew: {', '.join(start.info['new'])}")
+        progress.log(f"newly initialized: {', '.join(start.info['new'])}")
     for note in start.notes():
         progress.log(note)
     for name, counts in data.counts.items():
-        _tell_counts(progress, name, counts)
-    _warn_unknown(progress, data.counts)
+        _log_counts(progress, name, counts)
+    _warn_unknown_tokens(progress, data.counts)
     for name, examples in {"train": data.train, **data.heldout}.items():
         progress.log(f"{name}: {summarize_labels(examples, task.kind)}")
     for warning in warn_about_labels(data.train, task):
@@ -47,58 +46,60 @@ def log_run_summary(
     for name, file in task.heldout.items():
         if Path(file).samefile(task.train):
             progress.log(
-                f"{name}: this is the training file itself ({file}), so its scores do not tell how "
-                "the model does on texts that it has not seen"
+                f"{name}: the held-out file is the training file ({file}), so its scores "
+                "do not measure how the model does on new texts"
             )
-    for name, own in data.heldout.items():
-        labels = {one.label for one in own} if task.kind in ("single", "regression") else set()
+    for name, examples in data.heldout.items():
+        has_one_label = task.kind in ("single", "regression")
+        labels = {example.label for example in examples} if has_one_label else set()
         if len(labels) == 1:
             progress.log(
-                f"{name}: {labels.pop()!r} is the label of every example, so that its scores tell "
-                "nothing of other labels, and correlations are NaN"
+                f"{name}: every example has the label {labels.pop()!r}, so its scores say "
+                "nothing about other labels, and correlations are NaN"
             )
 
 
 def warn_below_majority_class(
-    progress: Progress, task: TaskSettings, data: TaskData, figures: Mapping[str, float]
+    progress: Progress, task: TaskSettings, data: TaskData, metrics: Mapping[str, float]
 ) -> None:
-    """Warn if a classifier is no more accurate than its commonest held-out label.
+    """Warn if a classifier is no more accurate than always predicting the majority class.
 
-    Balanced class weights give up accuracy on purpose, so nothing is compared with them.
+    Not with balanced class weights, which lower the accuracy on purpose.
     """
     if task.kind != "single" or task.class_weights == "balanced":
         return
     name, examples = next(iter(data.heldout.items()))
-    warning = warn_about_accuracy(examples, figures["accuracy"])
+    warning = warn_about_accuracy(examples, metrics["accuracy"])
     if warning:
         progress.log(f"warning: {name}: {warning}")
 
 
-def _warn_unknown(progress: Progress, counts: Mapping[str, ExampleCounts]) -> None:
-    """Warn about the file with the highest share of [UNK], if that is high."""
+def _warn_unknown_tokens(progress: Progress, counts: Mapping[str, ExampleCounts]) -> None:
+    """Warn about the file with the highest fraction of [UNK], if that is high."""
     name = max(counts, key=lambda name: counts[name].token_counts.unknown_share)
     warning = counts[name].token_counts.warning(f"the tokens of {name}")
     if warning is not None:
         progress.log(warning)
 
 
-def _tell_counts(progress: Progress, name: str, counts: ExampleCounts) -> None:
-    said = []
-    for why, number in counts.skipped.items():
-        first = f" (the first: {counts.first_skipped[why]})" if why in counts.first_skipped else ""
-        said.append(f"{number:,} skipped: {why}{first}")
+def _log_counts(progress: Progress, name: str, counts: ExampleCounts) -> None:
+    parts = []
+    for reason, number in counts.skipped.items():
+        location = counts.first_skipped.get(reason)
+        suffix = f" (first: {location})" if reason in counts.first_skipped else ""
+        parts.append(f"{number:,} skipped: {reason}{suffix}")
     if counts.num_truncated:
-        said.append(f"{counts.num_truncated:,} cut off at the end")
+        parts.append(f"{counts.num_truncated:,} truncated")
     if counts.num_unreachable_answers:
-        said.append(f"{counts.num_unreachable_answers:,} answers that stand whole in no window")
+        parts.append(f"{counts.num_unreachable_answers:,} answers longer than a window")
     if counts.num_without_target:
-        said.append(f"{counts.num_without_target:,} inputs without a target, left out of training")
-    if said:
-        progress.log(f"{name}: of {counts.num_read:,} examples {'; '.join(said)}")
+        parts.append(f"{counts.num_without_target:,} inputs without a target, not trained on")
+    if parts:
+        progress.log(f"{name}: of {counts.num_read:,} examples {'; '.join(parts)}")
     for note in counts.notes:
         progress.log(note)
     if counts.unseen_labels:
         progress.log(
-            f"{name}: no example has the label {', '.join(map(repr, counts.unseen_labels))}, so the "
-            "model cannot learn it"
+            f"{name}: no example has the label "
+            f"{', '.join(map(repr, counts.unseen_labels))}, so the model cannot learn it"
         )

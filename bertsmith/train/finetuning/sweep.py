@@ -1,7 +1,4 @@
-"""The same fine-tuning several times: other seeds, or the paper's grid; the best one is kept.
-
-It never knows how one run trains.
-"""
+"""Repeats a fine-tuning run over seeds or the paper's grid, and copies the best model."""
 
 import math
 import shutil
@@ -21,7 +18,7 @@ from bertsmith.train.engine.checkpoint import CHECKPOINTS_DIR
 from bertsmith.train.engine.run_directory import SETTINGS_FILE
 from bertsmith.train.finetuning.finetune import MODEL_DIR, FinetuneResult, finetune
 
-#: Batch, learning rate, epochs: appendix A.3 of the paper.
+#: Batch size, learning rate and epochs of appendix A.3.
 GRID: dict[str, tuple[Any, ...]] = {
     "task.batch": (16, 32), "optim.lr": (5e-5, 3e-5, 2e-5), "schedule.epochs": (2.0, 3.0, 4.0),
 }  # fmt: skip
@@ -30,26 +27,29 @@ RESULTS_FILE = "results.json"
 
 @dataclass(frozen=True)
 class GridPoint:
-    """One place of the grid and its runs, one a seed."""
+    """The hyperparameters of one grid point, and its runs, one per seed."""
 
     hyperparameters: dict[str, Any]
     runs: list[FinetuneResult]
 
     def metric_over_seeds(self, metric: str) -> tuple[float, float, float]:
-        """Return median, least and greatest of a metric over the seeds; NaN is the worst."""
-        found = [_or_worst(run.figures[metric], metric) for run in self.runs]
-        middle, least, most = (
-            math.nan if math.isinf(one) else one for one in (median(found), min(found), max(found))
-        )
-        return middle, least, most
+        """Return median, minimum and maximum of a metric over the seeds; NaN is the worst."""
+        scores = [_nan_to_worst(run.figures[metric], metric) for run in self.runs]
+        statistics = (median(scores), min(scores), max(scores))
+        middle, lowest, highest = (math.nan if math.isinf(score) else score for score in statistics)
+        return middle, lowest, highest
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """All runs under ``out``. best: the run with the best first metric; model: a copy of its own.
+    """Result of a sweep.
 
-    stopped_run: the run that a signal stopped, or the one after which it did, if one came; what was
-    not begun is not there, and nothing was chosen.
+    Attributes:
+        out: Directory of the sweep.
+        points: Grid points with finished runs; a single one without the grid.
+        best: The run with the best first metric; None if the sweep was stopped.
+        model: Copy of its model directory; None if the sweep was stopped.
+        stopped_run: The last run before a signal stopped the sweep; None if it is finished.
     """
 
     out: Path
@@ -72,94 +72,128 @@ def run_sweep(
     values: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> SweepResult:
-    """Fine-tune once for each seed (from ``run.seed`` on) and place of the grid; see ``finetune``.
+    """Fine-tune once for each grid point and seed, and copy the best model to ``out``/model.
 
-    Each run has a folder of its own under ``out``, and its checkpoints go when it is finished;
-    called again, finished runs are not repeated. The best by the first metric becomes
-    ``out``/model, and ``out``/results.json has the figures of all. Raises BertsmithError.
+    Each run has its own directory in ``out``; its checkpoints are removed when it is finished.
+    The metrics of all runs are written to ``out``/results.json. Called again with the same
+    arguments, it resumes; finished runs are not repeated.
+
+    Args:
+        task: See ``finetune``, also for the arguments that are not listed here.
+        model: Model to start from.
+        out: Directory of the sweep.
+        seeds: Number of seeds, starting at ``run.seed``.
+        grid: Whether to run the paper's grid.
+        data: Data folder or training file.
+        config: TOML file with settings.
+        assignments: Settings as "section.name=value".
+        values: Nested settings.
+        progress: Receives log messages and the progress bars.
+
+    Raises:
+        BertsmithError: If the arguments or the data are invalid.
     """
-    folder, progress = Path(out), progress or NullProgress()
-    if folder.exists() and not folder.is_dir():
-        raise RunError(f"{folder}: this is a file; give --out a new directory")
-    taken = (folder / SETTINGS_FILE).exists() or (folder / MODEL_DIR).exists()
-    if taken and not any(folder.glob(f"*seed-*/{SETTINGS_FILE}")):
-        raise RunError(f"{folder}: a model or a single run stands here; give --out a new directory")
-    said = user_settings(config, values, assignments)
+    out, progress = Path(out), progress or NullProgress()
+    _check_sweep_directory(out)
+    overrides = user_settings(config, values, assignments)
     if grid:
-        _refuse_said_twice(said)
-    run_table = said.get("run", {})
-    first = run_table.get("seed", 0) if isinstance(run_table, Mapping) else 0
-    if type(first) is not int:
-        raise SettingsError(f"run.seed is {first!r}; expected a number from 0 on")
-    places = (
-        [dict(zip(GRID, one, strict=True)) for one in product(*GRID.values())] if grid else [{}]
+        _check_no_grid_settings(overrides)
+    run_table = overrides.get("run", {})
+    first_seed = run_table.get("seed", 0) if isinstance(run_table, Mapping) else 0
+    if type(first_seed) is not int:
+        raise SettingsError(f"run.seed is {first_seed!r}; expected an integer of at least 0")
+    grid_points = (
+        [
+            dict(zip(GRID, values_of_point, strict=True))
+            for values_of_point in product(*GRID.values())
+        ]
+        if grid
+        else [{}]
     )
-    found: list[GridPoint] = []
-    stopped = None
-    for chosen in places:
-        found.append(GridPoint(chosen, []))
-        for seed in range(first, first + seeds):
-            own = parse_assignments([f"{key}={value}" for key, value in chosen.items()])
-            own = merge_settings(merge_settings(said, own), {"run": {"seed": seed}})
-            run = folder / _name(chosen, seed)
-            result = finetune(task, model, run, data=data, values=own, progress=progress)
+    points: list[GridPoint] = []
+    stopped_run = None
+    for hyperparameters in grid_points:
+        points.append(GridPoint(hyperparameters, []))
+        for seed in range(first_seed, first_seed + seeds):
+            run_values = parse_assignments(
+                [f"{key}={value}" for key, value in hyperparameters.items()]
+            )
+            run_values = merge_settings(
+                merge_settings(overrides, run_values), {"run": {"seed": seed}}
+            )
+            run = out / _run_name(hyperparameters, seed)
+            result = finetune(task, model, run, data=data, values=run_values, progress=progress)
             if result.signal is None:
                 shutil.rmtree(run / CHECKPOINTS_DIR, ignore_errors=True)
-                found[-1].runs.append(result)
-            # A signal that came too late to stop a run stops those that would follow it.
-            more = chosen is not places[-1] or seed < first + seeds - 1
-            if result.signal is not None or (result.late is not None and more):
-                stopped = result
+                points[-1].runs.append(result)
+            # A signal that was too late to stop this run stops the sweep before the next one.
+            has_next = hyperparameters is not grid_points[-1] or seed < first_seed + seeds - 1
+            if result.signal is not None or (result.late is not None and has_next):
+                stopped_run = result
                 break
-        if stopped:
+        if stopped_run:
             break
-    return _told(folder, [one for one in found if one.runs], stopped)
+    return _finish(out, [point for point in points if point.runs], stopped_run)
 
 
-def _refuse_said_twice(said: Mapping[str, Any]) -> None:
-    """Refuse what the grid says itself, and steps, beside which its epochs would be idle."""
+def _check_sweep_directory(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise RunError(f"{out}: this is a file; give --out a new directory")
+    has_run_or_model = (out / SETTINGS_FILE).exists() or (out / MODEL_DIR).exists()
+    if has_run_or_model and not any(out.glob(f"*seed-*/{SETTINGS_FILE}")):
+        raise RunError(
+            f"{out}: this directory contains a model or a single run; give --out a new directory"
+        )
+
+
+def _check_no_grid_settings(overrides: Mapping[str, Any]) -> None:
+    """Raise SettingsError if the user sets what the grid sets, or steps instead of epochs."""
     for key in (*GRID, "schedule.steps"):
-        table, _, name = key.partition(".")
-        own = said.get(table)
-        if isinstance(own, Mapping) and own.get(name) is not None:
+        section, _, name = key.partition(".")
+        table = overrides.get(section)
+        if isinstance(table, Mapping) and table.get(name) is not None:
             raise SettingsError(
-                f"{key} is {own[name]}, but the grid sets batch, learning rate and epochs itself; "
-                f"leave {key} out, or the grid"
+                f"{key} is {table[name]}, but the grid sets batch, learning rate and epochs; "
+                f"leave out {key} or the grid"
             )
 
 
-def _name(chosen: Mapping[str, Any], seed: int) -> str:
-    """Return the name of a run's folder, such as "batch-16_lr-5e-05_epochs-2.0_seed-0"."""
-    parts = [f"{key.rpartition('.')[2]}-{value}" for key, value in chosen.items()]
+def _run_name(hyperparameters: Mapping[str, Any], seed: int) -> str:
+    """Return the directory name of a run, such as "batch-16_lr-5e-05_epochs-2.0_seed-0"."""
+    parts = [f"{key.rpartition('.')[2]}-{value}" for key, value in hyperparameters.items()]
     return "_".join([*parts, f"seed-{seed}"])
 
 
-def _told(folder: Path, found: list[GridPoint], stopped: FinetuneResult | None) -> SweepResult:
-    runs = [run for one in found for run in one.runs]
-    if stopped or not runs:
-        return SweepResult(folder, found, None, None, stopped)
+def _finish(out: Path, points: list[GridPoint], stopped_run: FinetuneResult | None) -> SweepResult:
+    """Copy the best model and write results.json, unless the sweep was stopped."""
+    runs = [run for point in points for run in point.runs]
+    if stopped_run or not runs:
+        return SweepResult(out, points, None, None, stopped_run)
     metric = runs[0].metrics[0]
-    # A correlation with a constant is NaN, and worse than any other.
-    choose = min if metric in LOWER_IS_BETTER else max
-    best = choose(runs, key=lambda run: _or_worst(run.figures[metric], metric))
+    select = min if metric in LOWER_IS_BETTER else max
+    best = select(runs, key=lambda run: _nan_to_worst(run.figures[metric], metric))
     if not (best.run / MODEL_DIR).exists():
         raise RunError(
-            f"{best.run}: this run is the best one, but its model is gone; remove the run, and the "
-            "same command trains it again"
+            f"{best.run}: this is the best run, but its model directory is missing; remove the run "
+            "and repeat the command to train it again"
         )
-    with atomic_directory(folder / MODEL_DIR) as new:
+    with atomic_directory(out / MODEL_DIR) as new:
         shutil.copytree(best.run / MODEL_DIR, new, dirs_exist_ok=True)
+    statistic_names = ("median", "least", "greatest")
     table = [
-        {"chosen": one.hyperparameters,
-         **dict(zip(("median", "least", "greatest"), one.metric_over_seeds(metric), strict=True)),
-         "runs": {run.run.name: run.figures for run in one.runs}}
-        for one in found
+        {"chosen": point.hyperparameters,
+         **dict(zip(statistic_names, point.metric_over_seeds(metric), strict=True)),
+         "runs": {run.run.name: run.figures for run in point.runs}}
+        for point in points
     ]  # fmt: skip
-    told = {"metric": metric, "best": best.run.name, "settings": table, "counts": best.counts}
-    write_json(folder / RESULTS_FILE, told)
-    return SweepResult(folder, found, best, folder / MODEL_DIR, None)
+    results = {
+        "metric": metric, "best": best.run.name, "settings": table, "counts": best.counts,
+    }  # fmt: skip
+    write_json(out / RESULTS_FILE, results)
+    return SweepResult(out, points, best, out / MODEL_DIR, None)
 
 
-def _or_worst(score: float, metric: str) -> float:
+def _nan_to_worst(score: float, metric: str) -> float:
+    """Replace NaN, as of a correlation with a constant, by the worst possible score."""
     worst = math.inf if metric in LOWER_IS_BETTER else -math.inf
     return worst if math.isnan(score) else score

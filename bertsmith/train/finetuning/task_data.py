@@ -1,7 +1,4 @@
-"""From a task's name and files to settings and examples.
-
-It never knows how a run trains.
-"""
+"""Resolves the settings of a task and reads its training and held-out examples."""
 
 import hashlib
 from collections.abc import Mapping
@@ -26,7 +23,7 @@ from bertsmith.train.finetuning.settings import FinetuneSettings, resolve_settin
 
 @dataclass(frozen=True)
 class TaskData:
-    """The examples of a run: ``heldout`` by name, and what became of the rows of each file."""
+    """Examples of a run: training examples, held-out examples by name, and counts by file."""
 
     train: list[Any]
     heldout: dict[str, list[Any]]
@@ -34,155 +31,191 @@ class TaskData:
 
 
 def resolve_task_settings(
-    task: str, model: Path, data: Path | None, said: Mapping[str, Any]
+    task: str, model: Path, data: Path | None, overrides: Mapping[str, Any]
 ) -> FinetuneSettings:
-    """Return the settings: the task's own facts, and over them what was said."""
-    settings = resolve_settings(task, model, data, said)
-    wrong = find_invalid_tags(settings.task.labels) if settings.task.kind == "entities" else []
-    if wrong:
+    """Return the settings as ``resolve_settings``, checked for the task, with its metrics.
+
+    Raises:
+        SettingsError: If a setting is invalid or not used by the task.
+    """
+    settings = resolve_settings(task, model, data, overrides)
+    invalid_tags = (
+        find_invalid_tags(settings.task.labels) if settings.task.kind == "entities" else []
+    )
+    if invalid_tags:
         raise SettingsError(
-            f"task.labels: {wrong[0]!r} is no entity's tag; expected O, B-…, I-…; for tags that "
-            "are no entities give task.kind=tags"
+            f"task.labels: {invalid_tags[0]!r} is not an entity tag; use O, B-… and I-…, or set "
+            "task.kind=tags for other tags"
         )
-    tables = [Path(file) for file in (settings.task.train, *settings.task.heldout.values())]
-    reject_unused_fields(settings.task.kind, said.get("task", {}), tables)
+    files = [Path(file) for file in (settings.task.train, *settings.task.heldout.values())]
+    reject_unused_fields(settings.task.kind, overrides.get("task", {}), files)
     return with_task(settings, {"metrics": resolve_metrics(settings.task)})
 
 
 def with_task(settings: FinetuneSettings, changes: dict[str, Any]) -> FinetuneSettings:
-    """Return the settings with another task table."""
+    """Return the settings with changed fields of the task table."""
     return settings.model_copy(update={"task": settings.task.model_copy(update=changes)})
 
 
 def with_model(settings: FinetuneSettings, start: FineTunedBundle) -> FinetuneSettings:
-    """Return the settings with the model's shape, and a length of inputs that it takes."""
-    most = start.config.max_positions
-    length = settings.task.length or min(get_family(settings.task.kind).DEFAULT_LENGTH, most)
-    if length > most:
+    """Return the settings with the model's config and a resolved task.length.
+
+    Raises:
+        SettingsError: If task.length exceeds the model's maximum.
+    """
+    max_length = start.config.max_positions
+    length = settings.task.length or min(get_family(settings.task.kind).DEFAULT_LENGTH, max_length)
+    if length > max_length:
         raise SettingsError(
-            f"task.length is {length}, but the model takes {most} tokens; shorten task.length"
+            f"task.length is {length}, but the model takes at most {max_length} tokens; reduce "
+            "task.length"
         )
     settings = settings.model_copy(update={"model": start.config})
     return with_task(settings, {"length": length})
 
 
 def hash_task_files(task: TaskSettings) -> str:
-    """Return what tells the task's files from changed ones: a hash of their bytes, shortened.
+    """Return a truncated SHA-256 of the task's files.
 
-    Raises TaskError where one is not there.
+    Raises:
+        TaskError: If a file cannot be read.
     """
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in task.files():
         try:
-            whole.update(sha256_of_file(file).encode())
+            digest.update(sha256_of_file(file).encode())
         except OSError as error:
             raise TaskError(f"{file}: cannot be read: {error.strerror}") from None
-    return whole.hexdigest()[:16]
+    return digest.hexdigest()[:16]
 
 
 def check_files_unchanged(run: Path, task: TaskSettings) -> None:
-    """Raise RunError if the run was begun with these files, and something else in them."""
+    """Raise RunError if the content of the data files has changed since the run was started."""
     if not (run / SETTINGS_FILE).exists():
         return
     stored = FinetuneSettings.parse(read_toml(run / SETTINGS_FILE), str(run / SETTINGS_FILE)).task
     if stored.files() == task.files() and stored.fingerprint != task.fingerprint:
         raise RunError(
-            f"{run}: the data files have changed since this run was begun "
-            f"({', '.join(map(str, task.files()))}); put the old ones back to go on with it, or "
-            "give --out another directory for a new run"
+            f"{run}: the data files have changed since this run was started "
+            f"({', '.join(map(str, task.files()))}); restore them to resume it, or give --out "
+            "another directory to start a new run"
         )
 
 
 def read_task_data(task: TaskSettings, *, allow_numeric: bool = True) -> TaskData:
-    """Read the training and held-out examples; without held-out files a share is held out.
+    """Read the training and held-out examples.
 
-    allow_numeric: whether the classes may be a scale of numbers. Raises TaskError.
+    Without held-out files, ``task.heldout_share`` of the training examples is held out.
+
+    Args:
+        task: Task settings.
+        allow_numeric: Whether classes may be numbers on a scale.
+
+    Raises:
+        TaskError: If a file has invalid or no examples.
     """
-    family, known = get_family(task.kind), task.labels or None
+    family, labels = get_family(task.kind), task.labels or None
     counts: dict[str, ExampleCounts] = {}
-    train, counts["train"] = family.read_examples(Path(task.train), task, labels=known)
-    everything, train = train, _subset(train, task, counts["train"])
+    all_train, counts["train"] = family.read_examples(Path(task.train), task, labels=labels)
+    train = _take_subset(all_train, task, counts["train"])
     if not allow_numeric:
         reject_numeric_labels(train, task)
     if not task.heldout:
-        kept, held = _parted(train, task)
-        return TaskData(kept, {"heldout": held}, counts)
-    # A subset may lack a label of the file; a held-out example with it is no error.
-    known = known or list(family.collect_labels(everything, task.train)) or None
+        train, held_out = _hold_out(train, task)
+        return TaskData(train, {"heldout": held_out}, counts)
+    # The subset may lack a label of the training file that a held-out example has.
+    labels = labels or list(family.collect_labels(all_train, task.train)) or None
     heldout = {}
     for name, file in task.heldout.items():
-        heldout[name], counts[name] = family.read_examples(Path(file), task, labels=known)
+        heldout[name], counts[name] = family.read_examples(Path(file), task, labels=labels)
     return TaskData(train, heldout, counts)
 
 
-def _subset(examples: list[Any], task: TaskSettings, counts: ExampleCounts) -> list[Any]:
-    """Return ``task.examples`` of the training examples, in their order; count the others."""
+def _take_subset(examples: list[Any], task: TaskSettings, counts: ExampleCounts) -> list[Any]:
+    """Return ``task.examples`` of the examples, in their order, and count the others."""
     size = task.examples
     if size is None or len(examples) <= size:
         return examples
-    chosen = list(range(size))
+    indices = list(range(size))
     if task.examples_draw == "random":
         by_document = task.context == "document"
-        groups = _groups(examples, task) if by_document else [[n] for n in range(len(examples))]
+        groups = (
+            _group_indices(examples, task) if by_document else [[i] for i in range(len(examples))]
+        )
         order = np.random.default_rng(task.examples_seed).permutation(len(groups)).tolist()
-        chosen = sorted([number for group in order for number in groups[group]][:size])
+        indices = sorted([index for group in order for index in groups[group]][:size])
     counts.num_used = size
     counts.skipped[f"not among the task.examples = {size}"] += len(examples) - size
-    return [examples[number] for number in chosen]
+    return [examples[index] for index in indices]
 
 
-def _parted(examples: list[Any], task: TaskSettings) -> tuple[list[Any], list[Any]]:
-    """Return the examples less the share that is held out, and that share."""
-    groups = _groups(examples, task)
-    # The same ones for every seed of a run, so that runs can be compared.
+def _hold_out(examples: list[Any], task: TaskSettings) -> tuple[list[Any], list[Any]]:
+    """Split the examples into training and held-out examples.
+
+    Raises:
+        SettingsError: If there is no fold ``task.heldout_fold``.
+        RunError: If no training example would be left.
+    """
+    groups = _group_indices(examples, task)
+    # The split does not depend on run.seed, so that runs with different seeds are comparable.
     order = np.random.default_rng(0).permutation(len(groups))
     share, fold = task.heldout_share, task.heldout_fold
-    first, last = (min(round(place * share * len(groups)), len(groups))
-                   for place in (fold, fold + 1))  # fmt: skip
-    if fold and first == len(groups):
+    start, end = (
+        min(round(index * share * len(groups)), len(groups)) for index in (fold, fold + 1)
+    )
+    if fold and start == len(groups):
         raise SettingsError(
-            f"task.heldout_fold is {fold}, but shares of {share} end before; the first is 0"
+            f"task.heldout_fold is {fold}, but folds of {share} of the data end before it; folds "
+            "are numbered from 0"
         )
-    chosen = {one for group in order[first : max(last, first + 1)] for one in groups[group]}
-    if len(chosen) == len(examples):
-        what = f"{len(examples)} examples are too few"
+    held_out = {index for group in order[start : max(end, start + 1)] for index in groups[group]}
+    if len(held_out) == len(examples):
+        reason = f"{len(examples)} examples are too few to hold some out"
         if len(groups) == 1 < len(examples):
-            what = ("all its questions are about one context" if task.kind == "span" else
-                    "all its sentences are one document")  # fmt: skip
-            what += ", which stays together: nothing is left"
-        raise RunError(f"{task.train}: {what} to hold some out; give a held-out file with --dev")
+            reason = (
+                "all questions have the same context"
+                if task.kind == "span"
+                else "all sentences are in one document"
+            )
+            reason += ", which cannot be split into training and held-out examples"
+        raise RunError(f"{task.train}: {reason}; give a held-out file with --dev")
     return (
-        [one for number, one in enumerate(examples) if number not in chosen],
-        [one for number, one in enumerate(examples) if number in chosen],
+        [example for index, example in enumerate(examples) if index not in held_out],
+        [example for index, example in enumerate(examples) if index in held_out],
     )
 
 
-def _groups(examples: list[Any], task: TaskSettings) -> list[list[int]]:
-    """Return the numbers of the examples that stay together when a share is held out.
+def _group_indices(examples: list[Any], task: TaskSettings) -> list[list[int]]:
+    """Return groups of example indices that are held out together.
 
-    Questions about one context, and the sentences of a document where that is their context.
+    A group is the questions about one context, or the sentences of one document if the document is
+    their context; otherwise every example is a group.
     """
     if task.kind == "span":
         keys: list[Any] = [example.context for example in examples]
     elif task.context == "document":
         keys = [example.document for example in examples]
     else:
-        return [[number] for number in range(len(examples))]
-    found: dict[Any, list[int]] = {}
-    for number, key in enumerate(keys):
-        found.setdefault(key, []).append(number)
-    return list(found.values())
+        return [[index] for index in range(len(examples))]
+    groups: dict[Any, list[int]] = {}
+    for index, key in enumerate(keys):
+        groups.setdefault(key, []).append(index)
+    return list(groups.values())
 
 
 def build_head(task: TaskSettings, data: TaskData) -> HeadConfig:
-    """Return what the outputs are to mean: the labels said, or those that occur."""
-    everything = [*data.train, *(one for own in data.heldout.values() for one in own)]
-    found = get_family(task.kind).collect_labels(everything, task.train)
-    return HeadConfig(task.kind, tuple(task.labels) or found)
+    """Return the head with the labels of ``task``, or the labels that occur in the data."""
+    examples = [*data.train, *(example for part in data.heldout.values() for example in part)]
+    labels = get_family(task.kind).collect_labels(examples, task.train)
+    return HeadConfig(task.kind, tuple(task.labels) or labels)
 
 
 def find_unseen_labels(task: TaskSettings, head: HeadConfig, data: TaskData) -> list[str]:
-    """Return the labels that no training example has. TaskError if they have one label only."""
-    where = task.train if task.heldout else f"{task.train} without what is held out"
-    found = get_family(task.kind).collect_labels(data.train, where)
-    return [name for name in head.labels if name not in found]
+    """Return the labels that no training example has.
+
+    Raises:
+        TaskError: If all training examples have the same label.
+    """
+    location = task.train if task.heldout else f"{task.train} without the held-out examples"
+    labels = get_family(task.kind).collect_labels(data.train, location)
+    return [name for name in head.labels if name not in labels]

@@ -1,1 +1,1 @@
-"""Pre-training on a token store."""
+"""Pre-training from a token store to a model directory."""

@@ -1,6 +1,6 @@
-"""Checks of the arguments of ``pretrain``; importing them loads no torch.
+"""Checks the arguments of ``pretrain`` before a run starts; loads no torch.
 
-They repeat what the run itself checks, so that a mistake is reported at once and not seconds later.
+The run itself repeats these checks. Here they report a mistake before torch is loaded.
 """
 
 from collections.abc import Mapping
@@ -15,9 +15,13 @@ from bertsmith.train.pretraining.resolve import Overrides, resolve_run_settings
 def check_pretraining(
     data: Path, out: Path | None, lengths: Mapping[str, float | None], overrides: Mapping[str, Any]
 ) -> None:
-    """Raise a BertsmithError if ``pretrain`` cannot begin with these arguments.
+    """Raise a BertsmithError if ``pretrain`` would reject these arguments.
 
-    lengths: steps, epochs and minutes. wishes: keywords of ``Overrides``.
+    Args:
+        data: Token store.
+        out: Run directory; None if nothing is written.
+        lengths: Steps, epochs and minutes; None for those that are not set.
+        overrides: Keyword arguments of ``Overrides``.
     """
     if out is not None:
         check_run_directory(out)

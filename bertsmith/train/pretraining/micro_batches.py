@@ -1,7 +1,4 @@
-"""From the numpy batches of the store to what the model takes, piece by piece.
-
-It never knows how batches are drawn, nor what is computed from them.
-"""
+"""Splits the numpy batches of the store into micro-batches of tensors on the device."""
 
 from dataclasses import dataclass
 
@@ -16,7 +13,7 @@ from bertsmith.model.packed import PackedBatch
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A batch on the device, with its predictions (see ``data.packing.Batch``)."""
+    """Packed sequences on the device with their labels (see ``data.packing.Batch``)."""
 
     packed: PackedBatch
     masked_positions: Tensor
@@ -30,37 +27,37 @@ class MicroBatch:
 
 
 def to_device(batch: Batch, device: torch.device) -> MicroBatch:
-    """Move a numpy batch to the device."""
+    """Copy a numpy batch to the device."""
 
-    def tensor(values: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:
-        result = torch.from_numpy(values)
-        return (
-            result.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else result
-        )
+    def to_tensor(values: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:
+        tensor = torch.from_numpy(values)
+        if device.type == "cuda":
+            return tensor.pin_memory().to(device, non_blocking=True)
+        return tensor
 
     return MicroBatch(
         PackedBatch(
-            ids=tensor(batch.ids),
-            segments=tensor(batch.segments),
-            positions=tensor(batch.positions),
-            cu_seqlens=tensor(batch.cu_seqlens),
+            ids=to_tensor(batch.ids),
+            segments=to_tensor(batch.segments),
+            positions=to_tensor(batch.positions),
+            cu_seqlens=to_tensor(batch.cu_seqlens),
             max_seqlen=batch.max_seqlen,
         ),
-        tensor(batch.masked_positions),
-        tensor(batch.masked_labels),
-        None if batch.nsp_labels is None else tensor(batch.nsp_labels),
+        to_tensor(batch.masked_positions),
+        to_tensor(batch.masked_labels),
+        None if batch.nsp_labels is None else to_tensor(batch.nsp_labels),
     )
 
 
 def split_batch(batch: Batch, max_tokens: int) -> list[Batch]:
-    """Cut a batch between sequences into pieces of at most ``max_tokens`` (one is the least)."""
+    """Split a batch between sequences into parts of at most ``max_tokens``, or one sequence."""
     if len(batch.ids) <= max_tokens:
         return [batch]
-    pieces, first = [], 0
+    parts, first = [], 0
     while first < len(batch):
-        room = int(batch.cu_seqlens[first]) + max_tokens
-        last = int(np.searchsorted(batch.cu_seqlens, room, "right")) - 1
+        max_end = int(batch.cu_seqlens[first]) + max_tokens
+        last = int(np.searchsorted(batch.cu_seqlens, max_end, "right")) - 1
         last = min(max(last, first + 1), len(batch))
-        pieces.append(batch.slice(first, last))
+        parts.append(batch.slice(first, last))
         first = last
-    return pieces
+    return parts

@@ -1,7 +1,4 @@
-"""The work of pre-training: masked LM and next sentence over a store.
-
-It never knows how the loop takes its steps or saves them.
-"""
+"""The pre-training objective: masked LM and next-sentence prediction over a store."""
 
 from collections.abc import Iterator, Sequence
 
@@ -20,63 +17,81 @@ from bertsmith.train.pretraining.recipes import PretrainSettings
 
 
 def compute_mean_losses(
-    compute: nn.Module, piece: MicroBatch, whole: list[MicroBatch], noise: DropoutSeed
+    model: nn.Module,
+    micro_batch: MicroBatch,
+    micro_batches: list[MicroBatch],
+    dropout_seed: DropoutSeed,
 ) -> dict[str, Tensor]:
-    """Return what a piece adds to the two means over its whole batch."""
-    losses: Losses = compute(
-        piece.packed, piece.masked_positions, piece.masked_labels, piece.nsp_labels, noise
+    """Return the micro-batch's parts of the two mean losses over the batch.
+
+    Args:
+        model: A ``BertForPreTraining``, compiled or not.
+        micro_batch: The micro-batch to compute.
+        micro_batches: All micro-batches of the batch.
+        dropout_seed: Seed of the dropout masks.
+    """
+    losses: Losses = model(
+        micro_batch.packed,
+        micro_batch.masked_positions,
+        micro_batch.masked_labels,
+        micro_batch.nsp_labels,
+        dropout_seed,
     )
-    terms = {"masked_lm": losses.mlm_loss / sum(len(one.masked_labels) for one in whole)}
+    num_predictions = sum(len(batch.masked_labels) for batch in micro_batches)
+    mean_losses = {"masked_lm": losses.mlm_loss / num_predictions}
     if losses.nsp_loss is not None:
-        terms["next_sentence"] = losses.nsp_loss / sum(one.num_sequences for one in whole)
-    return terms
+        num_sequences = sum(batch.num_sequences for batch in micro_batches)
+        mean_losses["next_sentence"] = losses.nsp_loss / num_sequences
+    return mean_losses
 
 
 class PretrainingObjective:
-    """The work of the loop over the phases of a run."""
+    """Implements ``Objective`` for the phases of a pre-training run."""
 
     def __init__(
         self,
         model: BertForPreTraining,
-        compute: nn.Module,
+        compiled_model: nn.Module,
         settings: PretrainSettings,
         phases: Sequence[Phase],
         train: Split,
         heldout: Split,
-        facts: VocabularyInfo,
+        vocabulary: VocabularyInfo,
         machine: Machine,
     ) -> None:
-        """``compute`` is the model or its compiled form."""
-        self.model, self._compute, self._settings, self._machine = model, compute, settings, machine
-        self._phases, self._train, self._facts = phases, train, facts
-        self._stream = build_heldout_stream(heldout, facts, settings.data)
+        """Create the objective; without run.compile, ``compiled_model`` is ``model`` itself."""
+        self.model, self._compiled_model = model, compiled_model
+        self._settings, self._machine = settings, machine
+        self._phases, self._train, self._vocabulary = phases, train, vocabulary
+        self._heldout_stream = build_heldout_stream(heldout, vocabulary, settings.data)
 
     def iter_batches(self, first_step: int) -> Iterator[list[MicroBatch]]:
-        """Yield the pieces of each step's batch; a phase begins with an epoch of its own."""
-        run, size = self._settings.run, self._settings.data.batch
-        epoch = 0
+        """Yield the micro-batches of each step; every phase starts a new epoch."""
+        run, batch_size = self._settings.run, self._settings.data.batch
+        first_epoch = 0
         for phase in self._phases:
-            examples = (phase.end_step - phase.start_step) * size
-            epochs = EndlessStream(
-                self._train, self._facts, self._settings.data,
-                length=phase.length, seed=run.seed, first_epoch=epoch,
+            num_examples = (phase.end_step - phase.start_step) * batch_size
+            stream = EndlessStream(
+                self._train, self._vocabulary, self._settings.data,
+                length=phase.length, seed=run.seed, first_epoch=first_epoch,
             )  # fmt: skip
-            skipped = max(first_step - phase.start_step, 0)
-            steps = phase.end_step - phase.start_step - skipped
+            skipped_steps = max(first_step - phase.start_step, 0)
+            steps = phase.end_step - phase.start_step - skipped_steps
             if steps > 0:
-                for batch in prefetch_batches(epochs, skipped * size, size, steps=steps):
-                    cuts = split_batch(batch, run.micro_batch_tokens)
-                    yield [to_device(piece, self._machine.device) for piece in cuts]
-            epoch = epochs.locate(examples - 1)[0] + 1
+                first_example = skipped_steps * batch_size
+                for batch in prefetch_batches(stream, first_example, batch_size, steps=steps):
+                    parts = split_batch(batch, run.micro_batch_tokens)
+                    yield [to_device(part, self._machine.device) for part in parts]
+            first_epoch = stream.locate(num_examples - 1)[0] + 1
 
     def compute_losses(
-        self, piece: MicroBatch, whole: list[MicroBatch], noise: DropoutSeed
+        self, micro_batch: MicroBatch, micro_batches: list[MicroBatch], dropout_seed: DropoutSeed
     ) -> dict[str, Tensor]:
-        """Return the two terms of the loss, each a mean over the whole batch."""
-        return compute_mean_losses(self._compute, piece, whole, noise)
+        """Return the micro-batch's parts of the two mean losses over the batch."""
+        return compute_mean_losses(self._compiled_model, micro_batch, micro_batches, dropout_seed)
 
     def describe_batch(self, step: int) -> str:
-        """Say which examples the batch of ``step`` holds."""
+        """Return which examples the batch of ``step`` contains."""
         phase = next(phase for phase in self._phases if step < phase.end_step)
         first = (step - phase.start_step) * self._settings.data.batch
         return (
@@ -84,25 +99,27 @@ class PretrainingObjective:
             f"of the phase of length {phase.length}"
         )
 
-    def count_tokens(self, whole: list[MicroBatch]) -> int:
-        """Count the tokens of a batch."""
-        return sum(len(piece.packed.ids) for piece in whole)
+    def count_tokens(self, micro_batches: list[MicroBatch]) -> int:
+        """Return the number of tokens in a batch."""
+        return sum(len(micro_batch.packed.ids) for micro_batch in micro_batches)
 
-    def count_macs(self, whole: list[MicroBatch]) -> float:
-        """Count multiply-adds: three times the forward pass (one forward, two backward)."""
+    def count_macs(self, micro_batches: list[MicroBatch]) -> float:
+        """Return the multiply-accumulates of a step: three forward passes, as backward takes two.
+
+        The last layer and the MLM head count only at the positions where they are computed.
+        """
         config = self.model.config
         total = 0.0
-        for piece in whole:
-            tokens = len(piece.packed.ids)
-            total += tokens * config.macs_per_token(tokens / piece.num_sequences)
-            asked = len(piece.masked_labels)
-            total += asked * config.macs_per_prediction()
-            asked += 0 if piece.nsp_labels is None else piece.num_sequences
-            total -= (tokens - asked) * config.macs_saved_per_unused_output()
+        for micro_batch in micro_batches:
+            num_tokens = len(micro_batch.packed.ids)
+            total += num_tokens * config.macs_per_token(num_tokens / micro_batch.num_sequences)
+            num_outputs = len(micro_batch.masked_labels)
+            total += num_outputs * config.macs_per_prediction()
+            num_outputs += 0 if micro_batch.nsp_labels is None else micro_batch.num_sequences
+            total -= (num_tokens - num_outputs) * config.macs_saved_per_unused_output()
         return 3 * total
 
     def evaluate(self) -> dict[str, float]:
-        """Return held-out loss, perplexity and accuracies; see ``evaluate``."""
-        return evaluate(
-            self.model, self._stream, self._settings.run.eval_sequences, self._machine
-        ).to_metrics()
+        """Return the held-out metrics."""
+        num_sequences = self._settings.run.eval_sequences
+        return evaluate(self.model, self._heldout_stream, num_sequences, self._machine).to_metrics()

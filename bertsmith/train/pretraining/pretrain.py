@@ -1,7 +1,4 @@
-"""Pre-training from a store to a model directory, in one process.
-
-It never knows of the command line; what it has to say goes to a ``Progress``.
-"""
+"""Pre-trains a BERT on a store in one process and writes a model directory."""
 
 import math
 from dataclasses import dataclass
@@ -47,9 +44,16 @@ MODEL_DIR = "model"
 
 @dataclass(frozen=True)
 class PretrainResult:
-    """What became of a run. ``heldout`` holds the last held-out figures of the journal.
+    """Result of a pre-training run.
 
-    is_masked_lm: whether the model learnt to fill in masks, not to tell the next word.
+    Attributes:
+        run: Run directory.
+        model: Model directory; None if a signal stopped the run.
+        outcome: How training ended.
+        steps: Total number of steps.
+        heldout: Last held-out metrics.
+        curve: Image of the loss curve; None without matplotlib.
+        is_masked_lm: Whether the model predicts masked tokens, not the next token.
     """
 
     run: Path
@@ -70,66 +74,85 @@ def pretrain(
     epochs: float | None = None,
     minutes: float | None = None,
     progress: Progress | None = None,
-    **wishes: Any,
+    **overrides: Any,
 ) -> PretrainResult:
-    """Pre-train a BERT on the store ``data`` and write the run, with its model, to ``out``.
+    """Pre-train a BERT on the store ``data`` and write the run and its model to ``out``.
 
-    Called again with the same arguments it goes on where the last call stopped. Further
-    keywords are those of ``Overrides``. At most one of steps, epochs and minutes is given; none
-    means the paper's million steps with recipe "paper", and one epoch with "fast".
-    Raises BertsmithError.
+    Called again with the same arguments, it resumes an interrupted run.
+
+    At most one of steps, epochs and minutes can be given. The default is one million steps with
+    the recipe "paper", and one epoch with the recipe "fast".
+
+    Args:
+        data: Token store.
+        out: Run directory.
+        size: Model size, such as "tiny" or "base".
+        steps: Length of the run in steps.
+        epochs: Length of the run in epochs.
+        minutes: Length of the run as a time budget.
+        progress: Receives log messages and the progress bar.
+        overrides: Further fields of ``Overrides``.
+
+    Raises:
+        BertsmithError: If the arguments or the store are invalid, or training diverges.
     """
     run, progress = Path(out), progress or NullProgress()
-    began = perf_counter()
+    start_time = perf_counter()
     check_run_directory(run)
     store = Store.open(data)
-    wished = _wished(store, Path(data), size, steps, epochs, minutes, wishes)
+    settings = _resolve_arguments(store, Path(data), size, steps, epochs, minutes, overrides)
     run.mkdir(parents=True, exist_ok=True)
-    with lock_run(run), restore_num_threads(wished.run.threads):
-        stored = load_run_settings(run, wished)
+    with lock_run(run), restore_num_threads(settings.run.threads):
+        stored = load_run_settings(run, settings)
         if stored is None:
-            # A resumed run trusts the ids, so that a restart does not read all of a large store.
+            # A resumed run skips the verification, which reads the whole store.
             store.verify(progress)
-            wished = with_thread_count(wished, store, progress)
-        session = Session(stored or wished, store)
+            settings = with_thread_count(settings, store, progress)
+        session = Session(stored or settings, store)
         progress.log(f"{run}: {describe_session(session)}")
         for note in session.notes:
             progress.log(note)
-        _report_unknown(session, progress)
+        _log_unknown_tokens(session, progress)
         if stored is None:
             session.require_heldout()
-            session.settings = resolve_on_machine(session, progress, began)
+            session.settings = resolve_on_machine(session, progress, start_time)
             write_atomic(run / SETTINGS_FILE, session.settings.to_toml())
-        result = _run(session, run, progress, began)
-        if result.model is not None and not wished.checkpoint.keep_optimizer:
+        result = _run(session, run, progress, start_time)
+        if result.model is not None and not settings.checkpoint.keep_optimizer:
             checkpoint.remove_optimizer_state(run, progress)
         return result
 
 
-def _report_unknown(session: Session, progress: Progress) -> None:
-    """Note the share of [UNK] in both splits; StoreError where there is nothing else to learn."""
+def _log_unknown_tokens(session: Session, progress: Progress) -> None:
+    """Log the fraction of [UNK] in both splits; raise StoreError if a split has only [UNK]."""
     store = session.store
     counts = {name: store.token_counts(name, session.tokenizer.unk_id) for name in SPLITS}
-    for name, split in counts.items():
-        if split.num_tokens and split.num_unknown == split.num_tokens:
+    for name, split_counts in counts.items():
+        if split_counts.num_tokens and split_counts.num_unknown == split_counts.num_tokens:
             raise StoreError(
-                f"{store.path}: all {split.num_tokens:,} tokens of the split {name!r} are [UNK]; "
-                "learn a vocabulary from this text (bertsmith vocab) and prepare it again"
+                f"{store.path}: all {split_counts.num_tokens:,} tokens of the split {name!r} are "
+                "[UNK]; learn a vocabulary from this text (bertsmith vocab) and prepare it again"
             )
     for line in format_unknown_shares(dict(counts)):
         progress.log(line)
 
 
-def write_initial_model(data: Path | str, out: Path | str, **wishes: Any) -> None:
-    """Write the model that ``pretrain`` has before its first step, to the directory ``out``.
+def write_initial_model(data: Path | str, out: Path | str, **overrides: Any) -> None:
+    """Write the untrained model with which ``pretrain`` would start to the directory ``out``.
 
-    ``wishes`` are those of ``Overrides``. Raises BertsmithError.
+    Args:
+        data: Token store.
+        out: Model directory.
+        overrides: Further fields of ``Overrides``.
+
+    Raises:
+        BertsmithError: If the arguments or the store are invalid.
     """
     store = Store.open(data)
-    settings = _wished(store, Path(data), None, 1, None, None, wishes)
+    settings = _resolve_arguments(store, Path(data), None, 1, None, None, overrides)
     session = Session(settings, store)
-    facts = build_checkpoint_provenance(settings, 0)
-    bundle.save(Path(out), session.model.cpu(), session.tokenizer, facts)
+    info = build_checkpoint_provenance(settings, 0)
+    bundle.save(Path(out), session.model.cpu(), session.tokenizer, info)
 
 
 def estimate_run(
@@ -139,31 +162,35 @@ def estimate_run(
     steps: int | None = None,
     epochs: float | None = None,
     minutes: float | None = None,
-    **wishes: Any,
+    **overrides: Any,
 ) -> dict[str, Any]:
-    """Return what the same call of ``pretrain`` would do, from a short probe; write nothing."""
+    """Estimate length, time and memory of a run with a short probe, without writing anything.
+
+    Takes the arguments of ``pretrain`` and returns what ``bertsmith pretrain --plan`` prints.
+    """
     store = Store.open(data)
     store.verify()
-    wished = _wished(store, Path(data), size, steps, epochs, minutes, wishes)
-    budget = _budget(wished)
-    with restore_num_threads(wished.run.threads):
-        session = Session(with_thread_count(wished, store, NullProgress()), store)
+    settings = _resolve_arguments(store, Path(data), size, steps, epochs, minutes, overrides)
+    budget = _budget_seconds(settings)
+    with restore_num_threads(settings.run.threads):
+        session = Session(with_thread_count(settings, store, NullProgress()), store)
         cost = session.measure_cost(_probe_seconds(budget))
         machine = device.describe_machine(session.machine)
     resolved = resolve_length(session, cost, budget)
-    total, every = resolved.schedule.total_steps(), resolved.run.eval_every
-    assert every is not None
-    tokens = total * cost.tokens_per_step
+    total_steps, eval_every = resolved.schedule.total_steps(), resolved.run.eval_every
+    assert eval_every is not None
+    eval_sequences = resolved.run.eval_sequences
+    num_tokens = total_steps * cost.tokens_per_step
     return {
         "machine": machine,
         "parameters": count_parameters(session.model),
-        "steps": total,
-        "batch": wished.data.batch,
-        "tokens": round(tokens),
-        "epochs": schedule.count_epochs(total, wished.data.batch, session.phase_epochs()),
-        "minutes": cost.estimate_seconds(total, every, resolved.run.eval_sequences) / 60,
-        "evaluations": math.ceil(total / every),
-        "eval_sequences": min(resolved.run.eval_sequences, cost.eval_sequences),
+        "steps": total_steps,
+        "batch": settings.data.batch,
+        "tokens": round(num_tokens),
+        "epochs": schedule.count_epochs(total_steps, settings.data.batch, session.phase_epochs()),
+        "minutes": cost.estimate_seconds(total_steps, eval_every, eval_sequences) / 60,
+        "evaluations": math.ceil(total_steps / eval_every),
+        "eval_sequences": min(eval_sequences, cost.eval_sequences),
         "tokens_per_second": round(cost.tokens_per_step / cost.step_seconds),
         "memory_bytes": cost.peak_memory_bytes,
         "mfu": cost.mfu,
@@ -171,28 +198,30 @@ def estimate_run(
     }
 
 
-def _wished(
+def _resolve_arguments(
     store: Store,
     data: Path,
     size: str | None,
     steps: int | None,
     epochs: float | None,
     minutes: float | None,
-    wishes: dict[str, Any],
+    overrides: dict[str, Any],
 ) -> PretrainSettings:
-    wished = Overrides(data=data, size=size, cuda=torch.cuda.is_available(), **wishes)
+    lengths = {"steps": steps, "epochs": epochs, "minutes": minutes}
     return resolve_run_settings(
-        wished, store, {"steps": steps, "epochs": epochs, "minutes": minutes}
+        Overrides(data=data, size=size, cuda=torch.cuda.is_available(), **overrides),
+        store,
+        lengths,
     )
 
 
 def with_thread_count(
     settings: PretrainSettings, store: Store, progress: Progress
 ) -> PretrainSettings:
-    """Return the settings with a number of threads, if nobody set one and the machine is busy.
+    """Return the settings with a measured run.threads if it is unset and the machine is busy.
 
-    Threads that wait for each other at every product are slowed down by all that any of them
-    shares its core with.
+    Threads synchronize after every matrix multiply, so all wait for the one whose core is shared
+    with another process.
     """
     run = settings.run
     if run.threads is not None or torch.get_num_threads() == 1 or not device.is_cpu(run.device):
@@ -200,7 +229,7 @@ def with_thread_count(
     load = device.measure_load()
     if not is_machine_busy(load):
         return settings
-    # Steps are timed as they are computed without torch.compile, which is for a number of threads.
+    # Timed without torch.compile, whose graphs depend on the number of threads.
     eager = settings.model_copy(update={"run": run.model_copy(update={"compile": False})})
     choice = Session(eager, store).choose_thread_count(load, *_round_seconds(settings))
     progress.log(choice.describe())
@@ -208,7 +237,8 @@ def with_thread_count(
 
 
 def _round_seconds(settings: PretrainSettings) -> list[float]:
-    budget = _budget(settings)
+    """Return the argument ``seconds`` of ``choose_thread_count``; empty for its default."""
+    budget = _budget_seconds(settings)
     return [] if budget is None else [min(ROUND_SECONDS, probe.MAX_BUDGET_SHARE * budget / 10)]
 
 
@@ -217,16 +247,22 @@ def _set_threads(settings: PretrainSettings, threads: int) -> PretrainSettings:
     return settings.model_copy(update={"run": run})
 
 
-def resolve_on_machine(session: Session, progress: Progress, began: float) -> PretrainSettings:
-    """Resolve what only this machine and this data tell: device, precision, steps, intervals."""
-    machine, budget, cost = session.machine, _budget(session.settings), None
+def resolve_on_machine(session: Session, progress: Progress, start_time: float) -> PretrainSettings:
+    """Return the settings with device, precision, threads, steps and intervals of this machine.
+
+    Args:
+        session: The run.
+        progress: Receives log messages.
+        start_time: Value of ``perf_counter`` at the start of the run.
+    """
+    machine, budget, cost = session.machine, _budget_seconds(session.settings), None
     if budget is not None:
-        progress.log("probing the speed of this machine …")
+        progress.log("measuring the speed of this machine …")
         cost = session.measure_cost(_probe_seconds(budget))
         if cost.is_noisy:
-            cost = _steadier(session, cost, progress)
-        # However long the start-up took, half of the time is for training.
-        budget = max(budget - (perf_counter() - began), budget / 2)
+            cost = _retry_with_fewer_threads(session, cost, progress)
+        # At least half of the budget is for training, however long the start-up took.
+        budget = max(budget - (perf_counter() - start_time), budget / 2)
     settings = session.settings
     run = settings.run.model_copy(
         update={
@@ -239,14 +275,15 @@ def resolve_on_machine(session: Session, progress: Progress, began: float) -> Pr
     session.settings = settings.model_copy(update={"run": run})
     resolved = resolve_length(session, cost, budget)
     if cost is not None:
-        progress.log(_describe_fit(settings, resolved, cost))
+        progress.log(_describe_budget(settings, resolved, cost))
     return resolved
 
 
-def _steadier(session: Session, cost: Cost, progress: Progress) -> Cost:
-    """Return the cost with fewer threads, if steps took unlike times and these are faster.
+def _retry_with_fewer_threads(session: Session, cost: Cost, progress: Progress) -> Cost:
+    """Measure the cost again with fewer threads, if that is faster.
 
-    A load that does not show in the machine's figures, such as a container's share, does here.
+    Noisy step times reveal a load that the operating system does not report, for example that of
+    other containers.
     """
     settings = session.settings
     run = settings.run
@@ -254,47 +291,49 @@ def _steadier(session: Session, cost: Cost, progress: Progress) -> Cost:
         return cost
     if session.machine.device.type != "cpu":
         return cost
-    before = torch.get_num_threads()
+    previous = torch.get_num_threads()
     choice = session.choose_thread_count(CpuLoad(0.0, 0.0), *_round_seconds(settings))
-    if choice.num_threads == before:
+    if choice.num_threads == previous:
         return cost
     progress.log(choice.describe())
     session.settings = _set_threads(settings, choice.num_threads)
-    return session.measure_cost(_probe_seconds(_budget(settings)))
+    return session.measure_cost(_probe_seconds(_budget_seconds(settings)))
 
 
-def _describe_fit(before: PretrainSettings, settings: PretrainSettings, cost: Cost) -> str:
-    total, every = settings.schedule.total_steps(), settings.run.eval_every
-    assert every is not None
-    text = f"{total:,} steps fit into {settings.schedule.minutes:g} minutes"
-    sequences = min(settings.run.eval_sequences, cost.eval_sequences)
-    usual = (before.run.eval_every or recipes.default_interval(total), cost.eval_sequences)
-    if (every, sequences) == usual:
+def _describe_budget(settings: PretrainSettings, resolved: PretrainSettings, cost: Cost) -> str:
+    """Return a log message about the number of steps, and of evaluations if it is reduced."""
+    total_steps, eval_every = resolved.schedule.total_steps(), resolved.run.eval_every
+    assert eval_every is not None
+    text = f"{total_steps:,} steps fit into {resolved.schedule.minutes:g} minutes"
+    num_sequences = min(resolved.run.eval_sequences, cost.eval_sequences)
+    default_every = settings.run.eval_every or recipes.default_interval(total_steps)
+    if (eval_every, num_sequences) == (default_every, cost.eval_sequences):
         return text
     return (
         f"{text}; evaluations are limited to {recipes.EVALUATION_SHARE:.0%} of the time: "
-        f"{math.ceil(total / every)} of {sequences:,} sequences"
+        f"{math.ceil(total_steps / eval_every)} of {num_sequences:,} sequences"
     )
 
 
-def _budget(settings: PretrainSettings) -> float | None:
-    """Return the seconds that a run may take; None if its length is given otherwise."""
+def _budget_seconds(settings: PretrainSettings) -> float | None:
+    """Return the time budget; None if the length of the run is set in steps or epochs."""
     timing = settings.schedule
     return None if timing.steps or timing.minutes is None else timing.minutes * 60
 
 
 def _probe_seconds(budget: float | None) -> float:
-    return (
-        probe.PROBE_SECONDS
-        if budget is None
-        else min(probe.PROBE_SECONDS, probe.MAX_BUDGET_SHARE * budget)
-    )
+    if budget is None:
+        return probe.PROBE_SECONDS
+    return min(probe.PROBE_SECONDS, probe.MAX_BUDGET_SHARE * budget)
 
 
 def resolve_length(session: Session, cost: Cost | None, budget: float | None) -> PretrainSettings:
-    """Return the settings with the number of steps and the intervals that follow from it.
+    """Return the settings with the number of steps and the intervals that depend on it.
 
-    budget: the seconds that are left for a run of so many minutes; it needs ``cost``.
+    Args:
+        session: The run.
+        cost: Measured cost; required with a budget.
+        budget: Remaining seconds of a run with a time budget, else None.
     """
     settings = session.settings
     timing = settings.schedule
@@ -304,52 +343,54 @@ def resolve_length(session: Session, cost: Cost | None, budget: float | None) ->
     steps = timing.steps
     if steps is None:
         assert timing.epochs is not None
-        shares = session.phase_epochs()
-        steps = schedule.steps_for_epochs(timing.epochs, settings.data.batch, shares)
+        phase_epochs = session.phase_epochs()
+        steps = schedule.steps_for_epochs(timing.epochs, settings.data.batch, phase_epochs)
         steps = max(timing.min_steps, steps)
     return recipes.with_steps(settings, steps)
 
 
-def _run(session: Session, run: Path, progress: Progress, began: float) -> PretrainResult:
-    outcome = _train(session, run, progress, began)
+def _run(session: Session, run: Path, progress: Progress, start_time: float) -> PretrainResult:
+    outcome = _train(session, run, progress, start_time)
     if outcome.revised_schedule is not None:
-        _replan(session, run, progress, outcome.revised_schedule)
-        outcome = _train(session, run, progress, began)
+        _store_revised_schedule(session, run, progress, outcome.revised_schedule)
+        outcome = _train(session, run, progress, start_time)
     settings = session.settings
-    figures = [line for line in metrics_log.read_metrics(run) if line["kind"] == "heldout"]
-    heldout = {k: v for k, v in figures[-1].items() if k not in ("step", "kind")} if figures else {}
+    lines = [line for line in metrics_log.read_metrics(run) if line["kind"] == "heldout"]
+    heldout = {k: v for k, v in lines[-1].items() if k not in ("step", "kind")} if lines else {}
     model = None
     if outcome.signal is None:
         model = run / MODEL_DIR
         bundle.save(model, session.model, session.tokenizer, build_provenance(session, heldout))
-    picture = _picture(run, settings, progress)
-    masks = settings.data.objective != "left-to-right"
-    return PretrainResult(
-        run, model, outcome, settings.schedule.total_steps(), heldout, picture, masks
-    )
+    image = _draw_curve(run, settings, progress)
+    is_masked_lm = settings.data.objective != "left-to-right"
+    total_steps = settings.schedule.total_steps()
+    return PretrainResult(run, model, outcome, total_steps, heldout, image, is_masked_lm)
 
 
-def _replan(session: Session, run: Path, progress: Progress, replan: RevisedSchedule) -> None:
-    """Record a new plan in the run's settings, where a resumed run finds it."""
+def _store_revised_schedule(
+    session: Session, run: Path, progress: Progress, revision: RevisedSchedule
+) -> None:
+    """Write a revised schedule to the settings of the run, so that a resumed run uses it."""
     settings = session.settings
     timing = settings.schedule
     progress.log(
-        f"step {replan.step:,}: at {replan.step_seconds:.3g} s per step, {timing.total_steps():,} steps "
-        f"would take {replan.expected_seconds / 60:.1f} minutes instead of {timing.minutes:g}; continuing "
-        f"with {replan.steps:,} steps"
+        f"step {revision.step:,}: at {revision.step_seconds:.3g} s per step, "
+        f"{timing.total_steps():,} steps would take {revision.expected_seconds / 60:.1f} minutes "
+        f"instead of {timing.minutes:g}; continuing with {revision.steps:,} steps"
     )
-    timing = schedule.revise_schedule(timing, replan.step, replan.steps)
+    timing = schedule.revise_schedule(timing, revision.step, revision.steps)
     session.settings = settings.model_copy(update={"schedule": timing})
     write_atomic(run / SETTINGS_FILE, session.settings.to_toml())
 
 
-def _train(session: Session, run: Path, progress: Progress, began: float) -> Outcome:
+def _train(session: Session, run: Path, progress: Progress, start_time: float) -> Outcome:
     settings = session.settings
     timing = settings.schedule
     phases = schedule.build_phases(timing, settings.data.length)
     assert settings.run.eval_every is not None
     assert settings.checkpoint.every is not None
-    order = LoopOptions(
+    log_gradients = settings.run.log_gradients
+    options = LoopOptions(
         steps=timing.total_steps(),
         seed=settings.run.seed,
         max_grad_norm=settings.optim.max_grad_norm,
@@ -360,20 +401,18 @@ def _train(session: Session, run: Path, progress: Progress, began: float) -> Out
         keep_checkpoints=settings.checkpoint.keep,
         selection_metric="masked_lm",
         measure_peak_macs=lambda: device.measure_peak_macs(session.machine),
-        grad_norm_groups=build_grad_norm_groups(session.model)
-        if settings.run.log_gradients
-        else {},
+        grad_norm_groups=build_grad_norm_groups(session.model) if log_gradients else {},
     )
     budget = None
     if timing.minutes is not None and timing.replanned_at is None:
-        budget = TimeBudget(timing.minutes * 60, began, timing.min_steps)
+        budget = TimeBudget(timing.minutes * 60, start_time, timing.min_steps)
     return loop.train(
         session.build_objective(phases), session.model, session.optimizer, session.machine,
-        order, run, progress, budget,
+        options, run, progress, budget,
     )  # fmt: skip
 
 
-def _picture(run: Path, settings: PretrainSettings, progress: Progress) -> Path | None:
+def _draw_curve(run: Path, settings: PretrainSettings, progress: Progress) -> Path | None:
     config = settings.model
     try:
         return curve.draw(run, f"{run.name}: {config.layers} layers, width {config.width}")

@@ -1,7 +1,4 @@
-"""The settings of a pre-training run, and the recipes that fill in what nobody set.
-
-It never knows of tensors; it turns wishes into one resolved file.
-"""
+"""Settings of a pre-training run, and the recipes that provide their defaults; loads no torch."""
 
 import math
 from collections.abc import Mapping
@@ -21,39 +18,43 @@ RecipeName = Literal["fast", "paper"]
 
 
 class RunSettings(SettingsTable):
-    """Where a run begins, and where and how its steps are computed."""
+    """Recipe, store, initialization, device, evaluation and logging of a pre-training run."""
 
     table: ClassVar[str] = "run"
 
     recipe: RecipeName = "fast"
-    #: The store, its identity, and the model directory that a run goes on from.
+    #: The store's path and id.
     data: str = ""
     store: str = ""
+    #: Model directory for continued pre-training; None: newly initialized weights.
     start_from: str | None = None
-    #: What a new model starts from: chance alone, as published; "informed", what is known before
-    #: the first step (how often each word occurs, which positions are neighbours); "beside", the
-    #: same with two heads that look at the neighbours; or "across", the same with one that looks
-    #: for words in the other segment, and one that counts them.
+    #: Initialization, each including the one before.
+    #: "random": as published.
+    #: "unigram": output biases from unigram frequencies, and sinusoidal position embeddings.
+    #: "neighbor-heads": two heads that attend to neighboring tokens.
+    #: "cross-segment-heads": also a head that attends to equal tokens in the other segment,
+    #: and one that counts them.
     initialization: Literal["random", "unigram", "neighbor-heads", "cross-segment-heads"] = "random"
     seed: compute_settings.Seed = 0
     device: str = "auto"
     precision: compute_settings.Precision = "auto"
     kernel: compute_settings.Kernel = "auto"
+    #: Whether to use torch.compile.
     compile: bool = False
     threads: compute_settings.Threads = None
     micro_batch_tokens: compute_settings.MicroTokens = compute_settings.MICRO_TOKENS
     log_every: compute_settings.LogEvery = compute_settings.LOG_EVERY
     #: Steps between two evaluations; None: a twentieth of the run.
     eval_every: Annotated[int, Field(ge=1)] | None = None
-    #: Held-out sequences an evaluation reads, always the same ones with the same masks.
+    #: Held-out sequences per evaluation, always the same ones with the same masks.
     eval_sequences: Annotated[int, Field(ge=1)] = 512
     tensorboard: bool = False
-    #: Whether the journal has the gradients' norms of the embeddings, each layer and the heads.
+    #: Whether to log the gradient norms of the embeddings, each layer and the heads.
     log_gradients: bool = False
 
 
 class PretrainSettings(Settings):
-    """Everything that decides a pre-training run: RUN/settings.toml."""
+    """All settings of a pre-training run, stored in RUN/settings.toml."""
 
     model: ModelConfig
     data: DataSettings = DataSettings()
@@ -63,12 +64,12 @@ class PretrainSettings(Settings):
     checkpoint: CheckpointSettings = CheckpointSettings()
 
 
-#: As published: the classes' own defaults, and the second phase of appendix A.2.
+#: As published: the defaults of the settings classes, and the second phase of appendix A.2.
 _PAPER: dict[str, Any] = {
     "schedule": {"long_length": 512, "long_share": 0.1, "warmup_steps": 10_000},
 }
 
-#: What has been learnt since; each choice stands with its source in docs/deviations.md.
+#: Later improvements; docs/deviations.md gives the source of each.
 _FAST: dict[str, Any] = {
     "model": {"attention_dropout": 0.0, "activation": "gelu"},
     "data": {"batch": 32},
@@ -76,99 +77,113 @@ _FAST: dict[str, Any] = {
     "schedule": {"warmup_steps": 10_000},
 }
 
-#: A model that is to learn next sentence begins by looking across the segments, at no higher rate
-#: than this: at higher ones the masked LM drowns next sentence before it is learnt.
-_ACROSS_RATE = 1e-3
+#: Maximum learning rate of `fast` with next-sentence prediction: at higher rates, the masked LM
+#: gradients prevent next-sentence prediction from being learned.
+_MAX_LR_WITH_NSP = 1e-3
 
-#: Peak learning rates of `fast` by width: small models bear, and at short budgets need, more.
-_FAST_RATES = ((128, 2e-3), (256, 1e-3), (512, 7e-4), (768, 4e-4))
-_FAST_RATE_BEYOND = 2e-4
+#: Peak learning rates of `fast` by maximum width: small models tolerate higher rates, and need
+#: them with short time budgets.
+_FAST_LRS = ((128, 2e-3), (256, 1e-3), (512, 7e-4), (768, 4e-4))
+_FAST_LR_BEYOND = 2e-4
 
-#: The width and initial deviation of base, from which those of other sizes follow.
-_BASE_WIDTH, _BASE_SPREAD = 768, 0.02
+#: Width and initialization std of base; other sizes are scaled from them.
+_BASE_WIDTH, _BASE_STD = 768, 0.02
 
-#: The share of a time budget that evaluations may take.
+#: Maximum fraction of a time budget for evaluations.
 EVALUATION_SHARE = 0.1
-#: Seconds between two checkpoints of a run with a time budget, at least, where nobody set them.
+#: Minimum seconds between two checkpoints of a run with a time budget, unless the user sets
+#: checkpoint.every.
 MIN_CHECKPOINT_SECONDS = 30.0
 
-#: Steps of the paper's run, taken where nobody says how long.
+#: Steps of the paper's run, the default length with the recipe "paper".
 PAPER_STEPS = 1_000_000
 
 
 def recipe_defaults(
     recipe: RecipeName, model: Mapping[str, Any], *, nsp: bool = True
 ) -> dict[str, Any]:
-    """Return a recipe's settings for a model of the given sizes, with or without next sentence."""
+    """Return the default settings of a recipe.
+
+    Args:
+        recipe: Name of the recipe.
+        model: Fields of the model config, such as layers and width.
+        nsp: Whether next-sentence prediction is trained.
+    """
     if recipe == "paper":
         return merge_settings(_PAPER, {"model": dict(model), "run": {"recipe": "paper"}})
     width = model.get("width", _BASE_WIDTH)
-    rate = next((rate for limit, rate in _FAST_RATES if width <= limit), _FAST_RATE_BEYOND)
-    # The paper's 0.02 suits base. A product over fewer inputs needs larger weights to say as
-    # much: with 0.02 a narrow model's attention stays flat, and its loss on the unigram plateau.
-    spread = round(_BASE_SPREAD * (_BASE_WIDTH / width) ** 0.5, 4)
-    # One layer or head has no room for it.
-    across = nsp and 1 not in (model.get("layers"), model.get("heads"))
-    chosen = {
-        "model": {"init_range": spread},
-        "optim": {"lr": min(rate, _ACROSS_RATE) if across else rate},
-        "run": {"initialization": "cross-segment-heads" if across else "neighbor-heads"},
+    lr = next((lr for max_width, lr in _FAST_LRS if width <= max_width), _FAST_LR_BEYOND)
+    # The std is scaled to keep the variance of the layers' outputs. With 0.02 the attention of a
+    # narrow model stays uniform, and its loss on the unigram plateau.
+    init_std = round(_BASE_STD * (_BASE_WIDTH / width) ** 0.5, 4)
+    # The "cross-segment-heads" initialization needs two layers and two heads.
+    use_across = nsp and 1 not in (model.get("layers"), model.get("heads"))
+    size_dependent = {
+        "model": {"init_range": init_std},
+        "optim": {"lr": min(lr, _MAX_LR_WITH_NSP) if use_across else lr},
+        "run": {"initialization": "cross-segment-heads" if use_across else "neighbor-heads"},
     }
-    base = merge_settings(_FAST, chosen)
-    return merge_settings(base, {"model": dict(model)})
+    defaults = merge_settings(_FAST, size_dependent)
+    return merge_settings(defaults, {"model": dict(model)})
 
 
 def default_interval(steps: int) -> int:
-    """Return the usual steps between two evaluations or checkpoints: a twentieth of the run."""
-    # A run of some dozen steps is not to spend its time on evaluations.
+    """Return the default interval of evaluations and checkpoints: a twentieth of the run.
+
+    At least 10 steps, so that a short run is not dominated by evaluations.
+    """
     return max(min(10, steps), steps // 20)
 
 
 def with_steps(settings: PretrainSettings, steps: int) -> PretrainSettings:
-    """Return the settings with the number of steps, and the intervals that follow from it."""
-    every = settings.checkpoint.every or default_interval(steps)
-    run = settings.run.model_copy(
-        update={"eval_every": settings.run.eval_every or default_interval(steps)}
-    )
+    """Return the settings with the number of steps and the intervals that depend on it."""
+    interval = default_interval(steps)
+    checkpoint_every = settings.checkpoint.every or interval
+    eval_every = settings.run.eval_every or interval
     return settings.model_copy(
         update={
             "schedule": settings.schedule.model_copy(update={"steps": steps}),
-            "run": run,
-            "checkpoint": settings.checkpoint.model_copy(update={"every": every}),
+            "run": settings.run.model_copy(update={"eval_every": eval_every}),
+            "checkpoint": settings.checkpoint.model_copy(update={"every": checkpoint_every}),
         }
     )
 
 
 def with_budget(settings: PretrainSettings, cost: Cost, seconds: float) -> PretrainSettings:
-    """Return the settings with the steps that fit into ``seconds``.
+    """Return the settings with the number of steps that fit into ``seconds``.
 
-    Evaluations get at most EVALUATION_SHARE of the time: there are fewer of them, and where a
-    single one is too long it reads fewer sequences. There is always one after the last step.
+    Evaluations get at most EVALUATION_SHARE of the time: there are fewer of them, and if a single
+    one takes too long, it uses fewer sequences. The last step is always followed by an evaluation.
     """
     timing, run, checkpoint = settings.schedule, settings.run, settings.checkpoint
-    limit, pause, sequences = (
-        EVALUATION_SHARE * seconds,
-        cost.evaluation_seconds,
-        run.eval_sequences,
+    max_eval_seconds = EVALUATION_SHARE * seconds
+    evaluation_seconds, eval_sequences = cost.evaluation_seconds, run.eval_sequences
+    if evaluation_seconds > max_eval_seconds:
+        max_sequences = min(eval_sequences, cost.eval_sequences)
+        eval_sequences = max(1, int(max_sequences * max_eval_seconds / evaluation_seconds))
+        evaluation_seconds = max_eval_seconds
+    max_evaluations = (
+        max(1, int(max_eval_seconds / evaluation_seconds)) if evaluation_seconds > 0 else math.inf
     )
-    if pause > limit:
-        sequences = max(1, int(min(sequences, cost.eval_sequences) * limit / pause))
-        pause = limit
-    most = max(1, int(limit / pause)) if pause > 0 else math.inf
-    every = run.eval_every
-    expected = seconds / (every * cost.step_seconds + pause) if every else DEFAULT_NUM_EVALUATIONS
-    count = max(1.0, min(expected, most))
-    steps = max(timing.min_steps, int((seconds - count * pause) / cost.step_seconds))
-    every = every or default_interval(steps)
-    if math.ceil(steps / every) > most:
-        every = math.ceil(steps / most)
-    saving = checkpoint.every or max(
-        default_interval(steps), math.ceil(MIN_CHECKPOINT_SECONDS / cost.step_seconds)
+    eval_every = run.eval_every
+    expected_evaluations = (
+        seconds / (eval_every * cost.step_seconds + evaluation_seconds)
+        if eval_every
+        else DEFAULT_NUM_EVALUATIONS
     )
+    num_evaluations = max(1.0, min(expected_evaluations, max_evaluations))
+    training_seconds = seconds - num_evaluations * evaluation_seconds
+    steps = max(timing.min_steps, int(training_seconds / cost.step_seconds))
+    eval_every = eval_every or default_interval(steps)
+    if math.ceil(steps / eval_every) > max_evaluations:
+        eval_every = math.ceil(steps / max_evaluations)
+    min_checkpoint_steps = math.ceil(MIN_CHECKPOINT_SECONDS / cost.step_seconds)
+    checkpoint_every = checkpoint.every or max(default_interval(steps), min_checkpoint_steps)
+    run_changes = {"eval_every": eval_every, "eval_sequences": eval_sequences}
     return settings.model_copy(
         update={
             "schedule": timing.model_copy(update={"steps": steps}),
-            "run": run.model_copy(update={"eval_every": every, "eval_sequences": sequences}),
-            "checkpoint": checkpoint.model_copy(update={"every": saving}),
+            "run": run.model_copy(update=run_changes),
+            "checkpoint": checkpoint.model_copy(update={"every": checkpoint_every}),
         }
     )

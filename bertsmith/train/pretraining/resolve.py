@@ -1,7 +1,4 @@
-"""From wishes to the one resolved file of a run, and the refusal of a file that says otherwise.
-
-It never knows how to train.
-"""
+"""Resolves the settings of a pre-training run from recipe, size, settings file and overrides."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,20 +12,28 @@ from bertsmith.errors import RunError, SettingsError
 from bertsmith.files import sha256_of_file
 from bertsmith.model.config import SIZES, size_preset
 from bertsmith.settings import merge_settings, user_settings
-from bertsmith.train.pretraining import recipes as recipe
+from bertsmith.train.pretraining import recipes
 from bertsmith.train.pretraining.recipes import PretrainSettings, RecipeName
 
-#: What decides the shapes of a model's weights.
-_SHAPE = (
+#: Fields of the model config that determine the shapes of the weights.
+_SHAPE_FIELDS = (
     "vocab_size", "layers", "width", "heads", "feed_forward", "max_positions", "segments",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overrides:
-    """What the user said; None and empty where nothing was said.
+    """The user's arguments for a run.
 
-    ``values`` are nested settings laid over the file ``config``; ``assignments`` are "a.b=v".
+    Attributes:
+        data: Token store.
+        size: Name of a model size; None: "mini", or the size of ``start_from``.
+        recipe: Name of the recipe.
+        config: TOML file with settings.
+        assignments: Settings as "section.name=value"; override ``values`` and ``config``.
+        values: Nested settings; override ``config``.
+        start_from: Model directory for continued pre-training.
+        cuda: Whether a CUDA device is available.
     """
 
     data: Path
@@ -42,144 +47,157 @@ class Overrides:
 
 
 def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
-    """Lay recipe, size, file and assignments over each other, in that order.
+    """Return the settings: recipe < size < settings file < values < assignments.
 
-    Raises SettingsError for anything unknown or contradictory.
+    Raises:
+        SettingsError: If a setting is unknown or contradicts another one.
     """
-    said = user_settings(overrides.config, overrides.values, overrides.assignments)
+    user_values = user_settings(overrides.config, overrides.values, overrides.assignments)
     if overrides.start_from and overrides.size:
-        raise SettingsError("--size and --from exclude each other: the model's own size counts")
+        raise SettingsError("--size and --from exclude each other: the model has its own size")
     if overrides.start_from:
-        model = _start(overrides.start_from, store)
+        model = _load_start_config(overrides.start_from, store)
     else:
-        model = _resized(_size(overrides.size or "mini"), said.get("model"))
-    data = said.get("data")
-    # A recipe does not say whether there are pairs.
+        model = _override_sizes(
+            _get_size_preset(overrides.size or "mini"), user_values.get("model")
+        )
+    data = user_values.get("data")
+    # A recipe does not set nsp, so the default is that of the data settings.
     nsp = data.get("nsp", True) if isinstance(data, Mapping) else True
-    base = recipe.recipe_defaults(overrides.recipe, model, nsp=nsp is not False)
+    base = recipes.recipe_defaults(overrides.recipe, model, nsp=nsp is not False)
     if overrides.cuda and overrides.recipe == "fast":
-        # A batch that keeps the device busy; on the CPU, more steps learn more in a short time.
+        # A larger batch uses the GPU fully. On the CPU, more steps with smaller batches learn
+        # faster.
         base = merge_settings(base, {"data": {"batch": 256}})
-    facts = {"data": str(overrides.data.resolve()), "store": store_id(store)}
+    run_values = {"data": str(overrides.data.resolve()), "store": store_id(store)}
     if overrides.start_from:
-        facts["start_from"] = str(bundle.pin_model_path(overrides.start_from))
-        # The model's own shape counts, not the recipe's choices for a new one.
+        run_values["start_from"] = str(bundle.pin_model_path(overrides.start_from))
+        # The config of the start model takes precedence over that of the recipe.
         base = merge_settings(base, {"model": model})
     else:
         base = merge_settings(base, {"model": {"vocab_size": store.manifest.vocab_size}})
-    base = merge_settings(base, {"run": facts})
+    base = merge_settings(base, {"run": run_values})
     base["model"]["nsp"] = nsp
     source = str(overrides.config) if overrides.config else "the settings"
-    settings = _parse(base, user_settings(overrides.config), said, source)
+    settings = _parse(base, user_settings(overrides.config), user_values, source)
     if overrides.start_from:
         _check_shape(settings, model, overrides.start_from)
-    _check(settings, store, source)
+    _check_consistency(settings, store, source)
     return settings
 
 
 def resolve_run_settings(
     overrides: Overrides, store: Store, lengths: Mapping[str, float | None]
 ) -> PretrainSettings:
-    """Return resolved settings with the length of the run; ``lengths``: steps, epochs, minutes.
+    """Return the settings of ``resolve_settings`` with the length of the run.
 
-    Raises RunError for more than one length, else as ``resolve_settings``.
+    Args:
+        overrides: Arguments of the user.
+        store: Token store.
+        lengths: Steps, epochs and minutes; None for those that are not set.
+
+    Raises:
+        RunError: If more than one length is set.
+        SettingsError: See ``resolve_settings``.
     """
-    given = {name: value for name, value in lengths.items() if value is not None}
-    if len(given) > 1:
-        raise RunError(f"only one of {', '.join('--' + name for name in given)} can be given")
+    user_length = {name: value for name, value in lengths.items() if value is not None}
+    if len(user_length) > 1:
+        options = ", ".join("--" + name for name in user_length)
+        raise RunError(f"only one of {options} can be given")
     settings = resolve_settings(overrides, store)
-    length = settings.schedule
-    if given:
-        cleared = {"steps": None, "epochs": None, "minutes": None}
-        length = length.model_copy(update={**cleared, **given})
-    elif length.steps is None and length.epochs is None and length.minutes is None:
-        paper = settings.run.recipe == "paper"
-        default = {"steps": recipe.PAPER_STEPS} if paper else {"epochs": 1.0}
-        length = length.model_copy(update=default)
-    settings = settings.model_copy(update={"schedule": length})
+    timing = settings.schedule
+    if user_length:
+        unset = {"steps": None, "epochs": None, "minutes": None}
+        timing = timing.model_copy(update={**unset, **user_length})
+    elif timing.steps is None and timing.epochs is None and timing.minutes is None:
+        is_paper = settings.run.recipe == "paper"
+        default_length = {"steps": recipes.PAPER_STEPS} if is_paper else {"epochs": 1.0}
+        timing = timing.model_copy(update=default_length)
+    settings = settings.model_copy(update={"schedule": timing})
     return PretrainSettings.parse(settings.model_dump(), "the settings")
 
 
 def _parse(
-    base: dict[str, Any], file: dict[str, Any], said: dict[str, Any], source: str
+    base: dict[str, Any], file_values: dict[str, Any], user_values: dict[str, Any], source: str
 ) -> PretrainSettings:
-    """Parse base and all that was said; a fault that the file alone has is told as the file's."""
+    """Parse the merged settings; an error in the settings file names the file as its source."""
+    merged_source = "the settings given in addition to the file" if file_values else source
     try:
-        return PretrainSettings.parse(merge_settings(base, said), "the settings given beside the file"
-                                      if file else source)  # fmt: skip
+        return PretrainSettings.parse(merge_settings(base, user_values), merged_source)
     except SettingsError:
-        PretrainSettings.parse(merge_settings(base, file), source)
+        PretrainSettings.parse(merge_settings(base, file_values), source)
         raise
 
 
 def _check_shape(settings: PretrainSettings, model: Mapping[str, Any], path: str) -> None:
-    for name in _SHAPE:
-        wished = getattr(settings.model, name)
-        if wished != model[name]:
+    for name in _SHAPE_FIELDS:
+        value = getattr(settings.model, name)
+        if value != model[name]:
             raise SettingsError(
-                f"model.{name} is {wished}, but the model at {path} has {model[name]}; leave it "
+                f"model.{name} is {value}, but the model at {path} has {model[name]}; leave it "
                 "out, or start from scratch without --from"
             )
 
 
 def store_id(store: Store) -> str:
-    """Return what tells a store from another one: the hash of its manifest, shortened."""
+    """Return a truncated SHA-256 of the store's manifest, which identifies the store."""
     return sha256_of_file(store.path / MANIFEST_FILE)[:16]
 
 
-def _size(name: str) -> dict[str, Any]:
+def _get_size_preset(name: str) -> dict[str, Any]:
     if name not in SIZES:
-        raise SettingsError(f"--size {name!r}: the sizes are {', '.join(SIZES)}")
+        raise SettingsError(f"unknown --size {name!r}; the sizes are {', '.join(SIZES)}")
     return dict(size_preset(name))
 
 
-def _resized(model: dict[str, Any], said: Any) -> dict[str, Any]:
-    """Return the sizes with those that were said, so that the recipe's choices follow them.
+def _override_sizes(model: dict[str, Any], user_model: Any) -> dict[str, Any]:
+    """Return the size preset with the user's sizes, so that recipe defaults depend on them.
 
-    A width alone brings its feed-forward width with it. What is no number is left to the parser.
+    If only the width is set, the feed-forward width is 4 times the width. Invalid values are
+    ignored here; the parser reports them.
     """
-    if not isinstance(said, Mapping):
+    if not isinstance(user_model, Mapping):
         return model
-    sizes = {name: value for name, value in said.items()
+    sizes = {name: value for name, value in user_model.items()
              if name in model and type(value) is int and value > 0}  # fmt: skip
     if "width" in sizes:
         model = model | {"feed_forward": 4 * sizes["width"]}
     return model | sizes
 
 
-def _start(path: str, store: Store) -> dict[str, Any]:
-    """Return the shape of the model that a run goes on from; its tokenizer must be the store's."""
+def _load_start_config(path: str, store: Store) -> dict[str, Any]:
+    """Return the config of the start model, whose tokenizer must be that of the store."""
     _, config, tokenizer = read_metadata(bundle.locate_model(path))
     store.check_tokenizer(tokenizer)
     return config.model_dump()
 
 
-def _check(settings: PretrainSettings, store: Store, source: str) -> None:
-    model, words = settings.model, store.manifest.vocab_size
-    longest = max(settings.data.length, settings.schedule.long_length or 0)
-    if longest > model.max_positions:
+def _check_consistency(settings: PretrainSettings, store: Store, source: str) -> None:
+    model, vocab_size = settings.model, store.manifest.vocab_size
+    max_length = max(settings.data.length, settings.schedule.long_length or 0)
+    if max_length > model.max_positions:
         raise SettingsError(
-            f"{source}: sequences of {longest} tokens, but model.max_positions is "
-            f"{model.max_positions}; shorten data.length or raise model.max_positions"
+            f"{source}: sequences of {max_length} tokens, but model.max_positions is "
+            f"{model.max_positions}; reduce data.length or raise model.max_positions"
         )
-    if model.vocab_size < words:
+    if model.vocab_size < vocab_size:
         raise SettingsError(
             f"{source}: model.vocab_size is {model.vocab_size}, but the store's vocabulary has "
-            f"{words} words; leave model.vocab_size out, the store says it"
+            f"{vocab_size} tokens; leave model.vocab_size out to use the store's"
         )
     if settings.data.objective == "left-to-right" and model.attention != "causal":
         raise SettingsError(
             f"{source}: data.objective is 'left-to-right', but model.attention is "
-            f"{model.attention!r}: the model would see the word that it predicts; set "
+            f"{model.attention!r}, so the model would see the token that it predicts; set "
             "model.attention=causal"
         )
     if model.nsp != settings.data.nsp:
         raise SettingsError(
-            f"{source}: model.nsp is {model.nsp} and data.nsp is {settings.data.nsp}; "
-            "set data.nsp alone, the model follows"
+            f"{source}: model.nsp is {model.nsp}, but data.nsp is {settings.data.nsp}; set only "
+            "data.nsp, which determines model.nsp"
         )
     if model.nsp and model.attention == "causal":
         raise SettingsError(
-            f"{source}: data.nsp is true, but model.attention is 'causal': [CLS], from which next "
-            "sentence is told, sees only itself; set data.nsp=false"
+            f"{source}: data.nsp is true, but model.attention is 'causal', so [CLS] sees only "
+            "itself and cannot predict the next sentence; set data.nsp=false"
         )

@@ -1,7 +1,4 @@
-"""What a pre-training run holds in memory: store, model, optimizer, and the machine's choices.
-
-It never knows where a run is written, nor how long it is.
-"""
+"""The in-memory state of a pre-training run: store, model, optimizer and device."""
 
 import json
 import platform
@@ -38,188 +35,197 @@ from bertsmith.train.pretraining.micro_batches import to_device
 from bertsmith.train.pretraining.objective import PretrainingObjective, compute_mean_losses
 from bertsmith.train.pretraining.recipes import PretrainSettings
 
-#: Held-out sequences by which the time of an evaluation is estimated.
+#: Maximum held-out sequences for timing an evaluation.
 _TIMED_SEQUENCES = 128
-#: The seconds and the steps, whichever are over first, for which a number of threads is timed.
+#: One timing of a thread count stops after this many seconds or steps, whichever comes first.
 ROUND_SECONDS, _ROUND_STEPS = 0.7, 8
 
 
 class Session:
-    """Everything that a run needs in memory."""
+    """Model, optimizer, data and device of a pre-training run."""
 
     def __init__(self, settings: PretrainSettings, store: Store) -> None:
-        """Build the model with weights drawn from the seed, or read from ``run.start_from``."""
+        """Build the model, newly initialized or loaded from ``run.start_from``."""
         run = settings.run
         self.machine = device.resolve_machine(
             run.device, run.precision, run.kernel,
             attention_dropout=settings.model.attention_dropout, threads=run.threads,
         )  # fmt: skip
-        longest = max(settings.data.length, settings.schedule.long_length or 0)
-        device.check_memory(
-            self.machine, settings.model, settings.data.batch * longest, run.micro_batch_tokens
-        )
+        batch_tokens = settings.data.batch * _max_length(settings)
+        device.check_memory(self.machine, settings.model, batch_tokens, run.micro_batch_tokens)
         self.settings, self.store = settings, store
-        #: What people should know of the model that the run goes on from.
+        #: Notes about the files of the start model, for the user.
         self.notes: list[str] = []
         self.tokenizer = store.load_tokenizer()
-        self.token_facts = VocabularyInfo.from_tokenizer(self.tokenizer)
-        self.train_split, self.heldout_split = (
-            store.load_split("train"),
-            store.load_split("heldout"),
-        )
+        self.vocabulary = VocabularyInfo.from_tokenizer(self.tokenizer)
+        self.train_split = store.load_split("train")
+        self.heldout_split = store.load_split("heldout")
         self.model = BertForPreTraining(settings.model, self.machine.kernel).to(self.machine.device)
-        compute: nn.Module = self.model
+        #: The compiled model with run.compile, otherwise the model itself.
+        self.compiled_model: nn.Module = self.model
         if run.compile:
-            # Dynamic from the first call on: a restart must not meet another graph.
-            compute = torch.compile(self.model, dynamic=True)  # type: ignore[assignment]
-        self.compiled_model = compute
+            # With dynamic=None the graphs would depend on the first batches, which differ between
+            # a new and a resumed run.
+            self.compiled_model = torch.compile(self.model, dynamic=True)  # type: ignore[assignment]
         if run.compile and self.machine.device.type == "cpu":
-            self._warm()
+            self._warm_up_compiler()
         self.reset()
 
-    def _warm(self) -> None:
-        """Have the graphs compiled, from the same first batches at every start."""
+    def _warm_up_compiler(self) -> None:
+        """Compile all graphs, from the same batches at every start."""
         settings = self.settings
-        longest = max(settings.data.length, settings.schedule.long_length or 0)
         self.model.train()
         for batch in compile_warmup.warmup_batches(
-            settings.data, longest, settings.run.micro_batch_tokens
+            settings.data, _max_length(settings), settings.run.micro_batch_tokens
         ):
-            piece = to_device(batch, self.machine.device)
+            micro_batch = to_device(batch, self.machine.device)
             with self.machine.autocast():
-                terms = compute_mean_losses(
-                    self.compiled_model, piece, [piece], DropoutSeed(torch.tensor(0))
+                losses = compute_mean_losses(
+                    self.compiled_model, micro_batch, [micro_batch], DropoutSeed(torch.tensor(0))
                 )
-            torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
+            torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
         self.model.zero_grad()
 
     def reset(self) -> None:
-        """Set weights and optimizer to where a run begins."""
+        """Initialize weights and optimizer as at the start of a run."""
         torch.manual_seed(self.settings.run.seed)
         self.model.initialize()
         if self.settings.run.initialization != "random":
-            words = count_token_ids(self.train_split, self.settings.model.vocab_size)
-            init_from_unigrams(self.model, torch.from_numpy(words))
+            token_counts = count_token_ids(self.train_split, self.settings.model.vocab_size)
+            init_from_unigrams(self.model, torch.from_numpy(token_counts))
         if self.settings.run.initialization == "neighbor-heads":
             init_neighbor_heads(self.model)
         if self.settings.run.initialization == "cross-segment-heads":
-            init_cross_segment_heads(self.model, self.token_facts.cls_id)
+            init_cross_segment_heads(self.model, self.vocabulary.cls_id)
         if self.settings.run.start_from:
-            source = bundle.load(self.settings.run.start_from)
-            self.notes = source.notes()
-            known = {name: value for name, value in source.model.state_dict().items()
-                     if name not in source.new_weights}  # fmt: skip
-            self.model.load_state_dict(known, strict=False)
+            start = bundle.load(self.settings.run.start_from)
+            self.notes = start.notes()
+            # Weights that the files lack keep the initialization of this run.
+            weights = {name: value for name, value in start.model.state_dict().items()
+                       if name not in start.new_weights}  # fmt: skip
+            self.model.load_state_dict(weights, strict=False)
         self.optimizer = optimizer.build_optimizer(self.model, self.settings.optim)
 
     def build_objective(self, phases: list[Phase]) -> PretrainingObjective:
-        """Return the work of the loop over ``build_phases``."""
+        """Return the objective of the training loop for ``phases``."""
         return PretrainingObjective(
             self.model, self.compiled_model, self.settings, phases,
-            self.train_split, self.heldout_split, self.token_facts, self.machine,
+            self.train_split, self.heldout_split, self.vocabulary, self.machine,
         )  # fmt: skip
 
     def require_heldout(self) -> None:
-        """Raise StoreError where the store has nothing to measure the run by."""
-        build_heldout_stream(self.heldout_split, self.token_facts, self.settings.data)
+        """Raise StoreError if the store has too little held-out text for an evaluation."""
+        build_heldout_stream(self.heldout_split, self.vocabulary, self.settings.data)
 
     def measure_cost(self, seconds: float = probe.PROBE_SECONDS) -> Cost:
-        """Take steps for at most ``seconds`` at each length, and start anew."""
-        settings, step, shares, tokens, noisy = self.settings, 0.0, 0.0, 0.0, False
-        ceiling = device.measure_peak_macs(self.machine)
-        every = schedule.build_phases(settings.schedule.model_copy(update={"steps": 1000}),
-                                settings.data.length)  # fmt: skip
-        for phase in every:
-            work = self.build_objective([Phase(0, 1000, phase.length)])
+        """Measure steps for at most ``seconds`` per phase and an evaluation, then reset."""
+        settings = self.settings
+        step_seconds, mfu, tokens_per_step, is_noisy = 0.0, 0.0, 0.0, False
+        peak_macs = device.measure_peak_macs(self.machine)
+        # Any number of steps would do: only the fractions of the phases are used.
+        timing = settings.schedule.model_copy(update={"steps": 1000})
+        for phase in schedule.build_phases(timing, settings.data.length):
+            objective = self.build_objective([Phase(0, 1000, phase.length)])
             self.model.train()
-            times, used = probe.measure_steps(
-                work.iter_batches(0), partial(self._take, work), seconds
+            times, batches = probe.measure_steps(
+                objective.iter_batches(0), partial(self._take_step, objective), seconds
             )
-            # The mean, not the median: what disturbs some of the steps here disturbs the run too.
-            mean = sum(times) / len(times)
-            weight = (phase.end_step - phase.start_step) / 1000
-            step += weight * mean
-            shares += weight * sum(map(work.count_macs, used)) / len(used) / mean / ceiling
-            tokens += weight * sum(map(work.count_tokens, used)) / len(used)
-            noisy = noisy or probe.is_noisy(times)
-        pause, sequences = self._time_evaluation()
-        memory = device.peak_memory_bytes(self.machine)
+            # The mean, because occasional slow steps will also slow down the run.
+            mean_seconds = sum(times) / len(times)
+            fraction = (phase.end_step - phase.start_step) / 1000
+            step_seconds += fraction * mean_seconds
+            macs = sum(map(objective.count_macs, batches))
+            mfu += fraction * macs / len(batches) / mean_seconds / peak_macs
+            tokens_per_step += fraction * sum(map(objective.count_tokens, batches)) / len(batches)
+            is_noisy = is_noisy or probe.is_noisy(times)
+        evaluation_seconds, eval_sequences = self._time_evaluation()
+        peak_memory_bytes = device.peak_memory_bytes(self.machine)
         self.reset()
-        return Cost(step, pause, memory, ceiling, shares, tokens, sequences, noisy)
+        return Cost(
+            step_seconds, evaluation_seconds, peak_memory_bytes, peak_macs, mfu, tokens_per_step,
+            eval_sequences, is_noisy,
+        )  # fmt: skip
 
     def choose_thread_count(self, load: CpuLoad, seconds: float = ROUND_SECONDS) -> ThreadChoice:
-        """Time steps with all threads and with fewer, take the best number, and start anew.
+        """Time steps with all threads and with fewer, set the best number, then reset.
 
-        seconds: how long one number of threads is timed at once.
+        Args:
+            load: CPU load of other processes.
+            seconds: Maximum duration of one timing.
         """
-        work = self.build_objective([Phase(0, 1000, self.settings.data.length)])
-        batches = list(islice(work.iter_batches(0), _ROUND_STEPS))
+        objective = self.build_objective([Phase(0, 1000, self.settings.data.length)])
+        batches = list(islice(objective.iter_batches(0), _ROUND_STEPS))
         self.model.train()
 
         def time_step(threads: int) -> float:
             torch.set_num_threads(threads)
-            self._take(work, 0, batches[0])
-            began, taken = time.perf_counter(), 0
-            while taken == 0 or (taken < _ROUND_STEPS and time.perf_counter() - began < seconds):
-                self._take(work, taken, batches[taken])
-                taken += 1
-            return (time.perf_counter() - began) / taken
+            self._take_step(objective, 0, batches[0])
+            start_time, steps = time.perf_counter(), 0
+            while steps == 0 or (
+                steps < _ROUND_STEPS and time.perf_counter() - start_time < seconds
+            ):
+                self._take_step(objective, steps, batches[steps])
+                steps += 1
+            return (time.perf_counter() - start_time) / steps
 
-        choice = choose_thread_count(
-            time_step, candidate_thread_counts(torch.get_num_threads(), load)
-        )
+        candidates = candidate_thread_counts(torch.get_num_threads(), load)
+        choice = choose_thread_count(time_step, candidates)
         torch.set_num_threads(choice.num_threads)
         self.reset()
         return choice
 
     def _time_evaluation(self) -> tuple[float, int]:
-        """Return the seconds of an evaluation, from a part of it, and its sequences."""
-        stream = build_heldout_stream(self.heldout_split, self.token_facts, self.settings.data)
-        sequences = min(self.settings.run.eval_sequences, len(stream))
-        part = min(sequences, _TIMED_SEQUENCES)
+        """Return the estimated seconds of an evaluation, and its number of sequences."""
+        stream = build_heldout_stream(self.heldout_split, self.vocabulary, self.settings.data)
+        num_sequences = min(self.settings.run.eval_sequences, len(stream))
+        num_timed = min(num_sequences, _TIMED_SEQUENCES)
         self.model.eval()
-        began = time.perf_counter()
-        evaluate(self.model, stream, part, self.machine)
-        return (time.perf_counter() - began) * sequences / part, sequences
+        start_time = time.perf_counter()
+        evaluate(self.model, stream, num_timed, self.machine)
+        seconds = (time.perf_counter() - start_time) * num_sequences / num_timed
+        return seconds, num_sequences
 
-    def _take(self, work: PretrainingObjective, number: int, whole: list[Any]) -> None:
+    def _take_step(
+        self, objective: PretrainingObjective, step: int, micro_batches: list[Any]
+    ) -> None:
         take_step(
-            work.compute_losses, whole, self.model, self.optimizer, self.machine,
-            step=number, seed=self.settings.run.seed, lr=0.0, max_grad_norm=self.settings.optim.max_grad_norm,
+            objective.compute_losses, micro_batches, self.model, self.optimizer, self.machine,
+            step=step, seed=self.settings.run.seed, lr=0.0,
+            max_grad_norm=self.settings.optim.max_grad_norm,
         )  # fmt: skip
         device.synchronize(self.machine)
 
     def count_epoch_examples(self, length: int) -> int:
-        """Count the examples of one epoch at a length."""
-        data = self.settings.data
-        return len(
-            ExampleStream(
-                self.train_split, self.token_facts, data, length, self.settings.run.seed, 0
-            )
-        )
+        """Return the number of examples in one epoch at a sequence length."""
+        data, seed = self.settings.data, self.settings.run.seed
+        return len(ExampleStream(self.train_split, self.vocabulary, data, length, seed, 0))
 
     def phase_epochs(self) -> list[tuple[float, int]]:
-        """Return for each phase its share of the steps and the examples of one of its epochs."""
+        """Return for each phase its fraction of the steps and the examples in an epoch."""
         timing = self.settings.schedule.model_copy(update={"steps": 1000})
         phases = schedule.build_phases(timing, self.settings.data.length)
         return [
-            ((p.end_step - p.start_step) / 1000, self.count_epoch_examples(p.length))
-            for p in phases
+            ((phase.end_step - phase.start_step) / 1000, self.count_epoch_examples(phase.length))
+            for phase in phases
         ]
+
+
+def _max_length(settings: PretrainSettings) -> int:
+    return max(settings.data.length, settings.schedule.long_length or 0)
 
 
 def build_grad_norm_groups(model: BertForPreTraining) -> dict[str, list[nn.Parameter]]:
     """Return the parameters of the embeddings, of each layer and of the heads, by name."""
-    found = {"embeddings": list(model.bert.embeddings.parameters())}
+    groups = {"embeddings": list(model.bert.embeddings.parameters())}
     for number, layer in enumerate(model.bert.encoder.layers, 1):
-        found[f"layer {number}"] = list(layer.parameters())
-    known = {id(own) for every in found.values() for own in every}
-    found["heads"] = [own for own in model.parameters() if id(own) not in known]
-    return found
+        groups[f"layer {number}"] = list(layer.parameters())
+    grouped_ids = {id(parameter) for group in groups.values() for parameter in group}
+    groups["heads"] = [p for p in model.parameters() if id(p) not in grouped_ids]
+    return groups
 
 
 def describe_session(session: Session) -> str:
-    """Return one line for people about what is trained where."""
+    """Return a log message about model, data and device."""
     config, counts = session.settings.model, session.train_split.counts
     return (
         f"{config.layers} layers, width {config.width}, {config.heads} heads, "
@@ -229,7 +235,7 @@ def describe_session(session: Session) -> str:
 
 
 def build_checkpoint_provenance(settings: PretrainSettings, step: int) -> dict[str, Any]:
-    """Return what the directory of a model says that is not the last one of its run."""
+    """Return the provenance of a model written before the end of its run."""
     return {
         "task": "pretraining",
         "recipe": settings.run.recipe,
@@ -238,7 +244,12 @@ def build_checkpoint_provenance(settings: PretrainSettings, step: int) -> dict[s
 
 
 def build_provenance(session: Session, heldout: dict[str, float]) -> dict[str, Any]:
-    """Return what a model directory says of its making."""
+    """Return the provenance of the final model of a run.
+
+    Args:
+        session: The run.
+        heldout: Last held-out metrics.
+    """
     settings, manifest = session.settings, session.store.manifest
     return {
         "task": "pretraining",

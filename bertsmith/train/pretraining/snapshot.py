@@ -1,7 +1,4 @@
-"""A checkpoint on the way of a pre-training run, as a model directory of its own.
-
-It never trains.
-"""
+"""Writes a checkpoint of a run as a model directory."""
 
 from pathlib import Path
 
@@ -21,33 +18,43 @@ from bertsmith.train.pretraining.session import build_checkpoint_provenance
 
 
 def write_snapshot(run: Path, step: int, out: Path) -> None:
-    """Write the model of ``run`` as it was after ``step`` steps, whole or not at all.
+    """Write the model of a pre-training run after ``step`` steps to ``out``, atomically.
 
-    Raises RunError where the run has no such checkpoint, StoreError where its model is not made yet
-    and its store is not there.
+    The tokenizer comes from the run's model directory, or from its store if the run is unfinished.
+
+    Raises:
+        RunError: If the run has no such checkpoint.
+        StoreError: If the store is needed but missing.
     """
     settings = PretrainSettings.parse(read_toml(run / SETTINGS_FILE), str(run / SETTINGS_FILE))
-    known = dict(checkpoint.list_checkpoints(run))
-    if step not in known:
-        there = ", ".join(map(str, known)) or "none"
+    checkpoints = dict(checkpoint.list_checkpoints(run))
+    if step not in checkpoints:
+        steps = ", ".join(map(str, checkpoints)) or "none"
         raise RunError(
-            f"{run}: no checkpoint of step {step}; there: {there}. checkpoint.keep says how many "
-            "of the last ones stay"
+            f"{run}: no checkpoint of step {step}; available: {steps}. Set checkpoint.keep to keep "
+            "more of them"
         )
     model = BertForPreTraining(settings.model)
-    checkpoint.load_weights(known[step], model)
-    finished = run / MODEL_DIR
-    words = Tokenizer.load(finished) if finished.exists() else _of_store(settings)
-    bundle.save(out, model, words, build_checkpoint_provenance(settings, step))
+    checkpoint.load_weights(checkpoints[step], model)
+    model_directory = run / MODEL_DIR
+    if model_directory.exists():
+        tokenizer = Tokenizer.load(model_directory)
+    else:
+        tokenizer = Store.open(settings.run.data).load_tokenizer()
+    bundle.save(out, model, tokenizer, build_checkpoint_provenance(settings, step))
 
 
 def write_latest_snapshot(run: Path, out: Path) -> tuple[int, int]:
-    """Write the model of the newest intact checkpoint; return its step and the run's steps.
+    """Write the model of the newest intact checkpoint of a pre-training or fine-tuning run.
 
-    Raises RunError where no checkpoint can be read.
+    Returns:
+        The step of the checkpoint and the total number of steps of the run.
+
+    Raises:
+        RunError: If no checkpoint can be read.
     """
-    is_tuning = "task" in read_toml(run / SETTINGS_FILE)
-    write = _write_tuned if is_tuning else write_snapshot
+    is_finetuning = "task" in read_toml(run / SETTINGS_FILE)
+    write = _write_fine_tuned_snapshot if is_finetuning else write_snapshot
     reasons = []
     for step, _ in reversed(checkpoint.list_checkpoints(run)):
         try:
@@ -59,16 +66,12 @@ def write_latest_snapshot(run: Path, out: Path) -> tuple[int, int]:
     raise RunError(f"{run}: no checkpoint of this run can be read:{''.join(reasons)}")
 
 
-def _write_tuned(run: Path, step: int, out: Path) -> None:
+def _write_fine_tuned_snapshot(run: Path, step: int, out: Path) -> None:
     settings = FinetuneSettings.parse(read_toml(run / SETTINGS_FILE), str(run / SETTINGS_FILE))
     task = settings.task
     head = bundle.HeadConfig(task.kind, tuple(task.labels))
     model = head.build_model(settings.model, settings.features)
     checkpoint.load_weights(dict(checkpoint.list_checkpoints(run))[step], model)
-    _, _, words = read_metadata(bundle.locate_model(settings.run.start_from))
+    _, _, tokenizer = read_metadata(bundle.locate_model(settings.run.start_from))
     info = {"task": task.name, "provenance": settings.model_dump(mode="json"), "step": step}
-    bundle.save_fine_tuned(out, model, words, head, info)
-
-
-def _of_store(settings: PretrainSettings) -> Tokenizer:
-    return Store.open(settings.run.data).load_tokenizer()
+    bundle.save_fine_tuned(out, model, tokenizer, head, info)

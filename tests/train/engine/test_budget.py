@@ -1,4 +1,4 @@
-"""Time budgets: how many steps and evaluations fit, and one new plan if the pace differs."""
+"""Time budgets: steps and evaluations that fit, and the revision of the number of steps."""
 
 import math
 from collections.abc import Callable
@@ -37,27 +37,29 @@ def _settings(**run: Any) -> PretrainSettings:
 
 
 @pytest.mark.parametrize("seconds", [6.0, 30.0, 180.0, 3600.0])
-@pytest.mark.parametrize("pause", [0.0, 0.01, 0.5, 1.5, 10.0, 100.0])
-@pytest.mark.parametrize("every", [None, 1, 250])
-def test_evaluations_take_a_tenth_of_the_time_at_most(
-    seconds: float, pause: float, every: int | None
+@pytest.mark.parametrize("evaluation_seconds", [0.0, 0.01, 0.5, 1.5, 10.0, 100.0])
+@pytest.mark.parametrize("eval_every", [None, 1, 250])
+def test_evaluations_take_at_most_a_tenth_of_the_budget(
+    seconds: float, evaluation_seconds: float, eval_every: int | None
 ) -> None:
-    """However long an evaluation is, one of them fits, and the other time is left for steps."""
+    """Evaluations of any length take at most a tenth of the budget, and steps take the rest."""
     settings = with_budget(
-        _settings(eval_every=every), replace(COST, evaluation_seconds=pause), seconds
+        _settings(eval_every=eval_every),
+        replace(COST, evaluation_seconds=evaluation_seconds),
+        seconds,
     )
-    steps, chosen = settings.schedule.total_steps(), settings.run.eval_every
-    assert chosen is not None
-    share = settings.run.eval_sequences / 512
-    evaluating = math.ceil(steps / chosen) * pause * share
-    assert evaluating <= 0.1 * seconds + 1e-9
-    # An interval that is rounded down may give some evaluations more.
-    most = seconds + 3 * pause * share + 1e-9
-    assert 0.88 * seconds <= steps * COST.step_seconds + evaluating <= most
+    steps, resolved_every = settings.schedule.total_steps(), settings.run.eval_every
+    assert resolved_every is not None
+    seconds_per_evaluation = evaluation_seconds * settings.run.eval_sequences / 512
+    eval_seconds = math.ceil(steps / resolved_every) * seconds_per_evaluation
+    assert eval_seconds <= 0.1 * seconds + 1e-9
+    # Rounding the interval down may add a few evaluations.
+    max_seconds = seconds + 3 * seconds_per_evaluation + 1e-9
+    assert 0.88 * seconds <= steps * COST.step_seconds + eval_seconds <= max_seconds
 
 
-def test_half_a_minute_is_not_spent_on_evaluations() -> None:
-    """Evaluations of 1.5 s, twenty of which take half a minute, left time for a single step."""
+def test_short_budget_has_few_evaluations() -> None:
+    """With slow evaluations and a budget of 30 s, there are fewer and then shorter evaluations."""
     settings = with_budget(_settings(), replace(COST, evaluation_seconds=1.5), 30.0)
     assert settings.schedule.total_steps() == 270
     assert (settings.run.eval_every, settings.run.eval_sequences) == (135, 512)
@@ -65,10 +67,10 @@ def test_half_a_minute_is_not_spent_on_evaluations() -> None:
     assert (slow.run.eval_every, slow.run.eval_sequences) == (slow.schedule.total_steps(), 256)
 
 
-def test_short_evaluations_stay_as_usual() -> None:
-    """Where evaluations are short, each twentieth of the run has one; so has a checkpoint.
+def test_fast_evaluations_keep_the_default_interval() -> None:
+    """Fast evaluations and checkpoints come every twentieth of the run.
 
-    In a short run checkpoints are half a minute apart.
+    Checkpoints of a short run are 30 s apart.
     """
     settings = with_budget(_settings(), replace(COST, evaluation_seconds=0.01), 1800.0)
     steps = settings.schedule.total_steps()
@@ -77,8 +79,8 @@ def test_short_evaluations_stay_as_usual() -> None:
     assert with_budget(_settings(), COST, 60.0).checkpoint.every == 300
 
 
-class Machine:
-    """A fake clock, and a run on it: steps of so many seconds, and a pause after some of them."""
+class SimulatedRun:
+    """Simulates a run with a fake clock, which starts 10 s after the start of the budget."""
 
     def __init__(self, seconds: float = 100.0, min_steps: int = 1) -> None:
         self.now = 10.0
@@ -86,156 +88,145 @@ class Machine:
         self.budget.start(0.0)
 
     def run(
-        self, step_seconds: Callable[[int], float], steps: int, pause: float = 0.0
+        self, step_seconds: Callable[[int], float], steps: int, evaluation_seconds: float = 0.0
     ) -> RevisedSchedule | None:
-        """Take steps until there is a new plan or all are taken."""
+        """Take steps, with an evaluation every 10 steps, until a revision or the last step."""
         for step in range(steps):
             self.now += step_seconds(step)
             self.budget.add_step(step_seconds(step))
             if step % 10 == 9:
-                self.now += pause
-            if (replan := self.budget.revise(step + 1, steps)) is not None:
-                return replan
+                self.now += evaluation_seconds
+            if (revision := self.budget.revise(step + 1, steps)) is not None:
+                return revision
         return None
 
 
 @pytest.mark.parametrize("factor", [0.75, 1.0, 1.2, 1.4])
-def test_a_run_near_its_plan_goes_on(factor: float) -> None:
-    """Ten seconds of start-up and a pace within the tolerance: the plan stays."""
-    assert Machine().run(lambda _: 0.1 * factor, 900) is None
+def test_run_within_the_tolerance_is_not_revised(factor: float) -> None:
+    """A run whose steps take up to 1.4 times the expected time keeps its number of steps."""
+    assert SimulatedRun().run(lambda _: 0.1 * factor, 900) is None
 
 
-def test_a_slow_run_gets_fewer_steps_that_meet_the_budget() -> None:
-    """Five times slower than planned: after a tenth of the time, steps for the rest of it."""
-    machine = Machine()
-    replan = machine.run(lambda _: 0.5, 900)
-    assert replan is not None
-    assert replan.step_seconds == pytest.approx(0.5)
-    assert replan.step == 21
-    assert replan.expected_seconds == pytest.approx(10 + 21 * 0.5 + 879 * 0.525)
-    finish = machine.now + (replan.steps - replan.step) * 0.5
-    assert 93 < finish <= 100
+def test_slow_run_gets_fewer_steps() -> None:
+    """A run with steps 5 times slower than expected gets fewer steps and meets its budget."""
+    simulation = SimulatedRun()
+    revision = simulation.run(lambda _: 0.5, 900)
+    assert revision is not None
+    assert revision.step_seconds == pytest.approx(0.5)
+    assert revision.step == 21
+    assert revision.expected_seconds == pytest.approx(10 + 21 * 0.5 + 879 * 0.525)
+    end_time = simulation.now + (revision.steps - revision.step) * 0.5
+    assert 93 < end_time <= 100
 
 
-def test_a_fast_run_gets_more_steps() -> None:
-    """A probe on a machine that was busy: twice as fast gives about twice the steps."""
-    machine = Machine()
-    replan = machine.run(lambda _: 0.05, 900)
-    assert replan is not None
-    assert replan.steps > 1600
-    assert 93 < machine.now + (replan.steps - replan.step) * 0.05 <= 100
+def test_fast_run_gets_more_steps() -> None:
+    """A run with steps twice as fast as expected gets about twice the steps."""
+    simulation = SimulatedRun()
+    revision = simulation.run(lambda _: 0.05, 900)
+    assert revision is not None
+    assert revision.steps > 1600
+    assert 93 < simulation.now + (revision.steps - revision.step) * 0.05 <= 100
 
 
-def test_a_machine_that_becomes_slow_later_is_noticed() -> None:
-    """The pace is that of the steps since it changed, not of the whole run."""
-    machine = Machine()
-    replan = machine.run(lambda step: 0.1 if step < 450 else 1.0, 900)
-    assert replan is not None
-    assert 450 < replan.step < 470
-    assert replan.step_seconds == pytest.approx(1.0)
-    assert machine.now + (replan.steps - replan.step) * 1.0 < 106
+def test_late_slowdown_is_detected() -> None:
+    """The step time is measured over recent steps, not over the whole run."""
+    simulation = SimulatedRun()
+    revision = simulation.run(lambda step: 0.1 if step < 450 else 1.0, 900)
+    assert revision is not None
+    assert 450 < revision.step < 470
+    assert revision.step_seconds == pytest.approx(1.0)
+    assert simulation.now + (revision.steps - revision.step) * 1.0 < 106
 
 
-def test_a_short_disturbance_changes_nothing() -> None:
-    """Some slow steps are noticed, but not confirmed by those that follow."""
-    assert Machine().run(lambda step: 1.0 if 100 <= step < 104 else 0.1, 850) is None
+def test_short_disturbance_is_ignored() -> None:
+    """A few slow steps cause no revision, because later steps do not confirm the slowdown."""
+    assert SimulatedRun().run(lambda step: 1.0 if 100 <= step < 104 else 0.1, 850) is None
 
 
-def test_the_learning_rate_has_steps_to_fall_however_late_it_is() -> None:
-    """Stopped for longer than its budget, a run still ends with a twentieth of its steps."""
-    machine = Machine()
-    replan = machine.run(lambda step: 0.1 if step != 400 else 400.0, 900)
-    assert replan is not None
-    assert replan.steps == replan.step + math.ceil(0.05 * replan.step)
+def test_late_run_keeps_steps_for_the_decay() -> None:
+    """A run paused for longer than its budget gets 5 % more steps for the learning rate decay."""
+    revision = SimulatedRun().run(lambda step: 0.1 if step != 400 else 400.0, 900)
+    assert revision is not None
+    assert revision.steps == revision.step + math.ceil(0.05 * revision.step)
 
 
-def test_long_evaluations_count() -> None:
-    """Pauses that were measured are part of what the remaining steps take."""
-    machine = Machine()
-    replan = machine.run(lambda _: 0.1, 900, pause=2.0)
-    assert replan is not None
-    assert replan.steps < 400
+def test_slow_evaluations_count() -> None:
+    """The measured time of evaluations is part of the expected duration."""
+    revision = SimulatedRun().run(lambda _: 0.1, 900, evaluation_seconds=2.0)
+    assert revision is not None
+    assert revision.steps < 400
 
 
-def test_the_first_steps_decide_nothing() -> None:
-    """A first step that warms up, and less than a tenth of the time, are no measurement."""
-    machine = Machine()
-    assert machine.run(lambda _: 50.0, 1) is None
-    assert Machine().run(lambda step: 9.0 if step == 0 else 0.1, 90) is None
-    assert Machine(min_steps=900).run(lambda _: 0.5, 900) is None
+def test_first_step_and_minimum_steps_cause_no_revision() -> None:
+    """The first step is not measured, and the number of steps never falls below ``min_steps``."""
+    assert SimulatedRun().run(lambda _: 50.0, 1) is None
+    assert SimulatedRun().run(lambda step: 9.0 if step == 0 else 0.1, 90) is None
+    assert SimulatedRun(min_steps=900).run(lambda _: 0.5, 900) is None
 
 
-def test_noise_is_a_quarter_of_slow_steps() -> None:
-    """One slow step is none; a quarter of them at twice the time is."""
+def test_times_are_noisy_if_a_quarter_of_the_steps_is_slow() -> None:
+    """A single slow step is not noise; many steps that take twice the time are."""
     assert not is_noisy([1.0, 1.1, 1.0, 1.2, 5.0])
     assert is_noisy([1.0, 2.0, 1.0, 2.1, 1.0, 2.0])
     assert not is_noisy([1.0, 9.0])
 
 
-def _replans_once(self: TimeBudget, step: int, steps: int) -> RevisedSchedule | None:
+def _revise_at_step_4(self: TimeBudget, step: int, steps: int) -> RevisedSchedule | None:
     return RevisedSchedule(4, 8, 1.0, 60.0) if step == 4 and steps > 8 else None
 
 
-def _refuses(*_: Any) -> Any:
-    raise AssertionError("planned or probed again")
+def _fail(*_: Any) -> Any:
+    raise AssertionError("revised or measured a second time")
 
 
-def test_a_new_plan_is_recorded_and_a_resumed_run_follows_it(
+def test_revision_is_stored_and_used_by_a_resumed_run(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed after the new plan, a run ends with the bytes of one that was not killed."""
-    many = {"minutes": 1.0, "checkpoint__every": 2, "checkpoint__keep": 9,
-            "checkpoint__keep_optimizer": "true"}  # fmt: skip
-    monkeypatch.setattr(
-        Session, "measure", lambda *_: replace(COST, step_seconds=2.0, evaluation_seconds=0.3)
-    )
-    monkeypatch.setattr(TimeBudget, "replan", _replans_once)
-    result = train(**many)
-    stored = read_toml(tmp_path / "run" / "settings.toml")["schedule"]
-    planned = stored["planned_steps"]
-    assert (stored["steps"], stored["replanned_at"]) == (8, 4)
-    assert 10 < planned <= 30
+    """A run killed after a revision ends with the same weights as an uninterrupted run."""
+    arguments = {"minutes": 1.0, "checkpoint__every": 2, "checkpoint__keep": 9,
+                 "checkpoint__keep_optimizer": "true"}  # fmt: skip
+    cost = replace(COST, step_seconds=2.0, evaluation_seconds=0.3)
+    monkeypatch.setattr(Session, "measure_cost", lambda *_: cost)
+    monkeypatch.setattr(TimeBudget, "revise", _revise_at_step_4)
+    result = train(**arguments)
+    run = tmp_path / "run"
+    schedule = read_toml(run / "settings.toml")["schedule"]
+    assert (schedule["steps"], schedule["replanned_at"]) == (8, 4)
+    assert 10 < schedule["planned_steps"] <= 30
     assert (result.steps, result.outcome.state.step) == (8, 8)
-    lines = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "train"]
-    assert [line["step"] for line in lines] == [*range(1, 9)]
-    rates = [line["lr"] for line in lines]
-    assert all(second < first for first, second in pairwise(rates[4:]))
-    assert rates[4] > 0.5 * max(rates)
-    assert [line["step"] for line in read_metrics(tmp_path / "run") if line["kind"] == "heldout"][
-        -1
-    ] == 8
-    name = "model/model.safetensors"
-    weights = (tmp_path / "run" / name).read_bytes()
-    monkeypatch.setattr(Session, "measure", _refuses)
-    monkeypatch.setattr(TimeBudget, "replan", _refuses)
-    for last in (6, 4, 2):
-        for step, directory in list_checkpoints(tmp_path / "run"):
-            if step > last:
-                directory.rename(tmp_path / f"{last}-{step}")
-        (tmp_path / "run" / "model").rename(tmp_path / f"model-{last}")
-        train(**many)
-        assert (tmp_path / "run" / name).read_bytes() == weights
-    with pytest.raises(RunError, match=r"schedule\.minutes: 1\.0 there, 2\.0 now"):
-        train(**{**many, "minutes": 2.0})
+    train_lines = [line for line in read_metrics(run) if line["kind"] == "train"]
+    assert [line["step"] for line in train_lines] == [*range(1, 9)]
+    lrs = [line["lr"] for line in train_lines]
+    assert all(second < first for first, second in pairwise(lrs[4:]))
+    assert lrs[4] > 0.5 * max(lrs)
+    assert [line["step"] for line in read_metrics(run) if line["kind"] == "heldout"][-1] == 8
+    weights = (run / "model" / "model.safetensors").read_bytes()
+    monkeypatch.setattr(Session, "measure_cost", _fail)
+    monkeypatch.setattr(TimeBudget, "revise", _fail)
+    for last_step in (6, 4, 2):
+        for step, directory in list_checkpoints(run):
+            if step > last_step:
+                directory.rename(tmp_path / f"{last_step}-{step}")
+        (run / "model").rename(tmp_path / f"model-{last_step}")
+        train(**arguments)
+        assert (run / "model" / "model.safetensors").read_bytes() == weights
+    with pytest.raises(RunError, match=r"schedule\.minutes: 1\.0 in the run, 2\.0 now"):
+        train(**{**arguments, "minutes": 2.0})
 
 
-def test_settings_of_evaluations_are_those_of_the_budget(
+def test_budget_limits_evaluations_of_the_user(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Evaluations that were asked for are limited too; the same command resumes the run."""
-    monkeypatch.setattr(
-        Session,
-        "measure",
-        lambda *_: replace(COST, step_seconds=0.5, evaluation_seconds=4.0, eval_sequences=8),
-    )
-    monkeypatch.setattr(TimeBudget, "replan", lambda *_: None)
-    many = {"minutes": 0.2, "run__eval_every": 2, "run__eval_sequences": 8}
-    first = train(**many)
-    stored = read_toml(tmp_path / "run" / "settings.toml")
-    assert stored["run"]["eval_every"] == stored["schedule"]["steps"] == first.steps
-    assert 1 <= stored["run"]["eval_sequences"] <= 2
-    assert [
-        line["step"] for line in read_metrics(tmp_path / "run") if line["kind"] == "heldout"
-    ] == [first.steps]
-    monkeypatch.setattr(Session, "measure", _refuses)
-    assert train(**many).steps == first.steps
+    """The budget also limits an evaluation interval of the user, and the run can be resumed."""
+    cost = replace(COST, step_seconds=0.5, evaluation_seconds=4.0, eval_sequences=8)
+    monkeypatch.setattr(Session, "measure_cost", lambda *_: cost)
+    monkeypatch.setattr(TimeBudget, "revise", lambda *_: None)
+    arguments = {"minutes": 0.2, "run__eval_every": 2, "run__eval_sequences": 8}
+    result = train(**arguments)
+    settings = read_toml(tmp_path / "run" / "settings.toml")
+    assert settings["run"]["eval_every"] == settings["schedule"]["steps"] == result.steps
+    assert 1 <= settings["run"]["eval_sequences"] <= 2
+    heldout = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "heldout"]
+    assert [line["step"] for line in heldout] == [result.steps]
+    monkeypatch.setattr(Session, "measure_cost", _fail)
+    assert train(**arguments).steps == result.steps

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, the last few and the best, and damage that is told."""
+"""Checkpoints: atomic writing, restoring, retention, and handling of damaged files."""
 
 import json
 from collections.abc import Callable
@@ -25,22 +25,22 @@ from bertsmith.train.engine.checkpoint import (
 )
 
 
-def _trained(seed: int = 0) -> tuple[nn.Module, torch.optim.AdamW]:
-    """Return a small model after one step, so that it has moments."""
+def _train_model(seed: int = 0) -> tuple[nn.Module, torch.optim.AdamW]:
+    """Return a small model and its optimizer after one step, so that there are moments."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
-    _step(model, optimizer)
+    _take_step(model, optimizer)
     return model, optimizer
 
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def _take_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     model(torch.tensor([[1.0, -2.0, 0.5]])).square().sum().backward()
     optimizer.step()
     optimizer.zero_grad()
 
 
-def _content(run: Path) -> dict[str, bytes]:
+def _read_files(run: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(run)): path.read_bytes()
         for path in sorted(run.rglob("*"))
@@ -48,103 +48,107 @@ def _content(run: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_restored_run_takes_the_same_step(tmp_path: Path) -> None:
-    """Weights, moments, count of steps and state come back bit by bit."""
-    model, optimizer = _trained()
+def test_restored_run_takes_the_same_step(tmp_path: Path) -> None:
+    """Weights, moments, step count and state are restored exactly."""
+    model, optimizer = _train_model()
     state = TrainingState(step=1, seconds=2.5, best_step=1, best_loss=0.75)
     directory = save(tmp_path, state, model, optimizer, keep=2)
-    other, fresh = _trained(seed=9)
-    assert restore(directory, other, fresh) == state
-    _step(model, optimizer)
-    _step(other, fresh)
-    for one, two in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(one, two)
-        for kind in ("exp_avg", "exp_avg_sq", "step"):
-            assert torch.equal(optimizer.state[one][kind], fresh.state[two][kind])
+    restored_model, restored_optimizer = _train_model(seed=9)
+    assert restore(directory, restored_model, restored_optimizer) == state
+    _take_step(model, optimizer)
+    _take_step(restored_model, restored_optimizer)
+    for parameter, restored in zip(model.parameters(), restored_model.parameters(), strict=True):
+        assert torch.equal(parameter, restored)
+        for name in ("exp_avg", "exp_avg_sq", "step"):
+            assert torch.equal(
+                optimizer.state[parameter][name], restored_optimizer.state[restored][name]
+            )
 
 
-def test_the_last_few_and_the_best_stay(tmp_path: Path) -> None:
-    """Of ten checkpoints the last two stay, and the best one as long as it is the best."""
-    model, optimizer = _trained()
-    standing = []
+def test_last_and_best_checkpoints_are_kept(tmp_path: Path) -> None:
+    """The last two checkpoints and the best one are kept, the others are removed."""
+    model, optimizer = _train_model()
+    remaining_steps = []
     for step, best in [(1, 1), (2, 2), (3, 2), (4, 2), (5, 2), (10, 10), (11, 10), (12, 10)]:
         save(tmp_path, TrainingState(step=step, best_step=best), model, optimizer, keep=2)
-        standing.append([step for step, _ in list_checkpoints(tmp_path)])
-    assert standing == [
+        remaining_steps.append([step for step, _ in list_checkpoints(tmp_path)])
+    assert remaining_steps == [
         [1], [1, 2], [2, 3], [2, 3, 4], [2, 4, 5], [5, 10], [10, 11], [10, 11, 12]
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("at", ["weights", "moments", "state", "checksums"])
-def test_a_crash_in_the_middle_leaves_the_older_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+@pytest.mark.parametrize("failing_file", ["weights", "moments", "state", "checksums"])
+def test_failed_save_keeps_older_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_file: str
 ) -> None:
-    """Whichever file cannot be written, nothing new stands under a checkpoint's name."""
-    model, optimizer = _trained()
+    """If any file of a checkpoint cannot be written, the run directory is unchanged."""
+    model, optimizer = _train_model()
     save(tmp_path, TrainingState(step=1), model, optimizer, keep=1)
-    before = _content(tmp_path)
-    files_before_failure = {"weights": 0, "moments": 1, "state": 2, "checksums": 3}[at]
+    files = _read_files(tmp_path)
+    writes_before_failure = ["weights", "moments", "state", "checksums"].index(failing_file)
 
-    def fails_later(write: Callable[..., None]) -> Callable[..., None]:
+    def fail_later(write: Callable[..., None]) -> Callable[..., None]:
         def replacement(*arguments: Any) -> None:
-            nonlocal files_before_failure
-            files_before_failure -= 1
-            if files_before_failure < 0:
+            nonlocal writes_before_failure
+            writes_before_failure -= 1
+            if writes_before_failure < 0:
                 raise OSError(28, "No space left on device")
             write(*arguments)
 
         return replacement
 
-    monkeypatch.setattr(checkpoint, "save_tensors", fails_later(save_tensors))
-    monkeypatch.setattr(checkpoint, "write_json", fails_later(write_json))
+    monkeypatch.setattr(checkpoint, "save_tensors", fail_later(save_tensors))
+    monkeypatch.setattr(checkpoint, "write_json", fail_later(write_json))
     with pytest.raises(OSError, match="No space"):
         save(tmp_path, TrainingState(step=2), model, optimizer, keep=1)
-    assert _content(tmp_path) == before
+    assert _read_files(tmp_path) == files
     assert [step for step, _ in list_checkpoints(tmp_path)] == [1]
 
 
-def test_what_a_kill_leaves_is_no_checkpoint_and_is_swept(tmp_path: Path) -> None:
-    """Half-written and half-removed directories are never found; the next start sweeps them."""
-    model, optimizer = _trained()
+def test_partial_checkpoints_are_ignored_and_removed(tmp_path: Path) -> None:
+    """Half-written and half-removed directories are not listed, and can be removed."""
+    model, optimizer = _train_model()
     save(tmp_path, TrainingState(step=1), model, optimizer, keep=1)
-    before = _content(tmp_path)
+    files = _read_files(tmp_path)
     for name in (".step-2.4711.tmp", ".step-1.old"):
         (tmp_path / CHECKPOINTS_DIR / name).mkdir()
         (tmp_path / CHECKPOINTS_DIR / name / "weights.safetensors").write_bytes(b"half")
     assert [step for step, _ in list_checkpoints(tmp_path)] == [1]
     remove_partial_checkpoints(tmp_path)
-    assert _content(tmp_path) == before
+    assert _read_files(tmp_path) == files
 
 
 @pytest.mark.parametrize("has_checksums", [True, False])
 @pytest.mark.parametrize(
     "damage",
     [
-        "weights short",
-        "weights gone",
-        "moments empty",
-        "state torn",
-        "state strange",
+        "truncated weights",
+        "missing weights",
+        "empty moments",
+        "truncated state",
+        "unknown state field",
         "other model",
     ],
 )
-def test_a_damaged_checkpoint_is_named(tmp_path: Path, damage: str, has_checksums: bool) -> None:
-    """RunError names the directory; nothing is a traceback of a library."""
-    model, optimizer = _trained()
+def test_damaged_checkpoint_raises_run_error(
+    tmp_path: Path, damage: str, has_checksums: bool
+) -> None:
+    """Every kind of damage raises a RunError that names the directory."""
+    model, optimizer = _train_model()
     directory = save(tmp_path, TrainingState(step=3), model, optimizer, keep=1)
     weights, state = directory / checkpoint.WEIGHTS_FILE, directory / checkpoint.STATE_FILE
     if not has_checksums:
         (directory / checkpoint.CHECKSUMS_FILE).unlink()
     match damage:
-        case "weights short":
+        case "truncated weights":
             weights.write_bytes(weights.read_bytes()[:-4])
-        case "weights gone":
+        case "missing weights":
             weights.unlink()
-        case "moments empty":
+        case "empty moments":
             (directory / checkpoint.MOMENTS_FILE).write_bytes(b"")
-        case "state torn":
+        case "truncated state":
             state.write_text(state.read_text()[:10])
-        case "state strange":
+        case "unknown state field":
             state.write_text(json.dumps({"steps": 3}))
         case _:
             model = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5))
@@ -153,23 +157,23 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, damage: str, has_checksum
 
 
 class RecordingProgress(NullProgress):
-    """Progress that collects the notes."""
+    """Progress that records the log messages."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
 
     def log(self, text: str) -> None:
-        """Collect a note."""
+        """Record a message."""
         self.messages.append(text)
 
 
-def _flip_last_byte(path: Path) -> None:
+def _flip_bit_of_last_byte(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 0x40
     path.write_bytes(content)
 
 
-FILES = (
+CHECKPOINT_FILES = (
     checkpoint.WEIGHTS_FILE,
     checkpoint.MOMENTS_FILE,
     checkpoint.STATE_FILE,
@@ -177,53 +181,58 @@ FILES = (
 )
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_flipped_byte_falls_back_to_the_checkpoint_before(tmp_path: Path, name: str) -> None:
-    """The damaged checkpoint is named and set aside; weights and moments of the older one load."""
-    model, optimizer = _trained()
+@pytest.mark.parametrize("name", CHECKPOINT_FILES)
+def test_resume_falls_back_to_the_checkpoint_before_a_damaged_one(
+    tmp_path: Path, name: str
+) -> None:
+    """The damaged checkpoint is logged and renamed, and the older one is restored."""
+    model, optimizer = _train_model()
     save(tmp_path, TrainingState(step=1), model, optimizer, keep=9)
     expected = [parameter.detach().clone() for parameter in model.parameters()]
-    _step(model, optimizer)
+    _take_step(model, optimizer)
     newest = save(tmp_path, TrainingState(step=2), model, optimizer, keep=9)
-    _flip_last_byte(newest / name)
-    damaged = _content(newest)
-    other, fresh = _trained(seed=9)
-    notes = RecordingProgress()
-    assert resume(tmp_path, other, fresh, notes) == TrainingState(step=1)
-    assert all(map(torch.equal, other.parameters(), expected))
-    assert all(float(fresh.state[one]["step"]) == 1.0 for one in other.parameters())
-    (text,) = notes.messages
-    assert text.startswith(f"{newest}: this checkpoint cannot be read: ")
-    assert text.endswith("; kept as step-2.damaged")
+    _flip_bit_of_last_byte(newest / name)
+    damaged_files = _read_files(newest)
+    restored_model, restored_optimizer = _train_model(seed=9)
+    progress = RecordingProgress()
+    state = resume(tmp_path, restored_model, restored_optimizer, progress)
+    assert state == TrainingState(step=1)
+    assert all(map(torch.equal, restored_model.parameters(), expected))
+    for parameter in restored_model.parameters():
+        assert float(restored_optimizer.state[parameter]["step"]) == 1.0
+    (message,) = progress.messages
+    assert message.startswith(f"{newest}: this checkpoint cannot be read: ")
+    assert message.endswith("; kept as step-2.damaged")
     assert [step for step, _ in list_checkpoints(tmp_path)] == [1]
-    assert _content(newest.with_name("step-2.damaged")) == damaged
-    # A new checkpoint of that step, damaged as well, replaces the one that was set aside.
-    _flip_last_byte(save(tmp_path, TrainingState(step=2), model, optimizer, keep=9) / name)
-    assert resume(tmp_path, other, fresh, notes).step == 1
+    assert _read_files(newest.with_name("step-2.damaged")) == damaged_files
+    # A second damaged checkpoint of the same step replaces the first damaged one.
+    second = save(tmp_path, TrainingState(step=2), model, optimizer, keep=9)
+    _flip_bit_of_last_byte(second / name)
+    assert resume(tmp_path, restored_model, restored_optimizer, progress).step == 1
     assert sorted(path.name for path in newest.parent.iterdir()) == ["step-1", "step-2.damaged"]
 
 
-def test_without_an_intact_checkpoint_nothing_is_renamed(tmp_path: Path) -> None:
-    """The error names each checkpoint with its reason and says what to do; the files stay."""
-    model, optimizer = _trained()
+def test_resume_without_an_intact_checkpoint_changes_nothing(tmp_path: Path) -> None:
+    """The error names each checkpoint with its reason and a solution; the files are unchanged."""
+    model, optimizer = _train_model()
     for step in (1, 2):
         directory = save(tmp_path, TrainingState(step=step), model, optimizer, keep=9)
-        _flip_last_byte(directory / checkpoint.MOMENTS_FILE)
-    before = _content(tmp_path)
-    with pytest.raises(RunError) as raised:
+        _flip_bit_of_last_byte(directory / checkpoint.MOMENTS_FILE)
+    files = _read_files(tmp_path)
+    with pytest.raises(RunError) as caught:
         resume(tmp_path, model, optimizer, RecordingProgress())
-    for words in ("step-1: this", "step-2: this", "moments.safetensors does not match", "backup",
-                  f"remove {tmp_path / CHECKPOINTS_DIR} to train again"):  # fmt: skip
-        assert words in str(raised.value)
-    assert _content(tmp_path) == before
+    for text in ("step-1: this", "step-2: this", "moments.safetensors does not match", "backup",
+                 f"remove {tmp_path / CHECKPOINTS_DIR} to train again"):  # fmt: skip
+        assert text in str(caught.value)
+    assert _read_files(tmp_path) == files
 
 
-def test_weights_alone_are_verified_too(tmp_path: Path) -> None:
-    """Neither a snapshot nor the best weights of a fine-tuning are read from a damaged file."""
-    model, optimizer = _trained()
+def test_load_weights_verifies_the_checksum(tmp_path: Path) -> None:
+    """Damaged weights are rejected by ``load_weights`` and ``load_best``."""
+    model, optimizer = _train_model()
     directory = save(tmp_path, TrainingState(step=4), model, optimizer, keep=1)
     checkpoint.load_weights(directory, model)
-    _flip_last_byte(directory / checkpoint.WEIGHTS_FILE)
+    _flip_bit_of_last_byte(directory / checkpoint.WEIGHTS_FILE)
     with pytest.raises(RunError, match=r"weights\.safetensors does not match its checksum"):
         checkpoint.load_weights(directory, model)
     with pytest.raises(RunError, match="holds the best weights of this run; restore it"):
@@ -232,8 +241,8 @@ def test_weights_alone_are_verified_too(tmp_path: Path) -> None:
         checkpoint.load_best(tmp_path, 7, model)
 
 
-def test_foreign_names_are_no_checkpoints(tmp_path: Path) -> None:
-    """Only step-N counts, in the order of the numbers; a run without any has none."""
+def test_only_step_directories_are_listed(tmp_path: Path) -> None:
+    """Only directories named step-N are checkpoints, sorted by number."""
     assert list_checkpoints(tmp_path) == []
     for name in ("step-10", "step-9", "step-x", "step-", "notes"):
         (tmp_path / CHECKPOINTS_DIR / name).mkdir(parents=True)

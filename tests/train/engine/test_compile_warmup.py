@@ -1,4 +1,4 @@
-"""What a compiled model meets first: enough for every batch of a run, and always the same."""
+"""Compiler warm-up: its batches compile every graph that a run needs."""
 
 from functools import partial
 from pathlib import Path
@@ -20,59 +20,67 @@ from bertsmith.train.pretraining.session import Session
 from tests.train.conftest import assignments
 
 
-@pytest.mark.parametrize(("batch", "length", "micro"), [(2, 8, 10**6), (32, 128, 500), (6, 9, 64)])
-def test_no_two_sizes_are_equal_by_accident(batch: int, length: int, micro: int) -> None:
-    """Tokens, sequences, borders, longest and predictions of the batch of many all differ."""
-    many = warmup_batches(DataSettings(batch=batch, length=length), length, micro)[0]
-    borders = len(many.cu_seqlens)
-    sizes = [len(many), borders, many.max_seqlen, len(many.ids), len(many.masked_labels)]
-    assert len(set(sizes)) == len(sizes)
-    assert len(many) >= 2
-
-
-def test_a_single_sequence_where_one_can_come() -> None:
-    """A batch of one has one graph; one that is cut may leave a single one; others need none."""
-
-    def counts(batch: int, longest: int, micro: int) -> list[int]:
-        settings = DataSettings(batch=batch, length=32)
-        return [min(len(one), 2) for one in warmup_batches(settings, longest, micro)]
-
-    assert counts(1, 32, 10**6) == [1]
-    assert counts(8, 32, 10**6) == [2]
-    assert counts(8, 32, 255) == [2, 1]
-    assert counts(8, 64, 256) == [2, 1]
-
-
-def test_no_batch_of_a_run_needs_another_graph(
-    store: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("batch_size", "length", "micro_batch_tokens"), [(2, 8, 10**6), (32, 128, 500), (6, 9, 64)]
+)
+def test_all_sizes_of_a_warmup_batch_differ(
+    batch_size: int, length: int, micro_batch_tokens: int
 ) -> None:
-    """After the first batches, ragged and equal, single and long ones compile nothing more."""
+    """Tokens, sequences, cu_seqlens, max_seqlen and predictions of the first batch differ."""
+    settings = DataSettings(batch=batch_size, length=length)
+    batch = warmup_batches(settings, length, micro_batch_tokens)[0]
+    num_predictions = len(batch.masked_labels)
+    num_boundaries = len(batch.cu_seqlens)
+    sizes = [len(batch), num_boundaries, batch.max_seqlen, len(batch.ids), num_predictions]
+    assert len(set(sizes)) == len(sizes)
+    assert len(batch) >= 2
+
+
+def test_single_sequence_is_compiled_only_if_needed() -> None:
+    """There is a batch of one sequence if the batch size is 1 or splitting can leave one."""
+
+    def sequences_per_batch(batch_size: int, max_length: int, micro_batch_tokens: int) -> list[int]:
+        settings = DataSettings(batch=batch_size, length=32)
+        return [
+            min(len(batch), 2) for batch in warmup_batches(settings, max_length, micro_batch_tokens)
+        ]
+
+    assert sequences_per_batch(1, 32, 10**6) == [1]
+    assert sequences_per_batch(8, 32, 10**6) == [2]
+    assert sequences_per_batch(8, 32, 255) == [2, 1]
+    assert sequences_per_batch(8, 64, 256) == [2, 1]
+
+
+def test_later_batches_compile_no_graph(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the warm-up, batches of any number and length of sequences compile nothing."""
     graphs: list[int] = []
 
-    def count(graph: Any, examples: Any) -> Any:
-        graphs.append(len(examples))
+    def record_graph(graph: Any, example_inputs: Any) -> Any:
+        graphs.append(len(example_inputs))
         return graph.forward
 
     torch.compiler.reset()
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=count))
-    chosen = assignments(run__compile="true", data__batch=8, run__micro_batch_tokens=128)
-    settings = resolve_settings(Overrides(data=store, assignments=chosen), Store.open(store))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=record_graph))
+    options = assignments(run__compile="true", data__batch=8, run__micro_batch_tokens=128)
+    settings = resolve_settings(Overrides(data=store, assignments=options), Store.open(store))
     session = Session(settings, Store.open(store))
-    made = len(graphs)
-    assert made == 2
+    num_graphs = len(graphs)
+    assert num_graphs == 2
     session.model.train()
 
-    def run(batch: Batch) -> None:
-        piece = to_device(batch, torch.device("cpu"))
-        compute_mean_losses(session.compiled_model, piece, [piece], DropoutSeed(torch.tensor(3)))
+    def compute_losses(batch: Batch) -> None:
+        micro_batch = to_device(batch, torch.device("cpu"))
+        dropout_seed = DropoutSeed(torch.tensor(3))
+        compute_mean_losses(session.compiled_model, micro_batch, [micro_batch], dropout_seed)
 
-    stream = build_heldout_stream(session.heldout_split, session.token_facts, settings.data)
-    for count_of in (1, 2, 3, 5, 11):
+    stream = build_heldout_stream(session.heldout_split, session.vocabulary, settings.data)
+    for batch_size in (1, 2, 3, 5, 11):
         for first in (0, 4):
-            run(stream.batch(first, count_of))
-    one = stream.batch(0, 1)
-    run(concat_batches([one, one]))
-    run(concat_batches([one, one, one, one]))
+            compute_losses(stream.batch(first, batch_size))
+    single = stream.batch(0, 1)
+    compute_losses(concat_batches([single, single]))
+    compute_losses(concat_batches([single, single, single, single]))
     longer = settings.data.model_copy(update={"length": 64})
-    run(build_heldout_stream(session.heldout_split, session.token_facts, longer).batch(0, 6))
-    assert len(graphs) == made
+    long_stream = build_heldout_stream(session.heldout_split, session.vocabulary, longer)
+    compute_losses(long_stream.batch(0, 6))
+    assert len(graphs) == num_graphs

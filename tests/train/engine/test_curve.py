@@ -1,4 +1,4 @@
-"""The picture of a run."""
+"""The loss curve of a run."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ from bertsmith.train.engine.curve import CURVE_FILE, draw
 
 
 @pytest.mark.parametrize("title", ["run: 2 layers", "r$x^{$: 2 layers", "\\frac $", "n\udcff"])
-def test_any_name_can_stand_in_the_title(tmp_path: Path, title: str) -> None:
-    """A run's name is drawn as it is: dollar signs in it begin no formula."""
+def test_any_run_name_can_be_the_title(tmp_path: Path, title: str) -> None:
+    """Dollar signs and invalid characters in the name of a run do not prevent the drawing."""
     pytest.importorskip("matplotlib")
     lines = [
         {"step": 1, "kind": "train", "masked_lm": 2.0},

@@ -1,4 +1,4 @@
-"""The optimizer: which parameters decay, and a step against plain numpy."""
+"""The optimizer: weight decay groups, and optimizer steps compared with numpy."""
 
 import math
 from typing import Any
@@ -23,16 +23,16 @@ CPU = Machine(torch.device("cpu"), "fp32", "padded")
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_decay_groups_by_name(norm: Any) -> None:
-    """All weights of Linear and Embedding decay; no bias and no LayerNorm does; none is left out.
+def test_only_weights_of_linear_and_embedding_decay(norm: Any) -> None:
+    """Every parameter is in one group: biases and LayerNorm do not decay, everything else does.
 
-    The masked-LM decoder's weight is the word table, and stands in one group once.
+    The MLM decoder's weight, tied to the word embeddings, occurs only once.
     """
     config = ModelConfig(
         vocab_size=31, layers=2, width=14, heads=2, feed_forward=17, max_positions=19, norm=norm
     )
     model = BertForPreTraining(config)
-    spared = {
+    expected_without_decay = {
         id(parameter)
         for module in model.modules()
         for name, parameter in module.named_parameters(recurse=False)
@@ -40,28 +40,29 @@ def test_decay_groups_by_name(norm: Any) -> None:
     }
     optimizer = build_optimizer(model, OptimSettings(weight_decay=0.03))
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.03, 0.0]
-    with_decay, without = ([id(p) for p in group["params"]] for group in optimizer.param_groups)
-    assert set(without) == spared
-    assert sorted(with_decay + without) == sorted(id(p) for p in model.parameters())
+    with_decay, without_decay = (
+        [id(p) for p in group["params"]] for group in optimizer.param_groups
+    )
+    assert set(without_decay) == expected_without_decay
+    assert sorted(with_decay + without_decay) == sorted(id(p) for p in model.parameters())
     names = {name for name, _ in model.named_parameters() if not has_weight_decay(name)}
     assert {"mlm.decoder.bias", "mlm.norm.weight", "pooler.dense.bias"} <= names
     assert not {"bert.embeddings.words.weight", "nsp.classifier.weight"} & names
 
 
-def test_a_fixed_position_table_is_not_trained() -> None:
-    """Sinusoidal positions belong to no group."""
+def test_sinusoidal_positions_are_not_trained() -> None:
+    """Sinusoidal position embeddings are in no parameter group."""
     config = ModelConfig(
         vocab_size=31, layers=1, width=14, heads=2, feed_forward=17, positions="sinusoidal"
     )
     model = BertForPreTraining(config)
-    held = [
-        p for group in build_optimizer(model, OptimSettings()).param_groups for p in group["params"]
-    ]
-    assert not any(p is model.bert.embeddings.positions.weight for p in held)
+    optimizer = build_optimizer(model, OptimSettings())
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    assert not any(p is model.bert.embeddings.positions.weight for p in parameters)
 
 
-class _Plane(nn.Module):
-    """Two parameters, one that decays and one that does not."""
+class _TwoParameters(nn.Module):
+    """A module with one parameter that decays and one that does not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,112 +70,127 @@ class _Plane(nn.Module):
         self.bias = nn.Parameter(torch.tensor([0.3, -0.7]))
 
     def named_parameters(self, *arguments: Any, **keywords: Any) -> Any:
-        """Name them as in a model."""
+        """Yield the parameters with names as in a BERT."""
         yield "layer.weight", self.weight
         yield "layer.bias", self.bias
 
 
-def _losses(slopes: Any) -> Any:
-    """Return a loss whose gradient is ``slopes`` times the piece."""
+def _make_loss_fn(gradients: Any) -> Any:
+    """Return a loss function with the given gradients, times the factor in the micro-batch."""
 
-    def losses(piece: Any, whole: Any, noise: DropoutSeed) -> dict[str, Tensor]:
-        model, factor = piece
-        weight, bias = slopes
-        return {"a": (model.weight * weight).sum() * factor, "b": (model.bias * bias).sum()}
+    def loss_fn(
+        micro_batch: Any, micro_batches: Any, dropout_seed: DropoutSeed
+    ) -> dict[str, Tensor]:
+        model, factor = micro_batch
+        weight_gradient, bias_gradient = gradients
+        return {
+            "a": (model.weight * weight_gradient).sum() * factor,
+            "b": (model.bias * bias_gradient).sum(),
+        }
 
-    return losses
+    return loss_fn
 
 
-@pytest.mark.parametrize("clip", [0.01, 1.0, 1e9])
-def test_a_step_is_plain_adamw(clip: float) -> None:
-    """Five steps equal AdamW in numpy: clipping by the global norm, bias correction, decay.
+@pytest.mark.parametrize("max_grad_norm", [0.01, 1.0, 1e9])
+def test_steps_equal_adamw_in_numpy(max_grad_norm: float) -> None:
+    """Five steps equal AdamW in numpy: gradient clipping, bias correction and weight decay.
 
-    m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g²; w -= rate (wd w + m' / (sqrt(v') + eps)).
+    m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g²; w -= lr (wd w + m_hat / (sqrt(v_hat) + eps)).
     """
     settings = OptimSettings(
-        lr=0.1, beta1=0.8, beta2=0.95, eps=1e-3, weight_decay=0.2, max_grad_norm=clip
+        lr=0.1, beta1=0.8, beta2=0.95, eps=1e-3, weight_decay=0.2, max_grad_norm=max_grad_norm
     )
-    model = _Plane()
+    model = _TwoParameters()
     optimizer = build_optimizer(model, settings)
     weights = [p.detach().double().numpy().copy() for p in model.parameters()]
     decay = [settings.weight_decay, 0.0]
     m, v = [0 * w for w in weights], [0 * w for w in weights]
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for step in range(5):
-        slopes = [chance.normal(size=w.shape) for w in weights]
-        rate = 0.1 * (step + 1)
-        tensors = [torch.tensor(slope, dtype=torch.float32) for slope in slopes]
+        gradients = [rng.normal(size=w.shape) for w in weights]
+        lr = 0.1 * (step + 1)
+        tensors = [torch.tensor(gradient, dtype=torch.float32) for gradient in gradients]
         result = take_step(
-            _losses(tensors), [(model, 1.0)], model, optimizer, CPU,
-            step=step, seed=0, lr=rate, max_grad_norm=clip,
+            _make_loss_fn(tensors), [(model, 1.0)], model, optimizer, CPU,
+            step=step, seed=0, lr=lr, max_grad_norm=max_grad_norm,
         )  # fmt: skip
-        norm = math.sqrt(sum(float((slope**2).sum()) for slope in slopes))
+        norm = math.sqrt(sum(float((gradient**2).sum()) for gradient in gradients))
         assert result.grad_norm == pytest.approx(norm, rel=1e-5)
-        for i, slope in enumerate(slopes):
-            g = slope * min(1.0, clip / norm)
+        for i, gradient in enumerate(gradients):
+            g = gradient * min(1.0, max_grad_norm / norm)
             m[i] = 0.8 * m[i] + 0.2 * g
             v[i] = 0.95 * v[i] + 0.05 * g**2
             m_hat, v_hat = m[i] / (1 - 0.8 ** (step + 1)), v[i] / (1 - 0.95 ** (step + 1))
-            weights[i] = weights[i] - rate * decay[i] * weights[i]
-            weights[i] -= rate * m_hat / (np.sqrt(v_hat) + 1e-3)
+            weights[i] = weights[i] - lr * decay[i] * weights[i]
+            weights[i] -= lr * m_hat / (np.sqrt(v_hat) + 1e-3)
     for parameter, expected in zip(model.parameters(), weights, strict=True):
         np.testing.assert_allclose(parameter.detach().numpy(), expected, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_touches_nothing(bad: float) -> None:
-    """RunError names step, seed and batch; weights and moments stand as they stood."""
-    model = _Plane()
+@pytest.mark.parametrize("factor", [math.nan, math.inf])
+def test_non_finite_loss_changes_nothing(factor: float) -> None:
+    """RunError names step, seed and batch; weights and moments are unchanged."""
+    model = _TwoParameters()
     optimizer = build_optimizer(model, OptimSettings())
-    slopes = [torch.ones(2, 2), torch.ones(2)]
+    gradients = [torch.ones(2, 2), torch.ones(2)]
 
     def take(factor: float, step: int) -> None:
-        pieces = [(model, 1.0), (model, factor)]
+        micro_batches = [(model, 1.0), (model, factor)]
         take_step(
-            _losses(slopes), pieces, model, optimizer, CPU,
+            _make_loss_fn(gradients), micro_batches, model, optimizer, CPU,
             step=step, seed=5, lr=0.1, max_grad_norm=1.0, describe_batch="page {}".format,
         )  # fmt: skip
 
     take(1.0, 0)
-    before = [p.detach().clone() for p in model.parameters()]
-    moments = [optimizer.state[p]["exp_avg"].clone() for p in model.parameters()]
+    old_weights = [p.detach().clone() for p in model.parameters()]
+    old_moments = [optimizer.state[p]["exp_avg"].clone() for p in model.parameters()]
     with pytest.raises(RunError, match=r"step 2: the loss is (nan|inf).*page 1 \(seed 5\)"):
-        take(bad, 1)
-    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
-    after = [optimizer.state[p]["exp_avg"] for p in model.parameters()]
-    assert all(torch.equal(a, b) for a, b in zip(after, moments, strict=True))
+        take(factor, 1)
+    assert all(map(torch.equal, model.parameters(), old_weights))
+    moments = [optimizer.state[p]["exp_avg"] for p in model.parameters()]
+    assert all(map(torch.equal, moments, old_moments))
 
 
-def test_a_gradient_that_is_not_finite_touches_nothing() -> None:
-    """A finite loss with an infinite gradient stops the step too."""
-    model = _Plane()
+def test_non_finite_gradient_changes_nothing() -> None:
+    """An infinite gradient raises RunError even if the loss is finite."""
+    model = _TwoParameters()
     optimizer = build_optimizer(model, OptimSettings())
-    before = model.weight.detach().clone()
+    old_weight = model.weight.detach().clone()
 
-    def losses(piece: Any, whole: Any, noise: DropoutSeed) -> dict[str, Tensor]:
+    def loss_fn(
+        micro_batch: Any, micro_batches: Any, dropout_seed: DropoutSeed
+    ) -> dict[str, Tensor]:
         return {"root": (model.weight - model.weight.detach()).abs().sqrt().sum()}
 
-    with pytest.raises(RunError, match="the norm of its gradient"):
-        take_step(losses, [None], model, optimizer, CPU, step=0, seed=0, lr=0.1, max_grad_norm=1.0)
-    assert torch.equal(model.weight, before)
+    with pytest.raises(RunError, match="the gradient norm"):
+        take_step(loss_fn, [None], model, optimizer, CPU, step=0, seed=0, lr=0.1, max_grad_norm=1.0)
+    assert torch.equal(model.weight, old_weight)
 
 
-def test_no_two_steps_or_pieces_share_their_noise() -> None:
-    """The seeds of dropout differ between steps, between pieces, and between runs."""
-    seeds = [step_seed(s, t, p) for s in range(5) for t in range(200) for p in range(8)]
+def test_dropout_seeds_differ_between_steps_and_micro_batches() -> None:
+    """No two runs, steps or micro-batches have the same dropout seed."""
+    seeds = [
+        step_seed(seed, step, index)
+        for seed in range(5)
+        for step in range(200)
+        for index in range(8)
+    ]
     assert len(set(seeds)) == len(seeds)
     assert step_seed(3, 4, 5) == step_seed(3, 4, 5)
     assert all(0 <= seed < 2**62 for seed in (*seeds, step_seed(2**31 - 1, 10**7, 10**4)))
 
 
-def test_nothing_decays_that_only_shifts_or_mixes() -> None:
-    """Of the feature-based model the biases of the LSTM, and the weights of the layers, do not."""
-    model = BertWithBiLSTM(prime_config(), 3, FeatureSettings(layers="weighted-sum-all", width=5),
-                         is_sequence_level=True)  # fmt: skip
-    found = {name for name, weight in model.named_parameters()
-             if weight.requires_grad and has_weight_decay(name)}  # fmt: skip
-    assert found == {
-        *(f"lstm.weight_{kind}_l{layer}{way}" for kind in ("ih", "hh") for layer in (0, 1)
-          for way in ("", "_reverse")),
+def test_bilstm_biases_and_layer_weights_do_not_decay() -> None:
+    """In the feature-based model, LSTM biases and the layer-mixing weights do not decay."""
+    features = FeatureSettings(layers="weighted-sum-all", width=5)
+    model = BertWithBiLSTM(prime_config(), 3, features, is_sequence_level=True)
+    names = {
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and has_weight_decay(name)
+    }
+    assert names == {
+        *(f"lstm.weight_{kind}_l{layer}{suffix}" for kind in ("ih", "hh") for layer in (0, 1)
+          for suffix in ("", "_reverse")),
         "output.weight",
     }  # fmt: skip

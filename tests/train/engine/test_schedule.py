@@ -1,4 +1,4 @@
-"""The schedule as a table: length, phases, warm-up and the course of the learning rate."""
+"""The schedule: warm-up, learning rate, phases, epochs, and revised schedules."""
 
 from itertools import pairwise
 
@@ -18,7 +18,7 @@ from bertsmith.train.engine.schedule import (
 
 
 @pytest.mark.parametrize(
-    ("steps", "asked", "taken"),
+    ("steps", "warmup_steps", "expected"),
     [
         (1_000_000, 10_000, 10_000),
         (100_001, 10_000, 10_000),
@@ -31,10 +31,10 @@ from bertsmith.train.engine.schedule import (
         (1, 10_000, 0),
     ],
 )
-def test_warm_up_is_never_more_than_a_tenth(steps: int, asked: int, taken: int) -> None:
-    """Warm-up takes the steps asked for, but never more than a tenth of the run."""
-    settings = ScheduleSettings(steps=steps, warmup_steps=asked)
-    assert num_warmup_steps(settings) == taken
+def test_warmup_is_at_most_a_tenth_of_the_run(steps: int, warmup_steps: int, expected: int) -> None:
+    """The warm-up has the set number of steps, limited to a tenth of the run."""
+    settings = ScheduleSettings(steps=steps, warmup_steps=warmup_steps)
+    assert num_warmup_steps(settings) == expected
     assert num_warmup_steps(settings) * 10 <= steps
 
 
@@ -42,15 +42,15 @@ def test_warm_up_is_never_more_than_a_tenth(steps: int, asked: int, taken: int) 
     ("step", "factor"),
     [(0, 0.1), (1, 0.2), (4, 0.5), (9, 1.0), (10, 0.9), (11, 0.89), (55, 0.45), (99, 0.01)],
 )
-def test_the_learning_rate_as_a_table(step: int, factor: float) -> None:
-    """It rises in a line over the warm-up, and falls in a line that would meet 0 at the end."""
+def test_learning_rate_rises_and_decays_linearly(step: int, factor: float) -> None:
+    """Linear warm-up, then linear decay along the line from 1 in step 0 to 0 at the end."""
     settings = ScheduleSettings(steps=100, warmup_steps=10)
     assert lr_factor(step, settings) == pytest.approx(factor, abs=1e-12)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 9, 10, 11, 1000])
-def test_every_step_learns_and_the_end_is_zero(steps: int) -> None:
-    """No step of a run has a rate of 0 or above 1; the step after the last would have 0."""
+def test_learning_rate_is_positive_in_every_step(steps: int) -> None:
+    """The factor is above 0 and at most 1 in every step, and 0 after the last one."""
     settings = ScheduleSettings(steps=steps)
     factors = [lr_factor(step, settings) for step in range(steps)]
     assert 0 < min(factors) <= max(factors) <= 1
@@ -59,7 +59,7 @@ def test_every_step_learns_and_the_end_is_zero(steps: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "share", "expected"),
+    ("steps", "long_share", "expected"),
     [
         (1000, 0.1, [Phase(0, 900, 128), Phase(900, 1000, 512)]),
         (15, 0.1, [Phase(0, 13, 128), Phase(13, 15, 512)]),
@@ -68,19 +68,19 @@ def test_every_step_learns_and_the_end_is_zero(steps: int) -> None:
         (10, 0.0, [Phase(0, 10, 128)]),
     ],
 )
-def test_two_phases_split_the_steps(steps: int, share: float, expected: list[Phase]) -> None:
-    """The last share of the steps has the long length; a phase of no step is left out."""
-    settings = ScheduleSettings(steps=steps, long_length=512, long_share=share)
+def test_run_has_two_phases(steps: int, long_share: float, expected: list[Phase]) -> None:
+    """The last fraction of the steps has the long length; phases without steps are left out."""
+    settings = ScheduleSettings(steps=steps, long_length=512, long_share=long_share)
     assert build_phases(settings, 128) == expected
 
 
-def test_one_phase_without_a_long_length() -> None:
-    """Without a long length the share counts for nothing."""
+def test_run_without_a_long_length_has_one_phase() -> None:
+    """Without a long length, its fraction of the steps has no effect."""
     assert build_phases(ScheduleSettings(steps=7, long_share=0.5), 64) == [Phase(0, 7, 64)]
 
 
 @pytest.mark.parametrize(
-    ("epochs", "batch", "examples", "steps"),
+    ("epochs", "batch_size", "examples", "steps"),
     [
         (1.0, 10, [(1.0, 100)], 10),
         (1.0, 10, [(1.0, 101)], 11),
@@ -91,69 +91,71 @@ def test_one_phase_without_a_long_length() -> None:
     ],
 )
 def test_epochs_become_steps(
-    epochs: float, batch: int, examples: list[tuple[float, int]], steps: int
+    epochs: float, batch_size: int, examples: list[tuple[float, int]], steps: int
 ) -> None:
-    """The steps are the fewest that walk the data so often, over both phases together."""
-    assert steps_for_epochs(epochs, batch, examples) == steps
-    assert count_epochs(steps, batch, examples) >= epochs
-    assert count_epochs(steps - 1, batch, examples) < epochs
+    """The number of steps is the smallest that covers the epochs, over both phases."""
+    assert steps_for_epochs(epochs, batch_size, examples) == steps
+    assert count_epochs(steps, batch_size, examples) >= epochs
+    assert count_epochs(steps - 1, batch_size, examples) < epochs
 
 
 @pytest.mark.parametrize("name", ["steps", "epochs", "minutes"])
-def test_no_run_of_nothing(name: str) -> None:
-    """Zero and less are refused as a number of steps, of epochs and of minutes."""
+def test_length_must_be_positive(name: str) -> None:
+    """Steps, epochs and minutes must be above 0."""
     for value in (0, -1):
         with pytest.raises(SettingsError, match=f"{name}: Input should be greater than 0"):
             ScheduleSettings.parse({name: value}, "here")
 
 
-def test_two_measures_are_refused() -> None:
-    """Epochs and minutes together are a contradiction; unresolved steps are an error."""
+def test_epochs_and_minutes_exclude_each_other() -> None:
+    """Epochs and minutes together are an error, and so are unresolved steps."""
     with pytest.raises(SettingsError, match="exclude each other"):
         ScheduleSettings.parse({"epochs": 1.0, "minutes": 1.0}, "here")
-    with pytest.raises(RunError, match="no number of steps"):
+    with pytest.raises(RunError, match="not resolved yet"):
         ScheduleSettings(epochs=1.0).total_steps()
 
 
 @pytest.mark.parametrize("name", ["epochs", "minutes"])
-def test_a_run_without_end_is_refused(name: str) -> None:
-    """No end is no number of steps."""
+def test_length_must_be_finite(name: str) -> None:
+    """Infinite epochs and minutes are rejected."""
     with pytest.raises(ValueError, match="finite number"):
         ScheduleSettings.model_validate({name: float("inf")})
 
 
 @pytest.mark.parametrize(
-    ("first", "new"),
+    ("step", "steps"),
     [(1, 20), (3, 60), (20, 200), (99, 300), (100, 150), (300, 500), (300, 5000), (990, 991),
      (20, 10_000)],
 )  # fmt: skip
-def test_a_new_plan_keeps_the_rate_continuous(first: int, new: int) -> None:
-    """Up to the new plan nothing changes; from there the rate has no jump, and ends near 0."""
-    before = ScheduleSettings(steps=1000, minutes=1.0)
-    after = revise_schedule(before, first, new)
-    assert after.total_steps() == new
-    factors = [lr_factor(step, after) for step in range(new)]
-    assert factors[:first] == [lr_factor(step, before) for step in range(first)]
-    assert factors[first] == pytest.approx(lr_factor(first, before))
-    # As steep as a warm-up over a tenth of the steps that remain, or as the end of a short run.
-    steepest = 1 / max(1, (new - first) // 10) + 1e-9
-    assert all(abs(one - two) <= steepest for one, two in pairwise(factors[first:]))
-    assert lr_factor(new, after) == pytest.approx(0)
+def test_revised_learning_rate_is_continuous(step: int, steps: int) -> None:
+    """The rate is unchanged before the revision, has no jump there, and decays to 0."""
+    original = ScheduleSettings(steps=1000, minutes=1.0)
+    revised = revise_schedule(original, step, steps)
+    assert revised.total_steps() == steps
+    factors = [lr_factor(i, revised) for i in range(steps)]
+    assert factors[:step] == [lr_factor(i, original) for i in range(step)]
+    assert factors[step] == pytest.approx(lr_factor(step, original))
+    # The steepest slope is that of a warm-up over a tenth of the remaining steps, or of the decay
+    # of a short run.
+    max_change = 1 / max(1, (steps - step) // 10) + 1e-9
+    assert all(abs(a - b) <= max_change for a, b in pairwise(factors[step:]))
+    assert lr_factor(steps, revised) == pytest.approx(0)
     assert all(0 < factor <= 1 for factor in factors)
 
 
-def test_a_warm_up_goes_on_in_a_new_plan() -> None:
-    """A run that is planned anew in its warm-up still comes near the peak."""
+def test_warmup_continues_after_a_revision() -> None:
+    """A run revised during its warm-up still comes close to the peak learning rate."""
     settings = revise_schedule(ScheduleSettings(steps=1000, minutes=1.0), 20, 200)
     assert max(lr_factor(step, settings) for step in range(200)) > 0.8
 
 
 @pytest.mark.parametrize(
-    ("first", "new", "turn"),
+    ("step", "steps", "long_start"),
     [(100, 500, 450), (100, 2000, 1800), (460, 500, 460), (950, 960, 900), (950, 1500, 900)],
 )
-def test_a_new_plan_changes_no_step_that_was_taken(first: int, new: int, turn: int) -> None:
-    """Phases keep their share of the new run, but steps that were taken keep their length."""
-    before = ScheduleSettings(steps=1000, minutes=1.0, long_length=512)
-    after = revise_schedule(before, first, new)
-    assert build_phases(after, 128) == [Phase(0, turn, 128), Phase(turn, new, 512)]
+def test_completed_steps_keep_their_phase(step: int, steps: int, long_start: int) -> None:
+    """Phases keep their fractions in the revised run, except that completed steps do not move."""
+    original = ScheduleSettings(steps=1000, minutes=1.0, long_length=512)
+    revised = revise_schedule(original, step, steps)
+    expected = [Phase(0, long_start, 128), Phase(long_start, steps, 512)]
+    assert build_phases(revised, 128) == expected

@@ -1,4 +1,4 @@
-"""Signals: a run that is asked to stop saves and leaves, and goes on as if nothing had been."""
+"""Signals: an interrupted run saves a checkpoint and exits, and can be resumed."""
 
 import os
 import signal
@@ -23,24 +23,34 @@ from bertsmith.train.engine.signals import DeferredSignals
 from tests.train.conftest import assignments
 
 MACHINE = Machine(torch.device("cpu"), "fp32", "padded")
-PLAN = LoopOptions(
-    steps=9, seed=0, max_grad_norm=1.0, lr_at_step=lambda _: 0.1, log_every=1, eval_every=100,
-    checkpoint_every=100, keep_checkpoints=2, selection_metric="loss", measure_peak_macs=lambda: 1.0,
-)  # fmt: skip
+OPTIONS = LoopOptions(
+    steps=9,
+    seed=0,
+    max_grad_norm=1.0,
+    lr_at_step=lambda _: 0.1,
+    log_every=1,
+    eval_every=100,
+    checkpoint_every=100,
+    keep_checkpoints=2,
+    selection_metric="loss",
+    measure_peak_macs=lambda: 1.0,
+)
 
 
-@pytest.mark.parametrize(("stop", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_saves_and_leaves(
+@pytest.mark.parametrize(
+    ("signal_number", "exit_status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
+)
+def test_signal_saves_a_checkpoint_and_exits(
     store: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    stop: signal.Signals,
-    status: int,
+    signal_number: signal.Signals,
+    exit_status: int,
 ) -> None:
-    """SIGTERM and Ctrl-C end the program with 143 and 130, after a checkpoint of every step done.
+    """SIGTERM and Ctrl-C save the last step and exit with status 143 and 130.
 
-    The message tells the step and that the same command goes on; no model is written yet.
+    The message names the step and how to resume; no model directory is written.
     """
     run = tmp_path / "run"
     command = ["bertsmith", "pretrain", "--data", str(store), "--out", str(run), "--steps", "100"]
@@ -48,17 +58,17 @@ def test_a_signal_saves_and_leaves(
         command += ["--set", assignment]
     advance = TerminalProgress.advance
 
-    def interrupted(self: TerminalProgress, amount: float, **fields: str) -> None:
+    def advance_and_interrupt(self: TerminalProgress, amount: float, **fields: str) -> None:
         advance(self, amount, **fields)
         if "loss" in fields and len(read_metrics(run)) == 3:
-            signal.raise_signal(stop)
+            signal.raise_signal(signal_number)
 
-    monkeypatch.setattr(TerminalProgress, "advance", interrupted)
+    monkeypatch.setattr(TerminalProgress, "advance", advance_and_interrupt)
     monkeypatch.setattr(sys, "argv", command)
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as caught:
         main()
     out, err = capsys.readouterr()
-    assert left.value.code == status, err
+    assert caught.value.code == exit_status, err
     assert "stopped after step 3 of 100, all saved" in err
     assert "the same command goes on from there" in err
     assert [step for step, _ in list_checkpoints(run)] == [3]
@@ -67,8 +77,8 @@ def test_a_signal_saves_and_leaves(
     assert out == ""
 
 
-class _Toy:
-    """Work of one number, that can send a signal in a step or while evaluating."""
+class _ToyObjective:
+    """An objective that trains a linear layer on the step number."""
 
     def __init__(self) -> None:
         self.model = nn.Linear(1, 1)
@@ -76,100 +86,101 @@ class _Toy:
     def iter_batches(self, first_step: int) -> Any:
         yield from ([step] for step in range(first_step, 9))
 
-    def compute_losses(self, piece: int, whole: Any, noise: Any) -> dict[str, Tensor]:
-        return {"loss": self.model(torch.tensor([float(piece)])).square().sum()}
+    def compute_losses(
+        self, micro_batch: int, micro_batches: Any, dropout_seed: Any
+    ) -> dict[str, Tensor]:
+        return {"loss": self.model(torch.tensor([float(micro_batch)])).square().sum()}
 
     def describe_batch(self, step: int) -> str:
         return str(step)
 
-    def count_tokens(self, whole: Any) -> int:
+    def count_tokens(self, micro_batches: Any) -> int:
         return 1
 
-    def count_macs(self, whole: Any) -> float:
+    def count_macs(self, micro_batches: Any) -> float:
         return 1.0
 
     def evaluate(self) -> dict[str, float]:
         return {"loss": 1.0}
 
 
-class _Signals(NullProgress):
-    """Progress that sends a signal to its own process after some steps: the end of a step."""
+class _InterruptingProgress(NullProgress):
+    """Progress that sends SIGTERM to its own process at the end of a step."""
 
-    def __init__(self, after: int) -> None:
-        self.left = after
+    def __init__(self, steps_before_signal: int) -> None:
+        self.remaining_steps = steps_before_signal
 
     def advance(self, amount: float, **fields: str) -> None:
         if amount == 1:
-            self.left -= 1
-            if self.left == 0:
+            self.remaining_steps -= 1
+            if self.remaining_steps == 0:
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_a_signal_at_the_end_of_a_step_is_saved_too(tmp_path: Path) -> None:
-    """A signal that comes after the moment of saving loses no step either."""
-    toy = _Toy()
-    optimizer = build_optimizer(toy.model, OptimSettings())
-    outcome = train(toy, toy.model, optimizer, MACHINE, PLAN, tmp_path, _Signals(4))
+def test_signal_at_the_end_of_a_step_loses_no_step(tmp_path: Path) -> None:
+    """A signal after the update of the weights still saves that step."""
+    objective = _ToyObjective()
+    model = objective.model
+    optimizer = build_optimizer(model, OptimSettings())
+    progress = _InterruptingProgress(4)
+    outcome = train(objective, model, optimizer, MACHINE, OPTIONS, tmp_path, progress)
     assert (outcome.signal, outcome.state.step) == (signal.SIGTERM, 4)
     assert [step for step, _ in list_checkpoints(tmp_path)] == [4]
-    outcome = train(toy, toy.model, optimizer, MACHINE, PLAN, tmp_path, NullProgress())
+    outcome = train(objective, model, optimizer, MACHINE, OPTIONS, tmp_path, NullProgress())
     assert (outcome.signal, outcome.state.step) == (None, 9)
-    assert [line["step"] for line in read_metrics(tmp_path) if line["kind"] == "train"] == [
-        *range(1, 10)
-    ]
+    lines = [line for line in read_metrics(tmp_path) if line["kind"] == "train"]
+    assert [line["step"] for line in lines] == [*range(1, 10)]
 
 
-def test_a_signal_in_the_last_step_stops_nothing(tmp_path: Path) -> None:
-    """A run that came to its end is finished, whatever signal came with its last step."""
-    toy = _Toy()
-    optimizer = build_optimizer(toy.model, OptimSettings())
-    outcome = train(toy, toy.model, optimizer, MACHINE, PLAN, tmp_path, _Signals(9))
+def test_run_is_finished_despite_a_signal_in_the_last_step(tmp_path: Path) -> None:
+    """A signal during the last step does not mark the run as interrupted."""
+    objective = _ToyObjective()
+    model = objective.model
+    optimizer = build_optimizer(model, OptimSettings())
+    progress = _InterruptingProgress(9)
+    outcome = train(objective, model, optimizer, MACHINE, OPTIONS, tmp_path, progress)
     assert (outcome.signal, outcome.state.step) == (None, 9)
 
 
-def test_memory_is_given_back_once_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not between steps, which ask for the same blocks again; of a stopped run as well."""
-    toy, taken = _Toy(), []
-    monkeypatch.setattr("bertsmith.train.engine.loop.give_back_freed_memory",
-                        lambda: taken.append(len(read_metrics(tmp_path))))  # fmt: skip
-    optimizer = build_optimizer(toy.model, OptimSettings())
-    train(toy, toy.model, optimizer, MACHINE, PLAN, tmp_path, _Signals(4))
-    assert taken == [len(read_metrics(tmp_path))]
-    train(toy, toy.model, optimizer, MACHINE, PLAN, tmp_path, NullProgress())
-    assert taken[1:] == [len(read_metrics(tmp_path))]
+def test_memory_is_trimmed_once_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Freed memory is returned at the end of a finished or interrupted run, not between steps."""
+    objective, logged_lines = _ToyObjective(), []
+    model = objective.model
+    monkeypatch.setattr(
+        "bertsmith.train.engine.loop.trim_memory",
+        lambda: logged_lines.append(len(read_metrics(tmp_path))),
+    )
+    optimizer = build_optimizer(model, OptimSettings())
+    train(objective, model, optimizer, MACHINE, OPTIONS, tmp_path, _InterruptingProgress(4))
+    assert logged_lines == [len(read_metrics(tmp_path))]
+    train(objective, model, optimizer, MACHINE, OPTIONS, tmp_path, NullProgress())
+    assert logged_lines[1:] == [len(read_metrics(tmp_path))]
 
 
-def test_the_second_signal_acts_as_always() -> None:
-    """The first Ctrl-C is noted, the second interrupts; afterwards all is as before."""
-    before = signal.getsignal(signal.SIGINT)
-    with DeferredSignals() as stopper:
+def test_second_signal_has_its_usual_effect() -> None:
+    """The first Ctrl-C is recorded, the second interrupts, and the old handler is restored."""
+    previous_handler = signal.getsignal(signal.SIGINT)
+    with DeferredSignals() as signals:
         os.kill(os.getpid(), signal.SIGINT)
-        assert stopper.received == signal.SIGINT
+        assert signals.received == signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGINT) is previous_handler
 
 
-def test_the_journal_never_knows_less_than_a_checkpoint(
+def test_metrics_log_is_synced_before_each_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The journal is on the disk before a checkpoint is: its sync comes first, every time."""
-    order: list[str] = []
-    monkeypatch.setattr(MetricsLog, "sync", lambda _: order.append("journal"))
-    save = "bertsmith.train.engine.checkpoint.save"
-    monkeypatch.setattr(save, lambda *_: order.append("checkpoint"))
-    toy = _Toy()
-    plan = LoopOptions(**{**PLAN.__dict__, "checkpoint_every": 3})
-    train(
-        toy,
-        toy.model,
-        build_optimizer(toy.model, OptimSettings()),
-        MACHINE,
-        plan,
-        tmp_path,
-        NullProgress(),
+    """The metrics log is flushed to disk before each checkpoint, so it is never behind it."""
+    calls: list[str] = []
+    monkeypatch.setattr(MetricsLog, "sync", lambda _: calls.append("sync"))
+    monkeypatch.setattr(
+        "bertsmith.train.engine.checkpoint.save", lambda *_: calls.append("checkpoint")
     )
-    # Three checkpoints, of which the last is of the last step.
-    assert order == ["journal", "checkpoint"] * 3
+    objective = _ToyObjective()
+    model = objective.model
+    options = LoopOptions(**{**OPTIONS.__dict__, "checkpoint_every": 3})
+    optimizer = build_optimizer(model, OptimSettings())
+    train(objective, model, optimizer, MACHINE, options, tmp_path, NullProgress())
+    # Nine steps have three checkpoints.
+    assert calls == ["sync", "checkpoint"] * 3

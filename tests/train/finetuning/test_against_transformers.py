@@ -1,6 +1,6 @@
-"""Fine-tuning takes the steps of transformers' Trainer: same weights before, same weights after.
+"""Fine-tuning ends with the same weights as the Trainer of transformers.
 
-All examples are in each batch and nothing is dropped, so that chance has no part in it.
+Every batch has all examples and there is no dropout, so the runs are deterministic.
 """
 
 import json
@@ -19,87 +19,93 @@ from bertsmith.train.finetuning.finetune import finetune
 from tests.model.examples import prime_config, randomize_weights
 from tests.train.conftest import WORDS, make_tokenizer
 
-EXAMPLES, STEPS = 24, 30
+NUM_EXAMPLES, STEPS = 24, 30
 
 
 class Trainer(transformers.Trainer):  # type: ignore[misc]
-    """The Trainer, with the learning rates that Bertsmith takes."""
+    """The Trainer of transformers with Bertsmith's learning rate schedule."""
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> Any:
-        """Return linear warm-up and decay as the original's code has them."""
-        timing = ScheduleSettings(steps=num_training_steps)
+        """Return a scheduler with the warm-up and decay of the original code."""
+        settings = ScheduleSettings(steps=num_training_steps)
         self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimizer or self.optimizer, lambda step: lr_factor(step, timing)
+            optimizer or self.optimizer, lambda step: lr_factor(step, settings)
         )
         return self.lr_scheduler
 
 
-def labelled(kind: str) -> list[dict[str, Any]]:
-    """Return texts of one to nine words and their labels."""
-    draw = torch.Generator().manual_seed(0)
+def make_rows(kind: str) -> list[dict[str, Any]]:
+    """Return random texts of one to nine words with labels."""
+    generator = torch.Generator().manual_seed(0)
     rows = []
-    for number in range(EXAMPLES):
-        words = torch.randint(len(WORDS), (1 + number % 9,), generator=draw)
-        label: Any = ("no", "yes")[number % 2] if kind == "single" else number / 7
-        rows.append({"text": " ".join(WORDS[word] for word in words), "label": label})
+    for index in range(NUM_EXAMPLES):
+        word_ids = torch.randint(len(WORDS), (1 + index % 9,), generator=generator)
+        label: Any = ("no", "yes")[index % 2] if kind == "single" else index / 7
+        rows.append({"text": " ".join(WORDS[i] for i in word_ids), "label": label})
     return rows
 
 
 @pytest.mark.parametrize("library", ["MKL", "oneDNN"])
 @pytest.mark.parametrize("kind", ["single", "regression"])
-def test_same_weights_after_the_same_steps(
+def test_weights_equal_those_of_the_trainer(
     kind: str, library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Losses, Adam, warm-up, decay and clipping together; a rate near 0 shows the beginning."""
-    # Where PyTorch has no oneDNN, both are MKL.
-    onednn = library == "oneDNN" and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    monkeypatch.setattr(linear, "has_slow_mkl", lambda: onednn)
+    """Loss, Adam, warm-up, weight decay and clipping agree.
+
+    A run with a learning rate of 1e-30 provides the common initial weights.
+    """
+    # A PyTorch without oneDNN uses MKL for both.
+    use_onednn = library == "oneDNN" and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    monkeypatch.setattr(linear, "has_slow_mkl", lambda: use_onednn)
     monkeypatch.setattr(linear, "ONEDNN_MIN_MACS", 1)
-    words = make_tokenizer()
-    config = prime_config(vocab_size=words.vocab_size, width=32, heads=2, dropout=0.0,
-                    attention_dropout=0.0)  # fmt: skip
+    tokenizer = make_tokenizer()
+    config = prime_config(vocab_size=tokenizer.vocab_size, width=32, heads=2, dropout=0.0,
+                          attention_dropout=0.0)  # fmt: skip
     torch.manual_seed(0)
-    bundle.save(tmp_path / "start", randomize_weights(BertForPreTraining(config)), words, {})
-    rows = labelled(kind)
+    model = randomize_weights(BertForPreTraining(config))
+    bundle.save(tmp_path / "start", model, tokenizer, {})
+    rows = make_rows(kind)
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def tuned(rate: float) -> Path:
+    def finetune_with_lr(lr: float) -> Path:
         values = {
-            "task": {"kind": kind, "batch": EXAMPLES, "heldout": {"dev": str(data)}},
-            "optim": {"lr": rate}, "schedule": {"steps": STEPS},
+            "task": {"kind": kind, "batch": NUM_EXAMPLES, "heldout": {"dev": str(data)}},
+            "optim": {"lr": lr}, "schedule": {"steps": STEPS},
             "run": {"threads": 1, "precision": "fp32"},
         }  # fmt: skip
-        found = finetune("classify", tmp_path / "start", tmp_path / str(rate), data=data,
-                         values=values).model  # fmt: skip
-        assert found is not None
-        return found
+        result = finetune("classify", tmp_path / "start", tmp_path / str(lr), data=data,
+                          values=values)  # fmt: skip
+        assert result.model is not None
+        return result.model
 
-    before, ours = (
-        transformers.AutoModelForSequenceClassification.from_pretrained(tuned(rate))
-        for rate in (1e-30, 1e-3)
+    initial_model, our_model = (
+        transformers.AutoModelForSequenceClassification.from_pretrained(finetune_with_lr(lr))
+        for lr in (1e-30, 1e-3)
     )
-    first = {name: weight.clone() for name, weight in before.named_parameters()}
-    theirs = trained(before, tmp_path, rows)
-    for name, weight in ours.named_parameters():
-        moved = (weight - first[name]).norm()
-        assert moved > 0, name
-        # A bias of keys is the same to all that is looked at: its gradient is rounding alone.
-        least = 2e-5 if name.endswith("key.bias") else 0.0
-        assert (weight - theirs[name]).norm() < 1e-3 * moved + least, name
+    initial = {name: weight.clone() for name, weight in initial_model.named_parameters()}
+    expected = train_with_transformers(initial_model, tmp_path, rows)
+    for name, weight in our_model.named_parameters():
+        change = (weight - initial[name]).norm()
+        assert change > 0, name
+        # The softmax ignores the key bias, so its gradient is only rounding error.
+        tolerance = 2e-5 if name.endswith("key.bias") else 0.0
+        assert (weight - expected[name]).norm() < 1e-3 * change + tolerance, name
 
 
-def trained(model: Any, folder: Path, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Return the weights that the Trainer ends with, by name."""
+def train_with_transformers(
+    model: Any, folder: Path, rows: list[dict[str, Any]]
+) -> dict[str, torch.Tensor]:
+    """Train with the Trainer and return the weights by name."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(next(folder.glob("0.001/model")))
-    labels = model.config.label2id
-    items = [{**tokenizer(row["text"]), "labels": labels.get(row["label"], row["label"])}
+    label_ids = model.config.label2id
+    items = [{**tokenizer(row["text"]), "labels": label_ids.get(row["label"], row["label"])}
              for row in rows]  # fmt: skip
     arguments = transformers.TrainingArguments(
         output_dir=str(folder / "peer"), use_cpu=True, save_strategy="no", report_to=[],
-        disable_tqdm=True, per_device_train_batch_size=EXAMPLES, max_steps=STEPS,
+        disable_tqdm=True, per_device_train_batch_size=NUM_EXAMPLES, max_steps=STEPS,
         learning_rate=1e-3, weight_decay=0.01, adam_epsilon=1e-6, max_grad_norm=1.0,
     )  # fmt: skip
     Trainer(

@@ -1,7 +1,4 @@
-"""What fine-tuning makes of its data and settings: what it counts, tells and refuses.
-
-These tests never look at how well a model learns.
-"""
+"""Data and settings of fine-tuning: subsets, held-out splits, counts, warnings and errors."""
 
 import json
 import math
@@ -19,270 +16,277 @@ from bertsmith.train.finetuning.finetune import finetune
 from bertsmith.train.finetuning.sweep import run_sweep
 from bertsmith.train.finetuning.task_data import read_task_data
 from tests.train.conftest import WORDS
-from tests.train.finetuning.test_finetune import FAST_SETTINGS, finetune_table, start, write_table
+from tests.train.finetuning.test_finetune import (
+    FAST_SETTINGS,
+    finetune_table,
+    start,
+    write_table,
+)
 
 __all__ = ["start"]
 
 
 class RecordingProgress(NullProgress):
-    """A progress that keeps what it is told."""
+    """Progress that records the log messages."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
         self.messages: list[str] = []
 
     def log(self, text: str) -> None:
-        """Keep a line."""
+        """Record a message."""
         self.messages.append(text)
 
 
-def test_a_held_out_file_with_an_unknown_label_is_refused(start: Path, tmp_path: Path) -> None:
-    """File and line are named, and no run is begun."""
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """Write rows as JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_unknown_label_in_a_held_out_file_is_rejected(start: Path, tmp_path: Path) -> None:
+    """The error names file and line, and no run is created."""
     data = write_table(tmp_path / "train.jsonl", "single", 20)
-    (tmp_path / "dev.jsonl").write_text('{"text": "w", "label": "perhaps"}\n')
+    dev = write_rows(tmp_path / "dev.jsonl", [{"text": "w", "label": "perhaps"}])
     with pytest.raises(TaskError, match=r"dev\.jsonl, line 1: an unknown label: 'perhaps'"):
-        finetune_table(start, tmp_path / "run", data, "single",
-             task={"heldout": {"dev": str(tmp_path / "dev.jsonl")}})  # fmt: skip
+        finetune_table(start, tmp_path / "run", data, "single", task={"heldout": {"dev": str(dev)}})
     assert not (tmp_path / "run").exists()
 
 
 def test_unknown_tokens_are_warned_about(start: Path, tmp_path: Path) -> None:
-    """Before the first step, naming the worse file; the share of each file is in the counts."""
+    """The warning names the file with most [UNK]; the fraction of each file is in the counts."""
     data = write_table(tmp_path / "train.jsonl", "single", 20)
-    korean = [{"text": "겨울에는 날씨가 춥습니다", "label": label} for label in ("yes", "no")]
-    (tmp_path / "dev.jsonl").write_text("\n".join(map(json.dumps, korean)) + "\n")
-    told = RecordingProgress()
-    task = {**FAST_SETTINGS["task"], "heldout": {"dev": str(tmp_path / "dev.jsonl")}}
+    rows = [{"text": "겨울에는 날씨가 춥습니다", "label": label} for label in ("yes", "no")]
+    dev = write_rows(tmp_path / "dev.jsonl", rows)
+    progress = RecordingProgress()
+    task = {**FAST_SETTINGS["task"], "heldout": {"dev": str(dev)}}
     values = {**FAST_SETTINGS, "task": task, "schedule": {"steps": 1}}
-    result = finetune("classify", start, tmp_path / "run", data=data, values=values, progress=told)
-    (line,) = [line for line in told.messages if "[UNK]" in line]
-    assert line.startswith("warning: 100.0% of the tokens of dev are [UNK]")
+    result = finetune(
+        "classify", start, tmp_path / "run", data=data, values=values, progress=progress
+    )
+    (message,) = [message for message in progress.messages if "[UNK]" in message]
+    assert message.startswith("warning: 100.0% of the tokens of dev are [UNK]")
     assert result.counts["train"]["unknown_share"] == 0
     assert result.counts["dev"]["unknown_share"] == 1
 
 
-def test_a_label_that_is_never_trained_on_is_told(start: Path, tmp_path: Path) -> None:
-    """It is known and occurs in the held-out table only: a note, and a place in the counts."""
+def test_label_without_training_examples_is_logged(start: Path, tmp_path: Path) -> None:
+    """A label that only the held-out file has is logged and part of the counts."""
     data = write_table(tmp_path / "train.jsonl", "single", 20)
-    (tmp_path / "dev.jsonl").write_text('{"text": "w", "label": "perhaps"}\n')
-    told = RecordingProgress()
-    task = {"heldout": {"dev": str(tmp_path / "dev.jsonl")}, "labels": ["no", "perhaps", "yes"]}
-    values = {**FAST_SETTINGS, "task": {**FAST_SETTINGS["task"], **task}, "schedule": {"steps": 1}}
-    result = finetune("classify", start, tmp_path / "run", data=data, values=values, progress=told)
+    dev = write_rows(tmp_path / "dev.jsonl", [{"text": "w", "label": "perhaps"}])
+    progress = RecordingProgress()
+    task = {"heldout": {"dev": str(dev)}, "labels": ["no", "perhaps", "yes"]}
+    values = {
+        **FAST_SETTINGS,
+        "task": {**FAST_SETTINGS["task"], **task},
+        "schedule": {"steps": 1},
+    }
+    result = finetune(
+        "classify", start, tmp_path / "run", data=data, values=values, progress=progress
+    )
     assert result.counts["train"]["unseen"] == ["perhaps"]
     assert "unseen" not in result.counts["dev"]
-    (line,) = [line for line in told.messages if "no example has" in line]
-    assert line == "train: no example has the label 'perhaps', so the model cannot learn it"
-    again = finetune("classify", start, tmp_path / "run", data=data, values=values)
-    assert again.counts == result.counts
+    (message,) = [message for message in progress.messages if "no example has" in message]
+    assert message == "train: no example has the label 'perhaps', so the model cannot learn it"
+    repeated = finetune("classify", start, tmp_path / "run", data=data, values=values)
+    assert repeated.counts == result.counts
 
 
-def test_labels_are_counted_and_a_useless_classifier_is_reported(
-    start: Path, tmp_path: Path
-) -> None:
-    """Counts come before the first step, the comparison with the majority after the last.
+def test_labels_are_counted_and_compared_with_the_majority(start: Path, tmp_path: Path) -> None:
+    """Label counts are logged, and a classifier no better than the majority class is reported.
 
-    It works with any metric, also with one that is not the accuracy.
+    The accuracy is compared even if it is not one of the metrics.
     """
     rows = [{"text": WORDS[0], "label": "yes" if n % 10 else "no"} for n in range(40)]
-    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = write_rows(tmp_path / "t.jsonl", rows)
     progress = RecordingProgress()
-    task = {**FAST_SETTINGS["task"], "metrics": ["macro_f1"]}
-    values = {**FAST_SETTINGS, "task": {**task, "heldout": {"dev": str(tmp_path / "t.jsonl")}},
-              "schedule": {"steps": 1}}  # fmt: skip
-    finetune("classify", start, tmp_path / "run", data=tmp_path / "t.jsonl", values=values,
-             progress=progress)  # fmt: skip
+    task = {**FAST_SETTINGS["task"], "metrics": ["macro_f1"], "heldout": {"dev": str(data)}}
+    values = {**FAST_SETTINGS, "task": task, "schedule": {"steps": 1}}
+    finetune("classify", start, tmp_path / "run", data=data, values=values, progress=progress)
     assert "train: 2 labels: yes 36 (90.0%), no 4 (10.0%)" in progress.messages
     assert "dev: 2 labels: yes 36 (90.0%), no 4 (10.0%)" in progress.messages
-    warnings = [line for line in progress.messages if line.startswith("warning: ")]
+    warnings = [message for message in progress.messages if message.startswith("warning: ")]
     assert warnings[0].startswith("warning: train: 90.0% of the examples have the label 'yes'")
     assert "is no better than always answering 'yes' (0.9000)" in warnings[1]
     assert len(warnings) == 2
 
 
-def test_a_held_out_file_that_is_trained_on_is_told(start: Path, tmp_path: Path) -> None:
-    """It is taken, since somebody may want it, but not without a word."""
-    data, told = write_table(tmp_path / "train.jsonl", "single", 20), RecordingProgress()
+def test_training_on_the_held_out_file_is_logged(start: Path, tmp_path: Path) -> None:
+    """Using the same file for training and evaluation is allowed but logged."""
+    data = write_table(tmp_path / "train.jsonl", "single", 20)
     (tmp_path / "link.jsonl").symlink_to(data)
+    progress = RecordingProgress()
     task = {**FAST_SETTINGS["task"], "heldout": {"dev": str(tmp_path / "link.jsonl")}}
     values = {**FAST_SETTINGS, "task": task, "schedule": {"steps": 1}}
-    finetune("classify", start, tmp_path / "run", data=data, values=values, progress=told)
-    assert any(line.startswith("dev: this is the training file itself") for line in told.messages)
+    finetune("classify", start, tmp_path / "run", data=data, values=values, progress=progress)
+    expected = "dev: the held-out file is the training file"
+    assert any(message.startswith(expected) for message in progress.messages)
 
 
-def test_f1_is_for_two_labels(start: Path, tmp_path: Path) -> None:
-    """Of three it would be that of the second one, and nobody asked for it."""
-    lines = [{"text": f"w {n}", "label": f"l{n % 3}"} for n in range(20)]
-    (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(SettingsError, match=r"'f1' is no metric .* with 3 labels; .* macro_f1"):
-        finetune_table(
-            start, tmp_path / "run", tmp_path / "t.jsonl", "single", task={"metrics": ["f1"]}
-        )
+def test_f1_needs_two_labels(start: Path, tmp_path: Path) -> None:
+    """The metric f1 is rejected with three labels, where macro_f1 is suggested."""
+    rows = [{"text": f"w {n}", "label": f"l{n % 3}"} for n in range(20)]
+    data = write_rows(tmp_path / "t.jsonl", rows)
+    with pytest.raises(SettingsError, match=r"'f1' .* with 3 labels; .* macro_f1"):
+        finetune_table(start, tmp_path / "run", data, "single", task={"metrics": ["f1"]})
     assert not (tmp_path / "run").exists()
 
 
-def test_training_examples_of_one_class_are_refused(start: Path, tmp_path: Path) -> None:
-    """Also where the held-out examples have the other class, and where the labels are known."""
-    one = "".join(json.dumps({"text": f"w {n}", "label": "no"}) + "\n" for n in range(19))
-    other = '{"text": "w", "label": "yes"}\n'
-    (tmp_path / "train.jsonl").write_text(one)
-    (tmp_path / "dev.jsonl").write_text(one + other)
-    task = {"heldout": {"dev": str(tmp_path / "dev.jsonl")}, "labels": ["no", "yes"]}
+def test_training_examples_of_one_class_are_rejected(start: Path, tmp_path: Path) -> None:
+    """Also if the held-out examples or the settings have another class."""
+    rows = [{"text": f"w {n}", "label": "no"} for n in range(19)]
+    other_row = {"text": "w", "label": "yes"}
+    data = write_rows(tmp_path / "train.jsonl", rows)
+    dev = write_rows(tmp_path / "dev.jsonl", [*rows, other_row])
+    task = {"heldout": {"dev": str(dev)}, "labels": ["no", "yes"]}
     with pytest.raises(TaskError, match=r"train\.jsonl: every label is 'no'; expected two"):
-        finetune_table(start, tmp_path / "run", tmp_path / "train.jsonl", "single", task=task)
-    # Of twenty rows the one that is held out by 1/20 is this one.
-    held = int(np.random.default_rng(0).permutation(20)[0])
-    rows = one.splitlines(keepends=True)
-    (tmp_path / "all.jsonl").write_text("".join([*rows[:held], other, *rows[held:]]))
-    with pytest.raises(TaskError, match="without what is held out: every label is 'no'"):
-        finetune_table(start, tmp_path / "run", tmp_path / "all.jsonl", "single",
-             task={"heldout_share": 0.05})  # fmt: skip
+        finetune_table(start, tmp_path / "run", data, "single", task=task)
+    # With a held-out fraction of 1/20, the row at this index is held out.
+    index = int(np.random.default_rng(0).permutation(20)[0])
+    data = write_rows(tmp_path / "all.jsonl", [*rows[:index], other_row, *rows[index:]])
+    with pytest.raises(TaskError, match="without the held-out examples: every label is 'no'"):
+        finetune_table(start, tmp_path / "run", data, "single", task={"heldout_share": 0.05})
     assert not (tmp_path / "run").exists()
 
 
-def refuse(word: str) -> None:
-    """Stand for a reader of JSON that takes only what the standard has."""
-    raise ValueError(word)
+def reject_constant(name: str) -> None:
+    """Reject NaN and Infinity, which are not standard JSON."""
+    raise ValueError(name)
 
 
-def test_a_metric_that_is_no_number_is_null_on_disk(start: Path, tmp_path: Path) -> None:
-    """The correlation with a constant is NaN: every file is JSON, and the result NaN again."""
+def test_nan_metric_is_null_on_disk(start: Path, tmp_path: Path) -> None:
+    """The NaN correlation with a constant is null in all files, and NaN in the result."""
     data = write_table(tmp_path / "train.jsonl", "regression", 20)
-    dev = tmp_path / "dev.jsonl"
-    dev.write_text("".join(f'{{"text": "w {word}", "label": 2}}\n' for word in WORDS[:3]))
+    rows = [{"text": f"w {word}", "label": 2} for word in WORDS[:3]]
+    dev = write_rows(tmp_path / "dev.jsonl", rows)
     task = {"heldout": {"dev": str(dev)}}
+    run = tmp_path / "run"
     changes: dict[str, Any] = {"schedule": {"steps": 2}, "task": task}
-    once = finetune_table(start, tmp_path / "run", data, "regression", **changes)
-    again = finetune_table(start, tmp_path / "run", data, "regression", **changes)
-    assert once.model is not None
-    for result in (once, again):
-        assert math.isnan(result.figures["pearson"])
-        assert math.isfinite(result.figures["loss"])
-    for file in (tmp_path / "run" / "result.json", once.model / bundle.INFO_FILE):
-        json.loads(file.read_text(), parse_constant=refuse)
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["figures"]["pearson"] is None
-    for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
-        json.loads(line, parse_constant=refuse)
-    values = {
-        **FAST_SETTINGS,
-        **changes,
-        "task": {**FAST_SETTINGS["task"], **task, "kind": "regression"},
-    }
-    several = tmp_path / "several"
-    run_sweep("classify", start, several, seeds=2, data=data, values=values)
-    json.loads((several / "results.json").read_text(), parse_constant=refuse)
+    result = finetune_table(start, run, data, "regression", **changes)
+    repeated = finetune_table(start, run, data, "regression", **changes)
+    assert result.model is not None
+    for figures in (result.figures, repeated.figures):
+        assert math.isnan(figures["pearson"])
+        assert math.isfinite(figures["loss"])
+    for file in (run / "result.json", result.model / bundle.INFO_FILE):
+        json.loads(file.read_text(), parse_constant=reject_constant)
+    assert json.loads((run / "result.json").read_text())["figures"]["pearson"] is None
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=reject_constant)
+    sweep_task = {**FAST_SETTINGS["task"], **task, "kind": "regression"}
+    values = {**FAST_SETTINGS, **changes, "task": sweep_task}
+    out = tmp_path / "sweep"
+    run_sweep("classify", start, out, seeds=2, data=data, values=values)
+    json.loads((out / "results.json").read_text(), parse_constant=reject_constant)
 
 
-def test_what_is_cut_of_a_held_out_share_is_counted(start: Path, tmp_path: Path) -> None:
-    """With the table that it was read from: all its texts are too long, and all are counted."""
-    data = tmp_path / "train.jsonl"
-    lines = [{"text": "w " * 20, "label": str(number % 2)} for number in range(20)]
-    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    result = finetune_table(start, tmp_path / "run", data, "single", schedule={"steps": 1},
-                  task={"length": 12})  # fmt: skip
+def test_truncated_held_out_examples_are_counted(start: Path, tmp_path: Path) -> None:
+    """Truncated examples are counted with the file they are held out from."""
+    rows = [{"text": "w " * 20, "label": str(n % 2)} for n in range(20)]
+    data = write_rows(tmp_path / "train.jsonl", rows)
+    result = finetune_table(
+        start, tmp_path / "run", data, "single", schedule={"steps": 1}, task={"length": 12}
+    )
     assert result.counts["train"]["cut_off"] == 20
 
 
-def test_what_cannot_be_is_refused(start: Path, tmp_path: Path) -> None:
-    """An unknown task, another shape, too long inputs, other settings in the same run."""
+def test_invalid_settings_are_rejected(start: Path, tmp_path: Path) -> None:
+    """Unknown tasks and metrics, other shapes, long inputs and changed settings are errors."""
     data = write_table(tmp_path / "train.jsonl", "single", 20)
+    run = tmp_path / "run"
     with pytest.raises(SettingsError, match="unknown task 'cole'"):
-        finetune("cole", start, tmp_path / "run", data=data)
-    with pytest.raises(SettingsError, match="'matthew' is no metric of the kind 'single'"):
-        finetune_table(start, tmp_path / "run", data, "single", task={"metrics": ["matthew"]})
+        finetune("cole", start, run, data=data)
+    with pytest.raises(SettingsError, match="'matthew'"):
+        finetune_table(start, run, data, "single", task={"metrics": ["matthew"]})
     with pytest.raises(SettingsError, match=r"run\.freeze is 99"):
-        finetune_table(start, tmp_path / "run", data, "single", run={"freeze": 99})
-    assert not (tmp_path / "run" / "settings.toml").exists()
+        finetune_table(start, run, data, "single", run={"freeze": 99})
+    assert not (run / "settings.toml").exists()
     with pytest.raises(SettingsError, match=r"model\.width"):
-        finetune_table(start, tmp_path / "run", data, "single", model={"width": 64})
-    with pytest.raises(SettingsError, match=r"shorten task\.length"):
-        finetune_table(start, tmp_path / "run", data, "single", task={"length": 5000})
-    finetune_table(start, tmp_path / "run", data, "single", schedule={"steps": 1})
-    with pytest.raises(RunError, match=r"task\.batch: 8 there, 4 now"):
-        finetune_table(
-            start, tmp_path / "run", data, "single", schedule={"steps": 1}, task={"batch": 4}
-        )
+        finetune_table(start, run, data, "single", model={"width": 64})
+    with pytest.raises(SettingsError, match=r"reduce task\.length"):
+        finetune_table(start, run, data, "single", task={"length": 5000})
+    schedule = {"steps": 1}
+    finetune_table(start, run, data, "single", schedule=schedule)
+    with pytest.raises(RunError, match=r"task\.batch: 8 in the run, 4 now"):
+        finetune_table(start, run, data, "single", schedule=schedule, task={"batch": 4})
 
 
 @pytest.mark.parametrize(
-    ("task", "said", "message"),
+    ("task", "task_settings", "message"),
     [
-        ("answer", {"endings": ["x", "y"]}, "endings: answer does not read it, only choose"),
-        ("tag", {"pair": "other"}, "pair: tag does not read it, only classify, answer, choose"),
-        ("classify", {"context": "document"}, "context: classify does not read it, only tag"),
-        (
-            "answer",
-            {"text": "nosuch"},
-            r"text: the fields of SQuAD's form, as in .*own\.json, have",
-        ),
+        ("answer", {"endings": ["x", "y"]}, "endings: .*choose"),
+        ("tag", {"pair": "other"}, "pair: .*classify, answer, choose"),
+        ("classify", {"context": "document"}, "context: .*tag"),
+        ("answer", {"text": "nosuch"}, r"text: .*own\.json"),
     ],
 )
-def test_what_nothing_reads_is_refused(
-    start: Path, tmp_path: Path, task: str, said: dict[str, Any], message: str
+def test_unused_settings_are_rejected(
+    start: Path, tmp_path: Path, task: str, task_settings: dict[str, Any], message: str
 ) -> None:
-    """A column or a setting of another family is an error before any file is read."""
+    """A setting that the task family does not use is an error before any file is read."""
+    values = {"task": task_settings}
     with pytest.raises(SettingsError, match=rf"task\.{message}"):
-        finetune(task, start, tmp_path / "run", data=tmp_path / "own.json", values={"task": said})
+        finetune(task, start, tmp_path / "run", data=tmp_path / "own.json", values=values)
 
 
-def test_part_of_the_training_file_is_random(tmp_path: Path) -> None:
-    """A subset drawn by its own seed, in the file's order; the first rows where it is asked for."""
+def test_subset_of_the_training_file_is_random(tmp_path: Path) -> None:
+    """A subset has its own seed and the order of the file; it can also be the first rows."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
     task = TaskSettings(train=str(data), examples=10, heldout={"dev": str(data)})
 
-    def drawn(**changes: Any) -> list[int]:
-        found = read_task_data(task.model_copy(update=changes))
-        assert found.counts["train"].num_used == 10
-        return [int(one.where.rpartition(" ")[2]) for one in found.train]
+    def draw_line_numbers(**changes: Any) -> list[int]:
+        task_data = read_task_data(task.model_copy(update=changes))
+        assert task_data.counts["train"].num_used == 10
+        return [int(example.location.rpartition(" ")[2]) for example in task_data.train]
 
-    assert drawn() == drawn() == sorted(drawn())
-    assert drawn() != drawn(examples_seed=1)
-    assert max(drawn()) > 20
-    assert drawn(examples_draw="first") == list(range(1, 11))
+    lines = draw_line_numbers()
+    assert lines == draw_line_numbers() == sorted(lines)
+    assert lines != draw_line_numbers(examples_seed=1)
+    assert max(lines) > 20
+    assert draw_line_numbers(examples_draw="first") == list(range(1, 11))
 
 
-def test_a_label_that_a_subset_lacks_is_no_error(tmp_path: Path) -> None:
-    """It is a label of the training file, so a held-out example may have it."""
+def test_label_missing_in_a_subset_is_valid(tmp_path: Path) -> None:
+    """A held-out example may have a label of the training file that the subset lacks."""
     rows = [{"text": "w", "label": ["a", "b"][n % 2]} for n in range(8)]
     rows.append({"text": "w", "label": "c"})
-    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    file = str(tmp_path / "t.jsonl")
+    file = str(write_rows(tmp_path / "t.jsonl", rows))
     task = TaskSettings(train=file, heldout={"dev": file}, examples=4, examples_draw="first")
-    found = read_task_data(task)
-    assert {one.label for one in found.train} == {"a", "b"}
-    assert {one.label for one in found.heldout["dev"]} == {"a", "b", "c"}
+    task_data = read_task_data(task)
+    assert {example.label for example in task_data.train} == {"a", "b"}
+    assert {example.label for example in task_data.heldout["dev"]} == {"a", "b", "c"}
 
 
-def test_documents_stay_together_in_a_random_subset(tmp_path: Path) -> None:
-    """Where documents are the context whole ones are drawn, the last one up to the number."""
+def test_random_subset_keeps_documents_together(tmp_path: Path) -> None:
+    """If documents are the context, whole documents are drawn; the last one is cut to the size."""
     rows = [{"tokens": ["w"], "tags": ["NV"[n % 2]], "document": n // 5} for n in range(40)]
-    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    file = str(tmp_path / "t.jsonl")
+    file = str(write_rows(tmp_path / "t.jsonl", rows))
     task = TaskSettings(kind="tags", text="0", label="-1", train=file, heldout={"dev": file},
                         context="document", examples=12)  # fmt: skip
-    documents = [one.document for one in read_task_data(task).train]
-    assert sorted(documents.count(one) for one in set(documents)) == [2, 5, 5]
+    documents = [example.document for example in read_task_data(task).train]
+    assert sorted(documents.count(document) for document in set(documents)) == [2, 5, 5]
 
 
-def test_part_of_the_training_file(start: Path, tmp_path: Path) -> None:
-    """A number of examples is trained on, and the rest is counted; each fold is held out once."""
+def test_folds_partition_the_training_file(start: Path, tmp_path: Path) -> None:
+    """A subset is counted, and every example is held out in exactly one fold."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
-    result = finetune_table(start, tmp_path / "run", data, "single", schedule={"steps": 1},
-                  task={"examples": 30, "heldout_share": 0.2})  # fmt: skip
+    result = finetune_table(
+        start, tmp_path / "run", data, "single", schedule={"steps": 1},
+        task={"examples": 30, "heldout_share": 0.2},
+    )  # fmt: skip
     assert result.counts["train"]["used"] == 30
     assert result.counts["train"]["skipped"] == {"not among the task.examples = 30": 10}
     assert result.figures["examples"] == 6
     write_table(data, "single", 41)
     task = TaskSettings(train=str(data), heldout_share=0.2)
-    held = [read_task_data(task.model_copy(update={"heldout_fold": fold})) for fold in range(5)]
-    texts = [one.where for own in held for one in own.heldout["heldout"]]
-    assert len(texts) == len(set(texts)) == 41
-    with pytest.raises(SettingsError, match=r"heldout_fold is 5, but shares of 0.2 end before"):
+    folds = [read_task_data(task.model_copy(update={"heldout_fold": fold})) for fold in range(5)]
+    locations = [example.location for fold in folds for example in fold.heldout["heldout"]]
+    assert len(locations) == len(set(locations)) == 41
+    with pytest.raises(SettingsError, match=r"heldout_fold is 5, but folds of 0.2 of the data end"):
         read_task_data(task.model_copy(update={"heldout_fold": 5}))
 
 
-def test_a_column_of_scores_is_not_learnt_as_classes(start: Path, tmp_path: Path) -> None:
-    """The error suggests regression; whoever says that each number is a class is obeyed."""
+def test_numeric_labels_are_classes_only_on_request(start: Path, tmp_path: Path) -> None:
+    """Many different numbers as labels are rejected, unless the user sets the kind "single"."""
     data = tmp_path / "scores.csv"
     rows = [f"{WORDS[n % 9]},{n % 7 / 2}" for n in range(28)]
     data.write_text("\n".join(["text,label", *rows]) + "\n")
@@ -296,41 +300,48 @@ def test_a_column_of_scores_is_not_learnt_as_classes(start: Path, tmp_path: Path
     assert result.figures["examples"] == 3
 
 
-def test_what_belongs_together_is_held_out_together(tmp_path: Path) -> None:
-    """Questions of one context, and the sentences of one document where that is their context."""
+def test_examples_with_a_common_context_are_held_out_together(tmp_path: Path) -> None:
+    """Questions about one context, and sentences of one document, are not split."""
     answers = {"text": ["c"], "answer_start": [0]}
-    asked = [{"id": str(n), "question": f"q {n}", "context": f"c {n // 4}", "answers": answers}
-             for n in range(40)]  # fmt: skip
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
-    lines = [("-DOCSTART- O\n\n" if n % 5 == 0 else "") + f"w{n} {'O' if n % 2 else 'B-X'}\n\n"
-             for n in range(40)]  # fmt: skip
-    (tmp_path / "b.txt").write_text("".join(lines))
-    own = {"kind": "span", **SQUAD_FIELDS, "train": str(tmp_path / "a.jsonl"), "heldout_share": 0.2}
-    span = TaskSettings.parse(own, "the test")
-    found = read_task_data(span)
-    contexts = {one.context for one in found.heldout["heldout"]}
+    questions = [
+        {"id": str(n), "question": f"q {n}", "context": f"c {n // 4}", "answers": answers}
+        for n in range(40)
+    ]
+    write_rows(tmp_path / "a.jsonl", questions)
+    sentences = [
+        ("-DOCSTART- O\n\n" if n % 5 == 0 else "") + f"w{n} {'O' if n % 2 else 'B-X'}\n\n"
+        for n in range(40)
+    ]
+    (tmp_path / "b.txt").write_text("".join(sentences))
+    span_task = TaskSettings.parse(
+        {"kind": "span", **SQUAD_FIELDS, "train": str(tmp_path / "a.jsonl"), "heldout_share": 0.2},
+        "the test",
+    )
+    task_data = read_task_data(span_task)
+    contexts = {example.context for example in task_data.heldout["heldout"]}
     assert len(contexts) == 2
-    assert not contexts & {one.context for one in found.train}
-    tags = TaskSettings(kind="entities", train=str(tmp_path / "b.txt"), text="0", label="1",
-                        context="document", heldout_share=0.25)  # fmt: skip
-    found = read_task_data(tags)
-    documents = {one.document for one in found.heldout["heldout"]}
+    assert not contexts & {example.context for example in task_data.train}
+    entity_task = TaskSettings(kind="entities", train=str(tmp_path / "b.txt"), text="0", label="1",
+                               context="document", heldout_share=0.25)  # fmt: skip
+    task_data = read_task_data(entity_task)
+    documents = {example.document for example in task_data.heldout["heldout"]}
     assert len(documents) == 2
-    assert not documents & {one.document for one in found.train}
+    assert not documents & {example.document for example in task_data.train}
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
-    [({"task": {"examples": 30}}, r"task\.examples: 30 there, None now"),
+    ("values", "message"),
+    [({"task": {"examples": 30}}, r"task\.examples: 30 in the run, None now"),
      ({"features": {"layers": "last", "width": 8}}, "features: "),
-     ({"run": {"freeze": 1}}, r"run\.freeze: 1 there, None now")],
+     ({"run": {"freeze": 1}}, r"run\.freeze: 1 in the run, None now")],
 )  # fmt: skip
-def test_a_setting_that_is_left_out_is_another_run(
-    start: Path, tmp_path: Path, said: dict[str, Any], told: str
+def test_resuming_without_a_setting_is_rejected(
+    start: Path, tmp_path: Path, values: dict[str, Any], message: str
 ) -> None:
-    """Going on without it would train on other data, or another model, than the file says."""
+    """A run cannot be resumed by a command that leaves out one of its settings."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
-    first = {**said, "run": {"threads": 1, **said.get("run", {})}}
-    finetune_table(start, tmp_path / "run", data, "single", schedule={"steps": 1}, **first)
-    with pytest.raises(RunError, match=told):
-        finetune_table(start, tmp_path / "run", data, "single", schedule={"steps": 1})
+    changes = {**values, "run": {"threads": 1, **values.get("run", {})}}
+    schedule = {"steps": 1}
+    finetune_table(start, tmp_path / "run", data, "single", schedule=schedule, **changes)
+    with pytest.raises(RunError, match=message):
+        finetune_table(start, tmp_path / "run", data, "single", schedule=schedule)

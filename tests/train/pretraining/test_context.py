@@ -1,4 +1,4 @@
-"""A model learns context, not frequency: on real text it beats the entropy of the words."""
+"""Pre-training on real text learns context: the loss falls below the unigram entropy."""
 
 import json
 import sysconfig
@@ -13,8 +13,8 @@ from bertsmith.text.wordpiece_trainer import train_wordpiece
 from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.pretraining.pretrain import pretrain
 
-#: Enough prose for the test, and quickly read.
-CHARACTERS = 900_000
+#: Size of the corpus: enough for the test and fast to read.
+NUM_CHARACTERS = 900_000
 SETTINGS = {
     "model.layers": 2,
     "model.width": 64,
@@ -36,15 +36,15 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The documentation strings of the standard library, in a vocabulary of 800 words."""
+    """A store of the standard library's docstrings, with a vocabulary of 800 tokens."""
     folder = tmp_path_factory.mktemp("context")
     texts: list[str] = []
-    size = 0
+    num_characters = 0
     for module in read_documentation([Path(sysconfig.get_paths()["stdlib"])]):
         text = "\n".join(" ".join(sentences) for sentences in module.paragraphs)
         texts.append(text)
-        size += len(text)
-        if size > CHARACTERS:
+        num_characters += len(text)
+        if num_characters > NUM_CHARACTERS:
             break
     corpus = folder / "docstrings.jsonl"
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -54,13 +54,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_context_is_learnt(store: Path, tmp_path: Path) -> None:
-    """Held-out masked-LM loss falls clearly below the unigram entropy of the same tokens.
+def test_loss_falls_below_the_unigram_entropy(store: Path, tmp_path: Path) -> None:
+    """The held-out masked LM loss falls clearly below the unigram entropy of the same tokens.
 
-    A model that knew only how frequent words are could not come below it.
+    The unigram entropy is the lowest loss of a model that knows only the token frequencies.
     """
-    chosen = [f"{key}={value}" for key, value in SETTINGS.items()]
-    result = pretrain(store, tmp_path / "run", steps=900, assignments=chosen)
+    options = [f"{key}={value}" for key, value in SETTINGS.items()]
+    result = pretrain(store, tmp_path / "run", steps=900, assignments=options)
     assert result.outcome.signal is None
     heldout = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "heldout"]
     assert heldout[-1]["masked_lm"] < heldout[-1]["unigram_entropy"] - 0.15

@@ -1,4 +1,4 @@
-"""A model with more words goes on with pre-training, on text that was prepared for it."""
+"""Continued pre-training of a model with an extended vocabulary."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bertsmith import bundle
-from bertsmith.bundle.extend import extend_vocabulary as extend
+from bertsmith.bundle.extend import extend_vocabulary as extend_model
 from bertsmith.data.prepare import prepare
 from bertsmith.errors import StoreError
 from bertsmith.text.corpus import find_sources
@@ -14,38 +14,37 @@ from bertsmith.text.vocabulary_extension import extend_vocabulary
 from bertsmith.train.pretraining.pretrain import pretrain
 from tests.train.conftest import Train, assignments
 
-#: Of the made-up words of the store, joined, and one that nothing is known of.
-NEW = ("bade", "나룻배")
+#: A compound of two words of the vocabulary, and a word without any known part.
+NEW_WORDS = ("bade", "나룻배")
 
 
-def test_an_extended_model_goes_on_with_pre_training(
-    train: Train, store: Path, tmp_path: Path
-) -> None:
-    """It refuses the old store, goes on with a new one, and learns its new words' rows."""
-    first = train("first", steps=2)
-    assert first.model is not None
-    old = bundle.load(first.model)
-    new = extend(old, extend_vocabulary(old.tokenizer, NEW))
-    bundle.save_model(tmp_path / "more", new)
-    start = {"start_from": str(tmp_path / "more"), "steps": 3}
-    chosen = [one for one in assignments() if not one.startswith("model.")]
+def test_extended_model_is_pretrained_further(train: Train, store: Path, tmp_path: Path) -> None:
+    """An extended model rejects the old store, and learns its new words from a new store."""
+    result = train("first", steps=2)
+    assert result.model is not None
+    original = bundle.load(result.model)
+    extension = extend_vocabulary(original.tokenizer, NEW_WORDS)
+    extended = extend_model(original, extension)
+    bundle.save_model(tmp_path / "extended", extended)
+    start = {"start_from": str(tmp_path / "extended"), "steps": 3}
+    options = [option for option in assignments() if not option.startswith("model.")]
     with pytest.raises(StoreError, match=r"another vocabulary .* run `bertsmith prepare` again"):
-        pretrain(store, tmp_path / "run", assignments=chosen, **start)  # type: ignore[arg-type]
+        pretrain(store, tmp_path / "run", assignments=options, **start)  # type: ignore[arg-type]
     text = (store.parent / "corpus.jsonl").read_text().replace("ba ", "bade 나룻배 ")
-    (tmp_path / "more.jsonl").write_text(text)
-    prepare(
-        find_sources([str(tmp_path / "more.jsonl")]), new.tokenizer, tmp_path / "store", workers=1
-    )
+    (tmp_path / "new.jsonl").write_text(text)
+    sources = find_sources([str(tmp_path / "new.jsonl")])
+    prepare(sources, extended.tokenizer, tmp_path / "store", workers=1)
     result = pretrain(
         tmp_path / "store", tmp_path / "run",
-        assignments=[*chosen, "optim.lr=1e-2"], **start,  # type: ignore[arg-type]
+        assignments=[*options, "optim.lr=1e-2"], **start,  # type: ignore[arg-type]
     )  # fmt: skip
     assert result.model is not None
-    done = bundle.load(result.model)
-    assert done.tokenizer.hash == new.tokenizer.hash
-    before, after = (one.model.bert.embeddings.words.weight for one in (new, done))
-    for word in NEW:
-        row = done.tokenizer.token_to_id(word)
-        assert row is not None
-        assert row >= old.tokenizer.vocab_size
-        assert not torch.equal(before[row], after[row])
+    trained = bundle.load(result.model)
+    assert trained.tokenizer.hash == extended.tokenizer.hash
+    old_embeddings = extended.model.bert.embeddings.words.weight
+    new_embeddings = trained.model.bert.embeddings.words.weight
+    for word in NEW_WORDS:
+        token_id = trained.tokenizer.token_to_id(word)
+        assert token_id is not None
+        assert token_id >= original.tokenizer.vocab_size
+        assert not torch.equal(old_embeddings[token_id], new_embeddings[token_id])

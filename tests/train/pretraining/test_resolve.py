@@ -1,4 +1,4 @@
-"""From wishes to one file of settings: what lies over what, and what is refused."""
+"""Resolving the settings of a run, and checking them against the run directory."""
 
 import fcntl
 from pathlib import Path
@@ -21,92 +21,94 @@ from tests.train.conftest import Train, assignments
 
 
 @pytest.fixture(scope="session")
-def opened(store: Path) -> Store:
+def opened_store(store: Path) -> Store:
     """The store, opened."""
     return Store.open(store)
 
 
 @pytest.fixture
-def settle(opened: Store) -> Any:
-    """Resolve wishes about the store."""
-    return lambda **wishes: resolve_settings(Overrides(data=opened.path, **wishes), opened)
+def resolve(opened_store: Store) -> Any:
+    """A function that resolves overrides for the store."""
+    return lambda **overrides: resolve_settings(
+        Overrides(data=opened_store.path, **overrides), opened_store
+    )
 
 
-def test_the_layers_lie_over_each_other(settle: Any, tmp_path: Path) -> None:
-    """Recipe < size < configuration file < --set, key by key; the store gives the vocabulary."""
+def test_precedence_of_settings(resolve: Any, tmp_path: Path) -> None:
+    """Recipe < size < settings file < --set; the vocabulary size comes from the store."""
     config = tmp_path / "run.toml"
     config.write_text("[model]\nwidth = 64\n[optim]\nlr = 0.5\neps = 0.25\n")
-    plain = settle()
-    assert (plain.model.layers, plain.model.width) == (4, 256)
-    assert plain.optim.beta2 == 0.98  # of the recipe
-    assert plain.model.vocab_size == 5 + 1 + 60
-    sized = settle(size="small", recipe="paper")
-    assert (sized.model.width, sized.optim.beta2, sized.data.batch) == (512, 0.999, 256)
-    assert (sized.schedule.long_length, sized.schedule.warmup_steps) == (512, 10_000)
-    filed = settle(size="small", config=config)
-    assert (filed.model.layers, filed.model.width, filed.optim.lr) == (4, 64, 0.5)
-    all_of_them = settle(
+    default = resolve()
+    assert (default.model.layers, default.model.width) == (4, 256)
+    assert default.optim.beta2 == 0.98  # of the recipe
+    assert default.model.vocab_size == 5 + 1 + 60
+    paper = resolve(size="small", recipe="paper")
+    assert (paper.model.width, paper.optim.beta2, paper.data.batch) == (512, 0.999, 256)
+    assert (paper.schedule.long_length, paper.schedule.warmup_steps) == (512, 10_000)
+    with_file = resolve(size="small", config=config)
+    assert (with_file.model.layers, with_file.model.width, with_file.optim.lr) == (4, 64, 0.5)
+    with_all = resolve(
         size="small", config=config, assignments=["optim.lr=2e-4", "model.dropout=0"]
     )
-    assert all_of_them.model.width == 64
-    assert (all_of_them.optim.lr, all_of_them.optim.eps) == (2e-4, 0.25)
-    assert (all_of_them.model.dropout, all_of_them.optim.beta2) == (0, 0.98)
+    assert with_all.model.width == 64
+    assert (with_all.optim.lr, with_all.optim.eps) == (2e-4, 0.25)
+    assert (with_all.model.dropout, with_all.optim.beta2) == (0, 0.98)
 
 
-def test_the_recipe_follows_the_sizes_that_were_set(settle: Any) -> None:
-    """Rate, deviation, first weights and feed-forward width are those of the sizes said last."""
-    tiny = settle(size="tiny")
-    assert (tiny.run.initialization, tiny.optim.lr, tiny.model.feed_forward) == (
-        "cross-segment-heads",
-        1e-3,
-        512,
-    )
-    alone = settle(size="tiny", assignments=["data.nsp=false"])
-    assert (alone.run.initialization, alone.optim.lr) == ("neighbor-heads", 2e-3)
-    deeper = settle(size="tiny", assignments=["model.layers=4", "model.width=256"])
-    assert (deeper.run.initialization, deeper.optim.lr) == ("cross-segment-heads", 1e-3)
-    assert (deeper.model.feed_forward, deeper.model.init_range) == (1024, settle().model.init_range)
-    for one in ("layers=1", "heads=1"):
-        alone = settle(size="tiny", assignments=[f"model.{one}"])
-        assert (alone.run.initialization, alone.optim.lr) == ("neighbor-heads", 2e-3), one
-    own = settle(size="tiny", assignments=["model.width=256", "model.feed_forward=300"])
-    assert own.model.feed_forward == 300
-    assert settle(size="tiny", recipe="paper").run.initialization == "random"
+def test_recipe_defaults_depend_on_the_final_sizes(resolve: Any) -> None:
+    """Learning rate, initialization and feed-forward width depend on the user's sizes."""
+    tiny = resolve(size="tiny")
+    assert (tiny.run.initialization, tiny.optim.lr) == ("cross-segment-heads", 1e-3)
+    assert tiny.model.feed_forward == 512
+    without_nsp = resolve(size="tiny", assignments=["data.nsp=false"])
+    assert (without_nsp.run.initialization, without_nsp.optim.lr) == ("neighbor-heads", 2e-3)
+    larger = resolve(size="tiny", assignments=["model.layers=4", "model.width=256"])
+    assert (larger.run.initialization, larger.optim.lr) == ("cross-segment-heads", 1e-3)
+    assert larger.model.feed_forward == 1024
+    assert larger.model.init_range == resolve().model.init_range
+    for assignment in ("model.layers=1", "model.heads=1"):
+        smaller = resolve(size="tiny", assignments=[assignment])
+        assert (smaller.run.initialization, smaller.optim.lr) == ("neighbor-heads", 2e-3), (
+            assignment
+        )
+    explicit = resolve(size="tiny", assignments=["model.width=256", "model.feed_forward=300"])
+    assert explicit.model.feed_forward == 300
+    assert resolve(size="tiny", recipe="paper").run.initialization == "random"
     with pytest.raises(SettingsError, match="width"):
-        settle(assignments=["model.width=0"])
+        resolve(assignments=["model.width=0"])
 
 
-def test_the_model_follows_the_data(settle: Any) -> None:
-    """Without pairs the model has no next-sentence head; to say both unlike is refused."""
-    assert settle().model.nsp
-    assert not settle(assignments=["data.nsp=false"]).model.nsp
-    with pytest.raises(SettingsError, match=r"set data\.nsp alone"):
-        settle(assignments=["model.nsp=false"])
+def test_data_nsp_determines_model_nsp(resolve: Any) -> None:
+    """The model has an NSP head if the data have sentence pairs; a contradiction is an error."""
+    assert resolve().model.nsp
+    assert not resolve(assignments=["data.nsp=false"]).model.nsp
+    with pytest.raises(SettingsError, match=r"set only data\.nsp"):
+        resolve(assignments=["model.nsp=false"])
 
 
-def test_an_unknown_key_names_the_nearest_and_its_place(settle: Any, tmp_path: Path) -> None:
-    """The message has the key, the nearest valid one, and the file or option it came from."""
+def test_unknown_key_suggests_the_nearest_valid_one(resolve: Any, tmp_path: Path) -> None:
+    """The message names the key, the nearest valid key, and the file if it is in the file."""
     config = tmp_path / "run.toml"
     config.write_text("[optim]\nlearning = 1.0\nwieght_decay = 0.1\n")
-    with pytest.raises(SettingsError) as told:
-        settle(config=config)
-    assert f"{config}: unknown setting 'optim.wieght_decay'" in str(told.value)
-    assert "did you mean 'weight_decay'?" in str(told.value)
+    with pytest.raises(SettingsError) as caught:
+        resolve(config=config)
+    assert f"{config}: unknown setting 'optim.wieght_decay'" in str(caught.value)
+    assert "did you mean 'weight_decay'?" in str(caught.value)
     config.write_text("[optim]\nlr = 0.1\n")
     with pytest.raises(
         SettingsError, match=r"unknown setting 'data\.lenght'; did you mean 'length"
     ):
-        settle(assignments=["data.lenght=64"])
+        resolve(assignments=["data.lenght=64"])
     with pytest.raises(SettingsError, match=r"'run\.epochs'; did you mean 'schedule\.epochs'"):
-        settle(assignments=["run.epochs=3"])
+        resolve(assignments=["run.epochs=3"])
     with pytest.raises(SettingsError, match=r"'lr'; did you mean 'optim\.lr'"):
-        settle(assignments=["lr=3"])
-    with pytest.raises(SettingsError, match=r"'optim\.learning' \(known here: lr"):
-        settle(assignments=["optim.learning=3"])
-    with pytest.raises(SettingsError) as told:
-        settle(config=config, assignments=["optims.lr=1.0"])
-    assert "unknown setting 'optims'; did you mean 'optim'?" in str(told.value)
-    assert str(config) not in str(told.value), "the file is not to blame"
+        resolve(assignments=["lr=3"])
+    with pytest.raises(SettingsError, match=r"'optim\.learning' \(.*lr"):
+        resolve(assignments=["optim.learning=3"])
+    with pytest.raises(SettingsError) as caught:
+        resolve(config=config, assignments=["optims.lr=1.0"])
+    assert "unknown setting 'optims'; did you mean 'optim'?" in str(caught.value)
+    assert str(config) not in str(caught.value), "the error is not in the file"
 
 
 @pytest.mark.parametrize(
@@ -118,112 +120,113 @@ def test_an_unknown_key_names_the_nearest_and_its_place(settle: Any, tmp_path: P
         ("model=5", r"model: Input should be"),
         ("run.seed=-1", r"run\.seed: Input should be greater than or equal to 0"),
         ("optim.lr", "expected KEY=VALUE"),
-        ("model.heads=7", r"^the settings: model: width 256 is not a multiple of heads 7$"),
-        ("model.vocab_size=65", r"vocab_size is 65, but the store's vocabulary has 66 words"),
+        ("model.heads=7", r"^the settings: model: width 256 is not a multiple of heads 7"),
+        ("model.vocab_size=65", r"vocab_size is 65, but the store's vocabulary has 66 tokens"),
         ("data.length=600", r"sequences of 600 tokens, but model\.max_positions is 512"),
         ("schedule.long_length=513", r"sequences of 513 tokens"),
-        ("model.attention=causal", r"\[CLS\], .* sees only itself; set data\.nsp=false"),
+        ("model.attention=causal", r"\[CLS\] sees only itself .*; set data\.nsp=false"),
         ("schedule.steps=0", r"schedule\.steps: Input should be greater than 0"),
         ("run.precision=fp8", r"run\.precision: Input should be 'auto', 'fp32' or 'bf16'"),
     ],
 )
-def test_what_cannot_be_is_told(settle: Any, assignment: str, message: str) -> None:
-    """A wrong type, a value out of range and a contradiction are each a SettingsError."""
+def test_invalid_values_are_rejected(resolve: Any, assignment: str, message: str) -> None:
+    """A wrong type, a value out of range and a contradiction are a SettingsError."""
     with pytest.raises(SettingsError, match=message):
-        settle(assignments=[assignment])
+        resolve(assignments=[assignment])
 
 
-def test_a_larger_vocabulary_is_allowed(settle: Any) -> None:
-    """A model may have rows to spare: more words than the store."""
-    assert settle(assignments=["model.vocab_size=72"]).model.vocab_size == 72
+def test_larger_vocabulary_than_the_store_is_allowed(resolve: Any) -> None:
+    """A model may have more embedding rows than the store has tokens."""
+    assert resolve(assignments=["model.vocab_size=72"]).model.vocab_size == 72
 
 
-def test_files_that_cannot_be_read(settle: Any, tmp_path: Path) -> None:
-    """No such file, a folder, and a file that is no TOML, each by its name."""
+def test_unreadable_settings_files_are_rejected(resolve: Any, tmp_path: Path) -> None:
+    """A missing file, a folder, invalid TOML and an unknown size are named in the error."""
     with pytest.raises(SettingsError, match=r"none\.toml: no such settings file"):
-        settle(config=tmp_path / "none.toml")
+        resolve(config=tmp_path / "none.toml")
     with pytest.raises(SettingsError, match="cannot be read"):
-        settle(config=tmp_path)
+        resolve(config=tmp_path)
     (tmp_path / "bad.toml").write_text("[optim\n")
     with pytest.raises(SettingsError, match=r"bad\.toml: not valid TOML"):
-        settle(config=tmp_path / "bad.toml")
+        resolve(config=tmp_path / "bad.toml")
     with pytest.raises(SettingsError, match="the sizes are tiny, mini"):
-        settle(size="huge")
+        resolve(size="huge")
 
 
-def test_the_file_of_a_run_is_complete(settle: Any, tmp_path: Path) -> None:
-    """What is written is read back as the same settings, whatever the recipe."""
+def test_stored_settings_are_complete(resolve: Any, tmp_path: Path) -> None:
+    """Stored settings are read back unchanged, and intervals depend on the number of steps."""
     for recipe in ("fast", "paper"):
-        settings = with_steps(settle(recipe=recipe), 40)
+        settings = with_steps(resolve(recipe=recipe), 40)
         (tmp_path / SETTINGS_FILE).write_text(settings.to_toml())
         assert PretrainSettings.parse(read_toml(tmp_path / SETTINGS_FILE), "here") == settings
 
-    def intervals(steps: int, **chosen: Any) -> tuple[int | None, int | None]:
-        told = with_steps(settle(**chosen), steps)
-        return told.run.eval_every, told.checkpoint.every
+    def intervals(steps: int, **overrides: Any) -> tuple[int | None, int | None]:
+        settings = with_steps(resolve(**overrides), steps)
+        return settings.run.eval_every, settings.checkpoint.every
 
-    # A twentieth of the run, but ten steps at least; what was said counts.
+    # The default is a twentieth of the run and at least ten steps.
     assert [intervals(steps) for steps in (4, 40, 1000)] == [(4, 4), (10, 10), (50, 50)]
     assert intervals(1000, assignments=["run.eval_every=7", "checkpoint.every=9"]) == (7, 9)
 
 
-def test_other_settings_are_refused_by_name(settle: Any, tmp_path: Path) -> None:
-    """Each difference is named with what stands there and what is wished; no other is."""
-    stored = with_steps(settle(size="tiny"), 40)
+def test_differences_to_stored_settings_are_listed(resolve: Any, tmp_path: Path) -> None:
+    """The error lists exactly the differences, except for settings that may change."""
+    stored = with_steps(resolve(size="tiny"), 40)
     (tmp_path / SETTINGS_FILE).write_text(stored.to_toml())
-    assert load_run_settings(tmp_path, settle(size="tiny")) == stored
-    chosen = [
+    assert load_run_settings(tmp_path, resolve(size="tiny")) == stored
+    changes = [
         "model.dropout=0.2",
         "run.seed=3",
         "data.batch=7",
         "checkpoint.keep=9",
         "optim.lr=0.5",
     ]
-    wished = settle(size="tiny", assignments=chosen)
-    with pytest.raises(RunError) as told:
-        load_run_settings(tmp_path, wished)
-    lines = {line.strip() for line in str(told.value).splitlines()[1:-1]}
+    changed = resolve(size="tiny", assignments=changes)
+    with pytest.raises(RunError) as caught:
+        load_run_settings(tmp_path, changed)
+    lines = {line.strip() for line in str(caught.value).splitlines()[1:-1]}
     assert lines == {
-        "model.dropout: 0.1 there, 0.2 now",
-        "data.batch: 32 there, 7 now",
-        "optim.lr: 0.001 there, 0.5 now",
-        "run.seed: 0 there, 3 now",
+        "model.dropout: 0.1 in the run, 0.2 now",
+        "data.batch: 32 in the run, 7 now",
+        "optim.lr: 0.001 in the run, 0.5 now",
+        "run.seed: 0 in the run, 3 now",
     }
 
 
-def test_a_store_may_move_but_not_change(settle: Any, tmp_path: Path) -> None:
-    """Another path of the same store is accepted; another store is not."""
-    (tmp_path / SETTINGS_FILE).write_text(with_steps(settle(), 5).to_toml())
-    settings = settle()
+def test_store_may_move_but_not_change(resolve: Any, tmp_path: Path) -> None:
+    """Another path of the same store is accepted, another store is rejected."""
+    (tmp_path / SETTINGS_FILE).write_text(with_steps(resolve(), 5).to_toml())
+    settings = resolve()
     moved = settings.model_copy(update={"run": settings.run.model_copy(update={"data": "/else"})})
     assert load_run_settings(tmp_path, moved)
     other = settings.model_copy(update={"run": settings.run.model_copy(update={"store": "0" * 16})})
-    with pytest.raises(RunError, match=r"run\.store: .* there, '0000000000000000' now"):
+    with pytest.raises(RunError, match=r"run\.store: .* in the run, '0000000000000000' now"):
         load_run_settings(tmp_path, other)
 
 
-def test_foreign_places_are_refused_untouched(store: Path, tmp_path: Path) -> None:
-    """A folder with somebody's files, and a file, are refused and stay as they were."""
+def test_directories_with_other_files_are_rejected(store: Path, tmp_path: Path) -> None:
+    """A directory with other files, and a file, are rejected and not changed."""
     folder = tmp_path / "home"
     folder.mkdir()
-    (folder / "letter.txt").write_text("mine")
-    for place, message in ((folder, "there are files here"), (folder / "letter.txt", "a file")):
+    letter = folder / "letter.txt"
+    letter.write_text("mine")
+    for out, message in ((folder, "this directory has other files"), (letter, "a file")):
         with pytest.raises(RunError, match=message):
-            pretrain(store, place, steps=1, assignments=assignments())
+            pretrain(store, out, steps=1, assignments=assignments())
     assert [path.name for path in folder.iterdir()] == ["letter.txt"]
-    assert (folder / "letter.txt").read_text() == "mine"
+    assert letter.read_text() == "mine"
 
 
-def test_what_a_kill_left_at_the_start_is_no_foreign_file(tmp_path: Path) -> None:
-    """The lock and half-written settings do not stand in the way of the next start."""
+def test_files_of_a_killed_start_are_accepted(tmp_path: Path) -> None:
+    """The lock and half-written settings of a killed process do not prevent the next start."""
     (tmp_path / ".lock").touch()
     (tmp_path / f".{SETTINGS_FILE}.4711.tmp").write_text("[mod")
     check_run_directory(tmp_path)
     check_run_directory(tmp_path / "none")
 
 
-def test_two_at_once_are_refused(train: Train, tmp_path: Path) -> None:
-    """While one process holds the run, another one is told so, and nothing is changed."""
+def test_second_process_is_rejected(train: Train, tmp_path: Path) -> None:
+    """While one process holds the lock of a run, another one fails without changing files."""
     (tmp_path / "run").mkdir()
     with (tmp_path / "run" / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Killed and resumed equals never killed, byte for byte: weights, moments and journal."""
+"""A killed and resumed run ends with the same bytes: weights, moments and metrics log."""
 
 import json
 import shutil
@@ -16,50 +16,50 @@ from bertsmith.train.pretraining.pretrain import pretrain
 from tests.train.conftest import assignments, make_store
 
 STEPS = 14
-#: The program, killed by itself after the journal's line of a step: no other process has to be
-#: quick enough to do so.
-KILLED = """
+#: Runs the program, which kills itself after logging a given step. This is exact, unlike a kill
+#: from another process.
+SELF_KILLING_PROGRAM = """
 import os, signal, sys
 from bertsmith.cli.main import main
-from bertsmith.train.engine.metrics_log import Journal
+from bertsmith.train.engine.metrics_log import MetricsLog
 
-last, write = int(sys.argv.pop(1)), Journal.write
+last_step, write = int(sys.argv.pop(1)), MetricsLog.write
 
-def killing(self, line):
+def write_and_kill(self, line):
     write(self, line)
-    if line["step"] == last:
+    if line["step"] == last_step:
         os.kill(os.getpid(), signal.SIGKILL)
 
-Journal.write = killing
+MetricsLog.write = write_and_kill
 main()
 """
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of random sentences of all lengths: batches are ragged."""
+    """A store of random sentences of different lengths."""
     return make_store(tmp_path_factory.mktemp("resume"))
 
 
-def _command(store: Path, out: Path, **changes: Any) -> list[str]:
-    chosen = assignments(
-        model__attention_dropout=0.1, checkpoint__every=3, run__eval_every=5, run__micro_batch_tokens=64,
-        schedule__long_length=48, schedule__long_share=0.3,
+def _pretrain_command(store: Path, out: Path, **changes: Any) -> list[str]:
+    options = assignments(
+        model__attention_dropout=0.1, checkpoint__every=3, run__eval_every=5,
+        run__micro_batch_tokens=64, schedule__long_length=48, schedule__long_share=0.3,
         checkpoint__keep_optimizer="true", **changes,
     )  # fmt: skip
     command = [sys.executable, "-m", "bertsmith", "pretrain", "--data", str(store)]
     command += ["--out", str(out), "--steps", str(STEPS)]
-    return command + [part for one in chosen for part in ("--set", one)]
+    return command + [part for option in options for part in ("--set", option)]
 
 
-def _killed(command: list[str], run: Path, step: int, cache: Path | None) -> None:
-    """Start the run in a process that kills itself when its journal has come to a step."""
+def _run_until_killed(command: list[str], run: Path, step: int, cache: Path | None) -> None:
+    """Run the command in a process that kills itself after logging ``step``."""
     arguments = command[command.index("pretrain") :]
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(step), *arguments],
+    process = subprocess.run(
+        [sys.executable, "-c", SELF_KILLING_PROGRAM, str(step), *arguments],
         capture_output=True, check=False, env=_environment(cache),
     )  # fmt: skip
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
     assert read_metrics(run)[-1]["step"] == step
     assert not (run / "model").exists()
 
@@ -70,55 +70,56 @@ def _environment(cache: Path | None) -> dict[str, str]:
     return {**environment(None), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
 
 
-def _finished(command: list[str], cache: Path | None) -> None:
-    done = subprocess.run(command, capture_output=True, check=False, env=_environment(cache))
-    assert done.returncode == 0, done.stderr.decode()
+def _run_to_end(command: list[str], cache: Path | None) -> None:
+    process = subprocess.run(command, capture_output=True, check=False, env=_environment(cache))
+    assert process.returncode == 0, process.stderr.decode()
 
 
-def _equal(one: Path, other: Path) -> None:
-    here, there = content(one, STEPS), content(other, STEPS)
-    assert here.keys() == there.keys()
-    for name in here:
-        assert here[name] == there[name], name
-    assert here["every step once"] == "True"
+def _assert_same_content(run: Path, other: Path) -> None:
+    content_of_run, content_of_other = content(run, STEPS), content(other, STEPS)
+    assert content_of_run.keys() == content_of_other.keys()
+    for name in content_of_run:
+        assert content_of_run[name] == content_of_other[name], name
+    assert content_of_run["every step once"] == "True"
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_equals_never_killed(store: Path, tmp_path: Path) -> None:
-    """Killed in steps 2, 7 and 12 (before a checkpoint, between two, in the second phase)."""
-    calm, torn = tmp_path / "calm", tmp_path / "torn"
-    _finished(_command(store, calm), None)
-    command = _command(store, torn)
+def test_killed_and_resumed_run_has_identical_content(store: Path, tmp_path: Path) -> None:
+    """Killed before a checkpoint, between two checkpoints, and in the second phase."""
+    uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
+    _run_to_end(_pretrain_command(store, uninterrupted), None)
+    command = _pretrain_command(store, killed)
     for step in (2, 7, 12):
-        _killed(command, torn, step, None)
-    _finished(command, None)
-    _equal(calm, torn)
+        _run_until_killed(command, killed, step, None)
+    _run_to_end(command, None)
+    _assert_same_content(uninterrupted, killed)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on the CPU")
-def test_compiled_killed_and_resumed_equals_never_killed(store: Path, tmp_path: Path) -> None:
-    """The same with torch.compile, though the resumed process first sees another batch."""
-    calm, torn, cache = tmp_path / "calm", tmp_path / "torn", tmp_path / "cache"
-    _finished(_command(store, calm, run__compile="true"), cache)
-    command = _command(store, torn, run__compile="true")
-    _killed(command, torn, 8, cache)
-    _finished(command, cache)
-    _equal(calm, torn)
+def test_compiled_killed_and_resumed_run_has_identical_content(store: Path, tmp_path: Path) -> None:
+    """The same with torch.compile, although the resumed process sees another batch first."""
+    uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
+    cache = tmp_path / "cache"
+    _run_to_end(_pretrain_command(store, uninterrupted, run__compile="true"), cache)
+    command = _pretrain_command(store, killed, run__compile="true")
+    _run_until_killed(command, killed, 8, cache)
+    _run_to_end(command, cache)
+    _assert_same_content(uninterrupted, killed)
 
 
-def test_the_comparison_sees_a_difference(store: Path, tmp_path: Path) -> None:
-    """One bit of a weight, or one figure of the journal, and two runs are told apart."""
+def test_comparison_detects_differences(store: Path, tmp_path: Path) -> None:
+    """A changed bit of a weight and a changed number in the metrics log are detected."""
     run = tmp_path / "run"
     pretrain(store, run, steps=1, assignments=assignments(checkpoint__keep_optimizer="true"))
-    before = content(run, 1)
-    path = run / "checkpoints" / "step-1" / "weights.safetensors"
-    data = bytearray(path.read_bytes())
+    original = content(run, 1)
+    weights_file = run / "checkpoints" / "step-1" / "weights.safetensors"
+    data = bytearray(weights_file.read_bytes())
     data[-1] ^= 1
-    path.write_bytes(data)
+    weights_file.write_bytes(data)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     lines[0]["loss"] += 1e-9
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    after = content(run, 1)
-    different = {name for name in before if before[name] != after[name]}
-    assert different == {"step-1/weights.safetensors", "journal but for times"}
+    changed = content(run, 1)
+    differences = {name for name in original if original[name] != changed[name]}
+    assert differences == {"step-1/weights.safetensors", "journal but for times"}
