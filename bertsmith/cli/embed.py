@@ -301,7 +301,7 @@ def _print(
         for text, own, row in zip(window.texts, window.vectors, rows, strict=True):
             print_line(format_json_line(text, own, row, texts.columns))
         sys.stdout.flush()
-        cut_off += window.num_cut_off
+        cut_off += window.num_truncated
         if texts.is_endless:
             unknown.warn()
     _tell_cut(cut_off, embedder)
@@ -323,8 +323,8 @@ def _write(
         raise
     if as_json:
         print_json({"out": str(out), "lines": done.num_lines, "width": done.width,
-                  "cut_off": done.num_cut_off, "unknown_share": done.unknown_share})  # fmt: skip
-    _tell_cut(done.num_cut_off, embedder)
+                  "cut_off": done.num_truncated, "unknown_share": done.unknown_share})  # fmt: skip
+    _tell_cut(done.num_truncated, embedder)
     each = f"a vector a {'token' if settings.pooling == 'none' else texts.unit}"
     log(f"wrote {out}: {done.num_lines:,} {texts.unit}s, {each}, of {done.width:,} numbers")
     log(f"next: {_NEXT[out.suffix].format(text=repr(str(out)), word=quote_path(out))}")

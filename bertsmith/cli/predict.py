@@ -286,8 +286,8 @@ def _tell_table(counts: "TableCounts", path: Path, out: Path | None, *, as_json:
     if out is not None and as_json:
         print_json({"out": str(out), "rows": counts.rows, "columns": counts.columns,
                   "without_prediction": counts.without_prediction, "left_out": counts.unreadable,
-                  "cut_off": counts.cut_off})  # fmt: skip
-    _tell_cut(counts.cut_off)
+                  "cut_off": counts.num_truncated})  # fmt: skip
+    _tell_cut(counts.num_truncated)
     if counts.without_prediction:
         log(
             f"{counts.without_prediction:,} {counts.unit}s have no prediction; the first: {counts.first_problem}"

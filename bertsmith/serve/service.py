@@ -212,8 +212,24 @@ class Service:
         deadline: Deadline,
         *,
         truncate: bool = True,
-    ) -> PendingEmbeddings:
-        """Submit texts to the batcher without waiting for their vectors.
+    ) -> "PendingEmbeddings":
+        """Return what ``embed`` waits for. Without ``truncate`` a text too long is an error."""
+        own = self.check_request(name, "embed", texts, patience)
+        recipe = own.embedder.resolve_settings(settings)
+        if recipe.pooling == "none":
+            raise SettingsError('pooling "none" gives a vector a token: ask /embed_all')
+        encoded = own.embedder.tokenize(texts)
+        if encoded.num_truncated and not truncate:
+            raise RequestTooLargeError(
+                f"{encoded.num_truncated:,} of the texts are longer than the {own.embedder.max_seqlen} "
+                "tokens that this model takes; shorten them, or send truncate: true"
+            )
+        check_limit("numbers", len(texts) * recipe.width, self.settings.numbers)
+        units = [(len(ids), ids) for ids in encoded.sequences]
+        compute = require_finite(own.name, partial(embed_sequences, own.embedder, recipe))
+        key = (own.name, "embed", settings)
+        future = self.batcher.submit(key, compute, units, patience)
+        return PendingEmbeddings(own.name, future, recipe.width, sum(size for size, _ in units))
 
         Raises:
             SettingsError: the settings ask for a vector per token.

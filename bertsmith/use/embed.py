@@ -41,14 +41,14 @@ class TokenizedTexts:
     """[CLS] text [SEP] of each text, as ids, and how many texts were cut to the model's length."""
 
     sequences: list[list[int]]
-    num_cut_off: int
+    num_truncated: int
 
 
 @dataclass(frozen=True)
 class TokenVectors:
     """The tokens of a text: words, ids, characters [start, end), and vectors, float32 [S, W].
 
-    [CLS] and [SEP], where they are told, stand for no character. cut_off: whether the text was
+    [CLS] and [SEP], where they are told, stand for no character. is_truncated: whether the text was
     longer than the model takes.
     """
 
@@ -56,7 +56,7 @@ class TokenVectors:
     ids: list[int]
     offsets: list[tuple[int, int]]
     vectors: Floats
-    cut_off: bool
+    is_truncated: bool
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class EmbeddedWindow:
 
     texts: list[str]
     vectors: Vectors
-    num_cut_off: int
+    num_truncated: int
     #: The rows of a table that the texts stand in.
     rows: list[Mapping[str, Any]] | None = None
 
@@ -67,7 +67,7 @@ class EmbeddingSummary:
     path: Path
     num_lines: int
     width: int
-    num_cut_off: int
+    num_truncated: int
     unknown_share: float = 0.0
 
 
@@ -99,14 +99,14 @@ def embed_windows(
         if recipe.pooling == "none":
             told = embedder.encode_tokens_with_spec(texts, recipe, batch_tokens)
             progress.advance(len(texts))
-            yield EmbeddedWindow(texts, told, sum(own.cut_off for own in told), rows)
+            yield EmbeddedWindow(texts, told, sum(own.is_truncated for own in told), rows)
             continue
         encoded = embedder.tokenize(texts)
         vectors = np.empty((len(texts), recipe.width), np.float32)
         for numbers, own in embedder.encode_batches(encoded.sequences, recipe, batch_tokens):
             vectors[numbers] = own
             progress.advance(len(numbers))
-        yield EmbeddedWindow(texts, vectors, encoded.num_cut_off, rows)
+        yield EmbeddedWindow(texts, vectors, encoded.num_truncated, rows)
 
 
 def line_text(line: str | Record) -> str:
@@ -193,7 +193,7 @@ def _written(
             lines=state.lines + len(window.texts),
             read=read.hexdigest(),
             place=sink.commit(),
-            cut_off=state.cut_off + window.num_cut_off,
+            cut_off=state.cut_off + window.num_truncated,
         )
         write_json(partial / STATE_FILE, asdict(state))
     return state

@@ -69,7 +69,7 @@ class TableCounts:
     rows: int = 0
     without_prediction: int = 0
     unreadable: int = 0
-    cut_off: int = 0
+    num_truncated: int = 0
     first_problem: str = ""
     #: The columns that were added, and what a user should know of them and of the table.
     columns: list[str] = field(default_factory=list)
@@ -221,7 +221,7 @@ def _write(
             cells = empty
             if item is not None:
                 value = next(values)
-                counts.cut_off += bool(value.get("cut_off"))
+                counts.num_truncated += bool(value.get("cut_off"))
                 columns = _prediction(bundle.head.kind, value, is_text=is_text)
                 cells = {names[name]: cell for name, cell in columns.items()}
             written.append({**row.cells, **cells})

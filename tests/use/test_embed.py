@@ -207,8 +207,8 @@ def test_tokens_tell_where_they_stand(embedder: Embedder) -> None:
     assert "".join(TEXTS[1][a:b] for a, b in places) == TEXTS[1].replace(" ", "")
     assert all(before[1] <= after[0] for before, after in pairwise(places))
     assert len(one.vectors) == len(one.ids) == len(one.offsets)
-    assert not one.cut_off
-    assert long.cut_off
+    assert not one.is_truncated
+    assert long.is_truncated
     assert len(long.vectors) == 61
     bare = embedder.encode_tokens([TEXTS[1]], special=False)[0]
     assert bare.ids == one.ids[1:-1]

@@ -323,7 +323,7 @@ def test_long_lines_end_a_window_early(
     monkeypatch.setattr(Embedder, "ids", counted)
     lines = ["a smith", "the smith " * 40_000, *["the smith " * 26] * 4]
     told = embed_lines(embedder, lines, tmp_path / "v.npy", PLAIN)
-    assert (told.num_lines, told.num_cut_off) == (6, 1)
+    assert (told.num_lines, told.num_truncated) == (6, 1)
     assert sizes == [2, 2, 2]
 
 
