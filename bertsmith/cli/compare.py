@@ -88,14 +88,14 @@ def _show(found: "Comparison") -> None:
 
 def _show_vocabulary(found: "VocabularyComparison") -> None:
     sizes = " and ".join(f"{size:,}" for size in dict.fromkeys(found.sizes))
-    state = f"{found.differing:,} ids differ" if found.differing else "equal"
+    state = f"{found.num_different_ids:,} ids differ" if found.num_different_ids else "equal"
     print_line(f"vocabulary: {state} ({sizes} words)")
     print_table(
         ("id", "A", "B"),
         ((f"{number}", *("-" if word is None else word for word in words))
-         for number, *words in found.first),
+         for number, *words in found.examples),
     )  # fmt: skip
-    print_table(_COLUMNS, ((name, *map(str, both)) for name, both in found.choices.items()))
+    print_table(_COLUMNS, ((name, *map(str, both)) for name, both in found.settings.items()))
 
 
 def _show_tensors(found: "Comparison") -> None:
@@ -111,17 +111,17 @@ def _show_tensors(found: "Comparison") -> None:
 
 
 def _show_outputs(found: "Comparison") -> None:
-    print_line(f"outputs on {found.texts:,} texts, {found.tokens:,} tokens:")
+    print_line(f"outputs on {found.num_texts:,} texts, {found.num_tokens:,} tokens:")
     _show_measures(found.outputs.items())
-    if found.cut_off:
-        print_line(f"  {found.cut_off:,} texts cut off at the length that both models take")
-    if found.without_pairs:
-        print_line(f"  {found.without_pairs:,} pairs left out: a model knows one segment only")
-    if found.otherwise:
+    if found.num_truncated:
+        print_line(f"  {found.num_truncated:,} texts cut off at the length that both models take")
+    if found.num_skipped_pairs:
+        print_line(f"  {found.num_skipped_pairs:,} pairs left out: a model knows one segment only")
+    if found.tokenized_differently:
         print_line(
-            f"  {len(found.otherwise):,} texts left out, which the tokenizers cut otherwise:"
+            f"  {len(found.tokenized_differently):,} texts left out, which the tokenizers cut otherwise:"
         )
-        text, *both = found.otherwise[0]
+        text, *both = found.tokenized_differently[0]
         print_line(f"  {text}")
         for name, tokens in zip("AB", both, strict=True):
             print_line(f"    {name}  {' '.join(tokens)}")

@@ -1,1 +1,1 @@
-"""What a trained model is used for. It never trains."""
+"""Inference with trained models, and inspection of models, runs and stores."""

@@ -1,7 +1,4 @@
-"""Ask a fine-tuned model questions about a context: the spans that answer them.
-
-It never knows where questions and contexts come from.
-"""
+"""Question answering with a fine-tuned model: find the answer to a question in a context."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,19 +15,24 @@ from bertsmith.tasks.question_answering import QuestionExample, encode_examples
 from bertsmith.tasks.spans import SpanPredictions, find_best_spans
 from bertsmith.use.masked_lm import chunked, resolve_task_model
 
-#: Questions worked on at once: enough that like lengths meet, and that a context with many
-#: questions is tokenized once.
-_AT_ONCE = 1024
-#: Candidates of a question, among which their probability is shared; the original's n_best_size.
+#: Questions encoded together: enough to batch sequences of similar length, and to tokenize a
+#: context only once for all its questions.
+_CHUNK_SIZE = 1024
+#: Candidate answers per question, over which probabilities are normalized; `n_best_size` in the
+#: original BERT code.
 NUM_CANDIDATES = 20
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A span of the context: its text and characters [start, end); "" and None for no answer.
+    """A candidate answer: a span of the context, or no answer.
 
-    score: the sum of the model's scores of start and end. probability: the softmax of the scores
-    of all candidates.
+    Attributes:
+        text: Text of the span; "" for no answer.
+        start: Index of the first character in the context; None for no answer.
+        end: Index after the last character in the context; None for no answer.
+        score: Sum of the start logit and the end logit.
+        probability: Softmax of the scores of all candidates.
     """
 
     text: str
@@ -42,10 +44,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model answers, and all candidates, the likeliest first.
+    """The model's answer to one question.
 
-    null_score: by how much no answer scores more than the best span, where the model may give none,
-    else None. cut_off: whether the question was longer than the model takes.
+    Attributes:
+        best: The chosen candidate.
+        candidates: All candidates, in order of decreasing score.
+        null_score: Score of "no answer" minus the score of the best span; None if the model
+            always answers.
+        cut_off: Whether the question was truncated.
     """
 
     best: Candidate
@@ -55,22 +61,22 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The answer as it stands in the context; "" for no answer."""
+        """Text of the answer; "" for no answer."""
         return self.best.text
 
     @property
     def start(self) -> int | None:
-        """The first character of the answer in the context; None for no answer."""
+        """Index of the answer's first character in the context; None for no answer."""
         return self.best.start
 
     @property
     def end(self) -> int | None:
-        """The character after the answer in the context; None for no answer."""
+        """Index after the answer's last character in the context; None for no answer."""
         return self.best.end
 
     @property
     def probability(self) -> float:
-        """The probability of the answer among the candidates."""
+        """Probability of the answer among the candidates."""
         return self.best.probability
 
 
@@ -80,12 +86,23 @@ def answer(
     *,
     null_threshold: float | None = None,
 ) -> list[Answer]:
-    """Return what a fine-tuned model answers to each (question, context), in their order.
+    """Answer questions with a fine-tuned model.
 
-    A model that was fine-tuned on questions without an answer gives none where that scores more,
-    by the threshold that was best on its held-out file (``task.null_threshold``), or by
-    ``null_threshold``: see ``with_null_threshold``.
-    Raises ModelError for a model that gives no spans, QuestionError for an empty text.
+    A model fine-tuned on data with unanswerable questions returns "no answer" if that scores
+    higher than the best span by more than a threshold. The default threshold is the one that was
+    best on the held-out data (``task.null_threshold``).
+
+    Args:
+        model: A loaded model, or the path of a model directory or run directory.
+        questions: Pairs (question, context).
+        null_threshold: Threshold for "no answer"; see ``with_null_threshold``.
+
+    Returns:
+        One answer per question, in input order.
+
+    Raises:
+        ModelError: The model does not predict spans.
+        InputError: A question or context is empty.
     """
     if null_threshold is not None:
         model = with_null_threshold(resolve_task_model(model, "span"), null_threshold)
@@ -93,10 +110,15 @@ def answer(
 
 
 def with_null_threshold(bundle: FineTunedBundle, threshold: float) -> FineTunedBundle:
-    """Return the model with another threshold of no answer, as ``task.null_threshold`` sets it.
+    """Return a copy of the model with another ``task.null_threshold``.
 
-    A question gets no answer where no answer scores more than the best span by more than
-    ``threshold``; ``inf`` always gives a span. Raises ModelError for a model that gives no spans.
+    Args:
+        bundle: A model that predicts spans.
+        threshold: The result is "no answer" if its score exceeds that of the best span by more
+            than this; ``inf`` always returns a span.
+
+    Raises:
+        ModelError: The model does not predict spans.
     """
     resolve_task_model(bundle, "span")
     heldout = {**bundle.info.get("heldout", {}), "null_threshold": threshold}
@@ -108,57 +130,69 @@ def iter_answers(
     questions: Iterable[tuple[str, str]],
     compute: ComputeOutputs = compute_outputs,
 ) -> Iterator[Answer]:
-    """Yield what ``answer`` does, for input without end. An error names a question's number."""
+    """Like ``answer``, for an iterable of any length. Errors name the number of the question."""
     bundle = resolve_task_model(model, "span")
     examples = (
-        to_question_example(given, f"question {number:,}")
-        for number, given in enumerate(questions, 1)
+        to_question_example(question, f"question {number:,}")
+        for number, question in enumerate(questions, 1)
     )
-    for window in chunked(examples, _AT_ONCE):
-        yield from _answers(bundle, window, compute)
+    for chunk in chunked(examples, _CHUNK_SIZE):
+        yield from _answer_examples(bundle, chunk, compute)
 
 
-def to_question_example(given: tuple[str, str], where: str) -> QuestionExample:
-    """Return a question and its context as an example; QuestionError, which names ``where``."""
-    question, context = given
+def to_question_example(question_and_context: tuple[str, str], location: str) -> QuestionExample:
+    """Convert (question, context) to an example.
+
+    Args:
+        question_and_context: The question and its context.
+        location: Prefix of error messages, such as "question 3".
+
+    Raises:
+        InputError: The question or the context is empty.
+    """
+    question, context = question_and_context
     for name, text in (("question", question), ("context", context)):
         if not text.strip():
-            raise InputError(f"{where}: the {name} is empty; expected at least one word")
-    return QuestionExample(question, context, None, "", where)
+            raise InputError(f"{location}: the {name} is empty; expected at least one word")
+    return QuestionExample(question, context, None, "", location)
 
 
-def _answers(
+def _answer_examples(
     bundle: FineTunedBundle, examples: list[QuestionExample], compute: ComputeOutputs
 ) -> Iterator[Answer]:
     task = get_task_settings(bundle)
     inputs = encode_examples(examples, bundle.tokenizer, bundle.head, task, ExampleCounts())
-    found = find_best_spans(
-        compute(bundle.model, inputs), inputs.family_data, [example.context for example in examples],
-        max_answer_tokens=task.max_answer_length, num_spans=NUM_CANDIDATES,
+    predictions = find_best_spans(
+        compute(bundle.model, inputs), inputs.family_data,
+        [example.context for example in examples],
+        max_answer_tokens=task.longest_answer, num_spans=NUM_CANDIDATES,
     )  # fmt: skip
-    cut = {
-        window.example: lost
-        for window, lost in zip(inputs.family_data, inputs.is_truncated, strict=True)
+    is_truncated = {
+        window.example_index: truncated
+        for window, truncated in zip(inputs.family_data, inputs.is_truncated, strict=True)
     }
-    for number, one in enumerate(found):
-        yield _decided(one, task.null_threshold, cut_off=cut[number])
+    for index, spans in enumerate(predictions):
+        yield _choose_answer(spans, task.null_threshold, cut_off=is_truncated[index])
 
 
-def _decided(found: SpanPredictions, threshold: float | None, *, cut_off: bool) -> Answer:
-    """Return the best span, or no answer if that scores more by more than the threshold."""
-    given: list[tuple[str, int | None, int | None, float]] = [
-        (span.text, span.start, span.end, span.score) for span in found.spans
+def _choose_answer(
+    predictions: SpanPredictions, threshold: float | None, *, cut_off: bool
+) -> Answer:
+    """Choose the best span, or no answer if it scores higher by more than the threshold."""
+    spans: list[tuple[str, int | None, int | None, float]] = [
+        (span.text, span.start, span.end, span.score) for span in predictions.spans
     ]
     if threshold is not None:
-        given.append(("", None, None, found.null_score))
-    given.sort(key=lambda one: -one[3])
-    scores = np.array([score for *_, score in given])
-    shares = np.exp(scores - scores.max())
-    shares /= shares.sum()
+        spans.append(("", None, None, predictions.null_score))
+    spans.sort(key=lambda span: -span[3])
+    scores = np.array([score for *_, score in spans])
+    probabilities = np.exp(scores - scores.max())
+    probabilities /= probabilities.sum()
     candidates = tuple(
-        Candidate(*one, float(share)) for one, share in zip(given, shares, strict=True)
+        Candidate(*span, float(probability))
+        for span, probability in zip(spans, probabilities, strict=True)
     )
-    null_score = found.null_score - found.spans[0].score
-    silent = threshold is not None and null_score > threshold
-    best = next(one for one in candidates if (one.start is None) == silent)
+    null_score = predictions.null_score - predictions.spans[0].score
+    has_no_answer = threshold is not None and null_score > threshold
+    best = next(candidate for candidate in candidates if (candidate.start is None) == has_no_answer)
     return Answer(best, candidates, None if threshold is None else null_score, cut_off)

@@ -1,7 +1,4 @@
-"""Ask a fine-tuned model of multiple choice: which of several endings fits a prompt.
-
-It never knows where the prompts come from.
-"""
+"""Multiple choice with a fine-tuned model: choose the ending that fits a prompt best."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,16 +14,18 @@ from bertsmith.tasks.multiple_choice import ChoiceExample, encode_examples
 from bertsmith.tasks.outputs import ComputeOutputs, compute_outputs
 from bertsmith.use.masked_lm import chunked, resolve_task_model
 
-#: Prompts worked on at once: enough that like lengths meet.
-_WINDOW = 256
+#: Prompts encoded together: enough to batch sequences of similar length.
+_CHUNK_SIZE = 256
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What the model says of one prompt.
+    """The model's choice for one prompt.
 
-    probabilities: of each ending, in their order. best: the index of the likeliest, from 0.
-    cut_off: whether the prompt with one of the endings was longer than the model takes.
+    Attributes:
+        probabilities: Probability of each ending, in input order.
+        best: Index of the most probable ending, from 0.
+        cut_off: Whether the prompt with any of its endings was truncated.
     """
 
     probabilities: tuple[float, ...]
@@ -37,10 +36,19 @@ class Choice:
 def choose(
     model: FineTunedBundle | Path | str, questions: Sequence[tuple[str, Sequence[str]]]
 ) -> list[Choice]:
-    """Return which ending fits, for each prompt with its endings, two of them or more.
+    """Choose the best ending for each prompt with a fine-tuned model.
 
-    Where a task's endings have a common beginning (SWAG), each is given with it. Raises ModelError
-    for a model of another kind, QuestionError for an empty prompt or ending.
+    Args:
+        model: A loaded model, or the path of a model directory or run directory.
+        questions: Pairs (prompt, endings), with two endings or more. If the endings of a task
+            share a beginning (SWAG), include it in each ending.
+
+    Returns:
+        One choice per prompt, in input order.
+
+    Raises:
+        ModelError: The model is not a multiple-choice model.
+        InputError: A prompt or an ending is empty.
     """
     return list(iter_choices(model, questions))
 
@@ -50,35 +58,47 @@ def iter_choices(
     questions: Iterable[tuple[str, Sequence[str]]],
     compute: ComputeOutputs = compute_outputs,
 ) -> Iterator[Choice]:
-    """Yield what ``choose`` returns, for input without end. An error names the prompt's number."""
+    """Like ``choose``, for an iterable of any length. Errors name the number of the prompt."""
     bundle = resolve_task_model(model, "choice")
     examples = (
-        to_prompt_example(given, f"prompt {number:,}") for number, given in enumerate(questions, 1)
+        to_prompt_example(question, f"prompt {number:,}")
+        for number, question in enumerate(questions, 1)
     )
-    for window in chunked(examples, _WINDOW):
-        yield from _answers(bundle, window, compute)
+    for chunk in chunked(examples, _CHUNK_SIZE):
+        yield from _choose_endings(bundle, chunk, compute)
 
 
-def to_prompt_example(given: tuple[str, Sequence[str]], where: str) -> ChoiceExample:
-    """Return a prompt and its endings as an example; QuestionError, which names ``where``."""
-    prompt, endings = given
+def to_prompt_example(
+    prompt_and_endings: tuple[str, Sequence[str]], location: str
+) -> ChoiceExample:
+    """Convert (prompt, endings) to an example.
+
+    Args:
+        prompt_and_endings: The prompt and its endings.
+        location: Prefix of error messages, such as "prompt 3".
+
+    Raises:
+        InputError: A text is empty, or there are fewer than two endings.
+    """
+    prompt, endings = prompt_and_endings
     if isinstance(endings, str) or len(endings) < 2:
-        raise InputError(f"{where} has fewer than two endings to choose from")
-    for which, text in enumerate((prompt, *endings)):
+        raise InputError(f"{location} has fewer than two endings to choose from")
+    for index, text in enumerate((prompt, *endings)):
         if not text.strip():
-            what = f"ending {which - 1} of {where}" if which else where
-            raise InputError(f"{what} is empty; expected at least one word")
-    return ChoiceExample(prompt, tuple(endings), None, where)
+            name = f"ending {index - 1} of {location}" if index else location
+            raise InputError(f"{name} is empty; expected at least one word")
+    return ChoiceExample(prompt, tuple(endings), None, location)
 
 
-def _answers(
+def _choose_endings(
     bundle: FineTunedBundle, examples: list[ChoiceExample], compute: ComputeOutputs
 ) -> Iterator[Choice]:
     inputs = encode_examples(
         examples, bundle.tokenizer, bundle.head, get_task_settings(bundle), ExampleCounts()
     )
-    for rows, cut in zip(compute(bundle.model, inputs), inputs.is_truncated, strict=True):
-        scores = rows[:, 0].astype(np.float64)
-        shares = np.exp(scores - scores.max())
-        shares /= shares.sum()
-        yield Choice(tuple(shares.tolist()), int(scores.argmax()), cut)
+    outputs = compute(bundle.model, inputs)
+    for output, is_truncated in zip(outputs, inputs.is_truncated, strict=True):
+        scores = output[:, 0].astype(np.float64)
+        probabilities = np.exp(scores - scores.max())
+        probabilities /= probabilities.sum()
+        yield Choice(tuple(probabilities.tolist()), int(scores.argmax()), is_truncated)

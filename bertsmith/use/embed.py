@@ -1,7 +1,4 @@
-"""Embed texts: a vector for each text, for each of its tokens, or for a word in it.
-
-It never knows what the vectors are compared with, nor where they go.
-"""
+"""Embed texts: one vector per text, per token, or per occurrence of a word."""
 
 import copy
 import re
@@ -32,13 +29,18 @@ from bertsmith.use.vector_settings import VectorSettings, build_vector_settings
 from bertsmith.use.vectors import VectorSpec, compute_vectors, resolve_settings
 
 Floats = NDArray[np.float32]
-#: The numbers of the texts of each batch, and their vectors: float32 [n, W], or a list of [S, W].
+#: For each batch, the indices of its texts and their vectors: float32 [n, W], or a list of [S, W].
 Batches = Iterator[tuple[list[int], Any]]
 
 
 @dataclass(frozen=True)
 class TokenizedTexts:
-    """[CLS] text [SEP] of each text, as ids, and how many texts were cut to the model's length."""
+    """Token ids of several texts.
+
+    Attributes:
+        sequences: The ids of [CLS] text [SEP] for each text.
+        num_truncated: How many texts were truncated to the model's maximum length.
+    """
 
     sequences: list[list[int]]
     num_truncated: int
@@ -46,10 +48,14 @@ class TokenizedTexts:
 
 @dataclass(frozen=True)
 class TokenVectors:
-    """The tokens of a text: words, ids, characters [start, end), and vectors, float32 [S, W].
+    """The tokens of one text and their vectors.
 
-    [CLS] and [SEP], where they are told, stand for no character. is_truncated: whether the text was
-    longer than the model takes.
+    Attributes:
+        tokens: The tokens as strings.
+        ids: The token ids.
+        offsets: The characters [start, end) of each token; empty ranges for [CLS] and [SEP].
+        vectors: float32 [S, W].
+        is_truncated: Whether the text was longer than the model's maximum length.
     """
 
     tokens: list[str]
@@ -61,7 +67,14 @@ class TokenVectors:
 
 @dataclass(frozen=True)
 class WordVector:
-    """A word where it stands: number of the text (from 0), characters [start, end), vector [W]."""
+    """One occurrence of a word.
+
+    Attributes:
+        text: Index of the text, from 0.
+        start: Index of the first character.
+        end: Index after the last character.
+        vector: float32 [W].
+    """
 
     text: int
     start: int
@@ -70,14 +83,19 @@ class WordVector:
 
 
 class Embedder:
-    """A model that makes vectors of texts; any BERT's directory does."""
+    """Computes vectors of texts with any BERT model directory."""
 
     def __init__(
         self, bundle: PretrainedBundle | FineTunedBundle | EncoderBundle, *, fast: bool = False
     ) -> None:
-        """``fast``: in the quickest numbers of this machine, of 8 or 16 bits, nearly the same.
+        """Create an embedder from a loaded model.
 
-        On the CPU the process keeps the memory that batches free, see ``keep_freed_memory``.
+        On CPU, the process keeps memory that batches free; see ``keep_freed_memory``.
+
+        Args:
+            bundle: The loaded model.
+            fast: Use the fastest 8-bit or 16-bit arithmetic of this machine; the vectors are
+                nearly the same.
         """
         self.path, self.config, self.tokenizer = bundle.path, bundle.config, bundle.tokenizer
         encoder = bundle.model if isinstance(bundle, EncoderBundle) else bundle.model.bert
@@ -86,30 +104,34 @@ class Embedder:
         if self.device.type == "cpu":
             keep_freed_memory()
         self.pooling_config = read_pooling(bundle.path)
-        self._limits = self.pooling_config or PoolingConfig()
+        self._text_config = self.pooling_config or PoolingConfig()
 
     @classmethod
     def load(
         cls, path: Path | str, *, device: torch.device | str = "cpu", fast: bool = False
     ) -> Self:
-        """Read a model directory, a RUN or a hub id. Raises ModelError."""
+        """Load a model directory, a run directory or a hub id.
+
+        Raises:
+            ModelError: The model cannot be loaded.
+        """
         return cls(load_encoder(path, device=device), fast=fast)
 
     def with_token_counter(self, counter: TokenCounter) -> Self:
-        """Return an embedder that shares this one's model and counts the tokens that it encodes.
+        """Return an embedder that shares this one's model and counts the tokens it encodes.
 
         Args:
-            counter: Every text that the copy encodes is added to it, before it is cut off.
+            counter: Receives the tokens of every encoded text, before truncation.
         """
-        other = copy.copy(self)
-        other.tokenizer = self.tokenizer.with_counter(counter)
-        return other
+        embedder = copy.copy(self)
+        embedder.tokenizer = self.tokenizer.with_counter(counter)
+        return embedder
 
     @property
     def max_seqlen(self) -> int:
-        """The longest text in tokens, [CLS] and [SEP] counted; what is beyond is cut off."""
-        own = self.config.max_positions
-        return min(self._limits.max_seq_length or own, own)
+        """Maximum number of tokens per text, including [CLS] and [SEP]; longer texts are cut."""
+        max_positions = self.config.max_positions
+        return min(self._text_config.max_seq_length or max_positions, max_positions)
 
     def encode(
         self,
@@ -123,178 +145,217 @@ class Embedder:
         weights: Sequence[float] = (),
         batch_tokens: int | None = None,
     ) -> Floats:
-        """Return float32 [n, W], a vector for each of n texts, in their order.
+        """Compute one vector per text. Texts longer than the maximum length are truncated.
 
-        layer: by number, -1 the last; several are joined, or make a mean, or a sum by ``weights``
-        (``combine`` "concat", "mean", "weighted"). pooling: mean, max, mean-max, first, last or
-        pooled; with normalize as the model's directory says if it is one of sentence-transformers,
-        else the plain mean. special: whether [CLS] and [SEP] are pooled with the text.
-        batch_tokens: of a batch; on the CPU up to four batches are computed at once. A text longer
-        than the model takes is cut off. Raises SettingsError.
+        Pooling and normalization default to what a sentence-transformers directory specifies, and
+        to mean pooling without normalization for other models.
+
+        Args:
+            texts: The texts.
+            layer: Layer number or numbers; -1 is the last layer, 0 the embeddings.
+            pooling: "mean", "max", "mean-max", "first", "last" or "pooled".
+            normalize: Scale vectors to length 1.
+            special: Include [CLS] and [SEP] in pooling.
+            combine: How several layers are combined: "concat", "mean" or "weighted".
+            weights: One weight per layer, for "weighted".
+            batch_tokens: Maximum number of tokens per batch. On CPU, up to four batches are
+                computed in parallel.
+
+        Returns:
+            float32 [n, W], in input order.
+
+        Raises:
+            SettingsError: The settings are invalid for this model.
         """
-        recipe = self.resolve_settings(
+        spec = self.resolve_settings(
             build_vector_settings(layer, pooling=pooling, normalize=normalize, special=special,
-                        combine=combine, weights=weights)
+                                  combine=combine, weights=weights)
         )  # fmt: skip
-        if recipe.pooling == "none":
-            raise InputError('pooling "none" gives a vector a token: ask for tokens() instead')
-        return self.encode_with_spec(texts, recipe, batch_tokens)
+        if spec.pooling == "none":
+            raise InputError(
+                'pooling is "none", which gives one vector per token; call encode_tokens() instead'
+            )
+        return self.encode_with_spec(texts, spec, batch_tokens)
 
     def encode_with_spec(
-        self, texts: Sequence[str], recipe: VectorSpec, batch_tokens: int | None = None
+        self, texts: Sequence[str], spec: VectorSpec, batch_tokens: int | None = None
     ) -> Floats:
-        """Return float32 [n, W], a vector for each text, by a recipe that pools."""
-        found = np.empty((len(texts), recipe.width), np.float32)
-        for numbers, own in self.encode_batches(
-            self.tokenize(texts).sequences, recipe, batch_tokens
-        ):
-            found[numbers] = own
-        return found
+        """Compute one vector per text, float32 [n, W]; the spec must use pooling."""
+        vectors = np.empty((len(texts), spec.width), np.float32)
+        sequences = self.tokenize(texts).sequences
+        for indices, batch_vectors in self.encode_batches(sequences, spec, batch_tokens):
+            vectors[indices] = batch_vectors
+        return vectors
 
     def encode_tokens(
         self, texts: Sequence[str], *, layer: int | Sequence[int] | None = None,
-        batch_tokens: int | None = None, **more: Any,
+        batch_tokens: int | None = None, **settings: Any,
     ) -> list[TokenVectors]:  # fmt: skip
-        """Return the vectors of each text's tokens; arguments as for ``encode``."""
-        settings = build_vector_settings(layer, pooling="none", **more)
-        return self.encode_tokens_with_spec(texts, self.resolve_settings(settings), batch_tokens)
+        """Compute one vector per token of each text; arguments as for ``encode``."""
+        spec = self.resolve_settings(build_vector_settings(layer, pooling="none", **settings))
+        return self.encode_tokens_with_spec(texts, spec, batch_tokens)
 
     def encode_tokens_with_spec(
         self,
         texts: Sequence[str],
-        recipe: VectorSpec,
+        spec: VectorSpec,
         batch_tokens: int | None = None,
         compute: Callable[[Sequence[list[int]], VectorSpec, int | None], Batches] | None = None,
     ) -> list[TokenVectors]:
-        """Return the vectors of each text's tokens by a recipe whose pooling is "none".
+        """Compute one vector per token of each text.
 
-        ``compute``: stands in for ``batches``.
+        Args:
+            texts: The texts.
+            spec: A spec whose pooling is "none".
+            batch_tokens: Maximum number of tokens per batch.
+            compute: Replaces ``encode_batches``.
         """
-        tokenizer, shift = self.tokenizer, len(self._limits.prompt)
-        room = self.max_seqlen - 2
-        encoded = tokenizer.encode_batch_with_offsets(self._prepared(texts))
-        sequences = [[tokenizer.cls_id, *ids[:room], tokenizer.sep_id] for ids, _ in encoded]
-        found: list[Any] = [None] * len(texts)
-        for numbers, own in (compute or self.encode_batches)(sequences, recipe, batch_tokens):
-            for number, rows in zip(numbers, own, strict=True):
-                ids = sequences[number]
-                # What a prompt before the text stands for is no part of the text.
-                places = [(max(start - shift, 0), max(end - shift, 0))
-                          for start, end in encoded[number][1][:room]]  # fmt: skip
-                end = len(texts[number])
-                offsets = [(0, 0), *places, (end, end)]
-                if len(rows) < len(ids):
+        tokenizer, prompt_length = self.tokenizer, len(self._text_config.prompt)
+        max_tokens = self.max_seqlen - 2
+        encoded = tokenizer.encode_batch_with_offsets(self._preprocess(texts))
+        sequences = [[tokenizer.cls_id, *ids[:max_tokens], tokenizer.sep_id] for ids, _ in encoded]
+        results: list[Any] = [None] * len(texts)
+        for indices, batch in (compute or self.encode_batches)(sequences, spec, batch_tokens):
+            for index, vectors in zip(indices, batch, strict=True):
+                ids = sequences[index]
+                # Offsets refer to the text without the prompt.
+                inner_offsets = [
+                    (max(start - prompt_length, 0), max(end - prompt_length, 0))
+                    for start, end in encoded[index][1][:max_tokens]
+                ]
+                end = len(texts[index])
+                offsets = [(0, 0), *inner_offsets, (end, end)]
+                if len(vectors) < len(ids):
                     ids, offsets = ids[1:-1], offsets[1:-1]
-                cut = len(encoded[number][0]) > room
-                found[number] = TokenVectors(tokenizer.ids_to_tokens(ids), ids, offsets, rows, cut)
-        return found
+                is_truncated = len(encoded[index][0]) > max_tokens
+                results[index] = TokenVectors(
+                    tokenizer.ids_to_tokens(ids), ids, offsets, vectors, is_truncated
+                )
+        return results
 
     def encode_word(
         self, texts: Sequence[str], word: str, *, layer: int | Sequence[int] | None = None,
-        skip: bool = False, **more: Any,
+        skip: bool = False, **settings: Any,
     ) -> list[WordVector]:  # fmt: skip
-        """Return one word's vector wherever it stands in the texts: the mean of its pieces'.
+        """Compute a vector for each occurrence of a word: the mean over its WordPiece tokens.
 
-        Where no whole word of a text is this one, words that begin with it count: a Korean noun
-        carries its particle. ``skip``: texts without it are left out, instead of a QuestionError.
+        If a text does not contain the word itself, words that start with it count as occurrences,
+        because a Korean noun is written together with its particle.
+
+        Args:
+            texts: The texts.
+            word: The word.
+            layer: As for ``encode``.
+            skip: Skip texts without the word.
+            settings: As for ``encode``.
+
+        Raises:
+            InputError: A text does not contain the word, and ``skip`` is False.
         """
-        spans = self._places(texts, word, skip=skip)
-        vectors = self.encode_tokens([texts[number] for number in spans], layer=layer, **more)
-        return self._words(word, spans, vectors, skip=skip)
+        spans = self._find_word_in_texts(texts, word, skip=skip)
+        vectors = self.encode_tokens([texts[index] for index in spans], layer=layer, **settings)
+        return self._average_word_tokens(word, spans, vectors, skip=skip)
 
     def word_vectors(
         self, texts: Sequence[str], word: str, vectors: Sequence[TokenVectors]
     ) -> list[WordVector]:
-        """Return what ``word`` does, from the vectors of the texts' tokens."""
-        spans = self._places(texts, word, skip=False)
-        return self._words(word, spans, vectors, skip=False)
+        """Like ``encode_word``, from token vectors that are already computed."""
+        spans = self._find_word_in_texts(texts, word, skip=False)
+        return self._average_word_tokens(word, spans, vectors, skip=False)
 
-    def _places(
+    def _find_word_in_texts(
         self, texts: Sequence[str], word: str, *, skip: bool
     ) -> dict[int, list[tuple[int, int]]]:
-        """Return where the word stands in each text, before anything is computed."""
+        """Return the spans of the word by text index, without texts that do not contain it."""
         check_is_text_list(texts)
-        found = {number: self._spans(text, word) for number, text in enumerate(texts)}
-        for number, places in found.items():
-            if not places and not skip:
+        spans_by_text = {index: self._find_word(text, word) for index, text in enumerate(texts)}
+        for index, spans in spans_by_text.items():
+            if not spans and not skip:
                 raise InputError(
-                    f"text {number + 1}: the word {word!r} is not in {texts[number][:60]!r}; "
-                    "expected it in each"
+                    f"text {index + 1}: the word {word!r} is not in {texts[index][:60]!r}; "
+                    "expected it in every text"
                 )
-        return {number: places for number, places in found.items() if places}
+        return {index: spans for index, spans in spans_by_text.items() if spans}
 
-    def _words(
+    def _average_word_tokens(
         self,
         word: str,
-        spans: Mapping[int, list[tuple[int, int]]],
+        spans_by_text: Mapping[int, list[tuple[int, int]]],
         vectors: Sequence[TokenVectors],
         *,
         skip: bool,
     ) -> list[WordVector]:
-        found = []
-        for (number, places), one in zip(spans.items(), vectors, strict=True):
-            for start, end in places:
-                pieces = [
-                    place for place, (a, b) in enumerate(one.offsets) if a < end and b > start
+        word_vectors = []
+        for (index, spans), tokens in zip(spans_by_text.items(), vectors, strict=True):
+            for start, end in spans:
+                token_indices = [
+                    token_index
+                    for token_index, (token_start, token_end) in enumerate(tokens.offsets)
+                    if token_start < end and token_end > start
                 ]
-                if pieces:
-                    vector = one.vectors[pieces].mean(0)
-                    found.append(WordVector(number, start, end, vector))
+                if token_indices:
+                    vector = tokens.vectors[token_indices].mean(0)
+                    word_vectors.append(WordVector(index, start, end, vector))
                 elif not skip:
                     raise InputError(
-                        f"text {number + 1}: the word {word!r} stands beyond the "
-                        f"{self.max_seqlen} tokens that this model takes; shorten the text"
+                        f"text {index + 1}: the word {word!r} is beyond the model's limit of "
+                        f"{self.max_seqlen} tokens; shorten the text"
                     )
-        return found
+        return word_vectors
 
     def resolve_settings(self, settings: VectorSettings) -> VectorSpec:
-        """Return settings, worked out for this model. Raises SettingsError."""
+        """Resolve settings for this model.
+
+        Raises:
+            SettingsError: The settings are invalid for this model.
+        """
         return resolve_settings(settings, self.pooling_config, self.config)
 
     def tokenize(self, texts: Sequence[str]) -> TokenizedTexts:
-        """Return each text as ids, cut to what the model takes."""
-        tokenizer, room = self.tokenizer, self.max_seqlen - 2
-        found = tokenizer.encode_batch(self._prepared(texts))
-        sequences = [[tokenizer.cls_id, *ids[:room], tokenizer.sep_id] for ids in found]
-        return TokenizedTexts(sequences, sum(len(ids) > room for ids in found))
+        """Tokenize texts and truncate them to the model's maximum length."""
+        tokenizer, max_tokens = self.tokenizer, self.max_seqlen - 2
+        encoded = tokenizer.encode_batch(self._preprocess(texts))
+        sequences = [[tokenizer.cls_id, *ids[:max_tokens], tokenizer.sep_id] for ids in encoded]
+        return TokenizedTexts(sequences, sum(len(ids) > max_tokens for ids in encoded))
 
     def encode_batches(
-        self, sequences: Sequence[list[int]], recipe: VectorSpec, batch_tokens: int | None = None
+        self, sequences: Sequence[list[int]], spec: VectorSpec, batch_tokens: int | None = None
     ) -> Batches:
-        """Yield the numbers of each batch's texts, and their vectors as ``compute_vectors`` has them."""
-        budget = batch_tokens or preferred_batch_tokens(self.device, self.config.feed_forward)
-        pooler = self._pooler if recipe.pooling == "pooled" else None
+        """Yield the indices of each batch's sequences and their vectors; see ``Batches``."""
+        max_tokens = batch_tokens or preferred_batch_tokens(self.device, self.config.feed_forward)
+        pooler = self._pooler if spec.pooling == "pooled" else None
 
         @torch.inference_mode()
-        def compute(group: list[int]) -> Any:
-            packed = pack_sequences(
-                [(sequences[number], [0] * len(sequences[number])) for number in group]
+        def compute(indices: list[int]) -> Any:
+            batch = pack_sequences(
+                [(sequences[index], [0] * len(sequences[index])) for index in indices]
             )
-            found = compute_vectors(self.encoder, packed.to(self.device), recipe, pooler)
-            if isinstance(found, list):
-                return [own.cpu().numpy() for own in found]
-            return found.cpu().numpy()
+            vectors = compute_vectors(self.encoder, batch.to(self.device), spec, pooler)
+            if isinstance(vectors, list):
+                return [token_vectors.cpu().numpy() for token_vectors in vectors]
+            return vectors.cpu().numpy()
 
         lengths = [len(ids) for ids in sequences]
         if batch_tokens is not None:
-            sizes = (
-                sum(lengths[one] for one in group) for group in batch_by_length(lengths, budget)
+            batch_sizes = (
+                sum(lengths[index] for index in indices)
+                for indices in batch_by_length(lengths, max_tokens)
             )
-            self._require_memory(max(sizes, default=0))
-        return map_in_threads(compute, batch_by_length(lengths, budget), self.device)
+            self._check_memory(max(batch_sizes, default=0))
+        return map_in_threads(compute, batch_by_length(lengths, max_tokens), self.device)
 
-    def _require_memory(self, num_tokens: int) -> None:
-        """Raise QuestionError where a batch of so many tokens cannot fit in memory."""
-        needed = inference_bytes(self.config, num_tokens)
-        if self.device.type == "cpu" and needed > total_memory_bytes():
+    def _check_memory(self, num_tokens: int) -> None:
+        """Raise InputError if a batch of this many tokens cannot fit in memory."""
+        required = inference_bytes(self.config, num_tokens)
+        if self.device.type == "cpu" and required > total_memory_bytes():
             raise InputError(
-                f"a batch of {num_tokens:,} tokens needs at least {format_bytes(needed)} of memory, "
-                f"and this machine has {format_bytes(total_memory_bytes())}; lower batch_tokens "
-                "(--batch-tokens)"
+                f"a batch of {num_tokens:,} tokens needs at least {format_bytes(required)} of "
+                f"memory, and this machine has {format_bytes(total_memory_bytes())}; lower "
+                "batch_tokens (--batch-tokens)"
             )
 
     def preload_pooler(self) -> None:
-        """Read the pooler now, not when it is first asked for; nothing where there is none."""
+        """Load the pooler now instead of at first use; do nothing if the model has none."""
         with suppress(ModelError):
             _ = self._pooler
 
@@ -302,27 +363,31 @@ class Embedder:
     def _pooler(self) -> Pooler:
         return load_pooler(self.path, self.config).to(self.device)
 
-    def _prepared(self, texts: Sequence[str]) -> list[str]:
-        """Return the texts as the tokenizer is to see them; QuestionError for a lone text."""
+    def _preprocess(self, texts: Sequence[str]) -> list[str]:
+        """Prepend the prompt and lowercase, as the model's configuration says.
+
+        Raises:
+            InputError: ``texts`` is a single string.
+        """
         check_is_text_list(texts)
-        texts = [self._limits.prompt + text for text in texts]
-        if self._limits.lowercase and not self.tokenizer.lowercase:
-            # Character by character, as their tokenizers do it.
+        texts = [self._text_config.prompt + text for text in texts]
+        if self._text_config.lowercase and not self.tokenizer.lowercase:
+            # Hugging Face tokenizers lowercase character by character.
             texts = ["".join(character.lower() for character in text) for text in texts]
         return texts
 
     def count_word(self, texts: Sequence[str], word: str) -> int:
-        """Return in how many places of the texts a word stands; nothing is computed."""
-        return sum(len(self._spans(text, word)) for text in texts)
+        """Count the occurrences of a word in texts, without running the model."""
+        return sum(len(self._find_word(text, word)) for text in texts)
 
-    def _spans(self, text: str, word: str) -> list[tuple[int, int]]:
-        """Return where a word stands in a text."""
+    def _find_word(self, text: str, word: str) -> list[tuple[int, int]]:
+        """Return the characters [start, end) of each occurrence of a word in a text."""
         flags = re.IGNORECASE if self.tokenizer.lowercase else 0
-        begins = rf"(?<!\w){re.escape(word.strip())}"
-        for pattern in (rf"{begins}(?!\w)", begins):
-            found = [match.span() for match in re.finditer(pattern, text, flags)]
-            if found and word.strip():
-                return found
+        word_start = rf"(?<!\w){re.escape(word.strip())}"
+        for pattern in (rf"{word_start}(?!\w)", word_start):
+            spans = [match.span() for match in re.finditer(pattern, text, flags)]
+            if spans and word.strip():
+                return spans
         return []
 
 
@@ -331,10 +396,15 @@ def embed(
     texts: Sequence[str],
     **settings: Any,
 ) -> Floats:
-    """Return float32 [n, W], a vector for each of n texts, in their order.
+    """Compute one vector per text. To embed repeatedly, create an ``Embedder``.
 
-    ``model`` is loaded, or any model directory, RUN or hub id. ``settings``: see
-    ``Embedder.encode``. To embed more than once, keep an ``Embedder``.
+    Args:
+        model: A loaded model, a model directory, a run directory or a hub id.
+        texts: The texts.
+        settings: See ``Embedder.encode``.
+
+    Returns:
+        float32 [n, W], in input order.
     """
     bundle = load_encoder(model) if isinstance(model, Path | str) else model
     return Embedder(bundle).encode(texts, **settings)

@@ -1,7 +1,4 @@
-"""Embed endless lines, into a file or one window after another, with flat memory.
-
-It never knows how a vector is made. A run may be stopped at any moment, and gone on with.
-"""
+"""Embed an unbounded stream of lines into a file, in constant memory; runs can be resumed."""
 
 import fcntl
 import hashlib
@@ -38,30 +35,41 @@ from bertsmith.use.vector_writers import (
 from bertsmith.use.vectors import VectorSpec
 
 STATE_FILE, DATA_FILE = "state.json", "data"
-#: Lines of a window: between two commits.
-_LINES = 2048
-#: Characters after which a window ends before it is full, so that long lines fill no memory.
-_CHARACTERS = 2**22
-#: Likewise where each token has its vector: characters times the vectors' width.
-_NUMBERS = 2**26
+#: Maximum number of lines per window, which is the unit of computing and committing.
+_MAX_LINES = 2048
+#: Characters after which a window ends early, so that long lines do not fill the memory.
+_MAX_CHARACTERS = 2**22
+#: The same limit for token vectors: characters times the width of a vector.
+_MAX_TOKEN_VECTOR_ELEMENTS = 2**26
 
 
 @dataclass(frozen=True)
 class EmbeddedWindow:
-    """Some texts, what was made of them, and how many of them were cut off."""
+    """Consecutive lines with their vectors.
+
+    Attributes:
+        texts: The text of each line.
+        vectors: The vectors of the texts.
+        num_truncated: How many of the texts were truncated.
+        rows: The table rows that contain the texts, if the input is a table.
+    """
 
     texts: list[str]
     vectors: Vectors
     num_truncated: int
-    #: The rows of a table that the texts stand in.
     rows: list[Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True)
 class EmbeddingSummary:
-    """What was written: lines, the vectors' width, and how many lines were too long, so cut.
+    """Summary of a finished ``embed_lines``.
 
-    unknown_share: the share of [UNK] among the tokens of the lines that this call embedded.
+    Attributes:
+        path: The file written.
+        num_lines: Number of lines.
+        width: Width of the vectors.
+        num_truncated: How many lines were truncated.
+        unknown_share: Fraction of [UNK] among the tokens embedded by this call.
     """
 
     path: Path
@@ -73,7 +81,15 @@ class EmbeddingSummary:
 
 @dataclass(frozen=True)
 class _State:
-    """Where a run stands. read: SHA-256 of the lines that are done; place: the sink's."""
+    """Progress of a run. The field names are the keys of ``state.json``.
+
+    Attributes:
+        settings: Settings that must not change when the run is resumed.
+        lines: Number of lines written.
+        read: SHA-256 of these lines, in hexadecimal.
+        place: Position of the writer, as returned by ``VectorWriter.commit``.
+        cut_off: How many of the lines were truncated.
+    """
 
     settings: dict[str, Any]
     lines: int = 0
@@ -85,45 +101,57 @@ class _State:
 def embed_windows(
     embedder: Embedder,
     lines: Iterable[str | Record],
-    recipe: VectorSpec,
+    spec: VectorSpec,
     *,
     batch_tokens: int | None = None,
     unbuffered: bool = False,
     progress: Progress | None = None,
 ) -> Iterator[EmbeddedWindow]:
-    """Yield lines with their vectors, some at a time. ``unbuffered``: each before the next is read."""
+    """Embed lines in windows.
+
+    Args:
+        embedder: The model.
+        lines: Texts, or table rows with a text.
+        spec: How to compute the vectors.
+        batch_tokens: Maximum number of tokens per batch.
+        unbuffered: Yield each line before reading the next.
+        progress: Receives the number of lines.
+    """
     progress = progress or NullProgress()
-    for window in _windows(iter(lines), recipe, 1 if unbuffered else _LINES):
+    for window in _split_into_windows(iter(lines), spec, 1 if unbuffered else _MAX_LINES):
         texts = [line_text(line) for line in window]
         rows = [line.cells for line in window if isinstance(line, Record)] or None
-        if recipe.pooling == "none":
-            told = embedder.encode_tokens_with_spec(texts, recipe, batch_tokens)
+        if spec.pooling == "none":
+            token_vectors = embedder.encode_tokens_with_spec(texts, spec, batch_tokens)
             progress.advance(len(texts))
-            yield EmbeddedWindow(texts, told, sum(own.is_truncated for own in told), rows)
+            num_truncated = sum(text.is_truncated for text in token_vectors)
+            yield EmbeddedWindow(texts, token_vectors, num_truncated, rows)
             continue
-        encoded = embedder.tokenize(texts)
-        vectors = np.empty((len(texts), recipe.width), np.float32)
-        for numbers, own in embedder.encode_batches(encoded.sequences, recipe, batch_tokens):
-            vectors[numbers] = own
-            progress.advance(len(numbers))
-        yield EmbeddedWindow(texts, vectors, encoded.num_truncated, rows)
+        tokenized = embedder.tokenize(texts)
+        vectors = np.empty((len(texts), spec.width), np.float32)
+        batches = embedder.encode_batches(tokenized.sequences, spec, batch_tokens)
+        for indices, batch_vectors in batches:
+            vectors[indices] = batch_vectors
+            progress.advance(len(indices))
+        yield EmbeddedWindow(texts, vectors, tokenized.num_truncated, rows)
 
 
 def line_text(line: str | Record) -> str:
-    """Return the text of a line or of a row."""
+    """Return the text of a line or table row."""
     return line if isinstance(line, str) else line.text
 
 
-def _windows(
-    lines: Iterator[str | Record], recipe: VectorSpec, most: int
+def _split_into_windows(
+    lines: Iterator[str | Record], spec: VectorSpec, max_lines: int
 ) -> Iterator[list[str | Record]]:
-    room = _NUMBERS // recipe.width if recipe.pooling == "none" else _CHARACTERS
+    is_per_token = spec.pooling == "none"
+    max_characters = _MAX_TOKEN_VECTOR_ELEMENTS // spec.width if is_per_token else _MAX_CHARACTERS
     window: list[str | Record] = []
     characters = 0
     for line in lines:
         window.append(line)
         characters += len(line_text(line))
-        if len(window) == most or characters > room:
+        if len(window) == max_lines or characters > max_characters:
             yield window
             window, characters = [], 0
     if window:
@@ -142,189 +170,218 @@ def embed_lines(
     batch_tokens: int | None = None,
     progress: Progress | None = None,
 ) -> EmbeddingSummary:
-    """Write the vectors of lines to ``out``: .npy, .jsonl, .parquet, or .index to be searched.
+    """Write the vectors of lines to a file.
 
-    What is being made stands in ``out`` + ".partial"; ``resume`` goes on with it, if it is there,
-    after checking that the lines that are done are the same. total: of the lines, if it is known.
-    columns: of the table whose rows the lines are; .jsonl and .parquet get them, too.
-    Raises QuestionError where something is in the way, or nothing can be written.
+    Unfinished output is in the directory ``out`` + ".partial".
+
+    Args:
+        embedder: The model.
+        lines: Texts, or table rows with a text.
+        out: A new path ending in .npy, .jsonl, .parquet, or .index (a directory for search).
+        settings: How to compute the vectors.
+        columns: Columns of the input table; .jsonl and .parquet output includes them.
+        resume: Continue an unfinished run, after checking that its lines are the same.
+        total: Number of lines, if known.
+        batch_tokens: Maximum number of tokens per batch.
+        progress: Receives the number of lines.
+
+    Raises:
+        InputError: The output exists, cannot be written or cannot be resumed, or there are no
+            lines.
     """
     out, progress = Path(out), progress or NullProgress()
-    recipe, about = embedder.resolve_settings(settings), _settings(embedder, settings)
-    make, counts = _sink(out, recipe, about, columns), TokenCounts()
+    spec, run_settings = embedder.resolve_settings(settings), _run_settings(embedder, settings)
+    open_writer, counts = _writer_factory(out, spec, run_settings, columns), TokenCounts()
     embedder = embedder.with_token_counter(counts)
-    with _begun(out) as partial:
-        state = _taken_up(partial, about, resume=resume)
-        rest, read = iter(lines), hashlib.sha256()
-        _skip(rest, read, state, partial)
+    with _lock_partial(out) as partial:
+        state = _load_or_create_state(partial, run_settings, resume=resume)
+        remaining_lines, lines_hash = iter(lines), hashlib.sha256()
+        _skip_finished_lines(remaining_lines, lines_hash, state, partial)
         progress.start("embedding", total, "lines")
         progress.advance(state.lines)
         windows = embed_windows(
-            embedder, rest, recipe, batch_tokens=batch_tokens, progress=progress
+            embedder, remaining_lines, spec, batch_tokens=batch_tokens, progress=progress
         )
-        with _writing(partial):
-            with closing(make(partial / DATA_FILE, state.place)) as sink:
+        with _explain_write_errors(partial):
+            with closing(open_writer(partial / DATA_FILE, state.place)) as writer:
                 try:
-                    state = _written(windows, sink, read, state, partial)
+                    state = _write_windows(windows, writer, lines_hash, state, partial)
                 finally:
                     progress.finish()
                 if not state.lines:
-                    raise InputError("there is no line to embed")
-                sink.finish(progress)
+                    raise InputError("there are no lines to embed")
+                writer.finish(progress)
             (partial / DATA_FILE).replace(out)
             sync(out.parent)
         shutil.rmtree(partial)
-    return EmbeddingSummary(out, state.lines, recipe.width, state.cut_off, counts.unknown_share)
+    return EmbeddingSummary(out, state.lines, spec.width, state.cut_off, counts.unknown_share)
 
 
-def _written(
+def _write_windows(
     windows: Iterator[EmbeddedWindow],
-    sink: VectorWriter,
-    read: "hashlib._Hash",
+    writer: VectorWriter,
+    lines_hash: "hashlib._Hash",
     state: _State,
     partial: Path,
 ) -> _State:
-    """Write windows to a sink, each of them safe before the next; return where the run stands."""
+    """Write windows and commit each to disk before the next; return the final state."""
     for window in windows:
-        sink.append(window.texts, window.vectors, window.rows)
-        _note(read, map(Record, window.texts, window.rows) if window.rows else window.texts)
+        writer.append(window.texts, window.vectors, window.rows)
+        _hash_lines(
+            lines_hash, map(Record, window.texts, window.rows) if window.rows else window.texts
+        )
         state = replace(
             state,
             lines=state.lines + len(window.texts),
-            read=read.hexdigest(),
-            place=sink.commit(),
+            read=lines_hash.hexdigest(),
+            place=writer.commit(),
             cut_off=state.cut_off + window.num_truncated,
         )
         write_json(partial / STATE_FILE, asdict(state))
     return state
 
 
-def _sink(
-    out: Path, recipe: VectorSpec, about: dict[str, Any], columns: TableColumns | None
+def _writer_factory(
+    out: Path, spec: VectorSpec, run_settings: dict[str, Any], columns: TableColumns | None
 ) -> Callable[[Path, int], VectorWriter]:
-    """Return what writes the form that a name ends with, given a path and where to go on."""
-    forms: dict[str, Callable[[Path, int], VectorWriter]] = {
-        ".npy": lambda path, place: NpyWriter(path, recipe.width, place),
-        ".jsonl": lambda path, place: JsonlWriter(path, place, columns),
-        ".parquet": lambda path, place: ParquetWriter(path, place, columns),
-        ".index": lambda path, place: IndexWriter(path, recipe.width, place, about),
+    """Return a function (path, position) -> writer for the format of ``out``.
+
+    Raises:
+        InputError: The suffix is unknown, or the format cannot hold token vectors.
+        MissingExtraError: The format needs a package that is not installed.
+    """
+    factories: dict[str, Callable[[Path, int], VectorWriter]] = {
+        ".npy": lambda path, position: NpyWriter(path, spec.width, position),
+        ".jsonl": lambda path, position: JsonlWriter(path, position, columns),
+        ".parquet": lambda path, position: ParquetWriter(path, position, columns),
+        ".index": lambda path, position: IndexWriter(path, spec.width, position, run_settings),
     }
-    if out.suffix not in forms:
-        raise InputError(f"{out}: expected a name that ends in {', '.join(forms)}")
-    if recipe.pooling == "none" and out.suffix in (".npy", ".index"):
-        raise InputError(f"{out}: a vector a token fits .jsonl and .parquet only")
-    # What is not installed is missed now, not after hours.
+    if out.suffix not in factories:
+        raise InputError(f"{out}: expected a name that ends in {', '.join(factories)}")
+    if spec.pooling == "none" and out.suffix in (".npy", ".index"):
+        raise InputError(f"{out}: vectors per token can only be written to .jsonl and .parquet")
+    # Detect missing packages now instead of after hours of computing.
     if out.suffix == ".parquet":
         import_pyarrow()
     if out.suffix == ".index":
         import_usearch()
-    return forms[out.suffix]
+    return factories[out.suffix]
 
 
-def _settings(embedder: Embedder, settings: VectorSettings) -> dict[str, Any]:
-    """Return what must be the same when a run goes on, and where the model stands now."""
-    made = {"path": str(embedder.path.resolve()), "model": hash_model_files(embedder.path)}
-    return made | {"fast": embedder.fast} | settings.model_dump(mode="json")
+def _run_settings(embedder: Embedder, settings: VectorSettings) -> dict[str, Any]:
+    """Return the settings that must not change on resume, and the model's current path."""
+    model = {"path": str(embedder.path.resolve()), "model": hash_model_files(embedder.path)}
+    return model | {"fast": embedder.fast} | settings.model_dump(mode="json")
 
 
 @contextmanager
-def _begun(out: Path) -> Iterator[Path]:
-    """Yield the folder of what is being made, alone; it goes away again if it holds no line."""
+def _lock_partial(out: Path) -> Iterator[Path]:
+    """Create and lock the directory for unfinished output; remove it if no line was written."""
     if out.exists() or out.is_symlink():
-        raise InputError(f"{out}: it is there already; choose another name, or remove it")
+        raise InputError(f"{out}: already exists; choose another name or remove it")
     partial = out.with_name(f"{out.name}.partial")
-    with _writing(partial):
+    with _explain_write_errors(partial):
         partial.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InputError(f"{partial}: another process is writing it now") from None
+            raise InputError(f"{partial}: another process is writing to it") from None
         try:
             yield partial
         except BaseException:
-            _tidy(partial)
+            _remove_if_empty(partial)
             raise
     finally:
         os.close(descriptor)
 
 
-def _tidy(partial: Path) -> None:
-    """Take the folder of a run away that did nothing yet, so that it is in nobody's way."""
+def _remove_if_empty(partial: Path) -> None:
+    """Remove the directory of a run that has not written any lines."""
     with suppress(InputError, OSError):
-        state = _read(partial)
+        state = _read_state(partial)
         if state is None:
-            # It goes only if it is empty.
+            # rmdir only removes an empty directory.
             partial.rmdir()
         elif not state.lines:
             shutil.rmtree(partial)
 
 
-def _read(partial: Path) -> _State | None:
-    """Return where a stopped run stands; None where there is none. Raises QuestionError."""
+def _read_state(partial: Path) -> _State | None:
+    """Read the state of an unfinished run; None if there is none.
+
+    Raises:
+        InputError: The file is damaged.
+    """
     try:
         return _State(**parse_json((partial / STATE_FILE).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError):
-        raise InputError(f"{partial / STATE_FILE}: it cannot be read; remove {partial}") from None
+        raise InputError(f"{partial / STATE_FILE}: cannot be read; remove {partial}") from None
 
 
-def _taken_up(partial: Path, settings: dict[str, Any], *, resume: bool) -> _State:
-    """Return where the run stands. Nothing of anybody else is written over."""
-    state = _read(partial)
+def _load_or_create_state(partial: Path, settings: dict[str, Any], *, resume: bool) -> _State:
+    """Load the state of an unfinished run, or create one. Never overwrites unrelated files.
+
+    Raises:
+        InputError: The directory holds other files, or the run cannot be resumed.
+    """
+    state = _read_state(partial)
     if state is None:
-        if any(not own.name.startswith(f".{STATE_FILE}") for own in partial.iterdir()):
-            raise InputError(f"{partial}: this folder holds something else; remove it")
-        with _writing(partial):
+        if any(not file.name.startswith(f".{STATE_FILE}") for file in partial.iterdir()):
+            raise InputError(f"{partial}: this directory contains unrelated files; remove it")
+        with _explain_write_errors(partial):
             write_json(partial / STATE_FILE, asdict(_State(settings)))
         return _State(settings)
     if not state.lines:
         return _State(settings)
     if not resume:
         raise InputError(
-            f"{partial}: a run that was stopped left this; --resume goes on with it, or remove it"
+            f"{partial}: an unfinished run exists; continue it with --resume, or remove it"
         )
     changed = [
-        name for name, own in settings.items() if name != "path" and state.settings.get(name) != own
+        name
+        for name, value in settings.items()
+        if name != "path" and state.settings.get(name) != value
     ]
     if changed:
         raise InputError(
-            f"{partial}: it was begun with another {', '.join(changed)}; give the same again, or "
-            "remove it"
+            f"{partial}: the run was started with a different {', '.join(changed)}; use the same, "
+            "or remove the directory"
         )
     return replace(state, settings=settings)
 
 
 @contextmanager
-def _writing(partial: Path) -> Iterator[None]:
-    """Say what a full disk or a folder that may not be written comes to."""
+def _explain_write_errors(partial: Path) -> Iterator[None]:
+    """Turn OSError, such as a full disk, into an InputError that says how to continue."""
     try:
         yield
     except OSError as error:
         raise InputError(
-            f"{error.filename or partial}: cannot be written: {error.strerror or error}; what is "
-            "done is safe, and --resume goes on from there"
+            f"{error.filename or partial}: cannot be written: {error.strerror or error}; finished "
+            "lines are saved, continue with --resume"
         ) from error
 
 
-def _note(read: "hashlib._Hash", lines: Iterable[str | Record]) -> int:
-    """Take lines, or rows with all columns, into the hash of all that was read; return how many."""
+def _hash_lines(lines_hash: "hashlib._Hash", lines: Iterable[str | Record]) -> int:
+    """Add lines, or rows with all their columns, to the hash; return how many."""
     count = 0
     for count, line in enumerate(lines, 1):  # noqa: B007
         text = line if isinstance(line, str) else to_json_line(line.cells)
-        read.update(text.encode() + b"\n")
+        lines_hash.update(text.encode() + b"\n")
     return count
 
 
-def _skip(
-    rest: Iterator[str | Record], read: "hashlib._Hash", state: _State, partial: Path
+def _skip_finished_lines(
+    lines: Iterator[str | Record], lines_hash: "hashlib._Hash", state: _State, partial: Path
 ) -> None:
-    """Read the lines that are done, and check that they are the same."""
-    found = _note(read, islice(rest, state.lines))
-    if found < state.lines or read.hexdigest() != state.read:
+    """Read the lines that are already written, and check that they are the same."""
+    count = _hash_lines(lines_hash, islice(lines, state.lines))
+    if count < state.lines or lines_hash.hexdigest() != state.read:
         raise InputError(
-            f"{partial}: the first {state.lines:,} lines are not those that were embedded; give "
-            "the same file, or remove what was begun"
+            f"{partial}: the first {state.lines:,} lines differ from those already embedded; give "
+            "the same file, or remove the directory"
         )

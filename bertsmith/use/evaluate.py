@@ -1,7 +1,4 @@
-"""Score a fine-tuned model on a labelled file.
-
-It never knows how the model was trained, save what its directory says of its task.
-"""
+"""Evaluate a fine-tuned model on labeled examples."""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +11,7 @@ from bertsmith.tasks.families import get_family, get_task_settings, reject_unuse
 from bertsmith.tasks.outputs import compute_outputs
 from bertsmith.tasks.public import PUBLIC_TASKS
 
-#: Fields of ``TaskSettings`` that say how a file is read and scored; the others are training's.
+#: Fields of ``TaskSettings`` that affect reading and scoring; the others affect training only.
 _FIELDS = (
     "text", "pair", "label", "id", "header", "encoding", "delimiter", "endings", "answers", "unit",
     "context", "length", "stride", "overlap", "max_question_length", "max_answer_length",
@@ -28,46 +25,56 @@ def evaluate(
     *,
     changes: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the metrics of a fine-tuned model on the examples of a file, and what was read.
+    """Compute the metrics of a fine-tuned model on a labeled file.
 
-    ``classes`` has the scores of each label and ``confusion`` the counts of predicted labels by
-    right label; see ``Family.report``.
-    ``data`` may be the folder of a public task, whose held-out file is read.
-    The file is read as that which the model was fine-tuned on; ``changes`` are fields of
-    ``TaskSettings`` that are others here, such as ``text``, a column. Raises BertsmithError.
+    Args:
+        model: A loaded model, or the path of a model directory or run directory.
+        data: A file in the format the model was fine-tuned on, or the directory of a public task,
+            whose held-out file is used.
+        changes: Fields of ``TaskSettings`` that differ from fine-tuning, such as the name of the
+            column ``text``.
+
+    Returns:
+        The metrics; ``counts`` of the examples; and for classification ``classes``, the scores of
+        each label, and ``confusion``, the counts of predicted labels by true label.
+
+    Raises:
+        BertsmithError: The model or the data cannot be read, or a setting is invalid.
     """
-    strange = [name for name in changes or {} if name not in _FIELDS]
-    if strange:
+    unknown_fields = [name for name in changes or {} if name not in _FIELDS]
+    if unknown_fields:
         raise SettingsError(
-            f"task.{strange[0]}: evaluating does not read it; known here are {', '.join(_FIELDS)}"
+            f"task.{unknown_fields[0]}: evaluation does not use this field; expected one of "
+            f"{', '.join(_FIELDS)}"
         )
     bundle = model if isinstance(model, FineTunedBundle) else load_fine_tuned(model)
-    data = _file_in(Path(data), bundle)
+    data = _find_heldout_file(Path(data), bundle)
     reject_unused_fields(bundle.head.kind, changes or {}, [data])
     task, family = get_task_settings(bundle, changes), get_family(bundle.head.kind)
     if task.null_threshold is None:
-        # A model that learnt of no question without an answer gives one always, as to ``predict``.
+        # A model trained without unanswerable questions always answers, as in ``answer``.
         task = task.model_copy(update={"null_threshold": math.inf})
     examples, counts = family.read_examples(data, task, labels=bundle.head.labels or None)
     inputs = family.encode_examples(examples, bundle.tokenizer, bundle.head, task, counts)
-    found = compute_outputs(bundle.model, inputs)
-    figures = family.compute_metrics(found, inputs, examples, bundle.head, task)
-    report = family.compute_class_report(found, inputs, examples, bundle.head)
-    return {**figures, **report, "counts": counts.as_dict()}
+    outputs = compute_outputs(bundle.model, inputs)
+    metrics = family.compute_metrics(outputs, inputs, examples, bundle.head, task)
+    report = family.compute_class_report(outputs, inputs, examples, bundle.head)
+    return {**metrics, **report, "counts": counts.as_dict()}
 
 
-def _file_in(data: Path, bundle: FineTunedBundle) -> Path:
-    """Return the held-out file in the folder of a public task; any other path as it is."""
+def _find_heldout_file(data: Path, bundle: FineTunedBundle) -> Path:
+    """Return the held-out file in the directory of a public task; return a file unchanged."""
     if not data.is_dir():
         return data
     name = str(bundle.info.get("task", ""))
-    public = PUBLIC_TASKS.get(name)
-    if public is None:
-        raise TaskError(f"{data}: a folder; expected a labelled table")
-    files = [data / file for file in public.dev_files.values()]
-    found = next((file for file in files if file.is_file()), None)
-    if found is None:
+    public_task = PUBLIC_TASKS.get(name)
+    if public_task is None:
+        raise TaskError(f"{data}: is a directory; expected a labeled table")
+    files = [data / file for file in public_task.dev_files.values()]
+    heldout_file = next((file for file in files if file.is_file()), None)
+    if heldout_file is None:
         raise TaskError(
-            f"{data}: no held-out file in this folder; {public.describe_expected_data(name)}"
+            f"{data}: no held-out file in this directory; "
+            f"{public_task.describe_expected_data(name)}"
         )
-    return found
+    return heldout_file

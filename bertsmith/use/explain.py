@@ -1,7 +1,4 @@
-"""Show where a model looks: the attention probabilities of each head, for one text or pair.
-
-It never knows how they are drawn, and explains nothing by itself: a weight is no reason.
-"""
+"""Attention probabilities of each head, for one text or a pair of texts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +17,14 @@ from bertsmith.use.pair import truncate_pair
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """The tokens of a text or pair, and how much each looks at each.
+    """The tokens of a text or pair and the attention between them.
 
-    tokens: [CLS] A [SEP], or [CLS] A [SEP] B [SEP]; segments: 0 of A, 1 of B.
-    probabilities: float32 [L, N, S, S], of layer, head, the token that looks, the token looked at;
-    each row sums to 1. left_out: tokens cut off to fit.
+    Attributes:
+        tokens: [CLS] A [SEP], or [CLS] A [SEP] B [SEP].
+        segments: 0 for each token of A, 1 for each token of B.
+        probabilities: float32 [L, N, S, S], indexed by layer, head, query token and key token;
+            each row sums to 1.
+        left_out: Number of tokens removed by truncation.
     """
 
     tokens: list[str]
@@ -43,42 +43,54 @@ def attention(
 ) -> AttentionMaps:
     """Return the attention probabilities of all heads, float32 [L, N, S, S].
 
-    ``max_seqlen``: tokens at most, [CLS] and [SEP] counted; None: as many as the model takes. A text
-    loses its end, a pair as in ``bertsmith.pair``. Raises QuestionError for a text without a word.
+    Args:
+        model: A loaded model, a model directory, a run directory or a hub id.
+        text: The text, or the first text of a pair; its end is cut off if it is too long.
+        pair: The second text; long pairs are truncated as in ``bertsmith.pair``.
+        max_seqlen: Maximum number of tokens, including [CLS] and [SEP]; defaults to the model's
+            maximum.
+
+    Raises:
+        InputError: A text is empty, or ``max_seqlen`` is too small.
     """
     bundle = load_encoder(model) if isinstance(model, Path | str) else model
     encoder = bundle.model if isinstance(bundle, EncoderBundle) else bundle.model.bert
-    ids, segments, left_out = _sequence(bundle, text, pair, max_seqlen)
-    packed = pack_sequences([(ids, segments)]).to(next(encoder.parameters()).device)
+    ids, segments, num_removed = _encode(bundle, text, pair, max_seqlen)
+    batch = pack_sequences([(ids, segments)]).to(next(encoder.parameters()).device)
     causal = encoder.config.attention == "causal"
-    found = []
-    # Layers first: no state is computed that no layer is given.
-    for layer, x in zip(encoder.encoder.layers, encoder.hidden_states(packed), strict=False):
+    probabilities = []
+    # The layers come first in zip, so that the output of the last layer is not computed.
+    for layer, x in zip(encoder.encoder.layers, encoder.hidden_states(batch), strict=False):
         assert isinstance(layer, EncoderLayer)
-        where = build_layout(packed, "reference", causal=causal, dtype=x.dtype)
-        found.append(layer.probabilities(x, where)[0].float().cpu().numpy())
-    return AttentionMaps(bundle.tokenizer.ids_to_tokens(ids), segments, np.stack(found), left_out)
+        layout = build_layout(batch, "reference", causal=causal, dtype=x.dtype)
+        probabilities.append(layer.probabilities(x, layout)[0].float().cpu().numpy())
+    tokens = bundle.tokenizer.ids_to_tokens(ids)
+    return AttentionMaps(tokens, segments, np.stack(probabilities), num_removed)
 
 
-def _sequence(
+def _encode(
     bundle: PretrainedBundle | FineTunedBundle | EncoderBundle,
     text: str,
     pair: str | None,
-    longest: int | None,
+    max_seqlen: int | None,
 ) -> tuple[list[int], list[int], int]:
-    """Return ids and segment ids with [CLS] and [SEP], and how many tokens were cut off."""
+    """Return ids and segment ids with [CLS] and [SEP], and the number of removed tokens."""
     tokenizer = bundle.tokenizer
-    parts = [tokenizer.encode(own) for own in (text, pair) if own is not None]
-    for name, own in zip(("text", "second text"), parts, strict=False):
-        if not own:
+    encoded = [tokenizer.encode(part) for part in (text, pair) if part is not None]
+    for name, part_ids in zip(("text", "second text"), encoded, strict=False):
+        if not part_ids:
             raise InputError(f"the {name} is empty; expected at least one word")
-    most = bundle.config.max_positions
-    room = min(longest or most, most) - len(parts) - 1
-    if room < len(parts):
-        raise InputError(f"longest is {longest}: too short for one token of each text")
-    kept = [parts[0][:room]] if pair is None else list(truncate_pair(parts[0], parts[1], room))
+    max_positions = bundle.config.max_positions
+    max_tokens = min(max_seqlen or max_positions, max_positions) - len(encoded) - 1
+    if max_tokens < len(encoded):
+        raise InputError(f"max_seqlen is {max_seqlen}: too small for one token of each text")
+    truncated = (
+        [encoded[0][:max_tokens]]
+        if pair is None
+        else list(truncate_pair(encoded[0], encoded[1], max_tokens))
+    )
     ids, segments = [tokenizer.cls_id], [0]
-    for number, own in enumerate(kept):
-        ids += [*own, tokenizer.sep_id]
-        segments += [number] * (len(own) + 1)
-    return ids, segments, sum(map(len, parts)) - sum(map(len, kept))
+    for segment, part_ids in enumerate(truncated):
+        ids += [*part_ids, tokenizer.sep_id]
+        segments += [segment] * (len(part_ids) + 1)
+    return ids, segments, sum(map(len, encoded)) - sum(map(len, truncated))

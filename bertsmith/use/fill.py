@@ -1,7 +1,4 @@
-"""Fill in the masks of a text: the words that a model expects there, with their probabilities.
-
-It never knows how the words are shown.
-"""
+"""Predict the words at the [MASK] tokens of a text."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -20,16 +17,18 @@ from bertsmith.use.masked_lm import (
 )
 
 MASK_TOKEN = "[MASK]"
-#: Texts worked on at once.
-_WINDOW = 256
+#: Texts computed together.
+_CHUNK_SIZE = 256
 
 
 @dataclass(frozen=True)
 class Filling:
-    """What a model expects at one [MASK] of a text.
+    """Predictions for one [MASK] of a text.
 
-    place: where the mask begins in the text, in characters. words: (word, probability), the most
-    probable first; a piece that continues a word begins with "##".
+    Attributes:
+        place: Index of the first character of the mask in the text.
+        words: Pairs (word, probability), most probable first; tokens that continue a word start
+            with "##".
     """
 
     place: int
@@ -39,9 +38,17 @@ class Filling:
 def fill(model: ModelOrPath, text: str, top: int = 5) -> list[Filling]:
     """Return the ``top`` most probable words for each [MASK] of a text, from left to right.
 
-    Each mask is predicted by itself, with the other masks standing: with several, the best words
-    need not fit together. Special tokens written in the text are read as such, so "A [SEP] B" is
-    a pair of segments. Raises QuestionError for a text without a mask or longer than the model.
+    Each mask is predicted independently while the other masks stay masked, so the best words of
+    several masks need not fit together. Special tokens in the text are recognized: "A [SEP] B" is
+    a pair of segments.
+
+    Args:
+        model: A loaded model, or the path of a model directory or run directory.
+        text: A text with at least one "[MASK]".
+        top: Number of words per mask.
+
+    Raises:
+        InputError: The text has no mask or is longer than the model's maximum.
     """
     return next(iter_fillings(model, [text], top))
 
@@ -52,75 +59,85 @@ def iter_fillings(
     top: int = 5,
     predict: MaskedTokenPredictor = predict_masked_tokens,
 ) -> Iterator[list[Filling]]:
-    """Yield what ``fill`` returns for each text, in their order, many texts a batch.
+    """Yield the result of ``fill`` for each text, in input order, computed in batches.
 
-    ``predict``: what computes the answers. An error names the text by its number, from 1.
+    Args:
+        model: As for ``fill``.
+        texts: The texts; errors name the number of the text, from 1.
+        top: Number of words per mask.
+        predict: Computes the probabilities at masked positions.
     """
     if top < 1:
-        raise InputError(f"top is {top}: ask for at least one word a mask")
+        raise InputError(f"top is {top}: ask for at least one word per mask")
     bundle = resolve_model(model)
     number = 0
-    for window in chunked(texts, _WINDOW):
-        encoded = bundle.tokenizer.encode_batch(window, allow_special=True)
-        questions = []
-        for text, ids in zip(window, encoded, strict=True):
+    for chunk in chunked(texts, _CHUNK_SIZE):
+        encoded = bundle.tokenizer.encode_batch(chunk, allow_special=True)
+        sequences = []
+        for text, ids in zip(chunk, encoded, strict=True):
             number += 1
-            questions.append(_question(bundle, text, ids, number))
-        yield from _filled(bundle, window, questions, top, predict)
+            sequences.append(_build_sequence(bundle, text, ids, number))
+        yield from _fill_sequences(bundle, chunk, sequences, top, predict)
 
 
-def _question(bundle: PretrainedBundle, text: str, ids: list[int], number: int) -> MaskedSequence:
+def _build_sequence(
+    bundle: PretrainedBundle, text: str, ids: list[int], number: int
+) -> MaskedSequence:
     tokenizer = bundle.tokenizer
     if tokenizer.mask_id not in ids:
-        near = re.search(re.escape(MASK_TOKEN), text, re.IGNORECASE)
-        found = f", but {near[0]}: write it in capitals" if near else ""
+        lowercase_mask = re.search(re.escape(MASK_TOKEN), text, re.IGNORECASE)
+        hint = f", but {lowercase_mask[0]}: write it in capitals" if lowercase_mask else ""
         raise InputError(
-            f"text {number}: no {MASK_TOKEN} in {_short(text)!r}{found}; "
-            f"put {MASK_TOKEN} where a word shall be filled in"
+            f"text {number}: no {MASK_TOKEN} in {_shorten(text)!r}{hint}; "
+            f"put {MASK_TOKEN} where a word is to be predicted"
         )
     if len(ids) > max_text_tokens(bundle):
         raise InputError(
             f"text {number}: {len(ids):,} tokens, but this model takes at most "
-            f"{max_text_tokens(bundle):,}: {_short(text)!r}; shorten it"
+            f"{max_text_tokens(bundle):,}: {_shorten(text)!r}; shorten it"
         )
-    whole = [tokenizer.cls_id, *ids, tokenizer.sep_id]
-    places = [place for place, word in enumerate(whole) if word == tokenizer.mask_id]
-    return MaskedSequence(whole, _segments(bundle, whole), places)
+    sequence = [tokenizer.cls_id, *ids, tokenizer.sep_id]
+    masked_positions = [
+        position for position, token_id in enumerate(sequence) if token_id == tokenizer.mask_id
+    ]
+    return MaskedSequence(sequence, _segment_ids(bundle, sequence), masked_positions)
 
 
-def _segments(bundle: PretrainedBundle, ids: list[int]) -> list[int]:
+def _segment_ids(bundle: PretrainedBundle, ids: list[int]) -> list[int]:
     """Return 0 up to the first [SEP] and 1 after it, as in pre-training on pairs.
 
-    A model that was trained without pairs never saw a 1.
+    A model trained without pairs has an untrained embedding for segment 1, so it gets 0 only.
     """
     if not bundle.config.nsp:
         return [0] * len(ids)
-    first = ids.index(bundle.tokenizer.sep_id) + 1
-    return [0] * first + [1] * (len(ids) - first)
+    first_length = ids.index(bundle.tokenizer.sep_id) + 1
+    return [0] * first_length + [1] * (len(ids) - first_length)
 
 
-def _filled(
+def _fill_sequences(
     bundle: PretrainedBundle,
     texts: list[str],
-    questions: list[MaskedSequence],
+    sequences: list[MaskedSequence],
     top: int,
-    asking: MaskedTokenPredictor,
+    predict: MaskedTokenPredictor,
 ) -> Iterator[list[Filling]]:
-    found: dict[tuple[int, int], list[tuple[str, float]]] = {}
+    #: (index of the text, index of the mask) -> words with probabilities.
+    predictions: dict[tuple[int, int], list[tuple[str, float]]] = {}
     top = min(top, bundle.tokenizer.vocab_size)
-    lengths = [len(question.ids) for question in questions]
-    for answers in asking(bundle, lengths, questions.__getitem__):
-        best = answers.log_probabilities.topk(top)
-        shares, words = best.values.exp().tolist(), best.indices.tolist()
-        for row, own, ids in zip(answers.rows, shares, words, strict=True):
-            found[row] = list(zip(bundle.tokenizer.ids_to_tokens(ids), own, strict=True))
-    for number, (text, question) in enumerate(zip(texts, questions, strict=True)):
-        marks = [mark.start() for mark in re.finditer(re.escape(MASK_TOKEN), text)]
-        # Both count the same masks: only these characters become the mask's id.
-        pairs = zip(marks, range(len(question.masked_positions)), strict=True)
-        yield [Filling(place, found[number, which]) for place, which in pairs]
+    lengths = [len(sequence.ids) for sequence in sequences]
+    for batch in predict(bundle, lengths, sequences.__getitem__):
+        best = batch.log_probabilities.topk(top)
+        probabilities, token_ids = best.values.exp().tolist(), best.indices.tolist()
+        for row, row_probabilities, ids in zip(batch.rows, probabilities, token_ids, strict=True):
+            words = bundle.tokenizer.ids_to_tokens(ids)
+            predictions[row] = list(zip(words, row_probabilities, strict=True))
+    for text_index, (text, sequence) in enumerate(zip(texts, sequences, strict=True)):
+        starts = [match.start() for match in re.finditer(re.escape(MASK_TOKEN), text)]
+        # The counts are equal: only these characters are encoded as the mask id.
+        masks = zip(starts, range(len(sequence.masked_positions)), strict=True)
+        yield [Filling(start, predictions[text_index, index]) for start, index in masks]
 
 
-def _short(text: str) -> str:
-    """Return the beginning of a text, for a message."""
+def _shorten(text: str) -> str:
+    """Return the beginning of a text, for an error message."""
     return text if len(text) <= 60 else text[:57] + "..."

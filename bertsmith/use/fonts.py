@@ -1,7 +1,4 @@
-"""Fonts of this machine that have the characters of a picture's words.
-
-It never draws.
-"""
+"""Choose installed fonts that contain the characters of some words, for plots."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,49 +6,57 @@ from typing import Any
 
 from bertsmith.errors import MissingExtraError
 
-#: What stands for a character that no font has.
-_UNKNOWN = "?"
-#: Parts of the names of fonts that matplotlib cannot draw, or that have boxes in place of letters.
-_NO_LETTERS = ("Emoji", "LastResort", "Last Resort", "Blank")
+#: Replaces characters that no font contains.
+_REPLACEMENT = "?"
+#: Parts of names of fonts that matplotlib cannot draw, or that draw boxes instead of letters.
+_UNUSABLE_FONTS = ("Emoji", "LastResort", "Last Resort", "Blank")
 
 
 def choose_fonts(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the names of fonts that together have the characters, and the words.
+    """Choose fonts for some words.
 
-    A character that no font has, or that is not for print, becomes a question mark.
-    Raises MissingExtraError without matplotlib.
+    Returns:
+        Names of fonts that together contain all characters, and the words with a question mark in
+        place of each character that no font contains or that is not printable.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
     """
     try:
         from matplotlib import font_manager, rcParams
     except ModuleNotFoundError:
         raise MissingExtraError("matplotlib", "plot", "drawing words") from None
     manager = font_manager.fontManager
-    usual = font_manager.FontProperties(family=rcParams["font.family"])
-    first = manager.findfont(usual)
-    missing = {ord(one) for one in "".join(words) if one.isprintable()} - _characters(first)
-    names = [font_manager.get_font(first).family_name]
+    default_properties = font_manager.FontProperties(family=rcParams["font.family"])
+    default_file = manager.findfont(default_properties)
+    characters = set("".join(words))
+    missing = {ord(character) for character in characters if character.isprintable()}
+    missing -= _font_characters(default_file)
+    names = [font_manager.get_font(default_file).family_name]
     if missing:
-        _look_again(manager)
-    # Upright ones first, and those without serifs, which fit the usual font.
-    others = sorted(
+        _register_new_fonts(manager)
+    # Upright fonts and sans-serif fonts come first, because they match the default font.
+    candidates = sorted(
         (font.style != "normal", "Sans" not in font.name, font.name, font.weight != 400, font.fname)
         for font in manager.ttflist
-        if not any(part in font.name for part in _NO_LETTERS)
+        if not any(part in font.name for part in _UNUSABLE_FONTS)
     )
-    for *_, name, _, file in others:
+    for *_, name, _, file in candidates:
         if not missing:
             break
-        # A family's other styles have the same characters.
-        if name not in names and (has := missing & _characters(file)):
+        # All styles of a family contain the same characters.
+        if name not in names and (covered := missing & _font_characters(file)):
             names.append(name)
-            missing -= has
-    unknown = missing | {ord(one) for one in "".join(words) if not one.isprintable()}
-    table: dict[int, Any] = dict.fromkeys(unknown, _UNKNOWN)
-    return names, [own.translate(table) for own in words]
+            missing -= covered
+    not_drawable = missing | {
+        ord(character) for character in characters if not character.isprintable()
+    }
+    table: dict[int, Any] = dict.fromkeys(not_drawable, _REPLACEMENT)
+    return names, [word.translate(table) for word in words]
 
 
-def _look_again(manager: Any) -> None:
-    """Tell matplotlib of fonts that were installed after it made its list, which it keeps."""
+def _register_new_fonts(manager: Any) -> None:
+    """Register fonts that were installed after matplotlib cached its list of fonts."""
     from matplotlib import font_manager
 
     for file in set(font_manager.findSystemFonts()) - {font.fname for font in manager.ttflist}:
@@ -59,8 +64,8 @@ def _look_again(manager: Any) -> None:
             manager.addfont(file)
 
 
-def _characters(file: str) -> set[int]:
-    """Return the characters of a font; none of one that cannot be read."""
+def _font_characters(file: str) -> set[int]:
+    """Return the code points of a font; empty if it cannot be read."""
     from matplotlib import font_manager
 
     try:

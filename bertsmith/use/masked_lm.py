@@ -1,7 +1,4 @@
-"""Ask a model's masked-LM head for words, many sequences at a time, in batches counted by tokens.
-
-It never knows text, nor what an answer is used for.
-"""
+"""Run the masked-LM head on many sequences, and load the models that inference functions use."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,10 +13,11 @@ from bertsmith.bundle import FineTunedBundle, PretrainedBundle, TaskKind, load, 
 from bertsmith.errors import BertsmithError, InputError, ModelError
 from bertsmith.model.packed import PackedBatch, batch_by_length, pack_sequences
 
-#: A model as callers give it: loaded, or the path of a model directory or a RUN.
+#: A loaded model, or the path of a model directory or run directory.
 ModelOrPath = PretrainedBundle | Path | str
 
-#: Floats of log-probabilities at once (16 MB), so that memory does not grow with the vocabulary.
+#: Log-probabilities computed at once (16 MB of float32), so that memory does not grow with the
+#: vocabulary.
 MAX_CHUNK_ELEMENTS = 2**22
 
 Item = TypeVar("Item")
@@ -27,9 +25,12 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class MaskedSequence:
-    """One sequence and the places in it where words are asked for.
+    """A sequence and the positions to predict.
 
-    ids, segments: the whole sequence, [CLS] and [SEP] with it. places: indices into ``ids``.
+    Attributes:
+        ids: Token ids, including [CLS] and [SEP].
+        segments: Segment ids.
+        masked_positions: Indices into ``ids``.
     """
 
     ids: Sequence[int]
@@ -39,125 +40,135 @@ class MaskedSequence:
 
 @dataclass(frozen=True)
 class MaskedPredictions:
-    """What the model says at R places.
+    """Predictions at P masked positions.
 
-    rows: (number of the question, which of its places), R of them.
-    log_probabilities: float32 [R, V], natural logarithms, over the tokenizer's words.
+    Attributes:
+        rows: P pairs (index of the sequence, index into its ``masked_positions``).
+        log_probabilities: float32 [P, V], natural logarithms, over the tokenizer's vocabulary.
     """
 
     rows: Sequence[tuple[int, int]]
     log_probabilities: Tensor
 
 
-#: What answers questions: ``predict_masked_tokens`` below, or a server that packs those of all its clients together.
+#: Predicts masked tokens: ``predict_masked_tokens``, or a server that batches several clients.
 MaskedTokenPredictor = Callable[
     [PretrainedBundle, Sequence[int], Callable[[int], MaskedSequence]], Iterator[MaskedPredictions]
 ]
 
 
 def resolve_model(model: ModelOrPath) -> PretrainedBundle:
-    """Return ``model`` itself if it is loaded, else load it, on the CPU."""
+    """Return a loaded model unchanged; load a path on the CPU."""
     return model if isinstance(model, PretrainedBundle) else load(model)
 
 
 def check_is_text_list(texts: object) -> None:
-    """Raise QuestionError for a text where several are expected: its characters are not meant."""
+    """Raise InputError for a single string, which would be read as a list of characters."""
     if isinstance(texts, str):
-        raise InputError(f"expected a list of texts, not one: put {texts[:40]!r} into [ ]")
+        raise InputError(f"expected a list of texts, got one text: put {texts[:40]!r} into [ ]")
 
 
 def resolve_task_model(model: FineTunedBundle | Path | str, *kinds: TaskKind) -> FineTunedBundle:
-    """Return a fine-tuned model itself if it is loaded, else load it, on the CPU.
+    """Return a loaded fine-tuned model unchanged; load a path on the CPU.
 
-    Raises ModelError if it is of none of ``kinds``.
+    Raises:
+        ModelError: The model is not fine-tuned, or its task is none of ``kinds``.
     """
     if not isinstance(model, FineTunedBundle | Path | str):
         raise ModelError(
-            f"{type(model).__name__}: not a fine-tuned model; give the path of its directory or RUN"
+            f"{type(model).__name__}: not a fine-tuned model; give the path of a model directory "
+            "or run directory"
         )
     bundle = model if isinstance(model, FineTunedBundle) else load_fine_tuned(model)
     if bundle.head.kind not in kinds:
         raise ModelError(
             f"{bundle.path}: this model is of the kind {bundle.head.kind!r}; expected "
-            f"{' or '.join(map(repr, kinds))}; `bertsmith predict` asks a model of any kind"
+            f"{' or '.join(map(repr, kinds))}; `bertsmith predict` accepts every kind"
         )
     return bundle
 
 
 def max_text_tokens(bundle: PretrainedBundle) -> int:
-    """Return how many tokens of text one sequence holds, beside [CLS] and [SEP]."""
+    """Return the maximum number of tokens of a text, without [CLS] and [SEP]."""
     return bundle.config.max_positions - 2
 
 
 def chunked(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Yield lists of up to ``size`` items, so that endless input is worked on piece by piece.
+    """Yield lists of up to ``size`` items, reading no further than the current list.
 
-    A BertsmithError of the items themselves comes after the window of what stood before it.
+    If the iterable raises a BertsmithError, the items before it are yielded first.
     """
-    rest = iter(items)
-    fault: BertsmithError | None = None
-    while fault is None:
-        window: list[Item] = []
+    iterator = iter(items)
+    item_error: BertsmithError | None = None
+    while item_error is None:
+        chunk: list[Item] = []
         try:
-            # One by one: what was taken before an error is kept.
-            for item in islice(rest, size):
-                window.append(item)  # noqa: PERF402
+            # list() would lose the items read before an error.
+            for item in islice(iterator, size):
+                chunk.append(item)  # noqa: PERF402
         except BertsmithError as error:
-            fault = error
-        if window:
-            yield window
-        if len(window) < size and fault is None:
+            item_error = error
+        if chunk:
+            yield chunk
+        if len(chunk) < size and item_error is None:
             return
-    raise fault
+    raise item_error
 
 
 def pack_on_device(
     bundle: PretrainedBundle, sequences: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> PackedBatch:
-    """Pack (ids, segments) of each sequence and put them where the model is."""
+    """Pack (ids, segments) of each sequence into a batch on the model's device."""
     return pack_sequences(sequences).to(next(bundle.model.parameters()).device)
 
 
 def predict_masked_tokens(
-    bundle: PretrainedBundle, lengths: Sequence[int], question: Callable[[int], MaskedSequence]
+    bundle: PretrainedBundle, lengths: Sequence[int], get_sequence: Callable[[int], MaskedSequence]
 ) -> Iterator[MaskedPredictions]:
-    """Yield the answers to questions, batch by batch, in the order of the computation.
+    """Predict the tokens at masked positions, batch by batch, in order of computation.
 
-    lengths: the tokens of each question. question: gives one by its number, when its batch comes,
-    so that thousands of masked copies of a line never stand in memory together. Only the places
-    asked about go through the masked-LM head. Raises ModelError for a model without one.
+    Only masked positions go through the masked-LM head.
+
+    Args:
+        bundle: The model.
+        lengths: Number of tokens of each sequence.
+        get_sequence: Returns a sequence by its index. It is called when the batch is computed, so
+            that thousands of masked copies of a line are never in memory together.
+
+    Raises:
+        ModelError: The model has no masked-LM head.
     """
     bundle.require_mlm_head()
-    step = max(MAX_CHUNK_ELEMENTS // bundle.config.vocab_size, 1)
-    for group in batch_by_length(lengths):
-        batch = [question(number) for number in group]
+    chunk_size = max(MAX_CHUNK_ELEMENTS // bundle.config.vocab_size, 1)
+    for indices in batch_by_length(lengths):
+        sequences = [get_sequence(index) for index in indices]
         rows = [
-            (number, which)
-            for number, own in zip(group, batch, strict=True)
-            for which in range(len(own.masked_positions))
+            (sequence_index, position_index)
+            for sequence_index, sequence in zip(indices, sequences, strict=True)
+            for position_index in range(len(sequence.masked_positions))
         ]
-        hidden = _hidden(bundle, batch)
-        for first in range(0, len(rows), step):
-            part = slice(first, first + step)
-            yield MaskedPredictions(rows[part], _log_probabilities(bundle, hidden[part]))
+        hidden = _hidden_states(bundle, sequences)
+        for start in range(0, len(rows), chunk_size):
+            chunk = slice(start, start + chunk_size)
+            yield MaskedPredictions(rows[chunk], _log_probabilities(bundle, hidden[chunk]))
 
 
 @torch.inference_mode()
-def _hidden(bundle: PretrainedBundle, batch: Sequence[MaskedSequence]) -> Tensor:
-    """Return the hidden states at all places of a batch, [R, D]."""
-    packed = pack_on_device(bundle, [(question.ids, question.segments) for question in batch])
-    starts = packed.first_token_indices.tolist()
-    places = [
-        start + place
-        for start, question in zip(starts, batch, strict=True)
-        for place in question.masked_positions
+def _hidden_states(bundle: PretrainedBundle, sequences: Sequence[MaskedSequence]) -> Tensor:
+    """Return the hidden states at the masked positions of a batch, [P, D]."""
+    batch = pack_on_device(bundle, [(sequence.ids, sequence.segments) for sequence in sequences])
+    starts = batch.first_token_indices.tolist()
+    token_indices = [
+        start + position
+        for start, sequence in zip(starts, sequences, strict=True)
+        for position in sequence.masked_positions
     ]
-    hidden: Tensor = bundle.model.bert(packed)
-    return hidden.index_select(0, torch.tensor(places, device=hidden.device))
+    hidden: Tensor = bundle.model.bert(batch)
+    return hidden.index_select(0, torch.tensor(token_indices, device=hidden.device))
 
 
 @torch.inference_mode()
 def _log_probabilities(bundle: PretrainedBundle, hidden: Tensor) -> Tensor:
-    """[R, D] -> [R, V] of the tokenizer: rows that a model has beyond its words are no words."""
+    """[P, D] -> [P, V]; rows of the decoder beyond the tokenizer's vocabulary are dropped."""
     logits: Tensor = bundle.model.mlm(hidden)
     return logits[:, : bundle.tokenizer.vocab_size].float().log_softmax(-1)

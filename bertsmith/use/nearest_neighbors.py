@@ -1,7 +1,4 @@
-"""The nearest of many vectors by their cosine: quickly by a graph, or exactly by all of them.
-
-It never knows what the vectors stand for.
-"""
+"""Nearest neighbors by cosine similarity: approximate with a graph index, or exact."""
 
 from pathlib import Path
 from typing import Any
@@ -14,18 +11,22 @@ from bertsmith.progress import Progress
 
 Floats = NDArray[np.float32]
 VECTORS_FILE, GRAPH_FILE = "vectors.npy", "graph.usearch"
-#: Rows that are read at once.
-_ROWS = 2**14
-#: Candidates that the graph gives for each neighbour that is asked for: its numbers have 8 bits,
-#: and the vectors themselves then say which are nearest.
-_CANDIDATES = 4
-#: How many places of the graph a search looks at, at least; twice the library's own default, since
-#: what it costs is little beside the question's own vector.
-_SEEN = 128
+#: Rows read at once.
+_ROWS_PER_CHUNK = 2**14
+#: Candidates taken from the graph per requested neighbor. The graph stores 8-bit vectors, so the
+#: candidates are reranked with the float32 vectors.
+_CANDIDATES_PER_RESULT = 4
+#: Minimum size of the candidate list during a search (`ef` in HNSW); twice the library's default,
+#: because embedding the query takes much longer than the search.
+_MIN_EXPANSION = 128
 
 
 def import_usearch() -> Any:
-    """Return the module usearch.index. Raises MissingExtraError."""
+    """Return the module usearch.index.
+
+    Raises:
+        MissingExtraError: usearch is not installed.
+    """
     try:
         import usearch.index as library
     except ModuleNotFoundError:
@@ -34,7 +35,11 @@ def import_usearch() -> Any:
 
 
 def open_mapped_array(path: Path) -> Any:
-    """Return the array of an index's file, mapped. Raises QuestionError where it cannot be read."""
+    """Memory-map an array of an index.
+
+    Raises:
+        InputError: The file cannot be read.
+    """
     try:
         return np.load(path, mmap_mode="r")
     except (ValueError, OSError, EOFError) as error:
@@ -42,76 +47,80 @@ def open_mapped_array(path: Path) -> Any:
 
 
 def damaged_index_error(path: Path, error: Exception) -> InputError:
-    """Return the error for a file of an index that cannot be read."""
+    """Return the error for an index file that cannot be read."""
     return InputError(
-        f"{path}: this part of the index is missing or damaged ({error}); make it again with "
+        f"{path}: this part of the index is missing or damaged ({error}); recreate it with "
         "bertsmith embed"
     )
 
 
 def build_graph(folder: Path, progress: Progress) -> None:
-    """Write the graph of the vectors that stand in ``folder`` beside them."""
+    """Build the graph of the vectors in ``folder`` and write it to the same directory."""
     vectors = np.load(folder / VECTORS_FILE, mmap_mode="r")
     graph = import_usearch().Index(ndim=vectors.shape[1], metric="cos", dtype="i8")
-    progress.start("joining neighbours", len(vectors), "vectors")
-    for first in range(0, len(vectors), _ROWS):
-        rows = np.asarray(vectors[first : first + _ROWS])
-        graph.add(np.arange(first, first + len(rows)), rows / _lengths(rows)[:, None])
-        progress.advance(len(rows))
+    progress.start("indexing", len(vectors), "vectors")
+    for start in range(0, len(vectors), _ROWS_PER_CHUNK):
+        chunk = np.asarray(vectors[start : start + _ROWS_PER_CHUNK])
+        graph.add(np.arange(start, start + len(chunk)), chunk / _norms(chunk)[:, None])
+        progress.advance(len(chunk))
     progress.finish()
     graph.save(str(folder / GRAPH_FILE))
 
 
 class VectorIndex:
-    """The vectors of a folder and their graph, both mapped: what is not looked at is not read."""
+    """Memory-mapped vectors of a directory and their graph."""
 
     def __init__(self, folder: Path) -> None:
-        """Open what ``build_graph`` wrote."""
+        """Open a directory written by ``build_graph``."""
         self.vectors: Floats = open_mapped_array(folder / VECTORS_FILE)
-        self._path = folder / GRAPH_FILE
+        self._graph_path = folder / GRAPH_FILE
         self._graph: Any = None
 
-    def search(self, asked: Floats, top: int, *, exact: bool = False) -> list[tuple[int, float]]:
-        """Return the rows nearest to a vector, float32 [W], and their cosines, the nearest first.
+    def search(self, query: Floats, top: int, *, exact: bool = False) -> list[tuple[int, float]]:
+        """Return the nearest rows and their cosine similarities, nearest first.
 
-        ``exact``: every row is looked at.
+        Args:
+            query: float32 [W].
+            top: Number of rows.
+            exact: Compare with every row instead of using the graph.
         """
-        unit = asked / max(float(np.linalg.norm(asked)), 1e-12)
-        rows = self._all(unit, top) if exact else self._candidates(unit, top)
-        cosines = _cosines(np.asarray(self.vectors[rows]), unit)
-        order = np.lexsort((rows, -cosines))[:top]
-        return [(int(rows[place]), float(cosines[place])) for place in order]
+        unit_query = query / max(float(np.linalg.norm(query)), 1e-12)
+        rows = self._search_all(unit_query, top) if exact else self._search_graph(unit_query, top)
+        similarities = _cosine_similarities(np.asarray(self.vectors[rows]), unit_query)
+        order = np.lexsort((rows, -similarities))[:top]
+        return [(int(rows[index]), float(similarities[index])) for index in order]
 
-    def _candidates(self, unit: Floats, top: int) -> NDArray[np.int64]:
+    def _search_graph(self, unit_query: Floats, top: int) -> NDArray[np.int64]:
         if self._graph is None:
             library = import_usearch()
             try:
-                self._graph = library.Index.restore(str(self._path), view=True)
+                self._graph = library.Index.restore(str(self._graph_path), view=True)
             except (ValueError, RuntimeError, OSError) as error:
-                raise damaged_index_error(self._path, error) from None
-        wanted = min(top * _CANDIDATES, len(self.vectors))
-        self._graph.expansion_search = max(_SEEN, wanted)
-        return np.sort(self._graph.search(unit, wanted).keys.astype(np.int64))
+                raise damaged_index_error(self._graph_path, error) from None
+        num_candidates = min(top * _CANDIDATES_PER_RESULT, len(self.vectors))
+        self._graph.expansion_search = max(_MIN_EXPANSION, num_candidates)
+        return np.sort(self._graph.search(unit_query, num_candidates).keys.astype(np.int64))
 
-    def _all(self, unit: Floats, top: int) -> NDArray[np.int64]:
-        """Return the rows of the highest cosines, reading some at a time."""
-        rows, best = np.empty(0, np.int64), np.empty(0, np.float32)
-        for first in range(0, len(self.vectors), _ROWS):
-            own = _cosines(np.asarray(self.vectors[first : first + _ROWS]), unit)
-            rows = np.append(rows, np.arange(first, first + len(own)))
-            best = np.append(best, own)
-            kept = np.argsort(-best, kind="stable")[:top]
-            rows, best = rows[kept], best[kept]
+    def _search_all(self, unit_query: Floats, top: int) -> NDArray[np.int64]:
+        """Return the rows with the highest similarities, reading the vectors in chunks."""
+        rows, similarities = np.empty(0, np.int64), np.empty(0, np.float32)
+        for start in range(0, len(self.vectors), _ROWS_PER_CHUNK):
+            chunk = np.asarray(self.vectors[start : start + _ROWS_PER_CHUNK])
+            chunk_similarities = _cosine_similarities(chunk, unit_query)
+            rows = np.append(rows, np.arange(start, start + len(chunk_similarities)))
+            similarities = np.append(similarities, chunk_similarities)
+            best = np.argsort(-similarities, kind="stable")[:top]
+            rows, similarities = rows[best], similarities[best]
         return rows
 
 
-def _cosines(vectors: Floats, unit: Floats) -> Floats:
+def _cosine_similarities(vectors: Floats, unit_query: Floats) -> Floats:
     """[n, W], [W] -> [n]."""
-    found: Floats = (vectors @ unit) / _lengths(vectors)
-    return found
+    similarities: Floats = (vectors @ unit_query) / _norms(vectors)
+    return similarities
 
 
-def _lengths(vectors: Floats) -> Floats:
-    """[n, W] -> [n], never 0."""
-    found: Floats = np.linalg.norm(vectors, axis=1).clip(1e-12)
-    return found
+def _norms(vectors: Floats) -> Floats:
+    """[n, W] -> [n], clipped to avoid division by zero."""
+    norms: Floats = np.linalg.norm(vectors, axis=1).clip(1e-12)
+    return norms

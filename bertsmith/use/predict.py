@@ -1,7 +1,4 @@
-"""Ask a fine-tuned model: labels with their probabilities, or a number, for each text.
-
-It never knows where the texts come from.
-"""
+"""Classification and regression of texts and text pairs with a fine-tuned model."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,17 +14,19 @@ from bertsmith.tasks.inputs import ExampleCounts
 from bertsmith.tasks.outputs import ComputeOutputs, compute_outputs
 from bertsmith.use.masked_lm import check_is_text_list, chunked, resolve_task_model
 
-#: Texts worked on at once: enough that like lengths meet.
-_WINDOW = 1024
+#: Texts encoded together: enough to batch sequences of similar length.
+_CHUNK_SIZE = 1024
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model says of one text or pair.
+    """Prediction for one text or pair.
 
-    labels: names and probabilities, the likeliest first; of a multi-label model each by itself,
-    and of a regression model none. score: the number of a regression model, else None.
-    cut_off: whether the text was longer than the model takes.
+    Attributes:
+        labels: Pairs (label, probability), most probable first. The probabilities of a
+            multi-label model are independent; a regression model has no labels.
+        score: Output of a regression model; None for other models.
+        cut_off: Whether the text was truncated.
     """
 
     labels: tuple[tuple[str, float], ...]
@@ -38,10 +37,18 @@ class Prediction:
 def predict(
     model: FineTunedBundle | Path | str, texts: Sequence[str | tuple[str, str]]
 ) -> list[Prediction]:
-    """Return what a fine-tuned model says of each text, or pair of texts, in their order.
+    """Classify texts or text pairs with a fine-tuned model.
 
-    Raises ModelError for a model that is not fine-tuned for this, QuestionError for an empty text
-    or for a lone one.
+    Args:
+        model: A loaded model, or the path of a model directory or run directory.
+        texts: A list of texts or of pairs of texts.
+
+    Returns:
+        One prediction per text or pair, in input order.
+
+    Raises:
+        ModelError: The model is not a classification or regression model.
+        InputError: A text is empty, or ``texts`` is a single string.
     """
     check_is_text_list(texts)
     return list(iter_predictions(model, texts))
@@ -52,40 +59,48 @@ def iter_predictions(
     texts: Iterable[str | tuple[str, str]],
     compute: ComputeOutputs = compute_outputs,
 ) -> Iterator[Prediction]:
-    """Yield what ``predict`` returns, for input without end. An error names the text's number."""
+    """Like ``predict``, for an iterable of any length. Errors name the number of the text."""
     bundle = resolve_task_model(model, "single", "multi", "regression")
-    examples = (to_text_example(given, f"text {number:,}") for number, given in enumerate(texts, 1))
-    for window in chunked(examples, _WINDOW):
-        yield from _answers(bundle, window, compute)
+    examples = (to_text_example(text, f"text {number:,}") for number, text in enumerate(texts, 1))
+    for chunk in chunked(examples, _CHUNK_SIZE):
+        yield from _predict_examples(bundle, chunk, compute)
 
 
-def to_text_example(given: str | tuple[str, str], where: str) -> TextExample:
-    """Return a text or pair as an example; QuestionError, which names ``where``, for no words."""
-    parts = (given,) if isinstance(given, str) else tuple(given)
+def to_text_example(text_or_pair: str | tuple[str, str], location: str) -> TextExample:
+    """Convert a text or pair to an example.
+
+    Args:
+        text_or_pair: A text, or a pair of texts.
+        location: Prefix of error messages, such as "text 3".
+
+    Raises:
+        InputError: A text is empty.
+    """
+    parts = (text_or_pair,) if isinstance(text_or_pair, str) else tuple(text_or_pair)
     if not all(part.strip() for part in parts):
-        raise InputError(f"{where} is empty; expected at least one word")
-    return TextExample(parts, None, where)
+        raise InputError(f"{location} is empty; expected at least one word")
+    return TextExample(parts, None, location)
 
 
-def _answers(
+def _predict_examples(
     bundle: FineTunedBundle, examples: list[TextExample], compute: ComputeOutputs
 ) -> Iterator[Prediction]:
     head = bundle.head
     inputs = encode_examples(
         examples, bundle.tokenizer, head, get_task_settings(bundle), ExampleCounts()
     )
-    cut = inputs.is_truncated
+    is_truncated = inputs.is_truncated
     logits = np.concatenate(compute(bundle.model, inputs)).astype(np.float64)
     if head.kind == "regression":
-        yield from (Prediction((), float(row[0]), lost)
-                    for row, lost in zip(logits, cut, strict=True))  # fmt: skip
+        for row, truncated in zip(logits, is_truncated, strict=True):
+            yield Prediction((), float(row[0]), truncated)
         return
     if head.kind == "multi":
-        shares = 1 / (1 + np.exp(-logits))
+        probabilities = 1 / (1 + np.exp(-logits))
     else:
-        shares = np.exp(logits - logits.max(-1, keepdims=True))
-        shares /= shares.sum(-1, keepdims=True)
-    for row, lost in zip(shares, cut, strict=True):
+        probabilities = np.exp(logits - logits.max(-1, keepdims=True))
+        probabilities /= probabilities.sum(-1, keepdims=True)
+    for row, truncated in zip(probabilities, is_truncated, strict=True):
         order = np.argsort(-row, kind="stable")
-        named = tuple((head.labels[place], float(row[place])) for place in order)
-        yield Prediction(named, None, lost)
+        labels = tuple((head.labels[index], float(row[index])) for index in order)
+        yield Prediction(labels, None, truncated)

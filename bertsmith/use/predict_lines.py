@@ -1,7 +1,4 @@
-"""Ask a fine-tuned model of any family by lines of text, as the command line does.
-
-It never knows how an answer is found, only how it is told: as a value for JSON, and as a line.
-"""
+"""Predictions of any fine-tuned model for lines of text, as JSON values and as text lines."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -17,22 +14,23 @@ from bertsmith.use.choose import iter_choices, to_prompt_example
 from bertsmith.use.predict import Prediction, iter_predictions, to_text_example
 from bertsmith.use.tag import iter_tagged_texts, require_text
 
+#: For each input line, the prediction as a JSON value and as a line of text.
 LinePredictions = Iterator[tuple[dict[str, Any], str]]
-#: Lines, and what each of them asks.
-_Asked = Iterable[tuple[str, Any]]
+#: Pairs (line, item parsed from the line).
+_ParsedLines = Iterable[tuple[str, Any]]
 
 
 @dataclass
 class SkippedLines:
-    """How many lines were left out, since they ask nothing, and what is wrong with the first."""
+    """Number of invalid lines that were skipped, and the error of the first."""
 
     count: int = 0
     first_problem: str = ""
 
-    def add(self, fault: str) -> None:
-        """Count a line."""
+    def add(self, problem: str) -> None:
+        """Count a skipped line."""
         self.count += 1
-        self.first_problem = self.first_problem or fault
+        self.first_problem = self.first_problem or problem
 
 
 def predict_lines(
@@ -43,157 +41,182 @@ def predict_lines(
     skipped: SkippedLines | None = None,
     unbuffered: bool = False,
 ) -> LinePredictions:
-    """Yield for each line what the model says of it: as a value for JSON, and as a line of text.
+    """Yield a prediction for each line, as a JSON value and as a line of text.
 
-    What a line holds, parted by tabs: a text, or the two of a pair, a question and its context, or
-    a prompt and each of its endings. where: what stands before a line's number in a message.
-    skipped: where it is given, lines that ask nothing are counted there instead of an error.
-    unbuffered: each line is answered before the next one is read, else many together, which is faster.
-    Raises BertsmithError, after the answers to all lines before the bad one.
+    Args:
+        bundle: The model.
+        lines: Tab-separated input: a text, a pair of texts, a question and its context, or a
+            prompt and its endings.
+        location: Prefix of line numbers in error messages.
+        skipped: Counts invalid lines; if None, an invalid line is an error.
+        unbuffered: Yield each prediction before reading the next line; batching is faster.
+
+    Raises:
+        BertsmithError: A line is invalid; raised after the predictions for all lines before it.
     """
-    asked, tell = _asked(bundle, lines, location, skipped), _TELLERS[bundle.head.kind]
+    parsed = _parse_lines(bundle, lines, location, skipped)
+    predict = _PREDICTORS[bundle.head.kind]
     if not unbuffered:
-        return tell(bundle, asked)
-    return (answer for one in asked for answer in tell(bundle, [one]))
+        return predict(bundle, parsed)
+    return (prediction for item in parsed for prediction in predict(bundle, [item]))
 
 
 def predict_items(bundle: FineTunedBundle, items: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Yield what the model says of each item, as a value for JSON.
+    """Yield the prediction for each item as a JSON value.
 
-    items: texts or pairs, (question, context), or (prompt, endings), by the kind of the model.
+    Args:
+        bundle: The model.
+        items: Depending on the model's kind: texts or pairs, (question, context), or (prompt,
+            endings).
     """
-    for value, _ in _TELLERS[bundle.head.kind](bundle, [("", item) for item in items]):
+    for value, _ in _PREDICTORS[bundle.head.kind](bundle, [("", item) for item in items]):
         yield value
 
 
-def _asked(
-    bundle: FineTunedBundle, lines: Iterable[str], where: str, skipped: SkippedLines | None
+def _parse_lines(
+    bundle: FineTunedBundle, lines: Iterable[str], location: str, skipped: SkippedLines | None
 ) -> Iterator[tuple[str, Any]]:
-    read = _READERS[bundle.head.kind]
+    parse = _PARSERS[bundle.head.kind]
     for number, line in enumerate(lines, 1):
         try:
-            item = read(bundle, line, f"{where} {number:,}")
-        except InputError as fault:
+            item = parse(bundle, line, f"{location} {number:,}")
+        except InputError as error:
             if skipped is None:
                 raise InputError(
-                    f"{fault}; mend it, or leave such lines out with --skip-bad"
+                    f"{error}; correct it, or skip such lines with --skip-bad"
                 ) from None
-            skipped.add(str(fault))
+            skipped.add(str(error))
         else:
             yield line, item
 
 
-def _text_or_pair(bundle: FineTunedBundle, line: str, where: str) -> str | tuple[str, str]:
-    """Return what the model was fine-tuned on; of one that does not say, the tab decides."""
+def _parse_text_or_pair(bundle: FineTunedBundle, line: str, location: str) -> str | tuple[str, str]:
+    """Parse a line as the fine-tuning data was; if that is unknown, a tab makes it a pair."""
     task = bundle.info.get("provenance", {}).get("task")
     first, tab, second = line.partition("\t")
     if task is not None and task.get("pair") and not tab:
         raise InputError(
-            f"{where}: there is no tab; the model is for pairs: expected two texts, parted by a tab"
+            f"{location}: there is no tab; the model is for pairs: expected two texts, separated "
+            "by a tab"
         )
-    paired = tab if task is None else task.get("pair")
-    given = (first, second) if paired else line
-    to_text_example(given, where)
-    return given
+    is_pair = tab if task is None else task.get("pair")
+    text_or_pair = (first, second) if is_pair else line
+    to_text_example(text_or_pair, location)
+    return text_or_pair
 
 
-def _text(bundle: FineTunedBundle, line: str, where: str) -> str:  # noqa: ARG001 - see _READERS
-    return require_text(line, where)
+def _parse_text(
+    bundle: FineTunedBundle,  # noqa: ARG001 - same signature for all parsers
+    line: str,
+    location: str,
+) -> str:
+    return require_text(line, location)
 
 
-def _question(bundle: FineTunedBundle, line: str, where: str) -> tuple[str, str]:  # noqa: ARG001
+def _parse_question(
+    bundle: FineTunedBundle,  # noqa: ARG001
+    line: str,
+    location: str,
+) -> tuple[str, str]:
     question, tab, context = line.partition("\t")
     if not tab:
-        raise InputError(f"{where}: there is no tab; expected a question, a tab and its context")
-    to_question_example((question, context), where)
+        raise InputError(f"{location}: there is no tab; expected a question, a tab and its context")
+    to_question_example((question, context), location)
     return question, context
 
 
-def _prompt(bundle: FineTunedBundle, line: str, where: str) -> tuple[str, list[str]]:  # noqa: ARG001
+def _parse_prompt(
+    bundle: FineTunedBundle,  # noqa: ARG001
+    line: str,
+    location: str,
+) -> tuple[str, list[str]]:
     prompt, *endings = line.split("\t")
-    to_prompt_example((prompt, endings), where)
+    to_prompt_example((prompt, endings), location)
     return prompt, endings
 
 
-def _classified(bundle: FineTunedBundle, asked: _Asked) -> LinePredictions:
-    first, second = tee(asked)
-    answers = iter_predictions(bundle, (item for _, item in first))
-    for (line, item), answer in zip(second, answers, strict=True):
+def _classify(bundle: FineTunedBundle, parsed: _ParsedLines) -> LinePredictions:
+    first, second = tee(parsed)
+    predictions = iter_predictions(bundle, (item for _, item in first))
+    for (line, item), prediction in zip(second, predictions, strict=True):
         parts = (item,) if isinstance(item, str) else item
-        names = dict(zip(("text", "pair"), parts, strict=False))
-        value = names | _value(answer, bundle) | {"cut_off": answer.cut_off}
-        yield value, f"{_words(answer, bundle)}\t{line}"
+        value = dict(zip(("text", "pair"), parts, strict=False))
+        value |= _prediction_to_json(prediction, bundle) | {"cut_off": prediction.cut_off}
+        yield value, f"{_format_prediction(prediction, bundle)}\t{line}"
 
 
-def _words(answer: Prediction, bundle: FineTunedBundle) -> str:
-    if answer.score is not None:
-        return f"{answer.score:.4f}"
+def _format_prediction(prediction: Prediction, bundle: FineTunedBundle) -> str:
+    if prediction.score is not None:
+        return f"{prediction.score:.4f}"
     if bundle.head.kind == "multi":
-        likely = [(name, share) for name, share in answer.labels if share > 0.5]
-        shares = "|".join(f"{share:.4f}" for _, share in likely)
-        return f"{'|'.join(name for name, _ in likely)}\t{shares}"
-    name, share = answer.labels[0]
-    return f"{name}\t{share:.4f}"
+        likely = [(name, probability) for name, probability in prediction.labels
+                  if probability > 0.5]  # fmt: skip
+        probabilities = "|".join(f"{probability:.4f}" for _, probability in likely)
+        return f"{'|'.join(name for name, _ in likely)}\t{probabilities}"
+    name, probability = prediction.labels[0]
+    return f"{name}\t{probability:.4f}"
 
 
-def _value(answer: Prediction, bundle: FineTunedBundle) -> dict[str, Any]:
-    if answer.score is not None:
-        return {"score": answer.score}
-    label = _likely(answer) if bundle.head.kind == "multi" else answer.labels[0][0]
-    return {"labels": dict(answer.labels), "label": label}
+def _prediction_to_json(prediction: Prediction, bundle: FineTunedBundle) -> dict[str, Any]:
+    if prediction.score is not None:
+        return {"score": prediction.score}
+    is_multi_label = bundle.head.kind == "multi"
+    label = _likely_labels(prediction) if is_multi_label else prediction.labels[0][0]
+    return {"labels": dict(prediction.labels), "label": label}
 
 
-def _likely(answer: Prediction) -> list[str]:
-    return [name for name, share in answer.labels if share > 0.5]
+def _likely_labels(prediction: Prediction) -> list[str]:
+    return [name for name, probability in prediction.labels if probability > 0.5]
 
 
-def _tagged(bundle: FineTunedBundle, asked: _Asked) -> LinePredictions:
-    for found in iter_tagged_texts(bundle, (item for _, item in asked)):
+def _tag(bundle: FineTunedBundle, parsed: _ParsedLines) -> LinePredictions:
+    for tagged in iter_tagged_texts(bundle, (item for _, item in parsed)):
         if bundle.head.kind == "tags":
-            line = " ".join(f"{one.text}/{one.label}" for one in found.spans)
-            yield {"text": found.text, "tags": [asdict(one) for one in found.spans]}, line
+            line = " ".join(f"{span.text}/{span.label}" for span in tagged.spans)
+            yield {"text": tagged.text, "tags": [asdict(span) for span in tagged.spans]}, line
             continue
-        shown, done = "", 0
-        for one in found.spans:
-            shown += f"{found.text[done : one.start]}[{one.label} {one.text}]"
-            done = one.end
-        value = {"text": found.text, "entities": [asdict(one) for one in found.spans]}
-        yield value, shown + found.text[done:]
+        line, line_end = "", 0
+        for span in tagged.spans:
+            line += f"{tagged.text[line_end : span.start]}[{span.label} {span.text}]"
+            line_end = span.end
+        value = {"text": tagged.text, "entities": [asdict(span) for span in tagged.spans]}
+        yield value, line + tagged.text[line_end:]
 
 
-def _answered(bundle: FineTunedBundle, asked: _Asked) -> LinePredictions:
-    first, second = tee(item for _, item in asked)
+def _answer(bundle: FineTunedBundle, parsed: _ParsedLines) -> LinePredictions:
+    first, second = tee(item for _, item in parsed)
     for (question, context), answer in zip(first, iter_answers(bundle, second), strict=True):
         value = {"question": question, "context": context, **asdict(answer.best)}
-        value |= {"candidates": [asdict(one) for one in answer.candidates],
+        value |= {"candidates": [asdict(candidate) for candidate in answer.candidates],
                   "null_score": answer.null_score, "cut_off": answer.cut_off}  # fmt: skip
         yield value, f"{answer.text}\t{answer.probability:.4f}\t{question}"
 
 
-def _chosen(bundle: FineTunedBundle, asked: _Asked) -> LinePredictions:
-    first, second = tee(asked)
-    answers = iter_choices(bundle, (item for _, item in first))
-    for (line, (prompt, endings)), answer in zip(second, answers, strict=True):
-        best, columns = answer.best, get_task_settings(bundle).endings
-        # Numbers of columns are no names.
-        named = len(columns) == len(endings) and not any(map(is_column_number, columns))
-        value = {"prompt": prompt, "endings": endings, "probabilities": answer.probabilities,
+def _choose(bundle: FineTunedBundle, parsed: _ParsedLines) -> LinePredictions:
+    first, second = tee(parsed)
+    choices = iter_choices(bundle, (item for _, item in first))
+    for (line, (prompt, endings)), choice in zip(second, choices, strict=True):
+        best, columns = choice.best, get_task_settings(bundle).endings
+        # Columns that are only known by number have no name to report.
+        has_names = len(columns) == len(endings) and not any(map(is_column_number, columns))
+        value = {"prompt": prompt, "endings": endings, "probabilities": choice.probabilities,
                  "best": best, "ending": endings[best],
-                 "column": columns[best] if named else None,
-                 "cut_off": answer.cut_off}  # fmt: skip
-        yield value, f"{best}\t{answer.probabilities[best]:.4f}\t{endings[best]}\t{line}"
+                 "column": columns[best] if has_names else None,
+                 "cut_off": choice.cut_off}  # fmt: skip
+        yield value, f"{best}\t{choice.probabilities[best]:.4f}\t{endings[best]}\t{line}"
 
 
-#: By the kind of the model: what a line asks, and what is told of the answers.
-_READERS: dict[str, Callable[[FineTunedBundle, str, str], Any]] = {
-    "single": _text_or_pair, "multi": _text_or_pair, "regression": _text_or_pair,
-    "entities": _text, "tags": _text,
-    "span": _question,
-    "choice": _prompt,
+#: By the model's kind: the parser of a line, and the function that computes predictions.
+_PARSERS: dict[str, Callable[[FineTunedBundle, str, str], Any]] = {
+    "single": _parse_text_or_pair, "multi": _parse_text_or_pair,
+    "regression": _parse_text_or_pair,
+    "entities": _parse_text, "tags": _parse_text,
+    "span": _parse_question,
+    "choice": _parse_prompt,
 }  # fmt: skip
-_TELLERS: dict[str, Callable[[FineTunedBundle, _Asked], LinePredictions]] = {
-    "single": _classified, "multi": _classified, "regression": _classified,
-    "entities": _tagged, "tags": _tagged,
-    "span": _answered,
-    "choice": _chosen,
+_PREDICTORS: dict[str, Callable[[FineTunedBundle, _ParsedLines], LinePredictions]] = {
+    "single": _classify, "multi": _classify, "regression": _classify,
+    "entities": _tag, "tags": _tag,
+    "span": _answer,
+    "choice": _choose,
 }  # fmt: skip

@@ -1,7 +1,7 @@
-"""Predictions for the rows of a table: the same table with columns added.
+"""Predictions for the rows of a table: writes the same table with added columns.
 
-Rows keep their order. With ``skip_bad``, a row that cannot be asked about stays with empty
-predictions; one that cannot be read at all is left out. Memory does not grow with the table.
+Rows keep their order, and memory does not grow with the size of the table. With ``skip_bad``, a
+row with invalid input keeps empty predictions, and a row that cannot be read is dropped.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,9 +42,9 @@ from bertsmith.use.table_output import (
     unused_column_names,
 )
 
-#: Rows worked on at once.
-_WINDOW = 1024
-#: The columns that each kind of model adds, and their types; see ``table_output.arrow_type``.
+#: Rows processed together.
+_CHUNK_SIZE = 1024
+#: Columns added for each kind of model, and their types; see ``table_output.arrow_type``.
 _COLUMNS: dict[str, dict[str, str]] = {
     "single": {"label": "text", "probability": "number"},
     "multi": {"labels": "texts", "probabilities": "numbers"},
@@ -60,10 +60,17 @@ DECIMALS = 6
 
 @dataclass
 class TableCounts:
-    """What became of a table's rows.
+    """Counts of table rows or sentences.
 
-    rows: written. empty: of these, without a prediction. left_out: rows that could not be read.
-    first_problem: what is wrong with the first row without a prediction. cut_off: texts that were too long.
+    Attributes:
+        rows: Rows written.
+        without_prediction: Rows written without a prediction.
+        unreadable: Rows dropped because they could not be read.
+        num_truncated: Texts that were truncated.
+        first_problem: Error of the first row without a prediction.
+        columns: Names of the added columns.
+        notes: Messages for the user.
+        unit: What is counted: "row" or "sentence".
     """
 
     rows: int = 0
@@ -71,10 +78,8 @@ class TableCounts:
     unreadable: int = 0
     num_truncated: int = 0
     first_problem: str = ""
-    #: The columns that were added, and what a user should know of them and of the table.
     columns: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    #: What a row is.
     unit: str = "row"
 
 
@@ -88,71 +93,80 @@ def predict_table(
     out_format: str | None = None,
     progress: Progress | None = None,
 ) -> TableCounts:
-    """Write a table with what the model says of each row.
+    """Write a table with predictions for each row.
 
-    out: a new file, whose suffix tells the format, or a function that takes text. columns: fields
-    of ``TaskSettings`` that name columns, where they are not those of the training table. form:
-    the format of the text that a function takes; None: that of the table.
-    Raises BertsmithError; then ``out`` is not there.
+    Args:
+        bundle: The model.
+        source: The input table.
+        out: A new file, whose suffix sets the format, or a function that receives text.
+        columns: Fields of ``TaskSettings`` that name columns, if they differ from those of the
+            training table.
+        skip_bad: Accept rows with invalid input.
+        out_format: Format of the text for a function; None for the format of the input.
+        progress: Receives the number of rows.
+
+    Raises:
+        BertsmithError: The table cannot be read or written; ``out`` is not created.
     """
     if isinstance(out, Path):
         check_new_file(out)
         out_format = output_format(out)
     progress, counts = progress or NullProgress(), TableCounts()
-    _refuse_columns(bundle, columns or {})
+    _check_column_options(bundle, columns or {})
     task = get_task_settings(bundle, columns)
-    with _open(bundle, source) as table:
+    with _open_input(bundle, source) as table:
         counts.notes += table.notes
         out_format = out_format or table.format
-        known, first, rows = find_columns(table, source)
-        if first is not None:
-            _check_columns(bundle, task, first, source)
-        names, notes = unused_column_names(list(_COLUMNS[bundle.head.kind]), known, source.path)
+        input_columns, first_row, rows = find_columns(table, source)
+        if first_row is not None:
+            _check_columns_exist(bundle, task, first_row, source)
+        names, notes = unused_column_names(
+            list(_COLUMNS[bundle.head.kind]), input_columns, source.path
+        )
         counts.notes += notes
         counts.columns += names.values()
-        layout = _layout(bundle, table, source, out_format, known, names)
+        layout = _output_layout(bundle, table, source, out_format, input_columns, names)
         is_text = out_format in ("csv", "tsv")
         encoding = choose_output_encoding(source.path, source.encoding) if is_text else UTF8
-        write = partial(
-            _write, bundle, task, rows, names, counts=counts, progress=progress,
+        write_rows = partial(
+            _write_rows, bundle, task, rows, names, counts=counts, progress=progress,
             is_text=is_text, skip_bad=skip_bad,
         )  # fmt: skip
         progress.start("predicting", None, "rows")
         try:
             if isinstance(out, Path):
                 with open_row_writer(out, layout, encoding) as writer:
-                    write(writer)
+                    write_rows(writer)
             else:
                 writer = create_text_writer(out, layout)
-                write(writer)
+                write_rows(writer)
                 writer.finish()
         finally:
             progress.finish()
     return counts
 
 
-def _refuse_columns(bundle: FineTunedBundle, columns: Mapping[str, Any]) -> None:
-    """Raise BertsmithError for a column that is named and that the model does not read."""
+def _check_column_options(bundle: FineTunedBundle, columns: Mapping[str, Any]) -> None:
+    """Raise BertsmithError if a column is named that the model does not use."""
     reject_unused_fields(bundle.head.kind, columns, [])
-    trained = bundle.info.get("provenance", {}).get("task")
-    is_single = trained is not None and not trained.get("pair")
-    if columns.get("pair") and is_single and get_family_name(bundle.head.kind) == "classify":
+    trained_task = bundle.info.get("provenance", {}).get("task")
+    is_single_text = trained_task is not None and not trained_task.get("pair")
+    if columns.get("pair") and is_single_text and get_family_name(bundle.head.kind) == "classify":
         raise InputError(
-            f"--pair {columns['pair']}: {bundle.path} was fine-tuned on single texts; leave --pair "
-            "out"
+            f"--pair {columns['pair']}: {bundle.path} was fine-tuned on single texts; omit --pair"
         )
 
 
 @contextmanager
-def _open(bundle: FineTunedBundle, source: TableSource) -> Iterator[Table]:
-    """Open a table; of a model of questions, SQuAD's files are tables of questions, too."""
+def _open_input(bundle: FineTunedBundle, source: TableSource) -> Iterator[Table]:
+    """Open a table; for question answering, also a SQuAD file as a table of questions."""
     is_json = (source.format, detect_table_format(source.path)) in (
         (None, "json"),
         ("json", "json"),
     )
     if bundle.head.kind == "span" and is_json and not is_flat_file(source.path):
-        squad = read_squad_rows(source.path, source.encoding, source.stream)
-        rows = (replace(row, cells=_question_cells(row)) for row in squad)
+        squad_rows = read_squad_rows(source.path, source.encoding, source.stream)
+        rows = (replace(row, cells=_question_cells(row)) for row in squad_rows)
         yield Table(rows, "json", ["id", "question", "context"])
         return
     with open_table(source) as table:
@@ -163,16 +177,16 @@ def _question_cells(row: Row) -> dict[str, Any]:
     return {name: row.cells.get(name) for name in ("id", "question", "context")}
 
 
-def _check_columns(
+def _check_columns_exist(
     bundle: FineTunedBundle, task: TaskSettings, row: Row, source: TableSource
 ) -> None:
-    """Raise TaskError where the table lacks a column that the model is asked by."""
+    """Raise TaskError if the table lacks a column that the model reads."""
     has_task = "task" in bundle.info.get("provenance", {})
     options = {"--text": [task.text], "--pair": [task.pair] if task.pair else []}
     if bundle.head.kind == "choice":
         options["--endings"] = task.endings
         if not task.endings:
-            raise InputError("the columns of the endings are not known; give --endings A,B,…")
+            raise InputError("the columns of the endings are unknown; give --endings A,B,…")
     for option, names in options.items():
         for name in names:
             if not has_column(row, name):
@@ -183,24 +197,25 @@ def _check_columns(
                 )
 
 
-def _layout(
+def _output_layout(
     bundle: FineTunedBundle,
     table: Table,
     source: TableSource,
-    form: str,
-    known: Sequence[str],
+    out_format: str,
+    input_columns: Sequence[str],
     names: Mapping[str, str],
 ) -> TableLayout:
     types = {names[name]: kind for name, kind in _COLUMNS[bundle.head.kind].items()}
-    layout = TableLayout(form, [*known, *names.values()], types=types, schema=table.schema)
-    if form == "tsv":
+    columns = [*input_columns, *names.values()]
+    layout = TableLayout(out_format, columns, types=types, schema=table.schema)
+    if out_format == "tsv":
         layout = replace(layout, dialect=replace(layout.dialect, delimiter="\t", has_quotes=False))
-    if table.format == form and table.dialect is not None:
+    if table.format == out_format and table.dialect is not None:
         layout = replace(layout, dialect=table.dialect, header=source.header)
     return layout
 
 
-def _write(
+def _write_rows(
     bundle: FineTunedBundle,
     task: TaskSettings,
     rows: Iterator[Row],
@@ -212,25 +227,26 @@ def _write(
     is_text: bool,
     skip_bad: bool,
 ) -> None:
-    empty = dict.fromkeys(names.values())
-    for window in chunked(_items(bundle, task, rows, counts, skip_bad=skip_bad), _WINDOW):
-        items = [item for _, item in window if item is not None]
-        values = iter(list(predict_items(bundle, items)))
-        written = []
-        for row, item in window:
-            cells = empty
+    empty_cells = dict.fromkeys(names.values())
+    parsed_rows = _parse_rows(bundle, task, rows, counts, skip_bad=skip_bad)
+    for chunk in chunked(parsed_rows, _CHUNK_SIZE):
+        items = [item for _, item in chunk if item is not None]
+        predictions = iter(list(predict_items(bundle, items)))
+        out_rows = []
+        for row, item in chunk:
+            cells = empty_cells
             if item is not None:
-                value = next(values)
-                counts.num_truncated += bool(value.get("cut_off"))
-                columns = _prediction(bundle.head.kind, value, is_text=is_text)
+                prediction = next(predictions)
+                counts.num_truncated += bool(prediction.get("cut_off"))
+                columns = _to_cells(bundle.head.kind, prediction, is_text=is_text)
                 cells = {names[name]: cell for name, cell in columns.items()}
-            written.append({**row.cells, **cells})
-        writer.append(written)
-        counts.rows += len(written)
-        progress.advance(len(written))
+            out_rows.append({**row.cells, **cells})
+        writer.append(out_rows)
+        counts.rows += len(out_rows)
+        progress.advance(len(out_rows))
 
 
-def _items(
+def _parse_rows(
     bundle: FineTunedBundle,
     task: TaskSettings,
     rows: Iterator[Row],
@@ -238,16 +254,16 @@ def _items(
     *,
     skip_bad: bool,
 ) -> Iterator[tuple[Row, Any]]:
-    """Yield each row with what the model is asked; None where nothing can be asked."""
-    read = _READERS[bundle.head.kind]
+    """Yield each row with the model's input, or with None if the row has no valid input."""
+    parse = _PARSERS[bundle.head.kind]
     for row in rows:
         try:
-            item = read(row, task)
-        except BadExampleError as fault:
-            message = f"{fault.location or row.location}: {fault}"
+            item = parse(row, task)
+        except BadExampleError as error:
+            message = f"{error.location or row.location}: {error}"
             if not skip_bad:
                 raise TaskError(
-                    f"{message}; repair it, or go on without its prediction with --skip-bad"
+                    f"{message}; correct it, or continue without its prediction with --skip-bad"
                 ) from None
             counts.first_problem = counts.first_problem or message
             if row.error:
@@ -258,57 +274,63 @@ def _items(
         yield row, item
 
 
-def _text_or_pair(row: Row, task: TaskSettings) -> str | tuple[str, str]:
+def _parse_text_or_pair(row: Row, task: TaskSettings) -> str | tuple[str, str]:
     text = get_text(row, task.text)
     return (text, get_text(row, task.pair)) if task.pair else text
 
 
-def _text(row: Row, task: TaskSettings) -> str:
+def _parse_text(row: Row, task: TaskSettings) -> str:
     return get_text(row, task.text)
 
 
-def _question(row: Row, task: TaskSettings) -> tuple[str, str]:
+def _parse_question(row: Row, task: TaskSettings) -> tuple[str, str]:
     assert task.pair
     return get_text(row, task.text), get_text(row, task.pair)
 
 
-def _prompt(row: Row, task: TaskSettings) -> tuple[str, list[str]]:
+def _parse_prompt(row: Row, task: TaskSettings) -> tuple[str, list[str]]:
     prompt, endings = read_prompt(row, task)
     return prompt, list(endings)
 
 
-_READERS: dict[str, Callable[[Row, TaskSettings], Any]] = {
-    "single": _text_or_pair, "multi": _text_or_pair, "regression": _text_or_pair,
-    "entities": _text, "tags": _text, "span": _question, "choice": _prompt,
+_PARSERS: dict[str, Callable[[Row, TaskSettings], Any]] = {
+    "single": _parse_text_or_pair, "multi": _parse_text_or_pair,
+    "regression": _parse_text_or_pair, "entities": _parse_text, "tags": _parse_text,
+    "span": _parse_question, "choice": _parse_prompt,
 }  # fmt: skip
 
 
-def _prediction(kind: str, value: Mapping[str, Any], *, is_text: bool) -> dict[str, Any]:
-    """Return the cells of a prediction, by the names of ``_COLUMNS``.
+def _to_cells(kind: str, prediction: Mapping[str, Any], *, is_text: bool) -> dict[str, Any]:
+    """Return the cells of a prediction under the names of ``_COLUMNS``.
 
-    is_text: several labels share one cell, as in a training table of CSV.
+    Args:
+        kind: Kind of the model.
+        prediction: The prediction as a JSON value.
+        is_text: Whether several labels share one cell, as in a CSV training table.
     """
     if kind == "single":
-        return {"label": value["label"], "probability": _rounded(value["labels"][value["label"]])}
+        label = prediction["label"]
+        return {"label": label, "probability": _round(prediction["labels"][label])}
     if kind == "multi":
-        names = value["label"]
-        shares = [_rounded(value["labels"][name]) for name in names]
+        labels = prediction["label"]
+        probabilities = [_round(prediction["labels"][label]) for label in labels]
         if is_text:
-            return {"labels": LABEL_SEPARATOR.join(names),
-                    "probabilities": LABEL_SEPARATOR.join(map(str, shares))}  # fmt: skip
-        return {"labels": names, "probabilities": shares}
+            return {"labels": LABEL_SEPARATOR.join(labels),
+                    "probabilities": LABEL_SEPARATOR.join(map(str, probabilities))}  # fmt: skip
+        return {"labels": labels, "probabilities": probabilities}
     if kind == "regression":
-        return {"score": _rounded(value["score"])}
+        return {"score": _round(prediction["score"])}
     if kind == "span":
-        return {"answer": value["text"], "answer_start": value["start"],
-                "probability": _rounded(value["probability"])}  # fmt: skip
+        return {"answer": prediction["text"], "answer_start": prediction["start"],
+                "probability": _round(prediction["probability"])}  # fmt: skip
     if kind == "choice":
-        best = value["best"]
-        return {"choice": best, "ending": value["endings"][best],
-                "probability": _rounded(value["probabilities"][best])}  # fmt: skip
+        best = prediction["best"]
+        return {"choice": best, "ending": prediction["endings"][best],
+                "probability": _round(prediction["probabilities"][best])}  # fmt: skip
     name = "entities" if kind == "entities" else "tags"
-    return {name: [{**span, "probability": _rounded(span["probability"])} for span in value[name]]}
+    spans = [{**span, "probability": _round(span["probability"])} for span in prediction[name]]
+    return {name: spans}
 
 
-def _rounded(number: float) -> float:
+def _round(number: float) -> float:
     return round(number, DECIMALS)

@@ -1,7 +1,4 @@
-"""The same encoder in the numbers that this machine multiplies fastest: 8 or 16 bits.
-
-It never trains: what comes of it has no gradient.
-"""
+"""Convert an encoder to the fastest 8-bit or 16-bit arithmetic of this machine, for inference."""
 
 import copy
 import warnings
@@ -16,121 +13,150 @@ from bertsmith.model.ops.cpu import has_bf16, has_vnni
 from bertsmith.model.ops.linear import bucket_rows
 from bertsmith.model.ops.smoothquant import smoothquant_scales
 
-#: The largest weights. CPUs without VNNI add two products up in 16 bits, which hold 2 * 255 * 63 or
-#: 2 * 127 * 127: there either the weights or the inputs give a bit up.
-_SEVEN, _EIGHT = 63, 127
+#: Largest absolute values of 7-bit and 8-bit weights. CPUs without VNNI add two products in 16
+#: bits, which can hold 2 * 255 * 63 or 2 * 127 * 127, so either weights or inputs use one bit less.
+_MAX_7_BIT, _MAX_8_BIT = 63, 127
 
 
-class _Eight(nn.Module):
-    """A Linear with weights of 8 bits, a scale a row; the input gets 8 bits, a scale a token.
+class Int8Linear(nn.Module):
+    """A Linear layer with 8-bit weights (one scale per row) and 8-bit inputs (one per token).
 
-    PyTorch has one scale for all tokens of a batch, so each token is first divided by its own
-    largest number. ``columns``: by what the input's columns are divided before that, float32 [in];
-    where a bit is to be given up, it is the weights' then, and else the input's.
+    PyTorch uses one input scale for all tokens of a batch, so each token is first divided by its
+    largest absolute value.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor, columns: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor, input_scales: Tensor | None) -> None:
+        """Quantize a Linear layer.
+
+        Args:
+            weight: float32 [out, in].
+            bias: float32 [out].
+            input_scales: SmoothQuant scales that divide the input columns, float32 [in]. On CPUs
+                without VNNI the weights use 7 bits if scales are given, else the inputs do.
+        """
         super().__init__()
-        narrow = not has_vnni() and _engine() != "qnnpack"
-        self.inverse, self.bias = None if columns is None else 1.0 / columns, bias.detach()
-        self.narrow_input = narrow and columns is None
-        weight = weight.detach() * (1.0 if columns is None else columns)
-        scales = weight.abs().amax(1).clamp(min=1e-12).double()
-        scales = scales / (_SEVEN if narrow and columns is not None else _EIGHT)
-        before = torch.backends.quantized.engine
+        needs_spare_bit = not has_vnni() and _quantization_engine() != "qnnpack"
+        self.inverse_scales = None if input_scales is None else 1.0 / input_scales
+        self.bias = bias.detach()
+        self.reduce_range = needs_spare_bit and input_scales is None
+        weight = weight.detach() * (1.0 if input_scales is None else input_scales)
+        row_scales = weight.abs().amax(1).clamp(min=1e-12).double()
+        has_7_bit_weights = needs_spare_bit and input_scales is not None
+        row_scales = row_scales / (_MAX_7_BIT if has_7_bit_weights else _MAX_8_BIT)
+        previous_engine = torch.backends.quantized.engine
         with warnings.catch_warnings():
-            # Quantized tensors are to go; the operators that read them are not.
+            # Quantized tensors are deprecated; the operators used here are not.
             warnings.simplefilter("ignore")
-            zeros = torch.zeros(len(weight), dtype=torch.int64)
-            held = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+            zero_points = torch.zeros(len(weight), dtype=torch.int64)
+            quantized = torch.quantize_per_channel(weight, row_scales, zero_points, 0, torch.qint8)
         try:
-            # The quickest of PyTorch's engines on AVX2, by a tenth and more.
-            torch.backends.quantized.engine = _engine()
-            self.packed = torch.ops.quantized.linear_prepack(held, None)
+            # oneDNN is at least 10 % faster on AVX2 than the other engines.
+            torch.backends.quantized.engine = _quantization_engine()
+            self.packed = torch.ops.quantized.linear_prepack(quantized, None)
         finally:
-            torch.backends.quantized.engine = before
+            torch.backends.quantized.engine = previous_engine
 
     def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """[T, in] -> [T, out], written to ``out`` if given."""
-        if self.inverse is not None:
-            x = x * self.inverse
-        # Twice read: abs() would write as well, which takes longer.
-        largest = torch.maximum(x.amax(-1, keepdim=True), -x.amin(-1, keepdim=True))
-        largest.clamp_(min=1e-12)
-        tokens = x.shape[0]
-        even = x.new_empty(bucket_rows(tokens), x.shape[1])
-        torch.div(x, largest, out=even[:tokens])
-        even[tokens:].zero_()
-        whole = torch.ops.quantized.linear_dynamic(even, self.packed, self.narrow_input)
-        product = whole[:tokens]
-        return torch.addcmul(self.bias, product, largest, out=product if out is None else out)
+        if self.inverse_scales is not None:
+            x = x * self.inverse_scales
+        # amax and amin only read x; abs() would also write a tensor of its size.
+        token_scales = torch.maximum(x.amax(-1, keepdim=True), -x.amin(-1, keepdim=True))
+        token_scales.clamp_(min=1e-12)
+        num_tokens = x.shape[0]
+        # Row counts are bucketed because oneDNN caches code per shape.
+        padded = x.new_empty(bucket_rows(num_tokens), x.shape[1])
+        torch.div(x, token_scales, out=padded[:num_tokens])
+        padded[num_tokens:].zero_()
+        padded_product = torch.ops.quantized.linear_dynamic(padded, self.packed, self.reduce_range)
+        product = padded_product[:num_tokens]
+        return torch.addcmul(self.bias, product, token_scales, out=product if out is None else out)
 
 
-class _Projections(nn.Module):
-    """The Linear of queries, keys and values: queries and keys in 8 bits, values in float32."""
+class _Int8QueryKeyValue(nn.Module):
+    """The projection to queries, keys and values: 8-bit queries and keys, float32 values."""
 
-    def __init__(self, linear: nn.Linear, size: Tensor) -> None:
-        """``size``: how large the input's columns are, float32 [D]."""
+    def __init__(self, linear: nn.Linear, column_scale: Tensor) -> None:
+        """Convert the projection; ``column_scale``: magnitude of each input column, float32 [D]."""
         super().__init__()
-        self.border = 2 * linear.in_features
+        self.query_key_width = 2 * linear.in_features
         weight, bias = linear.weight.detach(), linear.bias.detach()
-        looking = weight[: self.border]
-        self.looking = _Eight(looking, bias[: self.border], smoothquant_scales(size, looking))
-        self.values, self.bias = weight[self.border :].clone().T, bias[self.border :]
+        query_key_weight = weight[: self.query_key_width]
+        self.query_key = Int8Linear(
+            query_key_weight,
+            bias[: self.query_key_width],
+            smoothquant_scales(column_scale, query_key_weight),
+        )
+        self.value_weight = weight[self.query_key_width :].clone().T
+        self.value_bias = bias[self.query_key_width :]
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, D] -> [T, 3 D]."""
-        found = x.new_empty(x.shape[0], self.border + self.bias.shape[0])
-        self.looking(x, found[:, : self.border])
-        torch.addmm(self.bias, x, self.values, out=found[:, self.border :])
-        return found
+        out = x.new_empty(x.shape[0], self.query_key_width + self.value_bias.shape[0])
+        self.query_key(x, out[:, : self.query_key_width])
+        torch.addmm(self.value_bias, x, self.value_weight, out=out[:, self.query_key_width :])
+        return out
 
 
 def quantize(encoder: BertModel) -> BertModel:
-    """Return a copy of an encoder for quick vectors: a cosine of 0.995 or more to its own.
+    """Return a converted copy whose vectors have a cosine similarity of at least 0.995.
 
-    bfloat16 on CUDA and on CPUs that multiply it. Elsewhere all Linears get 8 bits but those of the
-    values, of which the vectors are made: they are a twelfth of all products, and in 8 bits cost
-    more precision than all the others together (docs/measurements.md).
+    CUDA and CPUs with bfloat16 instructions use bfloat16. Other CPUs use 8 bits for all Linear
+    layers except the value projections. These are a twelfth of all multiplications, but would cost
+    more precision in 8 bits than all other layers together (docs/measurements.md).
+
+    Raises:
+        ModelError: The CPU needs 8 bits and the model does not use LayerNorm.
     """
     device = next(encoder.parameters()).device
-    own = copy.deepcopy(encoder).eval().requires_grad_(False)
+    quantized = copy.deepcopy(encoder).eval().requires_grad_(False)
     if device.type == "cuda" or has_bf16():
-        return own.bfloat16()
+        return quantized.bfloat16()
     if encoder.config.norm not in ("post", "pre"):
         raise ModelError(
-            f"the fast form needs LayerNorm, and model.norm is {encoder.config.norm!r}; ask for "
-            "the plain one"
+            f"the fast mode needs LayerNorm, and model.norm is {encoder.config.norm!r}; use the "
+            "model without it"
         )
-    post, before = encoder.config.norm == "post", own.embeddings.norm
-    for layer in own.encoder.layers:
+    is_post_norm, previous_norm = encoder.config.norm == "post", quantized.embeddings.norm
+    for layer in quantized.encoder.layers:
         assert isinstance(layer, EncoderLayer)
-        first, second = layer.attention_norm, layer.feed_forward_norm
-        _quicken(layer, *((before, first) if post else (first, second)))
-        before = second
-    return own
+        attention_norm, feed_forward_norm = layer.attention_norm, layer.feed_forward_norm
+        input_norms = (
+            (previous_norm, attention_norm) if is_post_norm else (attention_norm, feed_forward_norm)
+        )
+        _quantize_layer(layer, *input_norms)
+        previous_norm = feed_forward_norm
+    return quantized
 
 
-def _quicken(layer: EncoderLayer, attention: nn.Module, feed_forward: nn.Module) -> None:
-    """Give a layer 8 bits, by the LayerNorms that make what its two halves read."""
-    assert isinstance(attention, nn.LayerNorm)
-    assert isinstance(feed_forward, nn.LayerNorm)
-    looking = layer.attention
-    up = smoothquant_scales(_size(feed_forward), layer.up.weight)
-    looking.add_module("query_key_value", _Projections(looking.query_key_value, _size(attention)))
-    for parent, name, of in ((looking, "output", None), (layer, "up", up), (layer, "down", None)):
+def _quantize_layer(
+    layer: EncoderLayer, attention_input_norm: nn.Module, feed_forward_input_norm: nn.Module
+) -> None:
+    """Quantize a layer in place, given the LayerNorms whose outputs its two halves read."""
+    assert isinstance(attention_input_norm, nn.LayerNorm)
+    assert isinstance(feed_forward_input_norm, nn.LayerNorm)
+    attention = layer.attention
+    up_scales = smoothquant_scales(_column_scale(feed_forward_input_norm), layer.up.weight)
+    query_key_value = _Int8QueryKeyValue(
+        attention.query_key_value, _column_scale(attention_input_norm)
+    )
+    attention.add_module("query_key_value", query_key_value)
+    for parent, name, input_scales in (
+        (attention, "output", None), (layer, "up", up_scales), (layer, "down", None),
+    ):  # fmt: skip
         linear = getattr(parent, name)
-        parent.add_module(name, _Eight(linear.weight, linear.bias, of))
+        parent.add_module(name, Int8Linear(linear.weight, linear.bias, input_scales))
 
 
-def _size(norm: nn.LayerNorm) -> Tensor:
-    """Return how large a LayerNorm makes its columns, float32 [D], to a factor.
+def _column_scale(norm: nn.LayerNorm) -> Tensor:
+    """Return the relative magnitude of each output column of a LayerNorm, float32 [D].
 
-    Before weight and bias most of its numbers lie within four of 0, so four weights or a bias.
+    Before weight and bias are applied, most values are between -4 and 4, so the bias counts a
+    quarter.
     """
     return norm.weight.detach().abs() + norm.bias.detach().abs() / 4
 
 
-def _engine() -> str:
-    known = torch.backends.quantized.supported_engines
-    return "onednn" if "onednn" in known else torch.backends.quantized.engine
+def _quantization_engine() -> str:
+    engines = torch.backends.quantized.supported_engines
+    return "onednn" if "onednn" in engines else torch.backends.quantized.engine

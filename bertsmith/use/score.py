@@ -1,7 +1,4 @@
-"""Score text by its pseudo-log-likelihood: each token masked in turn (Salazar et al. 2020).
-
-It never knows where the lines come from, nor what the scores decide.
-"""
+"""Score text by pseudo-log-likelihood: mask each token in turn (Salazar et al. 2020)."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,17 +18,20 @@ from bertsmith.use.masked_lm import (
     resolve_model,
 )
 
-#: Lines worked on at once: their copies are batched together.
-_WINDOW = 64
+#: Lines scored together: their masked copies share batches.
+_CHUNK_SIZE = 64
 
 
 @dataclass(frozen=True)
 class Score:
-    """The pseudo-log-likelihood (PLL) of a line, or why it has none.
+    """The pseudo-log-likelihood (PLL) of a line.
 
-    tokens: the line's tokens, [CLS] and [SEP] not among them. log_probabilities: for each, the
-    natural logarithm of its probability when it alone is masked. problem: None, or what keeps the
-    line from being scored; then ``log_probabilities`` is empty.
+    Attributes:
+        text: The line.
+        tokens: Its tokens, without [CLS] and [SEP].
+        log_probabilities: Natural logarithm of the probability of each token when it alone is
+            masked; empty if the line cannot be scored.
+        problem: Why the line cannot be scored; None if it can.
     """
 
     text: str
@@ -41,25 +41,32 @@ class Score:
 
     @property
     def total(self) -> float:
-        """The sum over the tokens, in nats (equation 1 of Salazar et al.); nan with a problem."""
+        """Sum over the tokens, in nats (equation 1 of Salazar et al.); nan without a score."""
         return math.nan if self.problem else math.fsum(self.log_probabilities)
 
     @property
     def per_token(self) -> float:
-        """The mean over the tokens, in nats; nan with a problem."""
+        """Mean over the tokens, in nats; nan without a score."""
         return math.nan if self.problem else self.total / len(self.tokens)
 
     @property
     def perplexity(self) -> float:
-        """The pseudo-perplexity exp(-mean); nan with a problem."""
+        """Pseudo-perplexity exp(-mean); nan without a score."""
         return math.exp(-self.per_token)
 
 
 def score(model: ModelOrPath, text: str) -> Score:
     """Return the pseudo-log-likelihood of one line of text.
 
-    The text is read as plain text: "[MASK]" in it is no special token. Costs one sequence of
-    compute a token. Raises QuestionError for a line that is empty or longer than the model.
+    Special tokens in the text, such as "[MASK]", are read as plain text. The cost is one forward
+    pass per token.
+
+    Args:
+        model: A loaded model, or the path of a model directory or run directory.
+        text: The line.
+
+    Raises:
+        InputError: The line is empty or longer than the model's maximum.
     """
     result = next(iter_scores(model, [text]))
     if result.problem:
@@ -70,56 +77,62 @@ def score(model: ModelOrPath, text: str) -> Score:
 def iter_scores(
     model: ModelOrPath, lines: Iterable[str], progress: Progress | None = None
 ) -> Iterator[Score]:
-    """Yield the score of each line, one for each, in their order.
+    """Yield a ``Score`` for each line, in input order.
 
-    A line that is empty or too long is not passed over: its ``problem`` says why it has no score.
+    Lines that are empty or too long are included; their ``problem`` says why they have no score.
     """
     progress = progress or NullProgress()
     bundle = resolve_model(model)
     progress.start("score", None, "tokens")
-    for window in chunked(lines, _WINDOW):
-        yield from _scored(bundle, window, progress)
+    for chunk in chunked(lines, _CHUNK_SIZE):
+        yield from _score_lines(bundle, chunk, progress)
     progress.finish()
 
 
-def _scored(bundle: PretrainedBundle, lines: Sequence[str], progress: Progress) -> Iterator[Score]:
+def _score_lines(
+    bundle: PretrainedBundle, lines: Sequence[str], progress: Progress
+) -> Iterator[Score]:
     encoded = bundle.tokenizer.encode_batch(lines)
-    problems = [_problem(bundle, ids) for ids in encoded]
+    problems = [_find_problem(bundle, ids) for ids in encoded]
+    # One copy of a line per token: (index of the line, index of the masked token).
     copies = [
-        (line, place)
-        for line, (ids, problem) in enumerate(zip(encoded, problems, strict=True))
+        (line_index, token_index)
+        for line_index, (ids, problem) in enumerate(zip(encoded, problems, strict=True))
         if problem is None
-        for place in range(len(ids))
+        for token_index in range(len(ids))
     ]
-    found = [[0.0] * len(ids) for ids in encoded]
+    scores = [[0.0] * len(ids) for ids in encoded]
 
-    def masked(number: int) -> MaskedSequence:
-        line, place = copies[number]
-        return _masked(bundle, encoded[line], place)
+    def masked_copy(index: int) -> MaskedSequence:
+        line_index, token_index = copies[index]
+        return _mask_token(bundle, encoded[line_index], token_index)
 
-    lengths = [len(encoded[line]) + 2 for line, _ in copies]
-    for answers in predict_masked_tokens(bundle, lengths, masked):
-        asked = [copies[number] for number, _ in answers.rows]
-        table = answers.log_probabilities
-        labels = torch.tensor([encoded[line][place] for line, place in asked], device=table.device)
-        values = table.gather(1, labels[:, None])[:, 0].tolist()
-        for (line, place), value in zip(asked, values, strict=True):
-            found[line][place] = value
-        progress.advance(len(asked))
-    for text, ids, own, problem in zip(lines, encoded, found, problems, strict=True):
+    lengths = [len(encoded[line_index]) + 2 for line_index, _ in copies]
+    for predictions in predict_masked_tokens(bundle, lengths, masked_copy):
+        batch_copies = [copies[index] for index, _ in predictions.rows]
+        log_probabilities = predictions.log_probabilities
+        labels = torch.tensor(
+            [encoded[line_index][token_index] for line_index, token_index in batch_copies],
+            device=log_probabilities.device,
+        )
+        values = log_probabilities.gather(1, labels[:, None])[:, 0].tolist()
+        for (line_index, token_index), value in zip(batch_copies, values, strict=True):
+            scores[line_index][token_index] = value
+        progress.advance(len(batch_copies))
+    for text, ids, line_scores, problem in zip(lines, encoded, scores, problems, strict=True):
         tokens = tuple(bundle.tokenizer.ids_to_tokens(ids))
-        yield Score(text, tokens, () if problem else tuple(own), problem)
+        yield Score(text, tokens, () if problem else tuple(line_scores), problem)
 
 
-def _masked(bundle: PretrainedBundle, ids: Sequence[int], place: int) -> MaskedSequence:
-    """Return the line with [CLS] and [SEP], the token at ``place`` masked and asked for."""
+def _mask_token(bundle: PretrainedBundle, ids: Sequence[int], token_index: int) -> MaskedSequence:
+    """Return [CLS] line [SEP] with one token masked."""
     tokenizer = bundle.tokenizer
-    whole = [tokenizer.cls_id, *ids, tokenizer.sep_id]
-    whole[place + 1] = tokenizer.mask_id
-    return MaskedSequence(whole, [0] * len(whole), [place + 1])
+    sequence = [tokenizer.cls_id, *ids, tokenizer.sep_id]
+    sequence[token_index + 1] = tokenizer.mask_id
+    return MaskedSequence(sequence, [0] * len(sequence), [token_index + 1])
 
 
-def _problem(bundle: PretrainedBundle, ids: Sequence[int]) -> str | None:
+def _find_problem(bundle: PretrainedBundle, ids: Sequence[int]) -> str | None:
     if not ids:
         return "empty: there is no token to predict"
     if len(ids) > max_text_tokens(bundle):

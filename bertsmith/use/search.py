@@ -1,7 +1,4 @@
-"""Search embedded lines: which are nearest to a question, by the model that embedded them.
-
-It never knows how neighbours are found.
-"""
+"""Search embedded lines with the model that embedded them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +19,13 @@ from bertsmith.use.vector_writers import LINES_FILE, MANIFEST_FILE, OFFSETS_FILE
 
 @dataclass(frozen=True)
 class Hit:
-    """A line of what was embedded: its number, from 1, its text, and its cosine to the question."""
+    """A search result.
+
+    Attributes:
+        line: Line number, from 1.
+        text: The line.
+        cosine: Cosine similarity to the query.
+    """
 
     line: int
     text: str
@@ -30,44 +33,60 @@ class Hit:
 
 
 class Searcher:
-    """An index that ``bertsmith embed`` made, with its model, ready to be asked."""
+    """An index written by ``bertsmith embed`` and its model, opened for searching."""
 
     def __init__(
         self, index: Path | str, *, model: Path | str | None = None,
         device: torch.device | str = "cpu",
     ) -> None:  # fmt: skip
-        """``model``: where the model is now, if it was moved. Raises QuestionError, ModelError."""
+        """Open an index.
+
+        Args:
+            index: The index directory.
+            model: Current path of the model, if it was moved.
+            device: Device of the model.
+
+        Raises:
+            InputError: The index is missing or damaged.
+            ModelError: The model is missing or has changed.
+        """
         self.path = Path(index)
-        about = read_index_manifest(self.path)
-        #: The tokens of the questions so far.
+        manifest = read_index_manifest(self.path)
+        #: Counts of the tokens in all queries so far.
         self.token_counts = TokenCounts()
-        self._embedder = _model(self.path, about, model, device).with_token_counter(
+        self._embedder = _load_embedder(self.path, manifest, model, device).with_token_counter(
             self.token_counts
         )
-        made = {name: about[name] for name in VectorSettings.model_fields}
-        self._settings = build_vector_settings(made.pop("layers"), **made)
-        self._neighbours = VectorIndex(self.path)
-        self._places = open_mapped_array(self.path / OFFSETS_FILE)
+        settings = {name: manifest[name] for name in VectorSettings.model_fields}
+        self._settings = build_vector_settings(settings.pop("layers"), **settings)
+        self._vector_index = VectorIndex(self.path)
+        self._line_offsets = open_mapped_array(self.path / OFFSETS_FILE)
 
     def __len__(self) -> int:
-        return len(self._places) - 1
+        return len(self._line_offsets) - 1
 
     def search(
         self, queries: Sequence[str], top: int = 5, *, exact: bool = False
     ) -> list[list[Hit]]:
-        """Return the lines nearest to each question, the nearest first.
+        """Return the nearest lines for each query, nearest first.
 
-        ``exact``: every line is looked at, instead of those that the graph leads to.
+        Args:
+            queries: The queries.
+            top: Number of lines per query.
+            exact: Compare with every line instead of using the graph.
         """
         if top < 1:
             raise InputError(f"top is {top}; expected 1 or more")
         embedder, settings = self._embedder, self._settings
-        asked = embedder.encode_with_spec(queries, embedder.resolve_settings(settings))
-        found = [self._neighbours.search(own, top, exact=exact) for own in asked]
-        return [[Hit(row + 1, self._line(row), cosine) for row, cosine in own] for own in found]
+        query_vectors = embedder.encode_with_spec(queries, embedder.resolve_settings(settings))
+        neighbors = [self._vector_index.search(query, top, exact=exact) for query in query_vectors]
+        return [
+            [Hit(row + 1, self._read_line(row), cosine) for row, cosine in query_neighbors]
+            for query_neighbors in neighbors
+        ]
 
-    def _line(self, row: int) -> str:
-        start, end = (int(place) for place in self._places[row : row + 2])
+    def _read_line(self, row: int) -> str:
+        start, end = (int(offset) for offset in self._line_offsets[row : row + 2])
         with (self.path / LINES_FILE).open("rb") as lines:
             lines.seek(start)
             return lines.read(end - start - 1).decode()
@@ -77,52 +96,67 @@ def search(
     index: Path | str, queries: Sequence[str], top: int = 5, *, exact: bool = False,
     model: Path | str | None = None, device: torch.device | str = "cpu",
 ) -> list[list[Hit]]:  # fmt: skip
-    """Return the lines of an index that are nearest to each question, the nearest first.
+    """Return the lines of an index nearest to each query. To search repeatedly, use ``Searcher``.
 
-    Line numbers count from 1. ``exact``: every line is looked at. ``model``: where the model is
-    now, if it was moved. To ask more than once, keep a ``Searcher``.
-    Raises QuestionError, and ModelError where the model is gone or has changed.
+    Args:
+        index: An index directory written by ``bertsmith embed``.
+        queries: The queries.
+        top: Number of lines per query.
+        exact: Compare with every line instead of using the graph.
+        model: Current path of the model, if it was moved.
+        device: Device of the model.
+
+    Returns:
+        For each query, the nearest lines, nearest first; line numbers start at 1.
+
+    Raises:
+        InputError: The index is missing or damaged.
+        ModelError: The model is missing or has changed.
     """
     return Searcher(index, model=model, device=device).search(queries, top, exact=exact)
 
 
 def read_index_manifest(index: Path) -> dict[str, Any]:
-    """Return what the index says of itself. Raises QuestionError where there is none."""
+    """Read the manifest of an index: the model and settings it was made with.
+
+    Raises:
+        InputError: There is no index, or it is damaged.
+    """
     names = {MANIFEST_FILE, VECTORS_FILE, GRAPH_FILE, LINES_FILE, OFFSETS_FILE}
     if not index.exists():
         raise InputError(
-            f"{index}: there is nothing; make an index with: bertsmith embed MODEL FILE --out "
+            f"{index}: no such directory; create an index with: bertsmith embed MODEL FILE --out "
             "NAME.index"
         )
     missing = sorted(name for name in names if not (index / name).is_file())
     if missing:
         raise InputError(
-            f"{index}: not an index (no {missing[0]} in it); make one with: bertsmith embed MODEL "
-            "FILE --out NAME.index"
+            f"{index}: not an index (it has no {missing[0]}); create one with: bertsmith embed "
+            "MODEL FILE --out NAME.index"
         )
     try:
-        about = dict(parse_json((index / MANIFEST_FILE).read_text(encoding="utf-8")))
+        manifest = dict(parse_json((index / MANIFEST_FILE).read_text(encoding="utf-8")))
     except (ValueError, TypeError):
-        about = {}
-    if not {"path", "model", "fast", *VectorSettings.model_fields} <= set(about):
-        raise InputError(f"{index / MANIFEST_FILE}: it is broken; make the index anew")
-    return about
+        manifest = {}
+    if not {"path", "model", "fast", *VectorSettings.model_fields} <= set(manifest):
+        raise InputError(f"{index / MANIFEST_FILE}: damaged; recreate the index")
+    return manifest
 
 
-def _model(
-    index: Path, about: dict[str, Any], model: Path | str | None, device: torch.device | str
+def _load_embedder(
+    index: Path, manifest: dict[str, Any], model: Path | str | None, device: torch.device | str
 ) -> Embedder:
-    """Return the model that made the vectors, if it is still the same."""
-    path = Path(str(model or about["path"]))
+    """Load the model that embedded the lines; raise ModelError if it is missing or has changed."""
+    path = Path(str(model or manifest["path"]))
     if model is None and not path.is_dir():
         raise ModelError(
-            f"{index}: it was made by the model {path}, which is not there any more; put it back, "
-            "or say where it is now with --model (in Python, model=)"
+            f"{index}: its model {path} no longer exists; restore it, or give its current path "
+            "with --model (in Python, model=)"
         )
-    embedder = Embedder.load(path, device=device, fast=bool(about["fast"]))
-    if hash_model_files(embedder.path) != about["model"]:
+    embedder = Embedder.load(path, device=device, fast=bool(manifest["fast"]))
+    if hash_model_files(embedder.path) != manifest["model"]:
         raise ModelError(
             f"{index}: the model at {path} is not the one that made this index: its files have "
-            "changed; embed the lines anew, or say where the same model is with --model"
+            "changed; embed the lines again, or give the path of the same model with --model"
         )
     return embedder

@@ -1,7 +1,4 @@
-"""One word in several sentences: how far its vectors are apart, as a table and as a picture.
-
-It never knows how a vector is made.
-"""
+"""Cosine distances between the vectors of one word in several sentences, as a table or a plot."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,18 +11,25 @@ from bertsmith.errors import InputError, MissingExtraError
 from bertsmith.use.embed import Embedder, Floats, WordVector
 from bertsmith.use.fonts import choose_fonts
 
-#: The pictures that matplotlib draws anywhere.
-_PICTURES = (".png", ".svg", ".pdf", ".jpg")
-#: Characters around the word that a table or a picture shows.
-_AROUND = 24
-#: Places that are compared with each other, at most; that have a row in a picture; and of which
-#: each distance is written there.
-_MOST, _DRAWN, _WRITTEN = 1000, 60, 24
+#: Formats that matplotlib can always write.
+_PLOT_SUFFIXES = (".png", ".svg", ".pdf", ".jpg")
+#: Characters of context shown on both sides of the word.
+_CONTEXT_CHARACTERS = 24
+#: Maximum number of occurrences: compared with each other, shown in a plot, and shown in a plot
+#: with the number of each distance.
+_MAX_OCCURRENCES, _MAX_PLOTTED, _MAX_ANNOTATED = 1000, 60, 24
 
 
 @dataclass(frozen=True)
 class WordDistances:
-    """Where the word stands, and cosine distances, float32 [n, n]: 0 the same, 1 unlike."""
+    """The occurrences of a word and the distances between them.
+
+    Attributes:
+        word: The word.
+        occurrences: Position and vector of each of n occurrences.
+        contexts: The text around each occurrence.
+        distances: Cosine distances, float32 [n, n], from 0 (same direction) to 2 (opposite).
+    """
 
     word: str
     occurrences: list[WordVector]
@@ -33,67 +37,82 @@ class WordDistances:
     distances: Floats
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything but the vectors as plain values."""
-        places = [{"text": own.text, "start": own.start, "end": own.end, "context": context}
-                  for own, context in zip(self.occurrences, self.contexts, strict=True)]  # fmt: skip
+        """Return everything except the vectors as a JSON value."""
+        places = [
+            {"text": word.text, "start": word.start, "end": word.end, "context": context}
+            for word, context in zip(self.occurrences, self.contexts, strict=True)
+        ]
         return {"word": self.word, "places": places, "distances": self.distances.tolist()}
 
 
 def similar(
     model: Embedder | Path | str, texts: Sequence[str], word: str, **settings: Any
 ) -> WordDistances:
-    """Compare one word's vectors wherever it stands in texts.
+    """Compare the vectors of a word at all its occurrences in texts.
 
-    ``model`` is an Embedder, or any model directory, RUN or hub id; ``settings`` as of
-    ``Embedder.word``.
-    Raises QuestionError for a text without it, unless ``skip`` leaves those out, and where it
-    stands nowhere, or in too many places.
+    Args:
+        model: An ``Embedder``, a model directory, a run directory or a hub id.
+        texts: The texts.
+        word: The word.
+        settings: See ``Embedder.encode_word``.
+
+    Raises:
+        InputError: A text does not contain the word (unless ``skip`` is set), no text contains
+            it, or there are too many occurrences.
     """
     embedder = model if isinstance(model, Embedder) else Embedder.load(model)
-    places = embedder.encode_word(texts, word, **settings)
-    if not places:
+    occurrences = embedder.encode_word(texts, word, **settings)
+    if not occurrences:
         raise InputError(f"the word {word!r} is in none of the {len(texts):,} texts")
-    if len(places) > _MOST:
+    if len(occurrences) > _MAX_OCCURRENCES:
         raise InputError(
-            f"the word {word!r} stands in {len(places):,} places; give fewer texts: {_MOST:,} "
-            "places can be compared with each other"
+            f"the word {word!r} occurs {len(occurrences):,} times; at most {_MAX_OCCURRENCES:,} "
+            "occurrences can be compared; give fewer texts"
         )
-    distances = cosine_distances(np.stack([own.vector for own in places]))
-    contexts = [_around(texts[own.text], own.start, own.end) for own in places]
-    return WordDistances(word, places, contexts, distances)
+    distances = cosine_distances(np.stack([occurrence.vector for occurrence in occurrences]))
+    contexts = [
+        _format_context(texts[occurrence.text], occurrence.start, occurrence.end)
+        for occurrence in occurrences
+    ]
+    return WordDistances(word, occurrences, contexts, distances)
 
 
 def cosine_distances(vectors: Floats) -> Floats:
-    """Return 1 - cosine between all of n vectors [n, W]: float32 [n, n], 0 with themselves."""
+    """Return 1 - cosine similarity between all pairs: float32 [n, W] -> [n, n], zero diagonal."""
     units = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True).clip(1e-12)
-    found: Floats = (1 - units @ units.T).clip(0, 2).astype(np.float32)
-    np.fill_diagonal(found, 0)
-    return found
+    distances: Floats = (1 - units @ units.T).clip(0, 2).astype(np.float32)
+    np.fill_diagonal(distances, 0)
+    return distances
 
 
-def _around(text: str, start: int, end: int) -> str:
-    before, after = text[max(start - _AROUND, 0) : start], text[end : end + _AROUND]
-    left = "…" if start > _AROUND else ""
-    right = "…" if end + _AROUND < len(text) else ""
-    # A tab or an end of line would break the table.
-    return " ".join(f"{left}{before}[{text[start:end]}]{after}{right}".split())
+def _format_context(text: str, start: int, end: int) -> str:
+    """Return a word in brackets with the text around it, on one line."""
+    before = text[max(start - _CONTEXT_CHARACTERS, 0) : start]
+    after = text[end : end + _CONTEXT_CHARACTERS]
+    left_ellipsis = "…" if start > _CONTEXT_CHARACTERS else ""
+    right_ellipsis = "…" if end + _CONTEXT_CHARACTERS < len(text) else ""
+    context = f"{left_ellipsis}{before}[{text[start:end]}]{after}{right_ellipsis}"
+    # A tab or line break would break the table.
+    return " ".join(context.split())
 
 
 def check_plot_path(path: Path) -> None:
-    """Raise QuestionError where no picture can be written: a file, no folder, another ending."""
+    """Raise InputError if the file exists, its directory does not, or its suffix is unknown."""
     if path.exists():
-        raise InputError(f"{path}: it is there already; give --plot another name")
+        raise InputError(f"{path}: already exists; give --plot another name")
     if not path.parent.is_dir():
-        raise InputError(f"{path.parent}: no such folder, for the picture of --plot")
-    if path.suffix not in _PICTURES:
-        raise InputError(f"{path}: unknown kind of picture; expected {', '.join(_PICTURES)}")
+        raise InputError(f"{path.parent}: no such directory; give --plot another path")
+    if path.suffix not in _PLOT_SUFFIXES:
+        raise InputError(f"{path}: unknown image format; expected {', '.join(_PLOT_SUFFIXES)}")
 
 
-def plot_distances(found: WordDistances, path: Path) -> None:
-    """Draw the distances as a picture, in the form that the name ends with, such as .png.
+def plot_distances(result: WordDistances, path: Path) -> None:
+    """Plot the distance matrix to an image file, whose suffix sets the format.
 
-    Raises MissingExtraError without matplotlib, QuestionError for too many places, or for a name
-    that cannot be written, see ``check_plot_path``.
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        InputError: There are too many occurrences, or the file cannot be written; see
+            ``check_plot_path``.
     """
     check_plot_path(path)
     try:
@@ -101,35 +120,37 @@ def plot_distances(found: WordDistances, path: Path) -> None:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise MissingExtraError("matplotlib", "plot", "drawing distances") from None
-    count = len(found.occurrences)
-    if count > _DRAWN:
+    count = len(result.occurrences)
+    if count > _MAX_PLOTTED:
         raise InputError(
-            f"{path}: a picture of {count:,} places cannot be read; give texts with at most "
-            f"{_DRAWN} of them"
+            f"{path}: a plot of {count:,} occurrences would be unreadable; give texts with at most "
+            f"{_MAX_PLOTTED}"
         )
-    names = [f"{number}  {context}" for number, context in enumerate(found.contexts, 1)]
-    title = f"cosine distances of \u201c{found.word}\u201d"
+    names = [f"{number}  {context}" for number, context in enumerate(result.contexts, 1)]
+    title = f"cosine distances of \u201c{result.word}\u201d"
     fonts, (title, *names) = choose_fonts([title, *names])
-    side = 2.5 + 0.45 * min(count, _WRITTEN) + 0.2 * max(count - _WRITTEN, 0)
+    side = 2.5 + 0.45 * min(count, _MAX_ANNOTATED) + 0.2 * max(count - _MAX_ANNOTATED, 0)
     figure = Figure(figsize=(side + 4.5, side), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    image = axes.imshow(found.distances, cmap="viridis_r", vmin=0)
-    plain: dict[str, Any] = {"family": fonts, "parse_math": False}
-    size = 10 if count <= _WRITTEN else 7
-    axes.set_xticks(range(count), [str(number + 1) for number in range(count)], fontsize=size)
-    axes.set_yticks(range(count), names, fontsize=size, **plain)
-    if count <= _WRITTEN:
-        _write_numbers(axes, found.distances)
-    axes.set_title(title, loc="left", fontsize=11, **plain)
+    image = axes.imshow(result.distances, cmap="viridis_r", vmin=0)
+    text_options: dict[str, Any] = {"family": fonts, "parse_math": False}
+    fontsize = 10 if count <= _MAX_ANNOTATED else 7
+    numbers = [str(index + 1) for index in range(count)]
+    axes.set_xticks(range(count), numbers, fontsize=fontsize)
+    axes.set_yticks(range(count), names, fontsize=fontsize, **text_options)
+    if count <= _MAX_ANNOTATED:
+        _annotate_cells(axes, result.distances)
+    axes.set_title(title, loc="left", fontsize=11, **text_options)
     figure.colorbar(image, shrink=0.8)
     try:
         figure.savefig(path, format=path.suffix[1:])
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: the picture cannot be written: {error}") from None
+        raise InputError(f"{path}: the plot cannot be written: {error}") from None
 
 
-def _write_numbers(axes: Any, distances: Floats) -> None:
+def _annotate_cells(axes: Any, distances: Floats) -> None:
+    """Write each distance into its cell, white on dark cells."""
     middle = distances.max() / 2
     for (row, column), value in np.ndenumerate(distances):
         color = "white" if value > middle else "black"

@@ -1,7 +1,4 @@
-"""Predictions for a benchmark's unlabelled test file, in the form that its server takes.
-
-It never knows the server.
-"""
+"""Prediction files for the evaluation servers of GLUE and SQuAD."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,42 +18,60 @@ from bertsmith.use.predict import iter_predictions
 def glue_submission(
     bundle: FineTunedBundle, test: Path, counts: ExampleCounts | None = None
 ) -> Iterator[str]:
-    """Yield the lines of GLUE's submission file: "index", a tab and "prediction", then a row each.
+    """Yield the lines of a GLUE submission file: a header and one tab-separated row per example.
 
-    The prediction is the label as it stands in the training file, or the score. A bad row is an
-    error: each must have its answer. ``counts``: to which texts that are cut off are added. Raises
-    BertsmithError.
+    Predictions are labels as spelled in the training file, or scores. Invalid rows are errors,
+    because the submission needs a prediction for every row.
+
+    Args:
+        bundle: A model fine-tuned on a GLUE task.
+        test: The unlabeled test file.
+        counts: Receives the number of truncated texts.
+
+    Raises:
+        BertsmithError: The task has no test file, or the file is invalid.
     """
     name = bundle.info.get("task", "")
     if name not in PUBLIC_TASKS or PUBLIC_TASKS[name].test_file is None:
-        known = ", ".join(sorted(name for name, task in PUBLIC_TASKS.items() if task.test_file))
+        tasks = ", ".join(sorted(name for name, task in PUBLIC_TASKS.items() if task.test_file))
         raise ModelError(
             f"{bundle.path}: this model was fine-tuned on {name or 'no task'!r}, which has no test "
-            f"file without labels; expected one of {known}"
+            f"file without labels; expected one of {tasks}"
         )
     examples, _ = read_examples(test, PUBLIC_TASKS[name].parse_test_settings(), labeled=False)
-    given = (
-        one.texts[0] if len(one.texts) == 1 else (one.texts[0], one.texts[1]) for one in examples
+    texts = (
+        example.texts[0] if len(example.texts) == 1 else (example.texts[0], example.texts[1])
+        for example in examples
     )
     yield "index\tprediction"
     counts = ExampleCounts() if counts is None else counts
-    for index, answer in enumerate(iter_predictions(bundle, given)):
-        counts.num_truncated += answer.cut_off
-        said = answer.labels[0][0] if answer.score is None else f"{answer.score:.3f}"
-        yield f"{index}\t{said}"
+    for index, prediction in enumerate(iter_predictions(bundle, texts)):
+        counts.num_truncated += prediction.cut_off
+        score, labels = prediction.score, prediction.labels
+        yield f"{index}\t{labels[0][0] if score is None else f'{score:.3f}'}"
 
 
 def squad_predictions(
     bundle: FineTunedBundle, file: Path, counts: ExampleCounts | None = None
 ) -> dict[str, str]:
-    """Return what SQuAD's official program scores: the answer to each question's id, "" for none.
+    """Return the answer text by question id, as SQuAD's evaluation script expects.
 
-    ``file``: SQuAD's JSON, or flat questions; its answers are not looked at. A bad question is an
-    error. ``counts``: to which questions that are cut off are added. Raises BertsmithError.
+    Args:
+        bundle: A model that predicts spans.
+        file: A SQuAD JSON file or a flat file of questions; its answers are ignored.
+        counts: Receives the number of truncated questions.
+
+    Returns:
+        The answers; "" for no answer.
+
+    Raises:
+        BertsmithError: The model does not predict spans, or a question is invalid.
     """
     resolve_task_model(bundle, "span")
     examples, _ = questions.read_examples(file, get_task_settings(bundle), labeled=False)
-    asked = list(iter_answers(bundle, ((one.question, one.context) for one in examples)))
+    answers = list(
+        iter_answers(bundle, ((example.question, example.context) for example in examples))
+    )
     if counts is not None:
-        counts.num_truncated += sum(said.cut_off for said in asked)
-    return {one.id: said.text for one, said in zip(examples, asked, strict=True)}
+        counts.num_truncated += sum(answer.cut_off for answer in answers)
+    return {example.id: answer.text for example, answer in zip(examples, answers, strict=True)}

@@ -1,4 +1,4 @@
-"""Tables whose rows are read one by one: which columns they have, and their texts to embed."""
+"""Read tables row by row: find their columns, and the texts to embed."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,32 +17,33 @@ from bertsmith.tasks.tables import (
 )
 from bertsmith.use.masked_lm import chunked
 
-#: Rows of a stream that must tell which columns there are.
-_WINDOW = 1024
+#: Rows of a stream that are read to find the columns.
+_HEAD_ROWS = 1024
 
 
 @dataclass(frozen=True)
 class Record:
-    """A text to embed, and the row that it stands in."""
+    """A text to embed, and the cells of its table row."""
 
     text: str
     cells: Mapping[str, Any]
 
 
 def iter_text_records(rows: Iterator[Row], column: str) -> Iterator[Record]:
-    """Yield the texts of a column with their rows; a text may be empty, as a line may.
+    """Yield the text of a column with its row, for each row. A text may be empty.
 
-    Raises TaskError for a value that is no text.
+    Raises:
+        TaskError: A value is not a text.
     """
     for row in rows:
         try:
-            text = _text(row, column)
-        except BadExampleError as fault:
-            raise TaskError(f"{row.location}: {fault}; repair the row, or remove it") from None
+            text = _get_text(row, column)
+        except BadExampleError as error:
+            raise TaskError(f"{row.location}: {error}; correct the row, or remove it") from None
         yield Record(text, row.cells)
 
 
-def _text(row: Row, column: str) -> str:
+def _get_text(row: Row, column: str) -> str:
     value = get_cell(row, column)
     if not isinstance(value, str):
         raise BadExampleError("no text", f" in column {column!r}: {value!r}")
@@ -51,33 +52,39 @@ def _text(row: Row, column: str) -> str:
 
 
 def find_columns(table: Table, source: TableSource) -> tuple[list[str], Row | None, Iterator[Row]]:
-    """Return the columns of a table, its first readable row, and all rows.
+    """Find the columns of a table.
 
-    Each row of JSON has its own columns, so a file is read to its end to know them; of a stream
-    the first rows must tell.
+    JSON rows may have different keys, so a file is read to its end first. Of a stream only the
+    first rows are read, and later rows must not have other keys.
+
+    Returns:
+        The column names, the first readable row (None if there is none), and all rows.
+
+    Raises:
+        TaskError: While iterating over the rows of a stream: a row has a new key.
     """
     if table.columns is not None:
         return table.columns, Row(f"{source.path}", dict.fromkeys(table.columns, "")), table.rows
     if source.stream is None:
         columns: dict[str, None] = {}
-        first = None
-        with open_table(source) as again:
-            for row in again.rows:
+        first_row = None
+        with open_table(source) as same_table:
+            for row in same_table.rows:
                 columns.update(dict.fromkeys(row.cells))
-                first = first or (None if row.error else row)
-        return list(columns), first, table.rows
-    head = next(chunked(table.rows, _WINDOW), [])
+                first_row = first_row or (None if row.error else row)
+        return list(columns), first_row, table.rows
+    head = next(chunked(table.rows, _HEAD_ROWS), [])
     columns = {name: None for row in head for name in row.cells}
-    first = next((row for row in head if not row.error), None)
-    return list(columns), first, chain(head, _with_columns(table.rows, columns))
+    first_row = next((row for row in head if not row.error), None)
+    return list(columns), first_row, chain(head, _check_columns(table.rows, columns))
 
 
-def _with_columns(rows: Iterator[Row], columns: Mapping[str, None]) -> Iterator[Row]:
+def _check_columns(rows: Iterator[Row], columns: Mapping[str, None]) -> Iterator[Row]:
     for row in rows:
-        new = next((name for name in row.cells if name not in columns), None)
-        if new is not None:
+        new_key = next((name for name in row.cells if name not in columns), None)
+        if new_key is not None:
             raise TaskError(
-                f"{row.location}: the key {new!r} does not occur in the first {_WINDOW:,} rows; give "
-                "a file instead of standard input, whose columns can be read first"
+                f"{row.location}: the key {new_key!r} does not occur in the first {_HEAD_ROWS:,} "
+                "rows; give a file instead of standard input, so that all columns can be read first"
             )
         yield row

@@ -1,4 +1,4 @@
-"""Tables written row by row: CSV, TSV, JSON and Parquet files that appear whole or not at all."""
+"""Write tables row by row as CSV, TSV, JSON or Parquet; files are created atomically."""
 
 import bz2
 import csv
@@ -22,11 +22,12 @@ from bertsmith.tasks.delimited import Dialect
 from bertsmith.tasks.text_files import UTF8, detect_table_format
 from bertsmith.text.archives import COMPRESSION_SUFFIXES
 
+#: The cells of a row by column name.
 Cells = Mapping[str, Any]
 CSV = Dialect(",", has_quotes=True)
-_PACKERS: dict[str, Callable[[IO[bytes]], Any]] = {
+_COMPRESSORS: dict[str, Callable[[IO[bytes]], Any]] = {
     "gzip": lambda file: gzip.GzipFile(fileobj=file, mode="wb", filename="", mtime=0),
-    "xz": lambda file: lzma.LZMAFile(file, "wb"),  # noqa: SIM115 - open_output closes it
+    "xz": lambda file: lzma.LZMAFile(file, "wb"),  # noqa: SIM115 - open_text_output closes it
     "bzip2": lambda file: bz2.BZ2File(file, "wb"),
     "zstd": lambda file: zstandard.ZstdCompressor().stream_writer(file, closefd=False),
 }
@@ -34,10 +35,15 @@ _PACKERS: dict[str, Callable[[IO[bytes]], Any]] = {
 
 @dataclass(frozen=True)
 class TableLayout:
-    """How a table is written. format: csv, tsv, jsonl, json or parquet.
+    """How a table is written.
 
-    columns: in their order; JSON takes them from the rows. types: of columns of Parquet, see
-    ``arrow_type``. schema: that of a Parquet table whose columns come first.
+    Attributes:
+        format: "csv", "tsv", "jsonl", "json" or "parquet".
+        columns: Column names in order; ignored for JSON, which writes the keys of each row.
+        dialect: How CSV and TSV are written.
+        header: Whether CSV and TSV have a header.
+        types: Types of Parquet columns; see ``arrow_type``.
+        schema: Arrow schema of the input table, for the types of its columns.
     """
 
     format: str
@@ -49,29 +55,35 @@ class TableLayout:
 
 
 class RowWriter(Protocol):
-    """What takes the rows of a table."""
+    """Writes the rows of a table."""
 
     def append(self, rows: Sequence[Cells]) -> None:
-        """Write some rows, one or more."""
+        """Write one or more rows."""
 
     def finish(self) -> None:
-        """Write what stands after the last row."""
+        """Write the end of the table."""
 
 
 def output_format(out: Path) -> str:
-    """Return the format of a table to be written. Raises QuestionError."""
-    form = detect_table_format(out)
-    if form is None or (form == "parquet" and out.suffix.lower() in COMPRESSION_SUFFIXES):
+    """Return the format that the suffix of a path sets.
+
+    Raises:
+        InputError: The suffix is unknown.
+    """
+    table_format = detect_table_format(out)
+    if table_format is None or (
+        table_format == "parquet" and out.suffix.lower() in COMPRESSION_SUFFIXES
+    ):
         raise InputError(
             f"{out}: expected a name that ends in .csv, .tsv, .jsonl, .json or .parquet; all but "
             "the last may be followed by .gz, .xz, .bz2 or .zst"
         )
-    return form
+    return table_format
 
 
 @contextmanager
 def atomic_file(out: Path) -> Iterator[Path]:
-    """Yield a temporary path that takes the place of ``out`` when the block ends well."""
+    """Yield a temporary path that is renamed to ``out`` if the block succeeds."""
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         yield temporary
@@ -84,15 +96,15 @@ def atomic_file(out: Path) -> Iterator[Path]:
 
 @contextmanager
 def open_text_output(out: Path, encoding: str = UTF8) -> Iterator[Callable[[str], object]]:
-    """Yield a function that writes text to a new file, packed as its name says."""
-    packing = COMPRESSION_SUFFIXES.get(out.suffix.lower())
+    """Yield a function that writes text to a new file, compressed if its suffix says so."""
+    compression = COMPRESSION_SUFFIXES.get(out.suffix.lower())
     with atomic_file(out) as temporary, temporary.open("wb") as raw:
-        packed = _PACKERS[packing](raw) if packing else raw
-        text = io.TextIOWrapper(packed, encoding=encoding, newline="")
+        file = _COMPRESSORS[compression](raw) if compression else raw
+        text_file = io.TextIOWrapper(file, encoding=encoding, newline="")
 
-        def write(piece: str) -> None:
+        def write(text: str) -> None:
             try:
-                text.write(piece)
+                text_file.write(text)
             except UnicodeEncodeError as error:
                 raise InputError(
                     f"{out}: {encoding} has no character {error.object[error.start]!r}; write a "
@@ -100,17 +112,17 @@ def open_text_output(out: Path, encoding: str = UTF8) -> Iterator[Callable[[str]
                 ) from None
 
         yield write
-        text.flush()
-        if packing:
-            packed.close()
+        text_file.flush()
+        if compression:
+            file.close()
 
 
 @contextmanager
 def open_row_writer(out: Path, layout: TableLayout, encoding: str = UTF8) -> Iterator[RowWriter]:
-    """Yield what takes the rows of a new file; it appears when the block ends well."""
+    """Yield a writer for a new file, which is created if the block succeeds."""
     if layout.format == "parquet":
         with atomic_file(out) as temporary:
-            writer = ParquetRows(temporary, layout)
+            writer = ParquetRowWriter(temporary, layout)
             try:
                 yield writer
                 writer.finish()
@@ -118,49 +130,49 @@ def open_row_writer(out: Path, layout: TableLayout, encoding: str = UTF8) -> Ite
                 writer.close()
         return
     with open_text_output(out, encoding) as write:
-        text = create_text_writer(write, layout)
-        yield text
-        text.finish()
+        text_writer = create_text_writer(write, layout)
+        yield text_writer
+        text_writer.finish()
 
 
 def create_text_writer(write: Callable[[str], object], layout: TableLayout) -> RowWriter:
-    """Return what writes rows as text by a function."""
+    """Return a writer that passes rows as text to a function."""
     if layout.format in ("csv", "tsv"):
-        return _DelimitedRows(write, layout)
-    return _JsonRows(write, is_array=layout.format == "json")
+        return _DelimitedWriter(write, layout)
+    return _JsonWriter(write, is_array=layout.format == "json")
 
 
-class _Target:
-    """A function that writes text, as csv expects a file."""
+class _FileAdapter:
+    """Wraps a function that writes text as the file object that csv.writer expects."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self.write = write
 
 
-class _DelimitedRows:
+class _DelimitedWriter:
     def __init__(self, write: Callable[[str], object], layout: TableLayout) -> None:
         self._columns, self._dialect = layout.columns, layout.dialect
         self._is_tsv = not layout.dialect.has_quotes
         self._writer = csv.writer(
-            _Target(write), delimiter=layout.dialect.delimiter, quotechar='"',
+            _FileAdapter(write), delimiter=layout.dialect.delimiter, quotechar='"',
             lineterminator=layout.dialect.newline,
             quoting=csv.QUOTE_NONE if self._is_tsv else csv.QUOTE_MINIMAL,
         )  # fmt: skip
         if self._is_tsv:
             self._write = write
         if layout.header:
-            self._put(list(layout.columns))
+            self._write_cells(list(layout.columns))
 
     def append(self, rows: Sequence[Cells]) -> None:
         for row in rows:
-            self._put([cell_text(row.get(name)) for name in self._columns])
+            self._write_cells([to_csv_cell(row.get(name)) for name in self._columns])
 
-    def _put(self, cells: list[str]) -> None:
+    def _write_cells(self, cells: list[str]) -> None:
         if not self._is_tsv:
             self._writer.writerow(cells)
             return
         for cell in cells:
-            if any(mark in cell for mark in (self._dialect.delimiter, "\r", "\n")):
+            if any(separator in cell for separator in (self._dialect.delimiter, "\r", "\n")):
                 raise InputError(
                     f"TSV cannot hold a tab or a line end, as in {cell[:60]!r}; write .csv, "
                     ".jsonl or .parquet"
@@ -168,10 +180,10 @@ class _DelimitedRows:
         self._write(self._dialect.delimiter.join(cells) + self._dialect.newline)
 
     def finish(self) -> None:
-        """Do nothing: nothing stands after the last row."""
+        """Do nothing: delimited text has no end marker."""
 
 
-class _JsonRows:
+class _JsonWriter:
     def __init__(self, write: Callable[[str], object], *, is_array: bool) -> None:
         self._write, self._is_array, self._count = write, is_array, 0
 
@@ -187,8 +199,8 @@ class _JsonRows:
             self._write("\n]\n" if self._count else "[]\n")
 
 
-def cell_text(value: Any) -> str:
-    """Return a value as a cell of CSV: texts as they are, lists and objects as JSON."""
+def to_csv_cell(value: Any) -> str:
+    """Return a value as a CSV cell: text unchanged, lists and objects as JSON."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -199,18 +211,18 @@ def cell_text(value: Any) -> str:
 
 
 def to_json_line(value: Any) -> str:
-    """Return a value as JSON on one line; what JSON has no form for, such as a time, as text."""
+    """Return a value as JSON on one line; other types, such as times, become text."""
     try:
         text = dump_json(to_json_value(value))
         text.encode()
     except UnicodeEncodeError:
-        # Half of a character can only be written as an escape.
+        # A lone surrogate can only be written as an escape.
         return json.dumps(to_json_value(value))
     return text
 
 
 def to_json_value(value: Any) -> Any:
-    """Return a value of Parquet as JSON has it."""
+    """Convert a Parquet value to types that JSON supports."""
     if value is None or isinstance(value, str | int | float | bool):
         return value
     if isinstance(value, Mapping):
@@ -221,7 +233,11 @@ def to_json_value(value: Any) -> Any:
 
 
 def import_pyarrow() -> Any:
-    """Return the module pyarrow. Raises MissingExtraError."""
+    """Return the module pyarrow.
+
+    Raises:
+        MissingExtraError: pyarrow is not installed.
+    """
     try:
         import pyarrow as pa
         import pyarrow.parquet
@@ -231,7 +247,7 @@ def import_pyarrow() -> Any:
 
 
 def arrow_type(name: str) -> Any:
-    """Return the type of a column of predictions by its name here."""
+    """Return the Arrow type for a type name used in ``TableLayout.types``."""
     pa = import_pyarrow()
     span = [("text", pa.string()), ("start", pa.int64()), ("end", pa.int64()),
             ("label", pa.string()), ("probability", pa.float64())]  # fmt: skip
@@ -243,18 +259,22 @@ def arrow_type(name: str) -> Any:
 
 
 def to_arrow_table(rows: Sequence[Cells], layout: TableLayout) -> Any:
-    """Return rows as a table of pyarrow. Raises QuestionError for values without a common type."""
+    """Convert rows to a pyarrow table.
+
+    Raises:
+        InputError: The values of a column have no common type.
+    """
     pa = import_pyarrow()
     columns = {}
     for name in layout.columns:
-        kind = None
+        column_type = None
         if layout.types and name in layout.types:
-            kind = arrow_type(layout.types[name])
+            column_type = arrow_type(layout.types[name])
         elif layout.schema is not None:
-            kind = layout.schema.field(name).type
+            column_type = layout.schema.field(name).type
         values = [row.get(name) for row in rows]
         try:
-            columns[name] = pa.array(values, kind)
+            columns[name] = pa.array(values, column_type)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
             raise InputError(
                 f"Parquet cannot hold the column {name!r}: {error}; write .jsonl instead"
@@ -262,10 +282,10 @@ def to_arrow_table(rows: Sequence[Cells], layout: TableLayout) -> Any:
     return pa.table(columns)
 
 
-class ParquetRows:
-    """A Parquet file whose columns may turn out to have a type only in later rows.
+class ParquetRowWriter:
+    """Writes a Parquet file whose column types may only be known after the last row.
 
-    Each window of rows is a file of its own until the end.
+    Each chunk of rows is a separate file until they are merged.
     """
 
     def __init__(self, path: Path, layout: TableLayout) -> None:
@@ -275,13 +295,13 @@ class ParquetRows:
         self._folder.mkdir()
 
     def append(self, rows: Sequence[Cells]) -> None:
-        """Write a part."""
+        """Write rows to a new part file."""
         part = self._folder / f"{self._count:06}.parquet"
         self._arrow.parquet.write_table(to_arrow_table(rows, self._layout), part)
         self._count += 1
 
     def finish(self) -> None:
-        """Join the parts; a table without rows has its columns."""
+        """Merge the parts; a table without rows still has its columns."""
         if not self._count:
             self.append([])
         parts = [self._folder / f"{number:06}.parquet" for number in range(self._count)]
@@ -293,39 +313,51 @@ class ParquetRows:
 
 
 def merge_parquet_parts(parts: Sequence[Path], path: Path) -> None:
-    """Write one Parquet file of several, a row group each, with types that hold all values."""
+    """Merge Parquet files, one row group per file, with column types that hold all values.
+
+    Raises:
+        InputError: The values of a column have no common type.
+    """
     pa = import_pyarrow()
     schemas = [pa.parquet.read_schema(part) for part in parts]
     try:
         schema = pa.unify_schemas(schemas, promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise InputError(
-            f"{path}: Parquet holds one type a column: {error}; write .jsonl instead"
+            f"{path}: a Parquet column must have one type: {error}; write .jsonl instead"
         ) from None
-    with pa.parquet.ParquetWriter(path, schema) as whole:
+    with pa.parquet.ParquetWriter(path, schema) as writer:
         for part in parts:
             table = pa.parquet.read_table(part)
             columns = [table[name] if name in table.column_names
                        else pa.nulls(len(table), schema.field(name).type)
                        for name in schema.names]  # fmt: skip
-            whole.write_table(pa.table(columns, names=schema.names).cast(schema))
+            writer.write_table(pa.table(columns, names=schema.names).cast(schema))
 
 
 def unused_column_names(
     names: Sequence[str], existing: Sequence[str], path: Path
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the names under which columns are added to a table, and notes on those that changed.
+    """Choose names for added columns that do not collide with existing ones.
 
-    A name that the table has already gets the prefix "predicted_", and if need be a number.
+    A name that exists gets the prefix "predicted_", and a number if that exists too.
+
+    Args:
+        names: Preferred names of the added columns.
+        existing: Columns of the table.
+        path: Path of the table, for the notes.
+
+    Returns:
+        A mapping from preferred to chosen names, and notes about the names that were changed.
     """
     chosen: dict[str, str] = {}
     notes: list[str] = []
     for name in names:
-        free, number = name, 1
-        while free in existing or free in chosen.values():
+        unused_name, number = name, 1
+        while unused_name in existing or unused_name in chosen.values():
             suffix = f"_{number}" if number > 1 else ""
-            free, number = f"predicted_{name}{suffix}", number + 1
-        chosen[name] = free
-        if free != name:
-            notes.append(f"{path}: the column {name!r} exists already; adding {free!r}")
+            unused_name, number = f"predicted_{name}{suffix}", number + 1
+        chosen[name] = unused_name
+        if unused_name != name:
+            notes.append(f"{path}: the column {name!r} exists already; adding {unused_name!r}")
     return chosen, notes

@@ -1,7 +1,4 @@
-"""Ask a fine-tuned model for the entities of a text, or for a tag for each of its words.
-
-It never knows where the texts come from.
-"""
+"""Find the entities of a text, or a tag for each word, with a fine-tuned model."""
 
 import math
 import re
@@ -22,12 +19,12 @@ from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.tagging import TokenAlignment, encode_examples, to_unit_tags
 from bertsmith.use.masked_lm import chunked, resolve_task_model
 
-#: Texts worked on at once: enough that like lengths meet.
-_WINDOW = 512
-#: The most sentences of one document that are worked on at once.
-_LONGEST_DOCUMENT = 4096
-#: Words as treebanks part them: marks stand alone, save inside a word ("U.S", "don't", "1996-12").
-#: Addresses, @names and #topics are one word each, as in data from the web.
+#: Texts encoded together: enough to batch sequences of similar length.
+_CHUNK_SIZE = 512
+#: Maximum number of sentences of one document processed together.
+_MAX_DOCUMENT_SENTENCES = 4096
+#: Words as in treebanks: punctuation is separate, except inside a word ("U.S", "don't",
+#: "1996-12"). Addresses, @names and #topics are single words, as in data from the web.
 _WORDS = re.compile(
     r"""(?:https?://|www\.)[^\s<>"]*[\w/]
     |[\w.+-]*\w@\w[\w-]*(?:\.\w[\w-]*)+
@@ -41,9 +38,14 @@ _WORDS = re.compile(
 
 @dataclass(frozen=True)
 class Span:
-    """The characters [start, end) of a text and what the model says of them.
+    """A labeled span of a text.
 
-    probability: that of the label, the mean over the words (or characters) of the span.
+    Attributes:
+        text: Text of the span.
+        start: Index of the first character.
+        end: Index after the last character.
+        label: The predicted label.
+        probability: Mean probability of the label over the words (or characters) of the span.
     """
 
     text: str
@@ -55,7 +57,7 @@ class Span:
 
 @dataclass(frozen=True)
 class TaggedText:
-    """A text, and the entities in it; or, of a model of plain tags, each word with its tag."""
+    """A text with its entities, or with the tag of each word if the tags are not entities."""
 
     text: str
     spans: tuple[Span, ...]
@@ -63,9 +65,11 @@ class TaggedText:
 
 @dataclass(frozen=True)
 class TaggedUnits:
-    """The tag of each unit of a sentence, and its probability; None where no token stands for it.
+    """The tags of a sentence's units, which are its words or its characters.
 
-    A sentence's units are its words, or its characters.
+    Attributes:
+        tags: The tag of each unit.
+        probabilities: The probability of each tag; None if the tokenizer removes the whole unit.
     """
 
     tags: tuple[str, ...]
@@ -73,9 +77,18 @@ class TaggedUnits:
 
 
 def tag(model: FineTunedBundle | Path | str, texts: Sequence[str]) -> list[TaggedText]:
-    """Return the entities, or the tags, of each text, in their order. Nothing is cut off.
+    """Tag texts with a fine-tuned model. Long texts are not truncated.
 
-    Raises ModelError for a model that does not tag, QuestionError for an empty text.
+    Args:
+        model: A loaded model, or the path of a model directory or run directory.
+        texts: The texts.
+
+    Returns:
+        The entities or the tags of each text, in input order.
+
+    Raises:
+        ModelError: The model is not a tagger.
+        InputError: A text is empty.
     """
     return list(iter_tagged_texts(model, texts))
 
@@ -85,12 +98,12 @@ def iter_tagged_texts(
     texts: Iterable[str],
     compute: ComputeOutputs = compute_outputs,
 ) -> Iterator[TaggedText]:
-    """Yield what ``tag`` returns, for input without end. An error names the text's number."""
+    """Like ``tag``, for an iterable of any length. Errors name the number of the text."""
     bundle = resolve_task_model(model, "entities", "tags")
-    # Long texts come in windows, so that no word goes without a tag.
+    # With this setting long texts are split into windows instead of being truncated.
     task = get_task_settings(bundle, {"context": "document"})
-    for window in chunked(_sentences(texts, task), _WINDOW):
-        yield from _tagged(bundle, task, window, compute)
+    for chunk in chunked(_to_sentences(texts, task), _CHUNK_SIZE):
+        yield from _tag_texts(bundle, task, chunk, compute)
 
 
 def tag_sentences(
@@ -100,103 +113,113 @@ def tag_sentences(
     task: TaskSettings | None = None,
     compute: ComputeOutputs = compute_outputs,
 ) -> Iterator[TaggedUnits]:
-    """Yield the tags of sentences that are split into units. Nothing is cut off.
+    """Yield the tags of sentences that are split into units. Long sentences are not truncated.
 
-    A model that was fine-tuned on sentences amid their document sees that around them, up to 4,096
-    sentences of it. Raises ModelError for a model that does not tag.
+    A model fine-tuned with document context sees the surrounding sentences of the document, up to
+    4,096 sentences.
+
+    Raises:
+        ModelError: The model is not a tagger.
     """
     bundle = resolve_task_model(bundle, "entities", "tags")
     task = task or get_task_settings(bundle)
     if task.context == "sentence":
-        sentences = (replace(one, document=number) for number, one in enumerate(sentences))
+        sentences = (
+            replace(sentence, document=number) for number, sentence in enumerate(sentences)
+        )
     task = task.model_copy(update={"context": "document"})
-    for window in _document_windows(sentences):
-        for _, tags, shares in _predicted(bundle, task, window, compute):
-            known = (None if math.isnan(share) else share for share in shares)
-            yield TaggedUnits(tuple(tags), tuple(known))
+    for chunk in _chunk_by_document(sentences):
+        for _, tags, probabilities in _predict_tags(bundle, task, chunk, compute):
+            optional_probabilities = (
+                None if math.isnan(probability) else probability for probability in probabilities
+            )
+            yield TaggedUnits(tuple(tags), tuple(optional_probabilities))
 
 
-def _document_windows(sentences: Iterable[TaggedSentence]) -> Iterator[list[TaggedSentence]]:
-    """Yield whole documents, several at a time where they are short."""
-    window: list[TaggedSentence] = []
+def _chunk_by_document(sentences: Iterable[TaggedSentence]) -> Iterator[list[TaggedSentence]]:
+    """Yield chunks that end at document boundaries; short documents share a chunk."""
+    chunk: list[TaggedSentence] = []
     for sentence in sentences:
-        is_new = bool(window) and window[-1].document != sentence.document
-        if (is_new and len(window) >= _WINDOW) or len(window) >= _LONGEST_DOCUMENT:
-            yield window
-            window = []
-        window.append(sentence)
-    if window:
-        yield window
+        is_new_document = bool(chunk) and chunk[-1].document != sentence.document
+        size = len(chunk)
+        if (is_new_document and size >= _CHUNK_SIZE) or size >= _MAX_DOCUMENT_SENTENCES:
+            yield chunk
+            chunk = []
+        chunk.append(sentence)
+    if chunk:
+        yield chunk
 
 
-def _sentences(texts: Iterable[str], task: TaskSettings) -> Iterator[TaggedSentence]:
+def _to_sentences(texts: Iterable[str], task: TaskSettings) -> Iterator[TaggedSentence]:
     for number, text in enumerate(texts, 1):
-        where = f"text {number:,}"
-        yield TaggedSentence(require_text(text, where), _units(text, task), None, number, where)
+        location = f"text {number:,}"
+        units = _split_into_units(require_text(text, location), task)
+        yield TaggedSentence(text, units, None, number, location)
 
 
-def require_text(text: str, where: str) -> str:
-    """Return the text itself; QuestionError, which names ``where``, if it has no words."""
+def require_text(text: str, location: str) -> str:
+    """Return the text unchanged; raise InputError, which names ``location``, if it is empty."""
     if not text.strip():
-        raise InputError(f"{where} is empty; expected at least one word")
+        raise InputError(f"{location} is empty; expected at least one word")
     return text
 
 
-def _units(text: str, task: TaskSettings) -> tuple[tuple[int, int], ...]:
+def _split_into_units(text: str, task: TaskSettings) -> tuple[tuple[int, int], ...]:
+    """Return the characters [start, end) of each unit."""
     if task.unit == "character":
-        return tuple((place, place + 1) for place in range(len(text)))
-    return tuple(found.span() for found in _WORDS.finditer(text))
+        return tuple((index, index + 1) for index in range(len(text)))
+    return tuple(match.span() for match in _WORDS.finditer(text))
 
 
-def _tagged(
+def _tag_texts(
     bundle: FineTunedBundle,
     task: TaskSettings,
     examples: list[TaggedSentence],
     compute: ComputeOutputs,
 ) -> Iterator[TaggedText]:
-    for example, tags, shares in _predicted(bundle, task, examples, compute):
-        yield TaggedText(example.text, tuple(_spans(example, tags, shares, bundle.head.kind)))
+    for example, tags, probabilities in _predict_tags(bundle, task, examples, compute):
+        spans = _to_spans(example, tags, probabilities, bundle.head.kind)
+        yield TaggedText(example.text, tuple(spans))
 
 
-def _predicted(
+def _predict_tags(
     bundle: FineTunedBundle,
     task: TaskSettings,
     examples: list[TaggedSentence],
     compute: ComputeOutputs,
 ) -> Iterator[tuple[TaggedSentence, list[str], list[float]]]:
-    """Yield each sentence with the tag of each unit and its probability, NaN without a token."""
+    """Yield (sentence, tag of each unit, probability of each tag); NaN for units without tokens."""
     inputs = encode_examples(examples, bundle.tokenizer, bundle.head, task, ExampleCounts())
     logits = np.concatenate(compute(bundle.model, inputs)).astype(np.float64)
-    shares = np.exp(logits - logits.max(-1, keepdims=True))
-    shares /= shares.sum(-1, keepdims=True)
+    probabilities = np.exp(logits - logits.max(-1, keepdims=True))
+    probabilities /= probabilities.sum(-1, keepdims=True)
     labels = bundle.head.labels
-    likely = shares.argmax(-1)
-    chosen = [labels[place] for place in likely]
-    best = shares[np.arange(len(shares)), likely]
-    first = 0
-    mapped: list[TokenAlignment] = inputs.family_data
-    for example, own, tags in zip(
-        examples, mapped, to_unit_tags(examples, mapped, chosen), strict=True
-    ):
-        sure = [
-            float(best[first + slot]) if slot >= 0 else float("nan")
-            for slot in own.unit_predictions
+    predicted = probabilities.argmax(-1)
+    token_tags = [labels[label_index] for label_index in predicted]
+    token_probabilities = probabilities[np.arange(len(probabilities)), predicted]
+    first_token = 0
+    alignments: list[TokenAlignment] = inputs.family_data
+    unit_tags = to_unit_tags(examples, alignments, token_tags)
+    for example, alignment, tags in zip(examples, alignments, unit_tags, strict=True):
+        unit_probabilities = [
+            float(token_probabilities[first_token + index]) if index >= 0 else float("nan")
+            for index in alignment.unit_predictions
         ]
-        first += len(own.predicted_tokens)
-        yield example, tags, sure
+        first_token += len(alignment.predicted_tokens)
+        yield example, tags, unit_probabilities
 
 
-def _spans(
-    example: TaggedSentence, tags: Sequence[str], sure: Sequence[float], kind: str
+def _to_spans(
+    example: TaggedSentence, tags: Sequence[str], probabilities: Sequence[float], kind: str
 ) -> Iterator[Span]:
-    """Yield entities; or each word with its tag."""
-    runs = (
-        [(one.start, one.end, one.label) for one in extract_entities(tags)]
+    """Yield the entities, or each word with its tag."""
+    unit_ranges = (
+        [(entity.start, entity.end, entity.label) for entity in extract_entities(tags)]
         if kind == "entities"
-        else [(place, place + 1, tag) for place, tag in enumerate(tags)]
+        else [(index, index + 1, tag) for index, tag in enumerate(tags)]
     )
-    for first, last, label in runs:
+    for first, last, label in unit_ranges:
         start, end = example.units[first][0], example.units[last - 1][1]
-        known = [share for share in sure[first:last] if not math.isnan(share)]
-        share = float(np.mean(known)) if known else 0.0
-        yield Span(example.text[start:end], start, end, label, share)
+        defined = [value for value in probabilities[first:last] if not math.isnan(value)]
+        probability = float(np.mean(defined)) if defined else 0.0
+        yield Span(example.text[start:end], start, end, label, probability)

@@ -1,4 +1,4 @@
-"""Tags for the sentences of a file: CoNLL with a column added, CoNLL-U, or JSON."""
+"""Tag the sentences of a file: CoNLL with an added column, CoNLL-U, or JSON."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -40,17 +40,17 @@ from bertsmith.use.table_output import (
 )
 from bertsmith.use.tag import TaggedUnits, tag_sentences
 
-#: The columns that are added to JSON, and their types; see ``table_output.arrow_type``.
+#: Columns added to JSON, and their types; see ``table_output.arrow_type``.
 _COLUMNS = {"tags": "texts", "probabilities": "numbers"}
-#: Stands in CoNLL where there is no tag.
+#: Written in CoNLL for a word without a tag.
 _NO_TAG = "_"
-#: The key of a tag in the last column of CoNLL-U.
+#: Key of the tag in the last column of CoNLL-U.
 PREDICTED = "Predicted"
-#: Sentences that are written at once.
-_WINDOW = 512
+#: Sentences written together.
+_CHUNK_SIZE = 512
 
-#: A sentence as it stands in the file, as the model takes it, and its tags.
-_Item = tuple[RawSentence, TaggedSentence | None, TaggedUnits | None]
+#: A sentence as read from the file, the same sentence as parsed for the model, and its tags.
+_TaggedItem = tuple[RawSentence, TaggedSentence | None, TaggedUnits | None]
 
 
 def tag_file(
@@ -63,28 +63,37 @@ def tag_file(
     as_json: bool = False,
     progress: Progress | None = None,
 ) -> TableCounts:
-    """Write the sentences of a file with the tags that a model gives to their words.
+    """Write the sentences of a file with predicted tags.
 
-    source: CoNLL, CoNLL-U, or rows of lists of words, as ``finetune`` reads them. out: a new file,
-    or a function that takes text. CoNLL gets a column added at the end, CoNLL-U ``Predicted=`` in
-    its last one; JSON, which a file's suffix or ``as_json`` asks for, gets tags and probabilities.
-    columns: fields of ``TaskSettings`` that are others than at training. With ``skip_bad`` a bad
-    sentence stays without tags. Raises BertsmithError; then ``out`` is not there.
+    CoNLL output gets a column at the end and CoNLL-U a field ``Predicted=`` in its last column.
+    JSON and Parquet output get columns of tags and probabilities.
+
+    Args:
+        bundle: A tagger.
+        source: CoNLL, CoNLL-U, or rows with lists of words.
+        out: A new file, whose suffix sets the format, or a function that receives text.
+        columns: Fields of ``TaskSettings`` that differ from fine-tuning.
+        skip_bad: Write invalid sentences without tags.
+        as_json: Write JSON lines if ``out`` is a function.
+        progress: Receives the number of sentences.
+
+    Raises:
+        BertsmithError: The file cannot be read or written; ``out`` is not created.
     """
-    form = source.format or detect_sentence_format(source.path)
-    is_json = as_json or form in ROW_FORMATS
-    out_form = "jsonl"
+    in_format = source.format or detect_sentence_format(source.path)
+    is_json = as_json or in_format in ROW_FORMATS
+    out_format = "jsonl"
     if isinstance(out, Path):
         check_new_file(out)
-        out_form = detect_table_format(out) or "conll"
-        if form in ROW_FORMATS and out_form not in ROW_FORMATS:
+        out_format = detect_table_format(out) or "conll"
+        if in_format in ROW_FORMATS and out_format not in ROW_FORMATS:
             raise InputError(f"{out}: expected a name that ends in .jsonl, .json or .parquet")
-        if out_form == "csv":
+        if out_format == "csv":
             raise InputError(
-                f"{out}: sentences are no table of CSV; expected a name that ends in .txt, "
-                ".conll, .conllu, .tsv, .jsonl, .json or .parquet"
+                f"{out}: CSV cannot hold sentences; expected a name that ends in .txt, .conll, "
+                ".conllu, .tsv, .jsonl, .json or .parquet"
             )
-        is_json = out_form in ROW_FORMATS
+        is_json = out_format in ROW_FORMATS
     task, counts, progress = (
         get_task_settings(bundle, columns),
         TableCounts(unit="sentence"),
@@ -92,82 +101,89 @@ def tag_file(
     )
     progress.start("tagging", None, "sentences")
     try:
-        with _open(source, form, task) as (known, raws):
-            items = _tagged(bundle, task, source, raws, counts, progress, skip_bad=skip_bad)
+        with _open_input(source, in_format, task) as (input_columns, raw_sentences):
+            items = _tag_raw_sentences(
+                bundle, task, source, raw_sentences, counts, progress, skip_bad=skip_bad
+            )
             if is_json:
-                names, notes = unused_column_names(list(_COLUMNS), known, source.path)
+                names, notes = unused_column_names(list(_COLUMNS), input_columns, source.path)
                 counts.notes += notes
                 counts.columns += names.values()
                 types = {names[name]: kind for name, kind in _COLUMNS.items()}
-                layout = TableLayout(out_form, [*known, *names.values()], types=types)
+                layout = TableLayout(out_format, [*input_columns, *names.values()], types=types)
                 _write_rows(items, layout, names, out)
             else:
                 encoding = source.encoding if isinstance(out, Path) else UTF8
-                lines = partial(_lines, is_universal=form == "conllu", kind=bundle.head.kind)
-                _write_lines(map(lines, items), out, encoding)
+                format_block = partial(
+                    _format_sentence, is_conllu=in_format == "conllu", kind=bundle.head.kind
+                )
+                _write_blocks(map(format_block, items), out, encoding)
     finally:
         progress.finish()
     return counts
 
 
 @contextmanager
-def _open(
-    source: TableSource, form: str, task: TaskSettings
+def _open_input(
+    source: TableSource, in_format: str, task: TaskSettings
 ) -> Iterator[tuple[list[str], Iterator[RawSentence]]]:
-    """Yield the columns of rows, or those that CoNLL gets as JSON, and the sentences."""
-    if form not in ROW_FORMATS:
+    """Yield the input columns (for CoNLL, those of its JSON output) and the sentences."""
+    if in_format not in ROW_FORMATS:
         yield ["tokens"], read_raw_sentences(source, task, labeled=False, with_source=True)
         return
-    # A row that does not name its document is one by itself.
+    # Rows that do not name a document are separate documents.
     task = task.model_copy(update={"context": "sentence"})
-    with open_table(replace(source, format=form)) as table:
-        known, _, rows = find_columns(table, source)
-        yield known, read_row_sentences(rows, task, labeled=False)
+    with open_table(replace(source, format=in_format)) as table:
+        columns, _, rows = find_columns(table, source)
+        yield columns, read_row_sentences(rows, task, labeled=False)
 
 
-def _tagged(
+def _tag_raw_sentences(
     bundle: FineTunedBundle,
     task: TaskSettings,
     source: TableSource,
-    raws: Iterator[RawSentence],
+    raw_sentences: Iterator[RawSentence],
     counts: TableCounts,
     progress: Progress,
     *,
     skip_bad: bool,
-) -> Iterator[_Item]:
-    """Yield each sentence with its tags, without them where it is bad."""
-    first, second = tee(_readable(raws, source.path, task, counts, skip_bad=skip_bad))
-    tagged = tag_sentences(bundle, (one for _, one in first if one is not None), task=task)
+) -> Iterator[_TaggedItem]:
+    """Yield each sentence with its tags; invalid sentences have none."""
+    parsed = _parse_sentences(raw_sentences, source.path, task, counts, skip_bad=skip_bad)
+    first, second = tee(parsed)
+    tagged_units = tag_sentences(
+        bundle, (sentence for _, sentence in first if sentence is not None), task=task
+    )
     for raw, sentence in second:
         if sentence is None:
             yield raw, None, None
             continue
         counts.rows += 1
         progress.advance(1)
-        yield raw, sentence, next(tagged)
+        yield raw, sentence, next(tagged_units)
 
 
-def _readable(
-    raws: Iterator[RawSentence],
+def _parse_sentences(
+    raw_sentences: Iterator[RawSentence],
     path: Path,
     task: TaskSettings,
     counts: TableCounts,
     *,
     skip_bad: bool,
 ) -> Iterator[tuple[RawSentence, TaggedSentence | None]]:
-    """Yield each sentence as it stands in the file and as the model takes it."""
-    for raw in raws:
+    """Yield each sentence as read and as parsed; the latter is None if it is invalid."""
+    for raw in raw_sentences:
         if not raw.units and raw.error is None:
-            # What stands after the last sentence of CoNLL.
+            # Lines after the last sentence of a CoNLL file.
             yield raw, None
             continue
         try:
             sentence = parse_sentence(raw, path, task, None, labeled=False)
-        except BadExampleError as fault:
-            message = f"{fault.location or raw.location}: {fault}"
+        except BadExampleError as error:
+            message = f"{error.location or raw.location}: {error}"
             if not skip_bad:
                 raise TaskError(
-                    f"{message}; repair it, or go on without its tags with --skip-bad"
+                    f"{message}; correct it, or continue without its tags with --skip-bad"
                 ) from None
             counts.first_problem = counts.first_problem or message
             if not raw.cells and not raw.source_lines:
@@ -181,34 +197,40 @@ def _readable(
 
 
 def _write_rows(
-    items: Iterator[_Item],
+    items: Iterator[_TaggedItem],
     layout: TableLayout,
     names: Mapping[str, str],
     out: Path | Callable[[str], object],
 ) -> None:
-    rows = (_row(raw, tagged, names) for raw, _, tagged in items if raw.units or raw.cells)
-    batches = chunked(rows, _WINDOW)
+    rows = (_to_row(raw, units, names) for raw, _, units in items if raw.units or raw.cells)
+    chunks = chunked(rows, _CHUNK_SIZE)
     if isinstance(out, Path):
         with open_row_writer(out, layout) as writer:
-            for batch in batches:
-                writer.append(batch)
+            for chunk in chunks:
+                writer.append(chunk)
         return
-    text = create_text_writer(out, layout)
-    for batch in batches:
-        text.append(batch)
-    text.finish()
+    writer = create_text_writer(out, layout)
+    for chunk in chunks:
+        writer.append(chunk)
+    writer.finish()
 
 
-def _row(raw: RawSentence, tagged: TaggedUnits | None, names: Mapping[str, str]) -> Cells:
+def _to_row(raw: RawSentence, units: TaggedUnits | None, names: Mapping[str, str]) -> Cells:
     row = dict(raw.cells) or {"tokens": raw.units}
-    row[names["tags"]] = list(tagged.tags) if tagged else None
-    shares = [share if share is None else round(share, DECIMALS) for share in tagged.probabilities
-              ] if tagged else None  # fmt: skip
-    row[names["probabilities"]] = shares
+    row[names["tags"]] = list(units.tags) if units else None
+    probabilities = None
+    if units:
+        probabilities = [
+            probability if probability is None else round(probability, DECIMALS)
+            for probability in units.probabilities
+        ]
+    row[names["probabilities"]] = probabilities
     return row
 
 
-def _write_lines(blocks: Iterator[str], out: Path | Callable[[str], object], encoding: str) -> None:
+def _write_blocks(
+    blocks: Iterator[str], out: Path | Callable[[str], object], encoding: str
+) -> None:
     if not isinstance(out, Path):
         for block in blocks:
             out(block)
@@ -218,32 +240,32 @@ def _write_lines(blocks: Iterator[str], out: Path | Callable[[str], object], enc
             write(block)
 
 
-def _lines(item: _Item, *, is_universal: bool, kind: str) -> str:
-    """Return the lines of a sentence with its tags, and those between it and the one before."""
-    raw, _, tagged = item
-    tags = tagged.tags if tagged else [_NO_TAG] * len(raw.line_numbers)
-    by_line = dict(zip(raw.line_numbers, tags, strict=True))
+def _format_sentence(item: _TaggedItem, *, is_conllu: bool, kind: str) -> str:
+    """Return the lines of a sentence with its tags, and the lines before the sentence."""
+    raw, _, units = item
+    tags = units.tags if units else [_NO_TAG] * len(raw.line_numbers)
+    tags_by_line = dict(zip(raw.line_numbers, tags, strict=True))
     lines = []
     for number, line in enumerate(raw.source_lines, raw.first_line):
-        written = line
-        if number in by_line:
-            add = _with_field if is_universal else _with_column
-            written = add(line, by_line[number])
-        elif not is_universal and line.split(maxsplit=1)[:1] == [DOCUMENT_MARKER]:
-            # As many columns as other lines have.
-            written = _with_column(line, "O" if kind == "entities" else "-X-")
-        lines.append(f"{written}\n")
+        tagged_line = line
+        if number in tags_by_line:
+            add_tag = _add_misc_field if is_conllu else _add_column
+            tagged_line = add_tag(line, tags_by_line[number])
+        elif not is_conllu and line.split(maxsplit=1)[:1] == [DOCUMENT_MARKER]:
+            # Document markers need as many columns as other lines.
+            tagged_line = _add_column(line, "O" if kind == "entities" else "-X-")
+        lines.append(f"{tagged_line}\n")
     return "".join(lines)
 
 
-def _with_column(line: str, tag: str) -> str:
+def _add_column(line: str, tag: str) -> str:
     return f"{line}\t{tag}" if "\t" in line else f"{line.rstrip()} {tag}"
 
 
-def _with_field(line: str, tag: str) -> str:
-    """Return a line of CoNLL-U with the tag in its last column, MISC."""
+def _add_misc_field(line: str, tag: str) -> str:
+    """Return a CoNLL-U line with the tag in its last column, MISC."""
     columns = line.split("\t")
     fields = [] if columns[-1] == _NO_TAG else columns[-1].split("|")
-    kept = [field for field in fields if not field.startswith(f"{PREDICTED}=")]
-    columns[-1] = "|".join([*kept, f"{PREDICTED}={tag}"])
+    other_fields = [field for field in fields if not field.startswith(f"{PREDICTED}=")]
+    columns[-1] = "|".join([*other_fields, f"{PREDICTED}={tag}"])
     return "\t".join(columns)

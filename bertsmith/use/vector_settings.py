@@ -1,4 +1,4 @@
-"""The settings of a text's vector; importing them loads no torch."""
+"""Settings of text vectors. Importing this module does not load torch."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
@@ -14,35 +14,42 @@ PoolingName = Literal[
 
 
 class VectorSettings(Settings):
-    """What a vector is made of; what nobody says is as the model's directory has it, or usual."""
+    """How vectors are computed. None means the default of the model directory."""
 
-    #: Layers by number: 1 is the one next to the input, -1 the last, 0 the embeddings; as the
-    #: places in Hugging Face's hidden_states, and from the end as in bert-as-service.
+    #: Layer numbers: 0 is the embeddings, 1 the layer next to the input, -1 the last layer. They
+    #: are indices into Hugging Face's hidden_states; negative ones are as in bert-as-service.
     layers: Annotated[tuple[int, ...], Field(min_length=1)] = (-1,)
     combine: Literal["concat", "mean", "weighted"] = "concat"
-    #: Of each layer, for "weighted".
+    #: One weight per layer, for "weighted".
     weights: tuple[Annotated[float, Field(allow_inf_nan=False)], ...] = ()
     pooling: PoolingName | None = None
-    #: Whether vectors are made to have length 1.
+    #: Whether vectors are scaled to length 1.
     normalize: bool | None = None
-    #: Whether [CLS] and [SEP] are pooled, or told, with the text's own tokens.
+    #: Whether [CLS] and [SEP] are included in pooling, or in the vectors per token.
     special: bool = True
 
     @model_validator(mode="after")
-    def _weights_fit(self) -> Self:
+    def _check_weights(self) -> Self:
         if (self.combine == "weighted") != bool(self.weights):
-            raise ValueError('weights belong to combine "weighted", and it to them')
+            raise ValueError('weights belong to combine "weighted", which requires weights')
         if self.weights and len(self.weights) != len(self.layers):
             raise ValueError(f"{len(self.weights)} weights for {len(self.layers)} layers")
         return self
 
 
-def build_vector_settings(layer: int | Sequence[int] | None = None, **said: Any) -> VectorSettings:
-    """Return settings from what is said; one layer, or several; None says nothing.
+def build_vector_settings(
+    layer: int | Sequence[int] | None = None, **settings: Any
+) -> VectorSettings:
+    """Build settings from keyword arguments; None selects the default.
 
-    Raises SettingsError.
+    Args:
+        layer: One layer number or several.
+        settings: Other fields of ``VectorSettings``.
+
+    Raises:
+        SettingsError: A value is invalid.
     """
-    values = {name: value for name, value in said.items() if value is not None}
+    values = {name: value for name, value in settings.items() if value is not None}
     if layer is not None:
         values["layers"] = (layer,) if isinstance(layer, int) else tuple(layer)
     if "weights" in values:

@@ -1,6 +1,6 @@
-"""Files that vectors are written to, piece by piece, so that a killed run can go on.
+"""Write vectors to files incrementally, so that an interrupted run can be resumed.
 
-It never knows a model. A sink that is opened at a place which ``commit`` told goes on from there.
+A writer opened with a position that ``commit`` returned continues from there.
 """
 
 import io
@@ -27,15 +27,21 @@ from bertsmith.use.table_output import (
     to_json_line,
 )
 
-#: What is made of some texts: float32 [n, W], or vectors of the tokens of each.
+#: Vectors of several texts: float32 [n, W], or token vectors of each.
 Vectors = Floats | Sequence[TokenVectors]
-#: Names of the parts of an index, beside those of its vectors.
+#: Files of an index, besides the vectors and their graph.
 LINES_FILE, OFFSETS_FILE, MANIFEST_FILE = "lines.txt", "places.npy", "index.json"
 
 
 @dataclass(frozen=True)
 class TableColumns:
-    """The columns of a table, the names of those that are added, and its schema if it has one."""
+    """Columns of an output table.
+
+    Attributes:
+        columns: Columns of the input table.
+        added_names: Default name of an added column -> the name to use.
+        schema: Arrow schema of the input table, if it is Parquet.
+    """
 
     columns: Sequence[str]
     added_names: Mapping[str, str]
@@ -43,205 +49,228 @@ class TableColumns:
 
 
 class VectorWriter(Protocol):
-    """What takes texts and their vectors."""
+    """Writes texts and their vectors."""
 
     def append(
-        self, texts: Sequence[str], found: Vectors, rows: Sequence[Cells] | None = None
+        self, texts: Sequence[str], vectors: Vectors, rows: Sequence[Cells] | None = None
     ) -> None:
-        """Take some texts, one or more, with the rows of the table that they stand in, if any."""
+        """Write one or more texts, with the table rows that contain them, if any."""
 
     def commit(self) -> int:
-        """Put what was taken on the disk; return the place to go on from."""
+        """Flush to disk; return the position from which a later run can continue."""
 
     def finish(self, progress: Progress) -> None:
-        """Make the file whole; may be done again from the last place, if it was cut short."""
+        """Complete the file. If interrupted, it can be repeated from the last position."""
 
     def close(self) -> None:
-        """Let go of the file, whatever state it is in."""
+        """Close the file in any state."""
 
 
-def _opened(path: Path, place: int) -> IO[bytes]:
-    """Open a file of which ``place`` bytes are good, and go on behind them."""
-    if place and (not path.is_file() or path.stat().st_size < place):
+def _open_at(path: Path, position: int) -> IO[bytes]:
+    """Open a file for writing at a byte position; discard everything after it."""
+    if position and (not path.is_file() or path.stat().st_size < position):
         raise InputError(
-            f"{path}: it is shorter than its run left it; remove {path.parent} and begin anew"
+            f"{path}: shorter than when its run was interrupted; remove {path.parent} and start "
+            "again"
         )
-    file = path.open("r+b" if place else "w+b")
-    file.truncate(place)
-    file.seek(place)
+    file = path.open("r+b" if position else "w+b")
+    file.truncate(position)
+    file.seek(position)
     return file
 
 
-def _flushed(file: IO[bytes]) -> None:
+def _flush(file: IO[bytes]) -> None:
     file.flush()
     os.fsync(file.fileno())
 
 
 class NpyWriter:
-    """One array, float32 [n, W], as numpy.load reads it, mapped if need be."""
+    """Writes one array, float32 [n, W], in the format of numpy.load."""
 
-    def __init__(self, path: Path, width: int, place: int) -> None:
-        """``place``: rows that are there."""
-        self._width, self.rows = width, place
+    def __init__(self, path: Path, width: int, position: int) -> None:
+        """Open the file; ``position`` is the number of rows already written."""
+        self._width, self.num_rows = width, position
         header = self._header()
-        self._file = _opened(path, len(header) + place * width * 4 if place else 0)
-        if not place:
+        self._file = _open_at(path, len(header) + position * width * 4 if position else 0)
+        if not position:
             self._file.write(header)
 
     def _header(self) -> bytes:
-        # numpy leaves room for the number of rows to grow, so that it can be written anew.
-        told = {"descr": "<f4", "fortran_order": False, "shape": (self.rows, self._width)}
-        written = io.BytesIO()
-        np.lib.format.write_array_header_1_0(written, told)
-        return written.getvalue()
+        # numpy pads the header, so its size does not change when the number of rows grows.
+        fields = {"descr": "<f4", "fortran_order": False, "shape": (self.num_rows, self._width)}
+        buffer = io.BytesIO()
+        np.lib.format.write_array_header_1_0(buffer, fields)
+        return buffer.getvalue()
 
     def append(
-        self, texts: Sequence[str], found: Vectors, rows: Sequence[Cells] | None = None
+        self, texts: Sequence[str], vectors: Vectors, rows: Sequence[Cells] | None = None
     ) -> None:
-        """Write the vectors; the texts stay where they are."""
-        assert isinstance(found, np.ndarray)
-        self._file.write(np.ascontiguousarray(found, "<f4").tobytes())
-        self.rows += len(found)
+        """Write the vectors without the texts."""
+        assert isinstance(vectors, np.ndarray)
+        self._file.write(np.ascontiguousarray(vectors, "<f4").tobytes())
+        self.num_rows += len(vectors)
 
     def commit(self) -> int:
-        """Return the number of rows."""
-        _flushed(self._file)
-        return self.rows
+        """Flush to disk; return the number of rows."""
+        _flush(self._file)
+        return self.num_rows
 
     def finish(self, progress: Progress) -> None:
-        """Write the number of rows into the header."""
+        """Write the number of rows to the header."""
         self._file.seek(0)
         self._file.write(self._header())
-        _flushed(self._file)
+        _flush(self._file)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with suppress(OSError):
             self._file.close()
 
 
 class JsonlWriter:
-    """A line of JSON a text: the text, its vector, or its tokens with theirs."""
+    """Writes one line of JSON per text: the text with its vector, or with its token vectors."""
 
-    def __init__(self, path: Path, place: int, columns: TableColumns | None = None) -> None:
-        """``place``: bytes that are there. columns: those of a table that the texts stand in."""
-        self._file, self._columns = _opened(path, place), columns
+    def __init__(self, path: Path, position: int, columns: TableColumns | None = None) -> None:
+        """Open the file.
+
+        Args:
+            path: The file.
+            position: Number of bytes already written.
+            columns: Columns of the table that contains the texts.
+        """
+        self._file, self._columns = _open_at(path, position), columns
 
     def append(
-        self, texts: Sequence[str], found: Vectors, rows: Sequence[Cells] | None = None
+        self, texts: Sequence[str], vectors: Vectors, rows: Sequence[Cells] | None = None
     ) -> None:
         """Write a line for each text."""
-        for number, (text, own) in enumerate(zip(texts, found, strict=True)):
-            row = None if rows is None else rows[number]
-            line = format_json_line(text, own, row, self._columns)
+        for index, (text, text_vectors) in enumerate(zip(texts, vectors, strict=True)):
+            row = None if rows is None else rows[index]
+            line = format_json_line(text, text_vectors, row, self._columns)
             self._file.write(line.encode() + b"\n")
 
     def commit(self) -> int:
-        """Return the number of bytes."""
-        _flushed(self._file)
+        """Flush to disk; return the number of bytes."""
+        _flush(self._file)
         return self._file.tell()
 
     def finish(self, progress: Progress) -> None:
-        """Do nothing: it is whole after each commit."""
+        """Do nothing: the file is complete after each commit."""
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with suppress(OSError):
             self._file.close()
 
 
 def format_json_line(
     text: str,
-    own: Floats | TokenVectors,
+    vectors: Floats | TokenVectors,
     row: Cells | None = None,
     columns: TableColumns | None = None,
 ) -> str:
-    """Return a text and its vector, or its tokens with theirs, as one line of JSON.
+    """Format a text with its vector, or with its tokens and their vectors, as one line of JSON.
 
-    row: the row of a table that the text stands in, whose columns come first.
+    Args:
+        text: The text.
+        vectors: float32 [W], or the token vectors.
+        row: The table row that contains the text; its cells come first.
+        columns: Columns of that table.
     """
     names = columns.added_names if columns else {}
     start = dump_json({"text": text}) if row is None else to_json_line(row)
-    if isinstance(own, TokenVectors):
-        parts = {"tokens": own.tokens, "ids": own.ids, "offsets": own.offsets}
-        told = dump_json({names.get(name, name): value for name, value in parts.items()})
-        vectors = ", ".join(map(_numbers, own.vectors))
+    if isinstance(vectors, TokenVectors):
+        fields = {"tokens": vectors.tokens, "ids": vectors.ids, "offsets": vectors.offsets}
+        token_fields = dump_json({names.get(name, name): value for name, value in fields.items()})
+        token_vectors = ", ".join(map(_vector_to_json, vectors.vectors))
         key = dump_json(names.get("vectors", "vectors"))
-        return f"{start[:-1]}, {told[1:-1]}, {key}: [{vectors}]}}"
-    return f"{start[:-1]}, {dump_json(names.get('vector', 'vector'))}: {_numbers(own)}}}"
+        return f"{start[:-1]}, {token_fields[1:-1]}, {key}: [{token_vectors}]}}"
+    key = dump_json(names.get("vector", "vector"))
+    return f"{start[:-1]}, {key}: {_vector_to_json(vectors)}}}"
 
 
-def _numbers(own: Floats) -> str:
-    """Return a vector as JSON; nine digits tell any float32 exactly."""
-    if not np.isfinite(own).all():
-        return dump_json(own.tolist())
-    return f"[{', '.join(['%.9g'] * len(own)) % tuple(own.tolist())}]"
+def _vector_to_json(vector: Floats) -> str:
+    """Return a vector as JSON; nine digits represent every float32 exactly."""
+    if not np.isfinite(vector).all():
+        return dump_json(vector.tolist())
+    return f"[{', '.join(['%.9g'] * len(vector)) % tuple(vector.tolist())}]"
 
 
 class ParquetWriter:
-    """A table with the columns text and vector, or text, tokens, ids, offsets and vectors.
+    """Writes a table with columns text and vector, or text, tokens, ids, offsets and vectors.
 
-    Instead of the text, the columns of the table that it stands in.
-
-    A Parquet file cannot be gone on with, so each piece is a file of its own until the end.
+    If the input is a table, its columns replace the column text. A Parquet file cannot be appended
+    to, so each call of ``append`` writes a part file, and ``finish`` merges the parts.
     """
 
-    def __init__(self, path: Path, place: int, columns: TableColumns | None = None) -> None:
-        """``place``: files that are there. columns: those of a table that the texts stand in."""
-        self._path, self._parts, self._arrow = path, place, import_pyarrow()
-        self._table = columns
-        self._folder = path.with_name(f"{path.name}.parts")
-        self._folder.mkdir(exist_ok=True)
+    def __init__(self, path: Path, position: int, columns: TableColumns | None = None) -> None:
+        """Open the file.
 
-    def _part(self, number: int) -> Path:
-        return self._folder / f"{number:06}.parquet"
+        Args:
+            path: The file.
+            position: Number of part files already written.
+            columns: Columns of the table that contains the texts.
+        """
+        self._path, self._num_parts, self._arrow = path, position, import_pyarrow()
+        self._table_columns = columns
+        self._parts_dir = path.with_name(f"{path.name}.parts")
+        self._parts_dir.mkdir(exist_ok=True)
+
+    def _part_path(self, index: int) -> Path:
+        return self._parts_dir / f"{index:06}.parquet"
 
     def append(
-        self, texts: Sequence[str], found: Vectors, rows: Sequence[Cells] | None = None
+        self, texts: Sequence[str], vectors: Vectors, rows: Sequence[Cells] | None = None
     ) -> None:
-        """Write a file."""
+        """Write a part file."""
         pa = self._arrow
         columns = {"text": pa.array(list(texts), pa.string())}
         names: Mapping[str, str] = {}
-        if self._table is not None and rows is not None:
-            table = to_arrow_table(rows, TableLayout("parquet", self._table.columns,
-                                             schema=self._table.schema))  # fmt: skip
+        if self._table_columns is not None and rows is not None:
+            layout = TableLayout(
+                "parquet", self._table_columns.columns, schema=self._table_columns.schema
+            )
+            table = to_arrow_table(rows, layout)
             columns = dict(zip(table.column_names, table.columns, strict=True))
-            names = self._table.added_names
-        if isinstance(found, np.ndarray):
-            added = {"vector": self._rows(found)}
+            names = self._table_columns.added_names
+        if isinstance(vectors, np.ndarray):
+            added_columns = {"vector": self._vector_array(vectors)}
         else:
-            added = self._columns(found)
-        columns |= {names.get(name, name): column for name, column in added.items()}
-        part = self._part(self._parts)
+            added_columns = self._token_columns(vectors)
+        columns |= {names.get(name, name): column for name, column in added_columns.items()}
+        part = self._part_path(self._num_parts)
         pa.parquet.write_table(pa.table(columns), part)
         sync(part)
-        self._parts += 1
+        self._num_parts += 1
 
-    def _rows(self, vectors: Floats) -> Any:
+    def _vector_array(self, vectors: Floats) -> Any:
+        """Convert float32 [n, W] to an Arrow array of lists of length W."""
         pa = self._arrow
         flat = pa.array(vectors.reshape(-1), pa.float32())
         return pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
 
-    def _columns(self, found: Sequence[TokenVectors]) -> dict[str, Any]:
+    def _token_columns(self, texts: Sequence[TokenVectors]) -> dict[str, Any]:
+        """Convert the token vectors of texts to Arrow columns."""
         pa = self._arrow
-        ends = np.cumsum([0, *(len(own.ids) for own in found)], dtype=np.int32)
-        rows = self._rows(np.concatenate([own.vectors for own in found]))
+        offsets = np.cumsum([0, *(len(text.ids) for text in texts)], dtype=np.int32)
+        vectors = self._vector_array(np.concatenate([text.vectors for text in texts]))
         return {
-            "tokens": pa.array([own.tokens for own in found], pa.list_(pa.string())),
-            "ids": pa.array([own.ids for own in found], pa.list_(pa.int64())),
-            "offsets": pa.array([own.offsets for own in found], pa.list_(pa.list_(pa.int64(), 2))),
-            "vectors": pa.ListArray.from_arrays(ends, rows),
+            "tokens": pa.array([text.tokens for text in texts], pa.list_(pa.string())),
+            "ids": pa.array([text.ids for text in texts], pa.list_(pa.int64())),
+            "offsets": pa.array(
+                [text.offsets for text in texts], pa.list_(pa.list_(pa.int64(), 2))
+            ),
+            "vectors": pa.ListArray.from_arrays(offsets, vectors),
         }
 
     def commit(self) -> int:
-        """Return the number of files."""
-        sync(self._folder)
-        return self._parts
+        """Flush to disk; return the number of part files."""
+        sync(self._parts_dir)
+        return self._num_parts
 
     def finish(self, progress: Progress) -> None:
-        """Join the files, a row group each."""
-        merge_parquet_parts(list(map(self._part, range(self._parts))), self._path)
+        """Merge the part files, one row group each."""
+        merge_parquet_parts(list(map(self._part_path, range(self._num_parts))), self._path)
         sync(self._path)
 
     def close(self) -> None:
@@ -249,44 +278,51 @@ class ParquetWriter:
 
 
 class IndexWriter:
-    """A folder to be searched: the vectors, a graph of them, the lines, where each begins."""
+    """Writes a directory for search: vectors, their graph, lines, and line offsets."""
 
-    def __init__(self, path: Path, width: int, place: int, about: dict[str, Any]) -> None:
-        """``place``: rows that are there. ``about``: which model makes vectors of questions."""
+    def __init__(self, path: Path, width: int, position: int, manifest: dict[str, Any]) -> None:
+        """Open the index.
+
+        Args:
+            path: The index directory.
+            width: Width of the vectors.
+            position: Number of rows already written.
+            manifest: The model and settings, from which queries will be embedded.
+        """
         path.mkdir(exist_ok=True)
-        self._path, self._about = path, about
-        self._vectors = NpyWriter(path / VECTORS_FILE, width, place)
-        self._lines = (path / LINES_FILE).open("r+b" if place else "w+b")
-        for _ in range(place):
+        self._path, self._manifest = path, manifest
+        self._vectors = NpyWriter(path / VECTORS_FILE, width, position)
+        self._lines = (path / LINES_FILE).open("r+b" if position else "w+b")
+        for _ in range(position):
             self._lines.readline()
         self._lines.truncate(self._lines.tell())
 
     def append(
-        self, texts: Sequence[str], found: Vectors, rows: Sequence[Cells] | None = None
+        self, texts: Sequence[str], vectors: Vectors, rows: Sequence[Cells] | None = None
     ) -> None:
         """Write vectors and lines."""
-        self._vectors.append(texts, found)
-        # A line that was given with an end of line inside is one line here all the same.
+        self._vectors.append(texts, vectors)
+        # A text with a line break becomes one line.
         self._lines.writelines(text.replace("\n", " ").encode() + b"\n" for text in texts)
 
     def commit(self) -> int:
-        """Return the number of rows."""
-        _flushed(self._lines)
+        """Flush to disk; return the number of rows."""
+        _flush(self._lines)
         return self._vectors.commit()
 
     def finish(self, progress: Progress) -> None:
-        """Write where each line begins, the graph, and what the folder is."""
+        """Write the line offsets, the graph and the manifest."""
         self._vectors.finish(progress)
         self._lines.seek(0)
-        sizes = np.fromiter(map(len, self._lines), np.int64, self._vectors.rows)
-        np.save(self._path / OFFSETS_FILE, np.append(0, np.cumsum(sizes)))
+        line_sizes = np.fromiter(map(len, self._lines), np.int64, self._vectors.num_rows)
+        np.save(self._path / OFFSETS_FILE, np.append(0, np.cumsum(line_sizes)))
         build_graph(self._path, progress)
-        write_json(self._path / MANIFEST_FILE, self._about)
+        write_json(self._path / MANIFEST_FILE, self._manifest)
         for name in (OFFSETS_FILE, GRAPH_FILE):
             sync(self._path / name)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._vectors.close()
         with suppress(OSError):
             self._lines.close()

@@ -1,7 +1,4 @@
-"""How hidden states become vectors: which layers, joined how, pooled how, and what follows.
-
-It never knows a text, nor where the vectors go.
-"""
+"""Turn hidden states into vectors: combine layers, pool over tokens, and postprocess."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,22 +15,29 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.model.packed import PackedBatch
 from bertsmith.use.vector_settings import PoolingName, VectorSettings
 
-#: The words of this package -> sentence-transformers' own.
+#: Pooling names of this package -> pooling modes of sentence-transformers.
 _MODES: Final[dict[PoolingName, tuple[PoolingMode, ...]]] = {
     "mean": ("mean",), "max": ("max",), "mean-max": ("mean", "max"),
     "first": ("cls",), "last": ("lasttoken",), "pooled": (), "none": (),
     "mean_sqrt_len_tokens": ("mean_sqrt_len_tokens",), "weightedmean": ("weightedmean",),
 }  # fmt: skip
-#: Pooling that looks at one token of a text only, so that the last layer is computed for no other.
-_ONE_TOKEN: Final = ({"cls"}, {"lasttoken"})
+#: Modes that read a single token per text, so the last layer is computed for that token only.
+_SINGLE_TOKEN_MODES: Final = ({"cls"}, {"lasttoken"})
 
 
 @dataclass(frozen=True)
 class VectorSpec:
-    """The settings, worked out for one model.
+    """``VectorSettings`` resolved for one model.
 
-    layer_indices: which hidden states, 0 the embeddings, L the last layer. shares: of each in a sum, None
-    where they are joined. modes: those of pooling; none: the pooler's tanh, or a vector a token.
+    Attributes:
+        layer_indices: Indices of hidden states; 0 is the embeddings, L the last layer.
+        layer_weights: Weights of the sum over layers; None if layers are concatenated.
+        pooling: "modes" to apply ``modes``, "pooled" for the pooler output, "none" for one vector
+            per token.
+        modes: Pooling modes whose results are concatenated.
+        postprocessing: Steps applied after pooling, in order.
+        include_special_tokens: Whether pooling includes [CLS] and [SEP].
+        width: Width W of the final vectors.
     """
 
     layer_indices: tuple[int, ...]
@@ -46,134 +50,154 @@ class VectorSpec:
 
     @property
     def num_layers(self) -> int:
-        """How many layers are computed."""
+        """Number of layers to compute."""
         return max(self.layer_indices)
 
     @property
     def needs_one_token(self) -> bool:
-        """Whether only one token of each text is looked at."""
-        return self.pooling == "pooled" or set(self.modes) in _ONE_TOKEN
+        """Whether pooling reads a single token per text."""
+        return self.pooling == "pooled" or set(self.modes) in _SINGLE_TOKEN_MODES
 
 
 def resolve_settings(
-    settings: VectorSettings, told: PoolingConfig | None, config: ModelConfig
+    settings: VectorSettings, pooling_config: PoolingConfig | None, config: ModelConfig
 ) -> VectorSpec:
-    """Work the settings out for a model; ``told``: what its directory says of pooling, if it does.
+    """Resolve settings for a model.
 
-    Raises SettingsError for layers that the model has not or that are named twice, and ModelError
-    where a Dense that follows does not fit.
+    Args:
+        settings: The user's settings.
+        pooling_config: Pooling of a sentence-transformers directory, which is the default; None
+            for other models.
+        config: The model's config.
+
+    Raises:
+        SettingsError: A layer does not exist or is listed twice.
+        ModelError: The shape of a Dense module does not fit.
     """
-    states = tuple(_state(layer, config.layers) for layer in settings.layers)
-    if len(set(states)) < len(states):
-        # A few bytes could name one a million times, and each token has all before pooling.
-        raise SettingsError("layers: a layer stands there twice; name each of them once")
-    shares = settings.weights or None
+    layer_indices = tuple(_hidden_state_index(layer, config.layers) for layer in settings.layers)
+    if len(set(layer_indices)) < len(layer_indices):
+        # A short request that repeats a layer a million times would exhaust memory.
+        raise SettingsError("layers: a layer is listed twice; list each layer once")
+    layer_weights = settings.weights or None
     if settings.combine == "mean":
-        shares = (1 / len(states),) * len(states)
-    plain = PoolingConfig()
-    kept = told if told is not None and settings.pooling is None else plain
-    modes = kept.modes if settings.pooling is None else _MODES[settings.pooling]
-    after = kept.post_modules
+        layer_weights = (1 / len(layer_indices),) * len(layer_indices)
+    default = PoolingConfig()
+    if pooling_config is not None and settings.pooling is None:
+        default = pooling_config
+    modes = default.modes if settings.pooling is None else _MODES[settings.pooling]
+    postprocessing = default.post_modules
     if settings.normalize is not None:
-        after = tuple(own for own in after if own != "normalize")
-        after = (*after, "normalize") if settings.normalize else after
+        postprocessing = tuple(step for step in postprocessing if step != "normalize")
+        postprocessing = (*postprocessing, "normalize") if settings.normalize else postprocessing
     pooling: Any = settings.pooling if settings.pooling in ("pooled", "none") else "modes"
-    if pooling == "pooled" and states != (config.layers,):
+    if pooling == "pooled" and layer_indices != (config.layers,):
         raise SettingsError(
-            "layers: the pooler was trained on the last layer; leave them out with pooling "
-            '"pooled", or take pooling "first"'
+            'layers: the pooler was trained on the last layer; omit layers with pooling "pooled", '
+            'or use pooling "first"'
         )
-    width = config.width * (len(states) if shares is None else 1)
-    whole = PoolingConfig(modes=modes or ("mean",), post_modules=after).output_width(width)
-    return VectorSpec(states, shares, pooling, modes, after, settings.special, whole)
+    hidden_width = config.width * (len(layer_indices) if layer_weights is None else 1)
+    pooling_steps = PoolingConfig(modes=modes or ("mean",), post_modules=postprocessing)
+    width = pooling_steps.output_width(hidden_width)
+    return VectorSpec(
+        layer_indices, layer_weights, pooling, modes, postprocessing, settings.special, width
+    )
 
 
-def _state(layer: int, layers: int) -> int:
-    if not -layers - 1 <= layer <= layers:
+def _hidden_state_index(layer: int, num_layers: int) -> int:
+    if not -num_layers - 1 <= layer <= num_layers:
         raise SettingsError(
-            f"layers: there is no layer {layer} in a model of {layers}; expected -{layers} (next "
-            "to the input) to -1 (the last), or 0 for the embeddings"
+            f"layers: layer {layer} does not exist in a model with {num_layers} layers; expected "
+            f"-{num_layers} (next to the input) to -1 (the last), or 0 for the embeddings"
         )
-    return layer if layer >= 0 else layers + 1 + layer
+    return layer if layer >= 0 else num_layers + 1 + layer
 
 
 def compute_vectors(
     encoder: BertModel,
-    packed: PackedBatch,
-    recipe: VectorSpec,
+    batch: PackedBatch,
+    spec: VectorSpec,
     pooler: Callable[[Tensor], Tensor] | None = None,
 ) -> list[Tensor] | Tensor:
-    """Return float32 [B, W], a vector a text; without pooling one float32 [S_b, W] for each.
+    """Compute the vectors of a batch. Layers above the highest requested one are not computed.
 
-    No layer above the highest that is asked for is computed. ``pooler``: for "pooled".
+    Args:
+        encoder: The encoder.
+        batch: The packed texts.
+        spec: How to compute the vectors.
+        pooler: Maps float32 [B, D] to [B, D]; required if the pooling is "pooled".
+
+    Returns:
+        float32 [B, W], or without pooling a list of B tensors float32 [S_b, W].
     """
-    places = None
-    if recipe.needs_one_token and len(recipe.layer_indices) == 1:
-        first = recipe.pooling == "pooled" or "cls" in recipe.modes
-        places = packed.first_token_indices if first else packed.cu_seqlens[1:].long() - 1
-    mixed = _mixed(encoder, packed, recipe, places)
-    if recipe.pooling == "pooled":
+    token_indices = None
+    if spec.needs_one_token and len(spec.layer_indices) == 1:
+        uses_first_token = spec.pooling == "pooled" or "cls" in spec.modes
+        token_indices = (
+            batch.first_token_indices if uses_first_token else batch.cu_seqlens[1:].long() - 1
+        )
+    states = _combine_layers(encoder, batch, spec, token_indices)
+    if spec.pooling == "pooled":
         assert pooler is not None
-        mixed = pooler(mixed)
-    if places is not None:
-        return _finished(mixed, recipe)
-    parts: Sequence[Tensor] = mixed.split(packed.cu_seqlens.diff().tolist())  # type: ignore[no-untyped-call]
-    if not recipe.include_special_tokens:
-        # A text without a word keeps its [CLS] and [SEP]: a mean of nothing is none.
-        parts = tuple(own[1:-1] if len(own) > 2 else own for own in parts)
-    if recipe.pooling == "none":
-        return [_finished(own, recipe) for own in parts]
-    joined = [torch.cat([_POOLED[mode](own) for mode in recipe.modes]) for own in parts]
-    return _finished(torch.stack(joined), recipe)
+        states = pooler(states)
+    if token_indices is not None:
+        return _postprocess(states, spec)
+    texts: Sequence[Tensor] = states.split(batch.cu_seqlens.diff().tolist())  # type: ignore[no-untyped-call]
+    if not spec.include_special_tokens:
+        # An empty text keeps [CLS] and [SEP]: the mean of no tokens is undefined.
+        texts = tuple(text[1:-1] if len(text) > 2 else text for text in texts)
+    if spec.pooling == "none":
+        return [_postprocess(text, spec) for text in texts]
+    pooled = [torch.cat([_POOLING[mode](text) for mode in spec.modes]) for text in texts]
+    return _postprocess(torch.stack(pooled), spec)
 
 
-def _mixed(
-    encoder: BertModel, packed: PackedBatch, recipe: VectorSpec, places: Tensor | None
+def _combine_layers(
+    encoder: BertModel, batch: PackedBatch, spec: VectorSpec, token_indices: Tensor | None
 ) -> Tensor:
-    """Return what is pooled, float32 [T, W], or [M, W] at ``places``."""
-    found: dict[int, Tensor] = {}
-    states = encoder.hidden_states(packed, None, places, recipe.num_layers)
-    for number, state in enumerate(states):
-        if number in recipe.layer_indices:
-            if number == 0 and places is not None:
-                # The embeddings are computed for all tokens.
-                state = state.index_select(0, places)  # noqa: PLW2901
-            found[number] = state.float()
-        if number == recipe.num_layers:
+    """Return the combined hidden states, float32 [T, W], or [M, W] at M ``token_indices``."""
+    states_by_index: dict[int, Tensor] = {}
+    states = encoder.hidden_states(batch, None, token_indices, spec.num_layers)
+    for index, state in enumerate(states):
+        if index in spec.layer_indices:
+            if index == 0 and token_indices is not None:
+                # The embeddings are always computed for all tokens.
+                state = state.index_select(0, token_indices)  # noqa: PLW2901
+            states_by_index[index] = state.float()
+        if index == spec.num_layers:
             break
-    chosen = [found[number] for number in recipe.layer_indices]
-    if recipe.layer_weights is None:
-        return torch.cat(chosen, -1) if len(chosen) > 1 else chosen[0]
+    layers = [states_by_index[index] for index in spec.layer_indices]
+    if spec.layer_weights is None:
+        return torch.cat(layers, -1) if len(layers) > 1 else layers[0]
     return torch.stack(
-        [share * own for share, own in zip(recipe.layer_weights, chosen, strict=True)]
+        [weight * layer for weight, layer in zip(spec.layer_weights, layers, strict=True)]
     ).sum(0)
 
 
-def _finished(x: Tensor, recipe: VectorSpec) -> Tensor:
-    """Apply what follows pooling: [..., D'] -> [..., W]."""
-    for after in recipe.postprocessing:
-        if after == "normalize":
+def _postprocess(x: Tensor, spec: VectorSpec) -> Tensor:
+    """Apply Dense modules and normalization: [..., D'] -> [..., W]."""
+    for step in spec.postprocessing:
+        if step == "normalize":
             x = F.normalize(x, dim=-1)
         else:
-            bias = None if after.bias is None else after.bias.to(x)
-            x = _ACTIVATIONS[after.activation](F.linear(x, after.weight.to(x), bias))
+            bias = None if step.bias is None else step.bias.to(x)
+            x = _ACTIVATIONS[step.activation](F.linear(x, step.weight.to(x), bias))
     return x
 
 
-def _weighted(own: Tensor) -> Tensor:
-    """[S, D] -> [D]: the mean in which the n-th token counts n times."""
-    weights = torch.arange(1, len(own) + 1, device=own.device, dtype=own.dtype)
-    return (weights / weights.sum()) @ own
+def _position_weighted_mean(x: Tensor) -> Tensor:
+    """Return the mean over tokens in which the n-th token has weight n: [S, D] -> [D]."""
+    weights = torch.arange(1, len(x) + 1, device=x.device, dtype=x.dtype)
+    return (weights / weights.sum()) @ x
 
 
-#: What each mode makes of the hidden states of one text: [S, D] -> [D].
-_POOLED: Final[dict[PoolingMode, Callable[[Tensor], Tensor]]] = {
-    "cls": lambda own: own[0],
-    "max": lambda own: own.amax(0),
-    "mean": lambda own: own.mean(0),
-    "mean_sqrt_len_tokens": lambda own: own.sum(0) / len(own) ** 0.5,
-    "weightedmean": _weighted,
-    "lasttoken": lambda own: own[-1],
+#: Pooling functions over the hidden states of one text: [S, D] -> [D].
+_POOLING: Final[dict[PoolingMode, Callable[[Tensor], Tensor]]] = {
+    "cls": lambda x: x[0],
+    "max": lambda x: x.amax(0),
+    "mean": lambda x: x.mean(0),
+    "mean_sqrt_len_tokens": lambda x: x.sum(0) / len(x) ** 0.5,
+    "weightedmean": _position_weighted_mean,
+    "lasttoken": lambda x: x[-1],
 }
 _ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "Identity": lambda x: x,

@@ -78,7 +78,7 @@ def test_fonts_have_every_character() -> None:
     names, [word] = fonts.choose_fonts(["대장간 hammer \U0010ffff\x07"])
     assert word.endswith(" hammer ??")
     files = [font_manager.findfont(name, fallback_to_default=False) for name in names]
-    has = set().union(*(fonts._characters(file) for file in files))
+    has = set().union(*(fonts._font_characters(file) for file in files))
     assert set(map(ord, word)) <= has
     assert word.startswith(("대장간", "???"))
 

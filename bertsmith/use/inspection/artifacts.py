@@ -1,6 +1,6 @@
-"""Tell what stands at a path: a tokenizer, a store, a model directory, a RUN, and so on.
+"""Identify what kind of artifact a path is: a tokenizer, a store, a model, a run, and so on.
 
-It never opens what it recognizes, and never loads torch.
+Files are identified mostly by name. Importing this module does not load torch.
 """
 
 from pathlib import Path
@@ -14,26 +14,28 @@ ArtifactKind = Literal[
     "tokenizer", "store", "model", "run", "runs", "checkpoint", "tensors", "settings", "index"
 ]
 
-#: The forms of a model's weights.
-_WEIGHTS = (
+#: File names of model weights.
+_WEIGHT_FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-#: What each directory is known by, most telling first: a RUN holds a model, a model a tokenizer.
-#: Any one group of names is enough; of a group all must be there.
-_DIRECTORIES: dict[ArtifactKind, tuple[tuple[str, ...], ...]] = {
+#: Groups of files that identify a directory; all files of any one group must exist. The order
+#: matters: a run directory contains a model, and a model contains a tokenizer.
+_DIRECTORY_FILES: dict[ArtifactKind, tuple[tuple[str, ...], ...]] = {
     "run": (("settings.toml",),),
-    # A store that is being made has only its parts; opening it says so.
+    # An unfinished store has only its parts; opening it raises an error that says so.
     "store": ((MANIFEST_FILE,), ("parts",)),
     "checkpoint": (("weights.safetensors", "state.json"),),
-    "model": tuple(("config.json", form) for form in _WEIGHTS),
+    "model": tuple(("config.json", weights) for weights in _WEIGHT_FILES),
     "tokenizer": ((TOKENIZER_FILE,), (VOCAB_FILE,)),
     "index": (("index.json", "places.npy"),),
 }
-#: Files that speak for the directory they stand in.
-_SPOKESMEN = (MANIFEST_FILE, "config.json", "bertsmith.json", "state.json", "metrics.jsonl")
+#: Files that stand for the directory that contains them.
+_FILES_OF_DIRECTORIES = (
+    MANIFEST_FILE, "config.json", "bertsmith.json", "state.json", "metrics.jsonl",
+)  # fmt: skip
 
 ARTIFACT_DESCRIPTIONS = (
     f"a tokenizer directory or its {VOCAB_FILE}",
@@ -48,50 +50,58 @@ ARTIFACT_DESCRIPTIONS = (
 
 
 def identify_artifact(path: Path) -> tuple[ArtifactKind, Path]:
-    """Return what stands at ``path`` and the path to open: a file may speak for its directory.
+    """Identify an artifact.
 
-    Raises QuestionError for anything else, naming all that is known.
+    Returns:
+        The kind, and the path to open: a file such as config.json stands for its directory.
+
+    Raises:
+        InputError: The path is no known artifact.
     """
     if path.is_dir():
-        found = _directory(path)
+        kind = _identify_directory(path)
     elif path.is_file():
-        if path.name in _SPOKESMEN and (kind := _directory(path.parent)):
-            return kind, path.parent
-        found = _file(path)
+        if path.name in _FILES_OF_DIRECTORIES and (
+            directory_kind := _identify_directory(path.parent)
+        ):
+            return directory_kind, path.parent
+        kind = _identify_file(path)
     elif len(path.parts) == 2 and not path.parent.exists():
-        # Nothing of it is here, so it can only be a model of the hub.
+        # The path does not exist locally, so OWNER/NAME can only be a model of the hub.
         return "model", path
     else:
-        raise InputError(f"{path}: no such file or directory; expected one of: {_known()}")
-    if found is None:
-        raise InputError(f"{path}: found nothing known here; expected one of: {_known()}")
-    return found, path
+        raise InputError(
+            f"{path}: no such file or directory; expected one of: {_describe_artifacts()}"
+        )
+    if kind is None:
+        raise InputError(f"{path}: unknown contents; expected one of: {_describe_artifacts()}")
+    return kind, path
 
 
-def _known() -> str:
+def _describe_artifacts() -> str:
     return ", ".join(ARTIFACT_DESCRIPTIONS)
 
 
-def _directory(path: Path) -> ArtifactKind | None:
-    for kind, groups in _DIRECTORIES.items():
+def _identify_directory(path: Path) -> ArtifactKind | None:
+    for kind, groups in _DIRECTORY_FILES.items():
         if any(all((path / name).exists() for name in group) for group in groups):
             return kind
     return "runs" if any(path.glob("*seed-*/settings.toml")) else None
 
 
-def _file(path: Path) -> ArtifactKind | None:
+def _identify_file(path: Path) -> ArtifactKind | None:
     if path.name == TOKENIZER_FILE:
         return "tokenizer"
     if path.suffix == ".toml":
         return "settings"
     if path.suffix == ".safetensors":
         return "tensors"
-    # A vocabulary under any name: a word a line, [MASK] among the first ones or in the middle.
-    if path.name == VOCAB_FILE or (path.suffix == ".txt" and _has_mask(path)):
+    # Any text file with the line [MASK] is a vocabulary.
+    if path.name == VOCAB_FILE or (path.suffix == ".txt" and _has_mask_line(path)):
         return "tokenizer"
     return None
 
 
-def _has_mask(path: Path) -> bool:
+def _has_mask_line(path: Path) -> bool:
     with path.open("rb") as file:
         return any(line.strip() == b"[MASK]" for line in file)

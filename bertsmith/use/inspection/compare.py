@@ -1,10 +1,7 @@
-"""Tell where two models differ: config, vocabulary, weights, and what they say of the same texts.
-
-It never changes a model, nor says which of the two is right.
-"""
+"""Compare two models: config, vocabulary, weights, and outputs on the same texts."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,9 +17,9 @@ from bertsmith.use.inspection.model_pairs import (
     tokenize_for_both,
 )
 
-#: Ids and texts named in a report.
+#: Maximum number of differing ids in a report.
 MAX_EXAMPLES = 10
-#: Where nobody gives texts. A tab parts the two of a pair.
+#: Texts to compare outputs on by default. A tab separates the texts of a pair.
 DEFAULT_TEXTS: Final = (
     "The ferry crosses the river twice a day, in the morning and in the evening.",
     "Nobody remembers a winter in which the ice held it fast!",
@@ -36,10 +33,12 @@ DEFAULT_TEXTS: Final = (
 
 @dataclass(frozen=True)
 class Difference:
-    """How far two arrays of numbers are apart.
+    """The difference between two tensors.
 
-    shapes: of the first and the second; None where a model has none. largest: the largest absolute
-    difference, None where the shapes differ. scale: the largest absolute number of both.
+    Attributes:
+        shapes: Shapes of the tensors; None for a model without this tensor.
+        max_abs_difference: Largest absolute difference; None if the shapes differ.
+        scale: Largest absolute value of both tensors.
     """
 
     shapes: tuple[list[int] | None, list[int] | None]
@@ -48,29 +47,26 @@ class Difference:
 
     @property
     def relative(self) -> float | None:
-        """The largest difference by the scale."""
-        return (
-            self.max_abs_difference / self.scale
-            if self.max_abs_difference
-            else self.max_abs_difference
-        )
+        """Largest absolute difference divided by the scale."""
+        difference = self.max_abs_difference
+        return difference / self.scale if difference else difference
 
     def is_within(self, tolerance: float) -> bool:
-        """Tell whether both are there, of one shape, and not further apart than that."""
+        """Whether both tensors have the same shape and differ by at most the tolerance."""
         return self.max_abs_difference is not None and self.max_abs_difference <= tolerance
 
     def merge(self, other: "Difference") -> "Difference":
-        """Return the measure of both measures' arrays together; the shapes are the same."""
+        """Return the difference over the tensors of both; the shapes must be the same."""
         if self.max_abs_difference is None or other.max_abs_difference is None:
             return self
-        largest, scale = (
+        return Difference(
+            self.shapes,
             max(self.max_abs_difference, other.max_abs_difference),
             max(self.scale, other.scale),
         )
-        return Difference(self.shapes, largest, scale)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures as plain values."""
+        """Return the difference as a JSON value."""
         return {
             "shapes": self.shapes,
             "largest": self.max_abs_difference,
@@ -80,24 +76,47 @@ class Difference:
 
 @dataclass(frozen=True)
 class VocabularyComparison:
-    """sizes: words of each. choices: how text is cleaned, where that differs, name -> both.
+    """Differences between two tokenizers.
 
-    differing: how many ids stand for other words, or for one in one vocabulary only. first: the
-    first of them, as (id, word, word).
+    Attributes:
+        sizes: Vocabulary sizes.
+        settings: Settings that differ, such as lowercasing: name -> both values.
+        num_different_ids: How many ids have different tokens, or a token in one vocabulary only.
+        examples: The first such ids, as (id, token of A, token of B).
     """
 
     sizes: tuple[int, int]
-    choices: dict[str, tuple[Any, Any]]
-    differing: int
-    first: list[tuple[int, str | None, str | None]]
+    settings: dict[str, tuple[Any, Any]]
+    num_different_ids: int
+    examples: list[tuple[int, str | None, str | None]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the differences as a JSON value."""
+        return {
+            "sizes": self.sizes,
+            "choices": self.settings,
+            "differing": self.num_different_ids,
+            "first": self.examples,
+        }
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was found; ``config`` has the fields that differ, name -> both.
+    """The result of ``compare``.
 
-    otherwise: texts that the tokenizers cut otherwise, as (text, tokens, tokens); nothing else is
-    asked about those. texts: how many the models were asked about, of ``tokens`` together.
+    Attributes:
+        paths: The model directories.
+        tolerance: Largest absolute difference that counts as equal.
+        config: Config fields that differ: name -> both values.
+        vocabulary: Differences between the tokenizers.
+        tensors: Differences between the weights by name.
+        outputs: Differences between the outputs by name, over all texts.
+        num_texts: Number of texts that the outputs were compared on.
+        num_tokens: Total number of tokens of these texts.
+        num_truncated: How many of these texts were truncated.
+        num_skipped_pairs: Text pairs skipped because a model has only one segment.
+        tokenized_differently: Texts skipped because the tokenizers disagree, as (text, tokens of
+            A, tokens of B).
     """
 
     paths: tuple[str, str]
@@ -106,27 +125,43 @@ class Comparison:
     vocabulary: VocabularyComparison
     tensors: dict[str, Difference]
     outputs: dict[str, Difference]
-    texts: int
-    tokens: int
-    cut_off: int
-    without_pairs: int
-    otherwise: list[tuple[str, list[str], list[str]]] = field(default_factory=list)
+    num_texts: int
+    num_tokens: int
+    num_truncated: int
+    num_skipped_pairs: int
+    tokenized_differently: list[tuple[str, list[str], list[str]]] = field(default_factory=list)
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing differs save numbers, and those by the tolerance at most."""
-        numbers = [*self.tensors.values(), *self.outputs.values()]
-        words = self.vocabulary
-        differs = self.config or words.choices or words.differing or self.otherwise
-        return not differs and all(one.is_within(self.tolerance) for one in numbers)
+        """Whether the models are equal, up to numerical differences within the tolerance."""
+        differences = [*self.tensors.values(), *self.outputs.values()]
+        vocabulary = self.vocabulary
+        differs = (
+            self.config
+            or vocabulary.settings
+            or vocabulary.num_different_ids
+            or self.tokenized_differently
+        )
+        return not differs and all(
+            difference.is_within(self.tolerance) for difference in differences
+        )
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything as plain values."""
-        measures = {
-            name: {key: one.to_json() for key, one in found.items()}
-            for name, found in (("tensors", self.tensors), ("outputs", self.outputs))
+        """Return the comparison as a JSON value."""
+        return {
+            "equal": self.is_equal,
+            "paths": self.paths,
+            "tolerance": self.tolerance,
+            "config": self.config,
+            "vocabulary": self.vocabulary.to_json(),
+            "tensors": {name: tensor.to_json() for name, tensor in self.tensors.items()},
+            "outputs": {name: output.to_json() for name, output in self.outputs.items()},
+            "texts": self.num_texts,
+            "tokens": self.num_tokens,
+            "cut_off": self.num_truncated,
+            "without_pairs": self.num_skipped_pairs,
+            "otherwise": self.tokenized_differently,
         }
-        return {"equal": self.is_equal} | asdict(self) | measures
 
 
 def compare(
@@ -137,89 +172,106 @@ def compare(
     tolerance: float = 1e-5,
     device: str = "cpu",
 ) -> Comparison:
-    """Compare two model directories or RUNs, of any origin and any heads.
+    """Compare two models of any origin and with any heads.
 
-    texts: what both are asked about, one sequence each; a tab parts the two of a pair. Raises
-    ModelError, and QuestionError for texts without a word.
+    Args:
+        a: A model directory or run directory.
+        b: Another one.
+        texts: Texts to compare outputs on, or pairs of texts separated by a tab; by default a few
+            sentences in English and Korean.
+        tolerance: Largest absolute difference that counts as equal.
+        device: Device of the models.
+
+    Raises:
+        ModelError: A model cannot be loaded.
+        InputError: All texts are empty.
     """
     lines = [text for text in (DEFAULT_TEXTS if texts is None else texts) if text.strip()]
     if not lines:
-        raise InputError("there is no text to compare the models on; expected a text a line")
-    first, second = load_compared_model(a, device), load_compared_model(b, device)
-    both = tokenize_for_both(first, second, lines)
+        raise InputError("there is no text to compare the models on; expected one text per line")
+    model_a, model_b = load_compared_model(a, device), load_compared_model(b, device)
+    tokenized = tokenize_for_both(model_a, model_b, lines)
     return Comparison(
-        paths=(str(first.path), str(second.path)),
+        paths=(str(model_a.path), str(model_b.path)),
         tolerance=tolerance,
-        config=_differing(first.facts, second.facts),
-        vocabulary=_vocabularies(first, second),
-        tensors=_tensors(first, second),
-        outputs=_outputs(first, second, both),
-        texts=len(both.sequences_a),
-        tokens=both.num_tokens,
-        cut_off=both.cut_off,
-        without_pairs=both.without_pairs,
-        otherwise=both.otherwise,
+        config=_different_values(model_a.facts, model_b.facts),
+        vocabulary=_compare_vocabularies(model_a, model_b),
+        tensors=_compare_tensors(model_a, model_b),
+        outputs=_compare_outputs(model_a, model_b, tokenized),
+        num_texts=len(tokenized.sequences_a),
+        num_tokens=tokenized.num_tokens,
+        num_truncated=tokenized.num_truncated,
+        num_skipped_pairs=tokenized.num_skipped_pairs,
+        tokenized_differently=tokenized.tokenized_differently,
     )
 
 
 def measure_difference(a: Tensor | None, b: Tensor | None, skip_axes: int = 0) -> Difference:
-    """Return how far two float32 tensors are apart; NaN is equal to NaN, and to nothing else.
+    """Measure the difference between two float32 tensors; NaN is equal to NaN only.
 
-    ``skip_axes``: how many of the first ones are left out of the shapes that are told.
+    Args:
+        a: A tensor.
+        b: Another one.
+        skip_axes: Number of leading axes to omit from the reported shapes.
     """
     shapes = (_shape(a, skip_axes), _shape(b, skip_axes))
     if a is None or b is None or a.shape != b.shape:
         return Difference(shapes)
-    apart = (a - b).abs()
-    apart[(a == b) | (a.isnan() & b.isnan())] = 0
-    if not apart.numel():
+    difference = (a - b).abs()
+    difference[(a == b) | (a.isnan() & b.isnan())] = 0
+    if not difference.numel():
         return Difference(shapes, 0.0)
-    # nan_to_num would make a large number of infinity, too.
-    apart[apart.isnan()] = torch.inf
-    largest = float(apart.max())
-    scale = max(float(one.abs().nan_to_num().max()) for one in (a, b))
-    return Difference(shapes, largest, scale)
+    # nan_to_num would also replace infinity by a finite number.
+    difference[difference.isnan()] = torch.inf
+    max_abs_difference = float(difference.max())
+    scale = max(float(tensor.abs().nan_to_num().max()) for tensor in (a, b))
+    return Difference(shapes, max_abs_difference, scale)
 
 
-def _shape(tensor: Tensor | None, axes: int) -> list[int] | None:
-    return None if tensor is None else list(tensor.shape[axes:])
+def _shape(tensor: Tensor | None, skip_axes: int) -> list[int] | None:
+    return None if tensor is None else list(tensor.shape[skip_axes:])
 
 
-def _differing(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+def _different_values(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the keys with different values: key -> both values."""
     names = dict.fromkeys([*a, *b])
     return {name: (a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)}
 
 
-def _vocabularies(a: ComparedModel, b: ComparedModel) -> VocabularyComparison:
-    choices = [
-        {name: value for name, value in vars(side.tokenizer.spec).items() if name != "vocab"}
-        for side in (a, b)
+def _compare_vocabularies(a: ComparedModel, b: ComparedModel) -> VocabularyComparison:
+    settings = [
+        {name: value for name, value in vars(model.tokenizer.spec).items() if name != "vocab"}
+        for model in (a, b)
     ]
-    words = a.tokenizer.vocab, b.tokenizer.vocab
-    longest = max(map(len, words))
-    filled = [(*own, *[None] * (longest - len(own))) for own in words]
-    differing = [
-        (number, one, other)
-        for number, (one, other) in enumerate(zip(*filled, strict=True))
-        if one != other
+    vocabularies = a.tokenizer.vocab, b.tokenizer.vocab
+    max_size = max(map(len, vocabularies))
+    padded = [(*vocab, *[None] * (max_size - len(vocab))) for vocab in vocabularies]
+    different = [
+        (token_id, token_a, token_b)
+        for token_id, (token_a, token_b) in enumerate(zip(*padded, strict=True))
+        if token_a != token_b
     ]
-    sizes = len(words[0]), len(words[1])
+    sizes = len(vocabularies[0]), len(vocabularies[1])
     return VocabularyComparison(
-        sizes, _differing(*choices), len(differing), differing[:MAX_EXAMPLES]
+        sizes, _different_values(*settings), len(different), different[:MAX_EXAMPLES]
     )
 
 
-def _tensors(a: ComparedModel, b: ComparedModel) -> dict[str, Difference]:
-    first, second = a.tensors(), b.tensors()
-    names = dict.fromkeys([*first, *second])
-    return {name: measure_difference(first.get(name), second.get(name)) for name in names}
+def _compare_tensors(a: ComparedModel, b: ComparedModel) -> dict[str, Difference]:
+    tensors_a, tensors_b = a.tensors(), b.tensors()
+    names = dict.fromkeys([*tensors_a, *tensors_b])
+    return {name: measure_difference(tensors_a.get(name), tensors_b.get(name)) for name in names}
 
 
-def _outputs(a: ComparedModel, b: ComparedModel, texts: TokenizedTexts) -> dict[str, Difference]:
-    """Return for each output how far it is apart, all texts together."""
-    found: dict[str, Difference] = {}
-    for name, one, other in paired_outputs(a, b, texts):
-        # The first axis is that of the batch: tokens, or sequences.
-        own = measure_difference(one, other, skip_axes=1)
-        found[name] = found[name].merge(own) if name in found else own
-    return found
+def _compare_outputs(
+    a: ComparedModel, b: ComparedModel, texts: TokenizedTexts
+) -> dict[str, Difference]:
+    """Return the difference of each output over all texts."""
+    differences: dict[str, Difference] = {}
+    for name, output_a, output_b in paired_outputs(a, b, texts):
+        # The first axis is the batch: its tokens or its sequences.
+        difference = measure_difference(output_a, output_b, skip_axes=1)
+        if name in differences:
+            difference = differences[name].merge(difference)
+        differences[name] = difference
+    return differences

@@ -1,10 +1,7 @@
-"""Describe models, runs, checkpoints and settings, for human eyes and as plain values.
+"""Describe models, runs, checkpoints and settings, as lines of text and as JSON values."""
 
-It never knows how a description is shown, and changes nothing that it looks at.
-"""
-
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,151 +20,178 @@ from bertsmith.use.inspection.description import (
     sparkline,
 )
 
-#: The parts of bertsmith.json that are shown elsewhere, or only as JSON: they are long.
-_LONG = frozenset({"settings", "tokenizer"})
+#: Long sections of bertsmith.json that are only included in JSON output.
+_LONG_SECTIONS = frozenset({"settings", "tokenizer"})
 
 
 @dataclass(frozen=True)
 class TensorSummary:
-    """One stored tensor. mean, deviation: over its finite values; strange: how many are not."""
+    """Statistics of a stored tensor.
+
+    Attributes:
+        name: Name of the tensor.
+        dtype: Name of its dtype.
+        shape: Its shape.
+        mean: Mean of the finite values.
+        std: Standard deviation of the finite values.
+        num_nonfinite: Number of infinite and NaN values.
+    """
 
     name: str
     dtype: str
     shape: list[int]
     mean: float
-    deviation: float
-    strange: int
+    std: float
+    num_nonfinite: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the statistics as a JSON value."""
+        return {
+            "name": self.name,
+            "dtype": self.dtype,
+            "shape": self.shape,
+            "mean": self.mean,
+            "deviation": self.std,
+            "strange": self.num_nonfinite,
+        }
 
 
 def summarize_tensors(path: Path) -> list[TensorSummary]:
-    """Return facts of every tensor of a safetensors file, one in memory at a time.
+    """Summarize every tensor of a safetensors file, loading one at a time.
 
-    Raises ModelError if it cannot be read.
+    Raises:
+        ModelError: The file cannot be read.
     """
-    return _facts_of_all(bundle.list_file_tensors(path))
+    return _summarize_stored(bundle.list_file_tensors(path))
 
 
-def _facts_of_all(stored: Mapping[str, bundle.StoredTensor]) -> list[TensorSummary]:
-    return [_facts_of(name, one.load()) for name, one in stored.items()]
+def _summarize_stored(stored: Mapping[str, bundle.StoredTensor]) -> list[TensorSummary]:
+    return [_summarize_tensor(name, tensor.load()) for name, tensor in stored.items()]
 
 
-def _facts_of(name: str, tensor: torch.Tensor) -> TensorSummary:
+def _summarize_tensor(name: str, tensor: torch.Tensor) -> TensorSummary:
     values = tensor.float().flatten()
     finite = values[values.isfinite()]
-    mean, deviation = 0.0, 0.0
+    mean, std = 0.0, 0.0
     if finite.numel():
-        variance, middle = torch.var_mean(finite, correction=0)
-        mean, deviation = float(middle), float(variance.sqrt())
+        variance_tensor, mean_tensor = torch.var_mean(finite, correction=0)
+        mean, std = float(mean_tensor), float(variance_tensor.sqrt())
     dtype = str(tensor.dtype).removeprefix("torch.")
-    strange = values.numel() - finite.numel()
-    return TensorSummary(name, dtype, list(tensor.shape), mean, deviation, strange)
+    num_nonfinite = values.numel() - finite.numel()
+    return TensorSummary(name, dtype, list(tensor.shape), mean, std, num_nonfinite)
 
 
 def describe_tensors(path: Path) -> Description:
     """Describe a safetensors file."""
-    found = summarize_tensors(path)
-    facts = {"path": str(path), "tensors": [asdict(one) for one in found]}
-    return Description(facts, [f"tensors: {len(found)}", *_table(found)])
+    summaries = summarize_tensors(path)
+    facts = {"path": str(path), "tensors": _to_json(summaries)}
+    return Description(facts, [f"tensors: {len(summaries)}", *_format_table(summaries)])
 
 
 def describe_model(path: Path) -> Description:
-    """Describe a model directory: config, size, tensors, words and where it comes from."""
+    """Describe a model directory: config, size, tensors, vocabulary and provenance."""
     directory = bundle.locate_model(path)
-    source = directory / bundle.INFO_FILE
-    info: dict[str, Any] = read_json_object(source) if source.exists() else {}
+    info_file = directory / bundle.INFO_FILE
+    info: dict[str, Any] = read_json_object(info_file) if info_file.exists() else {}
     config = bundle.read_config(directory, info)
     weights = bundle.open_weights(directory, config)
-    found = _facts_of_all(bundle.list_tensors(directory))
-    heads = _heads(directory, weights, info)
-    words = describe_vocabulary(Tokenizer.load(directory))
-    shown = [("config", config.model_dump()), ("bertsmith.json", _without_long(info))]
+    summaries = _summarize_stored(bundle.list_tensors(directory))
+    heads = _list_heads(directory, weights, info)
+    vocabulary = describe_vocabulary(Tokenizer.load(directory))
+    sections = [("config", config.model_dump()), ("bertsmith.json", _without_long_sections(info))]
     sizes = f"{config.layers} layers, width {config.width}, {config.heads} heads"
     lines = [
         f"model directory {directory}",
         f"{weights.num_parameters:,} parameters: {sizes}; on top: {', '.join(heads) or 'nothing'}",
     ]
-    for title, values in shown:
+    for title, values in sections:
         lines += ["", title, *format_aligned(flatten(values))]
-    lines += ["", "words", *(f"  {line}" for line in words.lines())]
-    lines += ["", f"tensors: {len(found)}", *_table(found)]
+    lines += ["", "words", *(f"  {line}" for line in vocabulary.lines())]
+    lines += ["", f"tensors: {len(summaries)}", *_format_table(summaries)]
     facts = {
         "path": str(directory),
         "parameters": weights.num_parameters,
         "heads": heads,
         "config": config.model_dump(),
         "info": info,
-        "words": words.to_json(),
-        "tensors": [asdict(one) for one in found],
+        "words": vocabulary.to_json(),
+        "tensors": _to_json(summaries),
     }
     return Description(facts, lines)
 
 
-def _heads(directory: Path, weights: bundle.StoredWeights, info: Mapping[str, Any]) -> list[str]:
-    """Return what stands on the encoder, by the weights that are there."""
+def _list_heads(
+    directory: Path, weights: bundle.StoredWeights, info: Mapping[str, Any]
+) -> list[str]:
+    """Return the names of the heads whose weights are stored."""
     if bundle.is_fine_tuned(directory):
         return [f"fine-tuned ({info.get('kind', 'a task')})"]
     objective = info.get("provenance", {}).get("settings", {}).get("data", {}).get("objective")
-    word = "next word" if objective == "left-to-right" else "masked LM"
-    there = {word: weights.has_mlm_head, "next sentence": weights.has_nsp_head}
-    return [name for name, has in there.items() if has]
+    lm_name = "next word" if objective == "left-to-right" else "masked LM"
+    heads = {lm_name: weights.has_mlm_head, "next sentence": weights.has_nsp_head}
+    return [name for name, exists in heads.items() if exists]
 
 
 def is_finished(run: Path) -> bool:
-    """Tell whether a RUN has come to its end and has written its model."""
+    """Whether a run is finished and has written its model."""
     return (run / "model" / bundle.WEIGHTS_FILE).is_file()
 
 
 def describe_run(path: Path) -> Description:
-    """Describe a RUN: its settings, how far it is, its figures and checkpoints."""
+    """Describe a run directory: settings, progress, metrics and checkpoints."""
     settings = read_toml(path / "settings.toml")
-    told = metrics_log.read_metrics(path)
-    stored = [(step, _bytes(folder)) for step, folder in checkpoint.list_checkpoints(path)]
-    last = {kind: _last(told, kind) for kind in ("train", "heldout")}
-    step = max((line.get("step", 0) for line in told), default=0)
+    records = metrics_log.read_metrics(path)
+    checkpoints = [
+        (step, _directory_bytes(folder)) for step, folder in checkpoint.list_checkpoints(path)
+    ]
+    last_metrics = {kind: _last_record(records, kind) for kind in ("train", "heldout")}
+    step = max((record.get("step", 0) for record in records), default=0)
     steps = settings.get("schedule", {}).get("steps")
     finished = is_finished(path)
-    state = "finished" if finished else "not finished: the same command goes on with it"
+    state = "finished" if finished else "not finished; repeat the same command to continue"
     lines = [f"run {path}: {state}", f"step {step:,} of {f'{steps:,}' if steps else 'unknown'}"]
     for kind, name in (("train", "training batches"), ("heldout", "held out")):
-        if last[kind]:
-            lines += ["", name, *format_aligned(flatten(last[kind]))]
-            # A pre-training's loss of words, or the one loss of a fine-tuning.
-            loss = "masked_lm" if "masked_lm" in last[kind] else "loss"
-            values = [line[loss] for line in told if line.get("kind") == kind and loss in line]
+        if last_metrics[kind]:
+            lines += ["", name, *format_aligned(flatten(last_metrics[kind]))]
+            # Pre-training logs "masked_lm", fine-tuning only "loss".
+            loss = "masked_lm" if "masked_lm" in last_metrics[kind] else "loss"
+            values = [
+                record[loss] for record in records if record.get("kind") == kind and loss in record
+            ]
             lines += sparkline(values, "masked-LM loss" if loss == "masked_lm" else loss)
-    lines += ["", "checkpoints" if stored else "no checkpoint yet"]
-    lines += [f"  step-{step:<10} {size / 2**20:10,.1f} MiB" for step, size in stored]
+    lines += ["", "checkpoints" if checkpoints else "no checkpoint yet"]
+    lines += [f"  step-{step:<10} {size / 2**20:10,.1f} MiB" for step, size in checkpoints]
     lines += ["", "settings", *format_aligned(flatten(settings))]
     facts = {
         "path": str(path),
         "finished": finished,
         "step": step,
         "steps": steps,
-        "last": last,
-        "checkpoints": [{"step": step, "bytes": size} for step, size in stored],
+        "last": last_metrics,
+        "checkpoints": [{"step": step, "bytes": size} for step, size in checkpoints],
         "settings": settings,
     }
     return Description(facts, lines)
 
 
 def describe_checkpoint(path: Path) -> Description:
-    """Describe a checkpoint: where the run stood, its weights, and the optimizer's moments."""
+    """Describe a checkpoint: training state, weights, and the optimizer's moments."""
     state = read_json_object(path / checkpoint.STATE_FILE)
     weights = summarize_tensors(path / checkpoint.WEIGHTS_FILE)
-    # A finished run keeps the weights alone.
+    # A finished run deletes the moments.
     has_moments = (path / checkpoint.MOMENTS_FILE).exists()
     moments = summarize_tensors(path / checkpoint.MOMENTS_FILE) if has_moments else []
     lines = [f"checkpoint {path}", *format_aligned(flatten(state))]
-    lines += ["", f"weights: {len(weights)} tensors", *_table(weights)]
+    lines += ["", f"weights: {len(weights)} tensors", *_format_table(weights)]
     if has_moments:
-        lines += ["", f"moments: {len(moments)} tensors", *_table(moments)]
+        lines += ["", f"moments: {len(moments)} tensors", *_format_table(moments)]
     else:
         lines += ["", "no optimizer state (a finished run removes it)"]
     facts = {
         "path": str(path),
         "state": state,
-        "weights": [asdict(one) for one in weights],
-        "moments": [asdict(one) for one in moments],
+        "weights": _to_json(weights),
+        "moments": _to_json(moments),
     }
     return Description(facts, lines)
 
@@ -179,33 +203,46 @@ def describe_settings(path: Path) -> Description:
     return Description(facts, [f"settings {path}", *format_aligned(flatten(settings))])
 
 
-def _bytes(folder: Path) -> int:
+def _directory_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
 
 
-def _last(lines: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    found = [line for line in lines if line.get("kind") == kind]
-    return {key: value for key, value in found[-1].items() if key != "kind"} if found else {}
+def _last_record(records: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    """Return the last metrics record of a kind, without the key "kind"; {} if there is none."""
+    matching = [record for record in records if record.get("kind") == kind]
+    if not matching:
+        return {}
+    return {key: value for key, value in matching[-1].items() if key != "kind"}
 
 
-def _without_long(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what is shown elsewhere, at any depth."""
+def _without_long_sections(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Remove long sections at any depth."""
     return {
-        key: _without_long(value) if isinstance(value, Mapping) else value
+        key: _without_long_sections(value) if isinstance(value, Mapping) else value
         for key, value in info.items()
-        if key not in _LONG
+        if key not in _LONG_SECTIONS
     }
 
 
-def _table(found: list[TensorSummary]) -> list[str]:
-    """Return a line a tensor: name, shape, dtype, mean, deviation."""
-    if not found:
+def _to_json(summaries: Iterable[TensorSummary]) -> list[dict[str, Any]]:
+    return [summary.to_json() for summary in summaries]
+
+
+def _format_table(summaries: list[TensorSummary]) -> list[str]:
+    """Format a line per tensor: name, shape, dtype, mean and standard deviation."""
+    if not summaries:
         return []
-    shapes = [" x ".join(map(str, one.shape)) or "scalar" for one in found]
-    name, shape = max(len(one.name) for one in found), max(map(len, shapes))
-    lines = [f"  {'':{name}}  {'shape':>{shape}}  {'dtype':8}  {'mean':>10}  {'deviation':>10}"]
-    for one, size in zip(found, shapes, strict=True):
-        figures = f"{one.mean:10.3g}  {one.deviation:10.3g}"
-        strange = f"  {one.strange:,} values are not finite" if one.strange else ""
-        lines.append(f"  {one.name:{name}}  {size:>{shape}}  {one.dtype:8}  {figures}{strange}")
+    shapes = [" x ".join(map(str, summary.shape)) or "scalar" for summary in summaries]
+    name_width, shape_width = max(len(summary.name) for summary in summaries), max(map(len, shapes))
+    lines = [
+        f"  {'':{name_width}}  {'shape':>{shape_width}}  {'dtype':8}  {'mean':>10}  {'std':>10}"
+    ]
+    for summary, shape in zip(summaries, shapes, strict=True):
+        statistics = f"{summary.mean:10.3g}  {summary.std:10.3g}"
+        if summary.num_nonfinite:
+            statistics += f"  {summary.num_nonfinite:,} values are not finite"
+        lines.append(
+            f"  {summary.name:{name_width}}  {shape:>{shape_width}}  {summary.dtype:8}  "
+            f"{statistics}"
+        )
     return lines

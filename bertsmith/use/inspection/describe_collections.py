@@ -1,7 +1,4 @@
-"""Describe what is made of many: a fine-tuning with several seeds, and an index of embedded lines.
-
-It never loads a model.
-"""
+"""Describe sweeps (fine-tuning with several seeds or settings) and indexes of embedded lines."""
 
 from pathlib import Path
 from typing import Any
@@ -23,53 +20,67 @@ from bertsmith.use.search import read_index_manifest
 
 
 def describe_sweep(path: Path) -> Description:
-    """Describe the runs of ``finetune --seeds`` or ``--grid``: their figures, and the best one."""
+    """Describe the runs of ``finetune --seeds`` or ``--grid``: their metrics and the best run.
+
+    Raises:
+        RunError: The results file is damaged.
+    """
     runs = sorted(file.parent for file in path.glob("*seed-*/settings.toml"))
-    names, done = ([run.name for run in own] for own in (runs, filter(is_finished, runs)))
-    facts: dict[str, Any] = {"path": str(path), "runs": names, "done": done}
+    run_names = [run.name for run in runs]
+    finished_names = [run.name for run in runs if is_finished(run)]
+    facts: dict[str, Any] = {"path": str(path), "runs": run_names, "done": finished_names}
     results = read_json_object(path / RESULTS_FILE) if (path / RESULTS_FILE).exists() else None
     try:
-        lines = [] if results is None else _told(results)
-        told = {name for own in (results or {"settings": []})["settings"] for name in own["runs"]}
+        lines = [] if results is None else _format_results(results)
+        settings = (results or {"settings": []})["settings"]
+        names_in_results = {name for setting in settings for name in setting["runs"]}
     except (KeyError, TypeError, AttributeError):
         raise RunError(
-            f"{path / RESULTS_FILE}: it is broken; the same command as before makes it anew"
+            f"{path / RESULTS_FILE}: damaged; repeat the command that wrote it"
         ) from None
-    if told >= set(names) == set(done):
-        first = f"runs {path}: {len(runs)}, all finished"
+    if names_in_results >= set(run_names) == set(finished_names):
+        first_line = f"runs {path}: {len(runs)}, all finished"
     else:
-        first = (
-            f"runs {path}: {len(done)} of {len(runs)} begun are finished: the same command goes on "
-            "with them"
+        first_line = (
+            f"runs {path}: {len(finished_names)} of {len(runs)} started runs are finished; repeat "
+            "the same command to continue"
         )
-        unfinished = [f"  {name}" for name in names if name not in told or name not in done]
-        lines = ["", "not finished, or not counted yet", *unfinished, *lines]
-    return Description(facts | (results or {}), [first, *lines])
+        unfinished = [
+            f"  {name}"
+            for name in run_names
+            if name not in names_in_results or name not in finished_names
+        ]
+        lines = ["", "unfinished, or not in the results yet", *unfinished, *lines]
+    return Description(facts | (results or {}), [first_line, *lines])
 
 
-def _told(results: dict[str, Any]) -> list[str]:
-    """Return the figures of results.json as lines: the best run, and those of each setting."""
+def _format_results(results: dict[str, Any]) -> list[str]:
+    """Format the contents of results.json: the best run, and the metrics of each setting."""
     metric = results["metric"]
-    lines = ["", f"the best one by {metric}: {results['best']}"]
-    for setting in results["settings"]:
-        own = restore_nan(setting)
-        chosen = ", ".join(f"{key} {value}" for key, value in own["chosen"].items())
-        figures = f"{own['median']:.4f} ({own['least']:.4f} to {own['greatest']:.4f})"
-        lines += ["", f"{chosen + ': ' if chosen else ''}{metric}, median and range: {figures}"]
-        runs = ((name, restore_nan(run)[metric]) for name, run in own["runs"].items())
-        lines += format_aligned((name, f"{value:.4f}") for name, value in runs)
+    lines = ["", f"best run by {metric}: {results['best']}"]
+    for json_setting in results["settings"]:
+        setting = restore_nan(json_setting)
+        name = ", ".join(f"{key} {value}" for key, value in setting["chosen"].items())
+        values = f"{setting['median']:.4f} ({setting['least']:.4f} to {setting['greatest']:.4f})"
+        lines += ["", f"{name + ': ' if name else ''}{metric}, median and range: {values}"]
+        runs = ((run, restore_nan(metrics)[metric]) for run, metrics in setting["runs"].items())
+        lines += format_aligned((run, f"{value:.4f}") for run, value in runs)
     return [*lines, "", "examples", *format_aligned(flatten(results["counts"]))]
 
 
 def describe_index(path: Path) -> Description:
-    """Describe an index that ``embed`` wrote: how many lines, and what made their vectors."""
-    about, shape = read_index_manifest(path), np.shape(open_mapped_array(path / VECTORS_FILE))
+    """Describe an index written by ``embed``: its size, and how its vectors were computed.
+
+    Raises:
+        InputError: The index is missing or damaged.
+    """
+    manifest = read_index_manifest(path)
+    shape = np.shape(open_mapped_array(path / VECTORS_FILE))
     if len(shape) != 2:
         raise damaged_index_error(
             path / VECTORS_FILE, ValueError(f"shape {shape}; expected lines and width")
         )
     counts = {"lines": shape[0], "width": shape[1]}
-    lines = [f"index {path}: {shape[0]:,} lines, vectors of {shape[1]:,} numbers"]
-    return Description(
-        {"path": str(path), **counts, "made": about}, lines + format_aligned(flatten(about))
-    )
+    lines = [f"index {path}: {shape[0]:,} lines, vectors of width {shape[1]:,}"]
+    facts = {"path": str(path), **counts, "made": manifest}
+    return Description(facts, lines + format_aligned(flatten(manifest)))

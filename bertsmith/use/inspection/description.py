@@ -1,7 +1,4 @@
-"""How what is found in files is told to people: nested values as lines, figures as a curve.
-
-It never knows what it tells of.
-"""
+"""Format descriptions of artifacts: nested values as lines, and sparklines."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,20 +9,29 @@ from typing import Any
 from bertsmith.errors import RunError
 from bertsmith.files import parse_json
 
-#: Columns of a curve drawn in characters, and the characters, low to high.
-_COLUMNS, _HEIGHTS = 60, "▁▂▃▄▅▆▇█"
+#: Maximum width of a sparkline in characters, and its characters from low to high.
+_SPARKLINE_WIDTH, _SPARKLINE_LEVELS = 60, "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True)
 class Description:
-    """facts: everything, as plain values for JSON. lines: what people want to see of it."""
+    """A description of an artifact.
+
+    Attributes:
+        facts: All facts as JSON values.
+        lines: The lines to print.
+    """
 
     facts: dict[str, Any]
     lines: list[str]
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file. Raises RunError where it is none."""
+    """Read a JSON object from a file.
+
+    Raises:
+        RunError: The file cannot be read or is not a JSON object.
+    """
     try:
         value: dict[str, Any] = dict(parse_json(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
@@ -34,7 +40,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted name, value as text) of nested tables."""
+    """Yield (dotted name, value as text) for nested mappings."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{key}.")
@@ -47,20 +53,20 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def format_aligned(pairs: Iterator[tuple[str, str]]) -> list[str]:
-    """Return a line a pair, the values below each other."""
+    """Format pairs (name, value) as indented lines with aligned values."""
     rows = list(pairs)
     width = max((len(name) for name, _ in rows), default=0)
     return [f"  {name:{width}}  {value}" for name, value in rows]
 
 
 def sparkline(values: list[float], name: str) -> list[str]:
-    """Draw figures as one line of characters, the mean of neighbours where there are many."""
+    """Draw values as one line of block characters; long series are averaged in groups."""
     if len(values) < 2:
         return []
-    columns = min(len(values), _COLUMNS)
+    columns = min(len(values), _SPARKLINE_WIDTH)
     edges = [round(column * len(values) / columns) for column in range(columns + 1)]
-    means = [sum(values[first:last]) / (last - first) for first, last in pairwise(edges)]
+    means = [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
     low, high = min(means), max(means)
-    scale = (len(_HEIGHTS) - 1) / (high - low) if high > low else 0.0
-    drawn = "".join(_HEIGHTS[round((mean - low) * scale)] for mean in means)
-    return [f"  {drawn}  {name}, {high:.3f} to {low:.3f}"]
+    scale = (len(_SPARKLINE_LEVELS) - 1) / (high - low) if high > low else 0.0
+    line = "".join(_SPARKLINE_LEVELS[round((mean - low) * scale)] for mean in means)
+    return [f"  {line}  {name}, {high:.3f} to {low:.3f}"]

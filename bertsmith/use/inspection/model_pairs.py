@@ -1,7 +1,4 @@
-"""Two models side by side: opened whatever heads they have, and asked about the same texts.
-
-It never judges whether a difference matters.
-"""
+"""Load two models with any heads, tokenize texts for both, and compute their outputs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,19 +27,24 @@ from bertsmith.tasks.inputs import TokenSequence
 from bertsmith.tasks.text_pairs import add_special_tokens, truncate_texts
 from bertsmith.text.wordpiece import Tokenizer
 
-#: Tokens of one batch: the masked-LM head gives V numbers for each of them.
-_TOKENS = 512
-#: What is not said by ``ModelConfig``: what a model is for.
-_PRE_TRAINED, _BARE = "pre-training", "none"
+#: Tokens per batch; small because the masked-LM head computes V logits per token.
+_BATCH_TOKENS = 512
+#: Values of "head" for models without a task head.
+_PRE_TRAINED, _NO_HEAD = "pre-training", "none"
 
 
 @dataclass(frozen=True)
 class ComparedModel:
-    """A model as it is compared.
+    """A loaded model.
 
-    model: in eval mode. heads: whether its heads are its own; those of a bare encoder are not.
-    facts: the fields of its config, its kind of head, and its labels. new: the weights that its
-    directory lacks.
+    Attributes:
+        path: The model directory.
+        model: The model in eval mode.
+        tokenizer: Its tokenizer.
+        config: Its config.
+        has_heads: Whether its heads were loaded; those of a bare encoder are newly initialized.
+        facts: Fields of its config, kind of head, and labels.
+        initialized: Names of the newly initialized weights.
     """
 
     path: Path
@@ -54,7 +56,7 @@ class ComparedModel:
     initialized: frozenset[str] = frozenset()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return its weights under the names of model directories, float32 on the CPU."""
+        """Return the loaded weights under their Hugging Face names, float32 on the CPU."""
         state = self.model.state_dict()
         return to_hf_state_dict(
             {name: value for name, value in state.items() if name not in self.initialized}
@@ -62,121 +64,141 @@ class ComparedModel:
 
 
 def load_compared_model(path: Path | str, device: str) -> ComparedModel:
-    """Open a model directory or a RUN: pre-trained, fine-tuned, or an encoder without heads.
+    """Load a model directory or run directory: pre-trained, fine-tuned, or a bare encoder.
 
-    Raises ModelError.
+    Raises:
+        ModelError: The model cannot be loaded.
     """
     directory = locate_model(Path(path))
-    bare = is_bare_encoder(directory)
-    found: Any = (
-        load_for_fine_tuning(directory, HeadConfig("single")) if bare else load_model(directory)
+    is_bare = is_bare_encoder(directory)
+    bundle: Any = (
+        load_for_fine_tuning(directory, HeadConfig("single")) if is_bare else load_model(directory)
     )
-    new = frozenset(found.info["new"] if bare else getattr(found, "new", ()))
-    # A head that was drawn anew says nothing.
-    bare = bool(new)
-    facts = found.config.model_dump()
-    facts |= {"head": _BARE if bare else _PRE_TRAINED, "labels": ()}
-    if isinstance(found, FineTunedBundle) and not bare:
-        facts |= {"head": found.head.kind, "labels": found.head.labels}
-        if isinstance(found.model, BertWithBiLSTM):
-            facts["features"] = found.model.features.model_dump()
-    model = found.model.to(device).eval()
-    return ComparedModel(directory, model, found.tokenizer, found.config, not bare, facts, new)
+    initialized = frozenset(bundle.info["new"] if is_bare else getattr(bundle, "new_weights", ()))
+    # Outputs of newly initialized heads are meaningless, so they are not compared.
+    is_bare = bool(initialized)
+    facts = bundle.config.model_dump()
+    facts |= {"head": _NO_HEAD if is_bare else _PRE_TRAINED, "labels": ()}
+    if isinstance(bundle, FineTunedBundle) and not is_bare:
+        facts |= {"head": bundle.head.kind, "labels": bundle.head.labels}
+        if isinstance(bundle.model, BertWithBiLSTM):
+            facts["features"] = bundle.model.features.model_dump()
+    model = bundle.model.to(device).eval()
+    return ComparedModel(
+        directory, model, bundle.tokenizer, bundle.config, not is_bare, facts, initialized
+    )
 
 
 @dataclass(frozen=True)
 class TokenizedTexts:
-    """What became of the texts: the sequences for each side, and those that cannot be compared.
+    """Texts tokenized for two models.
 
-    num_tokens: of all sequences together. cut_off: texts longer than one of the models takes.
-    without_pairs: pairs left out since a model knows one segment only. otherwise: texts that the
-    tokenizers cut otherwise, as (text, tokens, tokens).
+    Attributes:
+        sequences_a: Token sequences for model A.
+        sequences_b: The same sequences for model B.
+        num_tokens: Total number of tokens.
+        num_truncated: Texts that were truncated to the shorter maximum length of both models.
+        num_skipped_pairs: Text pairs skipped because a model has only one segment.
+        tokenized_differently: Texts skipped because the tokenizers disagree, as (text, tokens of
+            A, tokens of B).
     """
 
     sequences_a: list[TokenSequence]
     sequences_b: list[TokenSequence]
     num_tokens: int
-    cut_off: int
-    without_pairs: int
-    otherwise: list[tuple[str, list[str], list[str]]]
+    num_truncated: int
+    num_skipped_pairs: int
+    tokenized_differently: list[tuple[str, list[str], list[str]]]
 
 
 def tokenize_for_both(a: ComparedModel, b: ComparedModel, texts: Sequence[str]) -> TokenizedTexts:
-    """Encode texts with both tokenizers; a tab parts a pair. Ids may differ, tokens must not."""
-    both: tuple[list[TokenSequence], list[TokenSequence]] = ([], [])
-    otherwise = []
-    cut_off = without_pairs = 0
-    most = min(a.config.max_positions, b.config.max_positions)
+    """Tokenize texts with both tokenizers. Tokens must be equal, but ids may differ.
+
+    Args:
+        a: The first model.
+        b: The second model.
+        texts: Texts, or pairs of texts separated by a tab.
+    """
+    sequences: tuple[list[TokenSequence], list[TokenSequence]] = ([], [])
+    tokenized_differently = []
+    num_truncated = num_skipped_pairs = 0
+    max_positions = min(a.config.max_positions, b.config.max_positions)
     for text in texts:
         parts = text.split("\t", 1)
         if len(parts) > min(a.config.segments, b.config.segments):
-            without_pairs += 1
+            num_skipped_pairs += 1
             continue
-        ids = [side.tokenizer.encode_batch(parts) for side in (a, b)]
-        tokens, others = (
-            [side.tokenizer.ids_to_tokens(part) for part in own]
-            for side, own in zip((a, b), ids, strict=True)
+        ids = [model.tokenizer.encode_batch(parts) for model in (a, b)]
+        tokens_a, tokens_b = (
+            [model.tokenizer.ids_to_tokens(part_ids) for part_ids in model_ids]
+            for model, model_ids in zip((a, b), ids, strict=True)
         )
-        if tokens != others:
-            otherwise.append((text, list(chain(*tokens)), list(chain(*others))))
+        if tokens_a != tokens_b:
+            tokenized_differently.append((text, list(chain(*tokens_a)), list(chain(*tokens_b))))
             continue
-        room = max(most - 1 - len(parts), 0)
-        cut_off += sum(map(len, ids[0])) > room
-        for found, side, own in zip(both, (a, b), ids, strict=True):
-            found.append(add_special_tokens(truncate_texts(own, room), side.tokenizer))
-    count = sum(len(own) for own, _ in both[0])
-    return TokenizedTexts(*both, count, cut_off, without_pairs, otherwise)
+        max_tokens = max(max_positions - 1 - len(parts), 0)
+        num_truncated += sum(map(len, ids[0])) > max_tokens
+        for model_sequences, model, model_ids in zip(sequences, (a, b), ids, strict=True):
+            truncated = truncate_texts(model_ids, max_tokens)
+            model_sequences.append(add_special_tokens(truncated, model.tokenizer))
+    num_tokens = sum(len(ids) for ids, _ in sequences[0])
+    return TokenizedTexts(
+        *sequences, num_tokens, num_truncated, num_skipped_pairs, tokenized_differently
+    )
 
 
 @torch.inference_mode()
 def paired_outputs(
     a: ComparedModel, b: ComparedModel, texts: TokenizedTexts
 ) -> Iterator[tuple[str, Tensor | None, Tensor | None]]:
-    """Yield for batch after batch the name of each output with both sides' values.
+    """Yield (name of an output, value of A, value of B) for each output of each batch.
 
-    None stands for an output that a side does not have.
+    The value is None if a model does not have the output.
     """
-    words = _shared_words(a.tokenizer, b.tokenizer)
-    for group in batch_by_length([len(ids) for ids, _ in texts.sequences_a], _TOKENS):
-        both = [
-            dict(_asked(side, [own[number] for number in group], kept))
-            for side, own, kept in zip(
-                (a, b), (texts.sequences_a, texts.sequences_b), words, strict=True
+    shared_ids = _shared_token_ids(a.tokenizer, b.tokenizer)
+    for indices in batch_by_length([len(ids) for ids, _ in texts.sequences_a], _BATCH_TOKENS):
+        outputs_a, outputs_b = [
+            dict(_compute_outputs(model, [sequences[index] for index in indices], model_shared_ids))
+            for model, sequences, model_shared_ids in zip(
+                (a, b), (texts.sequences_a, texts.sequences_b), shared_ids, strict=True
             )
         ]
-        for name in dict.fromkeys([*both[0], *both[1]]):
-            yield name, both[0].get(name), both[1].get(name)
+        for name in dict.fromkeys([*outputs_a, *outputs_b]):
+            yield name, outputs_a.get(name), outputs_b.get(name)
 
 
-def _asked(
-    side: ComparedModel, batch: Sequence[TokenSequence], words: Tensor
+def _compute_outputs(
+    compared: ComparedModel, sequences: Sequence[TokenSequence], shared_ids: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield each output's name and its values [rows, columns]."""
-    model = side.model
-    packed = pack_sequences(batch).to(next(model.parameters()).device)
+    """Yield the name of each output and its values [rows, columns]."""
+    model = compared.model
+    batch = pack_sequences(sequences).to(next(model.parameters()).device)
     hidden = torch.empty(0)
-    for layer, hidden in enumerate(model.bert.hidden_states(packed)):
+    for layer, hidden in enumerate(model.bert.hidden_states(batch)):
         yield (f"layer {layer}" if layer else "embeddings"), hidden.float().cpu()
     pooler = getattr(model, "pooler", None)
-    if pooler is not None and "pooler.dense.weight" not in side.initialized:
-        yield "pooler", pooler(hidden.index_select(0, packed.first_token_indices)).float().cpu()
-    if not side.has_heads:
+    if pooler is not None and "pooler.dense.weight" not in compared.initialized:
+        yield "pooler", pooler(hidden.index_select(0, batch.first_token_indices)).float().cpu()
+    if not compared.has_heads:
         return
     if isinstance(model, BertForPreTraining):
         logits = model.mlm(hidden).float().cpu()
-        yield "masked LM", logits.index_select(1, words)
+        yield "masked LM", logits.index_select(1, shared_ids)
         if model.nsp is not None:
-            yield "next sentence", model.next_sentence_logits(hidden, packed).float().cpu()
+            yield "next sentence", model.next_sentence_logits(hidden, batch).float().cpu()
         return
-    whole = isinstance(model, BertForSequenceClassification) or (
+    is_sequence_level = isinstance(model, BertForSequenceClassification) or (
         isinstance(model, BertWithBiLSTM) and model.whole
     )
-    yield ("sequence output" if whole else "token output"), model(packed).float().cpu()
+    yield ("sequence output" if is_sequence_level else "token output"), model(batch).float().cpu()
 
 
-def _shared_words(a: Tokenizer, b: Tokenizer) -> tuple[Tensor, Tensor]:
-    """Return the ids of the words that both know, in the same order for both."""
-    known = set(b.vocab)
-    shared = [word for word in dict.fromkeys(a.vocab) if word in known]
-    found = [torch.tensor([side.token_to_id(word) for word in shared]) for side in (a, b)]
-    return found[0], found[1]
+def _shared_token_ids(a: Tokenizer, b: Tokenizer) -> tuple[Tensor, Tensor]:
+    """Return the ids of the tokens in both vocabularies, in the same order for both."""
+    vocab_b = set(b.vocab)
+    shared_tokens = [token for token in dict.fromkeys(a.vocab) if token in vocab_b]
+    ids_a, ids_b = [
+        torch.tensor([tokenizer.token_to_id(token) for token in shared_tokens])
+        for tokenizer in (a, b)
+    ]
+    return ids_a, ids_b

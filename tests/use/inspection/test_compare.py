@@ -43,16 +43,16 @@ def test_a_model_equals_itself(directory: Path, tmp_path: Path) -> None:
     shutil.copytree(directory, tmp_path / "copy")
     found = compare(directory, tmp_path / "copy", tolerance=0)
     assert found.is_equal
-    assert (found.config, found.vocabulary.differing, apart(found)) == ({}, 0, [])
+    assert (found.config, found.vocabulary.num_different_ids, apart(found)) == ({}, 0, [])
     assert list(found.outputs) == [*LAYERS, "pooler", "masked LM", "next sentence"]
     assert all(
         one.max_abs_difference == one.relative == 0 and one.scale > 0
         for one in found.outputs.values()
     )
-    assert found.texts == len(DEFAULT_TEXTS)
-    assert found.cut_off == 0
+    assert found.num_texts == len(DEFAULT_TEXTS)
+    assert found.num_truncated == 0
     long = compare(directory, directory, ["the smith " * 40, "the\t" + "smith " * 80, "the smith"])
-    assert (long.cut_off, long.tokens) == (2, 61 + 61 + 4)
+    assert (long.num_truncated, long.num_tokens) == (2, 61 + 61 + 4)
 
 
 def test_one_number_of_one_tensor_is_found(
@@ -100,15 +100,15 @@ def test_an_extended_model_differs_in_size_alone(
     size = loaded.tokenizer.vocab_size
     found = compare(directory, tmp_path / "m")
     assert found.config == {"vocab_size": (size, size + 2)}
-    assert found.vocabulary.first == [(size, None, words[0]), (size + 1, None, words[1])]
+    assert found.vocabulary.examples == [(size, None, words[0]), (size + 1, None, words[1])]
     assert apart(found) == ["bert.embeddings.word_embeddings.weight", "cls.predictions.bias"]
     assert found.tensors["cls.predictions.bias"].shapes == ([size], [size + 2])
     assert all(one.is_within(1e-5) for one in found.outputs.values())
     assert not found.is_equal
     cut = compare(directory, tmp_path / "m", ["the smith", "Blacksmiths sang", "blacksmiths"])
-    assert cut.texts == 1
-    assert [text for text, *_ in cut.otherwise] == ["Blacksmiths sang", "blacksmiths"]
-    assert cut.otherwise[1][2] == ["blacksmiths"]
+    assert cut.num_texts == 1
+    assert [text for text, *_ in cut.tokenized_differently] == ["Blacksmiths sang", "blacksmiths"]
+    assert cut.tokenized_differently[1][2] == ["blacksmiths"]
 
 
 def test_ids_in_another_order_change_no_output(
@@ -128,7 +128,7 @@ def test_ids_in_another_order_change_no_output(
     bundle.save(tmp_path / "m", model, Tokenizer(TokenizerSpec(vocab=tuple(vocab))), {})
     texts = ["The smith struck with the hammer."]
     found = compare(directory, tmp_path / "m", texts)
-    assert found.vocabulary.differing == 2
+    assert found.vocabulary.num_different_ids == 2
     assert not compare(directory, tmp_path / "m", texts, tolerance=1000).is_equal
     assert not found.config
     assert all(measure.is_within(1e-5) for measure in found.outputs.values())
@@ -141,8 +141,8 @@ def test_another_way_of_cleaning_is_a_difference(
     cased = Tokenizer(TokenizerSpec(vocab=loaded.tokenizer.vocab, lowercase=False))
     bundle.save(tmp_path / "m", loaded.model, cased, {})
     found = compare(directory, tmp_path / "m", ["the smith"])
-    assert found.vocabulary.choices == {"lowercase": (True, False)}
-    assert not found.otherwise
+    assert found.vocabulary.settings == {"lowercase": (True, False)}
+    assert not found.tokenized_differently
     assert not found.is_equal
 
 
@@ -161,7 +161,7 @@ def test_other_sizes_and_heads_are_told(
     assert found.outputs["next sentence"].shapes == ([2], None)
     assert found.outputs["masked LM"].max_abs_difference is not None
     assert found.tensors["bert.pooler.dense.weight"].shapes[1] is None
-    assert found.without_pairs == 2
+    assert found.num_skipped_pairs == 2
     assert not found.is_equal
 
 

@@ -59,11 +59,11 @@ def test_tensor_facts_are_those_of_the_tensor(tmp_path: Path) -> None:
     file = tmp_path / "some.safetensors"
     save_file({"odd": values, "half": torch.ones(5, dtype=torch.bfloat16)}, file)
     half, odd = summarize_tensors(file)
-    assert (half.name, half.dtype, half.shape, half.strange) == ("half", "bfloat16", [5], 0)
-    assert (half.mean, half.deviation) == (1.0, 0.0)
-    assert (odd.shape, odd.strange, odd.mean) == ([2, 3], 2, 3.0)
+    assert (half.name, half.dtype, half.shape, half.num_nonfinite) == ("half", "bfloat16", [5], 0)
+    assert (half.mean, half.std) == (1.0, 0.0)
+    assert (odd.shape, odd.num_nonfinite, odd.mean) == ([2, 3], 2, 3.0)
     # Squares about 3: 4 + 1 + 0 + 9 over 4 values.
-    assert odd.deviation == pytest.approx(3.5**0.5)
+    assert odd.std == pytest.approx(3.5**0.5)
     assert any("2 values are not finite" in line for line in describe_tensors(file).lines)
 
 
