@@ -1,14 +1,15 @@
-"""A small random model with a small vocabulary, and the same directory read by the peer."""
+"""Fixtures: a small random model with a small vocabulary, loaded by Bertsmith and transformers."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer, BertForPreTraining
+from transformers import AutoTokenizer
+from transformers import BertForPreTraining as HfBertForPreTraining
 
 from bertsmith import bundle
-from bertsmith.model.bert import BertForPreTraining as PreTrainingModel
+from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.wordpiece_trainer import train_wordpiece
@@ -24,12 +25,14 @@ TEXT = [
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
-    """A vocabulary learnt from five sentences, lowered."""
+    """A lowercase vocabulary learned from five sentences."""
     return train_wordpiece(iter(TEXT * 3), 227)
 
 
-def make(directory: Path, tokenizer: Tokenizer, *, nsp: bool = True, spread: float = 0.3) -> Path:
-    """Save a random model whose numbers differ clearly from place to place; return its path."""
+def save_random_model(
+    directory: Path, tokenizer: Tokenizer, *, nsp: bool = True, init_range: float = 0.3
+) -> Path:
+    """Save a random model with large weights, so that outputs differ clearly; return its path."""
     torch.manual_seed(7)
     config = ModelConfig(
         vocab_size=tokenizer.vocab_size,
@@ -38,10 +41,10 @@ def make(directory: Path, tokenizer: Tokenizer, *, nsp: bool = True, spread: flo
         heads=2,
         feed_forward=37,
         max_positions=61,
-        init_range=spread,
+        init_range=init_range,
         nsp=nsp,
     )
-    model = PreTrainingModel(config)
+    model = BertForPreTraining(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
@@ -51,25 +54,25 @@ def make(directory: Path, tokenizer: Tokenizer, *, nsp: bool = True, spread: flo
 
 
 @pytest.fixture(scope="session")
-def directory(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
-    """The model directory of a random model with a next-sentence head."""
-    return make(tmp_path_factory.mktemp("models") / "paired", tokenizer)
+def model_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
+    """Directory of a random model with a next-sentence head."""
+    return save_random_model(tmp_path_factory.mktemp("models") / "paired", tokenizer)
 
 
 @pytest.fixture(scope="session")
-def directory_without_pairs(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
-    """The model directory of a random model without a next-sentence head."""
-    return make(tmp_path_factory.mktemp("models") / "single", tokenizer, nsp=False)
+def model_dir_without_nsp(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
+    """Directory of a random model without a next-sentence head."""
+    return save_random_model(tmp_path_factory.mktemp("models") / "single", tokenizer, nsp=False)
 
 
 @pytest.fixture(scope="session")
-def loaded(directory: Path) -> bundle.PretrainedBundle:
+def pretrained(model_dir: Path) -> bundle.PretrainedBundle:
     """The model with a next-sentence head, loaded."""
-    return bundle.load(directory)
+    return bundle.load(model_dir)
 
 
 @pytest.fixture(scope="session")
-def peer(directory: Path) -> tuple[Any, Any]:
-    """The same directory as `transformers` reads it: (tokenizer, BertForPreTraining)."""
-    model = BertForPreTraining.from_pretrained(directory, attn_implementation="eager").eval()
-    return AutoTokenizer.from_pretrained(directory), model
+def hf_model(model_dir: Path) -> tuple[Any, Any]:
+    """The same model as loaded by transformers: (tokenizer, BertForPreTraining)."""
+    model = HfBertForPreTraining.from_pretrained(model_dir, attn_implementation="eager").eval()
+    return AutoTokenizer.from_pretrained(model_dir), model

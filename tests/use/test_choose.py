@@ -1,4 +1,4 @@
-"""What a fine-tuned model says of prompts with endings."""
+"""Multiple choice agrees with transformers; errors, streaming, and lines of text."""
 
 from itertools import count, islice
 from pathlib import Path
@@ -23,8 +23,11 @@ QUESTIONS = [
 ]
 
 
-def made(directory: Path, tokenizer: Tokenizer, head: HeadConfig = HeadConfig("choice")) -> Path:  # noqa: B008
-    """Save a random fine-tuned model."""
+def save_choice_model(
+    directory: Path, tokenizer: Tokenizer, head: HeadConfig | None = None
+) -> Path:
+    """Save a random fine-tuned model, by default for multiple choice."""
+    head = head or HeadConfig("choice")
     torch.manual_seed(4)
     config = ModelConfig(
         vocab_size=tokenizer.vocab_size, layers=2, width=26, heads=2, feed_forward=37,
@@ -34,61 +37,63 @@ def made(directory: Path, tokenizer: Tokenizer, head: HeadConfig = HeadConfig("c
     return directory
 
 
-def test_the_same_as_the_peer(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Any number of endings, texts that are cut: transformers' tokenizer and model agree."""
-    directory = made(tmp_path / "m", tokenizer)
-    words = AutoTokenizer.from_pretrained(directory)
-    peer = AutoModelForMultipleChoice.from_pretrained(directory).eval()
-    for (prompt, endings), answer in zip(QUESTIONS, choose(directory, QUESTIONS), strict=True):
+def test_choices_equal_those_of_transformers(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Probabilities agree for different numbers of endings and for truncated texts."""
+    directory = save_choice_model(tmp_path / "m", tokenizer)
+    hf_tokenizer = AutoTokenizer.from_pretrained(directory)
+    hf_model = AutoModelForMultipleChoice.from_pretrained(directory).eval()
+    for (prompt, endings), choice in zip(QUESTIONS, choose(directory, QUESTIONS), strict=True):
         prompts = [prompt] * len(endings)
-        inputs = words(
+        inputs = hf_tokenizer(
             prompts, endings, truncation=True, max_length=41, padding=True, return_tensors="pt"
         )
         with torch.no_grad():
-            logits = peer(**{name: rows[None] for name, rows in inputs.items()}).logits[0]
-        assert answer.probabilities == pytest.approx(logits.softmax(-1).tolist(), abs=1e-5)
-        assert answer.best == int(logits.argmax())
-        longest = max(map(len, words(prompts, endings)["input_ids"]))
-        assert answer.cut_off == (longest > 41)
+            logits = hf_model(**{name: rows[None] for name, rows in inputs.items()}).logits[0]
+        assert choice.probabilities == pytest.approx(logits.softmax(-1).tolist(), abs=1e-5)
+        assert choice.best == int(logits.argmax())
+        max_length = max(map(len, hf_tokenizer(prompts, endings)["input_ids"]))
+        assert choice.cut_off == (max_length > 41)
 
 
-def test_what_cannot_be_asked(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Empty texts and single endings are named by number; each function has its own models."""
-    directory = made(tmp_path / "m", tokenizer)
+def test_invalid_prompts_and_models_are_errors(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Empty texts and single endings are named by number; models of other kinds are rejected."""
+    directory = save_choice_model(tmp_path / "m", tokenizer)
     with pytest.raises(InputError, match="prompt 2 is empty"):
         choose(directory, [("iron", ["a", "b"]), (" ", ["a", "b"])])
     with pytest.raises(InputError, match="ending 1 of prompt 1 is empty"):
         choose(directory, [("iron", ["a", ""])])
-    for few in (["hammer"], [], "hammer"):
+    for endings in (["hammer"], [], "hammer"):
         with pytest.raises(InputError, match="prompt 1 has fewer than two endings"):
-            choose(directory, [("iron", few)])
+            choose(directory, [("iron", endings)])
     with pytest.raises(ModelError, match="kind 'choice'; expected 'single' or 'multi'"):
         predict(directory, ["iron"])
-    other = made(tmp_path / "s", tokenizer, HeadConfig("single", ("a", "b")))
+    classifier = save_choice_model(tmp_path / "s", tokenizer, HeadConfig("single", ("a", "b")))
     with pytest.raises(ModelError, match="kind 'single'; expected 'choice'"):
-        choose(other, [("iron", ["a", "b"])])
+        choose(classifier, [("iron", ["a", "b"])])
 
 
-def test_questions_without_end(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Answers come before the questions end, and windows change none of them."""
-    bundle = load_fine_tuned(made(tmp_path / "m", tokenizer))
-    endless = (QUESTIONS[number % 3] for number in count())
-    answers = list(islice(iter_choices(bundle, endless), 300))
-    wanted = choose(bundle, QUESTIONS)
-    assert [one.best for one in answers] == [wanted[number % 3].best for number in range(300)]
+def test_endless_input_is_streamed(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Choices are yielded before the input ends, and chunks do not change them."""
+    bundle = load_fine_tuned(save_choice_model(tmp_path / "m", tokenizer))
+    questions = (QUESTIONS[number % 3] for number in count())
+    choices = list(islice(iter_choices(bundle, questions), 300))
+    expected = choose(bundle, QUESTIONS)
+    assert [choice.best for choice in choices] == [
+        expected[number % 3].best for number in range(300)
+    ]
 
 
-def test_lines_are_prompts_with_their_endings(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Parted by tabs; the answer is the ending's index, probability and text, and the line."""
-    bundle = load_fine_tuned(made(tmp_path / "m", tokenizer))
+def test_lines_are_prompts_and_endings(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Fields are separated by tabs; the output is index, probability, ending and input line."""
+    bundle = load_fine_tuned(save_choice_model(tmp_path / "m", tokenizer))
     ((value, line),) = predict_lines(bundle, ["iron\thammer\tthe boy"])
-    (answer,) = choose(bundle, [QUESTIONS[1]])
+    (choice,) = choose(bundle, [QUESTIONS[1]])
     assert value == {
-        "prompt": "iron", "endings": ["hammer", "the boy"], "best": answer.best,
-        "probabilities": pytest.approx(answer.probabilities), "cut_off": False,
-        "ending": ("hammer", "the boy")[answer.best], "column": None,
+        "prompt": "iron", "endings": ["hammer", "the boy"], "best": choice.best,
+        "probabilities": pytest.approx(choice.probabilities), "cut_off": False,
+        "ending": ("hammer", "the boy")[choice.best], "column": None,
     }  # fmt: skip
-    best = f"{answer.probabilities[answer.best]:.4f}"
-    assert line == f"{answer.best}\t{best}\t{value['ending']}\tiron\thammer\tthe boy"
+    probability = f"{choice.probabilities[choice.best]:.4f}"
+    assert line == f"{choice.best}\t{probability}\t{value['ending']}\tiron\thammer\tthe boy"
     with pytest.raises(InputError, match="line 1 has fewer than two endings"):
         list(predict_lines(bundle, ["iron"]))

@@ -1,7 +1,4 @@
-"""Vectors of texts, tokens and words beside what ``transformers`` computes of the same model.
-
-These tests never compare speed.
-"""
+"""Vectors of texts, tokens and words agree with transformers; the fast mode is nearly the same."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -34,44 +31,46 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def embedder(directory: Path) -> Embedder:
-    """The random model of two layers."""
-    return Embedder.load(directory)
+def embedder(model_dir: Path) -> Embedder:
+    """The random model with two layers."""
+    return Embedder.load(model_dir)
 
 
 @pytest.fixture(scope="module")
-def states(directory: Path) -> list[list[Floats]]:
-    """What transformers computes of each text by itself: all hidden states, [S, 26] each."""
+def hidden_states(model_dir: Path) -> list[list[Floats]]:
+    """All hidden states of each text, computed separately by transformers, [S, 26] each."""
     model, tokenizer = (
-        AutoModel.from_pretrained(directory),
-        AutoTokenizer.from_pretrained(directory),
+        AutoModel.from_pretrained(model_dir),
+        AutoTokenizer.from_pretrained(model_dir),
     )
-    found = []
+    states_by_text = []
     for text in TEXTS:
-        asked = tokenizer(text, return_tensors="pt", truncation=True, max_length=61)
+        inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=61)
         with torch.inference_mode():
-            said = model(**asked, output_hidden_states=True).hidden_states
-        found.append([state[0].numpy() for state in said])
-    return found
+            states = model(**inputs, output_hidden_states=True).hidden_states
+        states_by_text.append([state[0].numpy() for state in states])
+    return states_by_text
 
 
-def close(found: Floats, wanted: list[Floats] | Floats) -> None:
-    """Compare to 1e-5."""
-    np.testing.assert_allclose(found, np.stack(list(wanted)), rtol=0, atol=1e-5)
+def assert_close(vectors: Floats, expected: list[Floats] | Floats) -> None:
+    """Assert that vectors are equal to 1e-5."""
+    np.testing.assert_allclose(vectors, np.stack(list(expected)), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(("layer", "state"), [(-1, 2), (-2, 1), (-3, 0), (0, 0), (1, 1), (2, 2)])
-def test_a_layer_is_the_hidden_state_of_that_number(
-    embedder: Embedder, states: list[list[Floats]], layer: int, state: int
+@pytest.mark.parametrize(("layer", "index"), [(-1, 2), (-2, 1), (-3, 0), (0, 0), (1, 1), (2, 2)])
+def test_layer_numbers_select_hidden_states(
+    embedder: Embedder, hidden_states: list[list[Floats]], layer: int, index: int
 ) -> None:
-    """-1 is the last layer, -L the one next to the input, 0 the embeddings; each token to 1e-5."""
-    close(embedder.encode(TEXTS, layer=layer), [own[state].mean(0) for own in states])
-    for own, wanted in zip(embedder.encode_tokens(TEXTS, layer=layer), states, strict=True):
-        np.testing.assert_allclose(own.vectors, wanted[state], rtol=0, atol=1e-5)
+    """-1 is the last layer, 1 and -L the one next to the input, 0 the embeddings."""
+    expected_means = [states[index].mean(0) for states in hidden_states]
+    assert_close(embedder.encode(TEXTS, layer=layer), expected_means)
+    token_vectors = embedder.encode_tokens(TEXTS, layer=layer)
+    for text, states in zip(token_vectors, hidden_states, strict=True):
+        np.testing.assert_allclose(text.vectors, states[index], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("pooling", "of"),
+    ("pooling", "pool"),
     [
         ("mean", lambda x: x.mean(0)),
         ("max", lambda x: x.max(0)),
@@ -80,239 +79,271 @@ def test_a_layer_is_the_hidden_state_of_that_number(
         ("last", lambda x: x[-1]),
     ],
 )
-def test_pooling_is_what_its_name_says(
-    embedder: Embedder, states: list[list[Floats]], pooling: str, of: object
+def test_pooling_modes(
+    embedder: Embedder, hidden_states: list[list[Floats]], pooling: str, pool: object
 ) -> None:
-    """Each pooling of the second-to-last layer, and of the last, made a vector of length 1."""
-    assert callable(of)
-    close(embedder.encode(TEXTS, layer=-2, pooling=pooling), [of(own[1]) for own in states])
-    found = embedder.encode(TEXTS, pooling=pooling, normalize=True)
-    close(found, [of(own[2]) / np.linalg.norm(of(own[2])) for own in states])
+    """Each mode gives the expected vector, with and without normalization."""
+    assert callable(pool)
+    vectors = embedder.encode(TEXTS, layer=-2, pooling=pooling)
+    assert_close(vectors, [pool(states[1]) for states in hidden_states])
+    normalized = embedder.encode(TEXTS, pooling=pooling, normalize=True)
+    assert_close(
+        normalized, [pool(states[2]) / np.linalg.norm(pool(states[2])) for states in hidden_states]
+    )
 
 
-def test_without_special_tokens_only_the_text_is_pooled(
-    embedder: Embedder, states: list[list[Floats]]
+def test_pooling_without_special_tokens(
+    embedder: Embedder, hidden_states: list[list[Floats]]
 ) -> None:
-    """[CLS] and [SEP] are left out, but where there is nothing else."""
-    wanted = [own[2][1:-1] if len(own[2]) > 2 else own[2] for own in states]
-    close(embedder.encode(TEXTS, special=False), [own.mean(0) for own in wanted])
-    close(embedder.encode(TEXTS, special=False, pooling="max"), [own.max(0) for own in wanted])
+    """[CLS] and [SEP] are excluded, except for an empty text."""
+    inner_states = [
+        states[2][1:-1] if len(states[2]) > 2 else states[2] for states in hidden_states
+    ]
+    mean = embedder.encode(TEXTS, special=False)
+    assert_close(mean, [states.mean(0) for states in inner_states])
+    maximum = embedder.encode(TEXTS, special=False, pooling="max")
+    assert_close(maximum, [states.max(0) for states in inner_states])
 
 
-def test_the_pooler_reads_the_last_layer(directory: Path, embedder: Embedder) -> None:
-    """Asked for as "pooled", it is their pooler_output; of another layer it is refused."""
+def test_pooler_output(model_dir: Path, embedder: Embedder) -> None:
+    """Pooling "pooled" gives transformers' pooler_output, and is an error for other layers."""
     model, tokenizer = (
-        AutoModel.from_pretrained(directory),
-        AutoTokenizer.from_pretrained(directory),
+        AutoModel.from_pretrained(model_dir),
+        AutoTokenizer.from_pretrained(model_dir),
     )
     with torch.inference_mode():
-        wanted = model(**tokenizer(TEXTS[0], return_tensors="pt")).pooler_output
-    close(embedder.encode(TEXTS[:1], pooling="pooled"), wanted.numpy())
+        expected = model(**tokenizer(TEXTS[0], return_tensors="pt")).pooler_output
+    assert_close(embedder.encode(TEXTS[:1], pooling="pooled"), expected.numpy())
     with pytest.raises(SettingsError, match="the pooler was trained on the last layer"):
         embedder.encode(TEXTS, layer=1, pooling="pooled")
 
 
-def test_a_model_without_a_pooler_says_so(directory_without_pairs: Path) -> None:
-    """Nothing is drawn in its place."""
+def test_missing_pooler_is_an_error(model_dir_without_nsp: Path) -> None:
+    """A missing pooler is not randomly initialized."""
     with pytest.raises(ModelError, match="has no pooler"):
-        embed(directory_without_pairs, TEXTS, pooling="pooled")
+        embed(model_dir_without_nsp, TEXTS, pooling="pooled")
 
 
-def test_a_lone_text_is_told(embedder: Embedder) -> None:
-    """Its characters are no texts."""
-    for ask in (
+def test_single_string_is_an_error(embedder: Embedder) -> None:
+    """A string instead of a list of texts is rejected."""
+    for encode in (
         embedder.encode,
         embedder.encode_tokens,
-        lambda own: embedder.encode_word(own, "iron"),
+        lambda text: embedder.encode_word(text, "iron"),
     ):
-        with pytest.raises(InputError, match=r"a list of texts, not one: put 'iron' into"):
-            ask("iron")
+        with pytest.raises(InputError, match=r"a list of texts, got one text: put 'iron' into"):
+            encode("iron")
 
 
-def test_layers_are_joined_averaged_or_weighted(
-    embedder: Embedder, states: list[list[Floats]]
-) -> None:
-    """In the order in which they are asked for."""
-    joined = embedder.encode(TEXTS, layer=[-1, 0])
-    close(joined, [np.concatenate([own[2], own[0]], -1).mean(0) for own in states])
+def test_several_layers_are_combined(embedder: Embedder, hidden_states: list[list[Floats]]) -> None:
+    """Layers are concatenated in the given order, averaged, or summed with weights."""
+    concatenated = embedder.encode(TEXTS, layer=[-1, 0])
+    assert_close(
+        concatenated,
+        [np.concatenate([states[2], states[0]], -1).mean(0) for states in hidden_states],
+    )
     mean = embedder.encode(TEXTS, layer=[-1, -2], combine="mean")
-    close(mean, [(own[2] + own[1]).mean(0) / 2 for own in states])
-    summed = embedder.encode(TEXTS, layer=[-1, 1], combine="weighted", weights=[0.25, 2])
-    close(summed, [(0.25 * own[2] + 2 * own[1]).mean(0) for own in states])
+    assert_close(mean, [(states[2] + states[1]).mean(0) / 2 for states in hidden_states])
+    weighted = embedder.encode(TEXTS, layer=[-1, 1], combine="weighted", weights=[0.25, 2])
+    assert_close(weighted, [(0.25 * states[2] + 2 * states[1]).mean(0) for states in hidden_states])
     first = embedder.encode(TEXTS, layer=[0, 1], pooling="first")
-    close(first, [np.concatenate([own[0][0], own[1][0]]) for own in states])
+    assert_close(first, [np.concatenate([states[0][0], states[1][0]]) for states in hidden_states])
 
 
-def test_only_the_layers_that_are_asked_for_are_computed(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+def test_only_required_layers_are_computed(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Layer -2 of two runs one layer, the embeddings none; of [CLS] alone the last row is short."""
-    embedder = Embedder.load(directory)
-    rows: list[int] = []
-    whole = EncoderLayer.forward
+    """Layer -2 of two runs one layer; "first" computes the last layer only for [CLS]."""
+    embedder = Embedder.load(model_dir)
+    rows_per_call: list[int] = []
+    original_forward = EncoderLayer.forward
 
-    def counted(self: EncoderLayer, *given: object) -> torch.Tensor:
-        result = whole(self, *given)  # type: ignore[arg-type]
-        rows.append(len(result))
-        return result
+    def recording_forward(self: EncoderLayer, *args: object) -> torch.Tensor:
+        output = original_forward(self, *args)  # type: ignore[arg-type]
+        rows_per_call.append(len(output))
+        return output
 
-    monkeypatch.setattr(EncoderLayer, "forward", counted)
-    tokens = sum(map(len, embedder.tokenize(TEXTS[:2]).sequences))
+    monkeypatch.setattr(EncoderLayer, "forward", recording_forward)
+    num_tokens = sum(map(len, embedder.tokenize(TEXTS[:2]).sequences))
     embedder.encode(TEXTS[:2], layer=-2)
-    assert rows == [tokens]
-    rows.clear()
+    assert rows_per_call == [num_tokens]
+    rows_per_call.clear()
     embedder.encode(TEXTS[:2], layer=0)
-    assert rows == []
+    assert rows_per_call == []
     embedder.encode(TEXTS[:2], pooling="first")
-    assert rows == [tokens, 2]
-    rows.clear()
+    assert rows_per_call == [num_tokens, 2]
+    rows_per_call.clear()
     embedder.encode(TEXTS[:2], layer=1, pooling="first")
-    assert rows == [2]
+    assert rows_per_call == [2]
 
 
-def test_neighbours_and_batches_change_nothing(embedder: Embedder) -> None:
-    """One text at a time, all at once, in batches of 32 tokens: the same vectors to 1e-6."""
-    whole = embedder.encode(TEXTS)
-    small = embedder.encode(TEXTS, batch_tokens=32)
-    alone = np.concatenate([embedder.encode([text]) for text in TEXTS])
-    np.testing.assert_allclose(small, whole, rtol=0, atol=1e-6)
-    np.testing.assert_allclose(alone, whole, rtol=0, atol=1e-6)
+def test_batching_does_not_change_vectors(embedder: Embedder) -> None:
+    """Single texts, one batch, and batches of 32 tokens give the same vectors to 1e-6."""
+    vectors = embedder.encode(TEXTS)
+    small_batches = embedder.encode(TEXTS, batch_tokens=32)
+    single_texts = np.concatenate([embedder.encode([text]) for text in TEXTS])
+    np.testing.assert_allclose(small_batches, vectors, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(single_texts, vectors, rtol=0, atol=1e-6)
     assert embedder.encode([]).shape == (0, 26)
 
 
 @pytest.mark.parametrize("fast", [False, True])
-def test_batches_at_once_change_nothing(directory: Path, fast: bool) -> None:
-    """Four threads with a batch each give what one thread gives, each text its own."""
+def test_threads_do_not_change_vectors(model_dir: Path, fast: bool) -> None:
+    """Four threads with one batch each give the same vectors as one thread, in input order."""
     texts = [" ".join(TEXTS[: 1 + number % len(TEXTS)]) for number in range(40)]
-    embedder = Embedder.load(directory, fast=fast)
-    before, found = torch.get_num_threads(), []
+    embedder = Embedder.load(model_dir, fast=fast)
+    previous_num_threads, results = torch.get_num_threads(), []
     try:
-        for threads in (1, 4):
-            torch.set_num_threads(threads)
-            found.append(embedder.encode(texts, batch_tokens=64))
-            assert torch.get_num_threads() == threads
+        for num_threads in (1, 4):
+            torch.set_num_threads(num_threads)
+            results.append(embedder.encode(texts, batch_tokens=64))
+            assert torch.get_num_threads() == num_threads
     finally:
-        torch.set_num_threads(before)
-    np.testing.assert_allclose(found[0], found[1], rtol=0, atol=1e-5)
-    assert not np.allclose(found[0][0], found[0][1], atol=1e-3)
+        torch.set_num_threads(previous_num_threads)
+    np.testing.assert_allclose(results[0], results[1], rtol=0, atol=1e-5)
+    assert not np.allclose(results[0][0], results[0][1], atol=1e-3)
 
 
-def test_tokens_tell_where_they_stand(embedder: Embedder) -> None:
-    """Ids, words and characters fit together; a text that is too long says that it was cut."""
-    one, long = embedder.encode_tokens([TEXTS[1], TEXTS[4]])
-    assert one.tokens == embedder.tokenizer.ids_to_tokens(one.ids)
-    assert (one.tokens[0], one.tokens[-1]) == ("[CLS]", "[SEP]")
-    assert one.offsets[0] == (0, 0)
-    places = one.offsets[1:-1]
-    assert "".join(TEXTS[1][a:b] for a, b in places) == TEXTS[1].replace(" ", "")
-    assert all(before[1] <= after[0] for before, after in pairwise(places))
-    assert len(one.vectors) == len(one.ids) == len(one.offsets)
-    assert not one.is_truncated
-    assert long.is_truncated
-    assert len(long.vectors) == 61
-    bare = embedder.encode_tokens([TEXTS[1]], special=False)[0]
-    assert bare.ids == one.ids[1:-1]
-    np.testing.assert_allclose(bare.vectors, one.vectors[1:-1], rtol=0, atol=1e-5)
+def test_token_offsets(embedder: Embedder) -> None:
+    """Ids, tokens and offsets correspond; truncation is reported; special tokens are optional."""
+    text, long_text = embedder.encode_tokens([TEXTS[1], TEXTS[4]])
+    assert text.tokens == embedder.tokenizer.ids_to_tokens(text.ids)
+    assert (text.tokens[0], text.tokens[-1]) == ("[CLS]", "[SEP]")
+    assert text.offsets[0] == (0, 0)
+    inner_offsets = text.offsets[1:-1]
+    assert "".join(TEXTS[1][start:end] for start, end in inner_offsets) == TEXTS[1].replace(" ", "")
+    assert all(previous[1] <= following[0] for previous, following in pairwise(inner_offsets))
+    assert len(text.vectors) == len(text.ids) == len(text.offsets)
+    assert not text.is_truncated
+    assert long_text.is_truncated
+    assert len(long_text.vectors) == 61
+    without_special = embedder.encode_tokens([TEXTS[1]], special=False)[0]
+    assert without_special.ids == text.ids[1:-1]
+    np.testing.assert_allclose(without_special.vectors, text.vectors[1:-1], rtol=0, atol=1e-5)
 
 
-def test_a_word_is_the_mean_of_its_pieces(embedder: Embedder) -> None:
-    """In each text where it stands, twice where it stands twice, whatever its case."""
+def test_word_vector_is_the_mean_of_its_tokens(embedder: Embedder) -> None:
+    """Every occurrence is found regardless of case; prefixes match only without a full match."""
     texts = ["Weight and sound, weight and name.", "its own weight"]
-    found = embedder.encode_word(texts, "weight")
-    assert [(own.text, texts[own.text][own.start : own.end]) for own in found] == [
+    words = embedder.encode_word(texts, "weight")
+    assert [(word.text, texts[word.text][word.start : word.end]) for word in words] == [
         (0, "Weight"), (0, "weight"), (1, "weight"),
     ]  # fmt: skip
-    [last] = embedder.encode_tokens([texts[1]])
-    pieces = [n for n, (start, end) in enumerate(last.offsets) if start < 14 and end > 8]
-    np.testing.assert_allclose(found[2].vector, last.vectors[pieces].mean(0), rtol=0, atol=1e-6)
-    # A word that another one begins with counts only where there is no whole one.
-    assert [own.end for own in embedder.encode_word(["hammers and a hammer"], "hammer")] == [20]
-    assert [own.end for own in embedder.encode_word(["two hammers"], "hammer")] == [10]
+    [tokens] = embedder.encode_tokens([texts[1]])
+    token_indices = [
+        index for index, (start, end) in enumerate(tokens.offsets) if start < 14 and end > 8
+    ]
+    expected = tokens.vectors[token_indices].mean(0)
+    np.testing.assert_allclose(words[2].vector, expected, rtol=0, atol=1e-6)
+    [full_match] = embedder.encode_word(["hammers and a hammer"], "hammer")
+    assert full_match.end == 20
+    [prefix_match] = embedder.encode_word(["two hammers"], "hammer")
+    assert prefix_match.end == 10
     with pytest.raises(InputError, match="text 2: the word 'hammer' is not in 'its own weight'"):
         embedder.encode_word(["a hammer", "its own weight"], "hammer")
-    with pytest.raises(InputError, match="text 1: the word 'name' stands beyond the 61 tokens"):
+    with pytest.raises(
+        InputError, match="text 1: the word 'name' is beyond the model's limit of 61 tokens"
+    ):
         embedder.encode_word([TEXTS[4] + " name"], "name")
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"layer": 3}, r"there is no layer 3 in a model of 2; expected -2 \(next to the input\)"),
-        ({"layer": -4}, "there is no layer -4"),
+        (
+            {"layer": 3},
+            r"layer 3 does not exist in a model with 2 layers; expected -2 \(next to the input\)",
+        ),
+        ({"layer": -4}, "layer -4 does not exist"),
         ({"layer": []}, "layers"),
         ({"pooling": "middle"}, "pooling"),
         ({"combine": "weighted"}, "weights belong to"),
         ({"layer": [1, 2], "combine": "weighted", "weights": [1]}, "1 weights for 2 layers"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(
+def test_invalid_settings_are_errors(
     embedder: Embedder, settings: dict[str, object], message: str
 ) -> None:
-    """Each names what was found and what is expected."""
+    """The message names what was found and what is expected."""
     with pytest.raises(SettingsError, match=message):
         embedder.encode(TEXTS, **settings)  # type: ignore[arg-type]
 
 
-def test_vectors_a_token_are_no_array(embedder: Embedder) -> None:
-    """``encode`` cannot return them: it says which method does."""
-    with pytest.raises(InputError, match=r"tokens\(\)"):
+def test_encode_without_pooling_is_an_error(embedder: Embedder) -> None:
+    """The message names the method that returns vectors per token."""
+    with pytest.raises(InputError, match=r"encode_tokens\(\)"):
         embedder.encode(TEXTS, pooling="none")
 
 
 @pytest.mark.parametrize("vnni", [True, False])
-def test_the_quick_form_is_nearly_the_same(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, vnni: bool
+def test_fast_vectors_are_similar(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, vnni: bool
 ) -> None:
-    """A cosine of 0.995 in every vector, with all 8 bits or one less; the model stays as it was."""
+    """Every cosine similarity is above 0.995, and the original model is not changed."""
     if vnni and not has_vnni():
         pytest.skip("without VNNI, sums of 8-bit products may be clipped")
     monkeypatch.setattr("bertsmith.use.quantization.has_vnni", lambda: vnni)
     monkeypatch.setattr("bertsmith.use.quantization.has_bf16", lambda: False)
-    bundle = load_encoder(directory)
-    before = {name: own.clone() for name, own in bundle.model.state_dict().items()}
-    quick = Embedder(bundle, fast=True)
-    assert quick.encoder is not bundle.model
-    found, wanted = quick.encode(TEXTS, normalize=True), embed(bundle, TEXTS, normalize=True)
-    assert (found * wanted).sum(-1).min() > 0.995
-    assert (found != wanted).any()
-    assert all(torch.equal(own, before[name]) for name, own in bundle.model.state_dict().items())
+    bundle = load_encoder(model_dir)
+    state_before = {name: value.clone() for name, value in bundle.model.state_dict().items()}
+    fast_embedder = Embedder(bundle, fast=True)
+    assert fast_embedder.encoder is not bundle.model
+    fast_vectors = fast_embedder.encode(TEXTS, normalize=True)
+    vectors = embed(bundle, TEXTS, normalize=True)
+    assert (fast_vectors * vectors).sum(-1).min() > 0.995
+    assert (fast_vectors != vectors).any()
+    state_after = bundle.model.state_dict()
+    assert all(torch.equal(value, state_before[name]) for name, value in state_after.items())
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_the_quick_form_of_every_norm(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, norm: str
+def test_quantization_uses_the_preceding_norm(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, norm: str
 ) -> None:
-    """Each Linear's columns are evened out by the LayerNorm that it reads."""
+    """SmoothQuant scales come from the LayerNorm whose output the Linear layer reads."""
     monkeypatch.setattr("bertsmith.use.quantization.has_bf16", lambda: False)
-    config = load_encoder(directory).config.model_copy(update={"norm": norm})
+    config = load_encoder(model_dir).config.model_copy(update={"norm": norm})
     torch.manual_seed(3)
     model = BertModel(config).eval()
     for name, parameter in model.named_parameters():
         nn.init.normal_(parameter, 1.0 if "norm.weight" in name else 0.0, 0.3)
-    quick = quantize(model)
-    above: Any = model.embeddings.norm
-    plain: Any
-    own: Any
-    for plain, own in zip(model.encoder.layers, quick.encoder.layers, strict=True):
-        first, second = plain.attention_norm, plain.feed_forward_norm
-        read = (above, first) if norm == "post" else (first, second)
-        looking = plain.attention.query_key_value.weight[: 2 * config.width]
-        found = own.attention.query_key_value.looking.inverse, own.up.inverse
-        for scale, weight, inverse in zip(read, (looking, plain.up.weight), found, strict=True):
-            size = scale.weight.abs() + scale.bias.abs() / 4
-            torch.testing.assert_close(1 / inverse, smoothquant_scales(size, weight))
-        above = second
+    quantized = quantize(model)
+    previous_norm: Any = model.embeddings.norm
+    layer: Any
+    quantized_layer: Any
+    for layer, quantized_layer in zip(model.encoder.layers, quantized.encoder.layers, strict=True):
+        attention_norm, feed_forward_norm = layer.attention_norm, layer.feed_forward_norm
+        input_norms = (
+            (previous_norm, attention_norm)
+            if norm == "post"
+            else (attention_norm, feed_forward_norm)
+        )
+        query_key_weight = layer.attention.query_key_value.weight[: 2 * config.width]
+        quantized_linears = (
+            quantized_layer.attention.query_key_value.query_key, quantized_layer.up
+        )  # fmt: skip
+        for input_norm, weight, quantized_linear in zip(
+            input_norms, (query_key_weight, layer.up.weight), quantized_linears, strict=True
+        ):
+            column_scale = input_norm.weight.abs() + input_norm.bias.abs() / 4
+            expected = smoothquant_scales(column_scale, weight)
+            torch.testing.assert_close(1 / quantized_linear.inverse_scales, expected)
+        previous_norm = feed_forward_norm
     ids = torch.randint(5, 90, (40,))
-    zeros = torch.zeros_like(ids)
-    packed = PackedBatch(ids=ids, segments=zeros, positions=torch.arange(40),
-                    cu_seqlens=torch.tensor([0, 40], dtype=torch.int32), max_seqlen=40)  # fmt: skip
-    # With gradients on, as a caller may leave them.
-    wanted, found_vectors = model(packed), quick(packed)
-    assert nn.functional.cosine_similarity(found_vectors, wanted).min() > 0.99
+    batch = PackedBatch(
+        ids=ids, segments=torch.zeros_like(ids), positions=torch.arange(40),
+        cu_seqlens=torch.tensor([0, 40], dtype=torch.int32), max_seqlen=40,
+    )  # fmt: skip
+    # Gradients are enabled, as in code without torch.no_grad.
+    expected_output, output = model(batch), quantized(batch)
+    assert nn.functional.cosine_similarity(output, expected_output).min() > 0.99
 
 
-def test_the_quick_form_prepares_for_few_sizes() -> None:
-    """PyTorch keeps something for each number of rows: there are few of them, and few are idle."""
-    rows = [bucket_rows(tokens) for tokens in range(1, 2049)]
-    assert len(set(rows)) < 50
-    assert all(0 <= own - tokens < max(16, tokens / 8) for tokens, own in enumerate(rows, 1))
+def test_row_counts_are_bucketed() -> None:
+    """There are few different row counts, and padding adds at most an eighth or 15 rows."""
+    row_counts = [bucket_rows(num_tokens) for num_tokens in range(1, 2049)]
+    assert len(set(row_counts)) < 50
+    assert all(
+        0 <= num_rows - num_tokens < max(16, num_tokens / 8)
+        for num_tokens, num_rows in enumerate(row_counts, 1)
+    )

@@ -1,6 +1,6 @@
-"""Lines embedded into files: each form, stopping at any moment, and what stands in the way.
+"""Lines embedded into files: formats, interruption and resume, and errors.
 
-These tests never compare vectors with another library's: tests/use/test_embed.py does.
+The vectors are compared with transformers in test_embed.py.
 """
 
 import json
@@ -10,13 +10,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from bertsmith.errors import InputError
-from bertsmith.use import embed_lines as embedfile
+from bertsmith.use import embed_lines as embed_lines_module
 from bertsmith.use.embed import Embedder
 from bertsmith.use.embed_lines import EmbeddingSummary, embed_lines
 from bertsmith.use.table_input import Record
@@ -24,8 +25,8 @@ from bertsmith.use.vector_settings import build_vector_settings
 from bertsmith.use.vector_writers import JsonlWriter, TableColumns
 from tests.use.conftest import TEXT
 
-#: Characters that end a line elsewhere, part cells, or are none; and a line without any.
-ODD = [
+#: Lines with unusual separators, control characters or Hangul, and empty lines.
+UNUSUAL_LINES = [
     "one\u2028line",
     "a\ttab",
     "a\0zero",
@@ -36,249 +37,267 @@ ODD = [
     "대장간의 망치",
     "\r",
 ]
-LINES = [*TEXT, *ODD, "the smith " * 60, *reversed(TEXT), *(f"{n} hammers" for n in range(20))]
+LINES = [
+    *TEXT,
+    *UNUSUAL_LINES,
+    "the smith " * 60,
+    *reversed(TEXT),
+    *(f"{number} hammers" for number in range(20)),
+]
 
-PLAIN, TOKENS = build_vector_settings(), build_vector_settings(pooling="none")
+TEXT_SETTINGS, TOKEN_SETTINGS = build_vector_settings(), build_vector_settings(pooling="none")
 
 
 @pytest.fixture(scope="module")
-def embedder(directory: Path) -> Embedder:
-    """The random model of two layers."""
-    return Embedder.load(directory)
+def embedder(model_dir: Path) -> Embedder:
+    """The random model with two layers."""
+    return Embedder.load(model_dir)
 
 
 @pytest.fixture(autouse=True)
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedfile, "_LINES", 7)
+    monkeypatch.setattr(embed_lines_module, "_MAX_LINES", 7)
 
 
-def test_an_array_is_what_encode_returns(embedder: Embedder, tmp_path: Path) -> None:
-    """Its bytes are those of numpy.save; lines that were cut off are counted."""
-    told = embed_lines(embedder, LINES, tmp_path / "new" / "v.npy", PLAIN)
-    ids = [number for line in LINES for number in embedder.tokenizer.encode(line)]
-    assert told.unknown_share == ids.count(embedder.tokenizer.unk_id) / len(ids) > 0
-    assert told == EmbeddingSummary(
-        tmp_path / "new" / "v.npy", len(LINES), 26, 1, told.unknown_share
-    )
-    found = np.load(told.path)
-    np.testing.assert_allclose(found, embedder.encode(LINES), rtol=0, atol=1e-6)
-    np.save(tmp_path / "same.npy", found)
-    assert told.path.read_bytes() == (tmp_path / "same.npy").read_bytes()
-    assert list(told.path.parent.iterdir()) == [told.path]
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Read JSON lines, which are separated by line feeds only."""
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
 
 
-def test_lines_of_json_hold_the_exact_numbers(embedder: Embedder, tmp_path: Path) -> None:
-    """Each line has its text and its float32 vector, digit for digit; or its tokens with theirs."""
-    array = embed_lines(embedder, LINES, tmp_path / "v.npy", PLAIN).path
-    path = embed_lines(embedder, LINES, tmp_path / "v.jsonl", PLAIN).path
-    read = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
-    assert [own["text"] for own in read] == LINES
-    assert np.array_equal(np.array([own["vector"] for own in read], np.float32), np.load(array))
-    path = embed_lines(embedder, LINES, tmp_path / "t.jsonl", TOKENS).path
-    read = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
-    for own, wanted in zip(read, embedder.encode_tokens(LINES), strict=True):
-        assert (own["tokens"], own["ids"]) == (wanted.tokens, wanted.ids)
-        assert list(map(tuple, own["offsets"])) == wanted.offsets
-        np.testing.assert_allclose(own["vectors"], wanted.vectors, rtol=0, atol=1e-5)
+def test_npy_output_equals_encode(embedder: Embedder, tmp_path: Path) -> None:
+    """The bytes equal those of numpy.save; truncated lines and unknown tokens are counted."""
+    summary = embed_lines(embedder, LINES, tmp_path / "new" / "v.npy", TEXT_SETTINGS)
+    ids = [token_id for line in LINES for token_id in embedder.tokenizer.encode(line)]
+    unknown_share = ids.count(embedder.tokenizer.unk_id) / len(ids)
+    assert unknown_share > 0
+    assert summary == EmbeddingSummary(tmp_path / "new" / "v.npy", len(LINES), 26, 1, unknown_share)
+    vectors = np.load(summary.path)
+    np.testing.assert_allclose(vectors, embedder.encode(LINES), rtol=0, atol=1e-6)
+    np.save(tmp_path / "expected.npy", vectors)
+    assert summary.path.read_bytes() == (tmp_path / "expected.npy").read_bytes()
+    assert list(summary.path.parent.iterdir()) == [summary.path]
 
 
-def test_a_number_that_is_none_is_null(tmp_path: Path) -> None:
-    """NaN is no JSON: it becomes null, beside numbers that stay."""
-    sink = JsonlWriter(tmp_path / "v.jsonl", 0)
-    sink.append(["a"], np.array([[np.nan, 0.1]], np.float32))
-    sink.commit()
-    sink.close()
+def test_json_lines_hold_exact_vectors(embedder: Embedder, tmp_path: Path) -> None:
+    """Each line has its text and the exact float32 vector, or its tokens and their vectors."""
+    npy_path = embed_lines(embedder, LINES, tmp_path / "v.npy", TEXT_SETTINGS).path
+    rows = read_jsonl(embed_lines(embedder, LINES, tmp_path / "v.jsonl", TEXT_SETTINGS).path)
+    assert [row["text"] for row in rows] == LINES
+    vectors = np.array([row["vector"] for row in rows], np.float32)
+    assert np.array_equal(vectors, np.load(npy_path))
+    rows = read_jsonl(embed_lines(embedder, LINES, tmp_path / "t.jsonl", TOKEN_SETTINGS).path)
+    for row, expected in zip(rows, embedder.encode_tokens(LINES), strict=True):
+        assert (row["tokens"], row["ids"]) == (expected.tokens, expected.ids)
+        assert row["offsets"] == [list(offset) for offset in expected.offsets]
+        np.testing.assert_allclose(row["vectors"], expected.vectors, rtol=0, atol=1e-5)
+
+
+def test_nan_is_written_as_null(tmp_path: Path) -> None:
+    """JSON has no NaN; other numbers of the vector are preserved."""
+    writer = JsonlWriter(tmp_path / "v.jsonl", 0)
+    writer.append(["a"], np.array([[np.nan, 0.1]], np.float32))
+    writer.commit()
+    writer.close()
     vector = json.loads((tmp_path / "v.jsonl").read_text())["vector"]
     assert (vector[0], np.float32(vector[1])) == (None, np.float32(0.1))
 
 
-def test_tables_hold_the_same(embedder: Embedder, tmp_path: Path) -> None:
-    """A Parquet table has text and vector, or text, tokens, ids, offsets and vectors."""
-    array = embed_lines(embedder, LINES, tmp_path / "v.npy", PLAIN).path
-    table = pq.read_table(embed_lines(embedder, LINES, tmp_path / "v.parquet", PLAIN).path)
+def test_parquet_output_equals_other_formats(embedder: Embedder, tmp_path: Path) -> None:
+    """A table has text and vector, or text, tokens, ids, offsets and vectors."""
+    npy_path = embed_lines(embedder, LINES, tmp_path / "v.npy", TEXT_SETTINGS).path
+    table = pq.read_table(embed_lines(embedder, LINES, tmp_path / "v.parquet", TEXT_SETTINGS).path)
     assert table["text"].to_pylist() == LINES
-    assert np.array_equal(np.float32(table["vector"].to_pylist()), np.load(array))
-    table = pq.read_table(embed_lines(embedder, LINES, tmp_path / "t.parquet", TOKENS).path)
-    lines = embed_lines(embedder, LINES, tmp_path / "t.jsonl", TOKENS).path
-    for row, line in zip(table.to_pylist(), lines.read_bytes().split(b"\n"), strict=False):
-        wanted = json.loads(line)
-        assert np.array_equal(np.float32(row.pop("vectors")), np.float32(wanted.pop("vectors")))
-        assert row == wanted
+    assert np.array_equal(np.float32(table["vector"].to_pylist()), np.load(npy_path))
+    table = pq.read_table(embed_lines(embedder, LINES, tmp_path / "t.parquet", TOKEN_SETTINGS).path)
+    jsonl_path = embed_lines(embedder, LINES, tmp_path / "t.jsonl", TOKEN_SETTINGS).path
+    for row, line in zip(table.to_pylist(), jsonl_path.read_bytes().split(b"\n"), strict=False):
+        expected = json.loads(line)
+        assert np.array_equal(np.float32(row.pop("vectors")), np.float32(expected.pop("vectors")))
+        assert row == expected
     assert table.num_rows == len(LINES)
 
 
-def test_rows_of_a_table_keep_their_columns(embedder: Embedder, tmp_path: Path) -> None:
-    """In JSON lines and Parquet; arrays hold the vectors alone, which are those of the lines."""
+def test_table_rows_keep_their_columns(embedder: Embedder, tmp_path: Path) -> None:
+    """JSON lines and Parquet include the columns; .npy has the vectors alone."""
     table = [
-        Record(text, {"n": n, "text": text, "maybe": n or None}) for n, text in enumerate(LINES)
+        Record(text, {"n": number, "text": text, "maybe": number or None})
+        for number, text in enumerate(LINES)
     ]
     columns = TableColumns(["n", "text", "maybe"], {"vector": "predicted_vector"})
-    array = embed_lines(embedder, LINES, tmp_path / "v.npy", PLAIN).path
+    npy_path = embed_lines(embedder, LINES, tmp_path / "v.npy", TEXT_SETTINGS).path
     for name in ("r.npy", "r.jsonl", "r.parquet"):
-        embed_lines(embedder, table, tmp_path / name, PLAIN, columns=columns)
-    assert (tmp_path / "r.npy").read_bytes() == array.read_bytes()
-    read = [json.loads(line) for line in (tmp_path / "r.jsonl").read_bytes().split(b"\n")[:-1]]
-    for found in (read, pq.read_table(tmp_path / "r.parquet").to_pylist()):
-        vectors = np.array([row.pop("predicted_vector") for row in found], np.float32)
-        assert np.array_equal(vectors, np.load(array))
-        assert found == [row.cells for row in table]
+        embed_lines(embedder, table, tmp_path / name, TEXT_SETTINGS, columns=columns)
+    assert (tmp_path / "r.npy").read_bytes() == npy_path.read_bytes()
+    for rows in (read_jsonl(tmp_path / "r.jsonl"),
+                 pq.read_table(tmp_path / "r.parquet").to_pylist()):  # fmt: skip
+        vectors = np.array([row.pop("predicted_vector") for row in rows], np.float32)
+        assert np.array_equal(vectors, np.load(npy_path))
+        assert rows == [record.cells for record in table]
 
 
 @pytest.mark.parametrize("name", ["v.npy", "v.jsonl", "v.parquet"])
-def test_a_stopped_table_goes_on(embedder: Embedder, tmp_path: Path, name: str) -> None:
-    """With the same rows, to the same file; another cell before the place is refused."""
-    table = [Record(text, {"n": n, "text": text}) for n, text in enumerate(LINES)]
+def test_interrupted_table_can_be_resumed(embedder: Embedder, tmp_path: Path, name: str) -> None:
+    """The same rows give the same file; a changed cell in a finished row is an error."""
+    table = [Record(text, {"n": number, "text": text}) for number, text in enumerate(LINES)]
     columns = TableColumns(["n", "text"], {})
 
-    def stopped() -> Iterator[Record]:
+    def interrupted_rows() -> Iterator[Record]:
         yield from table[:16]
         raise KeyboardInterrupt
 
     out = tmp_path / name
     with pytest.raises(KeyboardInterrupt):
-        embed_lines(embedder, stopped(), out, PLAIN, columns=columns)
-    other = [Record(LINES[0], {"n": "x", "text": LINES[0]}), *table[1:]]
-    with pytest.raises(InputError, match="the first 14 lines are not those that were embedded"):
-        embed_lines(embedder, other, out, PLAIN, columns=columns, resume=True)
-    embed_lines(embedder, table, out, PLAIN, columns=columns, resume=True)
-    embed_lines(embedder, table, tmp_path / f"whole-{name}", PLAIN, columns=columns)
-    assert _same(out, tmp_path / f"whole-{name}")
+        embed_lines(embedder, interrupted_rows(), out, TEXT_SETTINGS, columns=columns)
+    changed_table = [Record(LINES[0], {"n": "x", "text": LINES[0]}), *table[1:]]
+    with pytest.raises(InputError, match="the first 14 lines differ from those already embedded"):
+        embed_lines(embedder, changed_table, out, TEXT_SETTINGS, columns=columns, resume=True)
+    embed_lines(embedder, table, out, TEXT_SETTINGS, columns=columns, resume=True)
+    uninterrupted = tmp_path / f"uninterrupted-{name}"
+    embed_lines(embedder, table, uninterrupted, TEXT_SETTINGS, columns=columns)
+    assert has_same_contents(out, uninterrupted)
 
 
-#: Runs in a process of its own, which forks: each child kills itself at its n-th fsync, another one
-#: goes on with what it left, until n is beyond the last one. Each flush to the disk is tried so.
-KILLED = """
+#: Script: for n = 1, 2, ..., a forked child embeds lines and kills itself at its n-th fsync, and a
+#: second child resumes; ends when n exceeds the number of fsyncs. Prints the last n.
+KILL_SCRIPT = """
 import os, signal, sys
 from pathlib import Path
-from bertsmith.use import embedfile
+from typing import Any
+from bertsmith.use import embed_lines as embed_lines_module
 from bertsmith.use.embed import Embedder
-from bertsmith.use.vector_settings import settings_of
-embedfile._LINES = 7
-embedder, folder, name, pooling = Embedder.load(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:5]
-lines = [f"{n} hammers and a smith" for n in range(19)]
+from bertsmith.use.vector_settings import build_vector_settings
+embed_lines_module._MAX_LINES = 7
+embedder, folder = Embedder.load(sys.argv[1]), Path(sys.argv[2])
+suffix, pooling = sys.argv[3:5]
+settings = build_vector_settings(pooling=pooling)
+lines = [f"{number} hammers and a smith" for number in range(19)]
 
-def embed(out, last=None):
+def embed(out, kill_at=None):
     if child := os.fork():
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    left, sync = last, os.fsync
-    def counted(file):
-        nonlocal left
-        left = left and left - 1
-        if left == 0:
+    num_fsyncs, original_fsync = 0, os.fsync
+    def counting_fsync(file):
+        nonlocal num_fsyncs
+        num_fsyncs += 1
+        if num_fsyncs == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
-        sync(file)
-    os.fsync = counted
-    embedfile.embed_lines(embedder, lines, out, settings_of(pooling=pooling), resume=True)
+        original_fsync(file)
+    os.fsync = counting_fsync
+    embed_lines_module.embed_lines(embedder, lines, out, settings, resume=True)
     os._exit(0)
 
-assert embed(folder / f"whole{name}") == 0
-for last in range(1, 99):
-    out = folder / f"{last}{name}"
-    if embed(out, last) == 0:
+assert embed(folder / f"uninterrupted{suffix}") == 0
+for kill_at in range(1, 99):
+    out = folder / f"{kill_at}{suffix}"
+    if embed(out, kill_at) == 0:
         break
     if not out.exists():
         assert embed(out) == 0
-print(last)
+print(kill_at)
 """
 
 
-def _same(one: Path, other: Path) -> bool:
-    if one.is_dir():
-        # How neighbours are joined depends on threads.
-        names = sorted(path.name for path in one.iterdir() if path.suffix != ".usearch")
-        return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
-    if one.suffix == ".parquet":
-        return bool(pq.read_table(one).equals(pq.read_table(other)))
-    return one.read_bytes() == other.read_bytes()
+def has_same_contents(a: Path, b: Path) -> bool:
+    """Whether two files or index directories have the same contents."""
+    if a.is_dir():
+        # The graph depends on the timing of threads.
+        names = sorted(path.name for path in a.iterdir() if path.suffix != ".usearch")
+        return all((a / name).read_bytes() == (b / name).read_bytes() for name in names)
+    if a.suffix == ".parquet":
+        return bool(pq.read_table(a).equals(pq.read_table(b)))
+    return a.read_bytes() == b.read_bytes()
 
 
 @pytest.mark.parametrize(
-    ("name", "pooling", "least"),
+    ("suffix", "pooling", "min_fsyncs"),
     [(".npy", "mean", 13), (".jsonl", "none", 12), (".parquet", "mean", 15), (".index", "max", 20)],
 )
-def test_a_run_killed_at_any_moment_goes_on(
-    directory: Path, tmp_path: Path, name: str, pooling: str, least: int
+def test_killed_run_can_be_resumed(
+    model_dir: Path, tmp_path: Path, suffix: str, pooling: str, min_fsyncs: int
 ) -> None:
-    """Killed by SIGKILL at each flush to the disk and resumed, it ends with the same bytes."""
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, directory, tmp_path, name, pooling],
+    """A run killed at any fsync and resumed ends with the same bytes."""
+    process = subprocess.run(
+        [sys.executable, "-c", KILL_SCRIPT, model_dir, tmp_path, suffix, pooling],
         capture_output=True, text=True, check=False, timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    moments = int(done.stdout)
-    assert moments > least
-    for last in range(1, moments + 1):
-        assert _same(tmp_path / f"whole{name}", tmp_path / f"{last}{name}"), last
+    assert process.returncode == 0, process.stderr
+    last_kill = int(process.stdout)
+    assert last_kill > min_fsyncs
+    uninterrupted = tmp_path / f"uninterrupted{suffix}"
+    for kill_at in range(1, last_kill + 1):
+        assert has_same_contents(uninterrupted, tmp_path / f"{kill_at}{suffix}"), kill_at
 
 
-def _stopped(embedder: Embedder, out: Path) -> Iterator[str]:
-    """Leave a run at ``out`` that was stopped after 14 lines."""
+def start_and_interrupt(embedder: Embedder, out: Path) -> None:
+    """Start a run and interrupt it after 14 committed lines."""
 
-    def lines() -> Iterator[str]:
+    def interrupted_lines() -> Iterator[str]:
         yield from LINES[:20]
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        embed_lines(embedder, lines(), out, PLAIN)
-    assert json.loads((out.with_name(f"{out.name}.partial") / "state.json").read_text())["lines"]
-    return iter(LINES)
+        embed_lines(embedder, interrupted_lines(), out, TEXT_SETTINGS)
+    state_file = out.with_name(f"{out.name}.partial") / "state.json"
+    assert json.loads(state_file.read_text())["lines"]
 
 
-def test_going_on_refuses_what_is_not_the_same(
-    embedder: Embedder, directory_without_pairs: Path, tmp_path: Path
+def test_resume_requires_the_same_input(
+    embedder: Embedder, model_dir_without_nsp: Path, tmp_path: Path
 ) -> None:
-    """Other lines, settings or another model are refused; the same then go on, only if asked to."""
+    """Different lines, settings or models are errors; the same input resumes if requested."""
     out = tmp_path / "v.npy"
-    lines = list(_stopped(embedder, out))
-    with pytest.raises(InputError, match="--resume goes on with it, or remove it"):
-        embed_lines(embedder, lines, out, PLAIN)
-    for other in (["x", *lines[1:]], lines[:9]):
-        with pytest.raises(InputError, match="the first 14 lines are not those"):
-            embed_lines(embedder, other, out, PLAIN, resume=True)
-    with pytest.raises(InputError, match="begun with another pooling"):
-        embed_lines(embedder, lines, out, build_vector_settings(pooling="max"), resume=True)
-    other_model = Embedder.load(directory_without_pairs)
-    with pytest.raises(InputError, match="begun with another model"):
-        embed_lines(other_model, lines, out, PLAIN, resume=True)
-    (out.with_name("v.npy.partial") / "data").rename(tmp_path / "kept")
-    with pytest.raises(InputError, match="shorter than its run left it"):
-        embed_lines(embedder, lines, out, PLAIN, resume=True)
-    (tmp_path / "kept").rename(out.with_name("v.npy.partial") / "data")
-    assert embed_lines(embedder, lines, out, PLAIN, resume=True).num_lines == len(LINES)
-    whole = embed_lines(embedder, lines, tmp_path / "whole.npy", PLAIN).path
-    assert whole.read_bytes() == out.read_bytes()
+    start_and_interrupt(embedder, out)
+    with pytest.raises(InputError, match="continue it with --resume, or remove it"):
+        embed_lines(embedder, LINES, out, TEXT_SETTINGS)
+    for other_lines in (["x", *LINES[1:]], LINES[:9]):
+        with pytest.raises(InputError, match="the first 14 lines differ"):
+            embed_lines(embedder, other_lines, out, TEXT_SETTINGS, resume=True)
+    with pytest.raises(InputError, match="started with a different pooling"):
+        embed_lines(embedder, LINES, out, build_vector_settings(pooling="max"), resume=True)
+    other_embedder = Embedder.load(model_dir_without_nsp)
+    with pytest.raises(InputError, match="started with a different model"):
+        embed_lines(other_embedder, LINES, out, TEXT_SETTINGS, resume=True)
+    (out.with_name("v.npy.partial") / "data").rename(tmp_path / "data")
+    with pytest.raises(InputError, match="shorter than when its run was interrupted"):
+        embed_lines(embedder, LINES, out, TEXT_SETTINGS, resume=True)
+    (tmp_path / "data").rename(out.with_name("v.npy.partial") / "data")
+    summary = embed_lines(embedder, LINES, out, TEXT_SETTINGS, resume=True)
+    assert summary.num_lines == len(LINES)
+    uninterrupted = embed_lines(embedder, LINES, tmp_path / "whole.npy", TEXT_SETTINGS).path
+    assert uninterrupted.read_bytes() == out.read_bytes()
 
 
-def test_nothing_is_written_over(embedder: Embedder, tmp_path: Path) -> None:
-    """A file, a folder or something beside them that is in the way stays as it is."""
+def test_existing_files_are_not_overwritten(embedder: Embedder, tmp_path: Path) -> None:
+    """An existing output file, or unrelated files at the partial path, are errors."""
     out = tmp_path / "v.npy"
-    out.write_text("mine")
+    out.write_text("original")
     for resume in (False, True):
-        with pytest.raises(InputError, match="it is there already; choose another name"):
-            embed_lines(embedder, LINES, out, PLAIN, resume=resume)
-    assert out.read_text() == "mine"
-    beside = tmp_path / "w.npy.partial"
-    beside.mkdir()
-    (beside / "mine.txt").write_text("mine")
-    with pytest.raises(InputError, match="this folder holds something else"):
-        embed_lines(embedder, LINES, tmp_path / "w.npy", PLAIN, resume=True)
-    assert (beside / "mine.txt").read_text() == "mine"
-    (tmp_path / "x.npy.partial").write_text("mine")
+        with pytest.raises(InputError, match="already exists; choose another name"):
+            embed_lines(embedder, LINES, out, TEXT_SETTINGS, resume=resume)
+    assert out.read_text() == "original"
+    unrelated_dir = tmp_path / "w.npy.partial"
+    unrelated_dir.mkdir()
+    (unrelated_dir / "notes.txt").write_text("original")
+    with pytest.raises(InputError, match="this directory contains unrelated files"):
+        embed_lines(embedder, LINES, tmp_path / "w.npy", TEXT_SETTINGS, resume=True)
+    assert (unrelated_dir / "notes.txt").read_text() == "original"
+    (tmp_path / "x.npy.partial").write_text("original")
     with pytest.raises(InputError, match=r"x\.npy\.partial: cannot be written: File exists"):
-        embed_lines(embedder, LINES, tmp_path / "x.npy", PLAIN)
+        embed_lines(embedder, LINES, tmp_path / "x.npy", TEXT_SETTINGS)
 
 
-def test_two_runs_never_write_one_file(embedder: Embedder, tmp_path: Path) -> None:
-    """While one is at work another is refused, and the first ends as if nothing had been."""
+def test_concurrent_runs_are_rejected(embedder: Embedder, tmp_path: Path) -> None:
+    """A second run with the same output is an error and does not disturb the first."""
 
-    def lines() -> Iterator[str]:
+    def lines_with_second_run() -> Iterator[str]:
         yield from LINES[:9]
-        with pytest.raises(InputError, match="another process is writing it now"):
-            embed_lines(embedder, LINES, tmp_path / "v.npy", PLAIN, resume=True)
+        with pytest.raises(InputError, match="another process is writing to it"):
+            embed_lines(embedder, LINES, tmp_path / "v.npy", TEXT_SETTINGS, resume=True)
         yield from LINES[9:]
 
-    assert embed_lines(embedder, lines(), tmp_path / "v.npy", PLAIN).num_lines == len(LINES)
+    summary = embed_lines(embedder, lines_with_second_run(), tmp_path / "v.npy", TEXT_SETTINGS)
+    assert summary.num_lines == len(LINES)
 
 
 @pytest.mark.parametrize(
@@ -286,116 +305,128 @@ def test_two_runs_never_write_one_file(embedder: Embedder, tmp_path: Path) -> No
     [
         (
             "v.csv",
-            PLAIN,
+            TEXT_SETTINGS,
             r"v\.csv: expected a name that ends in \.npy, \.jsonl, \.parquet, \.index",
         ),
-        ("v.npy", TOKENS, r"a vector a token fits \.jsonl and \.parquet only"),
+        (
+            "v.npy",
+            TOKEN_SETTINGS,
+            r"vectors per token can only be written to \.jsonl and \.parquet",
+        ),
     ],
 )
-def test_forms_that_do_not_fit_are_refused(
+def test_unsuitable_formats_are_errors(
     embedder: Embedder, tmp_path: Path, name: str, settings: object, message: str
 ) -> None:
-    """Each says what would; nothing is left behind."""
+    """The message names the supported formats, and nothing is written."""
     with pytest.raises(InputError, match=message):
         embed_lines(embedder, LINES, tmp_path / name, settings)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_line_is_an_error_and_leaves_nothing(embedder: Embedder, tmp_path: Path) -> None:
-    """An array of nothing would hide a mistake."""
-    with pytest.raises(InputError, match="no line to embed"):
-        embed_lines(embedder, [], tmp_path / "v.npy", PLAIN)
+def test_empty_input_is_an_error(embedder: Embedder, tmp_path: Path) -> None:
+    """Nothing is written for empty input."""
+    with pytest.raises(InputError, match="no lines to embed"):
+        embed_lines(embedder, [], tmp_path / "v.npy", TEXT_SETTINGS)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_long_lines_end_a_window_early(
     embedder: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A window holds few long lines, so that they do not fill the memory; all are embedded."""
-    monkeypatch.setattr(embedfile, "_CHARACTERS", 500)
-    sizes: list[int] = []
-    whole = Embedder.tokenize
+    """A window contains few long lines, which limits memory; all lines are embedded."""
+    monkeypatch.setattr(embed_lines_module, "_MAX_CHARACTERS", 500)
+    window_sizes: list[int] = []
+    original_tokenize = Embedder.tokenize
 
-    def counted(self: Embedder, texts: list[str]) -> object:
-        sizes.append(len(texts))
-        return whole(self, texts)
+    def recording_tokenize(self: Embedder, texts: list[str]) -> object:
+        window_sizes.append(len(texts))
+        return original_tokenize(self, texts)
 
-    monkeypatch.setattr(Embedder, "ids", counted)
+    monkeypatch.setattr(Embedder, "tokenize", recording_tokenize)
     lines = ["a smith", "the smith " * 40_000, *["the smith " * 26] * 4]
-    told = embed_lines(embedder, lines, tmp_path / "v.npy", PLAIN)
-    assert (told.num_lines, told.num_truncated) == (6, 1)
-    assert sizes == [2, 2, 2]
+    summary = embed_lines(embedder, lines, tmp_path / "v.npy", TEXT_SETTINGS)
+    assert (summary.num_lines, summary.num_truncated) == (6, 1)
+    assert window_sizes == [2, 2, 2]
 
 
 @pytest.mark.parametrize("name", ["v.npy", "v.jsonl", "v.index"])
-def test_a_full_disk_leaves_what_is_done(embedder: Embedder, tmp_path: Path, name: str) -> None:
-    """Where nothing more can be written it says so, and goes on when there is room again."""
-    many = LINES * 30
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, before[1]))
+def test_run_can_be_resumed_after_a_full_disk(
+    embedder: Embedder, tmp_path: Path, name: str
+) -> None:
+    """A write error is reported, and the run resumes when there is space again."""
+    lines = LINES * 30
+    previous_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, previous_limit[1]))
     try:
-        with pytest.raises(InputError, match="cannot be written: File too large; what is done"):
-            embed_lines(embedder, many, tmp_path / name, PLAIN)
+        with pytest.raises(InputError, match="cannot be written: File too large; finished lines"):
+            embed_lines(embedder, lines, tmp_path / name, TEXT_SETTINGS)
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, previous_limit)
     state = json.loads((tmp_path / f"{name}.partial" / "state.json").read_text())
-    assert 0 < state["lines"] < len(many)
-    embed_lines(embedder, many, tmp_path / name, PLAIN, resume=True)
-    embed_lines(embedder, many, tmp_path / f"whole.{name}", PLAIN)
-    assert _same(tmp_path / name, tmp_path / f"whole.{name}")
+    assert 0 < state["lines"] < len(lines)
+    embed_lines(embedder, lines, tmp_path / name, TEXT_SETTINGS, resume=True)
+    uninterrupted = tmp_path / f"uninterrupted.{name}"
+    embed_lines(embedder, lines, uninterrupted, TEXT_SETTINGS)
+    assert has_same_contents(tmp_path / name, uninterrupted)
 
 
-#: Says by how many MiB the most memory ever used grows when many lines follow few.
-FLAT = """
+#: Script: prints by how many MiB peak memory grows from 5,000 to 20,000 lines.
+PEAK_MEMORY_SCRIPT = """
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from bertsmith.use.embed import Embedder
 from bertsmith.use.embed_lines import embed_lines
-from bertsmith.use.vector_settings import settings_of
-embedder, settings = Embedder.load(sys.argv[1]), settings_of(pooling=sys.argv[3])
-plain, times, marks = embedder.recipe(settings), int(sys.argv[4]), []
-# Long vectors of a small model: the same state many times, which no user may ask for.
-long = replace(plain, states=plain.states * times, width=plain.width * times)
-embedder.recipe = lambda settings: long
+from bertsmith.use.vector_settings import build_vector_settings
+embedder, settings = Embedder.load(sys.argv[1]), build_vector_settings(pooling=sys.argv[3])
+spec, repetitions, peaks = embedder.resolve_settings(settings), int(sys.argv[4]), []
+# Repeat a layer to get wide vectors from a small model; settings do not allow repetition.
+wide_spec = replace(
+    spec, layer_indices=spec.layer_indices * repetitions, width=spec.width * repetitions
+)
+embedder.resolve_settings = lambda settings: wide_spec
 for count in (5_000, 20_000):
-    # Equally many tokens in every line: batches of other sizes would move the peak.
+    # Lines have equal lengths, because the peak depends on the size of batches.
     lines = ("some hammers and the smith who lifted many of them" for _ in range(count))
     out = sys.argv[2].replace(".", f"-{count}.")
     embed_lines(embedder, lines, out, settings)
-    # Not ru_maxrss, which a process inherits from the one that starts it.
-    told = Path("/proc/self/status").read_text().partition("VmHWM:")[2]
-    marks.append(int(told.split()[0]) / 1024)
-print(marks[1] - marks[0])
+    # ru_maxrss would include the peak of the parent process.
+    peak = Path("/proc/self/status").read_text().partition("VmHWM:")[2]
+    peaks.append(int(peak.split()[0]) / 1024)
+print(peaks[1] - peaks[0])
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "pooling", "times"), [("v.npy", "mean", "40"), ("t.parquet", "none", "3")]
+    ("name", "pooling", "repetitions"), [("v.npy", "mean", "40"), ("t.parquet", "none", "3")]
 )
-def test_memory_does_not_grow_with_the_lines(
-    directory: Path, tmp_path: Path, name: str, pooling: str, times: str
+def test_memory_does_not_grow_with_the_input(
+    model_dir: Path, tmp_path: Path, name: str, pooling: str, repetitions: str
 ) -> None:
-    """20,000 lines need at most 35 MiB more than 5,000; the vectors of 15,000 have over 60."""
-    done = subprocess.run(
-        [sys.executable, "-c", FLAT, directory, tmp_path / name, pooling, times],
+    """15,000 more lines, whose vectors take over 60 MiB, need at most 35 MiB more memory."""
+    process = subprocess.run(
+        [sys.executable, "-c", PEAK_MEMORY_SCRIPT, model_dir, tmp_path / name, pooling,
+         repetitions],
         capture_output=True, text=True, check=False, timeout=300,
-        # One heap for all threads, and large blocks outside of it: glibc adapts its thresholds as
-        # a program runs, so that the peak of a heap depends on the order of frees.
+        # Use one heap for all threads and mmap for large blocks: glibc adapts its thresholds at
+        # run time, which makes the peak depend on the order of frees.
         env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1",
              "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"},
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    # Kept windows would be 59 MiB and more; 6 to 28 were seen without any.
-    assert float(done.stdout) < 35
+    assert process.returncode == 0, process.stderr
+    # Measured: 6 to 28 MiB. Keeping all windows would need at least 59 MiB.
+    assert float(process.stdout) < 35
 
 
-def test_all_settings_reach_the_vectors(embedder: Embedder, tmp_path: Path) -> None:
-    """Layers, pooling, length and special tokens of a file are those that encode is given."""
-    said = {"pooling": "mean-max", "normalize": True, "special": False, "combine": "mean"}
-    told = embed_lines(embedder, LINES, tmp_path / "v.npy", build_vector_settings([-1, 0], **said))
+def test_all_settings_are_used(embedder: Embedder, tmp_path: Path) -> None:
+    """Layers, pooling, normalization and special tokens have the same effect as in ``encode``."""
+    settings = {"pooling": "mean-max", "normalize": True, "special": False, "combine": "mean"}
+    vector_settings = build_vector_settings([-1, 0], **settings)
+    summary = embed_lines(embedder, LINES, tmp_path / "v.npy", vector_settings)
     encode: Callable[..., np.ndarray[tuple[int, ...], np.dtype[np.float32]]] = embedder.encode
-    wanted = encode(LINES, layer=[-1, 0], **said)
-    assert told.width == 52
-    np.testing.assert_allclose(np.load(told.path), wanted, rtol=0, atol=1e-6)
+    expected = encode(LINES, layer=[-1, 0], **settings)
+    assert summary.width == 52
+    np.testing.assert_allclose(np.load(summary.path), expected, rtol=0, atol=1e-6)

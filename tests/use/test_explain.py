@@ -1,4 +1,4 @@
-"""Where a model looks: the attention probabilities of each head."""
+"""Attention probabilities agree with transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -17,44 +17,48 @@ from bertsmith.model.encoder import EncoderLayer
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.use.explain import AttentionMaps, attention
 from tests.use.conftest import TEXT
-from tests.use.test_choose import made
+from tests.use.test_choose import save_choice_model
 
 
-def of_peer(directory: Path, texts: list[str], longest: int) -> Any:
-    """Return what transformers says: tokens, segments and [L, N, S, S]."""
-    words = AutoTokenizer.from_pretrained(directory)
+def hf_attention(directory: Path, texts: list[str], max_length: int) -> Any:
+    """Compute with transformers (tokens, segments, probabilities [L, N, S, S])."""
+    tokenizer = AutoTokenizer.from_pretrained(directory)
     model = AutoModel.from_pretrained(directory, attn_implementation="eager").eval()
-    inputs = words(*texts, truncation=True, max_length=longest, return_tensors="pt")
+    inputs = tokenizer(*texts, truncation=True, max_length=max_length, return_tensors="pt")
     with torch.no_grad():
-        found = model(**inputs, output_attentions=True).attentions
-    tokens = words.convert_ids_to_tokens(inputs["input_ids"][0])
-    return tokens, inputs["token_type_ids"][0].tolist(), torch.cat(found).numpy()
+        attentions = model(**inputs, output_attentions=True).attentions
+    tokens = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0])
+    return tokens, inputs["token_type_ids"][0].tolist(), torch.cat(attentions).numpy()
 
 
-def same(ours: AttentionMaps, theirs: Any) -> None:
-    """Tokens and segments are equal, and the numbers to 1e-5."""
-    assert (ours.tokens, ours.segments) == theirs[:2]
-    assert ours.probabilities.dtype == np.float32
-    np.testing.assert_allclose(ours.probabilities, theirs[2], atol=1e-5)
+def assert_same_attention(maps: AttentionMaps, expected: Any) -> None:
+    """Assert equal tokens and segments, and equal probabilities to 1e-5."""
+    assert (maps.tokens, maps.segments) == expected[:2]
+    assert maps.probabilities.dtype == np.float32
+    np.testing.assert_allclose(maps.probabilities, expected[2], atol=1e-5)
 
 
 @pytest.mark.parametrize("texts", [TEXT[:1], TEXT[1:3], [TEXT[2] * 4]])
-def test_the_same_as_the_peer(directory: Path, texts: list[str]) -> None:
-    """A text, a pair and a text that is cut: transformers' output_attentions to 1e-5."""
-    same(attention(bundle.load(directory), *texts), of_peer(directory, texts, 61))
+def test_attention_equals_that_of_transformers(model_dir: Path, texts: list[str]) -> None:
+    """A text, a pair and a truncated text give transformers' output_attentions to 1e-5."""
+    maps = attention(bundle.load(model_dir), *texts)
+    assert_same_attention(maps, hf_attention(model_dir, texts, 61))
 
 
-def test_every_kind_of_model(directory: Path, tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Fine-tuned models and bare encoders, loaded or by their path, give the peer's numbers too."""
-    tuned = made(tmp_path / "tuned", tokenizer)
-    same(attention(bundle.load_fine_tuned(tuned), TEXT[3]), of_peer(tuned, [TEXT[3]], 41))
-    theirs = of_peer(directory, TEXT[:2], 61)
-    same(attention(bundle.load_encoder(directory), *TEXT[:2]), theirs)
-    same(bertsmith.attention(directory, *TEXT[:2]), theirs)
+def test_all_kinds_of_models_are_accepted(
+    model_dir: Path, tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    """Fine-tuned models, bare encoders and paths agree with transformers."""
+    fine_tuned = save_choice_model(tmp_path / "tuned", tokenizer)
+    maps = attention(bundle.load_fine_tuned(fine_tuned), TEXT[3])
+    assert_same_attention(maps, hf_attention(fine_tuned, [TEXT[3]], 41))
+    expected = hf_attention(model_dir, TEXT[:2], 61)
+    assert_same_attention(attention(bundle.load_encoder(model_dir), *TEXT[:2]), expected)
+    assert_same_attention(bertsmith.attention(model_dir, *TEXT[:2]), expected)
 
 
-def test_pre_norm_looks_at_what_was_normed(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """In a pre-norm, causal model nobody looks ahead, and all layers' rows sum to 1."""
+def test_attention_of_a_causal_pre_norm_model(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """No token attends to later ones, rows sum to 1, and the last layer's values are correct."""
     torch.manual_seed(5)
     config = ModelConfig(
         vocab_size=tokenizer.vocab_size, layers=3, width=26, heads=2, feed_forward=37,
@@ -62,41 +66,44 @@ def test_pre_norm_looks_at_what_was_normed(tmp_path: Path, tokenizer: Tokenizer)
     )  # fmt: skip
     model = BertForPreTraining(config).eval()
     bundle.save(tmp_path / "m", model, tokenizer, {})
-    found = attention(tmp_path / "m", TEXT[0]).probabilities
-    assert not np.triu(found, 1).any()
-    np.testing.assert_allclose(found.sum(-1), 1, atol=1e-5)
-    # By hand: the last layer is given what the two below it made, and norms it before it looks.
-    states: list[Any] = []
-    last = model.bert.encoder.layers[2]
-    assert isinstance(last, EncoderLayer)
-    last.attention_norm.register_forward_hook(lambda *told: states.append(told[2].clone()))
+    probabilities = attention(tmp_path / "m", TEXT[0]).probabilities
+    assert not np.triu(probabilities, 1).any()
+    np.testing.assert_allclose(probabilities.sum(-1), 1, atol=1e-5)
+    # Recompute the last layer from its normalized input.
+    normalized_inputs: list[Any] = []
+    last_layer = model.bert.encoder.layers[2]
+    assert isinstance(last_layer, EncoderLayer)
+    last_layer.attention_norm.register_forward_hook(
+        lambda _module, _inputs, output: normalized_inputs.append(output.clone())
+    )
     attention(bundle.PretrainedBundle(model, tokenizer, config, tmp_path), TEXT[0])
-    # A clone made in inference mode is no tensor for autograd.
+    # Tensors created in inference mode cannot be used by autograd.
     with torch.no_grad():
-        query, key, _ = last.attention.query_key_value(states[0]).view(-1, 3, 2, 13).unbind(1)
+        query_key_value = last_layer.attention.query_key_value(normalized_inputs[0])
+        query, key, _ = query_key_value.view(-1, 3, 2, 13).unbind(1)
     scores = torch.einsum("qnh,knh->nqk", query, key) / 13**0.5
-    future = torch.ones_like(scores, dtype=torch.bool).triu(1)
-    wanted = scores.masked_fill(future, -torch.inf).softmax(-1).detach().numpy()
-    np.testing.assert_allclose(found[2], wanted, atol=1e-5)
+    is_future = torch.ones_like(scores, dtype=torch.bool).triu(1)
+    expected = scores.masked_fill(is_future, -torch.inf).softmax(-1).detach().numpy()
+    np.testing.assert_allclose(probabilities[2], expected, atol=1e-5)
 
 
-def test_what_is_too_long_is_cut_and_said(loaded: bundle.PretrainedBundle) -> None:
-    """A text keeps its beginning; of a pair the border between both stays; how much is told."""
-    whole = attention(loaded, TEXT[0])
-    assert whole.left_out == 0
-    short = attention(loaded, TEXT[0], max_seqlen=9)
-    assert short.tokens == [*whole.tokens[:8], "[SEP]"]
-    assert short.left_out == len(whole.tokens) - 9
-    pair = attention(loaded, TEXT[0], TEXT[1], max_seqlen=11)
-    assert pair.tokens[3:6] == [*whole.tokens[-3:-1], "[SEP]"]
+def test_long_texts_are_truncated(pretrained: bundle.PretrainedBundle) -> None:
+    """A text keeps its beginning, a pair its boundary; removed tokens are counted."""
+    full = attention(pretrained, TEXT[0])
+    assert full.left_out == 0
+    truncated = attention(pretrained, TEXT[0], max_seqlen=9)
+    assert truncated.tokens == [*full.tokens[:8], "[SEP]"]
+    assert truncated.left_out == len(full.tokens) - 9
+    pair = attention(pretrained, TEXT[0], TEXT[1], max_seqlen=11)
+    assert pair.tokens[3:6] == [*full.tokens[-3:-1], "[SEP]"]
     assert pair.probabilities.shape == (2, 2, 11, 11)
 
 
-def test_what_cannot_be_asked(loaded: bundle.PretrainedBundle) -> None:
-    """A text without a word is refused, and so is a length without room."""
+def test_empty_texts_and_small_lengths_are_errors(pretrained: bundle.PretrainedBundle) -> None:
+    """Each text needs at least one token."""
     with pytest.raises(InputError, match="the text is empty"):
-        attention(loaded, " \t")
+        attention(pretrained, " \t")
     with pytest.raises(InputError, match="the second text is empty"):
-        attention(loaded, "iron", "")
-    with pytest.raises(InputError, match="too short for one token of each"):
-        attention(loaded, "iron", "water", max_seqlen=4)
+        attention(pretrained, "iron", "")
+    with pytest.raises(InputError, match="too small for one token of each"):
+        attention(pretrained, "iron", "water", max_seqlen=4)

@@ -1,4 +1,4 @@
-"""Filling in masks, beside `transformers` reading the same directory."""
+"""Mask filling agrees with transformers; segments, batches and errors."""
 
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ TEXTS = [
 ]
 
 
-def expected(peer: tuple[Any, Any], text: str) -> torch.Tensor:
-    """Return the peer's probabilities at the masks of a text, [masks, V]."""
-    tokenizer, model = peer
+def hf_mask_probabilities(hf_model: tuple[Any, Any], text: str) -> torch.Tensor:
+    """Compute the probabilities at the masks with transformers, [masks, V]."""
+    tokenizer, model = hf_model
     inputs = tokenizer(text, return_tensors="pt")
     with torch.no_grad():
         logits = model(**inputs).prediction_logits[0]
@@ -29,84 +29,87 @@ def expected(peer: tuple[Any, Any], text: str) -> torch.Tensor:
     return probabilities
 
 
-def test_probabilities_are_the_peers(loaded: PretrainedBundle, peer: tuple[Any, Any]) -> None:
-    """Every word's probability at every mask is `transformers`' to 1e-5, best first."""
-    every = loaded.config.vocab_size
-    for text, fillings in zip(TEXTS, iter_fillings(loaded, TEXTS, top=every), strict=True):
-        rows = expected(peer, text)
+def test_probabilities_equal_those_of_transformers(
+    pretrained: PretrainedBundle, hf_model: tuple[Any, Any]
+) -> None:
+    """The probability of every word at every mask agrees to 1e-5, in decreasing order."""
+    vocab_size = pretrained.config.vocab_size
+    fillings_by_text = iter_fillings(pretrained, TEXTS, top=vocab_size)
+    for text, fillings in zip(TEXTS, fillings_by_text, strict=True):
+        rows = hf_mask_probabilities(hf_model, text)
         assert len(rows) == len(fillings) == text.count("[MASK]")
         for row, filling in zip(rows, fillings, strict=True):
-            words, shares = zip(*filling.words, strict=True)
-            assert list(shares) == sorted(shares, reverse=True)
-            ours = torch.tensor(shares)
-            theirs = row[[loaded.tokenizer.token_to_id(word) for word in words]]
-            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+            words, probabilities = zip(*filling.words, strict=True)
+            assert list(probabilities) == sorted(probabilities, reverse=True)
+            expected = row[[pretrained.tokenizer.token_to_id(word) for word in words]]
+            torch.testing.assert_close(torch.tensor(probabilities), expected, rtol=0, atol=1e-5)
 
 
-def test_a_batch_gives_what_each_text_gives(loaded: PretrainedBundle) -> None:
-    """Texts of different lengths in one batch do not touch each other, and keep their order."""
-    together = list(iter_fillings(loaded, TEXTS * 90, top=3))
-    alone = [fill(loaded, text, top=3) for text in TEXTS]
-    assert len(together) == 360
-    for index, fillings in enumerate(together):
-        for ours, own in zip(fillings, alone[index % 4], strict=True):
-            assert [word for word, _ in ours.words] == [word for word, _ in own.words]
-            for (_, share), (_, other) in zip(ours.words, own.words, strict=True):
-                assert share == pytest.approx(other, abs=1e-6)
+def test_batching_does_not_change_fillings(pretrained: PretrainedBundle) -> None:
+    """Texts of different lengths in one batch give the same fillings as alone, in order."""
+    batched = list(iter_fillings(pretrained, TEXTS * 90, top=3))
+    single = [fill(pretrained, text, top=3) for text in TEXTS]
+    assert len(batched) == 360
+    for index, fillings in enumerate(batched):
+        for filling, expected in zip(fillings, single[index % 4], strict=True):
+            assert [word for word, _ in filling.words] == [word for word, _ in expected.words]
+            probabilities = [probability for _, probability in filling.words]
+            expected_probabilities = [probability for _, probability in expected.words]
+            assert probabilities == pytest.approx(expected_probabilities, abs=1e-6)
 
 
-def test_places_are_those_of_the_text(loaded: PretrainedBundle) -> None:
-    """A filling's place is the character at which its [MASK] begins."""
-    for text, fillings in zip(TEXTS, iter_fillings(loaded, TEXTS), strict=True):
+def test_place_is_the_start_of_the_mask(pretrained: PretrainedBundle) -> None:
+    """``place`` is the index of the first character of [MASK] in the text."""
+    for text, fillings in zip(TEXTS, iter_fillings(pretrained, TEXTS), strict=True):
         for filling in fillings:
             assert text[filling.place :].startswith("[MASK]")
         assert len({filling.place for filling in fillings}) == text.count("[MASK]")
 
 
-def test_a_path_will_do(loaded: PretrainedBundle, directory: Path) -> None:
-    """The public name takes a directory, as text or path, or a loaded model."""
-    wanted = fill(loaded, TEXTS[0])
-    assert bertsmith.fill(directory, TEXTS[0]) == wanted
-    assert bertsmith.fill(str(directory), TEXTS[0]) == wanted
-    assert len(wanted[0].words) == 5
+def test_paths_and_loaded_models_are_accepted(
+    pretrained: PretrainedBundle, model_dir: Path
+) -> None:
+    """``bertsmith.fill`` accepts a Path, a string and a loaded model."""
+    expected = fill(pretrained, TEXTS[0])
+    assert bertsmith.fill(model_dir, TEXTS[0]) == expected
+    assert bertsmith.fill(str(model_dir), TEXTS[0]) == expected
+    assert len(expected[0].words) == 5
 
 
-def test_a_second_segment_after_sep(loaded: PretrainedBundle, peer: tuple[Any, Any]) -> None:
-    """What stands after a written [SEP] is segment B, as in pre-training."""
-    tokenizer, model = peer
+def test_text_after_sep_is_segment_b(
+    pretrained: PretrainedBundle, hf_model: tuple[Any, Any]
+) -> None:
+    """Text after a literal [SEP] gets segment 1, as in pre-training."""
+    tokenizer, model = hf_model
     inputs = tokenizer("the smith", "the [MASK] met", return_tensors="pt")
     with torch.no_grad():
         logits = model(**inputs).prediction_logits[0]
-    best = logits[inputs["input_ids"][0] == 4].softmax(-1).max()
-    (filling,) = fill(loaded, "the smith [SEP] the [MASK] met", top=1)
-    assert filling.words[0][1] == pytest.approx(float(best), abs=1e-5)
+    max_probability = logits[inputs["input_ids"][0] == 4].softmax(-1).max()
+    (filling,) = fill(pretrained, "the smith [SEP] the [MASK] met", top=1)
+    assert filling.words[0][1] == pytest.approx(float(max_probability), abs=1e-5)
 
 
-def test_only_segment_a_without_pairs(directory_without_pairs: Path) -> None:
-    """A model that never saw segment B is not asked about it: its embedding plays no part."""
-    single = bertsmith.load(directory_without_pairs)
+def test_models_without_nsp_use_segment_a_only(model_dir_without_nsp: Path) -> None:
+    """Changing the untrained embedding of segment B does not change the predictions."""
+    bundle = bertsmith.load(model_dir_without_nsp)
     text = "the smith [SEP] the [MASK] met"
-    before = fill(single, text)
+    before = fill(bundle, text)
     with torch.no_grad():
-        single.model.bert.embeddings.segments.weight[1] += 5.0
-    assert fill(single, text) == before
+        bundle.model.bert.embeddings.segments.weight[1] += 5.0
+    assert fill(bundle, text) == before
 
 
-def test_rows_beyond_the_vocabulary_are_no_words(loaded: PretrainedBundle, directory: Path) -> None:
-    """A model with more rows than its tokenizer has words gives no probability to the others."""
-    wide = bertsmith.load(directory)
+def test_rows_beyond_the_vocabulary_are_ignored(model_dir: Path) -> None:
+    """Decoder rows without a word in the tokenizer get no probability."""
+    bundle = bertsmith.load(model_dir)
     with torch.no_grad():
-        wide.model.mlm.decoder.bias[-40:] += 100.0
-    vocab = wide.tokenizer.vocab[:-40]
-    narrow = PretrainedBundle(
-        wide.model,
-        type(wide.tokenizer)(type(wide.tokenizer.spec)(vocab=vocab)),
-        wide.config,
-        wide.path,
-    )
-    (filling,) = fill(narrow, "[MASK]", top=1000)
+        bundle.model.mlm.decoder.bias[-40:] += 100.0
+    vocab = bundle.tokenizer.vocab[:-40]
+    small_tokenizer = type(bundle.tokenizer)(type(bundle.tokenizer.spec)(vocab=vocab))
+    small_vocab_bundle = PretrainedBundle(bundle.model, small_tokenizer, bundle.config, bundle.path)
+    (filling,) = fill(small_vocab_bundle, "[MASK]", top=1000)
     assert len(filling.words) == len(vocab)
-    assert sum(share for _, share in filling.words) == pytest.approx(1.0, abs=1e-5)
+    assert sum(probability for _, probability in filling.words) == pytest.approx(1.0, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -118,21 +121,21 @@ def test_rows_beyond_the_vocabulary_are_no_words(loaded: PretrainedBundle, direc
         ("smith " * 60 + "[MASK]", r"text 2: \d+ tokens, but this model takes at most 59"),
     ],
 )
-def test_errors_name_the_text(loaded: PretrainedBundle, text: str, message: str) -> None:
-    """A text without a mask, or longer than the model, is refused by its number."""
+def test_errors_name_the_text(pretrained: PretrainedBundle, text: str, message: str) -> None:
+    """A text without a mask, or longer than the model's maximum, is an error with its number."""
     with pytest.raises(InputError, match=message):
-        list(iter_fillings(loaded, [TEXTS[0], text]))
+        list(iter_fillings(pretrained, [TEXTS[0], text]))
 
 
-def test_the_longest_text_fits(loaded: PretrainedBundle) -> None:
-    """A text of exactly as many tokens as the model has positions is filled in."""
-    room = loaded.config.max_positions - 2
-    assert len(fill(loaded, "[MASK]" * room, top=1)) == room
+def test_text_of_maximum_length_is_accepted(pretrained: PretrainedBundle) -> None:
+    """A text may have as many tokens as the model has positions, minus [CLS] and [SEP]."""
+    max_tokens = pretrained.config.max_positions - 2
+    assert len(fill(pretrained, "[MASK]" * max_tokens, top=1)) == max_tokens
     with pytest.raises(InputError, match="shorten it"):
-        fill(loaded, "[MASK]" * (room + 1))
+        fill(pretrained, "[MASK]" * (max_tokens + 1))
 
 
-def test_top_is_at_least_one(loaded: PretrainedBundle) -> None:
-    """Asking for no words is a mistake, not an empty answer."""
+def test_top_must_be_positive(pretrained: PretrainedBundle) -> None:
+    """``top=0`` is an error."""
     with pytest.raises(InputError, match="at least one word"):
-        fill(loaded, "[MASK]", top=0)
+        fill(pretrained, "[MASK]", top=0)

@@ -1,4 +1,4 @@
-"""How questions are put into batches."""
+"""Batching by length, and splitting iterables into chunks."""
 
 from collections.abc import Iterator
 
@@ -12,43 +12,44 @@ from bertsmith.use.masked_lm import chunked
 
 
 @given(st.lists(st.integers(1, 50)), st.integers(1, 200))
-def test_groups_hold_every_sequence_once_within_the_budget(lengths: list[int], budget: int) -> None:
-    """Each number stands in one group, and count times longest stays in the budget."""
-    found = list(batch_by_length(lengths, budget))
-    assert sorted(number for group in found for number in group) == list(range(len(lengths)))
-    for group in found:
-        assert len(group) == 1 or len(group) * max(lengths[number] for number in group) <= budget
+def test_batches_contain_every_sequence_once(lengths: list[int], max_tokens: int) -> None:
+    """Every index is in one batch; size times longest length is within the maximum."""
+    batches = list(batch_by_length(lengths, max_tokens))
+    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
+    for batch in batches:
+        padded_size = len(batch) * max(lengths[index] for index in batch)
+        assert len(batch) == 1 or padded_size <= max_tokens
 
 
 @given(st.lists(st.integers(1, 50), min_size=1), st.integers(50, 200))
-def test_groups_are_full(lengths: list[int], budget: int) -> None:
-    """A group leaves no room for the first sequence of the next."""
-    found = list(batch_by_length(lengths, budget))
-    for group in found[:-1]:
-        assert (len(group) + 1) * max(lengths[number] for number in group) > budget
+def test_batches_are_full(lengths: list[int], max_tokens: int) -> None:
+    """No batch has room for one more sequence of its longest length."""
+    batches = list(batch_by_length(lengths, max_tokens))
+    for batch in batches[:-1]:
+        assert (len(batch) + 1) * max(lengths[index] for index in batch) > max_tokens
 
 
-def test_windows_read_no_further_than_asked() -> None:
-    """Lists come as soon as they are full, so endless input can be worked on."""
-    seen: list[int] = []
+def test_chunks_read_no_further_than_needed() -> None:
+    """A chunk is yielded as soon as it is full, so endless input can be processed."""
+    numbers_read: list[int] = []
 
     def endless() -> Iterator[int]:
         number = 0
         while True:
-            seen.append(number)
+            numbers_read.append(number)
             yield number
             number += 1
 
     stream = chunked(endless(), 3)
     assert next(stream) == [0, 1, 2]
-    assert seen == [0, 1, 2]
+    assert numbers_read == [0, 1, 2]
     assert next(stream) == [3, 4, 5]
     assert list(chunked(iter("abcd"), 3)) == [["a", "b", "c"], ["d"]]
     assert list(chunked([], 3)) == []
 
 
-def test_what_stands_before_an_error_is_a_window() -> None:
-    """An error of the items is raised after the window of those before it, not instead of it."""
+def test_items_before_an_error_are_yielded() -> None:
+    """An error of the iterable is raised after the chunk of the items before it."""
 
     def items() -> Iterator[int]:
         yield from range(5)

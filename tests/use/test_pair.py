@@ -1,4 +1,4 @@
-"""The next-sentence head, beside `transformers` reading the same directory."""
+"""Next-sentence probabilities agree with transformers; truncation and errors."""
 
 from pathlib import Path
 from typing import Any
@@ -20,56 +20,60 @@ PAIRS = [
 ]
 
 
-def expected(peer: tuple[Any, Any], ids: list[int], second: int) -> float:
-    """Return the peer's probability of label 0; segment B begins at the index ``second``."""
-    segments = [0] * second + [1] * (len(ids) - second)
+def hf_probability(hf_model: tuple[Any, Any], ids: list[int], length_a: int) -> float:
+    """Compute the probability of label 0 with transformers; A has the first ``length_a`` ids."""
+    segments = [0] * length_a + [1] * (len(ids) - length_a)
     with torch.no_grad():
-        output = peer[1](input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([segments]))
+        output = hf_model[1](input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([segments]))
     return float(output.seq_relationship_logits.softmax(-1)[0, 0])
 
 
-def test_probabilities_are_the_peers(loaded: PretrainedBundle, peer: tuple[Any, Any]) -> None:
-    """The probability of label 0 is that of `transformers` to 1e-5, alone and in a batch."""
-    tokenizer, model = peer
-    together = [pairing.follows for pairing in iter_pair_predictions(loaded, PAIRS * 100)]
-    assert len(together) == 300
+def test_probabilities_equal_those_of_transformers(
+    pretrained: PretrainedBundle, hf_model: tuple[Any, Any]
+) -> None:
+    """The probability of label 0 agrees to 1e-5, for single pairs and in batches."""
+    tokenizer, model = hf_model
+    batched = [prediction.follows for prediction in iter_pair_predictions(pretrained, PAIRS * 100)]
+    assert len(batched) == 300
     for index, (a, b) in enumerate(PAIRS):
         with torch.no_grad():
             logits = model(**tokenizer(a, b, return_tensors="pt")).seq_relationship_logits
-        wanted = float(logits.softmax(-1)[0, 0])
-        assert pair(loaded, a, b) == pytest.approx(wanted, abs=1e-5)
-        assert together[index::3] == pytest.approx([wanted] * 100, abs=1e-5)
-    assert len({round(share, 4) for share in together[:3]}) == 3
+        expected = float(logits.softmax(-1)[0, 0])
+        assert pair(pretrained, a, b) == pytest.approx(expected, abs=1e-5)
+        assert batched[index::3] == pytest.approx([expected] * 100, abs=1e-5)
+    assert len({round(probability, 4) for probability in batched[:3]}) == 3
 
 
-def test_order_matters_and_a_path_will_do(loaded: PretrainedBundle, directory: Path) -> None:
-    """A before B is another question than B before A; the public name takes a path."""
+def test_order_matters_and_paths_are_accepted(
+    pretrained: PretrainedBundle, model_dir: Path
+) -> None:
+    """(A, B) and (B, A) have different probabilities; ``bertsmith.pair`` accepts a path."""
     a, b = PAIRS[0]
-    assert bertsmith.pair(directory, a, b) == pair(loaded, a, b)
-    assert abs(pair(loaded, a, b) - pair(loaded, b, a)) > 1e-4
+    assert bertsmith.pair(model_dir, a, b) == pair(pretrained, a, b)
+    assert abs(pair(pretrained, a, b) - pair(pretrained, b, a)) > 1e-4
 
 
-def test_long_pairs_keep_their_border(loaded: PretrainedBundle, peer: tuple[Any, Any]) -> None:
-    """A pair too long for the model loses A's front and B's end, and says how much."""
-    tokenizer = loaded.tokenizer
-    a = tokenizer.encode("the smith worked " * 30)
-    b = tokenizer.encode("every hammer on the wall " * 30)
-    room = loaded.config.max_positions - 3
-    kept_a, kept_b = a[-room // 2 :], b[: room // 2]
-    ids = [tokenizer.cls_id, *kept_a, tokenizer.sep_id, *kept_b, tokenizer.sep_id]
-    assert len(ids) == loaded.config.max_positions
-    wanted = expected(peer, ids, len(kept_a) + 2)
-    (found,) = iter_pair_predictions(
-        loaded, [("the smith worked " * 30, "every hammer on the wall " * 30)]
-    )
-    assert found.follows == pytest.approx(wanted, abs=1e-5)
-    assert found.left_out == len(a) + len(b) - room
+def test_long_pairs_keep_their_boundary(
+    pretrained: PretrainedBundle, hf_model: tuple[Any, Any]
+) -> None:
+    """A long pair loses the start of A and the end of B, and the removed tokens are counted."""
+    tokenizer = pretrained.tokenizer
+    text_a, text_b = "the smith worked " * 30, "every hammer on the wall " * 30
+    a, b = tokenizer.encode(text_a), tokenizer.encode(text_b)
+    max_tokens = pretrained.config.max_positions - 3
+    truncated_a, truncated_b = a[-max_tokens // 2 :], b[: max_tokens // 2]
+    ids = [tokenizer.cls_id, *truncated_a, tokenizer.sep_id, *truncated_b, tokenizer.sep_id]
+    assert len(ids) == pretrained.config.max_positions
+    expected = hf_probability(hf_model, ids, len(truncated_a) + 2)
+    (prediction,) = iter_pair_predictions(pretrained, [(text_a, text_b)])
+    assert prediction.follows == pytest.approx(expected, abs=1e-5)
+    assert prediction.left_out == len(a) + len(b) - max_tokens
 
 
-def one_by_one(a: list[int], b: list[int], room: int) -> tuple[list[int], list[int]]:
-    """Cut as the docstring says: a token at a time, from the longer; B first where equal."""
+def truncate_one_by_one(a: list[int], b: list[int], max_tokens: int) -> tuple[list[int], list[int]]:
+    """Remove tokens one by one from the longer list, or from B if the lengths are equal."""
     a, b = list(a), list(b)
-    while len(a) + len(b) > room:
+    while len(a) + len(b) > max_tokens:
         if len(a) > len(b):
             del a[0]
         else:
@@ -78,33 +82,33 @@ def one_by_one(a: list[int], b: list[int], room: int) -> tuple[list[int], list[i
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(2, 40))
-def test_truncation_takes_from_the_longer(first: int, second: int, room: int) -> None:
-    """The arithmetic of the cut equals cutting token by token."""
-    a, b = list(range(first)), list(range(100, 100 + second))
-    assert truncate_pair(a, b, room) == one_by_one(a, b, room)
+def test_truncate_pair_equals_token_by_token(length_a: int, length_b: int, max_tokens: int) -> None:
+    """``truncate_pair`` gives the same result as removing tokens one by one."""
+    a, b = list(range(length_a)), list(range(100, 100 + length_b))
+    assert truncate_pair(a, b, max_tokens) == truncate_one_by_one(a, b, max_tokens)
 
 
-def test_special_tokens_in_the_text_are_plain(
-    loaded: PretrainedBundle, peer: tuple[Any, Any]
+def test_special_tokens_in_texts_are_plain_text(
+    pretrained: PretrainedBundle, hf_model: tuple[Any, Any]
 ) -> None:
-    """A "[SEP]" inside a text is read as the characters it is made of, and moves no border."""
-    tokenizer = loaded.tokenizer
+    """A literal "[SEP]" is tokenized as characters and does not separate segments."""
+    tokenizer = pretrained.tokenizer
     a, b = "the [SEP] smith", "[MASK] worked"
-    plain = [tokenizer.encode(text) for text in (a, b)]
-    assert tokenizer.sep_id not in plain[0]
-    ids = [tokenizer.cls_id, *plain[0], tokenizer.sep_id, *plain[1], tokenizer.sep_id]
-    wanted = expected(peer, ids, len(plain[0]) + 2)
-    assert pair(loaded, a, b) == pytest.approx(wanted, abs=1e-5)
+    ids_a, ids_b = tokenizer.encode(a), tokenizer.encode(b)
+    assert tokenizer.sep_id not in ids_a
+    ids = [tokenizer.cls_id, *ids_a, tokenizer.sep_id, *ids_b, tokenizer.sep_id]
+    expected = hf_probability(hf_model, ids, len(ids_a) + 2)
+    assert pair(pretrained, a, b) == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_model_without_the_head_is_refused(directory_without_pairs: Path) -> None:
-    """A model trained without pairs has no answer, and the message says why."""
+def test_model_without_nsp_head_is_an_error(model_dir_without_nsp: Path) -> None:
+    """The message says that the model has no next-sentence head."""
     with pytest.raises(ModelError, match="no next-sentence head"):
-        pair(directory_without_pairs, *PAIRS[0])
+        pair(model_dir_without_nsp, *PAIRS[0])
 
 
 @pytest.mark.parametrize(("a", "b", "name"), [("", "x", "A"), ("x", "  ", "B")])
-def test_an_empty_text_is_refused(loaded: PretrainedBundle, a: str, b: str, name: str) -> None:
-    """A pair with an empty side is a mistake that names the pair and the side."""
+def test_empty_text_is_an_error(pretrained: PretrainedBundle, a: str, b: str, name: str) -> None:
+    """The message names the pair and the text."""
     with pytest.raises(InputError, match=f"pair 2: text {name} is empty"):
-        list(iter_pair_predictions(loaded, [PAIRS[0], (a, b)]))
+        list(iter_pair_predictions(pretrained, [PAIRS[0], (a, b)]))

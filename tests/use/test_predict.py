@@ -1,4 +1,4 @@
-"""What a fine-tuned model says: probabilities, order, cut texts, submissions."""
+"""Predictions of fine-tuned models agree with transformers; errors and GLUE submissions."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,9 @@ from bertsmith.use.tag import tag
 from tests.use.conftest import TEXT
 
 
-def made(directory: Path, tokenizer: Tokenizer, head: HeadConfig, task: str = "rte") -> Path:
+def save_task_model(
+    directory: Path, tokenizer: Tokenizer, head: HeadConfig, task: str = "rte"
+) -> Path:
     """Save a random fine-tuned model."""
     torch.manual_seed(4)
     config = ModelConfig(
@@ -30,55 +32,61 @@ def made(directory: Path, tokenizer: Tokenizer, head: HeadConfig, task: str = "r
 
 
 @pytest.mark.parametrize("kind", ["single", "multi", "regression"])
-def test_the_same_as_the_peer(tmp_path: Path, tokenizer: Tokenizer, kind: TaskKind) -> None:
-    """Texts and pairs of mixed length, in their order: transformers' tokenizer and model agree."""
+def test_predictions_equal_those_of_transformers(
+    tmp_path: Path, tokenizer: Tokenizer, kind: TaskKind
+) -> None:
+    """Texts and pairs of different lengths get the same probabilities or scores, in order."""
     head = HeadConfig(kind, () if kind == "regression" else ("a", "b", "c"))
-    directory = made(tmp_path / "m", tokenizer, head)
+    directory = save_task_model(tmp_path / "m", tokenizer, head)
     texts: list[str | tuple[str, str]]
     texts = [*TEXT, (TEXT[0], TEXT[1]), "iron", TEXT[2] * 4, (TEXT[3] * 3, "hammer")]
-    words = AutoTokenizer.from_pretrained(directory)
-    peer = AutoModelForSequenceClassification.from_pretrained(directory).eval()
-    for given, answer in zip(texts, predict(directory, texts), strict=True):
-        parts = (given,) if isinstance(given, str) else given
-        inputs = words(*parts, truncation=True, max_length=41, return_tensors="pt")
+    hf_tokenizer = AutoTokenizer.from_pretrained(directory)
+    hf_model = AutoModelForSequenceClassification.from_pretrained(directory).eval()
+    for text, prediction in zip(texts, predict(directory, texts), strict=True):
+        parts = (text,) if isinstance(text, str) else text
+        inputs = hf_tokenizer(*parts, truncation=True, max_length=41, return_tensors="pt")
         with torch.no_grad():
-            logits = peer(**inputs).logits[0]
+            logits = hf_model(**inputs).logits[0]
         if kind == "regression":
-            assert answer.score == pytest.approx(float(logits[0]), abs=1e-5)
+            assert prediction.score == pytest.approx(float(logits[0]), abs=1e-5)
             continue
-        shares = logits.softmax(-1) if kind == "single" else logits.sigmoid()
-        assert dict(answer.labels) == pytest.approx(
-            dict(zip(head.labels, shares.tolist(), strict=True)), abs=1e-5
+        expected = logits.softmax(-1) if kind == "single" else logits.sigmoid()
+        assert dict(prediction.labels) == pytest.approx(
+            dict(zip(head.labels, expected.tolist(), strict=True)), abs=1e-5
         )
-        assert [share for _, share in answer.labels] == sorted(shares.tolist(), reverse=True) or (
-            answer.labels[0][1] == pytest.approx(float(shares.max()), abs=1e-5)
+        probabilities = [probability for _, probability in prediction.labels]
+        assert probabilities == sorted(expected.tolist(), reverse=True) or (
+            probabilities[0] == pytest.approx(float(expected.max()), abs=1e-5)
         )
-        whole = words(*parts)["input_ids"]
-        assert answer.cut_off == (len(whole) > 41)
+        ids = hf_tokenizer(*parts)["input_ids"]
+        assert prediction.cut_off == (len(ids) > 41)
 
 
 @pytest.mark.parametrize("kind", ["entities", "tags"])
-def test_a_text_of_no_token_has_no_entity(
+def test_text_without_tokens_has_no_entities(
     tmp_path: Path, tokenizer: Tokenizer, kind: TaskKind
 ) -> None:
-    """The tokenizer leaves nothing of a zero-width space: alone or beside others it is outside."""
-    directory = made(tmp_path / "m", tokenizer, HeadConfig(kind, ("O", "B-X", "I-X")))
-    (alone,) = tag(directory, ["\u200b"])
-    beside, other = tag(directory, ["\u200b", TEXT[0]])
-    assert alone == beside
-    assert [one.label for one in alone.spans] == ([] if kind == "entities" else ["O"])
-    (lone,) = tag(directory, [TEXT[0]])
-    assert [replace(one, probability=0.0) for one in other.spans] == [
-        replace(one, probability=0.0) for one in lone.spans
+    """The tokenizer removes a zero-width space, so it is outside; other texts are not affected."""
+    directory = save_task_model(tmp_path / "m", tokenizer, HeadConfig(kind, ("O", "B-X", "I-X")))
+    (without_tokens,) = tag(directory, ["\u200b"])
+    batched_without_tokens, batched = tag(directory, ["\u200b", TEXT[0]])
+    assert without_tokens == batched_without_tokens
+    labels = [span.label for span in without_tokens.spans]
+    assert labels == ([] if kind == "entities" else ["O"])
+    (single,) = tag(directory, [TEXT[0]])
+    assert [replace(span, probability=0.0) for span in batched.spans] == [
+        replace(span, probability=0.0) for span in single.spans
     ]
-    # Padded to another length, attention adds up in another order.
-    wanted = [one.probability for one in lone.spans]
-    assert [one.probability for one in other.spans] == pytest.approx(wanted, abs=1e-5)
+    # Padding changes the order of summation in attention.
+    assert [span.probability for span in batched.spans] == pytest.approx(
+        [span.probability for span in single.spans], abs=1e-5
+    )
 
 
-def test_a_label_that_is_no_entitys_is_told(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Another maker's label for padding: the model is refused at once, whatever it says."""
-    directory = made(tmp_path / "m", tokenizer, HeadConfig("entities", ("O", "B-X", "I-X", "PAD")))
+def test_label_that_is_no_entity_tag_is_an_error(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """A model with a label for padding is rejected, whatever it predicts."""
+    head = HeadConfig("entities", ("O", "B-X", "I-X", "PAD"))
+    directory = save_task_model(tmp_path / "m", tokenizer, head)
     with pytest.raises(ModelError, match=r"m: the label 'PAD' is no entity's tag; .*id2label"):
         tag(directory, ["red"])
     (tmp_path / "a.txt").write_text("red B-X\n")
@@ -86,39 +94,37 @@ def test_a_label_that_is_no_entitys_is_told(tmp_path: Path, tokenizer: Tokenizer
         evaluate(directory, tmp_path / "a.txt", changes={"text": "0", "label": "1"})
 
 
-def test_an_empty_text_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Its number is named, also beyond the first window."""
-    directory = made(tmp_path / "m", tokenizer, HeadConfig("single", ("a", "b")))
+def test_empty_text_is_an_error(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """The message names the number of the text."""
+    directory = save_task_model(tmp_path / "m", tokenizer, HeadConfig("single", ("a", "b")))
     with pytest.raises(InputError, match="text 3 is empty"):
         predict(directory, ["iron", ("a", "b"), ("iron", " ")])
 
 
-def test_a_lone_text_or_a_loaded_model_is_told(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """A text has characters, which are no texts; what ``load`` reads has no head for it."""
-    directory = made(tmp_path / "m", tokenizer, HeadConfig("single", ("a", "b")))
-    with pytest.raises(InputError, match=r"a list of texts, not one: put 'iron' into \[ \]"):
+def test_wrong_argument_types_are_errors(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """A single string and a model without a task head are rejected."""
+    directory = save_task_model(tmp_path / "m", tokenizer, HeadConfig("single", ("a", "b")))
+    with pytest.raises(InputError, match=r"a list of texts, got one text: put 'iron' into \[ \]"):
         predict(directory, "iron")
-    with pytest.raises(ModelError, match="Bundle: not a fine-tuned model; give the path"):
-        predict(load(directory), ["iron"])  # type: ignore[arg-type] # the mistake itself
+    with pytest.raises(ModelError, match="PretrainedBundle: not a fine-tuned model; give the path"):
+        predict(load(directory), ["iron"])  # type: ignore[arg-type]
 
 
-def test_a_submission_has_a_row_each(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """A header, then index and label in the order of the test file; CoLA's has other columns."""
+def test_glue_submission_has_a_row_per_example(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """A header is followed by index and label in file order, whatever the task's columns."""
     (tmp_path / "rte.tsv").write_text(
         "index\tsentence1\tsentence2\n7\tiron\twhite\n8\tboy\twater\n"
     )
     head = HeadConfig("single", ("entailment", "not_entailment"))
-    bundle = load_fine_tuned(made(tmp_path / "m", tokenizer, head))
+    bundle = load_fine_tuned(save_task_model(tmp_path / "m", tokenizer, head))
     lines = list(glue_submission(bundle, tmp_path / "rte.tsv"))
-    said = [
-        answer.labels[0][0] for answer in predict(bundle, [("iron", "white"), ("boy", "water")])
-    ]
-    assert lines == ["index\tprediction", f"0\t{said[0]}", f"1\t{said[1]}"]
+    predictions = predict(bundle, [("iron", "white"), ("boy", "water")])
+    labels = [prediction.labels[0][0] for prediction in predictions]
+    assert lines == ["index\tprediction", f"0\t{labels[0]}", f"1\t{labels[1]}"]
     (tmp_path / "cola.tsv").write_text("index\tsentence\n0\tiron\n")
-    cola = load_fine_tuned(
-        made(tmp_path / "c", tokenizer, HeadConfig("single", ("0", "1")), "cola")
-    )
+    cola_head = HeadConfig("single", ("0", "1"))
+    cola = load_fine_tuned(save_task_model(tmp_path / "c", tokenizer, cola_head, "cola"))
     assert list(glue_submission(cola, tmp_path / "cola.tsv"))[1][:2] == "0\t"
-    own = load_fine_tuned(made(tmp_path / "o", tokenizer, head, "classify"))
+    custom = load_fine_tuned(save_task_model(tmp_path / "o", tokenizer, head, "classify"))
     with pytest.raises(ModelError, match="fine-tuned on 'classify', which has no test file"):
-        list(glue_submission(own, tmp_path / "rte.tsv"))
+        list(glue_submission(custom, tmp_path / "rte.tsv"))

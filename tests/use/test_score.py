@@ -1,4 +1,4 @@
-"""Pseudo-log-likelihood, beside a plain loop with `transformers`."""
+"""Pseudo-log-likelihoods agree with a simple loop over transformers."""
 
 import math
 from pathlib import Path
@@ -24,39 +24,43 @@ LINES = [
 ]
 
 
-def plain_loop(peer: tuple[Any, Any], line: str) -> list[float]:
-    """Mask one token after another, one forward pass each, every position through the head."""
-    tokenizer, model = peer
+def hf_log_probabilities(hf_model: tuple[Any, Any], line: str) -> list[float]:
+    """Mask one token at a time, with one forward pass each."""
+    tokenizer, model = hf_model
     ids = tokenizer(line)["input_ids"]
-    found = []
-    for place in range(1, len(ids) - 1):
-        masked = list(ids)
-        masked[place] = tokenizer.mask_token_id
+    log_probabilities = []
+    for position in range(1, len(ids) - 1):
+        masked_ids = list(ids)
+        masked_ids[position] = tokenizer.mask_token_id
         with torch.no_grad():
-            logits = model(input_ids=torch.tensor([masked])).prediction_logits[0, place]
-        found.append(float(logits.log_softmax(-1)[ids[place]]))
-    return found
+            output = model(input_ids=torch.tensor([masked_ids]))
+        logits = output.prediction_logits[0, position]
+        log_probabilities.append(float(logits.log_softmax(-1)[ids[position]]))
+    return log_probabilities
 
 
-def test_scores_are_those_of_a_plain_loop(loaded: PretrainedBundle, peer: tuple[Any, Any]) -> None:
-    """Each token's log-probability, their sum and the rest equal the plain loop's to 1e-5."""
-    for line, found in zip(LINES, iter_scores(loaded, LINES), strict=True):
-        assert found.text == line
-        if found.problem:
+def test_scores_equal_a_loop_over_transformers(
+    pretrained: PretrainedBundle, hf_model: tuple[Any, Any]
+) -> None:
+    """Log-probabilities agree to 1e-5, and so do their sum, mean and perplexity."""
+    for line, line_score in zip(LINES, iter_scores(pretrained, LINES), strict=True):
+        assert line_score.text == line
+        if line_score.problem:
             continue
-        wanted = plain_loop(peer, line)
-        assert found.log_probabilities == pytest.approx(wanted, abs=1e-5)
-        assert found.total == pytest.approx(sum(wanted), abs=1e-4)
-        assert found.per_token == pytest.approx(sum(wanted) / len(wanted), abs=1e-5)
-        assert found.perplexity == pytest.approx(math.exp(-sum(wanted) / len(wanted)), rel=1e-4)
+        expected = hf_log_probabilities(hf_model, line)
+        mean = sum(expected) / len(expected)
+        assert line_score.log_probabilities == pytest.approx(expected, abs=1e-5)
+        assert line_score.total == pytest.approx(sum(expected), abs=1e-4)
+        assert line_score.per_token == pytest.approx(mean, abs=1e-5)
+        assert line_score.perplexity == pytest.approx(math.exp(-mean), rel=1e-4)
 
 
-def test_every_line_is_answered_in_order(loaded: PretrainedBundle) -> None:
-    """Empty and too long lines are reported in their place; none is dropped, over windows too."""
+def test_every_line_has_a_score_or_a_problem(pretrained: PretrainedBundle) -> None:
+    """Empty and too long lines are reported in place, also across chunks."""
     lines = LINES * 30
-    found = list(iter_scores(loaded, lines))
-    assert [one.text for one in found] == lines
-    problems = [one.problem or "" for one in found[:6]]
+    scores = list(iter_scores(pretrained, lines))
+    assert [line_score.text for line_score in scores] == lines
+    problems = [line_score.problem or "" for line_score in scores[:6]]
     assert [problem.partition(":")[0] for problem in problems] == [
         "",
         "",
@@ -66,67 +70,70 @@ def test_every_line_is_answered_in_order(loaded: PretrainedBundle) -> None:
         "",
     ]
     assert "80 tokens, this model takes at most 59" in problems[4]
-    assert math.isnan(found[2].total)
-    assert math.isnan(found[4].perplexity)
-    for first, later in zip(found[:6], found[-6:], strict=True):
-        assert later.log_probabilities == pytest.approx(first.log_probabilities, abs=1e-6)
+    assert math.isnan(scores[2].total)
+    assert math.isnan(scores[4].perplexity)
+    for first, last in zip(scores[:6], scores[-6:], strict=True):
+        assert last.log_probabilities == pytest.approx(first.log_probabilities, abs=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("place", "name", "value"),
-    [(batch_by_length, "__defaults__", (17,)), (masked_lm, "CHUNK_FLOATS", 1)],
+    ("target", "name", "value"),
+    [(batch_by_length, "__defaults__", (17,)), (masked_lm, "MAX_CHUNK_ELEMENTS", 1)],
     ids=["batches", "chunks"],
 )
-def test_a_small_budget_changes_nothing(
-    loaded: PretrainedBundle, monkeypatch: pytest.MonkeyPatch, place: Any, name: str, value: Any
+def test_batch_and_chunk_sizes_do_not_change_scores(
+    pretrained: PretrainedBundle,
+    monkeypatch: pytest.MonkeyPatch,
+    target: Any,
+    name: str,
+    value: Any,
 ) -> None:
-    """The scores do not depend on how many copies stand in a batch, nor on rows in a chunk."""
-    wanted = list(iter_scores(loaded, LINES))
-    monkeypatch.setattr(place, name, value)
-    for one, other in zip(iter_scores(loaded, LINES), wanted, strict=True):
-        assert one.log_probabilities == pytest.approx(other.log_probabilities, abs=1e-5)
+    """Scores are the same with smaller batches and with one row per chunk."""
+    expected = list(iter_scores(pretrained, LINES))
+    monkeypatch.setattr(target, name, value)
+    for line_score, expected_score in zip(iter_scores(pretrained, LINES), expected, strict=True):
+        assert line_score.log_probabilities == pytest.approx(
+            expected_score.log_probabilities, abs=1e-5
+        )
 
 
-def test_special_tokens_in_a_line_are_plain(loaded: PretrainedBundle) -> None:
-    """A line that spells "[MASK]" is scored over the characters that stand there."""
-    found = score(loaded, "the [MASK] met")
-    assert "[MASK]" not in found.tokens
-    assert found.tokens == tuple(
-        loaded.tokenizer.ids_to_tokens(loaded.tokenizer.encode("the [MASK] met"))
-    )
-    assert len(found.tokens) > 3
+def test_special_tokens_in_a_line_are_plain_text(pretrained: PretrainedBundle) -> None:
+    """A literal "[MASK]" is tokenized as characters."""
+    line_score = score(pretrained, "the [MASK] met")
+    assert "[MASK]" not in line_score.tokens
+    tokenizer = pretrained.tokenizer
+    assert line_score.tokens == tuple(tokenizer.ids_to_tokens(tokenizer.encode("the [MASK] met")))
+    assert len(line_score.tokens) > 3
 
 
-def test_one_line_that_cannot_be_scored_is_an_error(
-    loaded: PretrainedBundle, directory: Path
-) -> None:
-    """The form for one line raises where the form for many reports; a path will do."""
+def test_score_raises_for_invalid_lines(pretrained: PretrainedBundle, model_dir: Path) -> None:
+    """``score`` raises where ``iter_scores`` reports a problem; it accepts paths."""
     with pytest.raises(InputError, match="cannot be scored: empty"):
-        score(loaded, " ")
+        score(pretrained, " ")
     with pytest.raises(InputError, match="too long"):
-        bertsmith.score(directory, LINES[4])
-    assert isinstance(bertsmith.score(str(directory), LINES[0]), Score)
+        bertsmith.score(model_dir, LINES[4])
+    assert isinstance(bertsmith.score(str(model_dir), LINES[0]), Score)
 
 
-def test_progress_counts_the_tokens(loaded: PretrainedBundle) -> None:
-    """What is told to the progress adds up to the tokens scored, and the bar is ended."""
-    told: list[Any] = []
+def test_progress_counts_tokens(pretrained: PretrainedBundle) -> None:
+    """The reported amounts add up to the number of scored tokens, and progress is finished."""
+    events: list[Any] = []
 
-    class Watch:
-        def start(self, what: str, total: float | None, unit: str) -> None:
-            told.append((what, unit))
+    class RecordingProgress:
+        def start(self, description: str, total: float | None, unit: str) -> None:
+            events.append((description, unit))
 
         def advance(self, amount: float, **fields: str) -> None:
-            told.append(amount)
+            events.append(amount)
 
         def log(self, text: str) -> None:
             raise AssertionError(text)
 
         def finish(self) -> None:
-            told.append("end")
+            events.append("finish")
 
-    found = list(iter_scores(loaded, LINES, Watch()))
-    tokens = sum(len(one.log_probabilities) for one in found)
-    assert told[0] == ("score", "tokens")
-    assert sum(told[1:-1]) == tokens
-    assert told[-1] == "end"
+    scores = list(iter_scores(pretrained, LINES, RecordingProgress()))
+    num_tokens = sum(len(line_score.log_probabilities) for line_score in scores)
+    assert events[0] == ("score", "tokens")
+    assert sum(events[1:-1]) == num_tokens
+    assert events[-1] == "finish"

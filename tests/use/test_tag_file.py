@@ -1,4 +1,4 @@
-"""Tags for sentences that are split into words: CoNLL, CoNLL-U, JSON, and words of plain text."""
+"""Tagging of files (CoNLL, CoNLL-U, JSON), and how plain text is split into words."""
 
 import json
 from pathlib import Path
@@ -10,12 +10,12 @@ from bertsmith.errors import BertsmithError, TaskError
 from bertsmith.tasks.conll import looks_like_conll
 from bertsmith.tasks.tables import TableSource, read_rows
 from bertsmith.text.wordpiece import Tokenizer
-from bertsmith.use import tag as tagging
+from bertsmith.use import tag as tag_module
 from bertsmith.use.evaluate import evaluate
 from bertsmith.use.tag import tag
 from bertsmith.use.tag_file import tag_file
 from tests.use.conftest import TEXT
-from tests.use.test_predict import made
+from tests.use.test_predict import save_task_model
 
 LABELS = ("O", "B-X", "I-X")
 CONLL = """-DOCSTART- -X- O
@@ -35,12 +35,12 @@ he PR O
 """
 
 
-def trained(
-    folder: Path, tokenizer: Tokenizer, kind: TaskKind = "entities", labels: tuple[str, ...] = LABELS,
-    **task: str,
+def load_tagger(
+    folder: Path, tokenizer: Tokenizer, kind: TaskKind = "entities",
+    labels: tuple[str, ...] = LABELS, **task: str,
 ) -> FineTunedBundle:  # fmt: skip
-    """Return a random tagger whose directory says how its training files were read."""
-    directory = made(folder / "m", tokenizer, HeadConfig(kind, labels))
+    """Return a random tagger whose directory records how its training files were read."""
+    directory = save_task_model(folder / "m", tokenizer, HeadConfig(kind, labels))
     info = json.loads((directory / "bertsmith.json").read_text())
     task = {"text": "0", "label": "2", **task}
     (directory / "bertsmith.json").write_text(json.dumps({**info, "provenance": {"task": task}}))
@@ -48,68 +48,76 @@ def trained(
 
 
 @pytest.mark.parametrize("context", ["sentence", "document"])
-@pytest.mark.parametrize("window", [1, 512])
-def test_conll_gets_a_column(
-    tmp_path: Path, tokenizer: Tokenizer, context: str, window: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("chunk_size", [1, 512])
+def test_conll_output_has_an_added_column(
+    tmp_path: Path,
+    tokenizer: Tokenizer,
+    context: str,
+    chunk_size: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every line stays; the tags are those that evaluate scores."""
-    monkeypatch.setattr(tagging, "_WINDOW", window)
-    bundle = trained(tmp_path, tokenizer, context=context)
+    """All lines are preserved, and the tags are those that ``evaluate`` scores."""
+    monkeypatch.setattr(tag_module, "_CHUNK_SIZE", chunk_size)
+    bundle = load_tagger(tmp_path, tokenizer, context=context)
     (tmp_path / "in.txt").write_text(CONLL)
     counts = tag_file(bundle, TableSource(tmp_path / "in.txt"), tmp_path / "out.txt")
     lines = (tmp_path / "out.txt").read_text().splitlines()
-    added = [line.rsplit(" ", 1) for line in lines if line and not line.startswith("##")]
-    kept = [line for line in CONLL.splitlines() if line and not line.startswith("##")]
-    assert [before for before, _ in added] == kept
+    without_tag = [line.rsplit(" ", 1)[0] for line in lines if line and not line.startswith("##")]
+    input_lines = [line for line in CONLL.splitlines() if line and not line.startswith("##")]
+    assert without_tag == input_lines
     assert len(lines) == len(CONLL.splitlines())
     assert counts.rows == 3
     tags = [line.split()[-2:] for line in lines if line[:1].isalpha()]
-    scored = evaluate(bundle, tmp_path / "in.txt", changes={"metrics": ["accuracy"]})
-    assert scored["accuracy"] == pytest.approx(sum(a == b for a, b in tags) / len(tags))
+    metrics = evaluate(bundle, tmp_path / "in.txt", changes={"metrics": ["accuracy"]})
+    num_correct = sum(gold == predicted for gold, predicted in tags)
+    assert metrics["accuracy"] == pytest.approx(num_correct / len(tags))
     assert len({predicted for _, predicted in tags}) > 1
 
 
-def test_conllu_stays_conllu(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """The tag goes into the last column; words written as one and comments have none."""
-    bundle = trained(tmp_path, tokenizer, "tags", ("N", "V"))
+def test_conllu_output_has_the_tag_in_misc(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """The tag is added to the last column; multiword tokens and comments get none."""
+    bundle = load_tagger(tmp_path, tokenizer, "tags", ("N", "V"))
     text = ("# sent_id = 1\n1-2\tDon't\t_\t_\t_\t_\t_\t_\t_\t_\n1\tDo\t_\tAUX\t_\t_\t_\t_\t_\t_\n"
             "2\tnot\t_\tPART\t_\t_\t_\t_\t_\tA=b|Predicted=X\n\n# end\n")  # fmt: skip
     (tmp_path / "in.conllu").write_text(text)
     tag_file(bundle, TableSource(tmp_path / "in.conllu"), tmp_path / "out.conllu")
     lines = (tmp_path / "out.conllu").read_text().splitlines()
-    before = text.splitlines()
-    assert [lines[n] for n in (0, 1, 4, 5)] == [before[n] for n in (0, 1, 4, 5)]
+    input_lines = text.splitlines()
+    untagged = (0, 1, 4, 5)
+    assert [lines[index] for index in untagged] == [input_lines[index] for index in untagged]
     assert lines[2].split("\t")[9] in ("Predicted=N", "Predicted=V")
     assert lines[3].split("\t")[9] in ("A=b|Predicted=N", "A=b|Predicted=V")
 
 
-def test_tokens_of_json_get_tags(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Rows keep their columns; gold tags stay beside predicted ones; CoNLL comes as JSON, too."""
-    bundle = trained(tmp_path, tokenizer)
-    table = [{"id": n, "tokens": text.split(), "tags": ["O"] * len(text.split())}
-             for n, text in enumerate(TEXT)]  # fmt: skip
+def test_json_output_has_added_columns(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Rows keep their columns, including gold tags; CoNLL can be written as JSON."""
+    bundle = load_tagger(tmp_path, tokenizer)
+    table = [
+        {"id": number, "tokens": text.split(), "tags": ["O"] * len(text.split())}
+        for number, text in enumerate(TEXT)
+    ]
     (tmp_path / "in.json").write_text(json.dumps(table))
     counts = tag_file(bundle, TableSource(tmp_path / "in.json"), tmp_path / "out.parquet")
     assert counts.columns == ["predicted_tags", "probabilities"]
-    found = [dict(row.cells) for row in read_rows(tmp_path / "out.parquet")]
-    for row, before in zip(found, table, strict=True):
-        assert {name: row[name] for name in before} == before
+    rows = [dict(row.cells) for row in read_rows(tmp_path / "out.parquet")]
+    for row, input_row in zip(rows, table, strict=True):
+        assert {name: row[name] for name in input_row} == input_row
         assert len(row["predicted_tags"]) == len(row["probabilities"]) == len(row["tokens"])
         assert set(row["predicted_tags"]) <= set(LABELS)
     blocks = "\n\n".join("\n".join(f"{word} X O" for word in text.split()) for text in TEXT)
     (tmp_path / "in.txt").write_text(blocks + "\n")
     tag_file(bundle, TableSource(tmp_path / "in.txt"), tmp_path / "out.jsonl")
-    again = [dict(row.cells) for row in read_rows(tmp_path / "out.jsonl")]
-    assert [row["tokens"] for row in again] == [row["tokens"] for row in found]
-    assert [row["tags"] for row in again] == [row["predicted_tags"] for row in found]
+    conll_rows = [dict(row.cells) for row in read_rows(tmp_path / "out.jsonl")]
+    assert [row["tokens"] for row in conll_rows] == [row["tokens"] for row in rows]
+    assert [row["tags"] for row in conll_rows] == [row["predicted_tags"] for row in rows]
 
 
-def test_bad_sentences_stay_without_tags(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """With skip_bad; else the error names the line, and nothing is written."""
-    bundle = trained(tmp_path, tokenizer)
+def test_invalid_sentences_can_be_skipped(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """With ``skip_bad`` they are written without tags; otherwise nothing is written."""
+    bundle = load_tagger(tmp_path, tokenizer)
     (tmp_path / "in.txt").write_text("iron X O\nwas X\n\nwhite X O\n")
     source, out = TableSource(tmp_path / "in.txt"), tmp_path / "out.txt"
-    with pytest.raises(TaskError, match=r"line 2: a line of other columns.*--skip-bad"):
+    with pytest.raises(TaskError, match=r"line 2: .*--skip-bad"):
         tag_file(bundle, source, out)
     assert not out.exists()
     counts = tag_file(bundle, source, out, skip_bad=True)
@@ -121,9 +129,9 @@ def test_bad_sentences_stay_without_tags(tmp_path: Path, tokenizer: Tokenizer) -
     source = TableSource(tmp_path / "in.jsonl")
     counts = tag_file(bundle, source, tmp_path / "o.jsonl", skip_bad=True)
     assert (counts.rows, counts.without_prediction, counts.unreadable) == (2, 1, 1)
-    for name, given in (("o.csv", "in.txt"), ("o.txt", "in.jsonl")):
+    for out_name, in_name in (("o.csv", "in.txt"), ("o.txt", "in.jsonl")):
         with pytest.raises(BertsmithError, match="expected a name that ends in"):
-            tag_file(bundle, TableSource(tmp_path / given), tmp_path / name)
+            tag_file(bundle, TableSource(tmp_path / in_name), tmp_path / out_name)
 
 
 @pytest.mark.parametrize(
@@ -140,18 +148,18 @@ def test_bad_sentences_stay_without_tags(tmp_path: Path, tokenizer: Tokenizer) -
         ("", False),
     ],
 )
-def test_a_file_of_words_is_told_from_texts(text: str, *, is_conll: bool) -> None:
-    """By its columns: equally many, and labels in one of them; or single words in blocks."""
+def test_conll_is_detected(text: str, *, is_conll: bool) -> None:
+    """CoNLL has a column of labels and equal columns, or blocks of single words."""
     assert looks_like_conll(text, LABELS) == is_conll
 
 
 def test_names_and_addresses_are_words(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Of plain text: @name, #topic, an address on the web or of mail; marks around them are not."""
-    bundle = trained(tmp_path, tokenizer, "tags", ("N", "V"))
+    """@names, #topics, URLs and email addresses are single words; punctuation is separate."""
+    bundle = load_tagger(tmp_path, tokenizer, "tags", ("N", "V"))
     text = "ask @the_smith, me@x.org (https://x.org/a?b=1,2): #iron #1 don't U.S www.x.org."
-    (found,) = tag(bundle, [text])
-    assert [span.text for span in found.spans] == [
+    (tagged,) = tag(bundle, [text])
+    assert [span.text for span in tagged.spans] == [
         "ask", "@the_smith", ",", "me@x.org", "(", "https://x.org/a?b=1,2", ")", ":", "#iron", "#",
         "1", "don't", "U.S", "www.x.org", ".",
     ]  # fmt: skip
-    assert all(text[span.start : span.end] == span.text for span in found.spans)
+    assert all(text[span.start : span.end] == span.text for span in tagged.spans)
