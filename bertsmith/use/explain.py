@@ -83,7 +83,9 @@ def _encode(
     max_positions = bundle.config.max_positions
     max_tokens = min(max_seqlen or max_positions, max_positions) - len(encoded) - 1
     if max_tokens < len(encoded):
-        raise InputError(f"max_seqlen is {max_seqlen}: too small for one token of each text")
+        raise InputError(
+            f"max_seqlen {max_seqlen} is too small for one token of each text; increase it"
+        )
     truncated = (
         [encoded[0][:max_tokens]]
         if pair is None

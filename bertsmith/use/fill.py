@@ -68,7 +68,7 @@ def iter_fillings(
         predict: Computes the probabilities at masked positions.
     """
     if top < 1:
-        raise InputError(f"top is {top}: ask for at least one word per mask")
+        raise InputError(f"top is {top}; expected at least one word per mask")
     bundle = resolve_model(model)
     number = 0
     for chunk in chunked(texts, _CHUNK_SIZE):

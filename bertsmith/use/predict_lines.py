@@ -197,7 +197,7 @@ def _choose(bundle: FineTunedBundle, parsed: _ParsedLines) -> LinePredictions:
     choices = iter_choices(bundle, (item for _, item in first))
     for (line, (prompt, endings)), choice in zip(second, choices, strict=True):
         best, columns = choice.best, get_task_settings(bundle).endings
-        # Columns that are only known by number have no name to report.
+        # Column numbers are not reported as names.
         has_names = len(columns) == len(endings) and not any(map(is_column_number, columns))
         value = {"prompt": prompt, "endings": endings, "probabilities": choice.probabilities,
                  "best": best, "ending": endings[best],

@@ -132,7 +132,13 @@ def quantize(encoder: BertModel) -> BertModel:
 def _quantize_layer(
     layer: EncoderLayer, attention_input_norm: nn.Module, feed_forward_input_norm: nn.Module
 ) -> None:
-    """Quantize a layer in place, given the LayerNorms whose outputs its two halves read."""
+    """Quantize a layer in place.
+
+    Args:
+        layer: The layer.
+        attention_input_norm: The LayerNorm whose output the attention reads.
+        feed_forward_input_norm: The LayerNorm whose output the feed-forward network reads.
+    """
     assert isinstance(attention_input_norm, nn.LayerNorm)
     assert isinstance(feed_forward_input_norm, nn.LayerNorm)
     attention = layer.attention

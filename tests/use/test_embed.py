@@ -340,7 +340,7 @@ def test_quantization_uses_the_preceding_norm(
 
 
 def test_row_counts_are_bucketed() -> None:
-    """There are few different row counts, and padding adds at most an eighth or 15 rows."""
+    """Padding adds fewer than 16 rows or at most an eighth; there are fewer than 50 row counts."""
     row_counts = [bucket_rows(num_tokens) for num_tokens in range(1, 2049)]
     assert len(set(row_counts)) < 50
     assert all(

@@ -84,7 +84,7 @@ def test_text_without_tokens_has_no_entities(
 
 
 def test_label_that_is_no_entity_tag_is_an_error(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """A model with a label for padding is rejected, whatever it predicts."""
+    """A model with a label for padding is rejected, even if it never predicts this label."""
     head = HeadConfig("entities", ("O", "B-X", "I-X", "PAD"))
     directory = save_task_model(tmp_path / "m", tokenizer, head)
     with pytest.raises(ModelError, match=r"m: the label 'PAD' is no entity's tag; .*id2label"):
@@ -111,7 +111,7 @@ def test_wrong_argument_types_are_errors(tmp_path: Path, tokenizer: Tokenizer) -
 
 
 def test_glue_submission_has_a_row_per_example(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """A header is followed by index and label in file order, whatever the task's columns."""
+    """Rows have index and label in file order; tasks may have different input columns."""
     (tmp_path / "rte.tsv").write_text(
         "index\tsentence1\tsentence2\n7\tiron\twhite\n8\tboy\twater\n"
     )

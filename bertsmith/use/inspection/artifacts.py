@@ -56,7 +56,7 @@ def identify_artifact(path: Path) -> tuple[ArtifactKind, Path]:
         The kind, and the path to open: a file such as config.json stands for its directory.
 
     Raises:
-        InputError: The path is no known artifact.
+        InputError: The path is not a known artifact.
     """
     if path.is_dir():
         kind = _identify_directory(path)

@@ -56,7 +56,7 @@ class Difference:
         return self.max_abs_difference is not None and self.max_abs_difference <= tolerance
 
     def merge(self, other: "Difference") -> "Difference":
-        """Return the difference over the tensors of both; the shapes must be the same."""
+        """Combine with the difference between two other tensors of the same shapes."""
         if self.max_abs_difference is None or other.max_abs_difference is None:
             return self
         return Difference(
