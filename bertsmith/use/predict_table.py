@@ -99,8 +99,7 @@ def predict_table(
         bundle: The model.
         source: The input table.
         out: A new file, whose suffix sets the format, or a function that receives text.
-        columns: Fields of ``TaskSettings`` that name columns, if they differ from those of the
-            training table.
+        columns: Fields of ``TaskSettings`` that name columns, if different from training.
         skip_bad: Accept rows with invalid input.
         out_format: Format of the text for a function; None for the format of the input.
         progress: Receives the number of rows.

@@ -84,15 +84,7 @@ def tag_file(
     is_json = as_json or in_format in ROW_FORMATS
     out_format = "jsonl"
     if isinstance(out, Path):
-        check_new_file(out)
-        out_format = detect_table_format(out) or "conll"
-        if in_format in ROW_FORMATS and out_format not in ROW_FORMATS:
-            raise InputError(f"{out}: expected a name that ends in .jsonl, .json or .parquet")
-        if out_format == "csv":
-            raise InputError(
-                f"{out}: CSV cannot hold sentences; expected a name that ends in .txt, .conll, "
-                ".conllu, .tsv, .jsonl, .json or .parquet"
-            )
+        out_format = _output_format(out, in_format)
         is_json = out_format in ROW_FORMATS
     task, counts, progress = (
         get_task_settings(bundle, columns),
@@ -121,6 +113,24 @@ def tag_file(
     finally:
         progress.finish()
     return counts
+
+
+def _output_format(out: Path, in_format: str) -> str:
+    """Return the format that the suffix of a new file sets; "conll" for unknown suffixes.
+
+    Raises:
+        BertsmithError: The file exists, or the format cannot hold the sentences.
+    """
+    check_new_file(out)
+    out_format = detect_table_format(out) or "conll"
+    if in_format in ROW_FORMATS and out_format not in ROW_FORMATS:
+        raise InputError(f"{out}: expected a name that ends in .jsonl, .json or .parquet")
+    if out_format == "csv":
+        raise InputError(
+            f"{out}: CSV cannot hold sentences; expected a name that ends in .txt, .conll, "
+            ".conllu, .tsv, .jsonl, .json or .parquet"
+        )
+    return out_format
 
 
 @contextmanager
