@@ -209,7 +209,7 @@ def embed_lines(
                 finally:
                     progress.finish()
                 if not state.lines:
-                    raise InputError("there are no lines to embed")
+                    raise InputError("there is no line to embed")
                 writer.finish(progress)
             (partial / DATA_FILE).replace(out)
             sync(out.parent)

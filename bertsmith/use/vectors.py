@@ -106,7 +106,7 @@ def resolve_settings(
 def _hidden_state_index(layer: int, num_layers: int) -> int:
     if not -num_layers - 1 <= layer <= num_layers:
         raise SettingsError(
-            f"layers: layer {layer} does not exist in a model with {num_layers} layers; expected "
+            f"layers: there is no layer {layer} in a model of {num_layers} layers; expected "
             f"-{num_layers} (next to the input) to -1 (the last), or 0 for the embeddings"
         )
     return layer if layer >= 0 else num_layers + 1 + layer

@@ -252,9 +252,9 @@ def test_word_vector_is_the_mean_of_its_tokens(embedder: Embedder) -> None:
     [
         (
             {"layer": 3},
-            r"layer 3 does not exist in a model with 2 layers; expected -2 \(next to the input\)",
+            r"there is no layer 3 in a model of 2 layers; expected -2 \(next to the input\)",
         ),
-        ({"layer": -4}, "layer -4 does not exist"),
+        ({"layer": -4}, "there is no layer -4"),
         ({"layer": []}, "layers"),
         ({"pooling": "middle"}, "pooling"),
         ({"combine": "weighted"}, "weights belong to"),

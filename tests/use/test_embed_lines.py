@@ -326,7 +326,7 @@ def test_unsuitable_formats_are_errors(
 
 def test_empty_input_is_an_error(embedder: Embedder, tmp_path: Path) -> None:
     """Nothing is written for empty input."""
-    with pytest.raises(InputError, match="no lines to embed"):
+    with pytest.raises(InputError, match="no line to embed"):
         embed_lines(embedder, [], tmp_path / "v.npy", TEXT_SETTINGS)
     assert list(tmp_path.iterdir()) == []
 
