@@ -81,6 +81,6 @@ def describe_index(path: Path) -> Description:
             path / VECTORS_FILE, ValueError(f"shape {shape}; expected lines and width")
         )
     counts = {"lines": shape[0], "width": shape[1]}
-    lines = [f"index {path}: {shape[0]:,} lines, vectors of width {shape[1]:,}"]
+    lines = [f"index {path}: {shape[0]:,} lines, vectors of {shape[1]:,} numbers"]
     facts = {"path": str(path), **counts, "made": manifest}
     return Description(facts, lines + format_aligned(flatten(manifest)))
