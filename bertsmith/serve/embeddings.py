@@ -103,16 +103,11 @@ class EmbeddingRoutes:
     async def embed_all(self, request: Request, body: VectorsBody) -> Response:
         """Embed tokens: one vector per token of each text."""
         texts, settings = as_list(body.inputs), body.vector_settings()
-        found = await self._asking.run_in_thread(
-            request, lambda until: self._service.tokens(body.model, texts, settings, until)
+        results = await self._executor.run_in_thread(
+            request,
+            lambda deadline: self._service.embed_tokens(body.model, texts, settings, deadline),
         )
-        if not body.truncate and any(own.is_truncated for own in found):
-            raise RequestTooLargeError("a text is too long; shorten it, or send truncate: true")
-        vectors = [item.vectors for item in found]
-        return await self._asking.encode_response(
-            lambda: list_json(map(numbers_json, vectors)), _size(vectors)
-        )
-        if not body.truncate and any(result.cut_off for result in results):
+        if not body.truncate and any(result.is_truncated for result in results):
             raise RequestTooLargeError(
                 "a text is longer than the model's maximum; shorten it, or send truncate: true"
             )

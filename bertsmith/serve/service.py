@@ -212,24 +212,8 @@ class Service:
         deadline: Deadline,
         *,
         truncate: bool = True,
-    ) -> "PendingEmbeddings":
-        """Return what ``embed`` waits for. Without ``truncate`` a text too long is an error."""
-        own = self.check_request(name, "embed", texts, patience)
-        recipe = own.embedder.resolve_settings(settings)
-        if recipe.pooling == "none":
-            raise SettingsError('pooling "none" gives a vector a token: ask /embed_all')
-        encoded = own.embedder.tokenize(texts)
-        if encoded.num_truncated and not truncate:
-            raise RequestTooLargeError(
-                f"{encoded.num_truncated:,} of the texts are longer than the {own.embedder.max_seqlen} "
-                "tokens that this model takes; shorten them, or send truncate: true"
-            )
-        check_limit("numbers", len(texts) * recipe.width, self.settings.numbers)
-        units = [(len(ids), ids) for ids in encoded.sequences]
-        compute = require_finite(own.name, partial(embed_sequences, own.embedder, recipe))
-        key = (own.name, "embed", settings)
-        future = self.batcher.submit(key, compute, units, patience)
-        return PendingEmbeddings(own.name, future, recipe.width, sum(size for size, _ in units))
+    ) -> PendingEmbeddings:
+        """Submit texts to the batcher without waiting for their vectors.
 
         Raises:
             SettingsError: the settings ask for a vector per token.
@@ -243,9 +227,9 @@ class Service:
                 'pooling "none" returns one vector per token; send the request to /embed_all'
             )
         tokenized = model.embedder.tokenize(texts)
-        if tokenized.num_cut_off and not truncate:
+        if tokenized.num_truncated and not truncate:
             raise RequestTooLargeError(
-                f"{tokenized.num_cut_off:,} of the texts are longer than the model's maximum of "
+                f"{tokenized.num_truncated:,} of the texts are longer than the model's maximum of "
                 f"{model.embedder.max_seqlen} tokens; shorten them, or send truncate: true"
             )
         check_limit("numbers", len(texts) * spec.width, self.settings.numbers)

@@ -165,7 +165,7 @@ def _answer_examples(
     predictions = find_best_spans(
         compute(bundle.model, inputs), inputs.family_data,
         [example.context for example in examples],
-        max_answer_tokens=task.longest_answer, num_spans=NUM_CANDIDATES,
+        max_answer_tokens=task.max_answer_length, num_spans=NUM_CANDIDATES,
     )  # fmt: skip
     is_truncated = {
         window.example_index: truncated
