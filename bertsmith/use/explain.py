@@ -56,7 +56,7 @@ def attention(
     for layer, x in zip(encoder.encoder.layers, encoder.hidden_states(packed), strict=False):
         assert isinstance(layer, EncoderLayer)
         where = build_layout(packed, "reference", causal=causal, dtype=x.dtype)
-        found.append(layer.probabilities(x, where)[0].float().cpu().numpy())
+        found.append(layer.compute_probabilities(x, where)[0].float().cpu().numpy())
     return AttentionMaps(bundle.tokenizer.ids_to_tokens(ids), segments, np.stack(found), left_out)
 
 

@@ -169,7 +169,7 @@ def _asked(
             yield "next sentence", model.next_sentence_logits(hidden, packed).float().cpu()
         return
     whole = isinstance(model, BertForSequenceClassification) or (
-        isinstance(model, BertWithBiLSTM) and model.whole
+        isinstance(model, BertWithBiLSTM) and model.is_sequence_level
     )
     yield ("sequence output" if whole else "token output"), model(packed).float().cpu()
 
