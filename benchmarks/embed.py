@@ -209,7 +209,7 @@ def time_all(encoders: dict[str, Encode], texts: list[str]) -> dict[str, list[fl
 def speed_ratio(seconds: dict[str, list[float]], baseline: str, name: str) -> float:
     """Return how many times as fast as the baseline an encoder is, as the median over the runs."""
     pairs = zip(seconds[baseline], seconds[name], strict=True)
-    return median(baseline_seconds / own_seconds for baseline_seconds, own_seconds in pairs)
+    return median(baseline_seconds / encoder_seconds for baseline_seconds, encoder_seconds in pairs)
 
 
 def cosine_figures(

@@ -163,7 +163,10 @@ def main() -> None:
     macs = sum(length * bundle.config.macs_per_token(length) for length in lengths)
     machine = device.Machine(torch.device("cpu"), "fp32", "padded")
     totals = {name: sum(times) for name, times in seconds.items()}
-    part_ratios = [theirs / ours for ours, theirs in zip(*seconds.values(), strict=True)]
+    part_ratios = [
+        pipeline_time / bertsmith_time
+        for bertsmith_time, pipeline_time in zip(*seconds.values(), strict=True)
+    ]
     ratios = {
         "texts a second, ours / theirs": totals["theirs"] / totals["ours"],
         "median of the turns": median(part_ratios),

@@ -143,8 +143,8 @@ def main() -> None:
 def run_row(name: str, row: Row, model: Path, options: argparse.Namespace, num_seeds: int) -> str:
     """Run a row with this many seeds, write its figures, and return a summary."""
     file = RESULTS / f"{name}.json"
-    shown_arguments = row.arguments.replace("{data}", "DATA").replace("{work}", "WORK")
-    command = f"bertsmith finetune {shown_arguments} --model {row.model.upper()} --out RUN"
+    arguments_without_paths = row.arguments.replace("{data}", "DATA").replace("{work}", "WORK")
+    command = f"bertsmith finetune {arguments_without_paths} --model {row.model.upper()} --out RUN"
     old_content = json.loads(file.read_text()) if file.exists() else {}
     # Results of other arguments are outdated.
     if old_content.get("command") == command and len(old_content["runs"]) >= num_seeds:

@@ -236,11 +236,11 @@ def measure_load(seconds: float = 0.3) -> CpuLoad:
     before = _busy_core_seconds()
     if before is None:
         return CpuLoad(last_minute, last_minute)
-    start, own_seconds = time.perf_counter(), time.process_time()
+    start, process_seconds = time.perf_counter(), time.process_time()
     time.sleep(seconds)
     after = _busy_core_seconds()
-    elapsed, own_seconds = time.perf_counter() - start, time.process_time() - own_seconds
-    return CpuLoad(max(0.0, ((after or before) - before - own_seconds) / elapsed), last_minute)
+    elapsed, process_seconds = time.perf_counter() - start, time.process_time() - process_seconds
+    return CpuLoad(max(0.0, ((after or before) - before - process_seconds) / elapsed), last_minute)
 
 
 def _busy_core_seconds() -> float | None:

@@ -208,9 +208,9 @@ def test_bucketing_has_the_least_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     all_costs = []
     for cuts in range(2**7):
         partition: list[list[int]] = [[]]
-        for place, index in enumerate(order):
+        for position, index in enumerate(order):
             partition[-1].append(index)
-            if place < 7 and cuts >> place & 1:
+            if position < 7 and cuts >> position & 1:
                 partition.append([])
         all_costs.append(cost(partition))
     assert cost(buckets) == min(all_costs)

@@ -61,11 +61,11 @@ def run_both(
         outputs = run_bertsmith(model, batch)
         used_locations, masks.used_locations = masks.used_locations, set()
         patch_transformers_dropout(hf_model, masks, patch)
-        both = outputs, run_transformers(hf_model, batch)
+        results = outputs, run_transformers(hf_model, batch)
     if add_fault is None:
         assert len(used_locations) == (1 + 3 * config.layers if train else 0)
         assert used_locations == masks.used_locations
-    return both
+    return results
 
 
 def assert_same(outputs: ModelOutputs, expected: ModelOutputs, case: str, min_scale: float) -> None:

@@ -20,7 +20,7 @@ from bertsmith.model.embeddings import Embeddings
 
 #: Shortest wavelength of the sinusoidal positions, in tokens; the longest is the table's length.
 _MIN_WAVELENGTH = 3.0
-#: Neighbor heads: attention score of the neighbor minus the score of distant positions. A quarter of
+#: Neighbor heads: attention score of the neighbor minus that of distant positions. A quarter of
 #: this value was measured to be worse.
 _NEIGHBOR_SCORE = 16.0
 #: Neighbor heads: RMS of the output relative to the layer's input. Three times this value was
