@@ -42,6 +42,6 @@ def test_model_that_cannot_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     """A model directory larger than the memory is refused before any of it is allocated."""
     with torch.device("meta"):
         model = nn.Linear(1000, 1000)
-    monkeypatch.setattr(weights, "machine_bytes", lambda: 1000)
-    with pytest.raises(ModelError, match="this model takes"):
+    monkeypatch.setattr(weights, "total_memory_bytes", lambda: 1000)
+    with pytest.raises(ModelError, match="this model needs"):
         weights.allocate_on_cpu(model, Path("model"))
