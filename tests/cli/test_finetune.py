@@ -260,7 +260,7 @@ def test_metrics_are_chosen_on_the_command_line(
     own = ["finetune", "classify", "--model", model, "--data", table, "--text", "line", "--label",
            "mood", "--epochs", 1, "--set", "run.threads=1", "--out", tmp_path / "run"]  # fmt: skip
     done = run(*own, "--metric", "nope")
-    assert (done.status, "'nope' is no metric of the kind 'single'" in done.err) == (2, True)
+    assert (done.status, "'nope' is not a metric of the kind 'single'" in done.err) == (2, True)
     done = run(*own, "--metric", "f1:still", "--metric", "matthews")
     assert "held out (2 examples): f1:still " in done.out
 

@@ -79,10 +79,10 @@ def test_a_text_of_no_token_has_no_entity(
 def test_a_label_that_is_no_entitys_is_told(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """Another maker's label for padding: the model is refused at once, whatever it says."""
     directory = made(tmp_path / "m", tokenizer, HeadConfig("entities", ("O", "B-X", "I-X", "PAD")))
-    with pytest.raises(ModelError, match=r"m: the label 'PAD' is no entity's tag; .*id2label"):
+    with pytest.raises(ModelError, match=r"m: the label 'PAD' is not an entity tag; .*id2label"):
         tag(directory, ["red"])
     (tmp_path / "a.txt").write_text("red B-X\n")
-    with pytest.raises(ModelError, match="the label 'PAD' is no entity's tag"):
+    with pytest.raises(ModelError, match="the label 'PAD' is not an entity tag"):
         evaluate(directory, tmp_path / "a.txt", changes={"text": "0", "label": "1"})
 
 

@@ -168,7 +168,7 @@ def test_what_cannot_be_meant_is_refused(bundle: FineTunedBundle, tmp_path: Path
         ("out.txt", {"text": "words"}, r"out\.txt: expected a name that ends in \.csv"),
         ("no/out.csv", {"text": "words"}, "there is no folder"),
         ("out.csv", {"text": "words", "pair": "id"}, "was fine-tuned on single texts"),
-        ("out.csv", {"text": "words", "endings": "id"}, "task.endings: classify does not read it"),
+        ("out.csv", {"text": "words", "endings": "id"}, "task.endings: not used by classify"),
     ]
     for name, columns, message in mistakes:
         with pytest.raises(BertsmithError, match=message):
