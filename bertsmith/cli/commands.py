@@ -1,7 +1,4 @@
-"""Every verb of the command line, in the order of its help: importing this registers them.
-
-It never knows what a verb does.
-"""
+"""Registers all commands with the application; their order is the order of the help."""
 
 # isort: off
 from bertsmith.cli import demo as demo
