@@ -45,7 +45,6 @@ app = typer.Typer(
     help=SUMMARY,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     rich_markup_mode=None,
 )
 
