@@ -46,15 +46,6 @@ LayerOption = Annotated[
         show_default=False,
     ),
 ]
-FileArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="FILE",
-        help="A text file with one text per line, or a table (.csv, .tsv, .jsonl, .json or "
-        ".parquet); may be compressed. Default or -: standard input.",
-        show_default=False,
-    ),
-]
 _DEFAULT_TEXT_COLUMN = "text"
 #: Columns added to a table if each token has a vector.
 _TOKEN_COLUMNS = ["tokens", "ids", "offsets", "vectors"]
@@ -90,7 +81,15 @@ class TextFormat(StrEnum):
 )
 def embed(
     model: Model,
-    file: FileArgument = None,
+    file: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FILE",
+            help="A text file with one text per line, or a table (.csv, .tsv, .jsonl, .json or "
+            ".parquet); may be compressed. Default or -: standard input.",
+            show_default=False,
+        ),
+    ] = None,
     text: Annotated[
         str | None,
         typer.Option(

@@ -66,11 +66,16 @@ def export(
     """Convert a model to another format, such as ONNX.
 
     The converted model computes the same outputs; a model that the format cannot express is
-    rejected. hf: a Hugging Face model directory with a single safetensors file.
-    sentence-transformers: a directory with modules.json and a pooling layer. tensorflow: the
-    format of the original release; its GELU is the tanh approximation, so the model must be
-    trained with --recipe paper or --set model.activation=gelu_tanh. onnx: for onnxruntime, with
-    any batch size and sequence length.
+    rejected.
+
+    hf: a Hugging Face model directory with a single safetensors file.
+
+    sentence-transformers: a directory with modules.json and a pooling layer.
+
+    tensorflow: the format of the original release. Its GELU is the tanh approximation, so the
+    model must be trained with --recipe paper or --set model.activation=gelu_tanh.
+
+    onnx: for onnxruntime, with any batch size and sequence length.
     """
     from bertsmith.errors import SettingsError
     from bertsmith.files import check_new_directory

@@ -139,6 +139,10 @@ def finetune(
 ) -> None:
     """Fine-tune a model to classify, tag, answer or choose.
 
+    classify: predict a label, several labels or a number for a text or a pair of texts. tag:
+    predict a tag for each word, such as entities or parts of speech. answer: find the answer to a
+    question in a context. choose: select one of several endings of a prompt.
+
     Ctrl-C and SIGTERM save a checkpoint; the same command then continues the run.
     """
     tables: dict[str, Any] = {

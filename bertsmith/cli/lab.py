@@ -32,11 +32,13 @@ class ScaleName(StrEnum):
     epilog=format_examples(
         "bertsmith lab activations --scale smoke",
         "bertsmith lab masking --text my-text/ --plan",
-        "bertsmith lab features --text my-text/ --tasks benchmarks/ --seeds 3",
+        "bertsmith lab features --text my-text/ --tasks my-tasks/ --seeds 3",
     )
 )
 def lab(
-    name: Annotated[str, typer.Argument(metavar="NAME", help=", ".join(EXPERIMENTS) + ".")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help=f"The experiment: {', '.join(EXPERIMENTS)}.")
+    ],
     scale: Annotated[
         ScaleName,
         typer.Option(

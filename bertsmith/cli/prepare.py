@@ -50,8 +50,9 @@ def prepare(
 ) -> None:
     """Tokenize text into a token store for pre-training.
 
-    An interrupted command continues where it stopped if it is run again. Masks and sentence pairs
-    are sampled later, during training.
+    The store contains the token ids and the boundaries of sentences and documents. Masks and
+    sentence pairs are sampled later, during training. An interrupted command continues where it
+    stopped if it is run again.
     """
     # Inherited by the worker processes, which already use all cores.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

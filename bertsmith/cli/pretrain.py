@@ -46,8 +46,8 @@ def pretrain(
     minutes: Annotated[
         float | None,
         typer.Option(
-            help="Training time. A speed measurement converts it to steps, once more if the run "
-            "is much faster or slower than measured.",
+            help="Training time, converted to steps by measuring the speed before the run, and "
+            "once more during it if the speed has changed much.",
             min=0,
         ),
     ] = None,
@@ -72,7 +72,8 @@ def pretrain(
 ) -> None:
     """Pre-train a BERT with masked LM and next-sentence prediction.
 
-    Ctrl-C and SIGTERM save a checkpoint; the same command then continues the run.
+    Writes checkpoints, metrics, a loss curve and the final model to the run directory. Ctrl-C and
+    SIGTERM save a checkpoint; the same command then continues the run.
     """
     budget = {"steps": steps, "epochs": epochs, "minutes": minutes}
     overrides: dict[str, Any] = {

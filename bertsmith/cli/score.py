@@ -49,9 +49,9 @@ def score(
 ) -> None:
     """Compute the pseudo-log-likelihood of each line.
 
-    Each token is masked in turn and its log-probability added up (Salazar et al. 2020). Prints
+    Sums the log-probabilities of the tokens, each masked in turn (Salazar et al. 2020). Prints
     tab-separated columns: the sum in nats, the mean per token, the pseudo-perplexity, the number
-    of tokens, and the line. An empty or too long line has dashes and a reason instead.
+    of tokens, and the line. For an empty or too long line, dashes and a reason are printed.
     """
     if text and file is not None:
         raise InputError("both a file and --text: use one of them")

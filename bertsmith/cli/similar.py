@@ -7,7 +7,7 @@ import typer
 
 from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import log, print_json, print_table
-from bertsmith.cli.embed import FileArgument, LayerOption, parse_vector_settings
+from bertsmith.cli.embed import LayerOption, parse_vector_settings
 from bertsmith.cli.model_options import (
     STDIN,
     Device,
@@ -38,7 +38,15 @@ def similar(
     word: Annotated[
         str, typer.Option(help="The word; all its occurrences in a line are compared.")
     ],
-    file: FileArgument = None,
+    file: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FILE",
+            help="A text file with one text per line; may be compressed. Default or -: standard "
+            "input.",
+            show_default=False,
+        ),
+    ] = None,
     layer: LayerOption = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Skip and count lines without the word.")
