@@ -353,7 +353,7 @@ def test_skipped_rows_and_sweeps_are_reported(
     ]
     file.write_text("\n".join(["line,mood", "the anvil,", *rows]) + "\n")
     completed = run("evaluate", classifier, "--data", file, "--skip-bad")
-    skipped_row = f"(the first: {file}, line 2)"
+    skipped_row = f"{file}, line 2"
     assert "25 read, 24 used, 1 skipped" in completed.out
     assert skipped_row in completed.err
     completed = run(

@@ -67,12 +67,13 @@ def test_only_changed_labels_are_listed(tmp_path: Path) -> None:
     with pytest.raises(RunError) as error:
         load_run_settings(tmp_path, changed)
     message = str(error.value)
-    assert "task.labels: 2,500 there, 2,500 now; only there: 'label-0'; only now: 'new'" in message
-    assert "task.lr: 1.0 there, 2.0 now" in message
+    assert re.search(r"task\.labels: 2,500 .*'label-0'; only now: 'new'", message)
+    assert "'label-1'" not in message
+    assert re.search(r"task\.lr: 1\.0 .*, 2\.0 now", message)
     assert "--from RUN --out NEW" in message
     assert len(message) < 600
     reversed_labels = _RunSettings(task=_TaskSettings(labels=labels[::-1]))
-    with pytest.raises(RunError, match="in another order, from number 1 on"):
+    with pytest.raises(RunError, match=r"order.* 1 on"):
         load_run_settings(tmp_path, reversed_labels)
 
 
