@@ -26,7 +26,7 @@ def check_new_directory(path: Path) -> None:
 def check_new_file(path: Path) -> None:
     """Raise InputError unless ``path`` can be created."""
     if path.exists() or path.is_symlink():
-        raise InputError(f"{path}: file exists; choose another name, or remove it")
+        raise InputError(f"{path}: this file exists already; choose another name, or remove it")
     if not path.parent.is_dir():
         raise InputError(f"{path}: there is no folder {path.parent}; create it first")
 
