@@ -79,7 +79,7 @@ def extend(
         )
         report |= check.to_json()
         _log_word_check(check)
-        extension = vocabulary_extension.extend_vocabulary(original.tokenizer, check.words)
+        extension = vocabulary_extension.extend_vocabulary(original.tokenizer, check.accepted)
     else:
         reading = corpus_options.parse_corpus_options(text_format, field, on_error, deduplicate)
         word_counts = _count_words(original.tokenizer, corpus or [], reading)
@@ -117,17 +117,19 @@ def _count_words(
 
 def _log_word_check(check: "WordCheck") -> None:
     """Log which words are known, normalized or rejected."""
-    if check.known:
-        log(f"note: {len(check.known):,} already in the vocabulary: {_list_words(check.known)}")
-    if check.changed:
-        normalized = [f"{written} as {word}" for written, word in check.changed.items()]
+    if check.existing:
+        log(
+            f"note: {len(check.existing):,} already in the vocabulary: {_list_words(check.existing)}"
+        )
+    if check.normalized:
+        normalized = [f"{written} as {word}" for written, word in check.normalized.items()]
         log(f"note: {len(normalized):,} normalized by the tokenizer: {_list_words(normalized)}")
-    if check.refused:
-        log(f"note: {len(check.refused):,} rejected:")
-        for word, reason in list(check.refused.items())[:_MAX_LISTED]:
+    if check.rejected:
+        log(f"note: {len(check.rejected):,} rejected:")
+        for word, reason in list(check.rejected.items())[:_MAX_LISTED]:
             log(f"  {word}: {reason}")
-        if len(check.refused) > _MAX_LISTED:
-            log(f"  and {len(check.refused) - _MAX_LISTED:,} more (--json lists all)")
+        if len(check.rejected) > _MAX_LISTED:
+            log(f"  and {len(check.rejected) - _MAX_LISTED:,} more (--json lists all)")
 
 
 def _log_extension(
@@ -148,12 +150,12 @@ def _log_extension(
         f"{_list_words(extension.words)}"
     )
     if fit is not None:
-        if fit.forgotten:
-            log(f"note: {fit.forgotten:,} occurrences of rare words are not included below")
+        if fit.num_dropped:
+            log(f"note: {fit.num_dropped:,} occurrences of rare words are not included below")
         for label, quality in (("before", fit.before), ("after", fit.after)):
             log(
                 f"{label}: {quality.pieces_per_word:.3f} pieces per word, "
-                f"{quality.whole_share:.2%} of the words in the vocabulary, "
+                f"{quality.single_piece_share:.2%} of the words in the vocabulary, "
                 f"{quality.unknown_share:.4%} unknown"
             )
     log(f"wrote {out}")
