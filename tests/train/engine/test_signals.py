@@ -68,7 +68,7 @@ def test_signal_saves_a_checkpoint_and_exits(
     with pytest.raises(SystemExit) as caught:
         main()
     out, err = capsys.readouterr()
-    assert left.value.code == status, err
+    assert caught.value.code == exit_status, err
     assert "stopped after step 3 of 100" in err
     assert "to continue" in err
     assert [step for step, _ in list_checkpoints(run)] == [3]
