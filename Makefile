@@ -1,6 +1,5 @@
-# Two commands to remember: `make demo` makes a BERT from text that every machine has,
-# `make test` runs the tests. Python 3.11 or 3.12 and make are all they need.
-# Another interpreter: make PYTHON=/path/to/python3.11 demo
+# `make demo` trains a small BERT, `make test` runs the tests. Both need only make and Python 3.11
+# or 3.12. To use another interpreter: make PYTHON=/path/to/python3.11 demo
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -13,12 +12,12 @@ PYTHON ?=
 DEMO_EXTRAS := plot
 DEV_EXTRAS := plot,parquet,korean,tensorboard,onnx,search,serve,dev
 
-# A virtual environment knows its own place: one that was copied or moved is made anew.
+# A virtual environment contains its absolute path, so one that was moved is created again.
 ifneq "$(shell cat $(VENV)/place 2>/dev/null)" "$(CURDIR)"
 $(shell rm -f $(VENV)/ready-demo $(VENV)/ready-dev)
 endif
 
-# Prints the interpreter to use, or says what is missing and fails.
+# Sets $python to the interpreter to use; fails with a message if there is none.
 define find_python
 for candidate in $(if $(PYTHON),"$(PYTHON)",python3.11 python3.12 python3); do \
   if "$$candidate" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' \
@@ -26,22 +25,22 @@ for candidate in $(if $(PYTHON),"$(PYTHON)",python3.11 python3.12 python3); do \
 done; \
 if [ -z "$$python" ]; then \
   echo "error: no Python 3.11 or 3.12 found (tried: $(if $(PYTHON),$(PYTHON),python3.11, python3.12, python3));" >&2; \
-  echo "install one, or name it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; \
+  echo "install one, or specify it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; \
   exit 1; \
 fi; \
 if ! "$$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then \
   version=$$("$$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
-  echo "error: $$python cannot make a virtual environment with pip (the module ensurepip is missing);" >&2; \
+  echo "error: $$python cannot create a virtual environment with pip (the module ensurepip is missing);" >&2; \
   echo "on Debian and Ubuntu: apt-get install python$$version-venv, then run make again" >&2; \
   exit 1; \
 fi
 endef
 
-# $(1): the extras to install. A constraint keeps every package at the tested version.
+# $(1): the extras to install. constraints.txt pins the tested versions.
 define install
 @test -x $(BIN)/python && test "$$(cat $(VENV)/place 2>/dev/null)" = "$(CURDIR)" || { \
   $(find_python); \
-  echo "making $(VENV) with $$python"; \
+  echo "creating $(VENV) with $$python"; \
   rm -rf $(VENV) && "$$python" -m venv $(VENV) && printf '%s\n' "$(CURDIR)" > $(VENV)/place; \
 }
 @echo "installing bertsmith[$(1)] into $(VENV)"
@@ -59,25 +58,25 @@ $(VENV)/ready-dev: pyproject.toml constraints.txt
 
 .PHONY: help demo test lint types docs clean
 
-help: ## say what each target does
+help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile
 
-demo: $(VENV)/ready-demo ## make a small BERT from the text of the installed packages
+demo: $(VENV)/ready-demo ## train a small BERT on the documentation of installed packages
 	@$(BIN)/bertsmith demo $(ARGS)
 
-test: $(VENV)/ready-dev ## run the tests; ARGS="-k store" picks some
+test: $(VENV)/ready-dev ## run the tests; ARGS="-k store" selects some
 	@$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(ARGS)
 
 lint: $(VENV)/ready-dev ## check style and formatting
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
-types: $(VENV)/ready-dev ## check types, strictly
+types: $(VENV)/ready-dev ## check types with mypy in strict mode
 	@$(BIN)/mypy
 
-docs: $(VENV)/ready-dev ## write the help pages, and the names and tree of the README, anew
+docs: $(VENV)/ready-dev ## regenerate help pages and tables in README.md and docs/
 	@$(BIN)/python docs/generate.py
 
-clean: ## remove what was made: the environment, caches and the demo's results
+clean: ## remove the virtual environment, caches, build files and the demo's output
 	rm -rf $(VENV) build dist bertsmith.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis bertsmith-demo
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,14 +1,13 @@
-"""Record the numbers that Bertsmith computes, so that two commits can be compared digit by digit.
+"""Record numerical results of tiny models, to check that a change leaves them identical.
 
 Trains, fine-tunes, embeds and exports tiny models on generated text through the command line, and
-collects the losses of every step, the vectors and the ONNX outputs. A change that should not alter
-numbers leaves all of them identical:
+records the losses of every step, the vectors and the ONNX outputs:
 
     python benchmarks/fingerprint.py --json before.json       # at the old commit
     python benchmarks/fingerprint.py --compare before.json    # at the new commit
 
-Everything runs in fp32 on one CPU thread. The numbers depend on the CPU and the PyTorch version, so
-both files must come from one machine.
+Everything runs in fp32 on one CPU thread. The results depend on the CPU and the PyTorch version, so
+compare only results from the same machine.
 """
 
 import argparse
@@ -44,15 +43,15 @@ def run(work: Path, *arguments: object) -> None:
 
 
 def write_data(work: Path) -> None:
-    """Write a corpus and one labelled file per task family, the same ones every time."""
+    """Write a corpus and one labeled file per task family, with the same content in every call."""
     generator = random.Random(0)
 
-    def sentence() -> tuple[str, str, str]:
+    def draw_sentence() -> tuple[str, str, str]:
         name, place = generator.choice(NAMES), generator.choice(PLACES)
-        verb, thing = generator.choice(VERBS), generator.choice(OBJECTS)
-        return f"{name} {verb} {thing} in {place} .", name, place
+        verb, noun = generator.choice(VERBS), generator.choice(OBJECTS)
+        return f"{name} {verb} {noun} in {place} .", name, place
 
-    documents = [[sentence()[0] for _ in range(12)] for _ in range(240)]
+    documents = [[draw_sentence()[0] for _ in range(12)] for _ in range(240)]
     lines = [json.dumps({"text": "\n".join(document)}) for document in documents]
     (work / "corpus.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -61,7 +60,7 @@ def write_data(work: Path) -> None:
     paragraphs = []
     endings = ["prompt,first,second,right"]
     for number in range(96):
-        text, name, place = sentence()
+        text, name, place = draw_sentence()
         rows.append(f"{text},{'north' if place in ('Oslo', 'Seoul') else 'south'}")
         entities = {name: "B-PER", place: "B-LOC"}
         tags += [f"{word} {entities.get(word, 'O')}" for word in text.split()] + [""]
@@ -71,9 +70,9 @@ def write_data(work: Path) -> None:
             "answers": [{"text": place, "answer_start": text.index(place)}],
         }
         paragraphs.append({"context": text, "qas": [question]})
-        other = generator.choice([option for option in PLACES if option != place])
-        pair = [place, other] if number % 2 else [other, place]
-        endings.append(f"{text},{pair[0]},{pair[1]},{0 if number % 2 else 1}")
+        wrong_place = generator.choice([option for option in PLACES if option != place])
+        options = [place, wrong_place] if number % 2 else [wrong_place, place]
+        endings.append(f"{text},{options[0]},{options[1]},{0 if number % 2 else 1}")
     (work / "classify.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
     (work / "tag.conll").write_text("\n".join(tags) + "\n", encoding="utf-8")
     (work / "choose.csv").write_text("\n".join(endings) + "\n", encoding="utf-8")
@@ -81,8 +80,8 @@ def write_data(work: Path) -> None:
     (work / "answer.json").write_text(json.dumps(squad), encoding="utf-8")
 
 
-def losses(run_directory: Path) -> list[dict[str, Any]]:
-    """Return the training losses of each logged step, without times and rates."""
+def read_losses(run_directory: Path) -> list[dict[str, Any]]:
+    """Return the training losses of each logged step, without times and speeds."""
     lines = (run_directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
     return [
@@ -92,7 +91,7 @@ def losses(run_directory: Path) -> list[dict[str, Any]]:
     ]
 
 
-def digest(array: np.ndarray[Any, Any]) -> dict[str, Any]:
+def digest_array(array: np.ndarray[Any, Any]) -> dict[str, Any]:
     """Return the shape, the SHA-256 and the first values of an array."""
     return {
         "shape": list(array.shape),
@@ -101,8 +100,8 @@ def digest(array: np.ndarray[Any, Any]) -> dict[str, Any]:
     }
 
 
-def onnx_outputs(directory: Path) -> dict[str, Any]:
-    """Run every ONNX graph of a directory on fixed ids and return a digest of each output."""
+def digest_onnx_outputs(directory: Path) -> dict[str, Any]:
+    """Run all ONNX graphs in a directory on fixed ids and return a digest of each output."""
     digests = {}
     for path in sorted(directory.rglob("*.onnx")):
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -112,12 +111,12 @@ def onnx_outputs(directory: Path) -> dict[str, Any]:
                   for item in session.get_inputs()}  # fmt: skip
         outputs = session.run(None, inputs)
         for item, array in zip(session.get_outputs(), outputs, strict=True):
-            digests[f"{path.name} {item.name}"] = digest(array)
+            digests[f"{path.name} {item.name}"] = digest_array(array)
     return digests
 
 
-def fingerprint(work: Path) -> dict[str, Any]:
-    """Train and use tiny models in ``work`` and return their numbers by name."""
+def compute_fingerprint(work: Path) -> dict[str, Any]:
+    """Train and use tiny models in ``work`` and return their results by name."""
     write_data(work)
     run(work, "vocab", "corpus.jsonl", "--size", 200, "--out", "vocab")
     run(
@@ -131,14 +130,14 @@ def fingerprint(work: Path) -> dict[str, Any]:
         "--out",
         "store",
     )
-    numbers: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     shape = ["--set", "model.layers=2", "--set", "model.width=32", "--set", "model.heads=2",
              "--set", "model.feed_forward=64", "--set", "data.batch=16"]  # fmt: skip
     for recipe in ("fast", "paper"):
         out = f"run-{recipe}"
         run(work, "pretrain", "--data", "store", "--recipe", recipe, "--steps", 10, "--out", out,
             *shape, *FP32)  # fmt: skip
-        numbers[f"pretrain {recipe}"] = losses(work / out)
+        results[f"pretrain {recipe}"] = read_losses(work / out)
     families: dict[str, list[object]] = {
         "classify": ["--data", "classify.csv", "--text", "text", "--label", "label"],
         "answer": ["--data", "answer.json"],
@@ -149,7 +148,7 @@ def fingerprint(work: Path) -> dict[str, Any]:
     for family, options in families.items():
         run(work, "finetune", family, "--model", "run-fast", *options, "--out", family,
             "--set", "schedule.epochs=4", *FP32)  # fmt: skip
-        numbers[f"finetune {family}"] = losses(work / family)
+        results[f"finetune {family}"] = read_losses(work / family)
     sentences = [
         json.loads(line)["text"].splitlines()[0]
         for line in (work / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:20]
@@ -158,31 +157,31 @@ def fingerprint(work: Path) -> dict[str, Any]:
     for pooling in ("mean", "first"):
         run(work, "embed", "run-fast", "sentences.txt", "--pooling", pooling, "--device", "cpu",
             "--out", f"{pooling}.npy")  # fmt: skip
-        numbers[f"embed {pooling}"] = digest(np.load(work / f"{pooling}.npy"))
+        results[f"embed {pooling}"] = digest_array(np.load(work / f"{pooling}.npy"))
     for model in ("run-fast", "classify"):
         run(work, "export", model, "--to", "onnx", "--out", f"{model}-onnx")
-        numbers[f"onnx {model}"] = onnx_outputs(work / f"{model}-onnx")
-    return numbers
+        results[f"onnx {model}"] = digest_onnx_outputs(work / f"{model}-onnx")
+    return results
 
 
 def main() -> None:
-    """Compute the fingerprint; write it, or compare it with an older one."""
+    """Compute the results, and write them or compare them with earlier ones."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", type=Path, help="write the numbers to this file")
-    parser.add_argument("--compare", type=Path, help="a file that --json wrote earlier")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--compare", type=Path, help="a file written by --json earlier")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
-        numbers = fingerprint(Path(work))
+        results = compute_fingerprint(Path(work))
     if options.json:
-        options.json.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if options.compare is None:
-        print(f"{len(numbers)} groups of numbers: {', '.join(numbers)}")
+        print(f"{len(results)} results: {', '.join(results)}")
         return
-    before = json.loads(options.compare.read_text(encoding="utf-8"))
-    different = [name for name in numbers if numbers[name] != before.get(name)]
-    for name in numbers:
-        print(f"{'DIFFERENT' if name in different else 'identical'}  {name}")
-    sys.exit(bool(different))
+    expected = json.loads(options.compare.read_text(encoding="utf-8"))
+    changed = [name for name in results if results[name] != expected.get(name)]
+    for name in results:
+        print(f"{'DIFFERENT' if name in changed else 'identical'}  {name}")
+    sys.exit(bool(changed))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Time a pre-training step beside transformers' BertForPreTraining, in one process, in turn.
+"""Time a pre-training step, compared with transformers' BertForPreTraining.
 
-Both take the same step: forward, both losses, backward, clipping to norm 1, fused AdamW, dropout
-0.1 everywhere. Full sequences of random words; 15 % of the positions are predicted. It never
-measures data or learning.
+Both run the same step alternately in one process: forward pass with both losses, backward pass,
+gradient clipping to norm 1, fused AdamW; dropout is 0.1. Sequences are full and random, and 15 % of
+the tokens are predicted. Data loading is not included.
 
     python benchmarks/pretrain.py --size mini --size small --json pretrain.json
     python benchmarks/pretrain.py --size base --batch 256 --length 128 --json cuda.json   # on CUDA
@@ -32,88 +32,85 @@ from bertsmith.train.engine.step import take_step
 from bertsmith.train.pretraining.micro_batches import MicroBatch, to_device
 from bertsmith.train.pretraining.objective import compute_mean_losses
 
-VOCABULARY, SHARE, RATE = 30522, 0.15, 1e-4
+VOCAB_SIZE, MASKED_SHARE, LEARNING_RATE = 30522, 0.15, 1e-4
 
 
-def batch_of(sequences: int, length: int, generator: torch.Generator) -> Batch:
-    """Return full sequences of random words, 15 % of them to be predicted."""
-    tokens = sequences * length
-    draw = torch.rand(sequences, length, generator=generator)
-    chosen = draw.argsort(1)[:, : round(SHARE * length)].sort(1).values
-    places = (chosen + torch.arange(sequences)[:, None] * length).flatten()
-    ids = torch.randint(5, VOCABULARY, (tokens,), generator=generator)
-    halves = (torch.arange(tokens) % length >= length // 2).long()
+def make_batch(num_sequences: int, length: int, generator: torch.Generator) -> Batch:
+    """Return full sequences of random tokens, 15 % of which are to be predicted."""
+    num_tokens = num_sequences * length
+    random_values = torch.rand(num_sequences, length, generator=generator)
+    masked = random_values.argsort(1)[:, : round(MASKED_SHARE * length)].sort(1).values
+    masked_positions = (masked + torch.arange(num_sequences)[:, None] * length).flatten()
+    ids = torch.randint(5, VOCAB_SIZE, (num_tokens,), generator=generator)
+    segments = (torch.arange(num_tokens) % length >= length // 2).long()
     return Batch(
         ids=ids.numpy(),
-        segments=halves.numpy(),
-        positions=(torch.arange(tokens) % length).numpy(),
-        cu_seqlens=torch.arange(0, tokens + 1, length).int().numpy(),
+        segments=segments.numpy(),
+        positions=(torch.arange(num_tokens) % length).numpy(),
+        cu_seqlens=torch.arange(0, num_tokens + 1, length).int().numpy(),
         max_seqlen=length,
-        masked_positions=places.numpy(),
-        masked_labels=ids[places].numpy(),
-        nsp_labels=torch.randint(0, 2, (sequences,), generator=generator).numpy(),
+        masked_positions=masked_positions.numpy(),
+        masked_labels=ids[masked_positions].numpy(),
+        nsp_labels=torch.randint(0, 2, (num_sequences,), generator=generator).numpy(),
     )
 
 
-def config_of(size: str) -> ModelConfig:
-    """Return the peer's own defaults at a named size."""
-    values = {"vocab_size": VOCABULARY, "activation": "gelu", **size_preset(size)}
+def make_config(size: str) -> ModelConfig:
+    """Return a config of a named size with transformers' defaults."""
+    values = {"vocab_size": VOCAB_SIZE, "activation": "gelu", **size_preset(size)}
     return ModelConfig.parse(values, size)
 
 
-def ours(machine: Machine, size: str, piece: MicroBatch, compiled: bool) -> Callable[[], None]:
-    """Return a step of Bertsmith."""
-    config = config_of(size)
+def bertsmith_step(
+    machine: Machine, size: str, batch: MicroBatch, compiled: bool
+) -> Callable[[], None]:
+    """Return a function that runs one training step of Bertsmith."""
+    config = make_config(size)
     model = BertForPreTraining(config, machine.kernel).to(machine.device).train()
-    compute: Any = torch.compile(model, dynamic=True) if compiled else model
-    adam = optimizer.build_optimizer(model, OptimSettings(lr=RATE))
-    losses = partial(compute_mean_losses, compute)
-    count = iter(range(10**9))
+    forward: Any = torch.compile(model, dynamic=True) if compiled else model
+    adam = optimizer.build_optimizer(model, OptimSettings(lr=LEARNING_RATE))
+    losses = partial(compute_mean_losses, forward)
+    step_numbers = iter(range(10**9))
 
     def step() -> None:
         take_step(
-            losses,
-            [piece],
-            model,
-            adam,
-            machine,
-            step=next(count),
-            seed=0,
-            lr=RATE,
-            max_grad_norm=1.0,
-        )
+            losses, [batch], model, adam, machine,
+            step=next(step_numbers), seed=0, lr=LEARNING_RATE, max_grad_norm=1.0,
+        )  # fmt: skip
 
     return step
 
 
-def theirs(machine: Machine, size: str, piece: MicroBatch, compiled: bool) -> Callable[[], None]:
-    """Return a step of transformers, in a plain loop."""
+def transformers_step(
+    machine: Machine, size: str, batch: MicroBatch, compiled: bool
+) -> Callable[[], None]:
+    """Return a function that runs one training step of transformers."""
     sizes = size_preset(size)
     config = transformers.BertConfig(
-        vocab_size=VOCABULARY,
+        vocab_size=VOCAB_SIZE,
         hidden_size=sizes["width"],
         num_hidden_layers=sizes["layers"],
         num_attention_heads=sizes["heads"],
         intermediate_size=sizes["feed_forward"],
     )
     model = transformers.BertForPreTraining(config).to(machine.device).train()
-    compute = torch.compile(model) if compiled else model
-    adam = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
-    shape = (piece.num_sequences, piece.packed.max_seqlen)
-    labels = torch.full_like(piece.packed.ids, -100)
-    labels[piece.masked_positions] = piece.masked_labels
+    forward = torch.compile(model) if compiled else model
+    adam = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
+    shape = (batch.num_sequences, batch.packed.max_seqlen)
+    labels = torch.full_like(batch.packed.ids, -100)
+    labels[batch.masked_positions] = batch.masked_labels
     inputs: dict[str, Tensor] = {
-        "input_ids": piece.packed.ids.view(shape),
-        "token_type_ids": piece.packed.segments.view(shape),
+        "input_ids": batch.packed.ids.view(shape),
+        "token_type_ids": batch.packed.segments.view(shape),
         "attention_mask": torch.ones(shape, dtype=torch.long, device=machine.device),
         "labels": labels.view(shape),
     }
-    assert piece.nsp_labels is not None
-    inputs["next_sentence_label"] = piece.nsp_labels
+    assert batch.nsp_labels is not None
+    inputs["next_sentence_label"] = batch.nsp_labels
 
     def step() -> None:
         with machine.autocast():
-            loss = compute(**inputs).loss
+            loss = forward(**inputs).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         float(loss.detach())
@@ -123,65 +120,67 @@ def theirs(machine: Machine, size: str, piece: MicroBatch, compiled: bool) -> Ca
     return step
 
 
-def seconds_of(step: Callable[[], None], machine: Machine) -> float:
-    """Return the time of one step."""
+def time_step(step: Callable[[], None], machine: Machine) -> float:
+    """Return the seconds of one step."""
     device.synchronize(machine)
-    began = time.perf_counter()
+    start = time.perf_counter()
     step()
     device.synchronize(machine)
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def compare(
-    machine: Machine, size: str, piece: MicroBatch, compiled: bool, steps: int
+    machine: Machine, size: str, batch: MicroBatch, compiled: bool, num_steps: int
 ) -> dict[str, Any]:
-    """Time both in turn; return ratio, tokens a second and shares of the ceiling."""
+    """Time both alternately; return speed ratio, tokens per second and MFU."""
     torch.manual_seed(0)
-    both = {"ours": ours(machine, size, piece, compiled)}
-    both["theirs"] = theirs(machine, size, piece, compiled)
-    for step in both.values():
+    steps = {"ours": bertsmith_step(machine, size, batch, compiled)}
+    steps["theirs"] = transformers_step(machine, size, batch, compiled)
+    for step in steps.values():
         for _ in range(2):
             step()
-    times: dict[str, list[float]] = {name: [] for name in both}
-    ceilings = []
-    for _ in range(steps):
-        ceilings.append(device.measure_peak_macs(machine, seconds=0.1))
-        for name, step in both.items():
-            times[name].append(seconds_of(step, machine))
-    config = config_of(size)
-    tokens, predictions = len(piece.packed.ids), len(piece.masked_labels)
-    products = 3 * (
-        tokens * config.macs_per_token(piece.packed.max_seqlen)
-        - (tokens - predictions - piece.num_sequences) * config.macs_saved_per_unused_output()
-        + predictions * config.macs_per_prediction()
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    peaks = []
+    for _ in range(num_steps):
+        peaks.append(device.measure_peak_macs(machine, seconds=0.1))
+        for name, step in steps.items():
+            seconds[name].append(time_step(step, machine))
+    config = make_config(size)
+    num_tokens, num_predictions = len(batch.packed.ids), len(batch.masked_labels)
+    # The backward pass takes twice the multiply-adds of the forward pass.
+    macs = 3 * (
+        num_tokens * config.macs_per_token(batch.packed.max_seqlen)
+        - (num_tokens - num_predictions - batch.num_sequences)
+        * config.macs_saved_per_unused_output()
+        + num_predictions * config.macs_per_prediction()
     )
-    middle = {name: statistics.median(values) for name, values in times.items()}
-    ceiling = statistics.median(ceilings)
-    pairs = [b / a for a, b in zip(times["ours"], times["theirs"], strict=True)]
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    peak = statistics.median(peaks)
+    ratios = [b / a for a, b in zip(seconds["ours"], seconds["theirs"], strict=True)]
     return {
-        "ratio": statistics.median(pairs),
-        "lowest": min(pairs),
-        "highest": max(pairs),
-        "tokens_per_second": {name: tokens / value for name, value in middle.items()},
-        "flops": {name: 2 * products / value for name, value in middle.items()},
-        "of_ceiling": {name: products / value / ceiling for name, value in middle.items()},
-        "ceiling_flops": 2 * ceiling,
+        "ratio": statistics.median(ratios),
+        "lowest": min(ratios),
+        "highest": max(ratios),
+        "tokens_per_second": {name: num_tokens / value for name, value in medians.items()},
+        "flops": {name: 2 * macs / value for name, value in medians.items()},
+        "of_ceiling": {name: macs / value / peak for name, value in medians.items()},
+        "ceiling_flops": 2 * peak,
     }
 
 
-def flat(prefix: str, values: dict[str, Any]) -> dict[str, float]:
-    """Return nested figures under joined names."""
+def flatten(prefix: str, values: dict[str, Any]) -> dict[str, float]:
+    """Flatten nested figures; keys are joined with commas."""
     result: dict[str, float] = {}
     for key, value in values.items():
         name = f"{prefix}, {key}"
-        result |= flat(name, value) if isinstance(value, dict) else {name: value}
+        result |= flatten(name, value) if isinstance(value, dict) else {name: value}
     return result
 
 
 def main() -> None:
-    """Compare every size, precision and mode asked for."""
+    """Compare all requested sizes, precisions and modes."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", action="append", help="named sizes; default mini and small")
+    parser.add_argument("--size", action="append", help="named size; default mini and small")
     parser.add_argument("--precision", action="append", choices=("fp32", "bf16"))
     parser.add_argument("--mode", action="append", choices=("eager", "compiled"))
     parser.add_argument("--batch", type=int, default=32)
@@ -196,21 +195,22 @@ def main() -> None:
         machine = device.resolve_machine(
             options.device, precision, "padded", attention_dropout=0.1, threads=None
         )
-        draw = torch.Generator().manual_seed(0)
-        piece = to_device(batch_of(options.batch, options.length, draw), machine.device)
+        generator = torch.Generator().manual_seed(0)
+        batch = to_device(make_batch(options.batch, options.length, generator), machine.device)
         for size in options.size or ("mini", "small"):
             for mode in options.mode or ("eager", "compiled"):
-                found = compare(machine, size, piece, mode == "compiled", options.steps)
+                result = compare(machine, size, batch, mode == "compiled", options.steps)
                 torch.compiler.reset()
                 name = f"{size} {options.batch}x{options.length} {precision} {mode}"
-                ratios[name] = found.pop("ratio")
-                figures |= flat(name, found)
-                speed, share = found["tokens_per_second"], found["of_ceiling"]
+                ratios[name] = result.pop("ratio")
+                figures |= flatten(name, result)
+                speed, mfu = result["tokens_per_second"], result["of_ceiling"]
                 print(
-                    f"{name}: {ratios[name]:.2f} x ({found['lowest']:.2f} to "
-                    f"{found['highest']:.2f}); {speed['ours']:,.0f} tokens/s against "
-                    f"{speed['theirs']:,.0f}; {share['ours']:.0%} of the ceiling "
-                    f"({found['ceiling_flops'] / 1e9:,.0f} GFLOP/s) against {share['theirs']:.0%}",
+                    f"{name}: {ratios[name]:.2f} x ({result['lowest']:.2f} to "
+                    f"{result['highest']:.2f}); {speed['ours']:,.0f} tokens/s, transformers "
+                    f"{speed['theirs']:,.0f}; {mfu['ours']:.0%} of peak "
+                    f"({result['ceiling_flops'] / 1e9:,.0f} GFLOP/s), transformers "
+                    f"{mfu['theirs']:.0%}",
                     flush=True,
                 )
     report("pretrain", ratios, figures, options.json)

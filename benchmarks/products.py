@@ -1,8 +1,8 @@
-"""Float32 products by oneDNN beside MKL's, as a Linear and in a whole step of pre-training.
+"""Float32 matrix products by oneDNN compared with MKL, in one layer and in whole training steps.
 
-A Linear is timed forward, and with both gradients; with a number of tokens that came before, and
-with one that did not, for which oneDNN may have to write its code first. The two libraries take
-turns in one process, whatever this CPU's own choice is; a ratio is that of the medians.
+A linear layer is timed in the forward pass and in forward and backward pass. Because oneDNN
+generates code for each new shape, the forward pass is also timed with a new number of tokens in
+each run. The two libraries alternate in one process; ratios are ratios of medians.
 
     python benchmarks/products.py [--threads N] [--json FILE]
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from pretrain import batch_of, ours
+from pretrain import bertsmith_step, make_batch
 from reporting import report
 
 from bertsmith.model.ops import linear
@@ -25,70 +25,74 @@ from bertsmith.model.ops.linear import Linear
 from bertsmith.runtime import device
 from bertsmith.train.pretraining.micro_batches import to_device
 
-#: Inputs and outputs: of a tiny model's layer, all-MiniLM-L6-v2's, BERT-base's.
+#: Input and output widths of layers in a tiny model, all-MiniLM-L6-v2 and BERT-base.
 WIDTHS = ((128, 512), (384, 384), (384, 1536), (1536, 384), (768, 3072))
-TOKENS = (12, 100, 560, 4096)
-TURNS = 15
+TOKEN_COUNTS = (12, 100, 560, 4096)
+NUM_RUNS = 15
 
 
 @contextmanager
-def library(*, onednn: bool) -> Iterator[None]:
-    """Have one of the two multiply, small products as well."""
-    before, least = linear.has_slow_mkl, linear.ONEDNN_MIN_MACS
+def use_library(*, onednn: bool) -> Iterator[None]:
+    """Use one of the two libraries for all products, including small ones."""
+    original, original_min_macs = linear.has_slow_mkl, linear.ONEDNN_MIN_MACS
     linear.ONEDNN_MIN_MACS = 1
     linear.has_slow_mkl = lambda: onednn  # type: ignore[assignment]
     try:
         yield
     finally:
-        linear.has_slow_mkl, linear.ONEDNN_MIN_MACS = before, least
+        linear.has_slow_mkl, linear.ONEDNN_MIN_MACS = original, original_min_macs
 
 
-def medians(work: Callable[[], object], turns: int = TURNS) -> tuple[float, float]:
-    """Return the seconds by MKL and by oneDNN, in turns, the first of each left out."""
-    found: dict[bool, list[float]] = {False: [], True: []}
-    for turn in range(turns + 1):
-        for onednn, taken in found.items():
-            with library(onednn=onednn):
-                began = time.perf_counter()
-                work()
-                if turn:
-                    taken.append(time.perf_counter() - began)
-    return median(found[False]), median(found[True])
+def time_both(function: Callable[[], object], num_runs: int = NUM_RUNS) -> tuple[float, float]:
+    """Return the median seconds with MKL and with oneDNN; the first run of each is not counted."""
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    for run in range(num_runs + 1):
+        for onednn, times in seconds.items():
+            with use_library(onednn=onednn):
+                start = time.perf_counter()
+                function()
+                if run:
+                    times.append(time.perf_counter() - start)
+    return median(seconds[False]), median(seconds[True])
 
 
-def linears(ratios: dict[str, float], figures: dict[str, float]) -> None:
-    """Measure single products."""
-    for inputs, outputs in WIDTHS:
-        own = Linear(inputs, outputs)
-        for tokens in TOKENS:
-            fresh = count(tokens + 1)
-            many = torch.randn(tokens + 2 * TURNS + 3, inputs)
-            x = torch.randn(tokens, inputs, requires_grad=True)
+def compare_layers(ratios: dict[str, float], figures: dict[str, float]) -> None:
+    """Compare the libraries in single linear layers."""
+    for in_features, out_features in WIDTHS:
+        layer = Linear(in_features, out_features)
+        for num_tokens in TOKEN_COUNTS:
+            new_counts = count(num_tokens + 1)
+            rows = torch.randn(num_tokens + 2 * NUM_RUNS + 3, in_features)
+            x = torch.randn(num_tokens, in_features, requires_grad=True)
             cases: dict[str, Callable[[], object]] = {
-                "forward": lambda x=x, own=own: own(x.detach()),  # type: ignore[misc]
+                "forward": lambda x=x, layer=layer: layer(x.detach()),  # type: ignore[misc]
                 "forward, a number of tokens that is new": (
-                    lambda fresh=fresh, own=own, many=many: own(many[: next(fresh)])
+                    lambda new_counts=new_counts, layer=layer, rows=rows: layer(
+                        rows[: next(new_counts)]
+                    )
                 ),  # type: ignore[misc]
-                "forward and backward": lambda x=x, own=own: own(x).sum().backward(),  # type: ignore[misc]
+                "forward and backward": lambda x=x, layer=layer: layer(x).sum().backward(),  # type: ignore[misc]
             }
-            for name, work in cases.items():
-                mkl, onednn = medians(work)
-                key = f"{tokens} x {inputs} -> {outputs}, {name}"
+            for case, function in cases.items():
+                mkl, onednn = time_both(function)
+                key = f"{num_tokens} x {in_features} -> {out_features}, {case}"
                 ratios[f"{key}: MKL / oneDNN"] = mkl / onednn
                 figures[f"{key}: ms by oneDNN"] = 1000 * onednn
                 print(f"{key}: {mkl / onednn:.2f}", flush=True)
 
 
-def steps(ratios: dict[str, float], figures: dict[str, float], threads: int | None) -> None:
-    """Measure whole steps, of 32 sequences of 128 tokens, and the same in bf16."""
-    draw = torch.Generator().manual_seed(0)
+def compare_steps(ratios: dict[str, float], figures: dict[str, float], threads: int | None) -> None:
+    """Compare the libraries in training steps of 32 sequences of 128 tokens; time bf16 too."""
+    generator = torch.Generator().manual_seed(0)
     for size in ("tiny", "mini", "small"):
         for precision in ("fp32", "bf16"):
             machine = device.resolve_machine(
                 "cpu", precision, "padded", attention_dropout=0.1, threads=threads
             )
-            piece = to_device(batch_of(32, 128, draw), machine.device)
-            mkl, onednn = medians(ours(machine, size, piece, compiled=False), turns=7)
+            batch = to_device(make_batch(32, 128, generator), machine.device)
+            mkl, onednn = time_both(
+                bertsmith_step(machine, size, batch, compiled=False), num_runs=7
+            )
             figures[f"step of {size}, {precision}: ms"] = 1000 * onednn
             if precision == "fp32":
                 ratios[f"step of {size}: MKL / oneDNN"] = mkl / onednn
@@ -96,7 +100,7 @@ def steps(ratios: dict[str, float], figures: dict[str, float], threads: int | No
 
 
 def main() -> None:
-    """Measure both, and say which of the two this CPU has by itself."""
+    """Run both comparisons, and record which library Bertsmith uses on this CPU."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", type=Path)
@@ -106,8 +110,8 @@ def main() -> None:
     ratios: dict[str, float] = {}
     figures: dict[str, float] = {"oneDNN is this CPU's choice": float(has_slow_mkl())}
     figures["threads"] = float(torch.get_num_threads())
-    linears(ratios, figures)
-    steps(ratios, figures, options.threads)
+    compare_layers(ratios, figures)
+    compare_steps(ratios, figures, options.threads)
     report("float32 products, MKL's and oneDNN's", ratios, figures, options.json)
 
 

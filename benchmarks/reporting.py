@@ -1,7 +1,4 @@
-"""What every benchmark ends with: its figures for people, and as JSON for machines.
-
-It never knows what was measured.
-"""
+"""Prints a benchmark's ratios and figures, and writes them as JSON."""
 
 import json
 import os
@@ -10,15 +7,17 @@ from importlib.metadata import version
 from pathlib import Path
 
 
-def machine() -> dict[str, object]:
-    """Return what the figures depend on: processor, cores, memory, versions."""
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    names = [line.partition(":")[2].strip() for line in info.splitlines() if "model name" in line]
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def describe_machine() -> dict[str, object]:
+    """Return the processor, cores, memory and library versions that the figures depend on."""
+    cpu_info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    model_names = [
+        line.partition(":")[2].strip() for line in cpu_info.splitlines() if "model name" in line
+    ]
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
-        "processor": names[0] if names else platform.processor(),
+        "processor": model_names[0] if model_names else platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(pages / 2**30, 1),
+        "memory_gib": round(memory_bytes / 2**30, 1),
         "python": platform.python_version(),
         **{name: version(name) for name in ("numpy", "tokenizers")},
     }
@@ -27,12 +26,14 @@ def machine() -> dict[str, object]:
 def report(
     name: str, ratios: dict[str, float], figures: dict[str, float], path: Path | None
 ) -> None:
-    """Print ratios and figures, and write them to ``path`` if one is given."""
+    """Print ratios and figures, and write them to ``path`` unless it is None."""
     for title, values in (("ratios", ratios), ("figures", figures)):
         print(f"{title}:")
         for key, value in values.items():
             print(f"  {key}: {value:,.3f}")
     if path is not None:
-        content = {"name": name, "ratios": ratios, "figures": figures, "machine": machine()}
+        content = {
+            "name": name, "ratios": ratios, "figures": figures, "machine": describe_machine(),
+        }  # fmt: skip
         path.write_text(json.dumps(content, indent=2) + "\n")
         print(f"wrote {path}")

@@ -1,10 +1,13 @@
-"""The server under load beside the library: 64 clients of one sentence each, on the loopback.
+"""Throughput and latency of the server under load, compared with the library.
 
-In turns, since machines are now quicker and now slower: ``Embedder.encode`` embeds the texts
-offline; the library computes batches of whatever length comes, as the server must, without HTTP,
-which is what the server could reach at the most; and a server in a process of its own is asked by
-clients of a third process. Told are the throughput of each, each request's time, and whether
-vectors agree.
+Three variants alternate, because the machine's speed may vary:
+
+- ``Embedder.encode`` embeds all texts offline.
+- The library computes batches of arbitrary texts without HTTP, as a server must. This is an upper
+  bound for the server.
+- A server process answers 64 clients in this process, one text per request, over loopback.
+
+It reports the throughput of each, request latencies, and whether the vectors agree.
 
     python benchmarks/serve.py --model DIR --texts FILE --clients 64 --seconds 60 --json OUT
 """
@@ -33,87 +36,94 @@ from bertsmith.serve.settings import ServeSettings
 from bertsmith.use.embed import Embedder
 from bertsmith.use.vector_settings import VectorSettings
 
-#: Turns of each, which share the seconds: those of the library are a third as long.
-TURNS = 6
-HEAD = (
+#: Number of rounds. In each, the server is measured three times as long as the library variants.
+NUM_ROUNDS = 6
+REQUEST_HEAD = (
     b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     b"Content-Length: %d\r\n\r\n"
 )
 
 
-async def one(port: int, texts: list[str], number: int, until: float, found: list[Any]) -> None:
-    """Ask for one text after another, from ``number`` on, over one connection.
+async def run_client(
+    port: int, texts: list[str], first_request: int, end: float, responses: list[Any]
+) -> None:
+    """Send one request after another over one connection until the time ``end``.
 
-    Written on bare sockets: a client library takes more of the two cores than the server does.
+    Uses plain sockets, because HTTP client libraries need more CPU time than the server.
     """
+    number = first_request
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    while time.perf_counter() < until:
-        text = number * 7919 % len(texts)
-        asked = {"input": texts[text], "model": "m", "encoding_format": "base64"}
-        body = json.dumps(asked).encode()
-        began = time.perf_counter()
-        writer.write(HEAD % len(body) + body)
+    while time.perf_counter() < end:
+        index = number * 7919 % len(texts)
+        request = {"input": texts[index], "model": "m", "encoding_format": "base64"}
+        body = json.dumps(request).encode()
+        start = time.perf_counter()
+        writer.write(REQUEST_HEAD % len(body) + body)
         head = await reader.readuntil(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
         content = await reader.readexactly(length)
-        found.append((text, time.perf_counter() - began, int(head[9:12]), content))
+        responses.append((index, time.perf_counter() - start, int(head[9:12]), content))
         number += 1
     writer.close()
 
 
-async def load(port: int, texts: list[str], clients: int, seconds: float) -> list[Any]:
-    """Return (text, seconds, status, content) of each request."""
-    found: list[Any] = []
-    until = time.perf_counter() + seconds
-    await asyncio.gather(*(one(port, texts, own * 31, until, found) for own in range(clients)))
-    return found
+async def run_clients(port: int, texts: list[str], num_clients: int, seconds: float) -> list[Any]:
+    """Return (text index, seconds, status, content) of each request."""
+    responses: list[Any] = []
+    end = time.perf_counter() + seconds
+    await asyncio.gather(
+        *(run_client(port, texts, client * 31, end, responses) for client in range(num_clients))
+    )
+    return responses
 
 
-def offline(embedder: Embedder, texts: list[str], seconds: float) -> float:
-    """Return texts a second."""
-    began, count = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds:
+def measure_offline(embedder: Embedder, texts: list[str], seconds: float) -> float:
+    """Return the texts per second of ``Embedder.encode``."""
+    start, count = time.perf_counter(), 0
+    while time.perf_counter() - start < seconds:
         embedder.encode(texts)
         count += len(texts)
-    return count / (time.perf_counter() - began)
+    return count / (time.perf_counter() - start)
 
 
-def packed(embedder: Embedder, texts: list[str], seconds: float) -> float:
-    """Return texts a second in batches of a server's size, of texts as they come."""
-    recipe, most = embedder.resolve_settings(VectorSettings()), ServeSettings().batch_tokens
-    chance, cpu = random.Random(0), torch.device("cpu")
+def measure_unsorted_batches(embedder: Embedder, texts: list[str], seconds: float) -> float:
+    """Return the texts per second in batches of the server's size, in random order."""
+    settings, max_tokens = (
+        embedder.resolve_settings(VectorSettings()), ServeSettings().batch_tokens
+    )  # fmt: skip
+    generator, cpu = random.Random(0), torch.device("cpu")
 
     def compute(batch: list[list[int]]) -> Any:
         with torch.inference_mode():
-            return embed_sequences(embedder, recipe, batch)
+            return embed_sequences(embedder, settings, batch)
 
-    began, count = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds:
+    start, count = time.perf_counter(), 0
+    while time.perf_counter() - start < seconds:
         batches: list[list[list[int]]] = [[]]
         sequences = list(embedder.tokenize(texts).sequences)
-        for ids in chance.sample(sequences, len(sequences)):
-            if batches[-1] and sum(map(len, batches[-1])) + len(ids) > most:
+        for ids in generator.sample(sequences, len(sequences)):
+            if batches[-1] and sum(map(len, batches[-1])) + len(ids) > max_tokens:
                 batches.append([])
             batches[-1].append(ids)
         count += sum(len(batch) for batch, _ in map_in_threads(compute, batches, cpu))
-    return count / (time.perf_counter() - began)
+    return count / (time.perf_counter() - start)
 
 
 def main() -> None:
-    """Measure, and tell."""
+    """Start the server, measure, and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--texts", type=Path, required=True, help="a text a line")
+    parser.add_argument("--texts", type=Path, required=True, help="file with one text per line")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     texts = options.texts.read_text(encoding="utf-8").splitlines()
     embedder = Embedder.load(options.model)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    own = subprocess.Popen(
+    with socket.socket() as free_socket:
+        free_socket.bind(("127.0.0.1", 0))
+        port = free_socket.getsockname()[1]
+    server = subprocess.Popen(
         [sys.executable, "-m", "bertsmith", "serve", f"m={options.model}", "--port", str(port),
          "--no-page"], stderr=subprocess.DEVNULL,
     )  # fmt: skip
@@ -125,52 +135,65 @@ def main() -> None:
                 break
             except httpx.HTTPError:
                 time.sleep(0.2)
-        asyncio.run(load(port, texts, options.clients, 3))
-        found: list[Any] = []
+        asyncio.run(run_clients(port, texts, options.clients, 3))
+        responses: list[Any] = []
         rates: list[tuple[float, float, float]] = []
-        for _ in range(TURNS):
-            share = options.seconds / TURNS
-            alone = offline(embedder, texts, share / 3)
-            any_length = packed(embedder, texts, share / 3)
-            began = time.perf_counter()
-            own_found = asyncio.run(load(port, texts, options.clients, share))
-            rates.append((alone, any_length, len(own_found) / (time.perf_counter() - began)))
-            found += own_found
+        for _ in range(NUM_ROUNDS):
+            round_seconds = options.seconds / NUM_ROUNDS
+            offline_rate = measure_offline(embedder, texts, round_seconds / 3)
+            unsorted_rate = measure_unsorted_batches(embedder, texts, round_seconds / 3)
+            start = time.perf_counter()
+            new_responses = asyncio.run(run_clients(port, texts, options.clients, round_seconds))
+            server_rate = len(new_responses) / (time.perf_counter() - start)
+            rates.append((offline_rate, unsorted_rate, server_rate))
+            responses += new_responses
     finally:
-        own.terminate()
-        ended = own.wait(30)
-    told(options, embedder, texts, found, rates, ended)
+        server.terminate()
+        exit_status = server.wait(30)
+    report_results(options, embedder, texts, responses, rates, exit_status)
 
 
-def told(
-    options: argparse.Namespace, embedder: Embedder, texts: list[str], found: list[Any],
-    rates: list[tuple[float, float, float]], ended: int,
+def report_results(
+    options: argparse.Namespace, embedder: Embedder, texts: list[str], responses: list[Any],
+    rates: list[tuple[float, float, float]], exit_status: int,
 ) -> None:  # fmt: skip
-    """Tell what was measured. rates: of each turn, offline, in batches of any lengths, online."""
-    wanted = embedder.encode(texts)
-    furthest = 0.0
-    for text, _, status, content in found:
+    """Report the results.
+
+    Args:
+        options: Command-line options.
+        embedder: Computes the expected vectors.
+        texts: All texts.
+        responses: Text index, seconds, status and content of each request.
+        rates: Texts per second of each round: offline, in unsorted batches, by the server.
+        exit_status: Exit status of the server.
+    """
+    expected = embedder.encode(texts)
+    max_difference = 0.0
+    for index, _, status, content in responses:
         if status == 200:
             raw = base64.b64decode(json.loads(content)["data"][0]["embedding"])
-            furthest = max(furthest, float(abs(np.frombuffer(raw, "<f4") - wanted[text]).max()))
-    times = np.array([seconds for _, seconds, _, _ in found])
-    middle, late = float(np.median(times)), float(np.quantile(times, 0.99))
-    alone, unsorted, online = (float(np.median(rate)) for rate in zip(*rates, strict=True))
-    each = [server / library for library, _, server in rates]
+            difference = float(abs(np.frombuffer(raw, "<f4") - expected[index]).max())
+            max_difference = max(max_difference, difference)
+    latencies = np.array([seconds for _, seconds, _, _ in responses])
+    median_latency, p99_latency = float(np.median(latencies)), float(np.quantile(latencies, 0.99))
+    offline, unsorted, server = (float(np.median(values)) for values in zip(*rates, strict=True))
+    server_ratios = [server_rate / offline_rate for offline_rate, _, server_rate in rates]
     ratios = {
-        "server / library": float(np.median(each)),
-        "server / library, least": min(each), "server / library, most": max(each),
+        "server / library": float(np.median(server_ratios)),
+        "server / library, least": min(server_ratios),
+        "server / library, most": max(server_ratios),
         "library in batches of any lengths / library": float(
-            np.median([own / library for library, own, _ in rates])
+            np.median([unsorted_rate / offline_rate for offline_rate, unsorted_rate, _ in rates])
         ),
-        "p99 / median": late / middle,
+        "p99 / median": p99_latency / median_latency,
     }  # fmt: skip
     figures = {
-        "clients": options.clients, "seconds": options.seconds, "requests": len(found),
-        "errors": sum(status != 200 for *_, status, _ in found), "requests a second": online,
-        "texts a second offline": alone, "texts a second in batches of any lengths": unsorted,
-        "median seconds": middle, "p99 seconds": late, "largest difference": furthest,
-        "exit status": ended, "load": os.getloadavg()[0],
+        "clients": options.clients, "seconds": options.seconds, "requests": len(responses),
+        "errors": sum(status != 200 for *_, status, _ in responses), "requests a second": server,
+        "texts a second offline": offline, "texts a second in batches of any lengths": unsorted,
+        "median seconds": median_latency, "p99 seconds": p99_latency,
+        "largest difference": max_difference, "exit status": exit_status,
+        "load": os.getloadavg()[0],
     }  # fmt: skip
     report("serve", ratios, figures, options.json)
 

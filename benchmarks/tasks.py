@@ -1,12 +1,12 @@
-"""The rows of docs/results.md: each a `bertsmith finetune` command, run seed after seed.
+"""Run the `bertsmith finetune` commands of the task results table, with several seeds each.
 
-A row's figures are written to benchmarks/results/tasks/ROW.json after every seed, and a run that
-was stopped goes on where it was, so that hours of work can be done in pieces. Usage:
+Each row of the table is one command. Its figures are written to benchmarks/results/tasks/ROW.json
+after every seed, so an interrupted run continues where it stopped.
 
     python benchmarks/tasks.py --data FOLDER --model DIR --work DIR [--seeds N] [ROW …]
 
---data: the unpacked labelled data, with the folders glue, squad, conll2003 and so on. --model: real
-pre-trained weights. --korean, --mini, --untrained, --adapted: models that some rows need instead.
+--data: the unpacked datasets, in folders such as glue, squad and conll2003. --model: pre-trained
+weights. --korean, --mini, --untrained, --adapted: models that some rows need instead.
 """
 
 import argparse
@@ -20,30 +20,35 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from reporting import machine
+from reporting import describe_machine
 
 RESULTS = Path(__file__).parent / "results" / "tasks"
-#: Articles of the half of SQuAD v2.0's dev set that are held out; the others are trained on, with
-#: one in so many of v1.1's, lest questions without an answer be few.
-HELD_ARTICLES, EVERY_ARTICLE = 5, 4
+#: Number of articles of SQuAD v2.0's dev half to validate on. The other articles are training data,
+#: with every n-th article of v1.1, so that the shares of answerable questions are balanced.
+NUM_DEV_ARTICLES, V1_ARTICLE_STEP = 5, 4
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row: the command's words, in which {data}, {work} and the models stand; how many seeds."""
+    """One row of the results table.
 
-    words: str
+    Attributes:
+        arguments: Arguments of `bertsmith finetune`; may contain {data} and {work}.
+        seeds: Number of seeds.
+        model: The option that names the model.
+    """
+
+    arguments: str
     seeds: int = 5
-    #: Which model: the option's name.
     model: str = "model"
 
 
-def glue(task: str, folder: str, more: str = "") -> str:
-    """Return the words of a GLUE task."""
-    return f"{task} --data {{data}}/glue/{folder} {more}".strip()
+def glue(task: str, directory: str, options: str = "") -> str:
+    """Return the arguments of a GLUE task."""
+    return f"{task} --data {{data}}/glue/{directory} {options}".strip()
 
 
-#: The recorded results are of the first rows of a file.
+#: The recorded results use the first examples of a file.
 FIRST = "--set task.examples_draw=first --set task.examples="
 CONLL = "conll2003 --data {data}/conll2003"
 FEATURES = (
@@ -51,7 +56,7 @@ FEATURES = (
     "weighted-sum-all",
 )  # fmt: skip
 ROWS: dict[str, Row] = {
-    # Twice the highest rate of the paper: in few steps the usual one leaves these weights short.
+    # Twice the paper's highest learning rate; with so few steps the usual ones underfit.
     "cola": Row(glue("cola", "CoLA", "--lr 1e-4")),
     "sst-2": Row(glue("sst-2", "SST-2", f"--lr 1e-4 {FIRST}10000"), 3),
     "mrpc": Row(glue("mrpc", "MRPC", "--lr 1e-4")),
@@ -72,8 +77,8 @@ ROWS: dict[str, Row] = {
     },
     "comve-b": Row("comve-b --data {data}/comve-b", 1),
     "conll2003": Row(CONLL, 3),
-    # A window of 256 tokens has several sentences: smaller batches, and a rate for few steps.
     "conll2003-4000": Row(f"{CONLL} {FIRST}4000 --epochs 4 --lr 1e-4", 1),
+    # A window of 256 tokens has several sentences, hence the smaller batch.
     "conll2003-4000-document": Row(
         f"{CONLL} {FIRST}4000 --epochs 4 --lr 1e-4 --set task.context=document "
         "--length 256 --batch 8", 1
@@ -93,9 +98,9 @@ ROWS: dict[str, Row] = {
         "--set task.heldout_share=0.2 --lr 2e-4 --epochs 5", 3, "korean",
     ),
     **{
-        f"{name}-{task}": Row(words, 3, name)
-        for task, words in {
-            # A rate at which what was read before is used, and not learnt anew beside it.
+        f"{name}-{task}": Row(arguments, 3, name)
+        for task, arguments in {
+            # A learning rate at which pre-training still helps.
             "sst-2": glue("sst-2", "SST-2", f"--lr 5e-4 {FIRST}10000"),
             "sst-2-1000": glue("sst-2", "SST-2", f"--lr 5e-4 {FIRST}1000 --epochs 10"),
             "mrpc": glue("mrpc", "MRPC", "--lr 1e-4"),
@@ -103,83 +108,90 @@ ROWS: dict[str, Row] = {
             "cola": glue("cola", "CoLA", "--lr 1e-4"),
             "conll2003": f"{CONLL} --lr 2e-4",
         }.items()
-        # Adapted: to the sentences of SST-2, without their labels.
+        # The adapted model was pre-trained further on SST-2's sentences, without labels.
         for name in ("mini", "untrained", *(["adapted"] if task.startswith("sst-2") else []))
     },
 }  # fmt: skip
 
 
 def main() -> None:
-    """Run the rows that are asked for and not done."""
+    """Run the requested rows that are not finished."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("rows", nargs="*", metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True, help="where the runs are made")
-    parser.add_argument("--seeds", type=int, help="at most so many of each row")
+    parser.add_argument("--work", type=Path, required=True, help="directory for the runs")
+    parser.add_argument("--seeds", type=int, help="maximum number of seeds per row")
     for name in ("model", "korean", "mini", "untrained", "adapted"):
         parser.add_argument(f"--{name}", type=Path)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     RESULTS.mkdir(exist_ok=True)
-    part_squad2(options.data / "squad", options.work)
+    split_squad2(options.data / "squad", options.work)
     for name in options.rows or ROWS:
         row = ROWS[name]
-        start = getattr(options, row.model)
-        if start is None:
-            print(f"{name}: left out, it needs --{row.model}")
+        model = getattr(options, row.model)
+        if model is None:
+            print(f"{name}: skipped, needs --{row.model}")
             continue
-        for seeds in range(1, min(row.seeds, options.seeds or row.seeds) + 1):
-            told = run(name, row, start, options, seeds)
-            print(f"{name}: {told}", flush=True)
+        for num_seeds in range(1, min(row.seeds, options.seeds or row.seeds) + 1):
+            summary = run_row(name, row, model, options, num_seeds)
+            print(f"{name}: {summary}", flush=True)
 
 
-def run(name: str, row: Row, start: Path, options: argparse.Namespace, seeds: int) -> str:
-    """Run a row with so many seeds, write its figures, and return them as words."""
+def run_row(name: str, row: Row, model: Path, options: argparse.Namespace, num_seeds: int) -> str:
+    """Run a row with this many seeds, write its figures, and return a summary."""
     file = RESULTS / f"{name}.json"
-    shown = row.words.replace("{data}", "DATA").replace("{work}", "WORK")
-    command = f"bertsmith finetune {shown} --model {row.model.upper()} --out RUN"
-    before = json.loads(file.read_text()) if file.exists() else {}
-    # A row whose words have changed is another one.
-    if before.get("command") == command and len(before["runs"]) >= seeds:
-        return "done before"
-    filled = row.words.format(data=options.data, work=options.work)
+    arguments_without_paths = row.arguments.replace("{data}", "DATA").replace("{work}", "WORK")
+    command = f"bertsmith finetune {arguments_without_paths} --model {row.model.upper()} --out RUN"
+    old_content = json.loads(file.read_text()) if file.exists() else {}
+    # Results of other arguments are outdated.
+    if old_content.get("command") == command and len(old_content["runs"]) >= num_seeds:
+        return "already finished"
+    arguments = row.arguments.format(data=options.data, work=options.work)
     out = options.work / name
-    words = ["finetune", *shlex.split(filled), "--model", str(start)]
-    for seed in range(seeds):
-        own = [sys.executable, "-m", "bertsmith", *words, "--out", f"{out}/seed-{seed}"]
-        own += ["--seed", str(seed)]
-        done = subprocess.run(
-            own, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False, text=True
+    words = ["finetune", *shlex.split(arguments), "--model", str(model)]
+    for seed in range(num_seeds):
+        run_command = [sys.executable, "-m", "bertsmith", *words, "--out", f"{out}/seed-{seed}"]
+        run_command += ["--seed", str(seed)]
+        process = subprocess.run(
+            run_command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False, text=True
         )
-        if done.returncode:
-            raise SystemExit(f"{done.stderr}\n{shlex.join(own)} ended with {done.returncode}")
+        if process.returncode:
+            raise SystemExit(
+                f"{process.stderr}\nthe command failed with exit status {process.returncode}: "
+                f"{shlex.join(run_command)}"
+            )
     runs = [json.loads((out / f"seed-{seed}" / "result.json").read_text())
-            for seed in range(seeds)]  # fmt: skip
+            for seed in range(num_seeds)]  # fmt: skip
     content: dict[str, Any] = {
         "name": name,
         "command": command,
         "metrics": runs[0]["metrics"],
         "date": datetime.now(UTC).date().isoformat(),
-        "runs": [{"figures": one["figures"], "seconds": one["seconds"]} for one in runs],
+        "runs": [{"figures": run["figures"], "seconds": run["seconds"]} for run in runs],
         "counts": runs[0]["counts"],
-        "machine": machine(),
+        "machine": describe_machine(),
     }
     file.write_text(json.dumps(content, indent=2) + "\n")
     metric = runs[0]["metrics"][0]
-    return f"{seeds} seeds, {metric} {median(one['figures'][metric] for one in runs):.4f}"
+    return f"{num_seeds} seeds, {metric} {median(run['figures'][metric] for run in runs):.4f}"
 
 
-def part_squad2(folder: Path, work: Path) -> None:
-    """Write SQuAD v2.0 in two parts: some of v1.1 and most of the half; and the rest of it."""
+def split_squad2(directory: Path, work: Path) -> None:
+    """Write a training and a dev file for SQuAD v2.0, made from v1.1 and half of its dev set."""
     if (work / "squad2-dev.json").exists():
         return
-    answerable = json.loads((folder / "train-v1.1-11877.json").read_text(encoding="utf-8"))["data"]
-    half = json.loads((folder / "dev-v2.0-half.json").read_text(encoding="utf-8"))["data"]
+    v1_articles = json.loads(
+        (directory / "train-v1.1-11877.json").read_text(encoding="utf-8")
+    )["data"]  # fmt: skip
+    v2_articles = json.loads(
+        (directory / "dev-v2.0-half.json").read_text(encoding="utf-8")
+    )["data"]  # fmt: skip
     parts = {
-        "train": answerable[::EVERY_ARTICLE] + half[:-HELD_ARTICLES],
-        "dev": half[-HELD_ARTICLES:],
+        "train": v1_articles[::V1_ARTICLE_STEP] + v2_articles[:-NUM_DEV_ARTICLES],
+        "dev": v2_articles[-NUM_DEV_ARTICLES:],
     }
     for name, articles in parts.items():
         text = json.dumps({"version": "v2.0", "data": articles})

@@ -1,12 +1,12 @@
-"""Bertsmith: make your own BERT, from text to vocabulary, store, pre-training and use.
+"""Bertsmith: train, fine-tune and use your own BERT, starting from text.
 
-This file never loads a library: its public names arrive when they are first asked for.
+Public names are imported on first use because torch takes seconds to load.
 
-The axis letters, the same in every docstring of the package:
+Axis letters in shapes:
 
     T  tokens in a batch          F  feed-forward width
-    B  sequences in a batch       V  vocabulary
-    S  longest length             L  layers
+    B  sequences in a batch       V  vocabulary size
+    S  maximum sequence length    L  layers
     D  width                      P  predictions
     N  attention heads            C  classes
     H  head width, D / N
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from bertsmith.use.search import search
     from bertsmith.use.similar import similar
 
-#: Public name -> the module that holds it. The imports above tell type checkers the same.
-_PUBLIC = {
+#: The module of each public name. Keep in sync with the imports for type checkers above.
+_MODULE_OF_NAME = {
     "Embedder": "bertsmith.use.embed",
     "ModelConfig": "bertsmith.model.config",
     "Store": "bertsmith.data.store",
@@ -88,10 +88,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name when it is first asked for: ``import torch`` costs seconds."""
-    if name not in _PUBLIC:
+    """Import a public name on first use."""
+    if name not in _MODULE_OF_NAME:
         raise AttributeError(f"module 'bertsmith' has no attribute {name!r}")
-    value = getattr(import_module(_PUBLIC[name]), name)
+    value = getattr(import_module(_MODULE_OF_NAME[name]), name)
     globals()[name] = value
     return value
 

@@ -1,4 +1,4 @@
-"""``python -m bertsmith``, the same as the command ``bertsmith``. It never knows the verbs."""
+"""Entry point of ``python -m bertsmith``."""
 
 from bertsmith.cli.main import main
 

@@ -1,51 +1,51 @@
-"""The family of errors that a user can mend.
+"""Exceptions for errors that users can correct.
 
-It never knows how an error is shown; the command line prints the message and exits with 2.
+The command line prints their message without a traceback and exits with status 2.
 """
 
 
 class BertsmithError(Exception):
-    """A mistake outside the code: what was found, what was expected, where, and what to do."""
+    """Base class; the message says what is wrong, what was found and what to do."""
 
 
 class SettingsError(BertsmithError):
-    """A setting is unknown, of the wrong type or out of range."""
+    """A setting is unknown, has the wrong type or is out of range."""
 
 
 class CorpusError(BertsmithError):
-    """A text source cannot be read as it stands."""
+    """A text source cannot be read."""
 
 
 class TokenizerError(BertsmithError):
-    """A vocabulary or tokenizer is missing, broken or does not fit."""
+    """A vocabulary or tokenizer is missing, damaged or incompatible."""
 
 
 class StoreError(BertsmithError):
-    """A token store is missing, broken, too small or was made from something else."""
+    """A token store is missing, damaged, too small or incompatible."""
 
 
 class ModelError(BertsmithError):
-    """A model directory is missing, broken or does not fit what is asked of it."""
+    """A model directory is missing, damaged or cannot be used for the requested operation."""
 
 
 class InputError(BertsmithError):
-    """What a model is asked about (a text, a pair, a line) cannot be answered as it stands."""
+    """An input of a model (a text, a pair, a line, a file) is invalid."""
 
 
 class TaskError(BertsmithError):
-    """A task's data cannot be used as it stands: a file, a column, a label, a text."""
+    """The data of a task is invalid: a file, a column, a label or a text."""
 
 
 class RunError(BertsmithError):
-    """A training run cannot start, go on or finish."""
+    """A training run cannot start, continue or finish."""
 
 
 class DivergedError(RunError):
-    """A loss or its gradient is not finite any more: the run cannot go on."""
+    """A loss or gradient is not finite."""
 
 
 class MissingExtraError(BertsmithError):
-    """An optional dependency is needed; the message gives the command that installs it."""
+    """An optional package is not installed; the message contains the install command."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(

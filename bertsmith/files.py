@@ -1,7 +1,4 @@
-"""Files that appear whole or not at all, and the hashes that name their content.
-
-It never knows what is in a file.
-"""
+"""Atomic writing of files and directories, JSON, and content hashes."""
 
 import hashlib
 import json
@@ -16,26 +13,26 @@ from typing import Any
 
 from bertsmith.errors import InputError, ModelError
 
-#: A list of numbers and nulls as indented JSON has it; no text has a line break of its own there.
-_NUMBERS = re.compile(r"\[\n\s+((?:(?:null|[-+.\deE]+),\s+)*(?:null|[-+.\deE]+))\s+\]")
+#: A list of numbers and nulls in indented JSON. Strings cannot match: JSON escapes line breaks.
+_NUMBER_LIST = re.compile(r"\[\n\s+((?:(?:null|[-+.\deE]+),\s+)*(?:null|[-+.\deE]+))\s+\]")
 
 
-def check_new_directory(folder: Path) -> None:
-    """Raise ModelError unless ``folder`` is not there yet, or is empty: nothing is written over."""
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ModelError(f"{folder}: something is there already; choose a new folder")
+def check_new_directory(path: Path) -> None:
+    """Raise ModelError unless ``path`` does not exist or is an empty directory."""
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise ModelError(f"{path}: something is there already; choose a new folder")
 
 
-def check_new_file(out: Path) -> None:
-    """Raise QuestionError where something is in the way of a file."""
-    if out.exists() or out.is_symlink():
-        raise InputError(f"{out}: this file exists already; choose another name, or remove it")
-    if not out.parent.is_dir():
-        raise InputError(f"{out}: there is no folder {out.parent}; make it first")
+def check_new_file(path: Path) -> None:
+    """Raise InputError unless ``path`` can be created."""
+    if path.exists() or path.is_symlink():
+        raise InputError(f"{path}: this file exists already; choose another name, or remove it")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: there is no folder {path.parent}; create it first")
 
 
 def sync(path: Path) -> None:
-    """Flush a file or directory to the disk (fsync), so that a power cut cannot undo a rename."""
+    """Flush a file or directory to disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -45,7 +42,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def add_error_filename(path: Path) -> Iterator[None]:
-    """Add ``path`` to an OSError from the block that names no file, as a failed write does not."""
+    """Add ``path`` to an OSError without a file name; those of failed writes have none."""
     try:
         yield
     except OSError as error:
@@ -55,23 +52,23 @@ def add_error_filename(path: Path) -> Iterator[None]:
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
-    """Write a file under a temporary name, fsync it, and rename it into place."""
+    """Write a file under a temporary name, fsync it, and rename it to ``path``."""
     data = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary_path = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with add_error_filename(path), temporary.open("wb") as file:
+        with add_error_filename(path), temporary_path.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        temporary_path.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
+        temporary_path.unlink(missing_ok=True)
     sync(path.parent)
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return what JSON says. Raises ValueError, also where it is nested too deeply."""
+    """Parse JSON. Raises ValueError if it is invalid or nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -79,73 +76,72 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def dump_json(value: Any, indent: int | None = None) -> str:
-    """Return ``value`` as JSON; what is not finite becomes null, since JSON knows no NaN."""
-    return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    """Return ``value`` as JSON; NaN and infinities become null."""
+    return json.dumps(_replace_nonfinite(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
+def _replace_nonfinite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _finite(own) for key, own in value.items()}
+        return {key: _replace_nonfinite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(own) for own in value]
+        return [_replace_nonfinite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def restore_nan(read: Mapping[str, Any]) -> dict[str, Any]:
-    """Return named figures as they were before ``dump_json``: null is NaN again."""
-    return {name: math.nan if value is None else value for name, value in read.items()}
+def restore_nan(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``values`` with None replaced by NaN, the inverse of ``dump_json`` for metrics."""
+    return {name: math.nan if value is None else value for name, value in values.items()}
 
 
 def write_json(path: Path, value: Any, *, inline_numbers: bool = False) -> None:
-    """Write ``value`` as indented UTF-8 JSON, whole or not at all.
+    """Write ``value`` atomically as indented JSON.
 
-    ``inline_numbers``: a list of numbers takes a line, not a line each.
+    inline_numbers: write each list of numbers on one line.
     """
     text = dump_json(value, indent=2)
     if inline_numbers:
-        text = _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
+        text = _NUMBER_LIST.sub(lambda match: f"[{' '.join(match[1].split())}]", text)
     write_atomic(path, text + "\n")
 
 
 @contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
-    """Yield an empty temporary directory that takes the place of ``path`` when the block ends well.
+    """Yield an empty temporary directory that replaces ``path`` if the block succeeds.
 
-    An older directory at ``path`` is set aside first and removed last; after an error it stands
-    as it stood.
+    If the block or the replacement fails, an existing directory at ``path`` is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    aside = path.with_name(f".{path.name}.{os.getpid()}.old")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
+    temporary_path = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    previous_path = path.with_name(f".{path.name}.{os.getpid()}.old")
+    shutil.rmtree(temporary_path, ignore_errors=True)
+    temporary_path.mkdir()
     try:
-        yield temporary
-        for file in sorted(temporary.rglob("*")):
+        yield temporary_path
+        for file in sorted(temporary_path.rglob("*")):
             sync(file)
-        sync(temporary)
+        sync(temporary_path)
         if path.exists():
-            path.replace(aside)
+            path.replace(previous_path)
         try:
-            temporary.replace(path)
+            temporary_path.replace(path)
         except OSError:
-            if aside.exists():
-                aside.replace(path)
+            if previous_path.exists():
+                previous_path.replace(path)
             raise
         sync(path.parent)
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(previous_path, ignore_errors=True)
     except OSError as error:
-        # The temporary name means nothing to a user, and a failed write has no name at all.
-        named = error.filename
-        inside = isinstance(named, str) and Path(named).is_relative_to(temporary)
-        if error.errno is not None and (inside or named is None):
+        # The temporary name would confuse users, and a failed write has no file name.
+        filename = error.filename
+        is_temporary = isinstance(filename, str) and Path(filename).is_relative_to(temporary_path)
+        if error.errno is not None and (is_temporary or filename is None):
             error.filename = str(path)
         raise
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(temporary_path, ignore_errors=True)
 
 
 def sha256_of_file(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes, in hexadecimal."""
+    """Return the SHA-256 of a file's bytes in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

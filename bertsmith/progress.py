@@ -1,29 +1,26 @@
-"""How long work tells of itself: a protocol that library code calls and the command line shows.
-
-It never knows whether anybody watches; ``NullProgress`` is for when nobody does.
-"""
+"""The progress protocol: library code reports progress and messages, the caller displays them."""
 
 from typing import Protocol
 
 
 class Progress(Protocol):
-    """What long work reports to. One bar at a time; ``start`` ends the one before."""
+    """Displays one progress bar at a time, and messages."""
 
     def start(self, description: str, total: float | None, unit: str) -> None:
-        """Begin a bar named ``description`` of ``total`` units (None: unknown)."""
+        """Start a bar and finish the previous one; ``total`` is None if unknown."""
 
     def advance(self, amount: float, **fields: str) -> None:
-        """Move the bar on by ``amount`` units; ``fields`` are short facts shown beside it."""
+        """Advance the bar by ``amount`` units; ``fields`` are short values to display."""
 
     def log(self, text: str) -> None:
-        """Say one line for people, above the bar."""
+        """Display a message of one line."""
 
     def finish(self) -> None:
-        """End the bar, if one stands."""
+        """Finish the bar, if there is one."""
 
 
 class NullProgress:
-    """The progress that nobody watches."""
+    """A progress that displays nothing."""
 
     def start(self, description: str, total: float | None, unit: str) -> None:
         """Do nothing."""

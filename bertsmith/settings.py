@@ -1,7 +1,4 @@
-"""Strict, typed, frozen settings and their way to and from TOML.
-
-It never knows which settings there are: each owner declares its own class beside itself.
-"""
+"""Strict, typed, frozen settings, read from and written to TOML."""
 
 import difflib
 import tomllib
@@ -18,15 +15,16 @@ from bertsmith.errors import SettingsError
 
 
 class Settings(BaseModel):
-    """The base of every settings class: frozen, keyword-only, strict; unknown keys are errors."""
+    """Base class of all settings: frozen, keyword-only and strict; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], source: str) -> Self:
-        """Validate ``values``; on a fault raise SettingsError naming the key and ``source``.
+        """Validate ``values``.
 
-        An unknown key names the nearest valid one.
+        Raises SettingsError with ``source`` and the key. For an unknown key it suggests the most
+        similar valid one.
         """
         try:
             return cls.model_validate(dict(values))
@@ -34,7 +32,7 @@ class Settings(BaseModel):
             raise SettingsError(_explain(cls, error, source)) from None
 
     def to_toml(self) -> str:
-        """Return the settings as TOML; a key whose value is None is left out."""
+        """Return the settings as TOML, without keys whose value is None."""
         return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
 
 
@@ -51,7 +49,7 @@ class SettingsTable(Settings):
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file into nested dictionaries; a fault names the file and the line."""
+    """Read a TOML file. Raises SettingsError with the file and the line."""
     try:
         with path.open("rb") as file:
             return tomllib.load(file)
@@ -63,14 +61,16 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path}: not valid TOML: {error}") from None
 
 
-def merge_settings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with the keys of ``over`` laid on top, tables merged key by key."""
-    result = dict(base)
-    for key, value in over.items():
-        old = result.get(key)
-        both = isinstance(value, Mapping) and isinstance(old, Mapping)
-        result[key] = merge_settings(old, value) if both else value  # type: ignore[arg-type]
-    return result
+def merge_settings(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``base`` updated with ``overrides``; nested tables are merged key by key."""
+    merged = dict(base)
+    for key, value in overrides.items():
+        base_value = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(base_value, Mapping):
+            merged[key] = merge_settings(base_value, value)
+        else:
+            merged[key] = value
+    return merged
 
 
 def user_settings(
@@ -78,35 +78,36 @@ def user_settings(
     values: Mapping[str, Any] | None = None,
     assignments: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return all that a user said: the file's settings, ``values`` over them, assignments on top.
+    """Return the settings of the user: the TOML file, then ``values``, then ``assignments``.
 
-    Raises SettingsError for a file that cannot be read, or an assignment that is none.
+    Later sources override earlier ones. Raises SettingsError for an unreadable file or an invalid
+    assignment.
     """
-    said = merge_settings(read_toml(config) if config else {}, values or {})
-    tables = merge_settings(said, parse_assignments(assignments))
-    # Before defaults are merged in under the current names.
+    settings = merge_settings(read_toml(config) if config else {}, values or {})
+    settings = merge_settings(settings, parse_assignments(assignments))
+    # Keys of version 0.1 are renamed before defaults with the current names are merged in.
     return {
         name: upgrade_settings(table, name) if isinstance(table, Mapping) else table
-        for name, table in tables.items()
+        for name, table in settings.items()
     }
 
 
 def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
-    """Turn ``["optim.lr=2e-4", ...]`` into nested dictionaries; a value is TOML or plain text."""
-    result: dict[str, Any] = {}
+    """Return ``["optim.lr=2e-4", ...]`` as nested tables; values are TOML or plain text."""
+    settings: dict[str, Any] = {}
     for assignment in assignments:
-        path, equals, text = assignment.partition("=")
-        if not equals or not path.strip():
+        name, equals, text = assignment.partition("=")
+        if not equals or not name.strip():
             raise SettingsError(f"--set {assignment!r}: expected KEY=VALUE, such as optim.lr=2e-4")
         try:
             value = tomllib.loads(f"value = {text.strip()}")["value"]
         except (tomllib.TOMLDecodeError, RecursionError):
             value = text.strip()
         nested: Any = value
-        for key in reversed(path.strip().split(".")):
+        for key in reversed(name.strip().split(".")):
             nested = {key: nested}
-        result = merge_settings(result, nested)
-    return result
+        settings = merge_settings(settings, nested)
+    return settings
 
 
 def _without_none(value: Any) -> Any:
@@ -115,56 +116,64 @@ def _without_none(value: Any) -> Any:
     return value
 
 
-def _table_at(cls: type[BaseModel], key: str) -> type[BaseModel] | None:
-    """Return the table that stands under ``key``, None where there is none."""
+def _get_table(cls: type[BaseModel], key: str) -> type[BaseModel] | None:
+    """Return the settings class of the field ``key``, or None if the field is not a table."""
     field = cls.model_fields.get(key)
     if field is None:
         return None
     options: Sequence[Any] = (field.annotation,)
     if get_origin(field.annotation) is UnionType:
         options = get_args(field.annotation)
-    tables = [item for item in options if isinstance(item, type) and issubclass(item, BaseModel)]
+    tables = [option for option in options if _is_settings_class(option)]
     return tables[0] if tables else None
 
 
-def _fields_at(cls: type[BaseModel], location: Sequence[int | str]) -> list[str]:
-    """Return the valid keys of the table in which ``location`` stands."""
-    current: type[BaseModel] | None = cls
+def _is_settings_class(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _valid_keys(cls: type[BaseModel], location: Sequence[int | str]) -> list[str]:
+    """Return the valid keys of the table that contains ``location``."""
+    table: type[BaseModel] | None = cls
     for key in location[:-1]:
-        current = current and _table_at(current, str(key))
-    return list(current.model_fields) if current else []
+        table = table and _get_table(table, str(key))
+    return list(table.model_fields) if table else []
 
 
-def _names(cls: type[BaseModel], prefix: str = "") -> Iterator[str]:
+def _setting_names(cls: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yield the dotted names of all settings."""
     for key in cls.model_fields:
-        table = _table_at(cls, key)
+        table = _get_table(cls, key)
         if table is None:
             yield prefix + key
         else:
-            yield from _names(table, f"{prefix}{key}.")
+            yield from _setting_names(table, f"{prefix}{key}.")
 
 
-def _nearest(cls: type[BaseModel], key: str, valid: Sequence[str]) -> str | None:
-    """Return what an unknown key may have been meant to be: here, or the same in another table."""
-    elsewhere = [name for name in _names(cls) if name.rpartition(".")[2] == key]
-    near = elsewhere or difflib.get_close_matches(key, valid, n=1)
-    return near[0] if near else None
+def _suggest_name(cls: type[BaseModel], key: str, valid_keys: Sequence[str]) -> str | None:
+    """Return a valid name for an unknown key: the same key in another table, or a similar key."""
+    same_key = [name for name in _setting_names(cls) if name.rpartition(".")[2] == key]
+    suggestions = same_key or difflib.get_close_matches(key, valid_keys, n=1)
+    return suggestions[0] if suggestions else None
 
 
 def _explain(cls: type[BaseModel], error: ValidationError, source: str) -> str:
+    """Return a line for each invalid setting."""
     lines = []
-    for fault in error.errors():
-        name = ".".join(str(part) for part in fault["loc"])
-        if fault["type"] != "extra_forbidden":
-            prefix, told = f"{name}: " if name else "", fault["msg"].removeprefix("Value error, ")
-            # What is wrong between several settings is said with their values.
-            whole = isinstance(fault["input"], Mapping | BaseModel)
-            found = "" if whole else f", found {fault['input']!r}"
-            lines.append(f"{source}: {prefix}{told}{found}")
+    for detail in error.errors():
+        name = ".".join(str(part) for part in detail["loc"])
+        if detail["type"] != "extra_forbidden":
+            prefix = f"{name}: " if name else ""
+            message = detail["msg"].removeprefix("Value error, ")
+            # For a check across several settings, the message contains their values.
+            is_table = isinstance(detail["input"], Mapping | BaseModel)
+            value = "" if is_table else f", found {detail['input']!r}"
+            lines.append(f"{source}: {prefix}{message}{value}")
             continue
-        valid = _fields_at(cls, fault["loc"])
-        near = _nearest(cls, str(fault["loc"][-1]), valid)
-        hint = f"; did you mean {near!r}?" if near else ""
-        lines.append(f"{source}: unknown setting {name!r}{hint} (known here: {', '.join(valid)})")
+        valid_keys = _valid_keys(cls, detail["loc"])
+        suggestion = _suggest_name(cls, str(detail["loc"][-1]), valid_keys)
+        hint = f"; did you mean {suggestion!r}?" if suggestion else ""
+        lines.append(
+            f"{source}: unknown setting {name!r}{hint} (known here: {', '.join(valid_keys)})"
+        )
     return "\n".join(lines)

@@ -1,6 +1,6 @@
-"""Write what documents take from code and figures: help, names, the file tree, results.
+"""Regenerate the help pages, tables and file tree in the documentation.
 
-It never writes prose. ``--check`` writes nothing, and fails if something would change.
+With ``--check``, write nothing and exit with status 1 if a file is out of date.
 """
 
 import argparse
@@ -23,253 +23,268 @@ from bertsmith.cli import lab
 from bertsmith.cli.app import app
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Help pages look the same wherever they are made.
-WIDTH = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
-#: Folders beside the package, told in the README's tree.
-BESIDE = {
-    "benchmarks": "speed and quality beside the peer, in ratios",
-    "examples": "notebooks with their outputs; the tests run them anew",
-    "docs": "the paper's map, deviations, glossary, help pages",
-    "tests": "mirrors the package; architecture/ and walk/ hold the whole together",
+#: Environment that makes help pages independent of the terminal.
+TERMINAL_ENVIRONMENT = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
+#: Top-level folders outside the package, with their descriptions in the file tree.
+OTHER_FOLDERS = {
+    "benchmarks": "speed and quality compared with other libraries",
+    "examples": "notebooks with their outputs; the tests execute them",
+    "docs": "paper section map, deviations, glossary, help pages",
+    "tests": "mirrors the package; architecture/ and walk/ test the project as a whole",
 }
+#: The primary metric of each task.
+PRIMARY_METRICS = ("matthews", "spearman", "f1", "accuracy")
+#: Experiments that docs/lab.md also shows for models that were not trained with Bertsmith.
+EXPERIMENTS_ON_EXTERNAL_MODELS = ("pooling", "context", "positions")
 
 
-def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the words of every verb, a group before its members; ``()`` is the program itself."""
+def iterate_command_paths(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the path of each command, groups before their members; ``()`` is the program."""
     yield path
     for name, command in getattr(group, "commands", {}).items():
-        yield from commands(command, (*path, name))
+        yield from iterate_command_paths(command, (*path, name))
 
 
-def help_text(path: tuple[str, ...]) -> str:
-    """Return what ``bertsmith WORDS --help`` prints on a terminal of 80 columns."""
-    # Not typer's test runner: it sets a width of its own, two columns wider than a terminal's.
-    printed = io.StringIO()
-    with redirect_stdout(printed):
+def render_help(path: tuple[str, ...]) -> str:
+    """Return the output of ``bertsmith PATH --help`` on a terminal of 80 columns."""
+    # typer's test runner sets its own width, two columns wider than a terminal's.
+    output = io.StringIO()
+    with redirect_stdout(output):
         get_command(app).main([*path, "--help"], prog_name="bertsmith", standalone_mode=False)
-    return "\n".join(line.rstrip() for line in printed.getvalue().strip("\n").splitlines())
+    return "\n".join(line.rstrip() for line in output.getvalue().strip("\n").splitlines())
 
 
-def help_pages() -> dict[Path, str]:
-    """Return each help page by its file: one a verb, and one of the program."""
+def render_help_pages() -> dict[Path, str]:
+    """Return the help page of each command and of the program, keyed by file."""
     pages = {}
-    for path in commands(get_command(app)):
+    for path in iterate_command_paths(get_command(app)):
         title = " ".join(("bertsmith", *path))
         file = ROOT / "docs" / "cli" / f"{'-'.join(path) or 'bertsmith'}.md"
-        pages[file] = f"# {title}\n\n```text\n{help_text(path)}\n```\n"
+        pages[file] = f"# {title}\n\n```text\n{render_help(path)}\n```\n"
     return pages
 
 
-def first_sentence(file: Path) -> str:
-    """Return what a module says it is for: its docstring up to a full stop or a line's end."""
+def read_summary(file: Path) -> str:
+    """Return the first sentence of a module's docstring, without the final period."""
     docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
     return docstring.partition("\n")[0].partition(". ")[0].rstrip(".").replace("``", "")
 
 
-def tree() -> str:
-    """Return the README's tree: each file of the package with what it is for."""
-    lines = [("bertsmith/", first_sentence(ROOT / "bertsmith" / "__init__.py"))]
+def render_tree() -> str:
+    """Return the file tree of the package with a one-line description of each file."""
+    lines = [("bertsmith/", read_summary(ROOT / "bertsmith" / "__init__.py"))]
 
-    def walk(folder: Path, depth: int) -> None:
+    def add_folder(folder: Path, depth: int) -> None:
         for path in sorted(folder.iterdir(), key=lambda path: (path.is_dir(), path.name)):
             indent = "  " * depth
             if path.suffix == ".py" and path.name != "__init__.py":
-                lines.append((indent + path.name, first_sentence(path)))
+                lines.append((indent + path.name, read_summary(path)))
             elif (path / "__init__.py").is_file():
-                lines.append((f"{indent}{path.name}/", first_sentence(path / "__init__.py")))
-                walk(path, depth + 1)
+                lines.append((f"{indent}{path.name}/", read_summary(path / "__init__.py")))
+                add_folder(path, depth + 1)
 
-    walk(ROOT / "bertsmith", 1)
-    lines += [(f"{folder}/", words) for folder, words in BESIDE.items()]
+    add_folder(ROOT / "bertsmith", 1)
+    lines += [(f"{folder}/", description) for folder, description in OTHER_FOLDERS.items()]
     width = max(len(name) for name, _ in lines) + 2
-    return "```text\n" + "\n".join(f"{name:{width}}{words}" for name, words in lines) + "\n```"
+    tree = "\n".join(f"{name:{width}}{description}" for name, description in lines)
+    return f"```text\n{tree}\n```"
 
 
-def public_names() -> str:
-    """Return the README's table of public names, each with its docstring's first line, unloaded."""
-    rows = ["| name | what it is |", "| --- | --- |"]
-    for name, module in sorted(bertsmith._PUBLIC.items()):  # noqa: SLF001 (its one reader)
+def render_public_names() -> str:
+    """Return a table of the public names and their docstring summaries, without importing them."""
+    rows = ["| name | description |", "| --- | --- |"]
+    for name, module in sorted(bertsmith._MODULE_OF_NAME.items()):  # noqa: SLF001
         source = (ROOT / Path(*module.split("."))).with_suffix(".py").read_text(encoding="utf-8")
-        kinds = (ast.ClassDef, ast.FunctionDef)
-        nodes = [node for node in ast.parse(source).body if isinstance(node, kinds)]
-        docstring = next(ast.get_docstring(node) or "" for node in nodes if node.name == name)
+        definitions = [
+            node
+            for node in ast.parse(source).body
+            if isinstance(node, ast.ClassDef | ast.FunctionDef)
+        ]
+        docstring = next(ast.get_docstring(node) or "" for node in definitions if node.name == name)
         summary = docstring.partition("\n")[0].replace("``", "`")
         rows.append(f"| `bertsmith.{name}` | {summary} |")
     return "\n".join(rows)
 
 
-def results() -> str:
-    """Return the table of docs/results.md from the rows' files, in the order of their command."""
-    rows = ["| row | command | runs | held out |", "| --- | --- | --- | --- |"]
-    known: dict[str, dict[str, Any]] = {}
+def render_task_results() -> str:
+    """Return the table of fine-tuning results, one row for each task file."""
+    table = ["| row | command | runs | held out |", "| --- | --- | --- | --- |"]
+    rows: dict[str, dict[str, Any]] = {}
     for file in sorted((ROOT / "benchmarks" / "results" / "tasks").glob("*.json")):
         row = json.loads(file.read_text(encoding="utf-8"))
-        # The folds of a task are one row.
-        whole, _, fold = row["name"].rpartition("-fold-")
-        if whole in known:
-            known[whole]["runs"] += row["runs"]
+        # The cross-validation folds of a task share one row.
+        task, _, fold = row["name"].rpartition("-fold-")
+        if task in rows:
+            rows[task]["runs"] += row["runs"]
         else:
             command = row["command"].replace(f"heldout_fold={fold}", "heldout_fold=0 (to 4)")
-            known[whole or row["name"]] = {**row, "command": command if whole else row["command"]}
-    for name, row in known.items():
-        figures = row["runs"][0]["figures"]
-        # Further held-out files have their name before the metric's.
-        shown = [one for metric in row["metrics"] for one in figures
-                 if one == metric or one.endswith(f"_{metric}")]  # fmt: skip
-        told = "; ".join(_spread(one, row["runs"]) for one in shown)
-        made = f"`{row['command']}` ({row['date']})"
-        rows.append(f"| {name} | {made} | {len(row['runs'])} | {told} |")
-    return "\n".join(rows)
+            rows[task or row["name"]] = {**row, "command": command if task else row["command"]}
+    for name, row in rows.items():
+        # Metrics of additional held-out files are prefixed with the file's name.
+        metrics = [
+            key
+            for metric in row["metrics"]
+            for key in row["runs"][0]["figures"]
+            if key == metric or key.endswith(f"_{metric}")
+        ]
+        scores = "; ".join(format_metric_range(metric, row["runs"]) for metric in metrics)
+        command = f"`{row['command']}` ({row['date']})"
+        table.append(f"| {name} | {command} | {len(row['runs'])} | {scores} |")
+    return "\n".join(table)
 
 
-def trainer(machine: str) -> str:
-    """Return the table of fine-tuning beside transformers' Trainer, a row for each task."""
-    names = ("Bertsmith", "Trainer, its defaults", "Trainer, like lengths", "time by defaults",
-             "time by like lengths")  # fmt: skip
-    rows = [f"| task | settings | {' | '.join(names)} |", "| --- " * (2 + len(names)) + "|"]
+def render_trainer_comparison(machine: str) -> str:
+    """Return the table comparing fine-tuning with transformers' Trainer, one row for each task."""
+    columns = ("Bertsmith", "Trainer, defaults", "Trainer, group_by_length",
+               "time ratio to defaults", "time ratio to group_by_length")  # fmt: skip
+    table = [f"| task | settings | {' | '.join(columns)} |", "| --- " * (2 + len(columns)) + "|"]
     for file in sorted((ROOT / "benchmarks" / "results" / "finetune" / machine).glob("*.jsonl")):
-        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        runs = [
-            [one for one in lines if one["name"] == name]
+        runs = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        runs_by_trainer = [
+            [run for run in runs if run["name"] == name]
             for name in ("bertsmith", "transformers", "transformers, like lengths")
         ]
-        if not runs[0]:
+        bertsmith_runs, *peer_runs = runs_by_trainer
+        if not bertsmith_runs:
             continue
-        metric = next(key for key in runs[0][0] if key in _METRICS)
-        told = [_metric(metric, own) if own else "not run" for own in runs]
-        ours = median(one["seconds"] for one in runs[0])
-        ratios = " | ".join(_ratio(ours, own) for own in runs[1:])
-        rows.append(
-            f"| {runs[0][0]['task']} | {_settings(runs[0][0])} | {' | '.join(told)} | {ratios} |"
+        first = bertsmith_runs[0]
+        metric = next(key for key in first if key in PRIMARY_METRICS)
+        scores = [
+            format_score_and_seconds(metric, group) if group else "not run"
+            for group in runs_by_trainer
+        ]
+        seconds = median(run["seconds"] for run in bertsmith_runs)
+        ratios = " | ".join(format_time_ratio(seconds, group) for group in peer_runs)
+        table.append(
+            f"| {first['task']} | {format_settings(first)} | {' | '.join(scores)} | {ratios} |"
         )
-    return "\n".join(rows)
+    return "\n".join(table)
 
 
-def seeds() -> str:
-    """Return the table of seeds beside those of the Trainer's defaults: metrics, no times."""
-    rows = ["| task | settings | seeds | Bertsmith | Trainer, its defaults |", "| --- " * 5 + "|"]
+def render_seed_comparison() -> str:
+    """Return the table comparing metrics over seeds with those of the Trainer's defaults."""
+    table = ["| task | settings | seeds | Bertsmith | Trainer, defaults |", "| --- " * 5 + "|"]
     folder = ROOT / "benchmarks" / "results" / "finetune" / "seeds"
     for file in sorted(folder.glob("*.jsonl")):
-        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        peers = {one["seed"] for one in lines if one["name"] == "transformers"}
-        both = [one for one in lines if one["seed"] in peers]
-        metric = next(key for key in lines[0] if key in _METRICS)
-        told = " | ".join(
-            _spread(metric, [{"figures": one} for one in both if one["name"] == name])
+        runs = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        seeds = {run["seed"] for run in runs if run["name"] == "transformers"}
+        metric = next(key for key in runs[0] if key in PRIMARY_METRICS)
+        scores = " | ".join(
+            format_metric_range(
+                metric,
+                [{"figures": run} for run in runs if run["seed"] in seeds and run["name"] == name],
+            )
             for name in ("bertsmith", "transformers")
         )
-        rows.append(f"| {lines[0]['task']} | {_settings(lines[0])} | {len(peers)} | {told} |")
-    return "\n".join(rows)
+        first = runs[0]
+        table.append(f"| {first['task']} | {format_settings(first)} | {len(seeds)} | {scores} |")
+    return "\n".join(table)
 
 
-def _ratio(ours: float, theirs: list[dict[str, Any]]) -> str:
-    return f"{ours / median(one['seconds'] for one in theirs):.2f}" if theirs else "not run"
+def render_lab_tables() -> dict[str, str]:
+    """Return the section of each experiment in docs/lab.md, keyed by name."""
+    external = (f"given-{name}" for name in EXPERIMENTS_ON_EXTERNAL_MODELS)
+    return {name: render_lab_table("small", name) for name in (*lab.EXPERIMENTS, *external)}
 
 
-def lab_tables() -> dict[str, str]:
-    """Return the tables of each experiment that docs/lab.md shows, and its picture, by name."""
-    given = (f"given-{name}" for name in _OF_ANY_MODEL)
-    names = (*lab.EXPERIMENTS, *given)
-    return {name: _lab_table("small", name) for name in names}
-
-
-#: Experiments that docs/lab.md also shows of weights that were not made here.
-_OF_ANY_MODEL = ("pooling", "context", "positions")
-
-
-def _lab_table(folder: str, name: str) -> str:
-    results = ROOT / "docs" / "lab" / folder
-    table = results / f"{name}.md"
+def render_lab_table(scale: str, name: str) -> str:
+    """Return an experiment's question, results table and plot as Markdown."""
+    folder = ROOT / "docs" / "lab" / scale
+    table = folder / f"{name}.md"
     if not table.exists():
         return "Not run at this scale yet."
-    facts = json.loads((results / f"{name}.json").read_text(encoding="utf-8"))
-    missing = len(facts["missing"])
-    left = f", {missing} of them still missing" if missing else ""
-    count = len(facts["stages"])
-    made = f"{count} result{'s' * (count != 1)}{left}"
-    head = f"{facts['question']} ({facts['source']}; {made})"
-    picture = f"![{name}](lab/{folder}/{name}.png)"
-    return f"{head}\n\n{table.read_text(encoding='utf-8').strip()}\n\n{picture}"
+    report = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    num_missing, num_stages = len(report["missing"]), len(report["stages"])
+    missing = f", {num_missing} of them still missing" if num_missing else ""
+    num_results = f"{num_stages} result{'s' * (num_stages != 1)}{missing}"
+    heading = f"{report['question']} ({report['source']}; {num_results})"
+    plot = f"![{name}](lab/{scale}/{name}.png)"
+    return f"{heading}\n\n{table.read_text(encoding='utf-8').strip()}\n\n{plot}"
 
 
-def _metric(metric: str, runs: list[dict[str, Any]]) -> str:
-    """Return the metric and the seconds of some runs of a trainer."""
-    known = [{"figures": one} for one in runs if metric in one]
-    figure = _spread(metric, known) if known else "not scored"
+def format_time_ratio(seconds: float, peer_runs: list[dict[str, Any]]) -> str:
+    """Return ``seconds`` divided by the median time of ``peer_runs``."""
+    return (
+        f"{seconds / median(run['seconds'] for run in peer_runs):.2f}" if peer_runs else "not run"
+    )
+
+
+def format_score_and_seconds(metric: str, runs: list[dict[str, Any]]) -> str:
+    """Return the metric and the median time of a trainer's runs."""
+    scored = [{"figures": run} for run in runs if metric in run]
+    score = format_metric_range(metric, scored) if scored else "not scored"
     seeds = f", {len(runs)} seeds" if len(runs) > 1 else ""
-    return f"{figure}; {median(one['seconds'] for one in runs):.0f} s{seeds}"
+    return f"{score}; {median(run['seconds'] for run in runs):.0f} s{seeds}"
 
 
-def _settings(run: dict[str, Any]) -> str:
-    """Return the options of benchmarks/finetune.py that a run was made with."""
-    told = [f"--epochs {run['epochs']:g}", f"--lr {run['lr']:g}"]
-    told += [
+def format_settings(run: dict[str, Any]) -> str:
+    """Return the options of benchmarks/finetune.py that a run used."""
+    options = [f"--epochs {run['epochs']:g}", f"--lr {run['lr']:g}"]
+    options += [
         f"--{name} {run[name]}" for name in ("examples", "length", "train", "dev") if run[name]
     ]
-    return f"`{' '.join(told)}`, {run['threads']} thread{'s' * (run['threads'] != 1)}"
+    return f"`{' '.join(options)}`, {run['threads']} thread{'s' * (run['threads'] != 1)}"
 
 
-#: The first metric of each task.
-_METRICS = ("matthews", "spearman", "f1", "accuracy")
+def format_metric_range(metric: str, runs: list[dict[str, Any]]) -> str:
+    """Return a metric's median over the runs, followed by its range if there are several."""
+    values = [run["figures"][metric] for run in runs]
+    score = f"{metric} {median(values):.4f}"
+    return score if len(values) == 1 else f"{score} ({min(values):.4f} to {max(values):.4f})"
 
 
-def _spread(metric: str, runs: list[dict[str, Any]]) -> str:
-    """Return a metric's median over the runs, and its spread where there are several."""
-    found = [run["figures"][metric] for run in runs]
-    told = f"{metric} {median(found):.4f}"
-    return told if len(found) == 1 else f"{told} ({min(found):.4f} to {max(found):.4f})"
+def replace_section(text: str, name: str, content: str) -> str:
+    """Return ``text`` with ``content`` between the marker comments of section ``name``."""
+    start, end = f"<!-- generated: {name} -->", f"<!-- end: {name} -->"
+    if text.count(start) != 1 or text.count(end) != 1:
+        raise ValueError(f"section {name!r} is not marked once: expected one {start} and one {end}")
+    before, _, remainder = text.partition(start)
+    return f"{before}{start}\n{content}\n{end}{remainder.partition(end)[2]}"
 
 
-def filled(text: str, name: str, content: str) -> str:
-    """Return ``text`` with ``content`` between the two comments that carry ``name``."""
-    begin, end = f"<!-- generated: {name} -->", f"<!-- end: {name} -->"
-    if text.count(begin) != 1 or text.count(end) != 1:
-        raise ValueError(f"expected one {begin} and one {end}")
-    before, _, rest = text.partition(begin)
-    return f"{before}{begin}\n{content}\n{end}{rest.partition(end)[2]}"
+def replace_sections(file: Path, sections: dict[str, str]) -> str:
+    """Return the content of ``file`` with its generated sections replaced."""
+    text = file.read_text(encoding="utf-8")
+    for name, content in sections.items():
+        text = replace_section(text, name, content)
+    return text
 
 
-def wanted() -> dict[Path, str]:
-    """Return every generated file with the content it should have."""
-    readme = ROOT / "README.md"
-    architecture = ROOT / "docs" / "architecture.md"
-    table = ROOT / "docs" / "results.md"
-    told = table.read_text(encoding="utf-8")
-    made = {"results": results(), "seeds": seeds()}
-    made |= {f"trainer, {machine}": trainer(machine) for machine in ("avx512", "avx2")}
-    for name, content in made.items():
-        told = filled(told, name, content)
-    lab = ROOT / "docs" / "lab.md"
-    shown = lab.read_text(encoding="utf-8")
-    for name, content in lab_tables().items():
-        shown = filled(shown, name, content)
-    return {
-        **help_pages(),
-        lab: shown,
-        readme: filled(readme.read_text(encoding="utf-8"), "public names", public_names()),
-        architecture: filled(architecture.read_text(encoding="utf-8"), "tree", tree()),
-        table: told,
+def render_files() -> dict[Path, str]:
+    """Return the expected content of each generated file."""
+    task_sections = {"results": render_task_results(), "seeds": render_seed_comparison()}
+    for machine in ("avx512", "avx2"):
+        task_sections[f"trainer, {machine}"] = render_trainer_comparison(machine)
+    sections = {
+        ROOT / "README.md": {"public names": render_public_names()},
+        ROOT / "docs" / "architecture.md": {"tree": render_tree()},
+        ROOT / "docs" / "results.md": task_sections,
+        ROOT / "docs" / "lab.md": render_lab_tables(),
     }
+    pages = render_help_pages()
+    return pages | {file: replace_sections(file, content) for file, content in sections.items()}
 
 
 def main() -> int:
-    """Write or check the generated documents; return the exit status."""
+    """Write or check the generated files; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail on a difference")
-    check = parser.parse_args().check
-    os.environ.update(WIDTH)
-    files = wanted()
-    stale = set((ROOT / "docs" / "cli").glob("*.md")) - set(files)
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail if a file is out of date"
+    )
+    is_check = parser.parse_args().check
+    os.environ.update(TERMINAL_ENVIRONMENT)
+    files = render_files()
+    obsolete = set((ROOT / "docs" / "cli").glob("*.md")) - set(files)
     changed = [
         file
         for file, content in files.items()
         if not file.is_file() or file.read_text(encoding="utf-8") != content
     ]
-    for file in sorted([*stale, *changed]):
-        print(f"{'differs' if check else 'wrote'}: {file.relative_to(ROOT)}")
-    if check:
-        return 1 if stale or changed else 0
-    for file in stale:
+    for file in sorted([*obsolete, *changed]):
+        print(f"{'differs' if is_check else 'wrote'}: {file.relative_to(ROOT)}")
+    if is_check:
+        return 1 if obsolete or changed else 0
+    for file in obsolete:
         file.unlink()
     for file in changed:
         file.parent.mkdir(parents=True, exist_ok=True)

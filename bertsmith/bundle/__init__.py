@@ -1,7 +1,4 @@
-"""The model directory: config, weights, tokenizer and provenance, in Hugging Face's own layout.
-
-It never knows how a model was trained, nor the forms of other makers' directories.
-"""
+"""Model directories in Hugging Face's layout: config, weights, tokenizer and provenance."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -36,36 +33,36 @@ if TYPE_CHECKING:
     from bertsmith.bundle.weight_names import to_hf_state_dict
     from bertsmith.bundle.weights import StoredWeights, open_weights
 
-#: The module of each public name. The imports above tell type checkers the same.
+#: Public name -> its module. The imports above repeat this for type checkers.
 _MODULES = {
-    "CONFIG_FILE": "config",
-    "TaskKind": "config",
-    "to_hf_config": "config",
-    "read_config": "config",
-    "WEIGHTS_FILE": "directory",
-    "locate_model": "directory",
-    "pin_model_path": "directory",
-    "locate_tokenizer": "directory",
     "load_model": "any_model",
     "save_model": "any_model",
+    "CONFIG_FILE": "config",
+    "TaskKind": "config",
+    "read_config": "config",
+    "to_hf_config": "config",
+    "WEIGHTS_FILE": "directory",
+    "locate_model": "directory",
+    "locate_tokenizer": "directory",
+    "pin_model_path": "directory",
     "EncoderBundle": "encoder",
     "load_encoder": "encoder",
-    "hash_model_files": "model_hash",
-    "to_hf_state_dict": "weight_names",
+    "FineTunedBundle": "fine_tuned",
+    "HeadConfig": "fine_tuned",
+    "is_fine_tuned": "fine_tuned",
+    "load_fine_tuned": "fine_tuned",
+    "load_for_fine_tuning": "fine_tuned",
+    "save_fine_tuned": "fine_tuned",
     "INFO_FILE": "metadata",
+    "hash_model_files": "model_hash",
     "PretrainedBundle": "pretrained",
     "load": "pretrained",
     "save": "pretrained",
     "StoredTensor": "tensor_files",
     "list_file_tensors": "tensor_files",
-    "save_tensors": "tensor_files",
     "list_tensors": "tensor_files",
-    "HeadConfig": "fine_tuned",
-    "FineTunedBundle": "fine_tuned",
-    "is_fine_tuned": "fine_tuned",
-    "load_fine_tuned": "fine_tuned",
-    "save_fine_tuned": "fine_tuned",
-    "load_for_fine_tuning": "fine_tuned",
+    "save_tensors": "tensor_files",
+    "to_hf_state_dict": "weight_names",
     "StoredWeights": "weights",
     "open_weights": "weights",
 }
@@ -105,7 +102,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name when it is first used: most modules here load torch, which takes seconds."""
+    """Import a public name on first use, because most modules load torch, which takes seconds."""
     if name not in _MODULES:
         raise AttributeError(f"module 'bertsmith.bundle' has no attribute {name!r}")
     value = getattr(import_module(f"bertsmith.bundle.{_MODULES[name]}"), name)

@@ -1,7 +1,4 @@
-"""Model directories of either kind, pre-trained or fine-tuned: opened and written without asking.
-
-It never knows what a kind is for.
-"""
+"""Loading and saving model directories, pre-trained or fine-tuned."""
 
 from pathlib import Path
 
@@ -19,11 +16,18 @@ from bertsmith.bundle.pretrained import PretrainedBundle, load, save
 
 
 def load_model(
-    path: Path | str, *, device: torch.device | str = "cpu"
+    path: Path | str,
+    *,
+    device: torch.device | str = "cpu",
 ) -> PretrainedBundle | FineTunedBundle:
-    """Read a model directory, or the one inside a RUN, with the heads that it has (eval mode).
+    """Load a pre-trained or fine-tuned model in eval mode.
 
-    Raises ModelError if something is missing, broken or does not fit.
+    Args:
+        path: A model directory, a run directory, a file of a model directory, or a hub id.
+        device: The device of the weights.
+
+    Raises:
+        ModelError: A file is missing, damaged or inconsistent with the others.
     """
     directory = locate_model(path)
     if is_fine_tuned(directory):
@@ -32,18 +36,20 @@ def load_model(
 
 
 def save_model(directory: Path, bundle: PretrainedBundle | FineTunedBundle) -> None:
-    """Write a model directory, whole or not at all; an older one is replaced at the end.
+    """Write a model directory atomically, replacing an existing one.
 
-    Raises ModelError for a pre-trained model without a masked-LM head of its own.
+    Raises:
+        ModelError: The masked-LM head of a pre-trained model is newly initialized.
     """
     if isinstance(bundle, FineTunedBundle):
         save_fine_tuned(directory, bundle.model, bundle.tokenizer, bundle.head, bundle.info)
     else:
-        # A head drawn anew must not pass for one that was trained.
+        # The file format cannot mark a head as untrained.
         bundle.require_head("mlm.")
         save(directory, bundle.model, bundle.tokenizer, bundle.info)
 
 
 def is_bare_encoder(directory: Path) -> bool:
-    """Tell whether the config of a model directory names no class with a head."""
-    return not any("For" in name for name in get_architectures(read_json(directory / CONFIG_FILE)))
+    """Return whether the model directory's config names no class with a head."""
+    hf_config = read_json(directory / CONFIG_FILE)
+    return not any("For" in name for name in get_architectures(hf_config))

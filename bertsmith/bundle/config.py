@@ -1,7 +1,4 @@
-"""config.json: our config in Hugging Face's terms, both ways.
-
-It never knows weights.
-"""
+"""Conversion between ``ModelConfig`` and Hugging Face's config.json."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,12 +9,12 @@ from bertsmith.files import parse_json
 from bertsmith.model.config import ModelConfig
 
 CONFIG_FILE = "config.json"
-#: What a model says: one label of several, any number of several, or a number for a text; the right
-#: one of several endings; a span of a text; names in a text, or a tag for each of its words.
+#: Text classification with one label, text classification with any number of labels, regression,
+#: multiple choice, extractive question answering, named entity recognition, and token tagging.
 TaskKind = Literal["single", "multi", "regression", "choice", "span", "entities", "tags"]
 
-#: Our config fields -> the directory's names for them.
-_CONFIG_NAMES = {
+#: ``ModelConfig`` field -> config.json key.
+_HF_FIELD_NAMES = {
     "vocab_size": "vocab_size",
     "layers": "num_hidden_layers",
     "width": "hidden_size",
@@ -30,115 +27,152 @@ _CONFIG_NAMES = {
     "norm_eps": "layer_norm_eps",
     "init_range": "initializer_range",
 }
-#: `gelu` there is the erf form, `gelu_new` and `gelu_pytorch_tanh` the tanh form.
-_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "elu": "elu"}
-_ACTIVATIONS_READ = {v: k for k, v in _ACTIVATIONS.items()} | {"gelu_pytorch_tanh": "gelu_tanh"}
-#: What the plain format cannot say, and what a plain BERT has: these need ``model_type bertsmith``.
-_PLAIN: dict[str, Any] = {"norm": "post", "attention": "bidirectional"}
-#: What this model always does; a directory that asks for something else is refused.
-_ALWAYS: dict[str, Any] = {
+#: In Hugging Face's configs `gelu` is the erf form; `gelu_new` and `gelu_pytorch_tanh` are the tanh
+#: form.
+_HF_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "elu": "elu"}
+_ACTIVATION_BY_HF_NAME = {v: k for k, v in _HF_ACTIVATIONS.items()} | {
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+#: Fields that ``model_type: bert`` cannot express, with plain BERT's values. Any other value is
+#: written with ``model_type: bertsmith``.
+_PLAIN_BERT_VALUES: dict[str, Any] = {"norm": "post", "attention": "bidirectional"}
+#: config.json keys that are fixed in this implementation; other values are rejected.
+_SUPPORTED_VALUES: dict[str, Any] = {
     "is_decoder": False,
     "add_cross_attention": False,
     "tie_word_embeddings": True,
     "position_embedding_type": "absolute",
 }
-#: Relatives that are refused, by their model_type; their classes begin with the same letters.
-_OTHERS = {
+#: ``model_type`` of other architectures -> name. Their class names start with the same letters.
+_OTHER_ARCHITECTURES = {
     "roberta": "RoBERTa", "xlmroberta": "XLM-RoBERTa", "xlm-roberta": "XLM-RoBERTa",
     "camembert": "CamemBERT", "distilbert": "DistilBERT", "albert": "ALBERT",
     "electra": "ELECTRA", "deberta": "DeBERTa", "deberta-v2": "DeBERTa",
     "mobilebert": "MobileBERT", "modernbert": "ModernBERT", "nomic_bert": "NomicBERT",
     "megatron-bert": "Megatron-BERT", "squeezebert": "SqueezeBERT", "convbert": "ConvBERT",
 }  # fmt: skip
-#: Bytes of a config.json or an index: each of some hundred thousand labels or tensors has a line.
-_MOST = 16 * 2**20
-#: Levels of nesting that are read. Python cannot write what is nested a thousand deep.
-_DEPTH = 64
+#: Maximum size of config.json or a weight index; enough for several hundred thousand labels.
+_MAX_JSON_BYTES = 16 * 2**20
+#: Maximum nesting depth. Python's JSON encoder fails at about 1,000 levels.
+_MAX_JSON_DEPTH = 64
 
 
 def to_hf_config(config: ModelConfig) -> dict[str, Any]:
-    """Return config.json's content; ``model_type`` is ``bertsmith`` for what plain BERT is not."""
-    ours = config.model_dump()
-    result: dict[str, Any] = {theirs: ours[name] for name, theirs in _CONFIG_NAMES.items()}
-    result["hidden_act"] = _ACTIVATIONS[config.activation]
-    result["architectures"] = ["BertForPreTraining" if config.nsp else "BertForMaskedLM"]
-    result |= {"model_type": "bert", "pad_token_id": 0, "tie_word_embeddings": True}
-    result["dtype"] = "float32"
-    beyond = {key: ours[key] for key, plain in _PLAIN.items() if ours[key] != plain}
-    if beyond or config.activation == "elu":
-        result |= {"model_type": "bertsmith", "bertsmith": beyond}
-        result["architectures"] = ["BertsmithForPreTraining"]
-    return result
+    """Return the content of config.json.
+
+    ``model_type`` is ``bertsmith`` if plain BERT cannot express the model.
+    """
+    values = config.model_dump()
+    hf_config: dict[str, Any] = {
+        hf_name: values[field] for field, hf_name in _HF_FIELD_NAMES.items()
+    }
+    hf_config["hidden_act"] = _HF_ACTIVATIONS[config.activation]
+    hf_config["architectures"] = ["BertForPreTraining" if config.nsp else "BertForMaskedLM"]
+    hf_config |= {"model_type": "bert", "pad_token_id": 0, "tie_word_embeddings": True}
+    hf_config["dtype"] = "float32"
+    extra_fields = {
+        field: values[field]
+        for field, plain in _PLAIN_BERT_VALUES.items()
+        if values[field] != plain
+    }
+    if extra_fields or config.activation == "elu":
+        hf_config |= {"model_type": "bertsmith", "bertsmith": extra_fields}
+        hf_config["architectures"] = ["BertsmithForPreTraining"]
+    return hf_config
 
 
 def read_config(directory: Path, info: Mapping[str, Any]) -> ModelConfig:
-    """Read config.json, and from ``info`` what it cannot say."""
+    """Read config.json.
+
+    Args:
+        directory: The model directory.
+        info: Content of bertsmith.json, with the fields that config.json cannot express.
+
+    Raises:
+        ModelError: The file is unreadable, incomplete, or describes another architecture.
+    """
     path = directory / CONFIG_FILE
-    raw = read_json(path)
-    _check_kind(raw, path)
-    missing = [name for name in ("vocab_size", "hidden_size") if name not in raw]
+    hf_config = read_json(path)
+    _check_architecture(hf_config, path)
+    missing = [key for key in ("vocab_size", "hidden_size") if key not in hf_config]
     if missing:
         raise ModelError(f"{path}: {', '.join(missing)} is missing")
-    strange = {key: raw[key] for key, own in _ALWAYS.items() if raw.get(key, own) != own}
-    for key, found in strange.items():
-        raise ModelError(f"{path}: {key} is {found!r}; only {_ALWAYS[key]!r} is known here")
-    values = {ours: raw[theirs] for ours, theirs in _CONFIG_NAMES.items() if theirs in raw}
-    activation = raw.get("hidden_act", "gelu")
-    if not isinstance(activation, str) or activation not in _ACTIVATIONS_READ:
-        known = ", ".join(_ACTIVATIONS_READ)
-        raise ModelError(f"{path}: hidden_act is {activation!r}; known here: {known}")
-    values["activation"] = _ACTIVATIONS_READ[activation]
+    for key, supported in _SUPPORTED_VALUES.items():
+        value = hf_config.get(key, supported)
+        if value != supported:
+            raise ModelError(f"{path}: {key} is {value!r}; only {supported!r} is supported")
+    values = {
+        field: hf_config[hf_name]
+        for field, hf_name in _HF_FIELD_NAMES.items()
+        if hf_name in hf_config
+    }
+    activation = hf_config.get("hidden_act", "gelu")
+    if not isinstance(activation, str) or activation not in _ACTIVATION_BY_HF_NAME:
+        supported_names = ", ".join(_ACTIVATION_BY_HF_NAME)
+        raise ModelError(f"{path}: hidden_act is {activation!r}; supported: {supported_names}")
+    values["activation"] = _ACTIVATION_BY_HF_NAME[activation]
     values["positions"] = info.get("positions", "learned")
-    pairs = {"BertForPreTraining", "BertForNextSentencePrediction"}
-    values["nsp"] = bool(pairs & set(get_architectures(raw))) or info.get("nsp", False)
-    beyond = raw.get("bertsmith", {})
-    if not isinstance(beyond, dict):
-        raise ModelError(f"{path}: bertsmith is {beyond!r}; expected an object")
+    nsp_classes = {"BertForPreTraining", "BertForNextSentencePrediction"}
+    values["nsp"] = bool(nsp_classes & set(get_architectures(hf_config))) or info.get("nsp", False)
+    extra_fields = hf_config.get("bertsmith", {})
+    if not isinstance(extra_fields, dict):
+        raise ModelError(f"{path}: bertsmith is {extra_fields!r}; expected an object")
     try:
-        return ModelConfig.parse(values | beyond, str(path))
+        return ModelConfig.parse(values | extra_fields, str(path))
     except SettingsError as error:
         raise ModelError(str(error)) from None
 
 
-def get_architectures(raw: Mapping[str, Any]) -> list[str]:
-    """Return the classes that a config.json speaks of, none for what is no list of names."""
-    found = raw.get("architectures")
-    return [str(name) for name in found] if isinstance(found, list) else []
+def get_architectures(hf_config: Mapping[str, Any]) -> list[str]:
+    """Return the class names under ``architectures``, empty if that is not a list."""
+    names = hf_config.get("architectures")
+    return [str(name) for name in names] if isinstance(names, list) else []
 
 
-def _check_kind(raw: Mapping[str, Any], path: Path) -> None:
-    """Refuse what is not a BERT, by name. A config.json from before 2020 has no model_type."""
-    kind = raw.get("model_type", "bert")
-    name = _OTHERS.get(kind) if isinstance(kind, str) else None
-    if kind not in ("bert", "bertsmith"):
-        found = f" ({name}, another model)" if name else ""
-        raise ModelError(f"{path}: model_type is {kind!r}; expected 'bert' (or 'bertsmith'){found}")
-    for own in get_architectures(raw):
-        if own.lower().startswith(tuple(_OTHERS)) and not own.startswith("Bert"):
-            raise ModelError(f"{path}: architectures names {own}, which is not a BERT")
+def _check_architecture(hf_config: Mapping[str, Any], path: Path) -> None:
+    """Raise ModelError for a model other than BERT."""
+    # Configs written before 2020 have no model_type.
+    model_type = hf_config.get("model_type", "bert")
+    name = _OTHER_ARCHITECTURES.get(model_type) if isinstance(model_type, str) else None
+    if model_type not in ("bert", "bertsmith"):
+        hint = f" ({name}, another architecture)" if name else ""
+        raise ModelError(
+            f"{path}: model_type is {model_type!r}; expected 'bert' (or 'bertsmith'){hint}",
+        )
+    for class_name in get_architectures(hf_config):
+        is_other = class_name.lower().startswith(tuple(_OTHER_ARCHITECTURES))
+        if is_other and not class_name.startswith("Bert"):
+            raise ModelError(f"{path}: architectures contains {class_name}, which is not a BERT")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; ModelError if there is none."""
+    """Read a JSON object.
+
+    Raises:
+        ModelError: The file is missing, too large, too deeply nested, or not a JSON object.
+    """
     try:
-        if path.stat().st_size > _MOST:
-            raise ModelError(f"{path}: {path.stat().st_size:,} bytes; too many for such a file")
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise ModelError(
+                f"{path}: {path.stat().st_size:,} bytes; the maximum is {_MAX_JSON_BYTES:,}",
+            )
         value = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: not readable as JSON: {error}") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path}: expected a JSON object, found a {type(value).__name__}")
-    if _is_deep(value):
-        raise ModelError(f"{path}: nested more than {_DEPTH} levels deep; no model needs that")
+    if _is_too_deep(value):
+        raise ModelError(f"{path}: nested more than {_MAX_JSON_DEPTH} levels deep")
     return value
 
 
-def _is_deep(value: dict[str, Any]) -> bool:
-    """Tell whether containers are nested deeper than ``_DEPTH``, without recursion."""
+def _is_too_deep(value: dict[str, Any]) -> bool:
+    """Return whether containers are nested more than ``_MAX_JSON_DEPTH`` levels deep."""
+    # Iterative, because a recursive check would itself overflow the stack.
     level: list[Any] = [value]
-    for _ in range(_DEPTH):
-        children = (one.values() if isinstance(one, dict) else one for one in level)
-        level = [item for items in children for item in items if isinstance(item, dict | list)]
+    for _ in range(_MAX_JSON_DEPTH):
+        children = (node.values() if isinstance(node, dict) else node for node in level)
+        level = [child for items in children for child in items if isinstance(child, dict | list)]
         if not level:
             return False
     return True

@@ -1,7 +1,4 @@
-"""From what a user names to a model directory on this machine: a path, a RUN or a hub id.
-
-It never opens a weight, and asks a hub only about a name that cannot be meant for this machine.
-"""
+"""Finding model directories: local paths, run directories and ids on the Hugging Face hub."""
 
 import re
 import shlex
@@ -11,50 +8,55 @@ from typing import Final
 from bertsmith.bundle.config import CONFIG_FILE
 from bertsmith.errors import ModelError
 
-#: The forms of weights, the preferred one first: one file or an index of several, and the old form.
-WEIGHTS_FILE, OLD_WEIGHTS = "model.safetensors", "pytorch_model.bin"
-INDEX_FILE, PICKLE_INDEX_FILE = f"{WEIGHTS_FILE}.index.json", f"{OLD_WEIGHTS}.index.json"
-WEIGHT_FILES: Final = (WEIGHTS_FILE, INDEX_FILE, OLD_WEIGHTS, PICKLE_INDEX_FILE)
-#: OWNER/NAME, and after an @ a branch, a tag or a commit.
+WEIGHTS_FILE, PICKLE_FILE = "model.safetensors", "pytorch_model.bin"
+INDEX_FILE, PICKLE_INDEX_FILE = f"{WEIGHTS_FILE}.index.json", f"{PICKLE_FILE}.index.json"
+#: Files that weights are read from, in order of preference. An index lists several shards.
+WEIGHT_FILES: Final = (WEIGHTS_FILE, INDEX_FILE, PICKLE_FILE, PICKLE_INDEX_FILE)
+#: OWNER/NAME, optionally followed by @ and a branch, tag or commit.
 _HUB_ID: Final = re.compile(r"(?P<id>\w[\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
-#: What a model needs beside its weights. Pictures, other frameworks' weights and so on stay there.
-_SMALL: Final = ("*.json", "vocab.txt", "README.md", "*_Dense/model.safetensors")
-_LARGE: Final = ("model*.safetensors", "pytorch_model*.bin")
+#: Files downloaded along with the weights.
+_METADATA_PATTERNS: Final = ("*.json", "vocab.txt", "README.md", "*_Dense/model.safetensors")
+_WEIGHT_PATTERNS: Final = ("model*.safetensors", "pytorch_model*.bin")
 
 
 def locate_model(model: Path | str) -> Path:
-    """Return the directory of a model, fetched from the hub if it is named by a hub id.
+    """Return the directory of a model; models on the hub are downloaded.
 
-    ``model``: the directory itself, a RUN with one inside, a file of the directory, or OWNER/NAME
-    on the hub, such as "google-bert/bert-base-uncased", with "@" and a revision if need be. In a
-    directory of sentence-transformers it may be the folder of the Transformer.
-    Raises ModelError.
+    Args:
+        model: A model directory, a run directory, a file of a model directory, or OWNER/NAME on
+            the hub, such as "google-bert/bert-base-uncased", optionally with "@" and a revision.
+            For a sentence-transformers model it may be the folder of its Transformer module.
+
+    Raises:
+        ModelError: There is no model.
     """
     path = Path(model)
-    here = path.parent if path.name in (CONFIG_FILE, *WEIGHT_FILES) and path.is_file() else path
-    for directory in (here, here / "model", here / "0_Transformer"):
+    is_model_file = path.name in (CONFIG_FILE, *WEIGHT_FILES) and path.is_file()
+    root = path.parent if is_model_file else path
+    for directory in (root, root / "model", root / "0_Transformer"):
         if (directory / CONFIG_FILE).is_file() and find_weights_file(directory) is not None:
             return directory
     if is_hub_id(path):
         return download_from_hub(str(path))
     if not path.exists():
         raise ModelError(
-            f"{path}: no such file or directory; expected a model directory, a RUN, or a model of "
-            "the hub by its owner and name, such as google-bert/bert-base-uncased"
+            f"{path}: no such file or directory; expected a model directory, a run directory, or "
+            "a model on the hub as OWNER/NAME, such as google-bert/bert-base-uncased",
         )
     if (path / "checkpoints").is_dir():
         raise ModelError(
-            f"{path}: this run has not written its model yet; give the same command again to "
-            f"finish it, or write the model of its last checkpoint: bertsmith export "
-            f"{shlex.quote(str(path))} --to hf --out DIR"
+            f"{path}: this run has not written its model yet; repeat its command to finish it, or "
+            f"export its last checkpoint: bertsmith export {shlex.quote(str(path))} --to hf "
+            "--out DIR",
         )
     raise ModelError(
-        f"{path}: not a model directory (no {CONFIG_FILE} with {WEIGHTS_FILE} in it) and not a RUN"
+        f"{path}: not a model directory (no {CONFIG_FILE} with {WEIGHTS_FILE} in it) and not a run "
+        "directory",
     )
 
 
 def is_unfinished_run(path: Path) -> bool:
-    """Tell whether a path is a run that has checkpoints but no model yet."""
+    """Return whether a path is a run directory with checkpoints but no model yet."""
     return (
         (path / "settings.toml").is_file()
         and any((path / "checkpoints").glob("step-*"))
@@ -62,35 +64,38 @@ def is_unfinished_run(path: Path) -> bool:
     )
 
 
-def locate_tokenizer(place: Path) -> Path:
-    """Return where the tokenizer stands that a path names: a RUN's or a hub id's is its model's.
+def locate_tokenizer(path: Path) -> Path:
+    """Return the path to read a tokenizer from.
 
-    Raises ModelError for a RUN without a model and for a hub id that gives nothing; any other path
-    is returned as it is, for the tokenizer's own reader to tell what is there.
+    For a run directory or a hub id this is the model directory. Any other path is returned
+    unchanged, and the tokenizer's reader reports problems with it.
+
+    Raises:
+        ModelError: The run has no model yet, or the hub model is not available.
     """
-    run = place.is_dir() and any((place / part).is_dir() for part in ("model", "checkpoints"))
-    return locate_model(place) if run or is_hub_id(place) else place
+    is_run = path.is_dir() and any((path / name).is_dir() for name in ("model", "checkpoints"))
+    return locate_model(path) if is_run or is_hub_id(path) else path
 
 
 def pin_model_path(model: Path | str) -> Path:
-    """Return ``model`` as an absolute path that means the same tomorrow.
+    """Return an absolute path to a model that does not depend on the working directory.
 
-    A hub id becomes the directory of the commit that it stands for now, in the hub's cache.
+    A hub id becomes the cached directory of its current commit.
     """
     path = Path(model)
     return locate_model(path) if is_hub_id(path) else path.resolve()
 
 
 def find_weights_file(directory: Path) -> str | None:
-    """Return the name of the file that a directory's weights are read by, None without any."""
+    """Return the name of the file that a directory's weights are read from, None if absent."""
     return next((name for name in WEIGHT_FILES if (directory / name).is_file()), None)
 
 
 def is_hub_id(path: Path) -> bool:
-    """Tell whether a path can only be a hub id: its form is, and neither it nor its folder is here.
+    """Return whether a path can only be a hub id.
 
-    So a slip in a file's name is never sent over the network, nor is one in a RUN's: what is called
-    as the parts of a model are is none.
+    A misspelled local path must not cause a network request. A path is therefore not a hub id if
+    its first component exists, or if it ends like a file of a model or in a run's "model" folder.
     """
     owner = Path(path.parts[0]) if path.parts else path
     if path.name == "model" or path.suffix in (".json", ".txt", ".safetensors", ".bin"):
@@ -107,14 +112,24 @@ def hub_id_of(directory: Path) -> str | None:
 
 
 def download_from_hub(
-    name: str, *, endpoint: str | None = None, cache_dir: Path | None = None
+    name: str,
+    *,
+    endpoint: str | None = None,
+    cache_dir: Path | None = None,
 ) -> Path:
-    """Return the local copy of a model on the hub; what is there already is not fetched again.
+    """Download a model from the hub, unless it is cached, and return the local directory.
 
-    ``name``: OWNER/NAME or OWNER/NAME@REVISION. Token, cache and offline mode are those of
-    ``huggingface_hub``. ``endpoint`` and ``cache_dir`` stand in for its own. Raises ModelError.
+    Token, cache and offline mode are those of ``huggingface_hub``.
+
+    Args:
+        name: OWNER/NAME or OWNER/NAME@REVISION.
+        endpoint: Overrides the URL of the hub.
+        cache_dir: Overrides the cache directory.
+
+    Raises:
+        ModelError: The download failed, or the repository holds no BERT weights.
     """
-    # A tenth of a second, for those who name a model of the hub only.
+    # Imported here because it takes 0.1 s and most models are local.
     from huggingface_hub import snapshot_download
 
     match = _HUB_ID.fullmatch(name)
@@ -122,41 +137,42 @@ def download_from_hub(
         raise ModelError(f"{name!r}: expected OWNER/NAME or OWNER/NAME@REVISION")
     directory = Path()
     try:
-        # The old form is fetched only where there is no other.
-        for weights in _LARGE:
+        # Pickled weights are downloaded only if there are no safetensors.
+        for weight_pattern in _WEIGHT_PATTERNS:
             directory = Path(
                 snapshot_download(
                     match["id"],
                     revision=match["revision"],
                     endpoint=endpoint,
                     cache_dir=cache_dir,
-                    allow_patterns=[*_SMALL, weights],
-                )
+                    allow_patterns=[*_METADATA_PATTERNS, weight_pattern],
+                ),
             )
             if find_weights_file(directory) is not None:
                 break
-    except Exception as error:  # noqa: BLE001 - said below
-        # Its HTTP library, its own errors and the disk's have no base in common.
-        raise ModelError(f"{name}: no such file or directory here, and {_why(error)}") from None
+    except Exception as error:  # noqa: BLE001 - reported below
+        # Errors of the HTTP library, the hub library and the disk have no common base class.
+        reason = _describe_download_error(error)
+        raise ModelError(f"{name}: no such file or directory here, and {reason}") from None
     if not (directory / CONFIG_FILE).is_file() or find_weights_file(directory) is None:
         raise ModelError(
-            f"{name}: the hub has this, but no {CONFIG_FILE} with {WEIGHTS_FILE} or {OLD_WEIGHTS} in it"
+            f"{name}: the hub repository has no {CONFIG_FILE} with {WEIGHTS_FILE} or {PICKLE_FILE}",
         )
     return directory
 
 
-def _why(error: Exception) -> str:
-    """Say in one line why a hub gave nothing."""
+def _describe_download_error(error: Exception) -> str:
+    """Return one line on why a download failed."""
     kind = type(error).__name__
-    known = {
+    reasons = {
         "RepositoryNotFoundError": "the hub has no such model, or it is private",
         "RevisionNotFoundError": "the hub's model has no such revision",
-        "GatedRepoError": "the hub's model is given only to those who asked",
+        "GatedRepoError": "the hub's model is gated and needs approved access",
     }
-    if kind in known:
-        return f"{known[kind]}; check the name, or log in with: hf auth login"
-    first = str(error).strip().splitlines()[0] if str(error).strip() else kind
+    if kind in reasons:
+        return f"{reasons[kind]}; check the name, or log in with: hf auth login"
+    first_line = str(error).strip().splitlines()[0] if str(error).strip() else kind
     return (
-        f"the hub could not be asked, nor is all of it in the local cache ({kind}: {first}); "
-        "check the network, or HF_HUB_OFFLINE"
+        "the hub cannot be reached and the local cache is incomplete "
+        f"({kind}: {first_line}); check the network, or HF_HUB_OFFLINE"
     )

@@ -1,7 +1,4 @@
-"""The encoder of any model directory, without its heads.
-
-It never knows what the hidden states are used for.
-"""
+"""Loading the encoder or the pooler of any model directory, without the other heads."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +19,7 @@ from bertsmith.text.wordpiece import Tokenizer
 
 @dataclass(frozen=True)
 class EncoderBundle:
-    """An encoder in memory. ``info`` is what ``bertsmith.json`` says."""
+    """An encoder in memory. ``info`` is the content of bertsmith.json."""
 
     model: BertModel
     tokenizer: Tokenizer
@@ -32,28 +29,37 @@ class EncoderBundle:
 
 
 def load_encoder(path: Path | str, *, device: torch.device | str = "cpu") -> EncoderBundle:
-    """Read an encoder in eval mode: of a directory, a RUN, a file of it or a hub id.
+    """Load the encoder of a pre-trained, fine-tuned or headless BERT in eval mode.
 
-    Any BERT's directory does: pre-trained, fine-tuned or bare. Raises ModelError if something is
-    missing, broken or does not fit.
+    Args:
+        path: A model directory, a run directory, a file of a model directory, or a hub id.
+        device: The device of the weights.
+
+    Raises:
+        ModelError: A file is missing, damaged or inconsistent with the others.
     """
     directory = locate_model(path)
     info, config, tokenizer = read_metadata(directory)
-    # Under the name that a model with heads has for it.
-    whole, _ = build_with_weights(
-        lambda: nn.ModuleDict({"bert": BertModel(config)}), open_weights(directory, config)
+    # The key "bert" gives the weights the names that they have in a model with heads.
+    container, _ = build_with_weights(
+        lambda: nn.ModuleDict({"bert": BertModel(config)}),
+        open_weights(directory, config),
     )
-    model = whole["bert"]
+    model = container["bert"]
     assert isinstance(model, BertModel)
     return EncoderBundle(model.to(device).eval(), tokenizer, config, directory, info)
 
 
 def load_pooler(directory: Path, config: ModelConfig) -> Pooler:
-    """Read the pooler of a model directory, on the CPU. Raises ModelError where there is none."""
+    """Load the pooler of a model directory on the CPU.
+
+    Raises:
+        ModelError: The model has no pooler.
+    """
     weights = open_weights(directory, config)
     if not weights.has_pooler:
-        raise ModelError(f"{directory}: this model has no pooler (the tanh over its first token)")
-    whole, _ = build_with_weights(lambda: nn.ModuleDict({"pooler": Pooler(config)}), weights)
-    pooler = whole["pooler"]
+        raise ModelError(f"{directory}: this model has no pooler (the tanh layer over [CLS])")
+    container, _ = build_with_weights(lambda: nn.ModuleDict({"pooler": Pooler(config)}), weights)
+    pooler = container["pooler"]
     assert isinstance(pooler, Pooler)
     return pooler

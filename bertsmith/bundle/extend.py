@@ -1,7 +1,4 @@
-"""Grows a model with its vocabulary: a row of weights for each new word, from its old pieces.
-
-It never knows why a word was chosen, nor how the model is trained on.
-"""
+"""Extending a model's vocabulary: each new token's weights are the mean of its old subtokens'."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,54 +15,62 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.model.feature_based import BertWithBiLSTM
 from bertsmith.text.vocabulary_extension import VocabularyExtension
 
-#: What has a row, or an entry, for each word. The decoder's weight is the first one itself.
-_BY_WORD = ("bert.embeddings.words.weight", "mlm.decoder.weight", "mlm.decoder.bias")
-#: Where bertsmith.json tells of extensions.
+#: Weights with one row or entry per vocabulary entry. The decoder shares the embedding weight.
+_VOCABULARY_WEIGHTS = ("bert.embeddings.words.weight", "mlm.decoder.weight", "mlm.decoder.bias")
+#: The key of bertsmith.json that lists the extensions.
 EXTENSIONS_KEY = "extended"
 
 
 def extend_vocabulary(
-    found: PretrainedBundle | FineTunedBundle, extension: VocabularyExtension, source: str = ""
+    bundle: PretrainedBundle | FineTunedBundle,
+    extension: VocabularyExtension,
+    source: str = "",
 ) -> PretrainedBundle | FineTunedBundle:
-    """Return the model with the extended vocabulary, on the CPU; all else in it stays as it is.
+    """Return a copy of the model with an extended vocabulary, on the CPU.
 
-    source: where the words come from, for ``bertsmith.json``. A row that the model had beyond its
-    tokenizer's words is taken first. Raises ModelError if the extension is another tokenizer's.
+    Embedding rows beyond the old vocabulary are used first. All other weights are unchanged.
+
+    Args:
+        bundle: The model to extend.
+        extension: The new tokenizer and the old subtokens of each new token.
+        source: Where the new words come from, recorded in bertsmith.json.
+
+    Raises:
+        ModelError: The extension was made for another tokenizer.
     """
-    words = len(extension.words)
-    if found.tokenizer.vocab != extension.tokenizer.vocab[: extension.first_id]:
-        raise ModelError(f"{found.path}: the words to add were chosen for another vocabulary")
-    size = max(found.config.vocab_size, extension.tokenizer.vocab_size)
-    config = ModelConfig.parse(found.config.model_dump() | {"vocab_size": size}, str(found.path))
+    num_words = len(extension.words)
+    if bundle.tokenizer.vocab != extension.tokenizer.vocab[: extension.first_id]:
+        raise ModelError(f"{bundle.path}: the words to add were chosen for another vocabulary")
+    size = max(bundle.config.vocab_size, extension.tokenizer.vocab_size)
+    config = ModelConfig.parse(bundle.config.model_dump() | {"vocab_size": size}, str(bundle.path))
     state = {
-        name: _grown(value.cpu(), extension, size) if name in _BY_WORD else value
-        for name, value in found.model.state_dict().items()
+        name: _extend_rows(value.cpu(), extension, size) if name in _VOCABULARY_WEIGHTS else value
+        for name, value in bundle.model.state_dict().items()
     }
-    told = {"words": words, "first": extension.first_id, "source": source}
+    record = {"words": num_words, "first": extension.first_id, "source": source}
     info: dict[str, Any] = {
-        **found.info,
-        EXTENSIONS_KEY: [*found.info.get(EXTENSIONS_KEY, []), told],
+        **bundle.info,
+        EXTENSIONS_KEY: [*bundle.info.get(EXTENSIONS_KEY, []), record],
     }
     changes: dict[str, Any] = {"tokenizer": extension.tokenizer, "config": config, "info": info}
     model: Any
-    if isinstance(found, FineTunedBundle):
-        old = found.model
-        model = found.head.build_model(
-            config, old.features if isinstance(old, BertWithBiLSTM) else None
-        )
+    if isinstance(bundle, FineTunedBundle):
+        old_model = bundle.model
+        features = old_model.features if isinstance(old_model, BertWithBiLSTM) else None
+        model = bundle.head.build_model(config, features)
     else:
         model = BertForPreTraining(config)
     model.load_state_dict(state)
-    return replace(found, model=model.eval(), **changes)
+    return replace(bundle, model=model.eval(), **changes)
 
 
-def _grown(rows: Tensor, extension: VocabularyExtension, size: int) -> Tensor:
-    """Return [size, ...] of [V, ...]: the row of a new word is the mean of those of its pieces."""
-    result = torch.cat([rows, rows.new_zeros(size - len(rows), *rows.shape[1:])])
-    for word, pieces in enumerate(extension.piece_ids, extension.first_id):
-        result[word] = rows[_index(pieces)].mean(0)
-    return result
+def _extend_rows(rows: Tensor, extension: VocabularyExtension, size: int) -> Tensor:
+    """Extend [V, ...] to [size, ...]; new rows are means over the rows of their subtokens."""
+    extended = torch.cat([rows, rows.new_zeros(size - len(rows), *rows.shape[1:])])
+    for token_id, subtoken_ids in enumerate(extension.piece_ids, extension.first_id):
+        extended[token_id] = rows[_to_index(subtoken_ids)].mean(0)
+    return extended
 
 
-def _index(pieces: Sequence[int]) -> Tensor:
-    return torch.tensor(pieces, dtype=torch.int64)
+def _to_index(token_ids: Sequence[int]) -> Tensor:
+    return torch.tensor(token_ids, dtype=torch.int64)

@@ -1,7 +1,4 @@
-"""The model directory of a fine-tuned model, and the encoder that fine-tuning starts from.
-
-It never knows how a task's texts are read, nor how they are scored.
-"""
+"""Model directories of fine-tuned models, and loading an encoder for fine-tuning."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,17 +41,19 @@ from bertsmith.model.task_models import (
 )
 from bertsmith.text.wordpiece import Tokenizer
 
-_PROBLEMS: dict[TaskKind, str] = {
+#: ``problem_type`` in config.json.
+_PROBLEM_TYPES: dict[TaskKind, str] = {
     "single": "single_label_classification",
     "multi": "multi_label_classification",
     "regression": "regression",
 }
-#: The class that `transformers` has for each kind, less "BertFor", and ours.
-_SEQUENCE, _TOKENS = (
-    ("SequenceClassification", BertForSequenceClassification),
-    ("TokenClassification", BertForTokenClassification),
-)
-_CLASSES: dict[TaskKind, tuple[str, type[BertForSequenceClassification | BertForTokenClassification | BertForQuestionAnswering]]] = {
+_TaskModelClass = type[
+    BertForSequenceClassification | BertForTokenClassification | BertForQuestionAnswering
+]
+_SEQUENCE = ("SequenceClassification", BertForSequenceClassification)
+_TOKENS = ("TokenClassification", BertForTokenClassification)
+#: Kind -> name of the class in transformers without "BertFor", and the model class.
+_CLASSES: dict[TaskKind, tuple[str, _TaskModelClass]] = {
     "single": _SEQUENCE, "multi": _SEQUENCE, "regression": _SEQUENCE,
     "choice": ("MultipleChoice", BertForSequenceClassification),
     "span": ("QuestionAnswering", BertForQuestionAnswering),
@@ -64,34 +63,42 @@ _CLASSES: dict[TaskKind, tuple[str, type[BertForSequenceClassification | BertFor
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """What the outputs of a model mean. ``labels`` are in the order of the outputs."""
+    """Kind and labels of a task head. ``labels`` are in the order of the outputs."""
 
     kind: TaskKind
     labels: tuple[str, ...] = ()
 
     @property
     def num_outputs(self) -> int:
-        """The number of outputs C: one for each label; start and end of a span; else one."""
+        """C: 2 for spans (start and end), else the number of labels, or 1 without labels."""
         return 2 if self.kind == "span" else len(self.labels) or 1
 
     def build_model(
-        self, config: ModelConfig, features: FeatureSettings | None = None
+        self,
+        config: ModelConfig,
+        features: FeatureSettings | None = None,
     ) -> TaskModel:
-        """Return a model with these outputs; its weights are drawn from the default generator.
+        """Build a randomly initialized model with this head.
 
-        ``features``: a BiLSTM stands on the encoder. Raises ModelError where that cannot be.
+        Args:
+            config: The encoder's config.
+            features: If set, a BiLSTM on the hidden states of the encoder replaces the linear
+                output layer.
+
+        Raises:
+            ModelError: The kind or the encoder does not support ``features``.
         """
-        form = _CLASSES[self.kind][1]
+        model_class = _CLASSES[self.kind][1]
         if features is None:
-            return form(config, self.num_outputs)
+            return model_class(config, self.num_outputs)
         if self.kind == "choice":
-            raise ModelError("features: there are none for choose, only for the other families")
+            raise ModelError("features: not supported for choose, only for the other task families")
         try:
             return BertWithBiLSTM(
                 config,
                 self.num_outputs,
                 features,
-                is_sequence_level=form is BertForSequenceClassification,
+                is_sequence_level=model_class is BertForSequenceClassification,
             )
         except ValueError as error:
             raise ModelError(f"{error}; choose other layers") from None
@@ -99,9 +106,11 @@ class HeadConfig:
 
 @dataclass(frozen=True)
 class FineTunedBundle:
-    """A fine-tuned model directory in memory. ``info`` is what ``bertsmith.json`` says.
+    """A fine-tuned model in memory.
 
-    unused_weights: names in the files that this model has no place for.
+    Attributes:
+        info: The content of bertsmith.json.
+        unused_weights: Names of stored tensors that this model does not have.
     """
 
     model: TaskModel
@@ -113,9 +122,11 @@ class FineTunedBundle:
     unused_weights: tuple[str, ...] = ()
 
     def notes(self) -> list[str]:
-        """Return what a user should know of the files: what was left out, what fits."""
+        """Return messages about unused weights and unused embedding rows."""
         notes = describe_names(
-            self.path, "left out, since the model has no place for it", self.unused_weights
+            self.path,
+            "ignored, since the model has no such weights",
+            self.unused_weights,
         )
         return notes + describe_unused_rows(self.path, self.config, self.tokenizer)
 
@@ -127,49 +138,62 @@ def save_fine_tuned(
     head: HeadConfig,
     info: Mapping[str, Any],
 ) -> None:
-    """Write the directory of a fine-tuned model, whole or not at all."""
-    raw = to_hf_config(model.config)
+    """Write the directory of a fine-tuned model atomically."""
+    hf_config = to_hf_config(model.config)
     if isinstance(model, BertWithBiLSTM):
-        # What no class of theirs has: they refuse it rather than load a part.
-        raw |= {"model_type": "bertsmith", "bertsmith": raw.get("bertsmith", {})}
+        # No class of transformers has a BiLSTM. This model_type makes transformers reject the
+        # directory instead of loading the encoder alone.
+        hf_config |= {"model_type": "bertsmith", "bertsmith": hf_config.get("bertsmith", {})}
         info = {**info, "features": model.features.model_dump()}
-    plain = raw["model_type"] == "bert"
-    raw["architectures"] = [f"{'Bert' if plain else 'Bertsmith'}For{_CLASSES[head.kind][0]}"]
-    raw["pad_token_id"] = tokenizer.pad_id
+    prefix = "Bert" if hf_config["model_type"] == "bert" else "Bertsmith"
+    hf_config["architectures"] = [f"{prefix}For{_CLASSES[head.kind][0]}"]
+    hf_config["pad_token_id"] = tokenizer.pad_id
     if head.kind not in ("choice", "span"):
-        names = head.labels or ("score",)
-        raw["id2label"] = {str(number): name for number, name in enumerate(names)}
-        raw["label2id"] = {name: number for number, name in enumerate(names)}
-    if head.kind in _PROBLEMS:
-        raw["problem_type"] = _PROBLEMS[head.kind]
+        labels = head.labels or ("score",)
+        hf_config["id2label"] = {str(index): label for index, label in enumerate(labels)}
+        hf_config["label2id"] = {label: index for index, label in enumerate(labels)}
+    if head.kind in _PROBLEM_TYPES:
+        hf_config["problem_type"] = _PROBLEM_TYPES[head.kind]
     with atomic_directory(directory) as new:
-        save_tensors(
-            to_hf_state_dict(model.state_dict()), new / WEIGHTS_FILE, metadata={"format": "pt"}
+        state = to_hf_state_dict(model.state_dict())
+        save_tensors(state, new / WEIGHTS_FILE, metadata={"format": "pt"})
+        write_json(new / CONFIG_FILE, hf_config)
+        write_json(
+            new / INFO_FILE,
+            {**info, "kind": head.kind, "positions": model.config.positions},
         )
-        write_json(new / CONFIG_FILE, raw)
-        own = {"kind": head.kind, "positions": model.config.positions}
-        write_json(new / INFO_FILE, {**info, **own})
         tokenizer.save(new, model.config.max_positions)
-        write_atomic(
-            new / MODEL_CARD_FILE,
-            build_model_card(model.config, tokenizer, info, head.kind, head.labels),
-        )
+        model_card = build_model_card(model.config, tokenizer, info, head.kind, head.labels)
+        write_atomic(new / MODEL_CARD_FILE, model_card)
 
 
 def load_fine_tuned(path: Path | str, *, device: torch.device | str = "cpu") -> FineTunedBundle:
-    """Read a fine-tuned model ready for use (eval mode): a directory, a RUN, a file or a hub id.
+    """Load a fine-tuned model in eval mode.
 
-    Raises ModelError if something is missing or broken, or the model is not fine-tuned.
+    Args:
+        path: A model directory, a run directory, a file of a model directory, or a hub id.
+        device: The device of the weights.
+
+    Raises:
+        ModelError: A file is missing or damaged, or the model is not fine-tuned.
     """
     directory = locate_model(path)
     info, config, tokenizer = read_metadata(directory)
-    head = _head(directory, info)
+    head = _read_head(directory, info)
     weights = open_weights(directory, config)
-    told = info.get("features")
-    features = FeatureSettings.parse(told, f"{directory / INFO_FILE}") if told else None
-    model, left_out = build_with_weights(lambda: head.build_model(config, features), weights)
+    feature_values = info.get("features")
+    features = None
+    if feature_values:
+        features = FeatureSettings.parse(feature_values, f"{directory / INFO_FILE}")
+    model, unused = build_with_weights(lambda: head.build_model(config, features), weights)
     return FineTunedBundle(
-        model.to(device).eval(), tokenizer, config, head, directory, info, left_out
+        model.to(device).eval(),
+        tokenizer,
+        config,
+        head,
+        directory,
+        info,
+        unused,
     )
 
 
@@ -179,84 +203,97 @@ def load_for_fine_tuning(
     config_overrides: Mapping[str, Any] | None = None,
     features: FeatureSettings | None = None,
 ) -> FineTunedBundle:
-    """Return the encoder of a model directory with a new output layer, drawn from the generator.
+    """Load the encoder of any BERT and add a newly initialized head.
 
-    ``config_overrides``: fields of the config that are to differ, such as its dropout. ``features``: a
-    BiLSTM stands on the encoder.
-    Any BERT's directory does, with or without heads; a pooler that is not there is new, too.
-    ``info["new"]`` names the weights that are.
+    A missing pooler is newly initialized too. ``info["new"]`` lists the new weights.
+
+    Args:
+        path: A model directory, a run directory, a file of a model directory, or a hub id.
+        head: Kind and labels of the new head.
+        config_overrides: ``ModelConfig`` fields to replace, such as dropout.
+        features: Settings of a BiLSTM on the hidden states of the encoder, None for a linear layer.
+
+    Raises:
+        ModelError: A file is missing, damaged or inconsistent with the others.
     """
     directory = locate_model(path)
     info, config, tokenizer = read_metadata(directory)
     weights = open_weights(directory, config)
     config = ModelConfig.parse(config.model_dump() | dict(config_overrides or {}), "the settings")
-    # A BiLSTM's weights are drawn as it is built. Elsewhere only those of the new layers are: to
-    # draw an encoder that the files then replace takes seconds.
+    # A BiLSTM is initialized when it is built. Otherwise only the new layers are initialized,
+    # because initializing an encoder that is then overwritten takes seconds.
     with torch.device("meta" if features is None else "cpu"):
         model = head.build_model(config, features)
-    # What belongs to another task is no start for this one.
-    own = set(model.state_dict())
-    other = {name for name in own if not name.startswith(("bert.", "pooler."))}
-    optional = {name for name in own if name.startswith("pooler.")}
-    plan = match_weights(model, weights, optional, excluded=other)
-    new = sorted(own - set(plan))
+    # The head of another task is not reused.
+    parameter_names = set(model.state_dict())
+    head_names = {name for name in parameter_names if not name.startswith(("bert.", "pooler."))}
+    pooler_names = {name for name in parameter_names if name.startswith("pooler.")}
+    stored = match_weights(model, weights, pooler_names, excluded=head_names)
+    new_names = sorted(parameter_names - set(stored))
     if features is None:
         model = allocate_on_cpu(model, directory)
-        for name in sorted({name.rpartition(".")[0] for name in new}):
-            initialize_weights(model.get_submodule(name), config.init_range)
-    left_out = copy_weights(model, plan, weights)
-    info = {**info, "new": new}
-    return FineTunedBundle(model, tokenizer, config, head, directory, info, left_out)
+        for module_name in sorted({name.rpartition(".")[0] for name in new_names}):
+            initialize_weights(model.get_submodule(module_name), config.init_range)
+    unused = copy_weights(model, stored, weights)
+    info = {**info, "new": new_names}
+    return FineTunedBundle(model, tokenizer, config, head, directory, info, unused)
 
 
 def is_fine_tuned(directory: Path) -> bool:
-    """Tell whether the config of a model directory names a class with a task's output layer."""
-    return _kind(get_architectures(read_json(directory / CONFIG_FILE))) is not None
+    """Return whether the config of a model directory names a class with a task head."""
+    return _find_kind(get_architectures(read_json(directory / CONFIG_FILE))) is not None
 
 
-def _kind(classes: Sequence[str]) -> TaskKind | None:
-    """Return the kind of task that the classes of a config are for, the first of equals."""
-    known = {name: kind for kind, (name, _) in reversed(_CLASSES.items())}
-    return next(
-        (own for name, own in known.items() if any(one.endswith(f"For{name}") for one in classes)),
-        None,
-    )
+def _find_kind(class_names: Sequence[str]) -> TaskKind | None:
+    """Return the task kind of the classes in a config, None for a pre-trained model.
+
+    Kinds that share a class are represented by the first one.
+    """
+    kinds = {suffix: kind for kind, (suffix, _) in reversed(_CLASSES.items())}
+    for suffix, kind in kinds.items():
+        if any(name.endswith(f"For{suffix}") for name in class_names):
+            return kind
+    return None
 
 
-def _head(directory: Path, info: Mapping[str, Any]) -> HeadConfig:
-    raw = read_json(directory / CONFIG_FILE)
-    classes = get_architectures(raw)
-    kind = _kind(classes)
+def _read_head(directory: Path, info: Mapping[str, Any]) -> HeadConfig:
+    """Read kind and labels of the head from config.json and the content of bertsmith.json."""
+    hf_config = read_json(directory / CONFIG_FILE)
+    class_names = get_architectures(hf_config)
+    kind = _find_kind(class_names)
     if kind is None:
         raise ModelError(
-            f"{directory}: this is a {', '.join(classes) or 'bare encoder'}, not "
-            "fine-tuned on a task; `bertsmith finetune` makes such a model from it"
+            f"{directory}: this is a {', '.join(class_names) or 'bare encoder'}, not "
+            "fine-tuned on a task; `bertsmith finetune` makes such a model from it",
         )
     if kind in ("choice", "span"):
         return HeadConfig(kind)
-    labels = _labels(raw, directory / CONFIG_FILE)
+    labels = _read_labels(hf_config, directory / CONFIG_FILE)
     if kind == "single":
-        problem = raw.get("problem_type")
+        problem_type = hf_config.get("problem_type")
         kind = next(
-            (own for own, name in _PROBLEMS.items() if name == problem),
+            (candidate for candidate, name in _PROBLEM_TYPES.items() if name == problem_type),
             "regression" if len(labels) == 1 else "single",
         )
     elif info.get("kind") == "tags" or not (
-        {"B", "I"} <= set(labels) or any(name.startswith("B-") for name in labels)
+        {"B", "I"} <= set(labels) or any(label.startswith("B-") for label in labels)
     ):
         kind = "tags"
     assert kind is not None
     return HeadConfig(kind, () if kind == "regression" and len(labels) == 1 else labels)
 
 
-def _labels(raw: Mapping[str, Any], path: Path) -> tuple[str, ...]:
-    """Return the labels in the order of the outputs; two without a table, as `transformers` has."""
-    table = raw.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
-    known = (
-        isinstance(table, dict)
-        and set(table) == {str(number) for number in range(len(table))}
-        and all(isinstance(name, str) for name in table.values())
+def _read_labels(hf_config: Mapping[str, Any], path: Path) -> tuple[str, ...]:
+    """Return the labels in the order of the outputs.
+
+    Without ``id2label`` there are two labels, the default of transformers.
+    """
+    id2label = hf_config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    is_valid = (
+        isinstance(id2label, dict)
+        and set(id2label) == {str(index) for index in range(len(id2label))}
+        and all(isinstance(label, str) for label in id2label.values())
     )
-    if not known:
-        raise ModelError(f'{path}: id2label is no table of names for "0", "1", "2" and so on')
-    return tuple(table[str(number)] for number in range(len(table)))
+    if not is_valid:
+        raise ModelError(f'{path}: id2label must map "0", "1", "2" and so on to names')
+    return tuple(id2label[str(index)] for index in range(len(id2label)))

@@ -1,4 +1,4 @@
-"""The parts of a model directory that are read without torch: config, tokenizer, bertsmith.json."""
+"""Reading bertsmith.json, config and tokenizer of a model directory, without loading torch."""
 
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,17 @@ INFO_FILE = "bertsmith.json"
 
 
 def read_metadata(directory: Path) -> tuple[dict[str, Any], ModelConfig, Tokenizer]:
-    """Read all but the weights: what ``bertsmith.json`` says, config and tokenizer, if they fit."""
+    """Return the content of bertsmith.json, the model config and the tokenizer.
+
+    Raises:
+        ModelError: A file is missing or damaged, or the tokenizer has more tokens than the model.
+    """
     info = read_json(directory / INFO_FILE) if (directory / INFO_FILE).exists() else {}
     config = read_config(directory, info)
     tokenizer = Tokenizer.load(directory)
     if tokenizer.vocab_size > config.vocab_size:
         raise ModelError(
-            f"{directory}: the tokenizer has {tokenizer.vocab_size} words, but the model only "
-            f"{config.vocab_size}; use the tokenizer that the model was trained with"
+            f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens, but the model only "
+            f"{config.vocab_size}; use the tokenizer that the model was trained with",
         )
     return info, config, tokenizer

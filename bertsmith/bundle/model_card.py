@@ -1,6 +1,6 @@
-"""The model card, README.md: what is known of a model, for those who meet it on a hub.
+"""The model card (README.md) of a model directory.
 
-It never knows more than the model directory says, and names no folder of the machine it came from.
+It contains only what the model directory records, and no paths of the training machine.
 """
 
 import json
@@ -13,20 +13,21 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
 
 MODEL_CARD_FILE: Final = "README.md"
-#: The hub's name for what a model does, by its kind; none for what the hub has no name for.
-_PIPELINES: Final = {
+#: Kind of task -> ``pipeline_tag`` on the hub.
+_PIPELINE_TAGS: Final = {
     "single": "text-classification", "multi": "text-classification",
     "regression": "text-classification", "entities": "token-classification",
     "tags": "token-classification", "span": "question-answering", "choice": "multiple-choice",
 }  # fmt: skip
-_CLASSES: Final = {
+#: ``pipeline_tag`` -> class of transformers that loads the model.
+_AUTO_CLASSES: Final = {
     "text-classification": "AutoModelForSequenceClassification",
     "token-classification": "AutoModelForTokenClassification",
     "question-answering": "AutoModelForQuestionAnswering",
     "multiple-choice": "AutoModelForMultipleChoice",
 }
-#: Labels that a card shows; all of them stand in config.json.
-_LABELS: Final = 30
+#: Maximum number of labels in a card; config.json lists all of them.
+_MAX_LABELS: Final = 30
 
 
 def build_model_card(
@@ -36,134 +37,153 @@ def build_model_card(
     kind: str | None = None,
     labels: Sequence[str] = (),
 ) -> str:
-    """Return the card: front matter that the hub reads, and a text for people.
+    """Return a model card: YAML front matter and Markdown text.
 
-    ``kind`` and ``labels``: those of a fine-tuned model, None and none of a pre-trained one.
-    The licence is left to fill in: only those who trained the model can say it.
+    The license is left to be filled in, because only the person who trained the model knows it.
+
+    Args:
+        config: The model's config.
+        tokenizer: The model's tokenizer.
+        info: The content of bertsmith.json.
+        kind: Kind of task of a fine-tuned model, None for a pre-trained one.
+        labels: Labels of a fine-tuned model.
     """
-    pipeline = _PIPELINES[kind] if kind else "fill-mask"
-    task = _text(info.get("task")) if kind else ""
+    pipeline_tag = _PIPELINE_TAGS[kind] if kind else "fill-mask"
+    task = _to_line(info.get("task")) if kind else ""
     title = f"BERT fine-tuned on {task}" if task else "BERT"
+    label_lines = [f"- {_to_line(label)}" for label in labels[:_MAX_LABELS]]
+    if len(labels) > _MAX_LABELS:
+        label_lines.append(f"- and {len(labels) - _MAX_LABELS:,} more")
     lines = [
-        *_front(info, pipeline),
+        *_front_matter(info, pipeline_tag),
         f"# {title}",
         "",
-        "Made with Bertsmith: a plain BERT in the layout of Hugging Face.",
+        "Trained with Bertsmith: a plain BERT in the layout of Hugging Face.",
         "",
-        *_section("Model", _shape(config, tokenizer, info)),
-        *_section("Labels", [f"- {_text(label)}" for label in labels[:_LABELS]]
-                  + [f"- and {len(labels) - _LABELS:,} more"] * (len(labels) > _LABELS)),
-        *_section("Data", _data(info)),
-        *_section("Training", _training(info)),
-        *_section("Results on held-out data", _results(info)),
-        *_section("Use", _use(pipeline, config)),
-        *_section("Licence", ["To be filled in by whoever trained this model, here and above."]),
-    ]  # fmt: skip
+        *_section("Model", _model_lines(config, tokenizer, info)),
+        *_section("Labels", label_lines),
+        *_section("Data", _data_lines(info)),
+        *_section("Training", _training_lines(info)),
+        *_section("Results on held-out data", _result_lines(info)),
+        *_section("Use", _usage_lines(pipeline_tag, config)),
+        *_section("License", ["To be filled in by whoever trained this model, here and above."]),
+    ]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _front(info: Mapping[str, Any], pipeline: str) -> Iterator[str]:
-    """Yield the front matter; values are JSON, which YAML reads as it is."""
+def _front_matter(info: Mapping[str, Any], pipeline_tag: str) -> Iterator[str]:
+    """Yield the front matter. Values are written as JSON, which is valid YAML."""
     values: dict[str, Any] = {
         "library_name": "transformers",
-        "pipeline_tag": pipeline,
+        "pipeline_tag": pipeline_tag,
         "tags": ["bert", "bertsmith"],
     }
-    language = _at(info, "provenance", "language")
+    language = _get_nested(info, "provenance", "language")
     if isinstance(language, str) and language.isalpha():
         values["language"] = language
-    base = _base(info)
-    if "/" in base:
-        values["base_model"] = base
+    base_model = _base_model_name(info)
+    if "/" in base_model:
+        values["base_model"] = base_model
     yield "---"
-    yield from (f"{name}: {json.dumps(value)}" for name, value in values.items())
+    yield from (f"{key}: {json.dumps(value)}" for key, value in values.items())
     yield "# license: fill this in, such as apache-2.0"
     yield "---"
     yield ""
 
 
 def _section(title: str, lines: Sequence[str]) -> list[str]:
+    """Return a section, empty without lines."""
     return [f"## {title}", "", *lines, ""] if lines else []
 
 
-def _shape(config: ModelConfig, tokenizer: Tokenizer, info: Mapping[str, Any]) -> list[str]:
-    base = _base(info)
-    case = "lower case" if tokenizer.lowercase else "case kept"
+def _model_lines(config: ModelConfig, tokenizer: Tokenizer, info: Mapping[str, Any]) -> list[str]:
+    """Return architecture, vocabulary and base model."""
+    base_model = _base_model_name(info)
+    casing = "lowercased" if tokenizer.lowercase else "cased"
     lines = [
         f"- {config.layers} layers, width {config.width}, {config.heads} attention heads",
         f"- feed-forward width {config.feed_forward}, {config.activation}",
         f"- up to {config.max_positions:,} tokens",
-        f"- WordPiece of {tokenizer.vocab_size:,} words, {case}",
+        f"- WordPiece vocabulary of {tokenizer.vocab_size:,} tokens, {casing}",
     ]
-    return [*lines, f"- started from `{base}`"] if base else lines
+    return [*lines, f"- started from `{base_model}`"] if base_model else lines
 
 
-def _data(info: Mapping[str, Any]) -> list[str]:
-    """Say what it was trained on: the names of files, never their folders."""
-    made, task = _at(info, "provenance"), _at(info, "provenance", "task")
-    sources = _at(made, "sources")
+def _data_lines(info: Mapping[str, Any]) -> list[str]:
+    """Return the training files, without their folders, and their counts."""
+    provenance = _get_nested(info, "provenance")
+    sources = _get_nested(provenance, "sources")
     if not isinstance(sources, list):
-        sources = [_at(task, "train")]
-    names = [Path(name).name for name in sources if isinstance(name, str) and name]
-    counts = {unit: _at(made, unit) for unit in ("documents", "tokens")}
-    lines = [f"- `{_text(name)}`" for name in names]
-    return lines + [f"- {own:,} {unit}" for unit, own in counts.items() if isinstance(own, int)]
+        sources = [_get_nested(provenance, "task", "train")]
+    file_names = [Path(source).name for source in sources if isinstance(source, str) and source]
+    counts = {unit: _get_nested(provenance, unit) for unit in ("documents", "tokens")}
+    lines = [f"- `{_to_line(name)}`" for name in file_names]
+    return lines + [
+        f"- {count:,} {unit}" for unit, count in counts.items() if isinstance(count, int)
+    ]
 
 
-def _training(info: Mapping[str, Any]) -> list[str]:
-    made = _at(info, "provenance")
-    settings = _at(made, "settings") if _at(made, "settings") is not None else made
-    known = {
+def _training_lines(info: Mapping[str, Any]) -> list[str]:
+    """Return the main hyperparameters."""
+    provenance = _get_nested(info, "provenance")
+    settings = _get_nested(provenance, "settings")
+    if settings is None:
+        settings = provenance
+    values = {
         "recipe": info.get("recipe"),
-        "steps": _at(settings, "schedule", "steps"),
-        "learning rate": _at(settings, "optim", "lr"),
-        "batch": _at(settings, "data", "batch") or _at(settings, "task", "batch"),
-        "seed": _at(settings, "run", "seed"),
-        "precision": _at(settings, "run", "precision"),
-        "PyTorch": _at(made, "torch"),
+        "steps": _get_nested(settings, "schedule", "steps"),
+        "learning rate": _get_nested(settings, "optim", "lr"),
+        "batch": (_get_nested(settings, "data", "batch") or _get_nested(settings, "task", "batch")),
+        "seed": _get_nested(settings, "run", "seed"),
+        "precision": _get_nested(settings, "run", "precision"),
+        "PyTorch": _get_nested(provenance, "torch"),
     }
-    return [f"- {name}: {_text(value)}" for name, value in known.items()
+    return [f"- {name}: {_to_line(value)}" for name, value in values.items()
             if isinstance(value, str | int | float)]  # fmt: skip
 
 
-def _results(info: Mapping[str, Any]) -> list[str]:
-    figures = info.get("heldout")
-    rows = [f"| {_text(name)} | {value:,.6g} |" for name, value in figures.items()
-            if isinstance(value, int | float)] if isinstance(figures, Mapping) else []  # fmt: skip
-    return ["| measure | value |", "| --- | ---: |", *rows] if rows else []
+def _result_lines(info: Mapping[str, Any]) -> list[str]:
+    """Return a table of the held-out metrics."""
+    metrics = info.get("heldout")
+    if not isinstance(metrics, Mapping):
+        return []
+    rows = [f"| {_to_line(name)} | {value:,.6g} |" for name, value in metrics.items()
+            if isinstance(value, int | float)]  # fmt: skip
+    return ["| metric | value |", "| --- | ---: |", *rows] if rows else []
 
 
-def _use(pipeline: str, config: ModelConfig) -> list[str]:
-    plain = "AutoModelForPreTraining" if config.nsp else "AutoModelForMaskedLM"
-    name = _CLASSES.get(pipeline, plain)
+def _usage_lines(pipeline_tag: str, config: ModelConfig) -> list[str]:
+    """Return the Python code that loads the model with transformers."""
+    pretrained_class = "AutoModelForPreTraining" if config.nsp else "AutoModelForMaskedLM"
+    class_name = _AUTO_CLASSES.get(pipeline_tag, pretrained_class)
     return [
         "```python",
-        f"from transformers import {name}, AutoTokenizer",
+        f"from transformers import {class_name}, AutoTokenizer",
         "",
         'tokenizer = AutoTokenizer.from_pretrained("path or hub id")',
-        f'model = {name}.from_pretrained("path or hub id")',
+        f'model = {class_name}.from_pretrained("path or hub id")',
         "```",
     ]
 
 
-def _base(info: Mapping[str, Any]) -> str:
-    """Return the model that training began with: its hub id, or its name without folders."""
-    for places in (("provenance", "settings", "run"), ("provenance", "run")):
-        said = _at(info, *places, "start_from")
-        if isinstance(said, str) and said:
-            path = Path(said)
-            named = path.parent if path.name == "model" else path
-            return hub_id_of(path) or _text(named.name)
+def _base_model_name(info: Mapping[str, Any]) -> str:
+    """Return the hub id of the initial model, or the name of its folder; "" if there is none."""
+    for keys in (("provenance", "settings", "run"), ("provenance", "run")):
+        start_from = _get_nested(info, *keys, "start_from")
+        if isinstance(start_from, str) and start_from:
+            path = Path(start_from)
+            folder = path.parent if path.name == "model" else path
+            return hub_id_of(path) or _to_line(folder.name)
     return ""
 
 
-def _at(values: Any, *keys: str) -> Any:
-    """Return what stands in nested tables at ``keys``, None where one of them is not there."""
+def _get_nested(values: Any, *keys: str) -> Any:
+    """Return the value at ``keys`` in nested mappings, None if a key is missing."""
     for key in keys:
         values = values.get(key) if isinstance(values, Mapping) else None
     return values
 
 
-def _text(value: object) -> str:
-    """Return a value on one line, with nothing that would end a cell or a span of code."""
+def _to_line(value: object) -> str:
+    """Return a value as one line that is safe in a Markdown table cell or code span."""
     return " ".join(str(value).split()).replace("|", "\\|").replace("`", "'")

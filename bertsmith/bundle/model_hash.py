@@ -1,7 +1,4 @@
-"""Tell whether a model directory is still the one that it was: a hash over what makes the model.
-
-It never understands what it hashes.
-"""
+"""A hash over the files that define a model, to detect whether a model directory has changed."""
 
 import hashlib
 from pathlib import Path
@@ -9,17 +6,18 @@ from typing import Final
 
 from bertsmith.files import sha256_of_file
 
-#: Weights, config, tokenizer, and what sentence-transformers keep in folders; no README.
-_FILES: Final = (
+#: Weights, configs and tokenizer, including the folders of sentence-transformers models. README.md
+#: is excluded.
+_PATTERNS: Final = (
     "*.json", "*/config.json", "vocab.txt", "model*.safetensors", "*/model.safetensors",
     "pytorch_model*.bin",
 )  # fmt: skip
 
 
 def hash_model_files(directory: Path) -> str:
-    """Return the SHA-256 over the names and the bytes of a model's files."""
-    files = {file for pattern in _FILES for file in directory.glob(pattern)}
-    whole = hashlib.sha256()
+    """Return the SHA-256 over the names and contents of a model's files."""
+    files = {file for pattern in _PATTERNS for file in directory.glob(pattern)}
+    digest = hashlib.sha256()
     for file in sorted(files):
-        whole.update(f"{file.relative_to(directory)} {sha256_of_file(file)}\n".encode())
-    return whole.hexdigest()
+        digest.update(f"{file.relative_to(directory)} {sha256_of_file(file)}\n".encode())
+    return digest.hexdigest()

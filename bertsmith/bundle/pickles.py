@@ -1,7 +1,7 @@
-"""Looks into an old checkpoint, pytorch_model.bin, before anything in it is run or allocated.
+"""Safety checks of pickled checkpoints (pytorch_model.bin) before they are loaded.
 
-It never runs a pickle: it reads the instructions as text and compares what they ask for with the
-file's own size.
+The pickle is never executed. Its instructions are parsed, and the sizes that they ask for are
+compared with the file size.
 """
 
 import io
@@ -14,103 +14,112 @@ from typing import Final
 
 from bertsmith.errors import ModelError
 
-#: The instructions of a state dict. Names come by GLOBAL alone: those built on the stack cannot be
-#: checked without running them.
-_INSTRUCTIONS: Final = frozenset(
+#: Opcodes that occur in state dicts. GLOBAL is the only one that imports names, because names that
+#: are built on the stack cannot be checked without executing the pickle.
+_ALLOWED_OPCODES: Final = frozenset(
     {
         "PROTO", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2",
         "LONG1", "BINFLOAT", "BINUNICODE", "SHORT_BINSTRING", "BINSTRING", "EMPTY_TUPLE", "TUPLE",
         "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "APPEND", "APPENDS", "EMPTY_DICT", "SETITEM",
         "SETITEMS", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "GLOBAL", "REDUCE", "BUILD",
         "BINPERSID",
-    }
+    },
 )  # fmt: skip
-_INTEGERS: Final = frozenset({"BININT", "BININT1", "BININT2", "LONG1"})
-_PUTS: Final = frozenset({"BINPUT", "LONG_BINPUT"})
-#: What a state dict is made of.
-_NAMES: Final = re.compile(
+_INTEGER_OPCODES: Final = frozenset({"BININT", "BININT1", "BININT2", "LONG1"})
+_PUT_OPCODES: Final = frozenset({"BINPUT", "LONG_BINPUT"})
+#: Classes and functions that a state dict may import.
+_ALLOWED_GLOBALS: Final = re.compile(
     r"collections OrderedDict|torch\._utils _rebuild_(tensor|tensor_v2|parameter)|torch Size|"
     r"torch (Float|Half|BFloat16|Double|Long|Int|Short|Char|Byte|Bool)Storage|"
-    r"torch\.storage (UntypedStorage|TypedStorage)"
+    r"torch\.storage (UntypedStorage|TypedStorage)",
 )
-#: Bytes of the instructions: about 150 a tensor, so a model of a thousand layers has as many.
-_MOST: Final = 4 * 2**20
-#: What reading a damaged zip file may raise.
-_DAMAGE: Final = (
+#: Maximum size of a pickle without the tensor data: about 150 bytes per tensor, enough for a
+#: thousand layers.
+_MAX_PICKLE_BYTES: Final = 4 * 2**20
+#: Exceptions raised for damaged zip files.
+_ZIP_ERRORS: Final = (
     OSError, EOFError, ValueError, OverflowError, RuntimeError, NotImplementedError, struct.error,
     zipfile.BadZipFile,
 )  # fmt: skip
-#: How a checkpoint from before PyTorch 1.6 begins: a pickled number, then four pickles more.
-_OLD_MAGIC: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+#: The first bytes of a checkpoint from before PyTorch 1.6: a pickled number, followed by four
+#: pickles.
+_LEGACY_MAGIC: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 
 
 def check_checkpoint(path: Path) -> bool:
-    """Look into a checkpoint; return whether it is in the zip form, whose tensors can be mapped.
+    """Check a checkpoint and return whether it is a zip file, which can be memory-mapped.
 
-    Raises ModelError for a pickle that asks for anything but tensors, for sizes beyond the file's
-    own, and for what is no checkpoint at all.
+    Raises:
+        ModelError: The file is not a checkpoint, its pickle imports anything but tensors, or its
+            tensors are larger than the file.
     """
-    size = path.stat().st_size
+    file_size = path.stat().st_size
     try:
         with path.open("rb") as file:
-            start = file.read(len(_OLD_MAGIC))
+            start = file.read(len(_LEGACY_MAGIC))
             if start.startswith(b"PK"):
-                _check_pickles(path, _instructions_in_zip(path, size), 1, size)
+                _check_pickles(path, _read_zip_pickle(path, file_size), 1, file_size)
                 return True
-            if start == _OLD_MAGIC:
-                _check_pickles(path, file.read(_MOST), 4, size)
+            if start == _LEGACY_MAGIC:
+                _check_pickles(path, file.read(_MAX_PICKLE_BYTES), 4, file_size)
                 return False
-    except _DAMAGE as error:
+    except _ZIP_ERRORS as error:
         raise ModelError(f"{path}: not a readable checkpoint: {error}") from None
-    raise ModelError(f"{path}: not a checkpoint of PyTorch's; expected a zip file or its old form")
+    raise ModelError(f"{path}: not a PyTorch checkpoint; expected a zip file or the legacy format")
 
 
-def _instructions_in_zip(path: Path, size: int) -> bytes:
-    """Return data.pkl, after checking that the archive holds what it promises, uncompressed."""
+def _read_zip_pickle(path: Path, file_size: int) -> bytes:
+    """Return data.pkl of a zip checkpoint whose members are stored uncompressed."""
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
-        packed = [one for one in members if one.compress_type != zipfile.ZIP_STORED]
-        if packed or sum(one.file_size for one in members) > size:
+        is_compressed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
+        if is_compressed or sum(member.file_size for member in members) > file_size:
             raise ModelError(
-                f"{path}: a packed checkpoint, which may unpack to any size; PyTorch writes them "
-                "unpacked, so this one is refused"
+                f"{path}: a compressed checkpoint, which may unpack to any size; PyTorch writes "
+                "uncompressed ones, so this one is rejected",
             )
-        found = [one for one in members if one.filename.rpartition("/")[2] == "data.pkl"]
-        if len(found) != 1 or len({one.filename for one in members}) != len(members):
-            raise ModelError(f"{path}: not a checkpoint of PyTorch's: no single data.pkl in it")
-        if found[0].file_size > _MOST:
-            raise ModelError(f"{path}: its pickle has {found[0].file_size:,} bytes; too many")
-        return archive.read(found[0])
+        pickles = [member for member in members
+                   if member.filename.rpartition("/")[2] == "data.pkl"]  # fmt: skip
+        has_duplicates = len({member.filename for member in members}) != len(members)
+        if len(pickles) != 1 or has_duplicates:
+            raise ModelError(f"{path}: not a PyTorch checkpoint: expected exactly one data.pkl")
+        if pickles[0].file_size > _MAX_PICKLE_BYTES:
+            raise ModelError(
+                f"{path}: its pickle has {pickles[0].file_size:,} bytes; the maximum is "
+                f"{_MAX_PICKLE_BYTES:,}",
+            )
+        return archive.read(pickles[0])
 
 
-def _check_pickles(path: Path, data: bytes, count: int, size: int) -> None:
-    """Check ``count`` pickles, one after another.
+def _check_pickles(path: Path, data: bytes, count: int, file_size: int) -> None:
+    """Check ``count`` consecutive pickles.
 
-    All numbers in them together are at most twice the file's size: an element of a storage has at
-    least a byte there, and shapes and offsets come on top. A number that is put aside could be
-    taken out again, uncounted.
+    The sum of all integers is limited to twice the file size: each storage element takes at least
+    one byte, and shapes and offsets add to that. Memoizing an integer is rejected, because it could
+    be reused without being counted.
     """
-    stream, total, before = io.BytesIO(data), 0, ""
+    stream, total, previous = io.BytesIO(data), 0, ""
     try:
         for _ in range(count):
             for instruction, argument, _ in pickletools.genops(stream):
-                name = instruction.name
-                if name == "PROTO" and argument != 2:
+                opcode = instruction.name
+                if opcode == "PROTO" and argument != 2:
                     raise ModelError(f"{path}: its pickle has protocol {argument}; PyTorch writes "
-                                     "2, so this one is refused unread")  # fmt: skip
-                if name not in _INSTRUCTIONS or (name in _PUTS and before in _INTEGERS):
-                    raise ModelError(f"{path}: its pickle has {name}, which no weights need; "
-                                     "refused, nothing in it was run")  # fmt: skip
-                if name == "GLOBAL" and not _NAMES.fullmatch(str(argument)):
-                    asked = str(argument).replace(" ", ".")
-                    raise ModelError(f"{path}: its pickle asks for {asked}, which no weights "
-                                     "need; refused, nothing in it was run")  # fmt: skip
-                if name in _INTEGERS:
+                                     "protocol 2, so this one is rejected unread")  # fmt: skip
+                is_memoized_integer = opcode in _PUT_OPCODES and previous in _INTEGER_OPCODES
+                if opcode not in _ALLOWED_OPCODES or is_memoized_integer:
+                    raise ModelError(f"{path}: its pickle contains {opcode}, which no weights "
+                                     "need; rejected without executing it")  # fmt: skip
+                if opcode == "GLOBAL" and not _ALLOWED_GLOBALS.fullmatch(str(argument)):
+                    imported = str(argument).replace(" ", ".")
+                    raise ModelError(f"{path}: its pickle imports {imported}, which no weights "
+                                     "need; rejected without executing it")  # fmt: skip
+                if opcode in _INTEGER_OPCODES:
                     total += abs(argument or 0)
-                before = name
+                previous = opcode
     except (ValueError, UnicodeDecodeError, OverflowError, MemoryError) as error:
         raise ModelError(f"{path}: not a readable pickle: {error}") from None
-    if total > 2 * size:
+    if total > 2 * file_size:
         raise ModelError(
-            f"{path}: its tensors would need more than the file's {size:,} bytes; refused"
+            f"{path}: its tensors would need more than the file's {file_size:,} bytes; rejected",
         )

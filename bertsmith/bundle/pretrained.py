@@ -1,7 +1,4 @@
-"""The model directory of a pre-trained model: written whole, read with every name checked.
-
-It never knows how a model was trained, nor the forms of other makers' directories.
-"""
+"""Loading and saving model directories of pre-trained models."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,11 +21,11 @@ from bertsmith.model.bert import BertForPreTraining, initialize_weights
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
 
-#: What each of our heads is called in a message, by how its weights' names begin.
-_HEADS = {"mlm.": "masked-LM head", "nsp.": "next-sentence head", "pooler.": "pooler"}
+#: Prefix of a head's weights -> its name in messages.
+_HEAD_NAMES = {"mlm.": "masked-LM head", "nsp.": "next-sentence head", "pooler.": "pooler"}
 
-#: Our names of what a masked-LM head has for itself.
-_MASKED_LM = (
+#: Weights of the masked-LM head, except the decoder weight, which is the word embeddings.
+_MLM_WEIGHTS = (
     "mlm.transform.weight", "mlm.transform.bias", "mlm.norm.weight", "mlm.norm.bias",
     "mlm.decoder.bias",
 )  # fmt: skip
@@ -36,11 +33,13 @@ _MASKED_LM = (
 
 @dataclass(frozen=True)
 class PretrainedBundle:
-    """A model directory in memory.
+    """A pre-trained model in memory.
 
-    info: what ``bertsmith.json`` says: recipe, provenance, and what config.json cannot hold.
-    new_weights: our names of the weights that the files lack; they are drawn anew, and know nothing.
-    unused_weights: names in the files that this model has no place for.
+    Attributes:
+        info: The content of bertsmith.json: recipe, provenance, and fields that config.json cannot
+            express.
+        new_weights: Names of weights that were not stored and are newly initialized.
+        unused_weights: Names of stored tensors that this model does not have.
     """
 
     model: BertForPreTraining
@@ -52,44 +51,63 @@ class PretrainedBundle:
     unused_weights: tuple[str, ...] = ()
 
     def require_mlm_head(self) -> None:
-        """Raise ModelError if the model cannot say a masked word: no head, or the next.
+        """Raise ModelError if the model cannot predict masked tokens.
 
-        Its head is that of a masked LM, and can be written as one.
+        A left-to-right model is rejected although its head has the form of a masked-LM head.
         """
         settings = self.info.get("provenance", {}).get("settings", {})
         if settings.get("data", {}).get("objective") == "left-to-right":
             raise ModelError(
-                f"{self.path}: this model was trained left to right: it says the next word, not a "
-                "masked one; take one of data.objective=masked"
+                f"{self.path}: this model was trained left to right: it predicts the next word, "
+                "not a masked one; use a model trained with data.objective=masked",
             )
         self.require_head("mlm.")
 
-    def require_head(self, head: str) -> None:
-        """Raise ModelError if the weights of a head ("mlm.", "nsp.") are not those of the files."""
-        if any(name.startswith(head) for name in self.new_weights):
+    def require_head(self, prefix: str) -> None:
+        """Raise ModelError if a head is newly initialized.
+
+        Args:
+            prefix: Prefix of the head's weights: "mlm.", "nsp." or "pooler.".
+        """
+        if any(name.startswith(prefix) for name in self.new_weights):
             raise ModelError(
-                f"{self.path}: this model has no {_HEADS[head]}, which this needs; "
-                "`bertsmith pretrain --from` trains one, or take a model that has it"
+                f"{self.path}: this model has no {_HEAD_NAMES[prefix]}, which is needed here; "
+                "train one with `bertsmith pretrain --from`, or use a model that has it",
             )
 
     def notes(self) -> list[str]:
-        """Return what a user should know of the files: what is new, left out or unused."""
-        notes = describe_names(self.path, "drawn anew, since it is not there", self.new_weights)
+        """Return messages about newly initialized and unused weights and unused embedding rows."""
+        notes = describe_names(
+            self.path,
+            "newly initialized, since it is not stored",
+            self.new_weights,
+        )
         notes += describe_names(
-            self.path, "left out, since the model has no place for it", self.unused_weights
+            self.path,
+            "ignored, since the model has no such weights",
+            self.unused_weights,
         )
         return notes + describe_unused_rows(self.path, self.config, self.tokenizer)
 
 
 def save(
-    directory: Path, model: BertForPreTraining, tokenizer: Tokenizer, info: Mapping[str, Any]
+    directory: Path,
+    model: BertForPreTraining,
+    tokenizer: Tokenizer,
+    info: Mapping[str, Any],
 ) -> None:
-    """Write a model directory, whole or not at all; an older one is replaced at the end."""
+    """Write a model directory atomically, replacing an existing one.
+
+    Args:
+        directory: The directory to write.
+        model: The model.
+        tokenizer: The model's tokenizer.
+        info: Content of bertsmith.json, such as recipe and provenance.
+    """
     config = model.config
     with atomic_directory(directory) as new:
-        save_tensors(
-            to_hf_state_dict(model.state_dict()), new / WEIGHTS_FILE, metadata={"format": "pt"}
-        )
+        state = to_hf_state_dict(model.state_dict())
+        save_tensors(state, new / WEIGHTS_FILE, metadata={"format": "pt"})
         write_json(new / CONFIG_FILE, to_hf_config(config) | {"pad_token_id": tokenizer.pad_id})
         write_json(new / INFO_FILE, {**info, "positions": config.positions, "nsp": config.nsp})
         tokenizer.save(new, config.max_positions)
@@ -97,43 +115,58 @@ def save(
 
 
 def load(path: Path | str, *, device: torch.device | str = "cpu") -> PretrainedBundle:
-    """Read a model ready for use (eval mode): a directory, a RUN, a file of it or a hub id.
+    """Load a BERT of any class as a pre-training model in eval mode.
 
-    A BERT of any class does. A masked-LM head that is not there is drawn anew, and named in
-    ``new``; without a next-sentence head the model has none. Raises ModelError if something is
-    missing, broken or does not fit.
+    A missing masked-LM head is newly initialized and listed in ``new_weights``. Without a stored
+    next-sentence head the model has none.
+
+    Args:
+        path: A model directory, a run directory, a file of a model directory, or a hub id.
+        device: The device of the weights.
+
+    Raises:
+        ModelError: A file is missing, damaged or inconsistent with the others.
     """
     directory = locate_model(path)
     info, config, tokenizer = read_metadata(directory)
     weights = open_weights(directory, config)
-    # The weights say which heads there are: a config often speaks of the class it was saved for.
-    pairs = weights.has_nsp_head and (config.nsp or weights.has_pooler)
-    config = config.model_copy(update={"nsp": pairs})
-    make = partial(BertForPreTraining, config)
+    # The heads are determined by the stored weights, because configs often name another class.
+    has_nsp = weights.has_nsp_head and (config.nsp or weights.has_pooler)
+    config = config.model_copy(update={"nsp": has_nsp})
+    build = partial(BertForPreTraining, config)
     if weights.has_mlm_head:
-        model, left_out = build_with_weights(make, weights)
-        new: tuple[str, ...] = ()
+        model, unused = build_with_weights(build, weights)
+        new_weights: tuple[str, ...] = ()
     else:
-        model, left_out = build_with_weights(make, weights, optional=_MASKED_LM)
-        _draw_masked_lm(model)
-        new = _MASKED_LM
+        model, unused = build_with_weights(build, weights, optional=_MLM_WEIGHTS)
+        _initialize_mlm_head(model)
+        new_weights = _MLM_WEIGHTS
     return PretrainedBundle(
-        model.to(device).eval(), tokenizer, config, directory, info, new, left_out
+        model.to(device).eval(),
+        tokenizer,
+        config,
+        directory,
+        info,
+        new_weights,
+        unused,
     )
 
 
 @torch.no_grad()
-def _draw_masked_lm(model: BertForPreTraining) -> None:
-    """Draw a masked-LM head anew; the decoder's weight is the word embeddings and stays."""
-    for part in (model.mlm.transform, model.mlm.norm):
-        initialize_weights(part, model.config.init_range)
+def _initialize_mlm_head(model: BertForPreTraining) -> None:
+    """Initialize the masked-LM head, except the decoder weight, which is the word embeddings."""
+    for module in (model.mlm.transform, model.mlm.norm):
+        initialize_weights(module, model.config.init_range)
     model.mlm.decoder.bias.zero_()
 
 
 def describe_unused_rows(directory: Path, config: ModelConfig, tokenizer: Tokenizer) -> list[str]:
-    """Return a note on word embeddings that no word has, none where every row has one."""
-    spare = config.vocab_size - tokenizer.vocab_size
-    if not spare:
+    """Return a message about embedding rows without a token, empty if there are none."""
+    num_unused = config.vocab_size - tokenizer.vocab_size
+    if not num_unused:
         return []
-    words, rows = tokenizer.vocab_size, config.vocab_size
-    return [f"{directory}: {words:,} words, {rows:,} word embeddings; {spare:,} stand unused"]
+    message = (
+        f"{directory}: {tokenizer.vocab_size:,} tokens, {config.vocab_size:,} word embeddings; "
+        f"{num_unused:,} are unused"
+    )
+    return [message]

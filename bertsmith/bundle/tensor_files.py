@@ -1,7 +1,4 @@
-"""The tensors of a model directory, whatever files they are in, told before any of them is read.
-
-It never knows what a tensor is for.
-"""
+"""Listing the tensors of weight files (safetensors, pickled, sharded) without loading them."""
 
 import os
 import re
@@ -27,20 +24,24 @@ from bertsmith.bundle.directory import (
 )
 from bertsmith.errors import ModelError
 
-#: Kinds of numbers that become float32 with nothing lost.
+#: dtypes that convert to float32 without loss.
 FLOAT_DTYPES: Final = frozenset({"float32", "float16", "bfloat16"})
-#: Bytes of a header: about 100 a tensor, so a model of some thousand layers has as many.
-_HEADER: Final = 8 * 2**20
-_DTYPES: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-#: How the library ends the message of a failed write: "... (os error 28)".
-_OS_ERROR: Final = re.compile(r"\(os error (\d+)\)")
+#: Maximum size of a safetensors header: about 100 bytes per tensor, enough for thousands of layers.
+_MAX_HEADER_BYTES: Final = 8 * 2**20
+_DTYPE_NAMES: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+#: The end of a safetensors error message after a failed write: "... (os error 28)".
+_OS_ERROR_CODE: Final = re.compile(r"\(os error (\d+)\)")
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor on disk; ``read`` maps it into memory, or returns it if it is there already.
+    """A tensor on disk.
 
-    ``dtype``: PyTorch's name of it for the floats of 16 and 32 bits, else as the file says it.
+    Attributes:
+        file: The file that contains the tensor.
+        shape: Its shape.
+        dtype: PyTorch's name for 16-bit and 32-bit floats, otherwise the name used in the file.
+        load: Loads the tensor, memory-mapped if the format allows it.
     """
 
     file: Path
@@ -50,19 +51,22 @@ class StoredTensor:
 
 
 def save_tensors(
-    tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None
+    tensors: Mapping[str, Tensor],
+    path: Path,
+    metadata: dict[str, str] | None = None,
 ) -> None:
-    """Write a safetensors file with the permissions that any new file gets here (the umask).
+    """Write a safetensors file with the permissions given by the umask.
 
-    Raises OSError, with the file's name, where it cannot be written.
+    Raises:
+        OSError: The file cannot be written; the error holds its name.
     """
-    # The library writes a temporary file that only its owner may read, and renames it.
+    # safetensors renames a temporary file that only its owner can read.
     path.touch()
     mode = stat.S_IMODE(path.stat().st_mode)
     try:
         save_file(dict(tensors), path, metadata=metadata)
     except SafetensorError as error:
-        code = _OS_ERROR.search(str(error))
+        code = _OS_ERROR_CODE.search(str(error))
         if code is None:
             raise
         raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from None
@@ -70,75 +74,88 @@ def save_tensors(
 
 
 def list_tensors(directory: Path) -> dict[str, StoredTensor]:
-    """Return every tensor of a model directory by its name in the files. Raises ModelError."""
-    form = find_weights_file(directory)
-    if form is None:
+    """Return all tensors of a model directory by their names in the files.
+
+    Raises:
+        ModelError: The weights are missing or damaged.
+    """
+    name = find_weights_file(directory)
+    if name is None:
         raise ModelError(f"{directory}: no weights; expected {' or '.join(WEIGHT_FILES)}")
-    if form in (INDEX_FILE, PICKLE_INDEX_FILE):
-        return _sharded(directory / form)
-    return list_file_tensors(directory / form)
+    if name in (INDEX_FILE, PICKLE_INDEX_FILE):
+        return _list_sharded(directory / name)
+    return list_file_tensors(directory / name)
 
 
 def list_file_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Return every tensor of one file. Raises ModelError."""
-    return _pickled(path) if path.suffix == ".bin" else _mapped(path)
+    """Return all tensors of one file.
+
+    Raises:
+        ModelError: The file is damaged.
+    """
+    return _list_pickled(path) if path.suffix == ".bin" else _list_safetensors(path)
 
 
-def _sharded(index: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of all files that an index names; each must be where the index says."""
-    places = read_json(index).get("weight_map")
-    if not isinstance(places, dict) or not places:
-        raise ModelError(f"{index}: no weight_map in it; expected the file of each tensor")
+def _list_sharded(index: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of all shards of an index, checking each against the index."""
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(f"{index}: weight_map is missing; it lists the file of each tensor")
     suffix = ".bin" if index.name == PICKLE_INDEX_FILE else ".safetensors"
-    for name in places.values():
-        # A name only: no folder, above all none outside.
-        plain = isinstance(name, str) and Path(name).name == name and "\0" not in name
-        if not plain or not name.endswith(suffix):
-            raise ModelError(f"{index}: {name!r} is not the name of a {suffix} file beside it")
-    found = {}
-    for name in sorted(set(places.values())):
-        path = index.with_name(name)
+    for shard in weight_map.values():
+        # Paths are rejected, so that no file outside the directory is read.
+        is_plain = isinstance(shard, str) and Path(shard).name == shard and "\0" not in shard
+        if not is_plain or not shard.endswith(suffix):
+            raise ModelError(
+                f"{index}: {shard!r} is not the name of a {suffix} file in the same folder",
+            )
+    tensors_by_shard = {}
+    for shard in sorted(set(weight_map.values())):
+        path = index.with_name(shard)
         if not path.is_file():
-            raise ModelError(f"{index}: it names {name}, which is missing; fetch it again")
-        found[name] = list_file_tensors(path)
-    result = {tensor: own for shard in found.values() for tensor, own in shard.items()}
-    for tensor, name in places.items():
-        if tensor not in found[name]:
-            raise ModelError(f"{index}: the tensor {tensor!r} is missing from {name}")
-        result[tensor] = found[name][tensor]
-    return result
+            raise ModelError(f"{index}: the shard {shard} is missing; download it again")
+        tensors_by_shard[shard] = list_file_tensors(path)
+    tensors = {
+        name: tensor for shard in tensors_by_shard.values() for name, tensor in shard.items()
+    }
+    for name, shard in weight_map.items():
+        if name not in tensors_by_shard[shard]:
+            raise ModelError(f"{index}: the tensor {name!r} is missing from {shard}")
+        tensors[name] = tensors_by_shard[shard][name]
+    return tensors
 
 
-def _mapped(path: Path) -> dict[str, StoredTensor]:
+def _list_safetensors(path: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a safetensors file.
 
-    The library compares the header with the file's own size before it allocates anything; its own
-    bound of 100 MB for the header would take seconds.
+    The library checks the header against the file size before it allocates memory. Its own limit
+    of 100 MB for the header would take seconds to parse.
     """
     try:
-        _check_header(path)
+        _check_header_size(path)
         file: Any = safe_open(path, framework="pt")
-        result = {}
-        for name in file.keys():  # noqa: SIM118 - the handle is no dictionary
-            part = file.get_slice(name)
-            shape, dtype = tuple(part.get_shape()), str(part.get_dtype())
-            read = partial(_read, file, name, path)
-            result[name] = StoredTensor(path, shape, _DTYPES.get(dtype, dtype), read)
+        tensors = {}
+        for name in file.keys():  # noqa: SIM118 - not a dictionary
+            tensor_slice = file.get_slice(name)
+            shape, dtype = tuple(tensor_slice.get_shape()), str(tensor_slice.get_dtype())
+            load = partial(_load_tensor, file, name, path)
+            tensors[name] = StoredTensor(path, shape, _DTYPE_NAMES.get(dtype, dtype), load)
     except (SafetensorError, OSError, ValueError, OverflowError) as error:
         raise ModelError(f"{path}: not a readable safetensors file: {error}") from None
-    return result
+    return tensors
 
 
-def _check_header(path: Path) -> None:
+def _check_header_size(path: Path) -> None:
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
-    if size > _HEADER:
+    if size > _MAX_HEADER_BYTES:
         raise ModelError(
-            f"{path}: not a readable safetensors file: it promises a header of {size:,} bytes"
+            f"{path}: not a readable safetensors file: header of {size:,} bytes; the maximum is "
+            f"{_MAX_HEADER_BYTES:,}",
         )
 
 
-def _read(file: Any, name: str, path: Path) -> Tensor:
+def _load_tensor(file: Any, name: str, path: Path) -> Tensor:
     try:
         tensor: Tensor = file.get_tensor(name)
     except (SafetensorError, OSError, RuntimeError) as error:
@@ -146,44 +163,51 @@ def _read(file: Any, name: str, path: Path) -> Tensor:
     return tensor
 
 
-def _pickled(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of an old checkpoint, mapped from its zip form."""
-    mapped = pickles.check_checkpoint(path)
+def _list_pickled(path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a pickled checkpoint, memory-mapped if it is a zip file."""
+    is_zip = pickles.check_checkpoint(path)
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except Exception as error:  # noqa: BLE001 - said below
-        # Whatever a broken file makes of the reader: RuntimeError, KeyError, UnpicklingError …
-        first = str(error).strip().partition("\n")[0]
-        raise ModelError(f"{path}: not a readable checkpoint: {first}") from None
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    except Exception as error:  # noqa: BLE001 - reported below
+        # Damaged files raise many types, such as RuntimeError, KeyError and UnpicklingError.
+        first_line = str(error).strip().partition("\n")[0]
+        raise ModelError(f"{path}: not a readable checkpoint: {first_line}") from None
     if not isinstance(state, dict):
         raise ModelError(f"{path}: found a {type(state).__name__}; expected tensors by name")
-    found = {name: own for name, own in state.items()
-             if isinstance(name, str) and isinstance(own, Tensor)}  # fmt: skip
-    _check_backed(path, found)
+    tensors = {name: value for name, value in state.items()
+               if isinstance(name, str) and isinstance(value, Tensor)}  # fmt: skip
+    _check_storage_sizes(path, tensors)
     return {
         name: StoredTensor(
-            path, tuple(own.shape), str(own.dtype).removeprefix("torch."), partial(_same, own)
+            path,
+            tuple(tensor.shape),
+            str(tensor.dtype).removeprefix("torch."),
+            partial(_identity, tensor),
         )
-        for name, own in found.items()
+        for name, tensor in tensors.items()
     }
 
 
-def _same(tensor: Tensor) -> Tensor:
+def _identity(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _check_backed(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Check that the tensors are no larger than what the file holds for them.
+def _check_storage_sizes(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Raise ModelError for tensors that are larger than their data in the file.
 
-    A stride of 0 makes a tensor of any size out of one number.
+    With a stride of 0, a single stored number can represent a tensor of any size.
     """
     sizes = {}
-    for name, one in tensors.items():
-        size = one.numel() * one.element_size()
-        dense = one.layout is torch.strided and one.device.type == "cpu" and not one.is_quantized
-        if not dense or size > one.untyped_storage().nbytes():
-            raise ModelError(f"{path}: {name} is larger than what is stored of it; refused")
-        # The decoder's weight is the word embeddings again.
-        sizes[one.data_ptr(), tuple(one.shape)] = size
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        is_dense = (
+            tensor.layout is torch.strided
+            and tensor.device.type == "cpu"
+            and not tensor.is_quantized
+        )
+        if not is_dense or size > tensor.untyped_storage().nbytes():
+            raise ModelError(f"{path}: {name} is larger than its data in the file; rejected")
+        # Tied tensors, such as the decoder weight and the word embeddings, are counted once.
+        sizes[tensor.data_ptr(), tuple(tensor.shape)] = size
     if sum(sizes.values()) > path.stat().st_size:
-        raise ModelError(f"{path}: the tensors are larger than the file; refused")
+        raise ModelError(f"{path}: the tensors are larger than the file; rejected")

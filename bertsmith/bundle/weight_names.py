@@ -1,7 +1,4 @@
-"""The names of weights: ours, and those of Hugging Face's BERT on disk.
-
-It never knows files.
-"""
+"""Conversion between Bertsmith's parameter names and those of Hugging Face's BERT."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,7 +6,8 @@ from typing import Final
 
 from torch import Tensor
 
-_PARTS = {
+#: Parameter or module -> its Hugging Face name, outside the encoder layers.
+_HF_NAMES = {
     "bert.embeddings.words.weight": "bert.embeddings.word_embeddings.weight",
     "bert.embeddings.positions.weight": "bert.embeddings.position_embeddings.weight",
     "bert.embeddings.segments.weight": "bert.embeddings.token_type_embeddings.weight",
@@ -23,24 +21,25 @@ _PARTS = {
     "output": "classifier",
     "spans": "qa_outputs",
 }
-_LAYER_PARTS = {
+#: Module of an encoder layer -> its Hugging Face name.
+_HF_LAYER_NAMES = {
     "attention.output": "attention.output.dense",
     "attention_norm": "attention.output.LayerNorm",
     "up": "intermediate.dense",
     "down": "output.dense",
     "feed_forward_norm": "output.LayerNorm",
 }
-#: What no class of Hugging Face's has.
-_OURS = ("layer_weights", "layer_scale", "lstm.")
-#: Where the encoder's names begin in a bare one, a BertModel saved by itself.
-_BARE: Final = ("embeddings.", "encoder.", "pooler.")
-#: Counters that old releases stored among the weights.
+#: Prefixes of weights without a counterpart in transformers.
+_BERTSMITH_ONLY = ("layer_weights", "layer_scale", "lstm.")
+#: Prefixes of names in a checkpoint of a bare BertModel, which lack "bert.".
+_BARE_ENCODER_PREFIXES: Final = ("embeddings.", "encoder.", "pooler.")
+#: Index buffers that old releases stored with the weights.
 _BUFFERS: Final = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
-#: The decoder, stored again: its weight is the word embeddings', its bias stands beside it.
-DECODER, DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
-BIAS: Final = "cls.predictions.bias"
-#: How names of other makers' models begin, and of older and newer relatives by the same makers.
-_FOREIGN: Final = {
+#: Copies of the word embeddings and of the decoder bias in some checkpoints.
+DECODER_WEIGHT, DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
+MLM_BIAS: Final = "cls.predictions.bias"
+#: Prefix of weight names -> the architecture that uses it.
+_OTHER_ARCHITECTURES: Final = {
     "roberta.": "RoBERTa", "distilbert.": "DistilBERT", "albert.": "ALBERT",
     "electra.": "ELECTRA", "generator_predictions.": "ELECTRA",
     "discriminator_predictions.": "ELECTRA", "embeddings_project.": "ELECTRA",
@@ -48,72 +47,81 @@ _FOREIGN: Final = {
     "encoder.embedding_hidden_mapping_in.": "ALBERT", "deberta.": "DeBERTa",
     "mobilebert.": "MobileBERT", "lm_head.": "RoBERTa",
 }  # fmt: skip
-_QKV = tuple(f"attention.self.{name}" for name in ("query", "key", "value"))
+_HF_QKV = tuple(f"attention.self.{name}" for name in ("query", "key", "value"))
 
 
-def hf_names(model_names: Iterator[str] | list[str]) -> dict[str, tuple[str, ...]]:
-    """Map each of our parameter names to its names on disk: three for queries, keys and values."""
-    result: dict[str, tuple[str, ...]] = {}
-    for name in model_names:
+def hf_names(parameter_names: Iterator[str] | list[str]) -> dict[str, tuple[str, ...]]:
+    """Map each parameter name to its Hugging Face names.
+
+    There are three names for the combined query, key and value weights, otherwise one.
+    """
+    names: dict[str, tuple[str, ...]] = {}
+    for name in parameter_names:
         if name == "mlm.decoder.weight":
-            continue  # It is the word embedding table, stored once.
-        if name.startswith(_OURS):
-            result[name] = (name,)
+            continue  # Tied to the word embeddings, which are stored once.
+        if name.startswith(_BERTSMITH_ONLY):
+            names[name] = (name,)
             continue
-        if name in _PARTS:
-            result[name] = (_PARTS[name],)
+        if name in _HF_NAMES:
+            names[name] = (_HF_NAMES[name],)
             continue
-        module, _, kind = name.rpartition(".")
-        if module in _PARTS:
-            result[name] = (f"{_PARTS[module]}.{kind}",)
+        module, _, parameter = name.rpartition(".")
+        if module in _HF_NAMES:
+            names[name] = (f"{_HF_NAMES[module]}.{parameter}",)
             continue
-        _, _, _, index, part = module.split(".", 4)
-        stem = f"bert.encoder.layer.{index}"
-        parts = _QKV if part == "attention.query_key_value" else (_LAYER_PARTS[part],)
-        result[name] = tuple(f"{stem}.{part}.{kind}" for part in parts)
-    return result
+        _, _, _, layer, layer_module = module.split(".", 4)
+        is_qkv = layer_module == "attention.query_key_value"
+        hf_modules = _HF_QKV if is_qkv else (_HF_LAYER_NAMES[layer_module],)
+        names[name] = tuple(
+            f"bert.encoder.layer.{layer}.{hf_module}.{parameter}" for hf_module in hf_modules
+        )
+    return names
 
 
 def to_hf_state_dict(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a model's state under the names of the directory, float32 on the CPU."""
-    result = {}
-    for ours, theirs in hf_names(list(state)).items():
-        pieces = state[ours].detach().float().cpu().chunk(len(theirs))
-        result.update(
-            {name: piece.contiguous() for name, piece in zip(theirs, pieces, strict=True)}
+    """Return a state dict under Hugging Face's names, float32 on the CPU."""
+    hf_state = {}
+    for name, names in hf_names(list(state)).items():
+        chunks = state[name].detach().float().cpu().chunk(len(names))
+        hf_state.update(
+            {hf_name: chunk.contiguous() for hf_name, chunk in zip(names, chunks, strict=True)},
         )
-    return result
+    return hf_state
 
 
-def normalize_names(stored: Iterable[str]) -> dict[str, str]:
-    """Map today's names of tensors to those that a file has: an old or a bare one's differ.
+def normalize_names(stored_names: Iterable[str]) -> dict[str, str]:
+    """Map current Hugging Face names to the names in a file.
 
-    ``gamma`` and ``beta`` are LayerNorm's weight and bias; "bert." may be missing, doubled, or
-    stand behind the "module." of a parallel wrapper. Buffers are left out. Where two names mean
-    the same tensor, the one that is today's counts.
+    Older checkpoints use ``gamma`` and ``beta`` for LayerNorm's weight and bias. The prefix "bert."
+    may be missing or repeated, and may follow the "module." of DataParallel. Buffers are omitted.
+    If two names denote the same tensor, the current name is preferred.
     """
-    result: dict[str, str] = {}
-    for name in stored:
-        today = re.sub(r"^module\.", "", name)
-        today = re.sub(r"^(bert\.)+", "bert.", today)
-        if today.startswith(_BARE):
-            today = f"bert.{today}"
-        today = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", today))
-        if today not in _BUFFERS and (today not in result or today == name):
-            result[today] = name
-    if BIAS not in result and DECODER_BIAS in result:
-        result[BIAS] = result.pop(DECODER_BIAS)
-    result.pop(DECODER_BIAS, None)
-    return result
+    names: dict[str, str] = {}
+    for stored_name in stored_names:
+        name = re.sub(r"^module\.", "", stored_name)
+        name = re.sub(r"^(bert\.)+", "bert.", name)
+        if name.startswith(_BARE_ENCODER_PREFIXES):
+            name = f"bert.{name}"
+        name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
+        if name not in _BUFFERS and (name not in names or name == stored_name):
+            names[name] = stored_name
+    if MLM_BIAS not in names and DECODER_BIAS in names:
+        names[MLM_BIAS] = names.pop(DECODER_BIAS)
+    names.pop(DECODER_BIAS, None)
+    return names
 
 
-def detect_other_architecture(stored: Iterable[str]) -> str | None:
-    """Return whose weights these names are, if they are not a BERT's."""
-    plain = [re.sub(r"^module\.", "", name) for name in stored]
-    found = (own for start, own in _FOREIGN.items() if any(n.startswith(start) for n in plain))
-    return next(found, None)
+def detect_other_architecture(stored_names: Iterable[str]) -> str | None:
+    """Return the architecture that the weights belong to, None for BERT."""
+    names = [re.sub(r"^module\.", "", name) for name in stored_names]
+    architectures = (
+        architecture
+        for prefix, architecture in _OTHER_ARCHITECTURES.items()
+        if any(name.startswith(prefix) for name in names)
+    )
+    return next(architectures, None)
 
 
 def is_redundant(name: str) -> bool:
-    """Tell whether a tensor is one that nobody needs to read: a counter, or a bias stored again."""
+    """Return whether a stored tensor is an index buffer or a copy of the decoder bias."""
     return name.endswith(("embeddings.position_ids", "embeddings.token_type_ids", DECODER_BIAS))

@@ -1,6 +1,6 @@
-"""From the tensors of a directory to the weights of a model: every name, shape and kind checked.
+"""Building models from stored tensors, checking every name, shape and dtype.
 
-It never knows which files the tensors are in, and holds no second copy of them.
+Tensors are copied one at a time, so that a model is never in memory twice.
 """
 
 import math
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bertsmith.bundle.config import CONFIG_FILE
 from bertsmith.bundle.tensor_files import FLOAT_DTYPES, StoredTensor, list_tensors
 from bertsmith.bundle.weight_names import (
-    DECODER,
+    DECODER_WEIGHT,
     detect_other_architecture,
     hf_names,
     is_redundant,
@@ -27,20 +27,23 @@ from bertsmith.model.memory import format_bytes, total_memory_bytes
 
 Model = TypeVar("Model", bound=nn.Module)
 
-_WORDS = "bert.embeddings.word_embeddings.weight"
-_POOLED = tuple(f"bert.pooler.dense.{kind}" for kind in ("weight", "bias"))
-_NEXT = tuple(f"cls.seq_relationship.{kind}" for kind in ("weight", "bias"))
-#: How the names of batch norm's statistics end, which nothing trains.
-_STATISTICS = (".running_mean", ".running_var")
-#: Names that a note shows before it only counts.
-_SHOWN = 5
+_WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
+_POOLER_WEIGHTS = tuple(f"bert.pooler.dense.{parameter}" for parameter in ("weight", "bias"))
+_NSP_WEIGHTS = tuple(f"cls.seq_relationship.{parameter}" for parameter in ("weight", "bias"))
+#: Suffixes of batch norm statistics, which are not trained.
+_BATCH_NORM_STATISTICS = (".running_mean", ".running_var")
+#: Maximum number of names that a message lists.
+_MAX_LISTED_NAMES = 5
 
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """The tensors of a model directory under today's names.
+    """The tensors of a model directory.
 
-    tensors: each tensor by that name; files: by the name in the files.
+    Attributes:
+        directory: The model directory.
+        tensors: Tensors by their current Hugging Face names.
+        file_tensors: All tensors by their names in the files.
     """
 
     directory: Path
@@ -49,99 +52,120 @@ class StoredWeights:
 
     @property
     def num_parameters(self) -> int:
-        """How many numbers were trained; of weights that are tied, one counts."""
-        counted = (own for name, own in self.tensors.items()
-                   if name != DECODER and not name.endswith(_STATISTICS))  # fmt: skip
-        return sum(math.prod(own.shape) for own in counted)
+        """Number of trained parameters; tied weights count once."""
+        return sum(
+            math.prod(tensor.shape)
+            for name, tensor in self.tensors.items()
+            if name != DECODER_WEIGHT and not name.endswith(_BATCH_NORM_STATISTICS)
+        )
 
     @property
     def has_nsp_head(self) -> bool:
-        """Whether anything of a next-sentence head is there."""
-        return any(name in self.tensors for name in _NEXT)
+        """Whether any weight of a next-sentence head is stored."""
+        return any(name in self.tensors for name in _NSP_WEIGHTS)
 
     @property
     def has_mlm_head(self) -> bool:
-        """Whether anything of a masked-LM head is there."""
+        """Whether any weight of a masked-LM head is stored."""
         return any(name.startswith("cls.predictions.") for name in self.tensors)
 
     @property
     def has_pooler(self) -> bool:
-        """Whether anything of a pooler is there."""
-        return any(name in self.tensors for name in _POOLED)
+        """Whether any weight of a pooler is stored."""
+        return any(name in self.tensors for name in _POOLER_WEIGHTS)
 
 
 def open_weights(directory: Path, config: ModelConfig) -> StoredWeights:
-    """Tell what tensors a directory has, and check that the config's sizes are theirs.
+    """List the tensors of a directory and check the config's sizes against them.
 
-    Only then may a model be built of the config: its sizes are bounded by the file's real ones.
-    Raises ModelError.
+    Models must be built after this check, so that a damaged config cannot request more memory than
+    the stored tensors need.
+
+    Raises:
+        ModelError: The weights are missing, damaged, of another architecture or of other sizes.
     """
-    files = list_tensors(directory)
-    other = detect_other_architecture(files)
-    if other is not None:
-        raise ModelError(f"{directory}: these are the weights of {_a(other)}, not of a BERT")
-    weights = StoredWeights(
-        directory, {today: files[name] for today, name in normalize_names(files).items()}, files
-    )
+    file_tensors = list_tensors(directory)
+    architecture = detect_other_architecture(file_tensors)
+    if architecture is not None:
+        article = "an" if architecture[0] in "AE" else "a"
+        raise ModelError(
+            f"{directory}: these are the weights of {article} {architecture}, not of a BERT",
+        )
+    tensors = {
+        name: file_tensors[stored_name]
+        for name, stored_name in normalize_names(file_tensors).items()
+    }
+    weights = StoredWeights(directory, tensors, file_tensors)
     embeddings = "bert.embeddings"
-    expected = {
-        _WORDS: (config.vocab_size, config.width),
+    expected_shapes = {
+        _WORD_EMBEDDINGS: (config.vocab_size, config.width),
         f"{embeddings}.position_embeddings.weight": (config.max_positions, config.width),
         f"{embeddings}.token_type_embeddings.weight": (config.segments, config.width),
         "bert.encoder.layer.0.intermediate.dense.weight": (config.feed_forward, config.width),
     }
-    for name, shape in expected.items():
-        _tensor(weights, name, shape)
-    # Stops at the first that is missing, whatever number the config promises.
-    for number in range(config.layers):
-        _tensor(weights, f"bert.encoder.layer.{number}.attention.self.query.weight",
-                (config.width, config.width))  # fmt: skip
+    for name, shape in expected_shapes.items():
+        _get_tensor(weights, name, shape)
+    # This stops at the first missing layer, however many layers the config specifies.
+    for layer in range(config.layers):
+        _get_tensor(weights, f"bert.encoder.layer.{layer}.attention.self.query.weight",
+                    (config.width, config.width))  # fmt: skip
     return weights
 
 
 def build_with_weights(
-    make: Callable[[], Model], weights: StoredWeights, optional: Collection[str] = ()
+    build: Callable[[], Model],
+    weights: StoredWeights,
+    optional: Collection[str] = (),
 ) -> tuple[Model, tuple[str, ...]]:
-    """Return a model with every weight read, in memory once; and the names that had no place in it.
+    """Build a model and load its weights, without a second copy in memory.
 
-    ``make`` builds the model; none of its first weights is drawn. Of ``optional`` names, those that
-    are missing are left to the caller: they hold whatever the memory held.
+    Args:
+        build: Builds the model. It is called on the meta device, so nothing is initialized.
+        weights: The stored tensors.
+        optional: Parameters that may be missing. They stay uninitialized.
+
+    Returns:
+        The model, and the names of stored tensors that it does not use.
+
+    Raises:
+        ModelError: A weight is missing or has another shape or dtype.
     """
     try:
         with torch.device("meta"):
-            empty = make()
+            meta_model = build()
     except RuntimeError as error:
-        raise ModelError(f"{weights.directory}: sizes that no model can have: {error}") from None
-    plan = match_weights(empty, weights, optional)
-    model = allocate_on_cpu(empty, weights.directory)
-    tie(model)
-    left_out = copy_weights(model, plan, weights)
-    return model, left_out
+        raise ModelError(f"{weights.directory}: impossible model size: {error}") from None
+    stored = match_weights(meta_model, weights, optional)
+    model = allocate_on_cpu(meta_model, weights.directory)
+    tie_decoder(model)
+    unused = copy_weights(model, stored, weights)
+    return model, unused
 
 
-def allocate_on_cpu(empty: Model, directory: Path) -> Model:
-    """Return a model of the meta device with memory on the CPU, its values undefined.
+def allocate_on_cpu(meta_model: Model, directory: Path) -> Model:
+    """Move a model from the meta device to the CPU, with uninitialized values.
 
-    Raises ModelError where the machine has not that much.
+    Raises:
+        ModelError: The machine has too little memory.
     """
-    needed = sum(own.numel() * own.element_size() for own in empty.parameters())
-    if needed > total_memory_bytes():
+    num_bytes = sum(weight.numel() * weight.element_size() for weight in meta_model.parameters())
+    if num_bytes > total_memory_bytes():
         raise ModelError(
-            f"{directory}: this model takes {format_bytes(needed)} of memory, and this machine has "
-            f"{format_bytes(total_memory_bytes())}; use a smaller model or a larger machine"
+            f"{directory}: this model needs {format_bytes(num_bytes)} of memory, and this machine "
+            f"has {format_bytes(total_memory_bytes())}; use a smaller model or a larger machine",
         )
     try:
-        return empty.to_empty(device="cpu")
+        return meta_model.to_empty(device="cpu")
     except RuntimeError as error:
-        raise ModelError(f"{directory}: not enough memory for it: {error}") from None
+        raise ModelError(f"{directory}: out of memory: {error}") from None
 
 
-def tie(model: nn.Module) -> None:
-    """Let the masked-LM head have the word embeddings for its weights; a move parts the two."""
+def tie_decoder(model: nn.Module) -> None:
+    """Tie the masked-LM decoder to the word embeddings; ``to_empty`` separates them."""
     head = getattr(model, "mlm", None)
     if head is not None:
-        words = model.get_submodule("bert.embeddings.words")
-        head.decoder.weight = words.weight
+        word_embeddings = model.get_submodule("bert.embeddings.words")
+        head.decoder.weight = word_embeddings.weight
 
 
 def match_weights(
@@ -150,88 +174,104 @@ def match_weights(
     optional: Collection[str] = (),
     excluded: Collection[str] = (),
 ) -> dict[str, list[StoredTensor]]:
-    """Return the stored tensors of each of our names, three for queries, keys and values.
+    """Return the stored tensors of each parameter: three for query, key and value, else one.
 
-    Of ``optional`` names, those that are missing are left out; those of ``excluded`` are in any case.
-    Raises ModelError for what is missing, or has another shape or kind.
+    Args:
+        model: The model whose parameters are matched.
+        weights: The stored tensors.
+        optional: Parameters that may be missing and are then omitted.
+        excluded: Parameters that are always omitted.
+
+    Raises:
+        ModelError: A weight is missing or has another shape or dtype.
     """
     state = model.state_dict()
-    plan = {}
-    for ours, theirs in hf_names(list(state)).items():
-        missing = not any(name in weights.tensors for name in theirs)
-        if ours in excluded or (ours in optional and missing):
+    stored = {}
+    for name, stored_names in hf_names(list(state)).items():
+        is_missing = not any(stored_name in weights.tensors for stored_name in stored_names)
+        if name in excluded or (name in optional and is_missing):
             continue
-        first, *rest = state[ours].shape
-        shape = (first // len(theirs), *rest)
-        plan[ours] = [_tensor(weights, name, shape) for name in theirs]
-    return plan
+        num_rows, *other_sizes = state[name].shape
+        shape = (num_rows // len(stored_names), *other_sizes)
+        stored[name] = [_get_tensor(weights, stored_name, shape) for stored_name in stored_names]
+    return stored
 
 
 @torch.no_grad()
 def copy_weights(
-    model: nn.Module, plan: Mapping[str, list[StoredTensor]], weights: StoredWeights
+    model: nn.Module,
+    stored: Mapping[str, list[StoredTensor]],
+    weights: StoredWeights,
 ) -> tuple[str, ...]:
-    """Copy stored tensors into a model's own, one at a time; return the names that were not used.
+    """Copy stored tensors into a model's parameters, one at a time, converted to float32.
 
-    16-bit floats are widened on the way.
+    Args:
+        model: The model to fill.
+        stored: The stored tensors of each parameter, see ``match_weights``.
+        weights: All stored tensors.
+
+    Returns:
+        The names of stored tensors that were not used.
     """
     state = model.state_dict()
-    used = {id(one) for stored in plan.values() for one in stored}
-    for ours, stored in plan.items():
-        for piece, one in zip(state[ours].chunk(len(stored)), stored, strict=True):
-            piece.copy_(one.load())
-    decoder = weights.tensors.get(DECODER)
-    if decoder is not None and "mlm.decoder.bias" in plan:
-        _check_tied(weights, decoder, state["bert.embeddings.words.weight"])
+    used = {id(tensor) for tensors in stored.values() for tensor in tensors}
+    for name, tensors in stored.items():
+        for chunk, tensor in zip(state[name].chunk(len(tensors)), tensors, strict=True):
+            chunk.copy_(tensor.load())
+    decoder = weights.tensors.get(DECODER_WEIGHT)
+    if decoder is not None and "mlm.decoder.bias" in stored:
+        _check_tied_decoder(weights, decoder, state["bert.embeddings.words.weight"])
         used.add(id(decoder))
-    return tuple(name for name, one in weights.file_tensors.items()
-                 if id(one) not in used and not is_redundant(name))  # fmt: skip
+    return tuple(name for name, tensor in weights.file_tensors.items()
+                 if id(tensor) not in used and not is_redundant(name))  # fmt: skip
 
 
-def _check_tied(weights: StoredWeights, decoder: StoredTensor, words: Tensor) -> None:
-    """Check that a decoder that is stored by itself is the word embeddings all the same."""
-    own = decoder.load()
-    if own.shape != words.shape or not torch.equal(own, words.to(own.dtype)):
+def _check_tied_decoder(
+    weights: StoredWeights,
+    decoder: StoredTensor,
+    word_embeddings: Tensor,
+) -> None:
+    """Raise ModelError if a stored decoder weight differs from the word embeddings."""
+    weight = decoder.load()
+    if weight.shape != word_embeddings.shape or not torch.equal(
+        weight,
+        word_embeddings.to(weight.dtype),
+    ):
         raise ModelError(
-            f"{decoder.file}: {DECODER} differs from {_WORDS}; only models that share the two are "
-            f"known here ({weights.directory / CONFIG_FILE} should say tie_word_embeddings)"
+            f"{decoder.file}: {DECODER_WEIGHT} differs from {_WORD_EMBEDDINGS}; only models that "
+            f"share the two are supported ({weights.directory / CONFIG_FILE} should say "
+            "tie_word_embeddings)"
         )
 
 
-def _tensor(weights: StoredWeights, name: str, shape: tuple[int, ...]) -> StoredTensor:
-    """Return a tensor, checked."""
-    own = weights.tensors.get(name)
-    if own is None:
-        where = (
-            next(iter(weights.file_tensors.values())).file
-            if weights.file_tensors
-            else weights.directory
-        )
-        raise ModelError(f"{where}: the tensor {name!r} is missing")
-    if own.shape != shape:
+def _get_tensor(weights: StoredWeights, name: str, shape: tuple[int, ...]) -> StoredTensor:
+    """Return a stored tensor after checking its shape and dtype."""
+    tensor = weights.tensors.get(name)
+    if tensor is None:
+        tensors = weights.file_tensors.values()
+        path = next(iter(tensors)).file if tensors else weights.directory
+        raise ModelError(f"{path}: the tensor {name!r} is missing")
+    if tensor.shape != shape:
         hint = ""
-        if name == _WORDS and own.shape[1:] == shape[1:]:
-            hint = f"; if the vocabulary was resized, vocab_size should be {own.shape[0]:,} there"
+        if name == _WORD_EMBEDDINGS and tensor.shape[1:] == shape[1:]:
+            hint = f"; if the vocabulary was resized, set vocab_size to {tensor.shape[0]:,} there"
         raise ModelError(
-            f"{own.file}: {name} has shape {own.shape}; {CONFIG_FILE} asks for {shape}{hint}"
+            f"{tensor.file}: {name} has shape {tensor.shape}; {CONFIG_FILE} requires {shape}{hint}",
         )
-    if own.dtype not in FLOAT_DTYPES:
+    if tensor.dtype not in FLOAT_DTYPES:
         raise ModelError(
-            f"{own.file}: {name} is in {own.dtype}; expected {', '.join(sorted(FLOAT_DTYPES))}; "
-            "convert it first"
+            f"{tensor.file}: {name} is in {tensor.dtype}; expected "
+            f"{', '.join(sorted(FLOAT_DTYPES))}; convert it first",
         )
-    return own
+    return tensor
 
 
-def describe_names(directory: Path, what: str, found: Iterable[str]) -> list[str]:
-    """Return a note on some names, none for no names."""
-    every = list(found)
-    if not every:
+def describe_names(directory: Path, message: str, names: Iterable[str]) -> list[str]:
+    """Return a message that lists up to ``_MAX_LISTED_NAMES`` names, empty without names."""
+    all_names = list(names)
+    if not all_names:
         return []
-    shown = ", ".join(every[:_SHOWN])
-    more = f" and {len(every) - _SHOWN:,} more" if len(every) > _SHOWN else ""
-    return [f"{directory}: {what}: {shown}{more}"]
-
-
-def _a(name: str) -> str:
-    return f"{'an' if name[0] in 'AE' else 'a'} {name}"
+    listed = ", ".join(all_names[:_MAX_LISTED_NAMES])
+    num_omitted = len(all_names) - _MAX_LISTED_NAMES
+    ending = f" and {num_omitted:,} more" if num_omitted > 0 else ""
+    return [f"{directory}: {message}: {listed}{ending}"]

@@ -1,1 +1,1 @@
-"""The command line, a small file a verb: the only place that prints. It never computes."""
+"""The command line, one module per command. No other package prints."""

@@ -1,38 +1,88 @@
-"""The Typer application that every command registers itself with."""
+"""The Typer application, the sections of its help, and its global options."""
 
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from bertsmith.version import __version__
 
+SUMMARY = "Train your own BERT from text, fine-tune it, and use or serve it."
+
+#: Sections of ``bertsmith --help`` and their commands, in order.
+HELP_SECTIONS = {
+    "Getting started": ("demo",),
+    "Data": ("corpus", "vocab", "prepare"),
+    "Training": ("pretrain", "finetune", "evaluate"),
+    "Inference": ("predict", "fill", "pair", "score", "embed", "similar", "search"),
+    "Models": ("inspect", "compare", "import", "export", "push"),
+    "Serving": ("serve",),
+    "Research": ("lab",),
+}
+
+
+class _SectionedGroup(TyperGroup):
+    """Lists the commands in sections."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the sections of HELP_SECTIONS with aligned columns."""
+        name_width = max(map(len, self.commands))
+        # Click indents a row by 2 and separates its columns by 2.
+        summary_width = formatter.width - 6 - name_width
+        for title, names in HELP_SECTIONS.items():
+            rows = [
+                (name.ljust(name_width), self.commands[name].get_short_help_str(summary_width))
+                for name in names
+            ]
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
 app = typer.Typer(
     name="bertsmith",
-    help="Make your own BERT: from text to vocabulary, pre-training and use.",
+    cls=_SectionedGroup,
+    help=SUMMARY,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     rich_markup_mode=None,
 )
 
 
-def _show_version(is_asked: bool) -> None:
-    if is_asked:
+def format_examples(*commands: str) -> str:
+    r"""Return the Examples section at the end of a command's help.
+
+    The leading ``\b`` keeps Click from rewrapping the lines.
+    """
+    lines = "\n".join(f"  {command}" for command in commands)
+    return f"\b\nExamples:\n{lines}"
+
+
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(f"bertsmith {__version__}")
         raise typer.Exit
 
 
-@app.callback()
-def options(
-    debug: Annotated[bool, typer.Option(help="Show the traceback of an error.")] = False,
-    version: Annotated[  # noqa: ARG001 - its callback does it all
+@app.callback(
+    help=SUMMARY,
+    epilog=format_examples(
+        "bertsmith demo",
+        "bertsmith fill bertsmith-demo/run-0 'Return the [MASK] of the list.'",
+        "bertsmith pretrain --help",
+    ),
+)
+def main_options(
+    debug: Annotated[
+        bool, typer.Option(help="Show the traceback if a command fails.", show_default=False)
+    ] = False,
+    version: Annotated[  # noqa: ARG001 - handled by the callback
         bool,
         typer.Option(
-            "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
+            "--version", help="Show the version and exit.", callback=_print_version, is_eager=True
         ),
     ] = False,
 ) -> None:
-    """Make your own BERT: from text to vocabulary, pre-training and use."""
+    """Set the global options."""
     if debug:
         os.environ["BERTSMITH_DEBUG"] = "1"

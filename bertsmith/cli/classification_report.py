@@ -1,86 +1,105 @@
-"""Tables of per-class scores and of confusions, for terminals of 80 columns."""
+"""Tables of per-class metrics and confusion matrices for terminals of 80 columns."""
 
 from collections.abc import Mapping, Sequence
 
 from rich.cells import cell_len, set_cell_size
 
-WIDTH = 80
-#: Labels and confused pairs that are shown where there are many, and the cells of a label.
-_MOST_LABELS, _MOST_PAIRS, _LABEL_WIDTH = 20, 10, 28
+MAX_WIDTH = 80
+_MAX_CLASSES, _MAX_CONFUSED_PAIRS, _MAX_LABEL_WIDTH = 20, 10, 28
 
 
 def format_class_report(classes: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Return precision, recall, F1 and support of each label; of many, the lowest in F1."""
+    """Return a table with precision, recall, F1 and support of each class.
+
+    Of more than 20 classes, only those with the lowest F1 are included.
+    """
     if not classes:
         return []
-    names = list(classes)
+    labels = list(classes)
     title = "by label:"
-    if len(names) > _MOST_LABELS:
-        names = sorted(names, key=lambda name: classes[name]["f1"])[:_MOST_LABELS]
-        title = f"the {_MOST_LABELS} of {len(classes):,} labels with the lowest F1 (all: --json):"
+    if len(labels) > _MAX_CLASSES:
+        labels = sorted(labels, key=lambda label: classes[label]["f1"])[:_MAX_CLASSES]
+        title = f"the {_MAX_CLASSES} of {len(classes):,} labels with the lowest F1 (all: --json):"
     rows = [
-        [name, *(f"{classes[name][key]:.4f}" for key in ("precision", "recall", "f1")),
-         f"{classes[name]['support']:,.0f}"]
-        for name in names
+        [label, *(f"{classes[label][metric]:.4f}" for metric in ("precision", "recall", "f1")),
+         f"{classes[label]['support']:,.0f}"]
+        for label in labels
     ]  # fmt: skip
-    return ["", title, *_aligned(["label", "precision", "recall", "f1", "support"], rows), ""]
+    return ["", title, *_align_columns(["label", "precision", "recall", "f1", "support"], rows), ""]
 
 
 def format_confusion_matrix(confusion: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Return the matrix of right labels by predicted ones, or the most confused pairs."""
+    """Return the confusion matrix, or the most confused pairs if it is too wide.
+
+    confusion: counts by true label, then by predicted label; absent counts are 0.
+    """
     if not confusion:
         return []
     labels = list(confusion)
-    counts = [[confusion[right].get(name, 0) for name in labels] for right in labels]
+    counts = [[confusion[true].get(predicted, 0) for predicted in labels] for true in labels]
     rows = [[f"{count:,}" for count in row] for row in counts]
-    labels = [" ".join(name.split()) for name in labels]
+    labels = [" ".join(label.split()) for label in labels]
     numbers = [str(number) for number in range(1, len(labels) + 1)]
-    numbered = [f"{number} {name}" for number, name in zip(numbers, labels, strict=True)]
-    for first, columns in ((labels, labels), (numbered, numbers)):
-        table = [[name, *row] for name, row in zip(first, rows, strict=True)]
-        lines = _aligned(["", *columns], table)
-        if max(map(cell_len, lines)) <= WIDTH and max(map(cell_len, columns)) <= _LABEL_WIDTH:
-            return ["rows: right labels, columns: predicted labels", *lines, ""]
-    return _most_confused(confusion)
+    numbered_labels = [f"{number} {label}" for number, label in zip(numbers, labels, strict=True)]
+    for row_headers, column_headers in ((labels, labels), (numbered_labels, numbers)):
+        table = [[header, *row] for header, row in zip(row_headers, rows, strict=True)]
+        lines = _align_columns(["", *column_headers], table)
+        fits_terminal = max(map(cell_len, lines)) <= MAX_WIDTH
+        if fits_terminal and max(map(cell_len, column_headers)) <= _MAX_LABEL_WIDTH:
+            return ["rows: true labels, columns: predicted labels", *lines, ""]
+    return _format_confused_pairs(confusion)
 
 
-def _most_confused(confusion: Mapping[str, Mapping[str, int]]) -> list[str]:
+def _format_confused_pairs(confusion: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Return a table of the most frequent pairs of a true and a different predicted label."""
     pairs = sorted(
-        ((count, right, predicted)
-         for right, own in confusion.items() for predicted, count in own.items()
-         if right != predicted),
+        (
+            (count, true, predicted)
+            for true, predictions in confusion.items()
+            for predicted, count in predictions.items()
+            if true != predicted
+        ),
         key=lambda pair: -pair[0],
-    )  # fmt: skip
+    )
     rows = [
-        [right, predicted, f"{count:,}", f"{count / sum(confusion[right].values()):.1%}"]
-        for count, right, predicted in pairs[:_MOST_PAIRS]
+        [true, predicted, f"{count:,}", f"{count / sum(confusion[true].values()):.1%}"]
+        for count, true, predicted in pairs[:_MAX_CONFUSED_PAIRS]
     ]
     if not rows:
         return ["no label was confused with another", ""]
-    shown = f"the {len(rows)} most confused of {len(pairs):,} pairs (all: --json):"
-    return [shown, *_aligned(["right", "predicted", "count", "of right"], rows, texts=2), ""]
+    title = f"the {len(rows)} most confused of {len(pairs):,} pairs (all: --json):"
+    header = ["true", "predicted", "count", "of true"]
+    return [title, *_align_columns(header, rows, num_text_columns=2), ""]
 
 
-def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> list[str]:
-    """Return rows with columns of equal width, the first ``texts`` ones to the left and cut."""
-    table = [header, *rows]
-    cells = [
-        [_shorten(cell) if place < texts else cell for place, cell in enumerate(row)]
-        for row in table
+def _align_columns(
+    header: Sequence[str], rows: Sequence[Sequence[str]], num_text_columns: int = 1
+) -> list[str]:
+    """Return lines with columns of equal width.
+
+    The first ``num_text_columns`` columns are truncated and left-aligned, the others
+    right-aligned.
+    """
+    table = [
+        [_shorten(cell) if column < num_text_columns else cell for column, cell in enumerate(row)]
+        for row in [header, *rows]
     ]
-    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
-    return [
-        "  ".join(
-            set_cell_size(cell, width) if place < texts else " " * (width - cell_len(cell)) + cell
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    ]
+    widths = [max(map(cell_len, cells)) for cells in zip(*table, strict=True)]
+    lines = []
+    for row in table:
+        cells = [
+            set_cell_size(cell, width)
+            if column < num_text_columns
+            else " " * (width - cell_len(cell)) + cell
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def _shorten(text: str) -> str:
-    """Return a label on one line, at most ``_LABEL_WIDTH`` cells of it."""
+    """Return a label on one line, truncated to ``_MAX_LABEL_WIDTH`` terminal cells."""
     line = " ".join(text.split())
-    if cell_len(line) <= _LABEL_WIDTH:
+    if cell_len(line) <= _MAX_LABEL_WIDTH:
         return line
-    return set_cell_size(line, _LABEL_WIDTH - 1).rstrip() + "…"
+    return set_cell_size(line, _MAX_LABEL_WIDTH - 1).rstrip() + "…"

@@ -1,7 +1,4 @@
-"""``bertsmith compare``: where two models differ, tensor by tensor and output by output.
-
-It never knows how a difference is found.
-"""
+"""``bertsmith compare``: compare the config, weights and outputs of two models."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,53 +6,62 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bertsmith.cli.app import app
+from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import print_json, print_line, print_table
 from bertsmith.cli.model_options import (
     Device,
     check_device,
     check_readable,
+    find_model,
     read_lines,
     resolve_device,
 )
-from bertsmith.cli.models import find_model
 
 if TYPE_CHECKING:
     from bertsmith.use.inspection.compare import Comparison, Difference, VocabularyComparison
 
-#: The exit status where the models differ.
 EXIT_DIFFERENT = 1
-#: Tensors shown, the farthest apart first; --json has all.
-_SHOWN = 20
-_COLUMNS = ("", "A", "B")
+#: Maximum number of tensors printed, largest difference first; --json contains all.
+_MAX_TENSORS = 20
+_VALUE_COLUMNS = ("", "A", "B")
 
 
-@app.command()
+@app.command(
+    epilog=format_examples(
+        "bertsmith compare my-run my-run-2",
+        "bertsmith compare my-run exported-model --tolerance 0 --text sentences.txt",
+    )
+)
 def compare(
     a: Annotated[
-        Path, typer.Argument(metavar="A", help="A model directory or a RUN.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="A",
+            help="A model directory, a run directory or a Hub id.",
+            show_default=False,
+        ),
     ],
     b: Annotated[
-        Path, typer.Argument(metavar="B", help="The one to compare it with.", show_default=False)
+        Path, typer.Argument(metavar="B", help="The model to compare it with.", show_default=False)
     ],
     text: Annotated[
         str | None,
         typer.Option(
             "--text",
-            help="Ask both about each line of this file (- for standard input) instead of a few "
-            "sentences in English and Korean; a tab parts the two texts of a pair.",
+            help="Compare the outputs for each line of this file (- for standard input); a tab "
+            "separates the texts of a pair. Default: sentences in English and Korean.",
         ),
     ] = None,
     tolerance: Annotated[
-        float, typer.Option(help="The largest absolute difference that counts as none.", min=0)
+        float,
+        typer.Option(help="Largest absolute difference that counts as equal.", min=0),
     ] = 1e-5,
     device: Device = "cpu",
-    as_json: Annotated[bool, typer.Option("--json", help="Result as JSON on stdout.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Show where two models differ: config, vocabulary, weights, and outputs on the same texts.
+    """Compare the config, weights and outputs of two models.
 
-    Exits with 0 if they are equal within the tolerance, with 1 if anything differs, with 2 after
-    an error.
+    Exit status: 0 if they are equal within the tolerance, 1 if they differ, 2 after an error.
     """
     check_device(device)
     check_readable(text)
@@ -63,27 +69,30 @@ def compare(
     from bertsmith.use.inspection import compare as comparing
 
     lines = list(read_lines(text)) if text is not None else None
-    found = comparing.compare(a, b, lines, tolerance=tolerance, device=resolve_device(device))
+    comparison = comparing.compare(a, b, lines, tolerance=tolerance, device=resolve_device(device))
     if as_json:
-        print_json(found.to_json())
+        print_json(comparison.to_json())
     else:
-        _show(found)
-    if not found.is_equal:
+        _print_comparison(comparison)
+    if not comparison.is_equal:
         raise typer.Exit(EXIT_DIFFERENT)
 
 
-def _show(found: "Comparison") -> None:
-    for name, path in zip("AB", found.paths, strict=True):
+def _print_comparison(comparison: "Comparison") -> None:
+    for name, path in zip("AB", comparison.paths, strict=True):
         print_line(f"{name}  {path}")
     print_line("")
-    print_line(f"config: {len(found.config):,} fields differ" if found.config else "config: equal")
-    print_table(_COLUMNS, ((name, *map(str, both)) for name, both in found.config.items()))
-    _show_vocabulary(found.vocabulary)
-    _show_tensors(found)
-    _show_outputs(found)
+    num_fields = len(comparison.config)
+    print_line(f"config: {num_fields:,} fields differ" if num_fields else "config: equal")
+    print_table(
+        _VALUE_COLUMNS, ((name, *map(str, values)) for name, values in comparison.config.items())
+    )
+    _print_vocabulary(comparison.vocabulary)
+    _print_tensors(comparison)
+    _print_outputs(comparison)
     print_line("")
-    verdict = "equal" if found.is_equal else "different"
-    print_line(f"{verdict} (tolerance {found.tolerance:g})")
+    verdict = "equal" if comparison.is_equal else "different"
+    print_line(f"{verdict} (tolerance {comparison.tolerance:g})")
 
 
 def _show_vocabulary(found: "VocabularyComparison") -> None:
@@ -98,16 +107,25 @@ def _show_vocabulary(found: "VocabularyComparison") -> None:
     print_table(_COLUMNS, ((name, *map(str, both)) for name, both in found.settings.items()))
 
 
-def _show_tensors(found: "Comparison") -> None:
-    exact = sum(one.max_abs_difference == 0 for one in found.tensors.values())
-    print_line(f"tensors: {exact:,} of {len(found.tensors):,} equal bit for bit")
-    apart = {name: one for name, one in found.tensors.items() if one.max_abs_difference != 0}
-    # A shape or a tensor that one side lacks comes before any number.
-    order = sorted(apart, key=lambda name: (apart[name].max_abs_difference is not None,
-                                            -(apart[name].max_abs_difference or 0)))  # fmt: skip
-    _show_measures((name, apart[name]) for name in order[:_SHOWN])
-    if len(order) > _SHOWN:
-        print_line(f"  and {len(order) - _SHOWN:,} more (--json has all)")
+def _print_tensors(comparison: "Comparison") -> None:
+    differences = {
+        name: difference
+        for name, difference in comparison.tensors.items()
+        if difference.max_abs_difference != 0
+    }
+    num_tensors = len(comparison.tensors)
+    print_line(f"tensors: {num_tensors - len(differences):,} of {num_tensors:,} are bitwise equal")
+    # Missing tensors and different shapes (None) first.
+    names = sorted(
+        differences,
+        key=lambda name: (
+            differences[name].max_abs_difference is not None,
+            -(differences[name].max_abs_difference or 0),
+        ),
+    )
+    _print_differences((name, differences[name]) for name in names[:_MAX_TENSORS])
+    if len(names) > _MAX_TENSORS:
+        print_line(f"  and {len(names) - _MAX_TENSORS:,} more (--json lists all)")
 
 
 def _show_outputs(found: "Comparison") -> None:
@@ -123,26 +141,32 @@ def _show_outputs(found: "Comparison") -> None:
         )
         text, *both = found.tokenized_differently[0]
         print_line(f"  {text}")
-        for name, tokens in zip("AB", both, strict=True):
+        for name, tokens in zip("AB", tokenizations, strict=True):
             print_line(f"    {name}  {' '.join(tokens)}")
 
 
-def _show_measures(measures: "Iterable[tuple[str, Difference]]") -> None:
+def _print_differences(differences: "Iterable[tuple[str, Difference]]") -> None:
     print_table(
         ("", "largest difference", "relative", ""),
         (
-            (name, _number(one.max_abs_difference), _number(one.relative), _note(one))
-            for name, one in measures
+            (
+                name,
+                _format_number(difference.max_abs_difference),
+                _format_number(difference.relative),
+                _describe_mismatch(difference),
+            )
+            for name, difference in differences
         ),
     )
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
 
 
-def _note(found: "Difference") -> str:
-    a, b = found.shapes
+def _describe_mismatch(difference: "Difference") -> str:
+    """Return why two tensors cannot be subtracted; empty if they can."""
+    a, b = difference.shapes
     if a is None or b is None:
         return "only in B" if a is None else "only in A"
-    return "" if found.max_abs_difference is not None else f"shapes {a} and {b}"
+    return "" if difference.max_abs_difference is not None else f"shapes {a} and {b}"

@@ -1,7 +1,4 @@
-"""What people see on a terminal: notes, tables, progress on stderr; the product on stdout.
-
-It never knows what is computed.
-"""
+"""Terminal output: results on stdout; messages and progress on stderr."""
 
 import sys
 import time
@@ -26,77 +23,79 @@ from rich.text import Text
 
 from bertsmith.files import add_error_filename, dump_json
 
-#: Seconds between two plain progress lines where there is no terminal.
+#: Seconds between progress lines if stderr is not a terminal.
 PLAIN_LINE_INTERVAL = 15.0
 
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def log(text: str) -> None:
-    """Say a line of the narrative on stderr."""
+    """Print a message on stderr."""
     stderr.print(text, markup=False)
 
 
 def print_line(text: str) -> None:
-    """Put a line of the product on stdout."""
+    """Print a line of the result on stdout."""
     with add_error_filename(Path("standard output")):
         sys.stdout.write(text + "\n")
 
 
 def print_json(value: Any) -> None:
-    """Put ``value`` on stdout as one line of JSON."""
+    """Print ``value`` on stdout as one line of JSON."""
     print_line(dump_json(value))
 
 
-def print_counts(counts: Mapping[str, Any], name: str = "") -> None:
-    """Put what became of the examples of a file on stdout.
+def print_counts(counts: Mapping[str, Any], prefix: str = "") -> None:
+    """Print how many examples of a file were read, used, skipped and truncated.
 
-    counts: those of ``tasks.inputs.Counts`` as values for JSON. name: what the line begins with.
+    counts: a ``tasks.inputs.ExampleCounts`` as JSON values.
     """
     skipped = counts["skipped"]
-    # Results of version 0.1 have no such share.
-    share = counts.get("unknown_share")
-    unknown = "" if share is None else f", {share:.1%} of the tokens [UNK]"
-    print_line(f"{name}{counts['read']:,} read, {counts['used']:,} used, "
-        f"{sum(skipped.values()):,} skipped, {counts['cut_off']:,} cut off{unknown}")  # fmt: skip
+    # Results of version 0.1 have no unknown_share.
+    unknown_share = counts.get("unknown_share")
+    unknown = "" if unknown_share is None else f", {unknown_share:.1%} of the tokens [UNK]"
+    print_line(
+        f"{prefix}{counts['read']:,} read, {counts['used']:,} used, "
+        f"{sum(skipped.values()):,} skipped, {counts['cut_off']:,} truncated{unknown}"
+    )
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Put rows on stdout: a table on a terminal, elsewhere a line each, its cells parted by tabs.
+    """Print a table on a terminal, tab-separated rows without a header elsewhere.
 
-    Nothing where there is no row.
+    Print nothing if there are no rows.
     """
-    found = list(rows)
+    rows = list(rows)
     console = Console(highlight=False)
     if not console.is_terminal:
-        for row in found:
+        for row in rows:
             print_line("  " + "\t".join(row).rstrip())
-    elif found:
+    elif rows:
         table = Table(box=SIMPLE_HEAD)
         for name in columns:
-            # A name is never cut off, rather folded.
             table.add_column(name, overflow="fold")
-        for row in found:
+        for row in rows:
             table.add_row(*map(Text, row))
         console.print(table)
 
 
 class TerminalProgress:
-    """The progress protocol on a terminal: a live bar; elsewhere: a plain line now and then."""
+    """A ``Progress`` that draws a bar on a terminal and prints occasional lines elsewhere."""
 
     def __init__(self) -> None:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        self._what, self._unit = "", ""
+        self._description, self._unit = "", ""
         self._total: float | None = None
-        self._done = 0.0
-        self._began = self._last_line = 0.0
+        self._completed = 0.0
+        self._start_time = self._last_line_time = 0.0
 
     def start(self, description: str, total: float | None, unit: str) -> None:
-        """Begin a bar; one that stands is ended first."""
+        """Start a bar and finish the previous one."""
         self.finish()
-        self._what, self._unit, self._total, self._done = description, unit, total, 0.0
-        self._began = self._last_line = time.monotonic()
+        self._description, self._unit = description, unit
+        self._total, self._completed = total, 0.0
+        self._start_time = self._last_line_time = time.monotonic()
         if not stderr.is_terminal:
             return
         self._bar = Progress(
@@ -104,43 +103,47 @@ class TerminalProgress:
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[unit]}  {task.fields[shown]}", markup=False),
+            TextColumn("{task.fields[unit]}  {task.fields[details]}", markup=False),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
             console=stderr,
             transient=False,
         )
-        self._task = self._bar.add_task(description, total=total, unit=unit, shown="")
+        self._task = self._bar.add_task(description, total=total, unit=unit, details="")
         self._bar.start()
 
     def advance(self, amount: float, **fields: str) -> None:
-        """Move on by ``amount`` units and show ``fields``."""
-        self._done += amount
-        shown = "  ".join(f"{name} {value}" for name, value in fields.items())
-        seconds = time.monotonic() - self._began
+        """Advance the bar by ``amount`` units and show ``fields``, or the rate without fields."""
+        self._completed += amount
+        details = "  ".join(f"{name} {value}" for name, value in fields.items())
+        elapsed_seconds = time.monotonic() - self._start_time
         if self._bar is not None and self._task is not None:
-            rate = f"{self._done / max(seconds, 1e-9):,.0f}/s"
-            self._bar.update(self._task, completed=int(self._done), shown=shown or rate)
-        elif time.monotonic() - self._last_line >= PLAIN_LINE_INTERVAL:
-            self._last_line = time.monotonic()
-            log(self._plain(shown, seconds))
+            rate = f"{self._completed / max(elapsed_seconds, 1e-9):,.0f}/s"
+            self._bar.update(self._task, completed=int(self._completed), details=details or rate)
+        elif time.monotonic() - self._last_line_time >= PLAIN_LINE_INTERVAL:
+            self._last_line_time = time.monotonic()
+            log(self._format_line(details, elapsed_seconds))
 
     def log(self, text: str) -> None:
-        """Say one line above the bar."""
+        """Print a message above the bar."""
         log(text)
 
     def finish(self) -> None:
-        """End the bar."""
+        """Finish the bar."""
         if self._bar is not None:
             self._bar.stop()
         self._bar = self._task = None
 
-    def _plain(self, shown: str, seconds: float) -> str:
-        share, left = "", ""
+    def _format_line(self, details: str, elapsed_seconds: float) -> str:
+        """Return the progress as a line of text."""
+        total, remaining = "", ""
         if self._total:
-            share = f" of {self._total:,.0f}"
-            remaining = seconds * (self._total / max(self._done, 1e-9) - 1)
-            left = f", {remaining:,.0f} s left"
-        rate = self._done / max(seconds, 1e-9)
-        return f"{self._what}: {self._done:,.0f}{share} {self._unit}, {rate:,.0f}/s{left}  {shown}"
+            total = f" of {self._total:,.0f}"
+            remaining_seconds = elapsed_seconds * (self._total / max(self._completed, 1e-9) - 1)
+            remaining = f", {remaining_seconds:,.0f} s left"
+        rate = self._completed / max(elapsed_seconds, 1e-9)
+        return (
+            f"{self._description}: {self._completed:,.0f}{total} {self._unit}, "
+            f"{rate:,.0f}/s{remaining}  {details}"
+        )

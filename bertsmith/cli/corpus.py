@@ -1,7 +1,4 @@
-"""``bertsmith corpus``: look at text, bring it into one form, gather some.
-
-It never knows the forms of text.
-"""
+"""``bertsmith corpus``: show, count, convert or collect text."""
 
 import os
 import sys
@@ -14,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from bertsmith.cli import corpus_options
-from bertsmith.cli.app import app
+from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.hints import quote_path
 
 if TYPE_CHECKING:
@@ -24,9 +21,14 @@ if TYPE_CHECKING:
 
 group = typer.Typer(
     name="corpus",
-    help="Look at text, bring it into one form, or gather some that every machine has.",
+    help="Show, count, convert or collect text.",
     no_args_is_help=True,
     rich_markup_mode=None,
+    epilog=format_examples(
+        "bertsmith corpus stats my-text/",
+        "bertsmith corpus show my-text/ --documents 1",
+        "bertsmith corpus convert wiki.parquet --out wiki.jsonl.gz",
+    ),
 )
 app.add_typer(group)
 
@@ -34,152 +36,191 @@ Out = Annotated[
     Path | None,
     typer.Option(
         "--out",
-        help="The file to write: .jsonl, or .txt for a sentence a line; packed if it ends in .gz, "
-        ".xz, .bz2 or .zst. Without it, JSON lines on stdout.",
+        help="The file to write: .jsonl, or .txt for one sentence per line; compressed if it ends "
+        "in .gz, .xz, .bz2 or .zst. Without it, JSON lines are printed.",
     ),
 ]
 
 
-@group.command()
+@group.command(
+    epilog=format_examples(
+        "bertsmith corpus show my-text/",
+        "bertsmith corpus show wiki.parquet --field text --documents 1",
+    )
+)
 def show(
     corpus: corpus_options.Corpus,
     documents: Annotated[
-        int, typer.Option("--documents", "-n", min=0, help="How many to show.")
+        int, typer.Option("--documents", "-n", min=0, help="Number of documents to show.")
     ] = 3,
-    form: corpus_options.Format = "auto",
+    text_format: corpus_options.Format = "auto",
     field: corpus_options.Field = "text",
     on_error: corpus_options.OnError = "stop",
     language: corpus_options.Language = "en",
 ) -> None:
-    """Show the first documents as they are read: a sentence a line."""
+    """Show the first documents, one sentence per line."""
     from bertsmith.cli.console import print_line
     from bertsmith.text.corpus import read_documents
     from bertsmith.text.sentences import split_sentences
 
-    options = corpus_options.parse_corpus_options(form, field, on_error, "none")
-    for document in islice(read_documents(corpus_options.find_sources(corpus), options), documents):
+    options = corpus_options.parse_corpus_options(text_format, field, on_error, "none")
+    sources = corpus_options.find_sources(corpus)
+    for document in islice(read_documents(sources, options), documents):
         print_line(f"== {document.source}, document {document.number}")
         for sentence in split_sentences(document.text, language, document.presplit):
             print_line(sentence)
         print_line("")
 
 
-@group.command()
+@group.command(
+    epilog=format_examples(
+        "bertsmith corpus stats my-text/",
+        "bertsmith corpus stats my-text/ --deduplicate both --json",
+    )
+)
 def stats(
     corpus: corpus_options.Corpus,
-    form: corpus_options.Format = "auto",
+    text_format: corpus_options.Format = "auto",
     field: corpus_options.Field = "text",
     on_error: corpus_options.OnError = "stop",
     deduplicate: corpus_options.Deduplicate = "none",
     language: corpus_options.Language = "en",
     as_json: corpus_options.Json = False,
 ) -> None:
-    """Count documents, sentences, words and characters, and tell what could not be read."""
+    """Count documents, sentences, words and characters.
+
+    Words are separated by whitespace. Duplicate and unreadable text is counted too.
+    """
     from bertsmith.cli.console import print_json, print_line
     from bertsmith.text.corpus import CorpusReport, read_documents
     from bertsmith.text.sentences import split_sentences
 
-    options = corpus_options.parse_corpus_options(form, field, on_error, deduplicate)
-    found = corpus_options.find_sources(corpus)
+    options = corpus_options.parse_corpus_options(text_format, field, on_error, deduplicate)
+    sources = corpus_options.find_sources(corpus)
     report = CorpusReport()
-    sentences = words = longest = 0
-    with corpus_options.terminal_progress() as bars:
-        bars.start("Reading", None, "characters")
-        for document in read_documents(found, options, report):
+    num_sentences = num_words = longest_document = 0
+    with corpus_options.terminal_progress() as progress:
+        progress.start("Reading", None, "characters")
+        for document in read_documents(sources, options, report):
             for sentence in split_sentences(document.text, language, document.presplit):
-                sentences += 1
-                words += len(sentence.split())
-            longest = max(longest, len(document.text))
-            bars.advance(len(document.text))
+                num_sentences += 1
+                num_words += len(sentence.split())
+            longest_document = max(longest_document, len(document.text))
+            progress.advance(len(document.text))
     report.require_documents()
     if as_json:
-        more = {"sources": len(found), "sentences": sentences, "words": words}
-        print_json(more | {"longest_document": longest} | report.to_json())
+        counts = {"sources": len(sources), "sentences": num_sentences, "words": num_words}
+        print_json(counts | {"longest_document": longest_document} | report.to_json())
         return
     for line in report.lines():
         print_line(line)
-    print_line(f"{sentences:,} sentences, {words:,} words between blanks")
-    print_line(f"longest document: {longest:,} characters")
-    forms = ", ".join(f"{count:,} {name}" for name, count in report.formats.items())
-    print_line(f"read as: {forms} (of {len(found):,} sources)")
+    print_line(f"{num_sentences:,} sentences, {num_words:,} whitespace-separated words")
+    print_line(f"longest document: {longest_document:,} characters")
+    formats = ", ".join(f"{count:,} {name}" for name, count in report.formats.items())
+    print_line(f"formats: {formats} (of {len(sources):,} sources)")
 
 
-@group.command()
+@group.command(
+    epilog=format_examples(
+        "bertsmith corpus convert my-text/ --out corpus.jsonl",
+        "bertsmith corpus convert wiki.parquet --deduplicate both --out wiki.txt.zst",
+    )
+)
 def convert(
     corpus: corpus_options.Corpus,
     out: Out = None,
-    form: corpus_options.Format = "auto",
+    text_format: corpus_options.Format = "auto",
     field: corpus_options.Field = "text",
     on_error: corpus_options.OnError = "stop",
     deduplicate: corpus_options.Deduplicate = "none",
     language: corpus_options.Language = "en",
     force: corpus_options.Force = False,
 ) -> None:
-    """Bring text in any form into JSON lines, or into a sentence a line."""
+    """Convert text to JSON lines, or to one sentence per line."""
     from bertsmith.text.corpus import CorpusReport, read_documents
     from bertsmith.text.export import write_json_lines, write_sentences
     from bertsmith.text.sentences import split_sentences
 
-    options = corpus_options.parse_corpus_options(form, field, on_error, deduplicate)
+    options = corpus_options.parse_corpus_options(text_format, field, on_error, deduplicate)
     report = CorpusReport()
-    with _output(out, force) as (file, written), corpus_options.terminal_progress() as bars:
+    with (
+        _open_output(out, force) as (file, out_format),
+        corpus_options.terminal_progress() as progress,
+    ):
         documents = read_documents(corpus_options.find_sources(corpus), options, report)
-        bars.start("Converting", None, "documents")
-        counted = _counted(documents, bars)
-        if written == "sentences":
+        progress.start("Converting", None, "documents")
+        documents = _advance_per_document(documents, progress)
+        if out_format == "sentences":
             write_sentences(
-                file, (split_sentences(one.text, language, one.presplit) for one in counted)
+                file,
+                (
+                    split_sentences(document.text, language, document.presplit)
+                    for document in documents
+                ),
             )
         else:
             write_json_lines(
                 file,
-                ({"id": f"{one.source}:{one.number}", "text": one.text} for one in counted),
+                (
+                    {"id": f"{document.source}:{document.number}", "text": document.text}
+                    for document in documents
+                ),
             )
         report.require_documents()
     corpus_options.log_report(report)
-    _next(out)
+    _log_next_command(out)
 
 
-@group.command()
+@group.command(
+    epilog=format_examples(
+        "bertsmith corpus docstrings --out corpus.jsonl",
+        "bertsmith corpus docstrings --out corpus.txt.gz --processes 2",
+    )
+)
 def docstrings(
     out: Out = None,
     processes: Annotated[
-        int | None,
-        typer.Option(help="How many to read with; as many as cores by default."),
+        int | None, typer.Option(help="Number of processes. Default: one per core.")
     ] = None,
     force: corpus_options.Force = False,
 ) -> None:
-    """Gather real English: the documentation of Python's library and the installed packages.
+    """Collect English text from docstrings of installed packages.
 
-    A module is a document. Code, tables, examples and markup are left out; no package is run.
+    Each module of the standard library and the installed packages is a document. Code, tables,
+    examples and markup are removed. No package is imported.
     """
     from bertsmith.cli.console import log
     from bertsmith.text.docstrings import read_documentation
     from bertsmith.text.export import module_to_document, write_json_lines, write_sentences
 
-    counts = [0, 0, 0]
+    num_modules = num_sentences = num_characters = 0
 
-    def told(modules: "Iterator[ModuleProse]") -> "Iterator[ModuleProse]":
+    def count_modules(modules: "Iterator[ModuleProse]") -> "Iterator[ModuleProse]":
+        nonlocal num_modules, num_sentences, num_characters
         for module in modules:
-            sentences = [sentence for part in module.paragraphs for sentence in part]
-            counts[0] += 1
-            counts[1] += len(sentences)
-            counts[2] += sum(map(len, sentences))
+            sentences = [sentence for paragraph in module.paragraphs for sentence in paragraph]
+            num_modules += 1
+            num_sentences += len(sentences)
+            num_characters += sum(map(len, sentences))
             yield module
 
-    with _output(out, force) as (file, written), corpus_options.terminal_progress() as bars:
-        modules = told(read_documentation(None, processes or os.cpu_count() or 1, bars))
-        if written == "sentences":
+    with (
+        _open_output(out, force) as (file, out_format),
+        corpus_options.terminal_progress() as progress,
+    ):
+        modules = read_documentation(None, processes or os.cpu_count() or 1, progress)
+        modules = count_modules(modules)
+        if out_format == "sentences":
             write_sentences(file, (chain(*module.paragraphs) for module in modules))
         else:
             write_json_lines(file, (module_to_document(module) for module in modules))
-    log(f"{counts[0]:,} modules, {counts[1]:,} sentences, {counts[2]:,} characters")
-    _next(out)
+    log(f"{num_modules:,} modules, {num_sentences:,} sentences, {num_characters:,} characters")
+    _log_next_command(out)
 
 
 @contextmanager
-def _output(out: Path | None, force: bool) -> Iterator[tuple[IO[str], str]]:
-    """Open the file to write, or stdout; also tell in what form to write."""
+def _open_output(out: Path | None, force: bool) -> Iterator[tuple[IO[str], str]]:
+    """Yield the output file, or stdout if ``out`` is None, and its format."""
     from bertsmith.text.export import choose_output_format, open_atomic
 
     if out is None:
@@ -187,18 +228,20 @@ def _output(out: Path | None, force: bool) -> Iterator[tuple[IO[str], str]]:
         sys.stdout.flush()
         return
     corpus_options.check_overwrite(out, force)
-    form = choose_output_format(out)
+    out_format = choose_output_format(out)
     with open_atomic(out) as file:
-        yield file, form
+        yield file, out_format
 
 
-def _counted(documents: "Iterator[Document]", bars: "TerminalProgress") -> "Iterator[Document]":
+def _advance_per_document(
+    documents: "Iterator[Document]", progress: "TerminalProgress"
+) -> "Iterator[Document]":
     for document in documents:
         yield document
-        bars.advance(1)
+        progress.advance(1)
 
 
-def _next(out: Path | None) -> None:
+def _log_next_command(out: Path | None) -> None:
     from bertsmith.cli.console import log
 
     if out is not None:

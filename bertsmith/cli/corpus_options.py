@@ -1,7 +1,4 @@
-"""The options that every verb which reads text has in common.
-
-It never knows what the text is read for.
-"""
+"""Options and helpers shared by the commands that read a text corpus."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,33 +14,36 @@ if TYPE_CHECKING:
 Corpus = Annotated[
     list[str],
     typer.Argument(
-        metavar="CORPUS...",
-        help="Text: files, folders, globs, or - for standard input. .txt, .md, .jsonl, "
-        "WikiExtractor output or .parquet; each also packed by gzip, xz, bzip2 or zstd.",
+        metavar="CORPUS",
+        help="Text: files, folders, globs, or - for standard input. Formats: .txt, .md, .jsonl, "
+        ".parquet and WikiExtractor output, optionally compressed with gzip, xz, bzip2 or zstd.",
     ),
 ]
 Format = Annotated[
     str,
     typer.Option(
         "--format",
-        help="auto; sentences (a sentence a line, a blank line between documents), prose or "
-        "markdown for how text is laid out; jsonl, wikiextractor or parquet for what a file is.",
+        help="Text layout: sentences (one per line, blank lines between documents), prose or "
+        "markdown; or file format: jsonl, wikiextractor or parquet; or auto.",
     ),
 ]
-Field = Annotated[str, typer.Option("--field", help="Where the text is in JSON lines and Parquet.")]
+Field = Annotated[
+    str, typer.Option("--field", help="Name of the text field in JSON lines and Parquet.")
+]
 OnError = Annotated[
-    str, typer.Option("--on-error", help="stop at text that cannot be read, or skip and count it.")
+    str,
+    typer.Option("--on-error", help="For text that cannot be read: stop, or skip and count it."),
 ]
 Deduplicate = Annotated[
     str,
     typer.Option(
         "--deduplicate",
-        help="Leave out exact repetitions: none, documents, paragraphs, or both.",
+        help="Remove exact duplicates: none, documents, paragraphs, or both.",
     ),
 ]
 
 
-def _language(code: str) -> str:
+def _check_language(code: str) -> str:
     from bertsmith.text.sentences import check_language
 
     return check_language(code)
@@ -52,51 +52,61 @@ def _language(code: str) -> str:
 Language = Annotated[
     str,
     typer.Option(
-        "--language", help="The language's ISO 639-1 code, for sentence borders.",
-        callback=_language,
+        "--language",
+        help="ISO 639-1 code of the language, used to split sentences.",
+        callback=_check_language,
     ),
-]  # fmt: skip
-Json = Annotated[bool, typer.Option("--json", help="Put the result on stdout as JSON.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace what is there already.")]
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite existing output.")]
 
 
-def parse_corpus_options(form: str, field: str, on_error: str, deduplicate: str) -> "CorpusOptions":
-    """Check the options and return them as settings; SettingsError names a wrong one."""
+def parse_corpus_options(
+    text_format: str, field: str, on_error: str, deduplicate: str
+) -> "CorpusOptions":
+    """Return the corpus options as settings. Raises SettingsError for an invalid value."""
     from bertsmith.text.corpus import CorpusOptions
 
-    values = {"format": form, "field": field, "on_error": on_error, "deduplicate": deduplicate}
+    values = {
+        "format": text_format,
+        "field": field,
+        "on_error": on_error,
+        "deduplicate": deduplicate,
+    }
     return CorpusOptions.parse(values, "options")
 
 
 def find_sources(corpus: list[str]) -> "list[Source]":
-    """Return the sources that the arguments name; say which files were passed over."""
+    """Return the sources that the CORPUS arguments name; log how many files are ignored."""
     from bertsmith.cli.console import log
-    from bertsmith.text.corpus import find_sources as sources
+    from bertsmith.text import sources
 
-    ignored: list[str] = []
-    result = sources(corpus, ignored)
-    if ignored:
-        more = f" and {len(ignored) - 1:,} more" if len(ignored) > 1 else ""
+    ignored_files: list[str] = []
+    corpus_sources = sources.find_sources(corpus, ignored_files)
+    if ignored_files:
+        num_others = len(ignored_files) - 1
+        others = f" and {num_others:,} more" if num_others else ""
         log(
-            f"note: passed over {ignored[0]}{more}: by their names no text (name them to read them)"
+            f"note: ignored {ignored_files[0]}{others}: unknown file name suffix (name a file "
+            "explicitly to read it)"
         )
-    return result
+    return corpus_sources
 
 
 @contextmanager
 def terminal_progress() -> "Iterator[TerminalProgress]":
-    """Yield progress bars that end with the block, well or not."""
+    """Yield a progress bar that is finished when the block ends, also after an error."""
     from bertsmith.cli.console import TerminalProgress
 
-    shown = TerminalProgress()
+    progress = TerminalProgress()
     try:
-        yield shown
+        yield progress
     finally:
-        shown.finish()
+        progress.finish()
 
 
 def log_report(report: "CorpusReport") -> None:
-    """Say what was read and what was left out."""
+    """Log how much text was read and skipped."""
     from bertsmith.cli.console import log
 
     for line in report.lines():
@@ -104,10 +114,10 @@ def log_report(report: "CorpusReport") -> None:
 
 
 def check_overwrite(path: Path, force: bool) -> None:
-    """Raise CorpusError if a file stands at ``path`` and may not be replaced."""
+    """Raise CorpusError if ``path`` is a folder, or a file and ``force`` is not set."""
     from bertsmith.errors import CorpusError
 
     if path.is_dir():
-        raise CorpusError(f"{path}: a folder is there; expected the name of a file to write")
+        raise CorpusError(f"{path}: this is a folder; expected the name of a file to write")
     if path.exists() and not force:
-        raise CorpusError(f"{path}: a file is there already; choose another name or add --force")
+        raise CorpusError(f"{path}: file exists; choose another name or add --force")

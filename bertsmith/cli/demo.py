@@ -1,7 +1,4 @@
-"""``bertsmith demo``: the whole way, from text that every machine has to a BERT.
-
-It never knows more than its user: it gives the commands that a person would type.
-"""
+"""``bertsmith demo``: train a small BERT from the documentation of installed packages."""
 
 import shlex
 from pathlib import Path
@@ -9,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from bertsmith.cli.app import app
+from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import log
 from bertsmith.cli.hints import quote_path
 
-#: Words of the demo's vocabulary: enough for the prose of documentation, and quick to learn.
+#: Large enough for documentation text, small enough to train quickly.
 VOCAB_SIZE = 8000
-#: Held-out sequences that an evaluation reads: all of them, for a narrow interval.
+#: Sequences per evaluation: all of the validation split, for a narrow confidence interval.
 EVAL_SEQUENCES = 5000
 
 SENTENCES = (
@@ -27,46 +24,55 @@ SENTENCES = (
 )
 
 
-@app.command()
+@app.command(
+    epilog=format_examples(
+        "bertsmith demo",
+        "bertsmith demo --minutes 15 --out my-demo",
+    )
+)
 def demo(
-    out: Annotated[Path, typer.Option(help="Where everything is written.")] = Path(
-        "bertsmith-demo"
-    ),
+    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("bertsmith-demo"),
     minutes: Annotated[float, typer.Option(help="Minutes of pre-training.", min=0.1)] = 3.0,
-    seed: Annotated[int, typer.Option(help="The seed of weights, data and dropout.", min=0)] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Random seed of the weights, the data order and dropout.", min=0)
+    ] = 0,
 ) -> None:
-    """Make a small BERT from the documentation of the Python packages on this machine.
+    """Train a small BERT on the documentation of installed packages.
 
-    It gives the five commands that make a model of any text. Stopped and started again, it goes
-    on where it was.
+    Runs and shows the five commands that train a model on any text: collect the text, learn a
+    vocabulary, prepare the data, pre-train, and fill in masks. An interrupted demo continues where
+    it stopped.
     """
     corpus, tokenizer, store = out / "corpus.jsonl", out / "tokenizer", out / "store"
     run = out / f"run-{seed}"
     if not corpus.exists():
-        _do("corpus", "docstrings", "--out", corpus)
+        _run_command("corpus", "docstrings", "--out", corpus)
     if not tokenizer.exists():
-        _do("vocab", corpus, "--size", VOCAB_SIZE, "--out", tokenizer)
+        _run_command("vocab", corpus, "--size", VOCAB_SIZE, "--out", tokenizer)
     if not (store / "manifest.json").exists():
-        _do("prepare", corpus, "--tokenizer", tokenizer, "--held-out", 0.05, "--out", store)
-    # Of four heads, two look at the neighbours, and one compares the sentences of a pair.
+        _run_command(
+            "prepare", corpus, "--tokenizer", tokenizer, "--held-out", 0.05, "--out", store
+        )
+    # With four heads, two are initialized to attend to neighboring tokens and one to the other
+    # segment, which next-sentence prediction needs.
     settings = ("model.heads=4", f"run.eval_sequences={EVAL_SEQUENCES}", f"run.seed={seed}")
-    _do(
+    _run_command(
         "pretrain", "--data", store, "--size", "tiny", "--minutes", minutes, "--out", run,
-        *(part for setting in settings for part in ("--set", setting)),
+        *(argument for setting in settings for argument in ("--set", setting)),
     )  # fmt: skip
-    _do("fill", run, *SENTENCES, "--top", 3)
+    _run_command("fill", run, *SENTENCES, "--top", 3)
     log("")
     log(f"The model is in {run / 'model'}; the loss curve is {run / 'curve.png'}.")
-    log("Next: the same commands with your own text make your own BERT. Or go on with this one:")
+    log("Next: run the same commands on your own text, or continue with this model:")
     log(f'  bertsmith fill {quote_path(run)} "The [MASK] of the function."')
     log(f"  bertsmith inspect {quote_path(run)}")
 
 
-def _do(*words: object) -> None:
-    """Show a command and run it; a command that stops early ends the demo with its status."""
-    arguments = [str(word) for word in words]
+def _run_command(*arguments: object) -> None:
+    """Log a bertsmith command and run it; exit with its status if it does not succeed."""
+    words = [str(argument) for argument in arguments]
     log("")
-    log(f"$ bertsmith {shlex.join(arguments)}")
-    status = app(arguments, standalone_mode=False)
+    log(f"$ bertsmith {shlex.join(words)}")
+    status = app(words, standalone_mode=False)
     if status:
         raise typer.Exit(status)

@@ -1,4 +1,4 @@
-"""``bertsmith embed``: vectors of lines or of a table's column, into a file or as JSON lines."""
+"""``bertsmith embed``: compute vectors for lines, table rows or tokens."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bertsmith.cli.app import app
+from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import TerminalProgress, log, print_json, print_line
 from bertsmith.cli.hints import quote_path
 from bertsmith.cli.model_options import (
@@ -25,10 +25,10 @@ from bertsmith.cli.model_options import (
     check_device,
     check_not_table,
     check_readable,
+    find_model,
     open_input,
     resolve_device,
 )
-from bertsmith.cli.models import find_model
 from bertsmith.cli.unknown_warning import UnknownWarning
 from bertsmith.errors import InputError, SettingsError
 
@@ -41,37 +41,28 @@ if TYPE_CHECKING:
 LayerOption = Annotated[
     str | None,
     typer.Option(
-        help="A layer's number: -1 the last, as usual, -2 the one before, 0 the embeddings; or "
-        "several, parted by commas, such as -4,-3,-2,-1.",
+        help="Layer number: -1 is the last, -2 the one before it, 0 the embeddings; or a comma-"
+        "separated list, such as -4,-3,-2,-1. Default: -1.",
         show_default=False,
     ),
 ]
-FileArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="FILE",
-        help="A text file, a line a text; or a table (.csv, .tsv, .jsonl, .json, .parquet, packed "
-        "or not); - or nothing reads standard input.",
-        show_default=False,
-    ),
-]
-#: The column of the texts where nobody names one.
-_TEXT = "text"
-#: What is added to a table where each token has its vector.
+_DEFAULT_TEXT_COLUMN = "text"
+#: Columns added to a table if each token has a vector.
 _TOKEN_COLUMNS = ["tokens", "ids", "offsets", "vectors"]
-#: What to do with each form of file.
-_NEXT = {
-    ".npy": "in Python, numpy.load({text})",
-    ".jsonl": "head -n 1 {word}",
-    ".parquet": "in Python, pyarrow.parquet.read_table({text})",
-    ".index": 'bertsmith search {word} "..."',
+#: The suggested next step for each output suffix.
+_NEXT_STEPS = {
+    ".npy": "in Python, numpy.load({python_path})",
+    ".jsonl": "head -n 1 {shell_path}",
+    ".parquet": "in Python, pyarrow.parquet.read_table({python_path})",
+    ".index": 'bertsmith search {shell_path} "..."',
 }
-#: Bytes read at once to count lines, and the most that are read for that: a few seconds.
-_BLOCK, _COUNTED = 2**20, 2**33
+_READ_BYTES = 2**20
+#: Lines are not counted in larger files: that would take more than a few seconds.
+_MAX_COUNTED_BYTES = 2**33
 
 
 class TextFormat(StrEnum):
-    """How an input is read: lines of text or a table."""
+    """Input formats: one text per line, or a table."""
 
     lines = "lines"
     csv = "csv"
@@ -81,27 +72,47 @@ class TextFormat(StrEnum):
     parquet = "parquet"
 
 
-@app.command()
+@app.command(
+    epilog=format_examples(
+        "bertsmith embed my-run sentences.txt --out vectors.npy",
+        "bertsmith embed my-run reviews.csv --text review --out reviews.parquet",
+        "bertsmith embed my-run sentences.txt --normalize --out lines.index",
+    )
+)
 def embed(
     model: Model,
-    file: FileArgument = None,
+    file: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FILE",
+            help="A text file with one text per line, or a table (.csv, .tsv, .jsonl, .json or "
+            ".parquet); may be compressed. Default or -: standard input.",
+            show_default=False,
+        ),
+    ] = None,
     text: Annotated[
         str | None,
-        typer.Option(help="The column of a table's texts; else text.", show_default=False),
+        typer.Option(
+            help="The column of a table that contains the texts. Default: text.",
+            show_default=False,
+        ),
     ] = None,
     layer: LayerOption = None,
     combine: Annotated[
-        str, typer.Option(help="Several layers: concat, mean, or weighted by --weights.")
+        str, typer.Option(help="How to combine several layers: concat, mean or weighted.")
     ] = "concat",
     weights: Annotated[
-        str | None, typer.Option(help="A weight for each layer, such as 0.1,0.2,0.3,0.4.")
+        str | None,
+        typer.Option(
+            help="A weight for each layer if --combine is weighted, such as 0.1,0.2,0.3,0.4."
+        ),
     ] = None,
     pooling: Annotated[
         str | None,
         typer.Option(
-            help="mean, max, mean-max, first, last, pooled, or none: a vector a token; or "
-            "sentence-transformers' mean_sqrt_len_tokens and weightedmean. Else as the model says, "
-            "or mean.",
+            help="mean, max, mean-max, first, last, pooled (the pooler's output), none (a vector "
+            "per token), or sentence-transformers' mean_sqrt_len_tokens or weightedmean. Default: "
+            "as the model specifies, else mean.",
             show_default=False,
         ),
     ] = None,
@@ -109,217 +120,238 @@ def embed(
         bool | None,
         typer.Option(
             "--normalize/--no-normalize",
-            help="Vectors of length 1; else as the model says, or no (an export to "
-            "sentence-transformers: or yes).",
+            help="Scale vectors to length 1. Default: as the model specifies, else no (an export "
+            "to sentence-transformers: else yes).",
         ),
     ] = None,
     special: Annotated[
-        bool, typer.Option("--special/--no-special", help="Pool [CLS] and [SEP] with the text.")
+        bool,
+        typer.Option("--special/--no-special", help="Include [CLS] and [SEP] in the pooling."),
     ] = True,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The file to write: .npy, .parquet, .jsonl, or .index to be searched. Of a table, "
-            ".parquet and .jsonl keep all columns. Without it, lines of JSON on stdout.",
+            help="The file to write: .npy, .parquet, .jsonl, or .index (for `bertsmith search`). "
+            ".parquet and .jsonl keep the columns of a table. Without it, JSON lines are printed.",
             show_default=False,
         ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a file whose making was stopped.")
+        bool, typer.Option("--resume", help="Continue an interrupted command.")
     ] = False,
-    form: Annotated[TextFormat | None, FORMAT_OPTION] = None,
+    input_format: Annotated[TextFormat | None, FORMAT_OPTION] = None,
     header: Header = None,
     encoding: Encoding = None,
     delimiter: Delimiter = None,
     batch_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens of a batch; else as fits.", show_default=False),
+        typer.Option(min=1, help="Tokens per batch. Default: automatic.", show_default=False),
     ] = None,
     fast: Annotated[
         bool,
-        typer.Option("--fast", help="Weights in 8 or 16 bits: a cosine of 0.995 or more to exact."),
+        typer.Option(
+            "--fast",
+            help="Use weights of 8 or 16 bits; the cosine to exact vectors is at least 0.995.",
+        ),
     ] = False,
     device: Device = "auto",
     as_json: Annotated[
-        bool, typer.Option("--json", help="What was written, as JSON on stdout.")
+        bool, typer.Option("--json", help="Print a summary of the output file as JSON.")
     ] = False,
 ) -> None:
-    """Make a vector of each line or row: of any layer, pooled as you say; or of each token.
+    """Compute vectors for lines, table rows or tokens.
 
-    Only the layers that are asked for are computed. What --out names is written in pieces: a run
-    that is stopped, even by kill -9, goes on with --resume and ends with the same bytes (an
-    index's graph, which several threads join, with the same vectors).
+    Only the layers that are needed are computed. With --out, progress is saved: a command that was
+    interrupted, even by SIGKILL, continues with --resume and writes the same bytes. (The graph of
+    an .index is built by several threads, so only its vectors are the same.)
     """
     if resume and out is None:
-        raise InputError("--resume goes on with a file: name it with --out")
+        raise InputError("--resume needs the file to continue: add --out")
     settings = parse_vector_settings(
         layer, combine=combine, weights=parse_numbers("weights", weights), pooling=pooling,
         normalize=normalize, special=special,
     )  # fmt: skip
     check_device(device)
     check_readable(file)
-    given = open_input(file or STDIN, encoding)
-    kind = _recognize(given, form and form.value, text)
-    if kind is None and (text is not None or header is not None or delimiter is not None):
+    source = open_input(file or STDIN, encoding)
+    table_format = _detect_table_format(source, input_format and input_format.value, text)
+    has_table_option = text is not None or header is not None or delimiter is not None
+    if table_format is None and has_table_option:
         raise InputError(
-            f"{given.path} is read as a text on each line, which has no columns; give --format, or "
-            "leave --text, --header and --delimiter out"
+            f"{source.path} is read as one text per line, without columns; use --format, or "
+            "remove --text, --header and --delimiter"
         )
-    model = _checked(model, out, settings)
+    model = _check_model_and_output(model, out, settings)
     from bertsmith.use.embed import Embedder
 
     unknown = UnknownWarning()
     embedder = Embedder.load(model, device=resolve_device(device), fast=fast)
     embedder = embedder.with_token_counter(unknown.counts)
-    by_token = settings.pooling == "none"
-    with _texts(given, kind, text or _TEXT, header, delimiter, by_token=by_token) as texts:
+    texts = _open_texts(
+        source, table_format, text or _DEFAULT_TEXT_COLUMN, header, delimiter,
+        by_token=settings.pooling == "none",
+    )  # fmt: skip
+    with texts as opened_texts:
         if out is None:
-            _print(embedder, texts, settings, batch_tokens, unknown)
+            _print_vectors(embedder, opened_texts, settings, batch_tokens, unknown)
         else:
-            more = {"batch_tokens": batch_tokens, "resume": resume}
-            _write(embedder, texts, out, settings, more, as_json=as_json)
+            options = {"batch_tokens": batch_tokens, "resume": resume}
+            _write_vectors(embedder, opened_texts, out, settings, options, as_json=as_json)
     unknown.warn()
 
 
-def _checked(model: Path, out: Path | None, settings: "VectorSettings") -> Path:
-    """Return the model to load. Raises where it, or the file to write, cannot be used."""
+def _check_model_and_output(model: Path, out: Path | None, settings: "VectorSettings") -> Path:
+    """Return the path of the model to load; raise an error if it or ``out`` cannot be used."""
     if out is None:
         return find_model(model)
     from bertsmith.bundle.directory import locate_model
 
-    if out.suffix not in _NEXT:
-        raise InputError(f"{out}: expected a name that ends in {', '.join(_NEXT)}")
+    if out.suffix not in _NEXT_STEPS:
+        raise InputError(f"{out}: expected a name that ends in {', '.join(_NEXT_STEPS)}")
     if settings.pooling == "none" and out.suffix in (".npy", ".index"):
-        raise InputError(f"{out}: a vector a token fits .jsonl and .parquet only")
+        raise InputError(f"{out}: vectors per token can only be written to .jsonl and .parquet")
     if out.exists() or out.is_symlink():
-        raise InputError(f"{out}: it is there already; choose another name, or remove it")
-    # The file remembers its model, so a temporary copy of a checkpoint does not do.
+        raise InputError(f"{out}: file exists; choose another name, or remove it")
+    # The output stores the model's path, so a temporary copy of a checkpoint is not enough.
     locate_model(model)
     return model
 
 
 @dataclass(frozen=True)
 class _Texts:
-    """Lines or rows to embed. total: how many, where that is known. columns: of a table.
+    """Lines or table rows to embed.
 
-    is_endless: whether the input may have no end.
+    total: their number if known. unbuffered: embed each line by itself (a terminal). columns: of
+    a table. may_be_endless: whether to warn during the input and not only at its end.
     """
 
     lines: "Iterable[str | Record]"
     total: int | None = None
-    at_once: bool = False
+    unbuffered: bool = False
     columns: "TableColumns | None" = None
-    is_endless: bool = False
+    may_be_endless: bool = False
     unit: str = "line"
 
 
-def _recognize(given: Input, form: str | None, text: str | None) -> str | None:
-    """Return the format of a table; None for lines of text."""
+def _detect_table_format(
+    source: Input, input_format: str | None, text_column: str | None
+) -> str | None:
+    """Return the format of a table, or None for one text per line."""
     from bertsmith.tasks.text_files import detect_table_format
 
-    if form is not None:
-        return None if form == "lines" else form
-    if given.name == STDIN:
-        kind = None
+    if input_format is not None:
+        return None if input_format == "lines" else input_format
+    if source.name == STDIN:
+        table_format = None
     else:
-        kind = detect_table_format(given.path)
-        if kind is None and text is not None and given.path.suffix.lower() == ".txt":
-            kind = "tsv"
-    if kind is None:
-        check_not_table(given, [text or _TEXT])
-    return kind
+        table_format = detect_table_format(source.path)
+        is_txt = source.path.suffix.lower() == ".txt"
+        if table_format is None and text_column is not None and is_txt:
+            table_format = "tsv"
+    if table_format is None:
+        check_not_table(source, [text_column or _DEFAULT_TEXT_COLUMN])
+    return table_format
 
 
 @contextmanager
-def _texts(
-    given: Input, kind: str | None, column: str, header: bool | None, delimiter: str | None,
-    *, by_token: bool,
+def _open_texts(
+    source: Input, table_format: str | None, text_column: str, header: bool | None,
+    delimiter: str | None, *, by_token: bool,
 ) -> Iterator[_Texts]:  # fmt: skip
+    """Open the lines or the table rows to embed."""
     from bertsmith.tasks.tables import has_column, open_table
     from bertsmith.use.table_input import find_columns, iter_text_records
     from bertsmith.use.table_output import unused_column_names
     from bertsmith.use.vector_writers import TableColumns
 
-    if kind is None:
-        at_once = given.name == STDIN and sys.stdin.isatty()
-        is_endless = given.name == STDIN
-        yield _Texts(given.lines(), count_lines(given.name), at_once, is_endless=is_endless)
-        return
-    source = given.to_table_source(kind, header=header is not False, delimiter=delimiter)
-    with open_table(source) as table:
-        known, first, rows = find_columns(table, source)
-        if first is not None and not has_column(first, column):
-            raise InputError(
-                f"{given.path}: there is no column {column!r}; the columns are "
-                f"{', '.join(map(repr, known))}; name the column of the texts with --text"
-            )
-        names, notes = unused_column_names(
-            _TOKEN_COLUMNS if by_token else ["vector"], known, given.path
+    if table_format is None:
+        is_stdin = source.name == STDIN
+        yield _Texts(
+            source.lines(),
+            count_lines(source.name),
+            unbuffered=is_stdin and sys.stdin.isatty(),
+            may_be_endless=is_stdin,
         )
+        return
+    table_source = source.to_table_source(
+        table_format, header=header is not False, delimiter=delimiter
+    )
+    with open_table(table_source) as table:
+        columns, first_row, rows = find_columns(table, table_source)
+        if first_row is not None and not has_column(first_row, text_column):
+            raise InputError(
+                f"{source.path}: no column {text_column!r}; the columns are "
+                f"{', '.join(map(repr, columns))}; name the text column with --text"
+            )
+        new_columns = _TOKEN_COLUMNS if by_token else ["vector"]
+        names, notes = unused_column_names(new_columns, columns, source.path)
         for note in table.notes + notes:
             log(note)
-        columns = TableColumns(known, names, table.schema)
-        yield _Texts(iter_text_records(rows, column), columns=columns, unit="row")
+        table_columns = TableColumns(columns, names, table.schema)
+        yield _Texts(iter_text_records(rows, text_column), columns=table_columns, unit="row")
 
 
-def parse_numbers(option: str, said: str | None) -> list[float] | None:
-    """Return numbers parted by commas. Raises SettingsError."""
-    if said is None:
+def parse_numbers(option: str, value: str | None) -> list[float] | None:
+    """Return the numbers of a comma-separated option. Raises SettingsError."""
+    if value is None:
         return None
     try:
-        return [float(one) for one in said.split(",")]
+        return [float(number) for number in value.split(",")]
     except ValueError:
-        raise SettingsError(f"--{option} {said}: expected numbers, parted by commas") from None
+        raise SettingsError(f"--{option} {value}: expected comma-separated numbers") from None
 
 
-def parse_vector_settings(layer: str | None, **said: Any) -> "VectorSettings":
-    """Return settings with layers as they are written on the command line. Raises SettingsError."""
+def parse_vector_settings(layer: str | None, **values: Any) -> "VectorSettings":
+    """Return the settings for the --layer option and other values. Raises SettingsError."""
     from bertsmith.use.vector_settings import build_vector_settings
 
     layers = parse_numbers("layer", layer)
-    if layers is not None and any(one % 1 for one in layers):
-        raise SettingsError(f"--layer {layer}: expected whole numbers, such as -2 or -4,-3,-2,-1")
-    return build_vector_settings(None if layers is None else [int(one) for one in layers], **said)
+    if layers is not None and any(number % 1 for number in layers):
+        raise SettingsError(f"--layer {layer}: expected integers, such as -2 or -4,-3,-2,-1")
+    integers = None if layers is None else [int(number) for number in layers]
+    return build_vector_settings(integers, **values)
 
 
-def _print(
+def _print_vectors(
     embedder: "Embedder", texts: _Texts, settings: "VectorSettings", batch_tokens: int | None,
     unknown: UnknownWarning,
 ) -> None:  # fmt: skip
+    """Print the vectors as JSON lines."""
     from bertsmith.use.embed_lines import embed_windows
     from bertsmith.use.vector_writers import format_json_line
 
     windows = embed_windows(
         embedder, texts.lines, embedder.resolve_settings(settings), batch_tokens=batch_tokens,
-        unbuffered=texts.at_once,
+        unbuffered=texts.unbuffered,
     )  # fmt: skip
-    cut_off = 0
+    num_truncated = 0
     for window in windows:
         rows: Sequence[Mapping[str, Any] | None] = [None] * len(window.texts)
         if window.rows is not None:
             rows = window.rows
-        for text, own, row in zip(window.texts, window.vectors, rows, strict=True):
-            print_line(format_json_line(text, own, row, texts.columns))
+        for text, vectors, row in zip(window.texts, window.vectors, rows, strict=True):
+            print_line(format_json_line(text, vectors, row, texts.columns))
         sys.stdout.flush()
         cut_off += window.num_truncated
         if texts.is_endless:
             unknown.warn()
-    _tell_cut(cut_off, embedder)
+    _log_num_truncated(num_truncated, embedder)
 
 
-def _write(
+def _write_vectors(
     embedder: "Embedder", texts: _Texts, out: Path, settings: "VectorSettings",
-    more: dict[str, Any], *, as_json: bool,
+    options: dict[str, Any], *, as_json: bool,
 ) -> None:  # fmt: skip
+    """Write the vectors to a file; log the file and a next step."""
     from bertsmith.use.embed_lines import embed_lines
 
     try:
-        done = embed_lines(
+        summary = embed_lines(
             embedder, texts.lines, out, settings, columns=texts.columns, total=texts.total,
-            progress=TerminalProgress(), **more,
+            progress=TerminalProgress(), **options,
         )  # fmt: skip
     except KeyboardInterrupt:
-        log("stopped; what is done is safe, and the same command with --resume goes on from there")
+        log("stopped and saved; the same command with --resume continues")
         raise
     if as_json:
         print_json({"out": str(out), "lines": done.num_lines, "width": done.width,
@@ -330,27 +362,27 @@ def _write(
     log(f"next: {_NEXT[out.suffix].format(text=repr(str(out)), word=quote_path(out))}")
 
 
-def _tell_cut(count: int, embedder: "Embedder") -> None:
+def _log_num_truncated(count: int, embedder: "Embedder") -> None:
     if count:
-        log(f"lines cut off at the model's {embedder.max_seqlen:,} tokens: {count:,}")
+        log(f"lines truncated to the model's {embedder.max_seqlen:,} tokens: {count:,}")
 
 
 def count_lines(name: str) -> int | None:
-    """Return how many lines a plain file has; None where that cannot be told quickly."""
+    """Return the number of lines of an uncompressed file; None if it is not quick to count."""
     from bertsmith.text.archives import HEAD_BYTES, detect_compression
 
     path = Path(name)
-    if name == STDIN or not path.is_file() or path.stat().st_size > _COUNTED:
+    if name == STDIN or not path.is_file() or path.stat().st_size > _MAX_COUNTED_BYTES:
         return None
-    count, last = 0, b"\n"
+    num_lines, last_byte = 0, b"\n"
     try:
         with path.open("rb") as file:
             if detect_compression(file.read(HEAD_BYTES)):
                 return None
             file.seek(0)
-            while block := file.read(_BLOCK):
-                count, last = count + block.count(b"\n"), block[-1:]
+            while block := file.read(_READ_BYTES):
+                num_lines, last_byte = num_lines + block.count(b"\n"), block[-1:]
     except OSError:
-        # Whoever reads the lines says why.
+        # The code that reads the lines raises an error with an explanation.
         return None
-    return count + (last != b"\n")
+    return num_lines + (last_byte != b"\n")

@@ -1,7 +1,4 @@
-"""``bertsmith export``: a model directory, written in another maker's form.
-
-It never knows a foreign name, only who writes what.
-"""
+"""``bertsmith export``: convert a model to another format."""
 
 from importlib import import_module
 from pathlib import Path
@@ -9,14 +6,13 @@ from typing import Annotated
 
 import typer
 
-from bertsmith.cli.app import app
+from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import log, print_json
 from bertsmith.cli.hints import quote_path
-from bertsmith.cli.model_options import Model
-from bertsmith.cli.models import find_model
+from bertsmith.cli.model_options import Model, find_model
 
-#: Each form: what writes it, a function of the model and the folder that returns notes; and the
-#: options that it takes.
+#: For each format: a function of the model and the output folder that returns notes, and the
+#: options that it accepts.
 _WRITERS = {
     "hf": ("bertsmith.interop.huggingface.write_huggingface", ()),
     "sentence-transformers": (
@@ -26,64 +22,82 @@ _WRITERS = {
     "tensorflow": ("bertsmith.interop.tensorflow.write_tensorflow", ()),
     "onnx": ("bertsmith.interop.onnx.write_onnx", ("int8",)),
 }
-#: What to do with each.
-_NEXT = {
-    "hf": "bertsmith compare {model} {word}",
-    "sentence-transformers": 'in Python, SentenceTransformer({text}).encode(["..."])',
-    "tensorflow": "bertsmith import {word} --out DIR",
-    "onnx": "in Python, onnxruntime.InferenceSession on the .onnx file there",
+#: The suggested next step for each format.
+_NEXT_STEPS = {
+    "hf": "bertsmith compare {model} {shell_path}",
+    "sentence-transformers": 'in Python, SentenceTransformer({python_path}).encode(["..."])',
+    "tensorflow": "bertsmith import {shell_path} --out DIR",
+    "onnx": "in Python, open the .onnx file there with onnxruntime.InferenceSession",
 }
 
 
-@app.command()
+@app.command(
+    epilog=format_examples(
+        "bertsmith export my-run --to hf --out my-model",
+        "bertsmith export my-run --to onnx --int8 --out my-model-onnx",
+        "bertsmith export my-run --to sentence-transformers --out my-embedder",
+    )
+)
 def export(
     model: Model,
-    to: Annotated[str, typer.Option("--to", help=f"The form: {', '.join(_WRITERS)}.")],
+    to: Annotated[str, typer.Option("--to", help=f"The format: {', '.join(_WRITERS)}.")],
     out: Annotated[Path, typer.Option(help="The folder to write.")],
     int8: Annotated[
-        bool, typer.Option("--int8", help="onnx: weights in 8 bits, a third of the size.")
+        bool,
+        typer.Option("--int8", help="onnx: store weights in 8 bits, a third of the size."),
     ] = False,
     pooling: Annotated[
         str | None,
-        typer.Option(help="sentence-transformers: mean, cls, max …; else as the model says, mean."),
+        typer.Option(
+            help="sentence-transformers: mean, cls, max, and so on. Default: as the model "
+            "specifies, else mean."
+        ),
     ] = None,
     normalize: Annotated[
         bool | None,
         typer.Option(
             "--normalize/--no-normalize",
-            help="sentence-transformers: vectors of length 1; else as the model says, or yes "
-            "(embed: or no).",
+            help="sentence-transformers: scale vectors to length 1. Default: as the model "
+            "specifies, else yes (bertsmith embed: else no).",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Result as JSON on stdout.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Write a model in another form, with the same numbers; refuse what that form cannot say.
+    """Convert a model to another format, such as ONNX.
 
-    hf: Hugging Face's layout, as every model directory has it, in one safetensors file.
-    sentence-transformers: modules.json with pooling. tensorflow: the original release, whose GELU
-    is the tanh form: for models of --recipe paper, or of --set model.activation=gelu_tanh. onnx:
-    for onnxruntime, any batch and length.
+    The converted model computes the same outputs; a model that the format cannot express is
+    rejected.
+
+    hf: a Hugging Face model directory with a single safetensors file.
+
+    sentence-transformers: a directory with modules.json and a pooling layer.
+
+    tensorflow: the format of the original release. Its GELU is the tanh approximation, so the
+    model must be trained with --recipe paper or --set model.activation=gelu_tanh.
+
+    onnx: for onnxruntime, with any batch size and sequence length.
     """
     from bertsmith.errors import SettingsError
     from bertsmith.files import check_new_directory
 
     if to not in _WRITERS:
         raise SettingsError(f"--to {to}: expected one of {', '.join(_WRITERS)}")
-    writer, options = _WRITERS[to]
-    source = model
-    given = {"int8": int8 or None, "pooling": pooling, "normalize": normalize}
-    said = {name: value for name, value in given.items() if value is not None}
-    for name in sorted(set(said) - set(options)):
-        raise SettingsError(f"--{name}: the form {to} has no such option")
+    writer_path, valid_options = _WRITERS[to]
+    all_options = {"int8": int8 or None, "pooling": pooling, "normalize": normalize}
+    options = {name: value for name, value in all_options.items() if value is not None}
+    for name in sorted(set(options) - set(valid_options)):
+        raise SettingsError(f"--{name}: not an option of the format {to}; remove it")
     check_new_directory(out)
-    model = find_model(model)
-    module, _, name = writer.rpartition(".")
-    notes: list[str] = getattr(import_module(module), name)(model, out, **said)
+    path = find_model(model)
+    module_name, _, function_name = writer_path.rpartition(".")
+    write_model = getattr(import_module(module_name), function_name)
+    notes: list[str] = write_model(path, out, **options)
     if as_json:
-        print_json({"model": str(source), "to": to, "out": str(out), "notes": notes})
+        print_json({"model": str(model), "to": to, "out": str(out), "notes": notes})
     for note in notes:
         log(f"note: {note}")
     log(f"wrote {out}")
-    log(
-        f"next: {_NEXT[to].format(model=quote_path(source), word=quote_path(out), text=repr(str(out)))}"
+    next_step = _NEXT_STEPS[to].format(
+        model=quote_path(model), shell_path=quote_path(out), python_path=repr(str(out))
     )
+    log(f"next: {next_step}")

@@ -1,7 +1,4 @@
-"""``bertsmith finetune``: from a model and a labelled table to a model for that task.
-
-It never knows how training works, only how to ask for it and what to say afterwards.
-"""
+"""``bertsmith finetune``: fine-tune a model on a task."""
 
 import json
 import signal
@@ -11,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from bertsmith.cli.app import app
+from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import TerminalProgress, log, print_counts, print_json, print_line
 from bertsmith.cli.hints import predict_command
 
@@ -20,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class KindName(StrEnum):
-    """What a label is."""
+    """Kinds of labels."""
 
     single = "single"
     multi = "multi"
@@ -29,8 +26,8 @@ class KindName(StrEnum):
     tags = "tags"
 
 
-class Layers(StrEnum):
-    """What a BiLSTM reads of a frozen encoder (table 7 of the paper)."""
+class FeatureLayers(StrEnum):
+    """Inputs of the BiLSTM in the feature-based approach (Devlin et al. 2018, table 7)."""
 
     embeddings = "embeddings"
     second_to_last = "second-to-last"
@@ -40,82 +37,115 @@ class Layers(StrEnum):
     sum_all = "weighted-sum-all"
 
 
-@app.command()
+@app.command(
+    epilog=format_examples(
+        "bertsmith finetune classify --model my-run --data reviews.csv \\\n"
+        "      --text review --label mood --out my-classifier",
+        "bertsmith finetune squad --model google-bert/bert-base-uncased \\\n"
+        "      --data SQUAD/ --epochs 2 --out my-squad",
+        "bertsmith finetune tag --model my-run --data train.conll --dev dev.conll \\\n"
+        "      --out my-tagger",
+    )
+)
 def finetune(
     task: Annotated[
         str,
         typer.Argument(
             metavar="TASK",
-            help="cola, sst-2, mrpc, sts-b, qqp, mnli, qnli, rte, wnli, nsmc, korsts, squad, "
-            "squad2, swag, codah, comve-b, conll2003, conll2003-pos, klue-ner; or classify, "
-            "answer, choose or tag, for files of your own.",
+            help="classify, answer, choose or tag for your own files; or a public task: cola, "
+            "sst-2, mrpc, sts-b, qqp, mnli, qnli, rte, wnli, nsmc, korsts, squad, squad2, swag, "
+            "codah, comve-b, conll2003, conll2003-pos or klue-ner.",
             show_default=False,
         ),
     ],
-    model: Annotated[Path, typer.Option(help="The model directory, RUN or hub id to start from.")],
+    model: Annotated[
+        Path,
+        typer.Option(
+            help="The model directory, run directory or Hugging Face Hub id to start from."
+        ),
+    ],
     data: Annotated[
         Path,
-        typer.Option(help="A public task's folder or its training file; or the training table."),
+        typer.Option(help="The training file, or the folder of a public task's files."),
     ],
-    out: Annotated[Path, typer.Option(help="The run's directory.")],
+    out: Annotated[Path, typer.Option(help="The run directory to write.")],
     dev: Annotated[
-        Path | None, typer.Option(help="The held-out table; else a tenth is held out.")
+        Path | None,
+        typer.Option(help="The validation file. Default: a tenth of the training data."),
     ] = None,
     text: Annotated[str | None, typer.Option(help="The column of the text.")] = None,
     pair: Annotated[str | None, typer.Option(help="The column of a second text.")] = None,
     label: Annotated[str | None, typer.Option(help="The column of the label.")] = None,
     endings: Annotated[
-        str | None, typer.Option(help="choose: the columns of the endings, such as a,b,c,d.")
+        str | None,
+        typer.Option(help="choose: the columns of the endings, such as a,b,c,d."),
     ] = None,
     kind: Annotated[
         KindName | None,
-        typer.Option(help="One label, several (a|b), or a number; of tags, entities or plain."),
+        typer.Option(
+            help="classify: one label per text, several (separated by |), or a number; tag: "
+            "entities or plain tags."
+        ),
     ] = None,
     metric: Annotated[
         list[str] | None,
         typer.Option(
-            help="A metric of the held-out part, such as roc_auc, mae or f1:LABEL; may be "
-            "repeated. The first one decides which run or epoch is best."
+            help="A validation metric, such as roc_auc, mae or f1:LABEL; may be repeated. The "
+            "first selects the best epoch or run."
         ),
     ] = None,
     features: Annotated[
-        Layers | None,
-        typer.Option(help="Leave the encoder as it is; learn a BiLSTM on these of its layers."),
+        FeatureLayers | None,
+        typer.Option(help="Freeze the encoder and train a BiLSTM on these layers of it."),
     ] = None,
-    epochs: Annotated[float | None, typer.Option(help="Walks through the data.", min=0)] = None,
-    batch: Annotated[int | None, typer.Option(help="Examples of a step.", min=1)] = None,
-    lr: Annotated[float | None, typer.Option(help="The peak learning rate.", min=0)] = None,
-    length: Annotated[int | None, typer.Option(help="Tokens of an input.", min=8)] = None,
-    seed: Annotated[int | None, typer.Option(help="Of weights, order and dropout.", min=0)] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Passes over the training data.", min=0)
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Batch size in examples.", min=1)] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate.", min=0)] = None,
+    length: Annotated[
+        int | None, typer.Option(help="Maximum length of an input in tokens.", min=8)
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Random seed of the new weights, the data order and dropout.", min=0),
+    ] = None,
     seeds: Annotated[
-        int, typer.Option(help="Runs with seeds one after another; the best is kept.", min=1)
+        int, typer.Option(help="Number of runs with different seeds; the best is kept.", min=1)
     ] = 1,
     grid: Annotated[
         bool,
         typer.Option(
-            "--grid", help="The paper's grid: batch 16, 32; lr 5e-5, 3e-5, 2e-5; epochs 2, 3, 4."
+            "--grid",
+            help="Search the paper's grid: batch 16, 32; lr 5e-5, 3e-5, 2e-5; epochs 2, 3, 4.",
         ),
     ] = False,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave bad rows out, counted, instead of stopping.")
+        bool, typer.Option("--skip-bad", help="Skip and count invalid rows instead of stopping.")
     ] = False,
     encoding: Annotated[
-        str | None, typer.Option(help="The files' encoding if it is not UTF-8, such as cp949.")
+        str | None,
+        typer.Option(help="Encoding of the files if they are not UTF-8, such as cp949."),
     ] = None,
     delimiter: Annotated[
-        str | None, typer.Option(help="What separates the columns of CSV; else it is detected.")
+        str | None, typer.Option(help="Column separator of CSV. Default: detected.")
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
-    assign: Annotated[
-        list[str] | None, typer.Option("--set", help="One setting, such as optim.lr=2e-5.")
+    config: Annotated[Path | None, typer.Option(help="A TOML file with settings.")] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting, such as optim.lr=2e-5; may be repeated."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Result as JSON on stdout.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Fine-tune a model on a task: labels of texts, answers, choices, entities or tags.
+    """Fine-tune a model to classify, tag, answer or choose.
 
-    The same command again goes on where a stopped run left off. Ctrl-C and SIGTERM save first.
+    classify: predict a label, several labels or a number for a text or a pair of texts. tag:
+    predict a tag for each word, such as entities or parts of speech. answer: find the answer to a
+    question in a context. choose: select one of several endings of a prompt.
+
+    Ctrl-C and SIGTERM save a checkpoint; the same command then continues the run.
     """
-    values: dict[str, Any] = {
+    tables: dict[str, Any] = {
         "task": {
             "text": text, "pair": pair, "label": label, "kind": kind.value if kind else None,
             "endings": endings.split(",") if endings else None, "metrics": metric or None,
@@ -128,39 +158,44 @@ def finetune(
         "run": {"seed": seed},
         "features": {"layers": features.value if features else None},
     }  # fmt: skip
-    said = {name: {key: value for key, value in table.items() if value is not None}
-            for name, table in values.items()}  # fmt: skip
+    values = {
+        name: {key: value for key, value in table.items() if value is not None}
+        for name, table in tables.items()
+    }
     if features is None:
-        del said["features"]
-    given: dict[str, Any] = {
-        "data": data, "config": config, "assignments": assign or [], "values": said,
+        del values["features"]
+    options: dict[str, Any] = {
+        "data": data, "config": config, "assignments": assignments or [], "values": values,
         "progress": TerminalProgress(),
     }  # fmt: skip
-    several = seeds > 1 or grid
+    is_sweep = seeds > 1 or grid
     from bertsmith.train.finetuning.checks import check_finetuning
 
-    check_finetuning(task, model, data, None if several else out, config, assign or [], said)
-    if several:
-        _several(task, model, out, seeds=seeds, grid=grid, as_json=as_json, given=given)
+    check_finetuning(
+        task, model, data, None if is_sweep else out, config, assignments or [], values
+    )
+    if is_sweep:
+        _run_sweep(task, model, out, seeds=seeds, grid=grid, as_json=as_json, options=options)
     else:
-        _once(task, model, out, as_json=as_json, given=given)
+        _run_once(task, model, out, as_json=as_json, options=options)
 
 
-def _once(task: str, model: Path, out: Path, *, as_json: bool, given: dict[str, Any]) -> None:
-    from bertsmith.train.finetuning.finetune import finetune as tune
+def _run_once(task: str, model: Path, out: Path, *, as_json: bool, options: dict[str, Any]) -> None:
+    """Fine-tune once and print the metrics."""
+    from bertsmith.train.finetuning import finetune as finetuning
 
-    result = tune(task, model, out, **given)
+    result = finetuning.finetune(task, model, out, **options)
     if as_json:
-        _put_result(result)
+        _print_result_json(result)
     if result.model is None:
-        _leave(result)
+        _exit_stopped(result)
     if not as_json:
-        _tell(result)
+        _print_metrics(result)
     log(f"wrote {result.model}")
-    _say_next(result.run, result.model)
+    _log_next_command(result.run, result.model)
 
 
-def _several(
+def _run_sweep(
     task: str,
     model: Path,
     out: Path,
@@ -168,35 +203,38 @@ def _several(
     seeds: int,
     grid: bool,
     as_json: bool,
-    given: dict[str, Any],
+    options: dict[str, Any],
 ) -> None:
+    """Fine-tune once per seed and grid point, and print the metrics over the seeds."""
     from bertsmith.train.finetuning.sweep import run_sweep
 
-    result = run_sweep(task, model, out, seeds=seeds, grid=grid, **given)
-    if result.stopped_run is not None:
+    sweep = run_sweep(task, model, out, seeds=seeds, grid=grid, **options)
+    if sweep.stopped_run is not None:
         if as_json:
-            _put_result(result.stopped_run)
-        _leave(result.stopped_run)
-    assert result.best is not None
+            _print_result_json(sweep.stopped_run)
+        _exit_stopped(sweep.stopped_run)
+    assert sweep.best is not None
+    metric = sweep.best.metrics[0]
     if as_json:
-        print_json(json.loads((result.out / "results.json").read_text(encoding="utf-8")))
+        print_json(json.loads((sweep.out / "results.json").read_text(encoding="utf-8")))
     else:
-        metric = result.best.metrics[0]
-        for one in result.points:
-            middle, least, most = one.metric_over_seeds(metric)
-            place = " ".join(
-                f"{key.rpartition('.')[2]}={value}" for key, value in one.hyperparameters.items()
+        for point in sweep.points:
+            median, minimum, maximum = point.metric_over_seeds(metric)
+            hyperparameters = " ".join(
+                f"{key.rpartition('.')[2]}={value}" for key, value in point.hyperparameters.items()
             )
-            print_line(f"{place or metric}: median {middle:.4f}, {least:.4f} to {most:.4f} "
-                f"over {len(one.runs)} seeds")  # fmt: skip
-        _tell(result.best)
-    log(f"wrote {result.model}, the best by {result.best.metrics[0]}: {result.best.run.name}")
-    assert result.model is not None
-    _say_next(result.best.run, result.model)
+            print_line(
+                f"{hyperparameters or metric}: median {median:.4f}, {minimum:.4f} to "
+                f"{maximum:.4f} over {len(point.runs)} seeds"
+            )
+        _print_metrics(sweep.best)
+    log(f"wrote {sweep.model}, the best by {metric}: {sweep.best.run.name}")
+    assert sweep.model is not None
+    _log_next_command(sweep.best.run, sweep.model)
 
 
-def _say_next(run: Path, model: Path) -> None:
-    """Say how to ask the model of a run, with texts of the form that its task has."""
+def _log_next_command(run: Path, model: Path) -> None:
+    """Log a ``predict`` command with the inputs that the task needs."""
     from bertsmith.settings import read_toml
     from bertsmith.train.engine.run_directory import SETTINGS_FILE
 
@@ -206,14 +244,16 @@ def _say_next(run: Path, model: Path) -> None:
     log(f"next: {command}")
 
 
-def _leave(result: "FinetuneResult") -> NoReturn:
-    """Leave as a signal asks to, that came in a run or at the end of one of several."""
-    log(f"stopped after step {result.step} of {result.steps}, all saved; "
-        "the same command goes on from there")  # fmt: skip
+def _exit_stopped(result: "FinetuneResult") -> NoReturn:
+    """Exit with the status of the signal that stopped a run or a sweep."""
+    log(
+        f"stopped after step {result.step} of {result.steps} and saved a checkpoint; "
+        "run the same command to continue"
+    )
     raise typer.Exit(128 + (result.signal or result.late or signal.SIGINT))
 
 
-def _put_result(result: "FinetuneResult") -> None:
+def _print_result_json(result: "FinetuneResult") -> None:
     print_json(
         {
             "run": str(result.run),
@@ -226,11 +266,12 @@ def _put_result(result: "FinetuneResult") -> None:
     )
 
 
-def _tell(result: "FinetuneResult") -> None:
-    figures = result.figures
-    told = ", ".join(f"{name} {figures[name]:.4f}" for name in result.metrics)
+def _print_metrics(result: "FinetuneResult") -> None:
+    """Print the validation metrics, and how many examples of each file were used."""
+    metrics = ", ".join(f"{name} {result.figures[name]:.4f}" for name in result.metrics)
     print_line(
-        f"held out ({figures['examples']:,.0f} examples): {told}, loss {figures['loss']:.4f}"
+        f"held out ({result.figures['examples']:,.0f} examples): {metrics}, "
+        f"loss {result.figures['loss']:.4f}"
     )
     for name, counts in result.counts.items():
         print_counts(counts, f"{name}: ")

@@ -1,26 +1,30 @@
-"""``bertsmith import``: a model in another maker's form, written as a model directory.
-
-It never knows a foreign name, only who reads what.
-"""
+"""``bertsmith import``: convert a TensorFlow or Hugging Face model to a model directory."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from bertsmith.cli.app import app
+from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import log, print_json
 from bertsmith.cli.hints import quote_path
 
 
-@app.command("import")
+@app.command(
+    "import",
+    epilog=format_examples(
+        "bertsmith import uncased_L-12_H-768_A-12/ --out bert-base",
+        "bertsmith import google-bert/bert-base-cased --out bert-base-cased",
+        "bertsmith import model.ckpt-900 --files-from original/ --out my-model",
+    ),
+)
 def import_(
     source: Annotated[
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="An original BERT release (TensorFlow): its folder, or one of its checkpoints; or "
-            "a Hugging Face model of any age: a folder, or OWNER/NAME on the hub.",
+            help="An original BERT release (TensorFlow), as a folder or a checkpoint in it; or a "
+            "Hugging Face model, as a folder or a Hub id.",
             show_default=False,
         ),
     ],
@@ -29,21 +33,23 @@ def import_(
         bool | None,
         typer.Option(
             "--uncased/--cased",
-            help="Whether its text was lowered; else tokenizer files, the folder's name or the "
-            "vocabulary tell.",
+            help="Whether the model expects lowercase text. Default: from the tokenizer files, the "
+            "folder's name or the vocabulary.",
             show_default=False,
         ),
     ] = None,
     files_from: Annotated[
         Path | None,
-        typer.Option(help="The folder of bert_config.json and vocab.txt, if they are elsewhere."),
+        typer.Option(
+            help="The folder of bert_config.json and vocab.txt if they are not in SOURCE's folder."
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Result as JSON on stdout.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Make a model directory of a model in another form, and tell what was found in it.
+    """Convert a TensorFlow or Hugging Face model to a model directory.
 
-    Needs no TensorFlow. Fine-tuned checkpoints of the original's classifier and of its SQuAD model
-    come with their output layer.
+    TensorFlow is not needed. Classifiers and SQuAD models that were fine-tuned with the original
+    code keep their output layers. Missing and unused weights are reported.
     """
     from bertsmith.errors import ModelError, SettingsError
     from bertsmith.files import check_new_directory
@@ -52,7 +58,7 @@ def import_(
     if not Path(source).exists() and not _is_hub_id(source):
         raise ModelError(
             f"{source}: no such file or directory; expected an original BERT release, a model "
-            "directory, or a model of the hub by its owner and name"
+            "directory, or a Hugging Face Hub id (OWNER/NAME)"
         )
     from bertsmith.bundle import save_model
     from bertsmith.interop.huggingface import is_model_directory, write_huggingface
@@ -73,24 +79,25 @@ def import_(
     save_model(out, bundle)
     if as_json:
         print_json(report | {"out": str(out)})
-    _tell(report)
+    _log_report(report)
     log(f"wrote {out}")
     log(f"next: bertsmith inspect {quote_path(out)}")
 
 
-def _tell(report: dict[str, Any]) -> None:
+def _log_report(report: dict[str, Any]) -> None:
+    """Log the checkpoint format, the casing, and missing and unused weights."""
     log(f"read {report['from']}")
     log(report["case"])
     if report["new"]:
-        log(f"new, drawn at random: {', '.join(report['new'])}")
+        log(f"newly initialized: {', '.join(report['new'])}")
     if report["left"]:
-        log(f"left, known to no part of the model: {', '.join(report['left'])}")
+        log(f"not used: {', '.join(report['left'])}")
     if report["left_of_training"]:
-        log(f"left, of the optimizer and the training: {report['left_of_training']} tensors")
+        log(f"not used: {report['left_of_training']} tensors of the optimizer and the training")
 
 
 def _is_hub_id(source: str) -> bool:
     from bertsmith.bundle.directory import is_hub_id
 
-    # A checkpoint is named by how its files begin: no file has the name itself.
+    # A TensorFlow checkpoint is named by the common prefix of its files.
     return is_hub_id(Path(source)) or any(Path(source).parent.glob(f"{Path(source).name}.*"))

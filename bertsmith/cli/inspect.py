@@ -1,93 +1,106 @@
-"""``bertsmith inspect``: show anything that Bertsmith writes, for human eyes.
-
-It never knows what is in it, only who can tell.
-"""
+"""``bertsmith inspect``: show the content of a model, run, store or other artifact."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bertsmith.cli.app import app
+from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.hints import predict_command, quote_path
 
 if TYPE_CHECKING:
     from bertsmith.use.inspection.artifacts import ArtifactKind
 
-#: What comes next after each kind; PATH stands for the path that was looked at.
-_NEXT: "dict[ArtifactKind, str]" = {
+#: The suggested next command for each kind of artifact; PATH stands for its path.
+_NEXT_COMMANDS: "dict[ArtifactKind, str]" = {
     "tokenizer": "bertsmith prepare CORPUS... --tokenizer PATH --out STORE",
     "store": "bertsmith pretrain --data PATH --out RUN",
     "index": 'bertsmith search PATH "..."',
 }
-#: The same of a model, by how the first of its heads begins.
-_NEXT_OF_HEADS = {
+#: The same for models, by the prefix of the first head's description.
+_NEXT_COMMANDS_BY_HEAD = {
     "masked LM": 'bertsmith fill PATH "... [MASK] ..."',
     "": "bertsmith finetune TASK --model PATH --data DATA --out RUN",
 }
 
 
-@app.command()
+@app.command(
+    epilog=format_examples(
+        "bertsmith inspect my-run",
+        "bertsmith inspect my-store --examples 10 --length 64",
+        "bertsmith inspect my-classifier --json",
+    )
+)
 def inspect(
     path: Annotated[
         Path,
         typer.Argument(
             metavar="PATH",
-            help="A tokenizer or vocab.txt, a store, a model directory, a RUN (of one seed or "
-            "more), a checkpoint, an index, a .safetensors file or a settings file.",
+            help="A tokenizer folder or vocab.txt, a token store, a model directory, a run "
+            "directory or a folder of several runs, a checkpoint, an index, a .safetensors file or "
+            "a settings file.",
             show_default=False,
         ),
     ],
-    examples: Annotated[int, typer.Option(help="Examples drawn from a store.", min=0)] = 3,
-    length: Annotated[int, typer.Option(help="Their length in tokens.", min=8)] = 128,
-    seed: Annotated[int, typer.Option(help="The seed they are drawn with.", min=0)] = 0,
+    examples: Annotated[
+        int, typer.Option(help="Number of training examples to sample from a store.", min=0)
+    ] = 3,
+    length: Annotated[int, typer.Option(help="Length of these examples in tokens.", min=8)] = 128,
+    seed: Annotated[int, typer.Option(help="Random seed of these examples.", min=0)] = 0,
     verify: Annotated[
         bool, typer.Option("--verify", help="Verify the checksums of a store's files.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON on stdout.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Show what a file or folder made by Bertsmith holds.
+    """Show the content of a model, run, store or tokenizer.
 
-    In a store's examples a token that the model is asked for stands in braces, {seen→asked}, after
-    the label of the pair.
+    In a store's examples, braces mark the tokens that the model predicts: {input→label}. The
+    next-sentence label comes first.
     """
     from bertsmith.cli.console import log, print_json, print_line
     from bertsmith.errors import StoreError
     from bertsmith.use.inspection.artifacts import identify_artifact
 
-    kind, opened = identify_artifact(path)
+    kind, artifact_path = identify_artifact(path)
     if verify and kind != "store":
-        raise StoreError(f"{path}: --verify is for token stores, found: {kind}; leave it out")
+        raise StoreError(f"{path}: --verify is for token stores, this is a {kind}; remove --verify")
     if kind == "store":
-        facts, lines = _store(opened, examples, length, seed, verify)
+        report, lines = _describe_store(artifact_path, examples, length, seed, verify)
     elif kind == "tokenizer":
-        facts, lines = _tokenizer(opened)
+        report, lines = _describe_tokenizer(artifact_path)
     else:
-        facts, lines = _trained(kind, opened)
+        report, lines = _describe_with_torch(kind, artifact_path)
     if as_json:
-        print_json({"kind": kind} | facts)
+        print_json({"kind": kind} | report)
         return
     for line in lines:
         print_line(line)
-    following = _NEXT.get(kind)
+    next_command = _NEXT_COMMANDS.get(kind)
     if kind == "model":
-        first = "".join(facts["heads"][:1])
-        following = next(own for head, own in _NEXT_OF_HEADS.items() if first.startswith(head))
-        if first.startswith("fine-tuned"):
-            following = predict_command("PATH", first.partition("(")[2].rstrip(")"))
-    if following:
-        log("next: " + following.replace("PATH", quote_path(opened)))
+        first_head = "".join(report["heads"][:1])
+        next_command = next(
+            command
+            for prefix, command in _NEXT_COMMANDS_BY_HEAD.items()
+            if first_head.startswith(prefix)
+        )
+        if first_head.startswith("fine-tuned"):
+            next_command = predict_command("PATH", first_head.partition("(")[2].rstrip(")"))
+    if next_command:
+        log("next: " + next_command.replace("PATH", quote_path(artifact_path)))
 
 
-def _tokenizer(path: Path) -> tuple[dict[str, Any], list[str]]:
+def _describe_tokenizer(path: Path) -> tuple[dict[str, Any], list[str]]:
     from bertsmith.text.vocabulary_report import describe_vocabulary
     from bertsmith.text.wordpiece import Tokenizer
 
-    found = describe_vocabulary(Tokenizer.load(path))
-    return {"path": str(path)} | found.to_json(), [f"tokenizer {path}", *found.lines()]
+    description = describe_vocabulary(Tokenizer.load(path))
+    return (
+        {"path": str(path)} | description.to_json(),
+        [f"tokenizer {path}", *description.lines()],
+    )
 
 
-def _store(
+def _describe_store(
     path: Path, examples: int, length: int, seed: int, verify: bool
 ) -> tuple[dict[str, Any], list[str]]:
     from bertsmith.cli.corpus_options import terminal_progress
@@ -96,22 +109,23 @@ def _store(
     from bertsmith.data.store import Store
 
     store = Store.open(path)
-    facts = {"path": str(path)} | store.manifest.model_dump(mode="json")
-    lines = []
+    report = {"path": str(path)} | store.manifest.model_dump(mode="json")
+    verified_lines = []
     if verify:
         with terminal_progress() as progress:
-            facts["verified"] = "checksums" if store.verify(progress) else "sizes, offsets, ids"
-        lines = [f"verified: {facts['verified']}"]
+            has_checksums = store.verify(progress)
+        report["verified"] = "checksums" if has_checksums else "sizes, offsets, ids"
+        verified_lines = [f"verified: {report['verified']}"]
     settings = DataSettings.parse({"length": length}, "--length")
     text = describe_store(store, settings, examples=examples, seed=seed)
-    return facts, [*text.splitlines(), *lines]
+    return report, [*text.splitlines(), *verified_lines]
 
 
-def _trained(kind: "ArtifactKind", path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Describe what takes torch to be read."""
+def _describe_with_torch(kind: "ArtifactKind", path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Describe an artifact whose description needs torch."""
     from bertsmith.use.inspection import describe, describe_collections
 
-    found = {
+    describe_artifact = {
         "model": describe.describe_model,
         "run": describe.describe_run,
         "checkpoint": describe.describe_checkpoint,
@@ -119,5 +133,6 @@ def _trained(kind: "ArtifactKind", path: Path) -> tuple[dict[str, Any], list[str
         "settings": describe.describe_settings,
         "runs": describe_collections.describe_sweep,
         "index": describe_collections.describe_index,
-    }[kind](path)
-    return found.facts, found.lines
+    }[kind]
+    description = describe_artifact(path)
+    return description.facts, description.lines

@@ -1,7 +1,4 @@
-"""``bertsmith lab``: the paper's experiments, each as one command.
-
-It never knows what an experiment does.
-"""
+"""``bertsmith lab``: run the paper's experiments, one command each."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -9,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bertsmith.cli.app import app
+from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import TerminalProgress, log, print_json, print_line, print_table
 from bertsmith.errors import SettingsError
 
 if TYPE_CHECKING:
-    from bertsmith.lab.experiment_run import ExperimentRun
+    from bertsmith.lab.experiment_run import ExperimentRun, PlannedStage
 
-#: The experiments, named here too so that --help needs nothing loaded; a test compares them.
+#: Names of the experiments; repeated here so that --help does not import them (tested).
 EXPERIMENTS = (
     "pretraining-tasks", "model-size", "training-steps", "features", "masking", "pooling",
     "context", "activations", "normalization", "positions", "vocabulary", "learning",
@@ -24,117 +21,149 @@ EXPERIMENTS = (
 
 
 class ScaleName(StrEnum):
-    """The scales."""
+    """Names of the scales."""
 
     smoke = "smoke"
     small = "small"
     full = "full"
 
 
-@app.command()
+@app.command(
+    epilog=format_examples(
+        "bertsmith lab activations --scale smoke",
+        "bertsmith lab masking --text my-text/ --plan",
+        "bertsmith lab features --text my-text/ --tasks my-tasks/ --seeds 3",
+    )
+)
 def lab(
-    name: Annotated[str, typer.Argument(metavar="NAME", help=", ".join(EXPERIMENTS) + ".")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help=f"The experiment: {', '.join(EXPERIMENTS)}.")
+    ],
     scale: Annotated[
         ScaleName,
-        typer.Option(help="smoke: seconds, a toy; small: an hour or so; full: the paper's size."),
+        typer.Option(
+            help="smoke: a toy language, seconds; small: about an hour; full: the paper's size."
+        ),
     ] = ScaleName.small,
-    text: Annotated[Path | None, typer.Option(help="English text: a file or a folder.")] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="English text for pre-training: a file or a folder.")
+    ] = None,
     korean_text: Annotated[
-        Path | None, typer.Option(help="Korean text, for context and vocabulary.")
+        Path | None,
+        typer.Option(help="Korean text, for the experiments context and vocabulary."),
     ] = None,
     tasks: Annotated[
-        Path | None, typer.Option(help="A folder with the tasks' own: MRPC, SST-2, squad, …")
+        Path | None,
+        typer.Option(help="A folder with the data of the tasks: MRPC, SST-2, squad, and so on."),
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option(help="Ask this model, for features, pooling, context and positions."),
+        typer.Option(
+            help="Use this model instead of training one, for the experiments features, pooling, "
+            "context and positions."
+        ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(help="Runs of each; by default as the scale says.", min=1)
+        int | None,
+        typer.Option(help="Runs with different seeds. Default: set by the scale.", min=1),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Tables and pictures, in OUT/SCALE.")] = Path("lab"),
+    out: Annotated[Path, typer.Option(help="Tables and plots are written to OUT/SCALE.")] = Path(
+        "lab"
+    ),
     results: Annotated[
         Path | None,
-        typer.Option(help="Folder of SCALE/results.jsonl; by default OUT."),
+        typer.Option(help="Folder of SCALE/results.jsonl, which caches results. Default: OUT."),
     ] = None,
     work: Annotated[
-        Path | None, typer.Option(help="Stores, runs and models; by default OUT/SCALE/work.")
+        Path | None,
+        typer.Option(help="Folder of stores, runs and models. Default: OUT/SCALE/work."),
     ] = None,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Probe, tell runs and minutes, and stop.")
+        bool,
+        typer.Option("--plan", help="Only measure the speed and print the runs and minutes."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Result as JSON on stdout.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Run one of the paper's experiments at a size one can afford, beside the paper's figures.
+    """Run one of the paper's experiments.
 
-    The same command again goes on where a stopped one was, and makes nothing twice: runs that
-    several experiments ask for are shared. A run that fails does not take others with it.
+    Prints a table of the results next to the paper's figures. An interrupted command continues
+    where it stopped if it is run again. Runs that several experiments need are shared. If a run
+    fails, the others continue.
     """
     if name not in EXPERIMENTS:
-        raise SettingsError(f"unknown experiment {name!r}; known: {', '.join(EXPERIMENTS)}")
+        raise SettingsError(f"unknown experiment {name!r}; expected: {', '.join(EXPERIMENTS)}")
     from bertsmith.lab.experiment_run import ExperimentRun
     from bertsmith.lab.sources import Sources
     from bertsmith.lab.stage_runners import StoppedError
 
-    laboratory = ExperimentRun(
+    run = ExperimentRun(
         name, scale=scale.value,
         sources=Sources(text, korean_text, tasks, None if model is None else str(model)),
         out=out, results_dir=results, work_dir=work, num_seeds=seeds, progress=TerminalProgress(),
     )  # fmt: skip
     if plan:
-        _tell_plan(laboratory, as_json=as_json)
+        _print_plan(run, as_json=as_json)
         return
-    log(f"{name}: {laboratory.experiment.question} ({laboratory.experiment.source})")
+    log(f"{name}: {run.experiment.question} ({run.experiment.source})")
     try:
-        done = laboratory.run()
+        outcome = run.run()
     except StoppedError as stopped:
         log(str(stopped))
         raise typer.Exit(128 + stopped.signal) from None
+    files = list(map(str, outcome.files))
     if as_json:
-        print_json({"experiment": name, "figures": done.report.data, "failures": done.failures,
-                  "files": list(map(str, done.files))})  # fmt: skip
+        print_json(
+            {
+                "experiment": name,
+                "figures": outcome.report.data,
+                "failures": outcome.failures,
+                "files": files,
+            }
+        )
     else:
-        print_line(done.report.to_markdown().rstrip())
-    words = laboratory.describe_stages() if done.failures else {}
-    for stage, why in done.failures.items():
-        log(f"failed: {words.get(stage, stage)} ({stage}): {why}")
-    if done.files:
-        log(f"wrote {', '.join(map(str, done.files))}")
-    if done.failures:
-        are = "results are" if done.num_missing > 1 else "result is"
-        log(f"{done.num_missing} {are} missing; the same command tries again")
+        print_line(outcome.report.to_markdown().rstrip())
+    descriptions = run.describe_stages() if outcome.failures else {}
+    for stage, reason in outcome.failures.items():
+        log(f"failed: {descriptions.get(stage, stage)} ({stage}): {reason}")
+    if files:
+        log(f"wrote {', '.join(files)}")
+    if outcome.failures:
+        results_are = "results are" if outcome.num_missing > 1 else "result is"
+        log(f"{outcome.num_missing} {results_are} missing; run the same command to try again")
         raise typer.Exit(1)
-    log(f"next: look at {done.files[-1]}")
+    log(f"next: open {files[-1]}")
 
 
-def _tell_plan(laboratory: "ExperimentRun", *, as_json: bool) -> None:
-    """Tell what is to be made and how long it takes; kinds that take no time to speak of, too."""
-    if laboratory.missing_stages():
-        log("probing the speed of this machine …")
-    planned = laboratory.plan()
-    total = sum(own.seconds or 0.0 for own in planned) / 60
+def _print_plan(run: "ExperimentRun", *, as_json: bool) -> None:
+    """Print the stages to run and their estimated minutes."""
+    if run.missing_stages():
+        log("measuring the speed of this machine …")
+    stages = run.plan()
+    total_minutes = sum(stage.seconds or 0.0 for stage in stages) / 60
     if as_json:
-        stages = [{"name": own.stage.name, "words": own.description, "steps": own.num_steps,
-                  "settings": dict(own.stage.settings),
-                  "minutes": None if own.seconds is None else own.seconds / 60}
-                 for own in planned]  # fmt: skip
-        print_json({"stages": stages, "minutes": total})
+        print_json({"stages": list(map(_plan_to_json, stages)), "minutes": total_minutes})
         return
     rows = []
-    for own in planned:
-        minutes = "" if own.seconds is None else f"{own.seconds / 60:.1f}"
-        rows.append(
-            (
-                own.stage.name,
-                own.description,
-                f"{own.num_steps:,}" if own.num_steps else "",
-                minutes,
-            )
-        )
-    print_table(("to make", "what", "steps", "minutes"), rows)
-    wanted, dark = len(laboratory.stages), sum(own.seconds is None for own in planned)
-    about = "at least" if dark else "about"
-    beside = f", and {dark} whose time cannot be told beforehand" if dark else ""
+    for stage in stages:
+        minutes = "" if stage.seconds is None else f"{stage.seconds / 60:.1f}"
+        num_steps = f"{stage.num_steps:,}" if stage.num_steps else ""
+        rows.append((stage.stage.name, stage.description, num_steps, minutes))
+    print_table(("stage", "description", "steps", "minutes"), rows)
+    num_results = len(run.stages)
+    num_unknown = sum(stage.seconds is None for stage in stages)
+    about = "at least" if num_unknown else "about"
+    unknown = f", and {num_unknown} without an estimate" if num_unknown else ""
     print_line(
-        f"{len(planned)} stages to make for {wanted} results: {about} {total:,.0f} minutes{beside}"
+        f"{len(stages)} stages to run for {num_results} results: {about} {total_minutes:,.0f} "
+        f"minutes{unknown}"
     )
+
+
+def _plan_to_json(stage: "PlannedStage") -> dict[str, object]:
+    return {
+        "name": stage.stage.name,
+        "words": stage.description,
+        "steps": stage.num_steps,
+        "settings": dict(stage.stage.settings),
+        "minutes": None if stage.seconds is None else stage.seconds / 60,
+    }

@@ -1,31 +1,30 @@
-"""The entry point ``bertsmith``: runs a command and turns exceptions into messages."""
+"""Entry point of the program: runs a command and turns exceptions into error messages."""
 
 import os
 import sys
 import warnings
 from pathlib import Path
 
-from bertsmith.cli import error_messages as failures
-from bertsmith.cli import streams
+from bertsmith.cli import error_messages, streams
 from bertsmith.cli.app import app
 from bertsmith.files import add_error_filename
 
-#: The exit status after Ctrl-C (128 + SIGINT).
+#: Exit status after Ctrl-C (128 + SIGINT).
 EXIT_INTERRUPTED = 130
 
 
-def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    """Print a warning as one line, without the place in the code that raised it."""
+def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """Print a warning as one line, without the source line that raised it."""
     sys.stderr.write(f"warning: {message}\n")
 
 
 def main() -> None:
-    """Run the program; a failure prints one message, and a traceback only with --debug."""
-    warnings.showwarning = _show_warning
+    """Run the program; print one message if it fails, and a traceback only with --debug."""
+    warnings.showwarning = _print_warning
     streams.configure_streams()
     try:
-        failures.check_arguments(sys.argv[1:])
-        # Inside the try block: Ctrl-C while the commands load must not print a traceback.
+        error_messages.check_arguments(sys.argv[1:])
+        # Inside the try block so that Ctrl-C while importing prints no traceback.
         from bertsmith.cli import commands  # noqa: F401 (registers them)
 
         try:
@@ -38,13 +37,13 @@ def main() -> None:
         sys.stderr.write("interrupted\n")
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:
-        # The reader of stdout went away (`| head`): leave quietly, as other tools do.
+        # The reader of stdout exited (as in `| head`).
         streams.discard_stdout()
         sys.exit(1)
     except Exception as error:
         if os.environ.get("BERTSMITH_DEBUG"):
             raise
-        message, status = failures.explain_error(error)
+        message, status = error_messages.explain_error(error)
         sys.stderr.write(f"{message}\n")
         try:
             sys.stdout.flush()

@@ -1,11 +1,11 @@
-"""What the verbs that ask a model share: loading it, and reading lines to ask about.
+"""Options, model loading and input reading shared by the commands that use a model."""
 
-It never knows what is asked.
-"""
-
+import atexit
 import json
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,51 +15,78 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from bertsmith.cli.console import log
-from bertsmith.cli.models import find_model
 from bertsmith.errors import InputError, ModelError
 
 if TYPE_CHECKING:
     from bertsmith.bundle import FineTunedBundle, PretrainedBundle
     from bertsmith.tasks.tables import TableSource
 
-#: What stands for standard input, and what it is called.
+#: The argument that stands for standard input, and its name in messages.
 STDIN, STDIN_NAME = "-", "standard input"
 
 Model = Annotated[
     Path,
     typer.Argument(
         metavar="MODEL",
-        help="A model directory, a RUN, or a model of the hub (OWNER/NAME or OWNER/NAME@REVISION).",
+        help="A model directory, a run directory, or a Hugging Face Hub id (OWNER/NAME or "
+        "OWNER/NAME@REVISION).",
         show_default=False,
     ),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Device = Annotated[
+    str, typer.Option(help="cpu, cuda, cuda:N, or auto: CUDA if available, else the CPU.")
+]
 Encoding = Annotated[
     str | None,
-    typer.Option(help="The encoding of the input if it is not UTF-8, such as cp949 or latin-1."),
+    typer.Option(help="Encoding of the input if it is not UTF-8, such as cp949 or latin-1."),
 ]
 Delimiter = Annotated[
     str | None,
-    typer.Option(help="What separates the columns of CSV, such as ';'; else it is detected."),
+    typer.Option(help="Column separator of CSV, such as ';'. Default: detected."),
 ]
 Header = Annotated[
     bool | None,
     typer.Option(
         "--header/--no-header",
-        help="Whether the first line of CSV or TSV names its columns; without names they are "
-        "0, 1 and so on. Else as in the training table, or yes.",
+        help="Whether the first line of CSV or TSV contains the column names; without it, columns "
+        "are named 0, 1, and so on. Default: as in the training table, else yes.",
         show_default=False,
     ),
 ]
-#: The option of each command's own enumeration of formats.
+#: The --format option; each command declares its own enumeration of formats.
 FORMAT_OPTION = typer.Option(
-    "--format", help="How the input is read; else by its suffix. stdin: lines.", show_default=False
+    "--format",
+    help="Input format. Default: from the file name; lines for standard input.",
+    show_default=False,
 )
-Json = Annotated[bool, typer.Option("--json", help="Results as lines of JSON on stdout.")]
+Json = Annotated[bool, typer.Option("--json", help="Print each result as a line of JSON.")]
+
+
+def find_model(model: Path) -> Path:
+    """Return the path of a model, without loading torch.
+
+    For a run without a model, return a temporary model directory of its latest checkpoint. It is
+    deleted when the program exits. Raises ModelError if there is no model.
+    """
+    from bertsmith.bundle.directory import is_unfinished_run, locate_model
+
+    if not is_unfinished_run(model):
+        locate_model(model)
+        return model
+    from bertsmith.train.pretraining.snapshot import write_latest_snapshot
+
+    directory = Path(tempfile.mkdtemp(prefix="bertsmith-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    step, num_steps = write_latest_snapshot(model, directory / "model")
+    log(
+        f"{model}: this run is not finished; using its latest checkpoint, step {step:,} of "
+        f"{num_steps:,}"
+    )
+    return directory / "model"
 
 
 def load_model(path: Path, device: str) -> "PretrainedBundle":
-    """Load a model onto a device; ``auto`` takes CUDA where there is one."""
+    """Load a pre-trained model onto a device, which may be ``auto``."""
     check_device(device)
     path = find_model(path)
     from bertsmith.bundle import load
@@ -69,25 +96,25 @@ def load_model(path: Path, device: str) -> "PretrainedBundle":
     return bundle
 
 
-def load_fine_tuned(path: Path, device: str) -> "FineTunedBundle":
-    """Load a fine-tuned model onto a device; ``auto`` takes CUDA where there is one."""
+def load_fine_tuned_model(path: Path, device: str) -> "FineTunedBundle":
+    """Load a fine-tuned model onto a device, which may be ``auto``."""
     check_device(device)
     path = find_model(path)
-    from bertsmith.bundle import load_fine_tuned as load_task
+    from bertsmith.bundle import load_fine_tuned
 
-    bundle = load_task(path, device=resolve_device(device))
+    bundle = load_fine_tuned(path, device=resolve_device(device))
     log_notes(bundle)
     return bundle
 
 
 def log_notes(bundle: "PretrainedBundle | FineTunedBundle") -> None:
-    """Say what a user should know of a model's files."""
+    """Log the notes on a model's files, such as newly initialized weights."""
     for note in bundle.notes():
         log(note)
 
 
 def check_device(device: str) -> None:
-    """Raise ModelError for what is no name of a device, before torch is loaded."""
+    """Raise ModelError for an invalid device name, without loading torch."""
     kind, colon, number = device.partition(":")
     if kind not in ("auto", "cpu", "cuda") or (
         colon and not (kind == "cuda" and number.isdecimal())
@@ -96,24 +123,27 @@ def check_device(device: str) -> None:
 
 
 def resolve_device(device: str) -> str:
-    """Return the device that is meant; ``auto`` is CUDA where there is one. Raises ModelError."""
+    """Return a PyTorch device name; ``auto`` is CUDA if available.
+
+    Raises ModelError if the device is invalid or not available.
+    """
     check_device(device)
     import torch
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     kind, _, number = device.partition(":")
-    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
-        found = torch.cuda.device_count()
+    num_devices = torch.cuda.device_count()
+    if kind == "cuda" and int(number or 0) >= num_devices:
         raise ModelError(
-            f"--device {device}: PyTorch finds {found} CUDA devices here; "
-            "leave --device at auto, or install a PyTorch build with CUDA"
+            f"--device {device}: PyTorch finds {num_devices} CUDA devices here; "
+            "use --device auto, or install a PyTorch build with CUDA"
         )
     return device
 
 
 def check_readable(name: Path | str | None) -> None:
-    """Raise QuestionError for a file that cannot be read, before torch is loaded."""
+    """Raise InputError for an input file that cannot be read, without loading torch."""
     if name is None or str(name) == STDIN:
         return
     path = Path(name)
@@ -129,39 +159,39 @@ def check_readable(name: Path | str | None) -> None:
 
 
 def read_lines(name: str, encoding: str = "utf-8") -> Iterator[str]:
-    """Yield the lines of a text file (packed or not) or of standard input, ends taken off.
+    """Yield the lines of a text file or of standard input, without line endings.
 
-    Raises QuestionError where it cannot be read, or is of another encoding.
+    The input may be compressed. Raises InputError if it cannot be read or decoded.
     """
     if name == STDIN:
         if sys.stdin.isatty():
             log("reading lines from the terminal; Ctrl-D ends them")
-            # A line at a time: to look for a packing would wait for more of them.
-            yield from _decoded(sys.stdin.buffer, STDIN_NAME, encoding)
+            # Detecting a compression would block until more lines are typed.
+            yield from _decode_lines(sys.stdin.buffer, STDIN_NAME, encoding)
         else:
-            yield from _lines(sys.stdin.buffer, STDIN_NAME, encoding)
+            yield from _read_stream(sys.stdin.buffer, STDIN_NAME, encoding)
         return
     try:
         with Path(name).open("rb") as file:
-            yield from _lines(file, name, encoding)
+            yield from _read_stream(file, name, encoding)
     except OSError as error:
         raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
 
 
-def _lines(stream: IO[bytes], name: str, encoding: str) -> Iterator[str]:
+def _read_stream(stream: IO[bytes], name: str, encoding: str) -> Iterator[str]:
     from bertsmith.text.archives import DECOMPRESSION_ERRORS, decompress
 
     try:
-        _, unpacked = decompress(stream)
+        _, decompressed = decompress(stream)
         if encoding == "utf-8":
-            yield from _decoded(unpacked, name, encoding)
+            yield from _decode_lines(decompressed, name, encoding)
         else:
-            yield from _transcoded(unpacked, name, encoding)
+            yield from _read_encoded_lines(decompressed, name, encoding)
     except DECOMPRESSION_ERRORS as error:
-        raise InputError(f"{name}: a damaged or cut-off archive: {error}") from None
+        raise InputError(f"{name}: damaged or truncated archive: {error}") from None
 
 
-def _decoded(lines: Iterable[bytes], name: str, encoding: str) -> Iterator[str]:
+def _decode_lines(lines: Iterable[bytes], name: str, encoding: str) -> Iterator[str]:
     number = 0
     for number, line in enumerate(lines, 1):
         try:
@@ -174,11 +204,11 @@ def _decoded(lines: Iterable[bytes], name: str, encoding: str) -> Iterator[str]:
             ) from None
         yield text.rstrip("\r\n")
     if not number:
-        log(f"{name}: there is no line in it, so there is nothing to do")
+        log(f"{name}: empty input; nothing to do")
 
 
-def _transcoded(stream: IO[bytes], name: str, encoding: str) -> Iterator[str]:
-    """Yield lines of another encoding, some of which have line ends of several bytes."""
+def _read_encoded_lines(stream: IO[bytes], name: str, encoding: str) -> Iterator[str]:
+    """Yield the lines of a stream in another encoding; line endings may have several bytes."""
     from bertsmith.tasks.text_files import open_lines
 
     with open_lines(Path(name), encoding=encoding, stream=stream) as lines:
@@ -187,7 +217,7 @@ def _transcoded(stream: IO[bytes], name: str, encoding: str) -> Iterator[str]:
 
 
 def read_texts(arguments: list[str]) -> Iterator[str]:
-    """Yield the texts given as arguments; ``-`` alone stands for the lines of standard input."""
+    """Yield the texts given as arguments, or the lines of standard input for a lone ``-``."""
     if arguments == [STDIN]:
         yield from read_lines(STDIN)
     else:
@@ -196,10 +226,10 @@ def read_texts(arguments: list[str]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Input:
-    """A file or standard input whose first characters were looked at.
+    """An input file or standard input.
 
-    stream: of standard input or a pipe, with its first bytes given out again. head: "" of a
-    terminal, which is read line by line.
+    head: its first characters, empty for a terminal. stream: the decompressed content of standard
+    input or a pipe, from its first byte; None for files and terminals.
     """
 
     name: str
@@ -209,26 +239,26 @@ class Input:
 
     @property
     def path(self) -> Path:
-        """The file, or the name of standard input for messages."""
+        """The file's path, or "standard input"."""
         return Path(STDIN_NAME if self.name == STDIN else self.name)
 
     def lines(self) -> Iterator[str]:
-        """Yield its lines; see ``read_lines``."""
+        """Yield the lines; see ``read_lines``."""
         if self.stream is not None:
-            return _lines(self.stream, str(self.path), self.encoding)
+            return _read_stream(self.stream, str(self.path), self.encoding)
         return read_lines(self.name, self.encoding)
 
     def to_table_source(
-        self, form: str | None, *, header: bool = True, delimiter: str | None = None
+        self, table_format: str | None, *, header: bool = True, delimiter: str | None = None
     ) -> "TableSource":
-        """Return it as a table."""
+        """Return the input as a table; ``table_format`` None: detected from the file name."""
         from bertsmith.tasks.tables import TableSource
 
-        return TableSource(self.path, form, header, self.encoding, delimiter, self.stream)
+        return TableSource(self.path, table_format, header, self.encoding, delimiter, self.stream)
 
 
 def open_input(name: str, encoding: str | None) -> Input:
-    """Look at the first characters of a file or of standard input. Raises QuestionError."""
+    """Open a file or standard input and read its first characters. Raises InputError."""
     from bertsmith.tasks.text_files import check_encoding
     from bertsmith.text.archives import DECOMPRESSION_ERRORS, decompress
 
@@ -240,46 +270,47 @@ def open_input(name: str, encoding: str | None) -> Input:
         if name == STDIN:
             head, stream = decompress(sys.stdin.buffer)
             return Input(name, encoding, head.decode(encoding, "replace"), stream)
-        file = Path(name).open("rb")  # noqa: SIM115 - a pipe stays open: it is read only once
+        file = Path(name).open("rb")  # noqa: SIM115 - a pipe stays open because it is read once
         head, stream = decompress(file)
         if not Path(name).is_file():
             return Input(name, encoding, head.decode(encoding, "replace"), stream)
         file.close()
         return Input(name, encoding, head.decode(encoding, "replace"), None)
     except DECOMPRESSION_ERRORS as error:
-        raise InputError(f"{name}: a damaged or cut-off archive: {error}") from None
+        raise InputError(f"{name}: damaged or truncated archive: {error}") from None
     except OSError as error:
         raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
 
 
-def check_not_table(given: Input, columns: Iterable[str]) -> None:
-    """Raise QuestionError where lines are read from what is no text, or a table without saying so.
+def check_not_table(source: Input, columns: Iterable[str]) -> None:
+    """Raise InputError if an input to be read as lines is binary or looks like a table.
 
-    columns: names that only the first line of a table would have.
+    columns: names that identify a line as the header of a table.
     """
-    head = given.head.removeprefix("\ufeff").lstrip()
+    head = source.head.removeprefix("\ufeff").lstrip()
     if "\0" in head:
         raise InputError(
-            f"{given.path}: not text, but a binary file; give a text file, or a table as .csv, "
-            ".tsv, .jsonl, .json or .parquet"
+            f"{source.path}: binary file; expected text, or a table as .csv, .tsv, .jsonl, .json "
+            "or .parquet"
         )
-    form = _looks_like(head, set(columns))
-    if form is not None:
+    table_format = _guess_table_format(head, set(columns))
+    if table_format is not None:
         raise InputError(
-            f"{given.path}: this looks like {form.upper()}, not like a text on each line; give "
-            f"--format {form} and the column with --text, or --format lines"
+            f"{source.path}: this looks like {table_format.upper()}, not like one text per line; "
+            f"use --format {table_format} and name the column with --text, or use --format lines"
         )
 
 
-def _looks_like(head: str, columns: set[str]) -> str | None:
-    first = head.partition("\n")[0]
+def _guess_table_format(head: str, columns: set[str]) -> str | None:
+    """Return the table format that the beginning of a file looks like, or None."""
+    first_line = head.partition("\n")[0]
     if head.startswith("{"):
         with suppress(ValueError, RecursionError):
-            return "jsonl" if isinstance(json.loads(first), dict) else None
+            return "jsonl" if isinstance(json.loads(first_line), dict) else None
     if head.startswith("[") and head[1:].lstrip().startswith("{"):
         return "json"
-    for form, delimiter in (("tsv", "\t"), ("csv", ","), ("csv", ";")):
-        cells = {cell.strip().strip('"') for cell in first.split(delimiter)}
+    for table_format, delimiter in (("tsv", "\t"), ("csv", ","), ("csv", ";")):
+        cells = {cell.strip().strip('"') for cell in first_line.split(delimiter)}
         if len(cells) > 1 and cells & columns:
-            return form
+            return table_format
     return None

@@ -1,7 +1,4 @@
-"""``bertsmith pair``: how probable it is that one text follows another.
-
-It never knows how the answer is found.
-"""
+"""``bertsmith pair``: predict whether one text follows another."""
 
 from collections.abc import Iterator
 from itertools import tee
@@ -9,22 +6,27 @@ from typing import Annotated
 
 import typer
 
-from bertsmith.cli.app import app
+from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import log, print_json, print_line
 from bertsmith.cli.model_options import STDIN, Device, Json, Model, load_model, read_lines
 from bertsmith.cli.unknown_warning import UnknownWarning
 from bertsmith.errors import InputError
 
 
-@app.command()
+@app.command(
+    epilog=format_examples(
+        'bertsmith pair my-run "He opened the door." "The room was empty."',
+        "bertsmith pair my-run - --json < pairs.tsv",
+    )
+)
 def pair(
     model: Model,
     a: Annotated[
         str,
         typer.Argument(
             metavar="A",
-            help="The first text; - reads pairs from standard input, A and B on a line with a "
-            "tab between them.",
+            help="The first text; - reads one tab-separated pair of A and B per line of standard "
+            "input.",
             show_default=False,
         ),
     ],
@@ -34,36 +36,41 @@ def pair(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Tell how probable it is that the text B follows the text A.
+    """Predict whether text B follows text A.
 
-    Needs a model that was trained on pairs. A pair too long for the model loses tokens one by one
-    from the longer text: A from its front, B from its end.
+    The model needs a next-sentence head. If a pair is too long, tokens are removed one by one from
+    the longer text: from the start of A or from the end of B.
     """
     if b is None and a != STDIN:
-        raise InputError("one text was given; expected two, A and B, or - for standard input")
-    asked, shown = tee(_pairs(a, b))
+        raise InputError("only one text: expected A and B, or - for standard input")
+    model_pairs, printed_pairs = tee(_read_pairs(a, b))
     unknown = UnknownWarning()
-    bundle = unknown.with_token_counts(load_model(model, device))
+    bundle = unknown.with_token_counter(load_model(model, device))
     from bertsmith.use.pair import iter_pair_predictions
 
-    cut = 0
-    for (first, second), answer in zip(shown, iter_pair_predictions(bundle, asked), strict=True):
-        cut += answer.left_out > 0
+    num_truncated = 0
+    predictions = iter_pair_predictions(bundle, model_pairs)
+    for (first, second), prediction in zip(printed_pairs, predictions, strict=True):
+        num_truncated += prediction.left_out > 0
         if as_json:
             texts = {"a": first, "b": second}
-            print_json(texts | {"follows": answer.follows, "left_out": answer.left_out})
+            print_json(texts | {"follows": prediction.follows, "left_out": prediction.left_out})
         elif a == STDIN:
-            print_line(f"{answer.follows:.6f}\t{first}\t{second}")
+            print_line(f"{prediction.follows:.6f}\t{first}\t{second}")
         else:
-            print_line(f"B follows A with probability {answer.follows:.4f}")
+            print_line(f"B follows A with probability {prediction.follows:.4f}")
         if a == STDIN:
             unknown.warn()
-    if cut:
-        log(f"pairs cut to the model's length (A's front, B's end): {cut:,}")
+    if num_truncated:
+        log(
+            "pairs truncated to the model's length (A at its start, B at its end): "
+            f"{num_truncated:,}"
+        )
     unknown.warn()
 
 
-def _pairs(a: str, b: str | None) -> Iterator[tuple[str, str]]:
+def _read_pairs(a: str, b: str | None) -> Iterator[tuple[str, str]]:
+    """Yield the pair given as arguments, or the pairs on standard input if ``b`` is None."""
     if b is None:
         for number, line in enumerate(read_lines(STDIN), 1):
             first, tab, second = line.partition("\t")

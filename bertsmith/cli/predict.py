@@ -1,4 +1,4 @@
-"""``bertsmith predict`` and ``bertsmith evaluate``: ask a fine-tuned model, and score it."""
+"""``bertsmith predict`` and ``bertsmith evaluate``: use and score a fine-tuned model."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bertsmith.cli.app import app
+from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.classification_report import format_class_report, format_confusion_matrix
 from bertsmith.cli.console import TerminalProgress, log, print_counts, print_json, print_line
 from bertsmith.cli.model_options import (
@@ -24,7 +24,7 @@ from bertsmith.cli.model_options import (
     Model,
     check_not_table,
     check_readable,
-    load_fine_tuned,
+    load_fine_tuned_model,
     open_input,
 )
 from bertsmith.cli.unknown_warning import UnknownWarning
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class InputFormat(StrEnum):
-    """How an input is read: lines of text, a table, or tagged sentences."""
+    """Input formats: one text per line, a table, or tagged sentences."""
 
     lines = "lines"
     csv = "csv"
@@ -52,49 +52,59 @@ class InputFormat(StrEnum):
     conllu = "conllu"
 
 
+#: Suffixes that a tagger reads as tagged sentences.
+_CONLL_SUFFIXES = {".conllu": "conllu", ".conll": "conll", ".iob": "conll", ".bio": "conll"}
+
 NullThreshold = Annotated[
     float | None,
     typer.Option(
-        help="Questions: give no answer where that scores more than the best span by more than "
-        "this; inf always gives a span. Default: the threshold tuned in fine-tuning, if any."
+        help="Question answering: predict no answer if its score exceeds the best span's by more "
+        "than this; inf always predicts a span. Default: as tuned in fine-tuning."
     ),
 ]
 
 
-@app.command()
+@app.command(
+    epilog=format_examples(
+        'bertsmith predict my-classifier "a wonderful film" "a dull film"',
+        "bertsmith predict my-classifier --input reviews.csv --out predictions.csv",
+        r"bertsmith predict my-squad $'Who forged it?\tThe smith forged it.' --json",
+    )
+)
 def predict(
     model: Model,
     texts: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="TEXT",
-            help="Texts; tabs part the two of a pair, a question and its context, or a prompt and "
-            "its endings.",
+            help="Texts. Tabs separate the two texts of a pair, a question and its context, or a "
+            "prompt and its endings.",
             show_default=False,
         ),
     ] = None,
-    read: Annotated[
+    input_file: Annotated[
         str | None,
         typer.Option(
             "--input",
-            help="A table (.csv, .tsv, .jsonl, .json, .parquet, packed or not); for a tagger also "
-            "CoNLL, CoNLL-U or lists of tokens; or a file of texts, one a line. - is stdin. A "
-            "terminal gets each answer at once; else about 1,000 are computed together.",
+            help="A file with one text per line, or a table (.csv, .tsv, .jsonl, .json or "
+            ".parquet); for taggers also CoNLL, CoNLL-U or lists of tokens; may be compressed; - "
+            "is standard input. A line typed on a terminal is answered at once; otherwise about "
+            "1,000 are predicted together.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The table to write: that of --input with columns added, as .csv, .tsv, .jsonl, "
-            ".json or .parquet. Without it the table goes to stdout in its own format.",
+            help="The table to write: the table of --input with added columns, as .csv, .tsv, "
+            ".jsonl, .json or .parquet. Without it, the table is printed in its own format.",
             show_default=False,
         ),
     ] = None,
     text: Annotated[
         str | None,
         typer.Option(
-            help="The column of the text, question or prompt; labels.label is a key in a column. "
-            "Else that of the training table.",
+            help="The column of the text, question or prompt; labels.label is a key inside a "
+            "column. Default: as in the training table.",
             show_default=False,
         ),
     ] = None,
@@ -104,7 +114,7 @@ def predict(
     endings: Annotated[
         str | None, typer.Option(help="The columns of the endings, such as a,b,c,d.")
     ] = None,
-    form: Annotated[InputFormat | None, FORMAT_OPTION] = None,
+    input_format: Annotated[InputFormat | None, FORMAT_OPTION] = None,
     header: Header = None,
     encoding: Encoding = None,
     delimiter: Delimiter = None,
@@ -112,52 +122,54 @@ def predict(
         bool,
         typer.Option(
             "--skip-bad",
-            help="Go on after bad lines and rows, counted, instead of stopping: lines are left "
-            "out, rows of a table stay with empty predictions.",
+            help="Count invalid input instead of stopping: lines are skipped, rows of a table are "
+            "kept with empty predictions.",
         ),
     ] = False,
     glue: Annotated[
         Path | None,
-        typer.Option(help="A GLUE task's test.tsv: put what its server takes on stdout."),
+        typer.Option(help="A GLUE task's test.tsv: print a submission for the GLUE server."),
     ] = None,
     squad: Annotated[
         Path | None,
-        typer.Option(help="A file of SQuAD's: put on stdout what its official program scores."),
+        typer.Option(help="A SQuAD file: print predictions for the official evaluation script."),
     ] = None,
     null_threshold: NullThreshold = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Tell the labels of texts, with their probabilities, or their score; or answer questions.
+    """Predict labels, tags, answers or choices for texts or a table.
 
-    The model is one that `bertsmith finetune` made. With --json each answer is a line of JSON; with
-    --out, what was written is one.
+    The model is made by `bertsmith finetune`. With --json, each prediction is printed as a line of
+    JSON; with --out, only a summary is.
 
-    A table is written again with columns added: label and probability, labels and probabilities,
-    score, answer with answer_start and probability, choice with ending and probability, entities,
-    or tags. A name that the table has already gets the prefix predicted_. CoNLL gets a column at
-    its end, CoNLL-U Predicted=TAG in its last one, and tokens get tags and probabilities.
+    A table is written with added columns: label and probability, labels and probabilities, score,
+    answer with answer_start and probability, choice with ending and probability, entities, or
+    tags. If a column exists already, the new one gets the prefix predicted_. CoNLL gets an
+    additional last column, CoNLL-U gets Predicted=TAG in its last column, and lists of tokens get
+    tags and probabilities.
     """
-    if sum((read is not None, bool(texts), glue is not None, squad is not None)) != 1:
+    if sum((input_file is not None, bool(texts), glue is not None, squad is not None)) != 1:
         raise InputError(
-            "give texts, or --input FILE (- for standard input), or --glue FILE, or --squad FILE"
+            "expected exactly one input: texts, --input FILE (- for standard input), --glue FILE, "
+            "or --squad FILE"
         )
     columns = {"text": text, "pair": pair, "endings": endings.split(",") if endings else None}
-    options = {
+    table_options = {
         **{f"--{name}": value for name, value in columns.items()},
-        "--out": out, "--header": header, "--delimiter": delimiter, "--encoding": encoding,
-        "--format": form,
+        "--out": out, "--header": header, "--delimiter": delimiter,
     }  # fmt: skip
-    if read is None:
-        _refuse(options, "it is for --input FILE; leave it out")
+    if input_file is None:
+        input_options = table_options | {"--encoding": encoding, "--format": input_format}
+        _check_unused(input_options, "only valid with --input FILE; remove it")
     if skip_bad and (glue or squad):
-        raise InputError("--skip-bad: each row of a benchmark's file must have its answer")
-    for file in (read, glue, squad):
+        raise InputError("--skip-bad: a benchmark needs a prediction for each row; remove it")
+    for file in (input_file, glue, squad):
         check_readable(file)
-    given = None if read is None else open_input(read, encoding)
+    source = None if input_file is None else open_input(input_file, encoding)
     if out is not None:
         check_new_file(out)
-    bundle = load_fine_tuned(model, device)
+    bundle = load_fine_tuned_model(model, device)
     from bertsmith.tasks.inputs import ExampleCounts
     from bertsmith.use.answer import with_null_threshold
     from bertsmith.use.submission import glue_submission, squad_predictions
@@ -165,92 +177,106 @@ def predict(
     if null_threshold is not None:
         bundle = with_null_threshold(bundle, null_threshold)
     unknown = UnknownWarning()
-    bundle, counts = unknown.with_token_counts(bundle), ExampleCounts()
-    if given is not None:
-        kind, is_tokens = _recognize(bundle, given, form and form.value, text)
-        if kind is not None:
-            source = given.to_table_source(
-                kind, header=_has_header(bundle, header), delimiter=delimiter
+    bundle, counts = unknown.with_token_counter(bundle), ExampleCounts()
+    if source is not None:
+        table_format, has_tokens = _detect_format(
+            bundle, source, input_format and input_format.value, text
+        )
+        if table_format is not None:
+            table_source = source.to_table_source(
+                table_format, header=_has_header(bundle, header), delimiter=delimiter
             )
             columns = {name: value for name, value in columns.items() if value is not None}
-            target = _Target(source, out, columns, skip_bad=skip_bad, as_json=as_json)
-            target.predict(bundle, is_tokens=is_tokens)
+            table = _TablePrediction(table_source, out, columns, skip_bad=skip_bad, as_json=as_json)
+            table.run(bundle, has_tokens=has_tokens)
             unknown.warn()
             return
-        lines_only = {name: options[name] for name in list(options)[:-2]}
-        _refuse(lines_only, f"{given.path} is read as a text on each line; give --format, or leave "
-                            "it out")  # fmt: skip
+        _check_unused(
+            table_options,
+            f"{source.path} is read as one text per line; use --format, or remove this option",
+        )
     if squad is not None:
         print_json(squad_predictions(bundle, squad, counts))
     elif glue is not None:
         for line in glue_submission(bundle, glue, counts):
             print_line(line)
     else:
-        _answer_lines(
-            bundle, given, texts or [], counts, unknown, skip_bad=skip_bad, as_json=as_json
+        _predict_lines(
+            bundle, source, texts or [], counts, unknown, skip_bad=skip_bad, as_json=as_json
         )
-    _tell_cut(counts.num_truncated)
+    _log_num_truncated(counts.num_truncated)
     unknown.warn()
 
 
-def _refuse(options: Mapping[str, Any], why: str) -> None:
-    """Raise QuestionError for an option that was given and that means nothing here."""
+def _check_unused(options: Mapping[str, Any], reason: str) -> None:
+    """Raise InputError for an option that has a value but no effect."""
     for name, value in options.items():
         if value is not None:
-            raise InputError(f"{name}: {why}")
+            raise InputError(f"{name}: {reason}")
 
 
-def _tell_cut(count: int) -> None:
+def _log_num_truncated(count: int) -> None:
     if count:
-        log(f"cut off {count:,} that are longer than the model reads")
+        log(f"truncated to the model's maximum length: {count:,}")
 
 
 def _has_header(bundle: "FineTunedBundle", header: bool | None) -> bool:
+    """Return whether a table has a header; by default as the training table."""
     task = bundle.info.get("provenance", {}).get("task", {})
     return bool(task.get("header", True)) if header is None else header
 
 
-def _recognize(
-    bundle: "FineTunedBundle", given: Input, form: str | None, text: str | None
+def _detect_format(
+    bundle: "FineTunedBundle", source: Input, input_format: str | None, text_column: str | None
 ) -> tuple[str | None, bool]:
-    """Return the format of a table, and whether it holds tokens; None for lines of text."""
+    """Return the format of a table, and whether its rows are lists of tokens.
+
+    The format is None for one text per line.
+    """
     from bertsmith.tasks.conll import ROW_FORMATS, has_token_lists, looks_like_conll
     from bertsmith.tasks.families import get_task_settings
     from bertsmith.tasks.settings import is_column_number
     from bertsmith.tasks.text_files import detect_table_format
 
     is_tagger = bundle.head.kind in ("entities", "tags")
-    if form == "lines":
+    if input_format == "lines":
         return None, False
-    if form in ("conll", "conllu"):
+    if input_format in ("conll", "conllu"):
         if not is_tagger:
-            raise InputError(f"--format {form}: the model tags no words")
-        return form, True
-    suffix = given.path.suffix.lower()
-    kind = form or (None if given.name == STDIN else detect_table_format(given.path))
+            raise InputError(f"--format {input_format}: this model is not a tagger")
+        return input_format, True
+    suffix = source.path.suffix.lower()
+    is_stdin = source.name == STDIN
+    table_format = input_format or (None if is_stdin else detect_table_format(source.path))
     if is_tagger:
-        names_column = text is not None and not is_column_number(text)
-        conll = {".conllu": "conllu", ".conll": "conll", ".iob": "conll", ".bio": "conll"}
-        if form is None and (suffix in conll or (kind == "tsv" and not names_column)):
-            return conll.get(suffix, "conll"), True
-        if kind in ROW_FORMATS:
-            return kind, has_token_lists(given.to_table_source(kind), text)
-        if kind is None and looks_like_conll(given.head, bundle.head.labels):
-            log(f"{given.path}: read as CoNLL, a word on each line; --format lines reads a text "
-                "on each line")  # fmt: skip
+        has_column_name = text_column is not None and not is_column_number(text_column)
+        is_conll = suffix in _CONLL_SUFFIXES or (table_format == "tsv" and not has_column_name)
+        if input_format is None and is_conll:
+            return _CONLL_SUFFIXES.get(suffix, "conll"), True
+        if table_format in ROW_FORMATS:
+            table_source = source.to_table_source(table_format)
+            return table_format, has_token_lists(table_source, text_column)
+        if table_format is None and looks_like_conll(source.head, bundle.head.labels):
+            log(
+                f"{source.path}: read as CoNLL, one word per line; use --format lines for one "
+                "text per line"
+            )
             return "conll", True
-    if kind is None and suffix == ".txt" and text is not None:
-        # As fine-tuning reads it.
-        kind = "tsv"
-    if kind is None and form is None:
+    if table_format is None and suffix == ".txt" and text_column is not None:
+        # Fine-tuning also reads a .txt table as TSV.
+        table_format = "tsv"
+    if table_format is None and input_format is None:
         task = get_task_settings(bundle)
-        check_not_table(given, {task.text} - {"0"})
-    return kind, False
+        check_not_table(source, {task.text} - {"0"})
+    return table_format, False
 
 
 @dataclass(frozen=True)
-class _Target:
-    """A table to read, and where and how it is written."""
+class _TablePrediction:
+    """Prediction of a table: its source and how to write it.
+
+    out: the file to write, or None for stdout. columns: names of the input columns.
+    """
 
     source: "TableSource"
     out: Path | None
@@ -258,29 +284,35 @@ class _Target:
     skip_bad: bool
     as_json: bool
 
-    def predict(self, bundle: "FineTunedBundle", *, is_tokens: bool) -> None:
-        """Write the table with predictions, and say what became of its rows."""
+    def run(self, bundle: "FineTunedBundle", *, has_tokens: bool) -> None:
+        """Write the table with predictions and log a summary."""
         from bertsmith.use.predict_table import predict_table
         from bertsmith.use.tag_file import tag_file
 
-        as_lines = self.as_json and self.out is None
-        if self.source.format == "parquet" and self.out is None and not as_lines:
-            raise InputError(f"{self.source.path}: give --out FILE, or --json for lines of JSON")
+        print_json_lines = self.as_json and self.out is None
+        if self.source.format == "parquet" and self.out is None and not print_json_lines:
+            raise InputError(
+                f"{self.source.path}: Parquet cannot be printed; add --out FILE, or --json for "
+                "JSON lines"
+            )
         target: Path | Callable[[str], object] = self.out or sys.stdout.write
-        if is_tokens:
+        if has_tokens:
             counts = tag_file(
                 bundle, self.source, target, columns=self.columns, skip_bad=self.skip_bad,
-                as_json=as_lines, progress=TerminalProgress(),
+                as_json=print_json_lines, progress=TerminalProgress(),
             )  # fmt: skip
         else:
             counts = predict_table(
                 bundle, self.source, target, columns=self.columns, skip_bad=self.skip_bad,
-                out_format="jsonl" if as_lines else None, progress=TerminalProgress(),
+                out_format="jsonl" if print_json_lines else None, progress=TerminalProgress(),
             )  # fmt: skip
-        _tell_table(counts, self.source.path, self.out, as_json=self.as_json)
+        _log_table_counts(counts, self.source.path, self.out, as_json=self.as_json)
 
 
-def _tell_table(counts: "TableCounts", path: Path, out: Path | None, *, as_json: bool) -> None:
+def _log_table_counts(
+    counts: "TableCounts", path: Path, out: Path | None, *, as_json: bool
+) -> None:
+    """Log a summary of a predicted table, and print it as JSON if requested with --out."""
     for note in counts.notes:
         log(note)
     if out is not None and as_json:
@@ -290,21 +322,24 @@ def _tell_table(counts: "TableCounts", path: Path, out: Path | None, *, as_json:
     _tell_cut(counts.num_truncated)
     if counts.without_prediction:
         log(
-            f"{counts.without_prediction:,} {counts.unit}s have no prediction; the first: {counts.first_problem}"
+            f"{counts.without_prediction:,} {counts.unit}s have no prediction; the first: "
+            f"{counts.first_problem}"
         )
     if counts.unreadable:
-        unreadable = f"{counts.unreadable:,} {counts.unit}s that cannot be read"
-        log(f"left out {unreadable}; the first: {counts.first_problem}")
+        log(
+            f"skipped {counts.unreadable:,} {counts.unit}s that cannot be read; the first: "
+            f"{counts.first_problem}"
+        )
     if not counts.rows:
-        log(f"{path}: there is no {counts.unit} in it")
+        log(f"{path}: no {counts.unit}s; nothing to do")
     if out is not None:
-        added = f", with {', '.join(counts.columns)}" if counts.columns else ""
-        log(f"wrote {out}: {counts.rows:,} {counts.unit}s{added}")
+        columns = f", with {', '.join(counts.columns)}" if counts.columns else ""
+        log(f"wrote {out}: {counts.rows:,} {counts.unit}s{columns}")
 
 
-def _answer_lines(
+def _predict_lines(
     bundle: "FineTunedBundle",
-    given: Input | None,
+    source: Input | None,
     texts: list[str],
     counts: "ExampleCounts",
     unknown: UnknownWarning,
@@ -312,49 +347,59 @@ def _answer_lines(
     skip_bad: bool,
     as_json: bool,
 ) -> None:
+    """Print the predictions of the lines of ``source``, or of ``texts`` if it is None."""
     from bertsmith.use.predict_lines import SkippedLines, predict_lines
 
-    lines: Iterator[str] = iter(texts) if given is None else given.lines()
-    where = "text" if given is None else f"{given.path}, line"
-    at_once = given is not None and given.name == STDIN and sys.stdin.isatty()
+    lines: Iterator[str] = iter(texts) if source is None else source.lines()
+    location = "text" if source is None else f"{source.path}, line"
+    unbuffered = source is not None and source.name == STDIN and sys.stdin.isatty()
     skipped = SkippedLines() if skip_bad else None
-    for value, line in predict_lines(
-        bundle, lines, location=where, skipped=skipped, unbuffered=at_once
-    ):
-        counts.num_truncated += value.get("cut_off", False)
+    predictions = predict_lines(
+        bundle, lines, location=location, skipped=skipped, unbuffered=unbuffered
+    )
+    for values, line in predictions:
+        counts.num_truncated += values.get("cut_off", False)
         if as_json:
-            print_json(value)
+            print_json(values)
         else:
             print_line(line)
-        if at_once:
+        if unbuffered:
             sys.stdout.flush()
-        if given is not None and given.name == STDIN:
+        if source is not None and source.name == STDIN:
             unknown.warn()
     if skipped is not None and skipped.count:
-        log(f"left out {skipped.count:,} lines; the first: {skipped.first_problem}")
+        log(f"skipped {skipped.count:,} lines; the first: {skipped.first_problem}")
 
 
-@app.command()
+@app.command(
+    epilog=format_examples(
+        "bertsmith evaluate my-classifier --data test.csv",
+        "bertsmith evaluate my-classifier --data test.csv --metric roc_auc --json",
+    )
+)
 def evaluate(
     model: Model,
     data: Annotated[
-        Path, typer.Option(help="A labelled table; or the folder of a public task's files.")
+        Path, typer.Option(help="A labeled table, or the folder of a public task's files.")
     ],
     text: Annotated[str | None, typer.Option(help="The column of the text.")] = None,
     pair: Annotated[str | None, typer.Option(help="The column of a second text.")] = None,
     label: Annotated[str | None, typer.Option(help="The column of the label.")] = None,
-    assign: Annotated[
+    assignments: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Another setting of the task, such as task.header=false."),
+        typer.Option(
+            "--set", help="A setting of the task, such as task.header=false; may be repeated."
+        ),
     ] = None,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave bad rows out, counted, instead of stopping.")
+        bool, typer.Option("--skip-bad", help="Skip and count invalid rows instead of stopping.")
     ] = False,
     encoding: Annotated[
-        str | None, typer.Option(help="The table's encoding if it is not UTF-8, such as cp949.")
+        str | None,
+        typer.Option(help="Encoding of the table if it is not UTF-8, such as cp949."),
     ] = None,
     delimiter: Annotated[
-        str | None, typer.Option(help="What separates the columns of CSV; else it is detected.")
+        str | None, typer.Option(help="Column separator of CSV. Default: detected.")
     ] = None,
     metric: Annotated[
         list[str] | None,
@@ -367,36 +412,40 @@ def evaluate(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Score a fine-tuned model on a labelled table, by the metrics of its task and by label.
+    """Compute the metrics of a fine-tuned model on labeled data.
 
-    Of many labels those with the lowest F1 and the most confused pairs are shown, with --json all.
-    Columns are those of the table that it was fine-tuned on, unless they are named here.
+    Classifiers also get metrics per label and a confusion matrix; of many labels, only those with
+    the lowest F1 and the most confused pairs are shown (--json contains all). Columns default to
+    those of the training table.
     """
-    named = {"text": text, "pair": pair, "label": label, "skip_bad": skip_bad,
-             "encoding": encoding, "delimiter": delimiter,
-             "null_threshold": null_threshold, "metrics": metric or None}  # fmt: skip
-    said = {name: value for name, value in named.items() if value is not None}
-    changes = user_settings(None, {"task": said}, assign or [])
-    if len(changes) > 1 or not isinstance(changes["task"], dict):
+    options = {
+        "text": text, "pair": pair, "label": label, "skip_bad": skip_bad, "encoding": encoding,
+        "delimiter": delimiter, "null_threshold": null_threshold, "metrics": metric or None,
+    }  # fmt: skip
+    task_options = {name: value for name, value in options.items() if value is not None}
+    overrides = user_settings(None, {"task": task_options}, assignments or [])
+    if len(overrides) > 1 or not isinstance(overrides["task"], dict):
         raise SettingsError("--set: evaluate takes settings of the task, such as task.header=false")
     if not data.exists():
         raise InputError(f"{data}: no such file")
-    bundle = load_fine_tuned(model, device)
-    from bertsmith.use.evaluate import evaluate as scored
+    bundle = load_fine_tuned_model(model, device)
+    from bertsmith.use import evaluate as evaluation
 
     unknown = UnknownWarning()
-    figures = scored(unknown.with_token_counts(bundle), data, changes=changes["task"])
+    metrics = evaluation.evaluate(
+        unknown.with_token_counter(bundle), data, changes=overrides["task"]
+    )
     unknown.warn()
     if as_json:
-        print_json(figures)
+        print_json(metrics)
         return
-    counts = figures.pop("counts")
-    classes, confusion = figures.pop("classes", {}), figures.pop("confusion", {})
-    print_line(", ".join(f"{name} {value:.4f}" for name, value in figures.items()))
+    counts = metrics.pop("counts")
+    classes, confusion = metrics.pop("classes", {}), metrics.pop("confusion", {})
+    print_line(", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
     for line in format_class_report(classes) + format_confusion_matrix(confusion):
         print_line(line)
     print_counts(counts)
-    for reason, where in counts.get("first_skipped", {}).items():
-        log(f"{counts['skipped'][reason]:,} skipped: {reason} (the first: {where})")
+    for reason, location in counts.get("first_skipped", {}).items():
+        log(f"{counts['skipped'][reason]:,} skipped: {reason} (the first: {location})")
     for note in counts.get("notes", []):
         log(note)

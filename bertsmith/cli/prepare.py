@@ -1,7 +1,4 @@
-"""``bertsmith prepare``: from text to a token store.
-
-It never knows how text is read or stored, only how to ask for it and what to say afterwards.
-"""
+"""``bertsmith prepare``: tokenize text into a token store."""
 
 import os
 from pathlib import Path
@@ -10,55 +7,67 @@ from typing import Annotated
 import typer
 
 from bertsmith.cli import corpus_options
-from bertsmith.cli.app import app
+from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.hints import quote_path
 
 
-@app.command()
+@app.command(
+    epilog=format_examples(
+        "bertsmith prepare my-text/ --tokenizer my-tokenizer --out my-store",
+        "bertsmith prepare wiki.jsonl.gz --tokenizer google-bert/bert-base-uncased \\\n"
+        "      --held-out 0.05 --out wiki-store",
+    )
+)
 def prepare(
     corpus: corpus_options.Corpus,
     tokenizer: Annotated[
         Path,
-        typer.Option(help="What `bertsmith vocab` wrote, a vocab.txt, a model, a RUN or a hub id."),
+        typer.Option(
+            help="A folder written by `bertsmith vocab`, a vocab.txt, a model directory, a run "
+            "directory, or a Hugging Face Hub id."
+        ),
     ],
-    out: Annotated[Path, typer.Option(help="The folder of the store.")],
+    out: Annotated[Path, typer.Option(help="The token store (a folder) to write.")],
     language: corpus_options.Language = "en",
     held_out: Annotated[
         float | None,
         typer.Option(
-            help="Share of the tokens held out; by default 1 %, and up to 5 % of a small corpus.",
+            help="Share of the tokens in the validation split. Default: 1%, up to 5% for a small "
+            "corpus.",
             min=0,
             max=0.99,
         ),
     ] = None,
-    form: corpus_options.Format = "auto",
+    text_format: corpus_options.Format = "auto",
     field: corpus_options.Field = "text",
     on_error: corpus_options.OnError = "stop",
     deduplicate: corpus_options.Deduplicate = "none",
     workers: Annotated[
-        int | None, typer.Option(help="Processes at most; by default one a core.", min=1)
+        int | None,
+        typer.Option(help="Maximum number of processes. Default: one per core.", min=1),
     ] = None,
     as_json: corpus_options.Json = False,
 ) -> None:
-    """Turn text into a token store, once; training draws from it for ever.
+    """Tokenize text into a token store for pre-training.
 
-    The same command again goes on where a stopped one left off.
+    The store contains the token ids and the boundaries of sentences and documents. Masks and
+    sentence pairs are sampled later, during training. An interrupted command continues where it
+    stopped if it is run again.
     """
-    # The workers inherit it: one process a core is threads enough.
+    # Inherited by the worker processes, which already use all cores.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from bertsmith.cli.console import log, print_json
-    from bertsmith.data import prepare as data
+    from bertsmith.data import prepare as preparation
     from bertsmith.data.plan import PrepareOptions
     from bertsmith.text.wordpiece import Tokenizer
 
-    reading = corpus_options.parse_corpus_options(form, field, on_error, deduplicate)
+    reading = corpus_options.parse_corpus_options(text_format, field, on_error, deduplicate)
     options = PrepareOptions(language=language, held_out=held_out, corpus=reading)
-    words = Tokenizer.load(_place(tokenizer))
-    with corpus_options.terminal_progress() as bars:
-        manifest = data.prepare(
-            corpus_options.find_sources(corpus), words, out, options, bars, workers
-        )
-    for line in data.summarize_store(manifest):
+    loaded_tokenizer = Tokenizer.load(_locate_tokenizer(tokenizer))
+    with corpus_options.terminal_progress() as progress:
+        sources = corpus_options.find_sources(corpus)
+        manifest = preparation.prepare(sources, loaded_tokenizer, out, options, progress, workers)
+    for line in preparation.summarize_store(manifest):
         log(line)
     log(f"wrote {out}")
     if manifest.splits["heldout"].documents:
@@ -67,8 +76,8 @@ def prepare(
         print_json(manifest.model_dump(mode="json"))
 
 
-def _place(tokenizer: Path) -> Path:
-    """Return where a tokenizer's files stand; of a RUN or a hub id, in its model."""
+def _locate_tokenizer(tokenizer: Path) -> Path:
+    """Return the folder of the tokenizer files, for a run or a Hub id that of its model."""
     from bertsmith.text.tokenizer_files import find_vocabulary_file
 
     if find_vocabulary_file(tokenizer) is not None:

@@ -1,7 +1,4 @@
-"""``bertsmith push``: send a model to a hub.
-
-It never knows how it is sent.
-"""
+"""``bertsmith push``: upload a model to the Hugging Face Hub."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -9,47 +6,56 @@ from typing import Annotated
 
 import typer
 
-from bertsmith.cli.app import app
+from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import log, print_json, print_line
 from bertsmith.cli.hints import fill_command
 from bertsmith.cli.model_options import Json
 
 
-@app.command()
+@app.command(
+    epilog=format_examples(
+        "bertsmith push my-run my-name/my-bert --private",
+        "bertsmith push my-model my-name/my-bert --revision v2",
+    )
+)
 def push(
     model: Annotated[
         Path,
-        typer.Argument(metavar="MODEL", help="A model directory or a RUN.", show_default=False),
+        typer.Argument(
+            metavar="MODEL", help="A model directory or a run directory.", show_default=False
+        ),
     ],
-    name: Annotated[
+    repo_id: Annotated[
         str,
         typer.Argument(
-            metavar="REPO_ID", help="Its name on the hub, OWNER/NAME.", show_default=False
+            metavar="REPO_ID", help="The repository on the Hub, OWNER/NAME.", show_default=False
         ),
     ],
     private: Annotated[
-        bool, typer.Option("--private", help="Others cannot see it, if it is made now.")
+        bool,
+        typer.Option("--private", help="Make the repository private if it is created."),
     ] = False,
     revision: Annotated[
-        str | None, typer.Option(help="A branch, made if it is not there.", show_default=False)
+        str | None,
+        typer.Option(help="The branch; created if it does not exist.", show_default=False),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Send a model to the Hugging Face hub, weights, tokenizer and model card in one commit.
+    """Upload a model to the Hugging Face Hub.
 
-    The token is the one that `hf auth login` keeps, or HF_TOKEN. Fill in the licence in the model's
-    README.md first: only who trained it can say it.
+    Uploads weights, tokenizer and model card in one commit. Log in first with `hf auth login`, or
+    set HF_TOKEN. Fill in the license in the model's README.md before.
     """
     from bertsmith.bundle.directory import locate_model
 
     locate_model(model)
-    from bertsmith.interop.huggingface import push_to_hub as send
+    from bertsmith.interop.huggingface import push_to_hub
 
-    done = send(model, name, private=private, revision=revision)
+    upload = push_to_hub(model, repo_id, private=private, revision=revision)
     if as_json:
-        print_json(asdict(done))
+        print_json(asdict(upload))
     else:
-        print_line(done.url)
+        print_line(upload.url)
     branch = f"@{revision}" if revision else ""
-    log(f"sent {len(done.files)} files of {model}, commit {done.commit[:12]}")
-    log(f"next: {fill_command(name + branch)}")
+    log(f"uploaded {len(upload.files)} files of {model}, commit {upload.commit[:12]}")
+    log(f"next: {fill_command(repo_id + branch)}")

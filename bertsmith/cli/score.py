@@ -1,14 +1,11 @@
-"""``bertsmith score``: the pseudo-log-likelihood of each line of a text.
-
-It never knows how the scores are found.
-"""
+"""``bertsmith score``: compute the pseudo-log-likelihood of lines."""
 
 import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bertsmith.cli.app import app
+from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import TerminalProgress, log, print_json, print_line
 from bertsmith.cli.model_options import (
     STDIN,
@@ -26,106 +23,115 @@ if TYPE_CHECKING:
     from bertsmith.use.score import Score
 
 
-@app.command()
+@app.command(
+    epilog=format_examples(
+        "bertsmith score my-run sentences.txt",
+        'bertsmith score my-run --text "the cat sat" --text "cat the sat" --tokens',
+    )
+)
 def score(
     model: Model,
     file: Annotated[
         str | None,
         typer.Argument(
             metavar="FILE",
-            help="A text file, a line a text; - or nothing reads standard input.",
+            help="A text file with one text per line. Default or -: standard input.",
             show_default=False,
         ),
     ] = None,
     text: Annotated[
         list[str] | None,
-        typer.Option(help="A text to score, in place of a file; may be given again."),
+        typer.Option(help="A text to score instead of a file; may be repeated."),
     ] = None,
-    tokens: Annotated[bool, typer.Option("--tokens", help="Show each token's own score.")] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Also print a score per token.")] = False,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Score lines by how well a model predicts their tokens.
+    """Compute the pseudo-log-likelihood of each line.
 
-    The score is the pseudo-log-likelihood: each token is masked in turn (Salazar et al. 2020).
-    Prints the sum in nats, the mean a token, the pseudo-perplexity, the number of tokens and the
-    line, with tabs between them. A line that is empty or too long has dashes, and says why.
+    Sums the log-probabilities of the tokens, each masked in turn (Salazar et al. 2020). Prints
+    tab-separated columns: the sum in nats, the mean per token, the pseudo-perplexity, the number
+    of tokens, and the line. For an empty or too long line, dashes and a reason are printed.
     """
     if text and file is not None:
-        raise InputError("a file and --text were both given; expected one of them")
+        raise InputError("both a file and --text: use one of them")
     check_readable(file)
     unknown = UnknownWarning()
-    bundle = unknown.with_token_counts(load_model(model, device))
+    bundle = unknown.with_token_counter(load_model(model, device))
     from bertsmith.use.score import iter_scores
 
     lines = iter(text) if text else read_lines(file or STDIN)
     totals = _Totals()
-    for number, result in enumerate(iter_scores(bundle, lines, TerminalProgress()), 1):
-        totals.add(result)
+    for number, line_score in enumerate(iter_scores(bundle, lines, TerminalProgress()), 1):
+        totals.add(line_score)
         if not text and file in (None, STDIN):
             unknown.warn()
         if as_json:
-            print_json(_plain(number, result, tokens=tokens))
+            print_json(_to_json(number, line_score, include_tokens=tokens))
             continue
-        print_line(_row(result))
+        print_line(_format_row(line_score))
         if tokens:
-            for token, value in zip(result.tokens, result.log_probabilities, strict=False):
-                print_line(f"  {value:9.4f}  {token}")
-    totals.tell()
+            for token, log_probability in zip(
+                line_score.tokens, line_score.log_probabilities, strict=False
+            ):
+                print_line(f"  {log_probability:9.4f}  {token}")
+    totals.log()
     unknown.warn()
 
 
 class _Totals:
-    """Sums over all lines, and the lines that have no score."""
+    """Sums over all lines, and counts of lines without a score by reason."""
 
     def __init__(self) -> None:
-        self.lines = self.tokens = 0
-        self.total = 0.0
+        self.num_lines = self.num_tokens = 0
+        self.log_likelihood = 0.0
         self.problems: dict[str, int] = {}
 
-    def add(self, result: "Score") -> None:
-        """Count one line."""
-        if result.problem:
-            reason = result.problem.partition(":")[0]
+    def add(self, line_score: "Score") -> None:
+        """Add the score of a line."""
+        if line_score.problem:
+            reason = line_score.problem.partition(":")[0]
             self.problems[reason] = self.problems.get(reason, 0) + 1
             return
-        self.lines += 1
-        self.tokens += len(result.tokens)
-        self.total += result.total
+        self.num_lines += 1
+        self.num_tokens += len(line_score.tokens)
+        self.log_likelihood += line_score.total
 
-    def tell(self) -> None:
-        """Say the sums, and what was left without a score."""
-        if self.tokens:
-            mean = self.total / self.tokens
+    def log(self) -> None:
+        """Log the sums and the numbers of lines without a score."""
+        if self.num_tokens:
+            mean = self.log_likelihood / self.num_tokens
             log(
-                f"lines scored: {self.lines:,}; tokens: {self.tokens:,}; sum {self.total:,.2f} "
-                f"nats, {mean:.4f} a token; pseudo-perplexity {math.exp(-mean):,.2f}"
+                f"lines scored: {self.num_lines:,}; tokens: {self.num_tokens:,}; "
+                f"sum {self.log_likelihood:,.2f} nats, {mean:.4f} per token; "
+                f"pseudo-perplexity {math.exp(-mean):,.2f}"
             )
         for reason, count in self.problems.items():
             log(f"lines without a score: {count:,} ({reason})")
-        if not self.tokens and not self.problems:
-            log("there was no line to score")
+        if not self.num_tokens and not self.problems:
+            log("empty input; nothing to score")
 
 
-def _row(result: "Score") -> str:
-    if result.problem:
-        return f"-\t-\t-\t-\t{result.text}\t({result.problem})"
-    figures = f"{result.total:.4f}\t{result.per_token:.4f}\t{result.perplexity:.4f}"
-    return f"{figures}\t{len(result.tokens)}\t{result.text}"
+def _format_row(line_score: "Score") -> str:
+    """Return a score as tab-separated columns."""
+    if line_score.problem:
+        return f"-\t-\t-\t-\t{line_score.text}\t({line_score.problem})"
+    metrics = f"{line_score.total:.4f}\t{line_score.per_token:.4f}\t{line_score.perplexity:.4f}"
+    return f"{metrics}\t{len(line_score.tokens)}\t{line_score.text}"
 
 
-def _plain(number: int, result: "Score", *, tokens: bool) -> dict[str, Any]:
-    """Return a score as JSON; a line without one has its problem instead of figures."""
-    named: dict[str, Any] = {"line": number, "text": result.text}
-    if result.problem:
-        return named | {"problem": result.problem}
-    named |= {
-        "log_likelihood": result.total,
-        "per_token": result.per_token,
-        "pseudo_perplexity": result.perplexity,
-        "tokens": len(result.tokens),
+def _to_json(number: int, line_score: "Score", *, include_tokens: bool) -> dict[str, Any]:
+    """Return a score as JSON; a line without a score has a ``problem``."""
+    fields: dict[str, Any] = {"line": number, "text": line_score.text}
+    if line_score.problem:
+        return fields | {"problem": line_score.problem}
+    fields |= {
+        "log_likelihood": line_score.total,
+        "per_token": line_score.per_token,
+        "pseudo_perplexity": line_score.perplexity,
+        "tokens": len(line_score.tokens),
     }
-    if tokens:
-        each = zip(result.tokens, result.log_probabilities, strict=True)
-        named["each"] = [[token, value] for token, value in each]
-    return named
+    if include_tokens:
+        pairs = zip(line_score.tokens, line_score.log_probabilities, strict=True)
+        fields["each"] = [[token, log_probability] for token, log_probability in pairs]
+    return fields

@@ -1,7 +1,4 @@
-"""``bertsmith search``: the embedded lines that are nearest to a question.
-
-It never knows how they are found.
-"""
+"""``bertsmith search``: find the indexed lines that are most similar to a query."""
 
 import sys
 from collections.abc import Iterator
@@ -12,31 +9,36 @@ from typing import Annotated
 
 import typer
 
-from bertsmith.cli.app import app
+from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import print_json, print_line, print_table
 from bertsmith.cli.model_options import (
     STDIN,
     Device,
     Json,
     check_device,
+    find_model,
     read_texts,
     resolve_device,
 )
-from bertsmith.cli.models import find_model
 from bertsmith.cli.unknown_warning import UnknownWarning
 from bertsmith.errors import InputError
 
-#: Questions that are embedded together.
-_TOGETHER = 256
+_QUERIES_PER_BATCH = 256
 
 
-@app.command()
+@app.command(
+    epilog=format_examples(
+        "bertsmith embed my-run sentences.txt --out lines.index",
+        'bertsmith search lines.index "how to bake bread" --top 3',
+        "bertsmith search lines.index - --json < queries.txt",
+    )
+)
 def search(
     index: Annotated[
         Path,
         typer.Argument(
             metavar="INDEX",
-            help="What `bertsmith embed MODEL FILE --out NAME.index` wrote.",
+            help="An index made by `bertsmith embed MODEL FILE --out NAME.index`.",
             show_default=False,
         ),
     ],
@@ -44,29 +46,29 @@ def search(
         list[str],
         typer.Argument(
             metavar="QUERY",
-            help="Questions, or any texts; - reads lines from standard input.",
+            help="Query texts; - reads one query per line of standard input.",
             show_default=False,
         ),
     ],
-    top: Annotated[int, typer.Option(min=1, help="How many lines to find.")] = 5,
+    top: Annotated[int, typer.Option(min=1, help="Number of lines to find per query.")] = 5,
     exact: Annotated[
-        bool, typer.Option("--exact", help="Look at every line, not at the likely ones only.")
+        bool, typer.Option("--exact", help="Compare all lines instead of an approximate search.")
     ] = False,
     model: Annotated[
         Path | None,
-        typer.Option(help="Where the model that made the index is now, if it was moved."),
+        typer.Option(help="The model of the index. Default: the path stored in the index."),
     ] = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Find the lines whose vectors are nearest to a question's.
+    """Find the indexed lines that are most similar to a query.
 
-    The model that made the index makes the question's vector. Prints the cosine, the line's number
-    and the line, the nearest first.
+    The query is embedded with the model that made the index. Prints the cosine similarity, the
+    line number and the line, most similar first.
     """
     check_device(device)
     if not (index / "index.json").is_file():
-        problem = "not an index (no index.json in it)" if index.exists() else "there is nothing"
+        problem = "not an index (it has no index.json)" if index.exists() else "does not exist"
         raise InputError(
             f"{index}: {problem}; make an index with: bertsmith embed MODEL FILE --out NAME.index"
         )
@@ -76,10 +78,10 @@ def search(
 
     searcher = Searcher(index, model=model, device=resolve_device(device))
     unknown = UnknownWarning(searcher.token_counts)
-    at_once = queries == [STDIN] and sys.stdin.isatty()
-    asked = _questions(queries)
-    while some := list(islice(asked, 1 if at_once else _TOGETHER)):
-        for query, hits in zip(some, searcher.search(some, top, exact=exact), strict=True):
+    unbuffered = queries == [STDIN] and sys.stdin.isatty()
+    remaining_queries = _read_queries(queries)
+    while batch := list(islice(remaining_queries, 1 if unbuffered else _QUERIES_PER_BATCH)):
+        for query, hits in zip(batch, searcher.search(batch, top, exact=exact), strict=True):
             if as_json:
                 print_json({"query": query, "hits": [asdict(hit) for hit in hits]})
                 continue
@@ -87,15 +89,15 @@ def search(
                 print_line(query)
             rows = ((f"{hit.cosine:.4f}", str(hit.line), hit.text) for hit in hits)
             print_table(("cosine", "line", ""), rows)
-        if at_once:
+        if unbuffered:
             sys.stdout.flush()
         if queries == [STDIN]:
             unknown.warn()
     unknown.warn()
 
 
-def _questions(queries: list[str]) -> Iterator[str]:
+def _read_queries(queries: list[str]) -> Iterator[str]:
     for number, query in enumerate(read_texts(queries), 1):
         if not query.strip():
-            raise InputError(f"question {number:,} is empty; there is nothing to search for")
+            raise InputError(f"query {number:,} is empty; expected a text to search for")
         yield query

@@ -1,7 +1,4 @@
-"""``bertsmith serve``: models behind HTTP, and a page for people.
-
-It never knows an endpoint.
-"""
+"""``bertsmith serve``: serve models over HTTP, with a web page."""
 
 import logging
 import os
@@ -11,89 +8,101 @@ from typing import Annotated
 
 import typer
 
-from bertsmith.cli.app import app
+from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import log
-from bertsmith.cli.model_options import Device, check_device, resolve_device
-from bertsmith.cli.models import find_model
+from bertsmith.cli.model_options import Device, check_device, find_model, resolve_device
 from bertsmith.errors import MissingExtraError, SettingsError
 from bertsmith.settings import user_settings
 
-#: Where the key may stand, so that it is in no list of processes.
+#: Environment variable of the API key; unlike an option, it is not visible in process lists.
 API_KEY_VARIABLE = "BERTSMITH_API_KEY"
 
 
-@app.command()
+@app.command(
+    epilog=format_examples(
+        "bertsmith serve my-run",
+        "bertsmith serve bert=my-run mood=my-classifier --port 9000",
+        "BERTSMITH_API_KEY=secret bertsmith serve my-run --host 0.0.0.0",
+    )
+)
 def serve(
     models: Annotated[
         list[str],
         typer.Argument(
-            metavar="MODEL…",
-            help="Model directories, RUNs or models of the hub, each with a name if need be: "
-            "NAME=MODEL.",
+            metavar="MODEL",
+            help="Model directories, run directories or Hub ids. NAME=MODEL sets a model's name.",
             show_default=False,
         ),
     ],
     host: Annotated[
-        str,
-        typer.Option(help="The address to listen at; 0.0.0.0 lets other machines in."),
+        str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port.", min=0, max=65535)] = 8080,
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8080,
     api_key: Annotated[
         str | None,
         typer.Option(
-            help=f"What clients must send as Authorization: Bearer KEY; else ${API_KEY_VARIABLE}. Browsers ask "
-            "for it as a password.",
+            help="Key that clients must send as Authorization: Bearer KEY; browsers ask for it as "
+            f"a password. Default: ${API_KEY_VARIABLE}.",
             show_default=False,
         ),
     ] = None,
     cors: Annotated[
         list[str] | None,
-        typer.Option(help="A page of this origin may ask from a browser; * for any."),
+        typer.Option(
+            help="Origin whose web pages may send requests (CORS), or * for any; may be repeated."
+        ),
     ] = None,
     allow_host: Annotated[
         list[str] | None,
         typer.Option(
-            help="Another name by which browsers and proxies ask, such as bert.example.com; * for "
-            "any. Without it, a loopback --host answers to itself alone, any other to all names.",
+            help="Additional host name to accept in requests, such as bert.example.com, or * for "
+            "any; may be repeated. Default: only the loopback names if --host is a loopback "
+            "address, else any.",
             show_default=False,
         ),
     ] = None,
     fast: Annotated[
-        bool, typer.Option("--fast", help="Vectors in 8 or 16 bits: quicker, nearly the same.")
+        bool,
+        typer.Option(
+            "--fast", help="Compute vectors with weights of 8 or 16 bits: faster, nearly equal."
+        ),
     ] = False,
-    page: Annotated[bool, typer.Option(help="A page for people at /.")] = True,
+    page: Annotated[bool, typer.Option(help="Serve a web page at /.")] = True,
     threads: Annotated[
-        int | None, typer.Option(help="CPU threads that compute; else all.", min=1)
+        int | None, typer.Option(help="Number of CPU threads. Default: all cores.", min=1)
     ] = None,
     device: Device = "auto",
-    assign: Annotated[
+    assignments: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A limit, such as serve.body_bytes=1000000."),
+        typer.Option("--set", help="A limit, such as serve.body_bytes=1000000; may be repeated."),
     ] = None,
 ) -> None:
-    """Serve models over HTTP: vectors, masks, labels, entities, answers; and a page at /.
+    """Serve models over HTTP, with a web page.
 
-    OpenAI's clients ask /v1/embeddings; /docs lists all endpoints, and /metrics is for Prometheus.
-    Ctrl-C, SIGTERM or SIGHUP finishes what is under way.
+    /docs describes all endpoints. /v1/embeddings is compatible with OpenAI clients, and /metrics
+    with Prometheus. Ctrl-C, SIGTERM and SIGHUP finish the current requests and stop the server.
     """
-    # Threads of a product that wait for each other else spin, and take the cores from those that
-    # read requests. Read when PyTorch is loaded, which is now.
+    # Must be set before PyTorch is imported. Otherwise idle OpenMP threads spin and take the cores
+    # from the threads that read requests.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     check_device(device)
-    key = _key(api_key)
-    said = user_settings(None, {}, assign or [])
-    if set(said) - {"serve"}:
-        raise SettingsError(f"--set {next(iter(said))}: expected serve.… , such as serve.seconds=5")
-    named = _named(models)
+    key = _resolve_api_key(api_key)
+    overrides = user_settings(None, {}, assignments or [])
+    if set(overrides) - {"serve"}:
+        raise SettingsError(
+            f"--set {next(iter(overrides))}: expected serve.…, such as serve.seconds=5"
+        )
+    named_models = _name_models(models)
     try:
         from bertsmith.serve.hosts import allowed_hosts
         from bertsmith.serve.server import bind_socket, serve_until_signal, start_listening
         from bertsmith.serve.settings import ServeSettings
 
-        settings = ServeSettings.parse(said.get("serve", {}), "--set serve")
-        own = bind_socket(host, port)
-        hosts = allowed_hosts(host, own.getsockname()[0], allow_host or ())
-        found = [find_model(Path(path)) for _, path in named]
+        settings = ServeSettings.parse(overrides.get("serve", {}), "--set serve")
+        server_socket = bind_socket(host, port)
+        bound_host, bound_port = server_socket.getsockname()[:2]
+        hosts = allowed_hosts(host, bound_host, allow_host or ())
+        paths = [find_model(Path(model)) for _, model in named_models]
         from bertsmith.serve.app import create_app
         from bertsmith.serve.models import load_served_model
     except ModuleNotFoundError as error:
@@ -103,62 +112,62 @@ def serve(
     if threads is not None:
         torch.set_num_threads(threads)
     device = resolve_device(device)
-    loaded = []
-    for (name, path), directory in zip(named, found, strict=True):
-        loaded.append(load_served_model(name, directory, device=device, fast=fast))
-        log(f"{name}: {path} can {', '.join(sorted(loaded[-1].abilities))}")
+    served_models = []
+    for (name, model), path in zip(named_models, paths, strict=True):
+        served_model = load_served_model(name, path, device=device, fast=fast)
+        served_models.append(served_model)
+        log(f"{name}: {model}: {', '.join(sorted(served_model.abilities))}")
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING)
-    made = None
+    mount_page = None
     if page:
-        # Gradio costs seconds, and would ask its makers whether it is the newest.
+        # Disable Gradio's update check and analytics; import it only if needed (seconds).
         os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
         from bertsmith.serve.page import mount
 
-        made = mount
-    guarded = create_app(
-        loaded, settings, key=key, origins=cors or (), hosts=hosts, mount_page=made
+        mount_page = mount
+    http_app = create_app(
+        served_models, settings, key=key, origins=cors or (), hosts=hosts, mount_page=mount_page
     )
-    start_listening(own)
-    shown = f"[{host}]" if ":" in host else host
-    log(f"serving at http://{shown}:{own.getsockname()[1]} (endpoints: /docs); Ctrl-C ends it")
-    serve_until_signal(guarded, settings, own)
+    start_listening(server_socket)
+    url_host = f"[{host}]" if ":" in host else host
+    log(f"serving at http://{url_host}:{bound_port} (API: /docs); Ctrl-C stops the server")
+    serve_until_signal(http_app, settings, server_socket)
 
 
-def _key(given: str | None) -> str | None:
-    """Return the server's key, given or of the environment; None for a server that has none.
+def _resolve_api_key(api_key: str | None) -> str | None:
+    """Return the API key of the option or the environment; None if neither is set.
 
-    Raises SettingsError for an empty one: a variable that was meant to be filled, and a server
-    that stands open.
+    Raises SettingsError for an empty key, so that an unset variable does not open the server.
     """
-    place, key = (
-        ("--api-key", given)
-        if given is not None
-        else (f"${API_KEY_VARIABLE}", os.environ.get(API_KEY_VARIABLE))
-    )
+    origin = f"${API_KEY_VARIABLE}" if api_key is None else "--api-key"
+    key = os.environ.get(API_KEY_VARIABLE) if api_key is None else api_key
     if key is not None and not key.strip():
-        raise SettingsError(f"{place} is empty; give a key, or unset it to serve everybody")
-    # A file's last line break is no part of it, and clients cannot send one.
+        raise SettingsError(f"{origin} is empty; set a key, or unset it to serve without one")
+    # A key read from a file ends with a line break, which clients cannot send.
     return key and key.strip()
 
 
-def _named(models: list[str]) -> list[tuple[str, str]]:
-    """Return the name and the path of each model. Raises SettingsError for a name given twice."""
-    found: dict[str, str] = {}
-    for given in models:
-        name, equals, path = given.partition("=")
+def _name_models(models: list[str]) -> list[tuple[str, str]]:
+    """Return the name and the path of each MODEL argument.
+
+    Raises SettingsError for an empty or repeated name.
+    """
+    paths_by_name: dict[str, str] = {}
+    for argument in models:
+        name, equals, path = argument.partition("=")
         if not equals or "/" in name:
-            name, path = _usual(given), given
-        if not name or name in found:
+            name, path = _default_name(argument), argument
+        if not name or name in paths_by_name:
             raise SettingsError(
-                f"{given}: the name {name!r} is taken; give each model its own: NAME=MODEL"
+                f"{argument}: the name {name!r} is already used; give each model a name: NAME=MODEL"
             )
-        found[name] = path
-    return list(found.items())
+        paths_by_name[name] = path
+    return list(paths_by_name.items())
 
 
-def _usual(path: str) -> str:
-    """Return what a model is called that nobody named: its folder; a RUN's, not its model/."""
-    whole = Path(path)
-    here = whole.resolve() if whole.exists() else whole
-    here = here.parent if here.is_file() else here
-    return here.parent.name if here.name == "model" else here.name
+def _default_name(model: str) -> str:
+    """Return the name of a model's folder; for RUN/model, the name of the run directory."""
+    path = Path(model)
+    path = path.resolve() if path.exists() else path
+    path = path.parent if path.is_file() else path
+    return path.parent.name if path.name == "model" else path.name

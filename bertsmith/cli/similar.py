@@ -1,97 +1,110 @@
-"""``bertsmith similar``: one word in several sentences, and how far its vectors are apart.
-
-It never knows how a vector is made.
-"""
+"""``bertsmith similar``: compare a word's vectors in different sentences."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bertsmith.cli.app import app
+from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.console import log, print_json, print_table
-from bertsmith.cli.embed import FileArgument, LayerOption, parse_vector_settings
+from bertsmith.cli.embed import LayerOption, parse_vector_settings
 from bertsmith.cli.model_options import (
     STDIN,
     Device,
     Model,
     check_device,
     check_readable,
+    find_model,
     read_lines,
     resolve_device,
 )
-from bertsmith.cli.models import find_model
 from bertsmith.cli.unknown_warning import UnknownWarning
 
 if TYPE_CHECKING:
     from bertsmith.use.similar import WordDistances
 
-#: Places up to which a table has all distances.
-_COLUMNS = 12
+#: Maximum number of occurrences for which all pairwise distances are printed.
+_MAX_COLUMNS = 12
 
 
-@app.command()
+@app.command(
+    epilog=format_examples(
+        "bertsmith similar my-run sentences.txt --word bank",
+        "bertsmith similar my-run sentences.txt --word bank --plot bank.png",
+    )
+)
 def similar(
     model: Model,
     word: Annotated[
-        str, typer.Option(help="The word; where it stands twice in a line, both are compared.")
+        str, typer.Option(help="The word; all its occurrences in a line are compared.")
     ],
-    file: FileArgument = None,
+    file: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FILE",
+            help="A text file with one text per line; may be compressed. Default or -: standard "
+            "input.",
+            show_default=False,
+        ),
+    ] = None,
     layer: LayerOption = None,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave lines without the word out, counted.")
+        bool, typer.Option("--skip-bad", help="Skip and count lines without the word.")
     ] = False,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw the distances into this file, such as bank.png.")
+        Path | None, typer.Option(help="Plot the distances to this file, such as bank.png.")
     ] = None,
     device: Device = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Result as JSON on stdout.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Compare one word's vectors in several sentences: 0 is the same, 1 unlike (cosine distance).
+    """Compare a word's vectors in different sentences.
 
-    A word of several pieces has their mean. Where a line has no such word, words that begin with it
-    count: a Korean noun carries its particle.
+    Prints cosine distances: 0 means identical, 1 means orthogonal. The vector of a word of several
+    pieces is their mean. If a line does not contain the word, words that start with it are used,
+    such as a Korean noun with a particle.
     """
     settings = parse_vector_settings(layer)
     check_device(device)
     check_readable(file)
     model = find_model(model)
-    from bertsmith.use import similar as comparing
+    from bertsmith.use import similar as similarity
     from bertsmith.use.embed import Embedder
 
     if plot is not None:
-        comparing.check_plot_path(plot)
+        similarity.check_plot_path(plot)
     unknown = UnknownWarning()
-    embedder = Embedder.load(model, device=resolve_device(device)).with_token_counter(
-        unknown.counts
-    )
+    embedder = Embedder.load(model, device=resolve_device(device))
+    embedder = embedder.with_token_counter(unknown.counts)
     lines = list(read_lines(file or STDIN))
-    found = comparing.similar(embedder, lines, word, layer=settings.layers, skip=skip_bad)
-    if left := len(lines) - len({place.text for place in found.occurrences}):
-        log(f"left out {left:,} lines without the word {word!r}")
+    distances = similarity.similar(embedder, lines, word, layer=settings.layers, skip=skip_bad)
+    num_texts = len({occurrence.text for occurrence in distances.occurrences})
+    if num_skipped := len(lines) - num_texts:
+        log(f"skipped {num_skipped:,} lines without the word {word!r}")
     if as_json:
-        print_json(found.to_json())
+        print_json(distances.to_json())
     else:
-        _show(found)
+        _print_distances(distances)
     if plot is not None:
-        comparing.plot_distances(found, plot)
+        similarity.plot_distances(distances, plot)
         log(f"wrote {plot}")
     unknown.warn()
 
 
-def _show(found: "WordDistances") -> None:
-    """Put a row for each place: all distances, or the nearest and the farthest place."""
-    count = len(found.occurrences)
+def _print_distances(distances: "WordDistances") -> None:
+    """Print a row per occurrence: all distances, or the nearest and the farthest occurrence."""
+    count = len(distances.occurrences)
     rows = []
-    for number, (context, own) in enumerate(zip(found.contexts, found.distances, strict=True)):
-        if count <= _COLUMNS:
-            rows.append((str(number + 1), context, *(f"{value:.4f}" for value in own)))
+    for number, (context, row) in enumerate(
+        zip(distances.contexts, distances.distances, strict=True), 1
+    ):
+        if count <= _MAX_COLUMNS:
+            rows.append((str(number), context, *(f"{distance:.4f}" for distance in row)))
             continue
-        order = [place for place in own.argsort(kind="stable") if place != number]
-        told = (f"{own[place]:.4f} to {place + 1}" for place in (order[0], order[-1]))
-        rows.append((str(number + 1), context, *told))
-    if count <= _COLUMNS:
+        others = [index for index in row.argsort(kind="stable") if index != number - 1]
+        extremes = (f"{row[index]:.4f} to {index + 1}" for index in (others[0], others[-1]))
+        rows.append((str(number), context, *extremes))
+    if count <= _MAX_COLUMNS:
         print_table(("", "", *map(str, range(1, count + 1))), rows)
     else:
         print_table(("", "", "nearest", "farthest"), rows)
-        log(f"{count:,} places; --json has the distances of all")
+        log(f"{count:,} occurrences; --json prints all distances")

@@ -1,36 +1,39 @@
-"""Standard streams that work when closed, piped or in a locale that is not UTF-8."""
+"""Standard streams that work if they are closed, piped, or in a locale other than UTF-8."""
 
 import io
 import os
 import sys
 from contextlib import suppress
 
-#: What the user can set to choose the encoding of the standard streams.
-_CHOICE = "PYTHONIOENCODING"
+#: Environment variable with which users choose the encoding of the standard streams.
+_ENCODING_VARIABLE = "PYTHONIOENCODING"
 
 
 def configure_streams() -> None:
-    """Open closed standard streams, and have output in UTF-8 where no terminal reads it.
+    """Open closed standard streams and write UTF-8 unless stdout is a terminal.
 
-    Without this a closed descriptor is taken by the next file that is opened, and a character that
-    the locale lacks ends the program. Such a character is written as an escape .
+    Otherwise the next file opened would reuse a closed stream's descriptor, and a character
+    missing in the locale would end the program. Unencodable characters are written as escapes.
     """
-    _open_closed()
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if not isinstance(stream, io.TextIOWrapper):
             continue
-        terminal = stream.isatty() or _CHOICE in os.environ
-        encoding = stream.encoding if terminal else "utf-8"
+        keep_encoding = stream.isatty() or _ENCODING_VARIABLE in os.environ
+        encoding = stream.encoding if keep_encoding else "utf-8"
         stream.reconfigure(encoding=encoding, errors="backslashreplace")
 
 
-def _open_closed() -> None:
-    """Give each closed descriptor a file that refuses to be used; messages to stderr are lost."""
-    for number, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)):
+def _open_closed_streams() -> None:
+    """Open closed descriptors so that using them fails; messages to stderr are lost.
+
+    Reading stdin and writing stdout raise OSError (EBADF).
+    """
+    for descriptor, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
-            os.fstat(number)
+            os.fstat(descriptor)
         except OSError:
-            # The lowest free descriptor is this one: those below it are open.
+            # os.open returns the lowest free descriptor, which is this one.
             os.open(os.devnull, mode)
     if sys.stdin is None:
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - a descriptor
@@ -41,7 +44,7 @@ def _open_closed() -> None:
 
 
 def discard_stdout() -> None:
-    """Send what is still to be written nowhere, so that Python does not complain at its end."""
-    # There may be no file behind it.
+    """Redirect stdout to /dev/null so that flushing it at exit raises no error."""
+    # A replaced stdout may have no file descriptor.
     with suppress(OSError, AttributeError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

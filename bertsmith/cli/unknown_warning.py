@@ -1,4 +1,4 @@
-"""The warning of commands whose text is mostly [UNK] to the model."""
+"""The warning of commands if too many tokens of the input are [UNK]."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -15,22 +15,22 @@ AnyBundle = TypeVar("AnyBundle", "PretrainedBundle", "FineTunedBundle")
 class UnknownWarning:
     """Counts the tokens of a command and warns once if too many are [UNK].
 
-    A command warns at its end; one that reads standard input also after each answer, because its
-    input may have no end.
+    A command warns at its end. One that reads standard input also warns after each answer,
+    because its input may never end.
     """
 
     def __init__(self, counts: TokenCounts | None = None) -> None:
-        """``counts``: where the command's tokens are counted, if something counts them already."""
+        """Use ``counts`` if the command's tokens are already counted elsewhere."""
         self.counts = TokenCounts() if counts is None else counts
-        self._is_done = False
+        self._has_warned = False
 
-    def with_token_counts(self, bundle: AnyBundle) -> AnyBundle:
-        """Return a model with a tokenizer that adds to ``counts``."""
+    def with_token_counter(self, bundle: AnyBundle) -> AnyBundle:
+        """Return a copy of the bundle whose tokenizer adds to ``counts``."""
         return replace(bundle, tokenizer=bundle.tokenizer.with_counter(self.counts))
 
     def warn(self) -> None:
-        """Say the warning, if it is due and was not said before."""
-        warning = None if self._is_done else self.counts.warning()
+        """Print the warning if it is due and has not been printed."""
+        warning = None if self._has_warned else self.counts.warning()
         if warning is not None:
-            self._is_done = True
+            self._has_warned = True
             log(warning)

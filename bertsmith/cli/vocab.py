@@ -1,7 +1,4 @@
-"""``bertsmith vocab``: learn a WordPiece vocabulary from text, and the group of what else is done.
-
-It never knows how one is learnt.
-"""
+"""``bertsmith vocab``: learn a WordPiece vocabulary, or extend a model's vocabulary."""
 
 import os
 from pathlib import Path
@@ -11,47 +8,63 @@ import typer
 from typer.core import TyperGroup
 
 from bertsmith.cli import corpus_options
-from bertsmith.cli.app import app
+from bertsmith.cli.app import app, format_examples
 from bertsmith.cli.hints import quote_path
 
 if TYPE_CHECKING:
     from bertsmith.text.vocabulary import LearnedVocabulary
 
-#: The command that is meant where none is named.
-_LEARN = "learn"
+_DEFAULT_COMMAND = "learn"
 
 
-class _LearnUnlessNamed(TyperGroup):
-    """``vocab CORPUS...`` is ``vocab learn CORPUS...``; a file named so is ``./extend``."""
+class _GroupWithDefaultCommand(TyperGroup):
+    """Runs ``vocab learn`` for ``vocab CORPUS...``.
+
+    A corpus with the name of a command is written with its folder: ``./extend``.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the command's name before arguments that begin with none."""
+        """Insert the default command if the first argument is not a command."""
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
-            args = [_LEARN, *args]
+            args = [_DEFAULT_COMMAND, *args]
         return super().parse_args(ctx, args)
 
 
 group = typer.Typer(
     name="vocab",
-    cls=_LearnUnlessNamed,
-    help="Learn a WordPiece vocabulary from text, or add words to a model's.\n\n"
-    "bertsmith vocab CORPUS... --out TOKENIZER is short for bertsmith vocab learn.",
+    cls=_GroupWithDefaultCommand,
+    help="Learn a WordPiece vocabulary, or add words to a model's.\n\n"
+    "`bertsmith vocab CORPUS... --out TOKENIZER` is short for `bertsmith vocab learn`.",
     no_args_is_help=True,
     rich_markup_mode=None,
+    epilog=format_examples(
+        "bertsmith vocab my-text/ --size 16000 --out my-tokenizer",
+        "bertsmith vocab extend my-run --words terms.txt --out my-model",
+    ),
 )
 app.add_typer(group)
 
 
-@group.command(_LEARN)
+@group.command(
+    _DEFAULT_COMMAND,
+    epilog=format_examples(
+        "bertsmith vocab my-text/ --size 16000 --out my-tokenizer",
+        "bertsmith vocab corpus.jsonl.gz --cased --out my-tokenizer",
+        "bertsmith vocab korean.txt --segment kiwi --cased --out my-tokenizer",
+    ),
+)
 def learn(
     corpus: corpus_options.Corpus,
-    out: Annotated[Path, typer.Option("--out", help="The folder to write the tokenizer to.")],
+    out: Annotated[Path, typer.Option("--out", help="The tokenizer folder to write.")],
     size: Annotated[
-        int, typer.Option(help="How many words, above 109 (161 with --cased).")
+        int,
+        typer.Option(help="Vocabulary size; at least 110 entries, or 162 with --cased."),
     ] = 30522,
-    cased: Annotated[bool, typer.Option("--cased", help="Keep capital letters.")] = False,
+    cased: Annotated[
+        bool, typer.Option("--cased", help="Keep capital letters. Default: lowercase.")
+    ] = False,
     strip_accents: Annotated[
-        bool, typer.Option("--strip-accents", help="Take accents off (Hangul stays whole).")
+        bool, typer.Option("--strip-accents", help="Remove accents; Hangul is not changed.")
     ] = False,
     split_chinese: Annotated[
         bool,
@@ -60,32 +73,33 @@ def learn(
         ),
     ] = True,
     segment: Annotated[
-        str | None, typer.Option("--segment", help="Part words beforehand: kiwi, for Korean.")
+        str | None,
+        typer.Option("--segment", help="Segment words into morphemes first: kiwi, for Korean."),
     ] = None,
     min_frequency: Annotated[
-        int, typer.Option(help="How often two pieces must meet to be joined.")
+        int, typer.Option(help="Minimum frequency of a pair of pieces to be merged.")
     ] = 2,
     coverage: Annotated[
-        float, typer.Option(help="The share of characters that the vocabulary shall know.")
+        float, typer.Option(help="Share of the text's characters that the alphabet covers.")
     ] = 0.9999,
-    form: corpus_options.Format = "auto",
+    text_format: corpus_options.Format = "auto",
     field: corpus_options.Field = "text",
     on_error: corpus_options.OnError = "stop",
     deduplicate: corpus_options.Deduplicate = "none",
     force: corpus_options.Force = False,
     as_json: corpus_options.Json = False,
 ) -> None:
-    """Learn a WordPiece vocabulary from text, and tell how well it fits text held out.
+    """Learn a WordPiece vocabulary from text.
 
-    The same text gives the same vocabulary, byte for byte. ASCII digits, letters and punctuation
-    are always in it.
+    Also reports how well the vocabulary fits held-out text. The same text always gives the same
+    vocabulary. ASCII digits, letters and punctuation are always included.
     """
     from bertsmith.cli.console import print_json
     from bertsmith.files import atomic_directory
     from bertsmith.text import vocabulary
     from bertsmith.text.vocabulary import VocabularyOptions
 
-    _refuse_existing(out, force)
+    _check_overwrite(out, force)
     options = VocabularyOptions(
         size=size,
         cased=cased,
@@ -96,20 +110,20 @@ def learn(
         min_frequency=min_frequency,
         coverage=coverage,
     )
-    reading = corpus_options.parse_corpus_options(form, field, on_error, deduplicate)
-    with corpus_options.terminal_progress() as bars:
-        learnt = vocabulary.learn_vocabulary(
-            corpus_options.find_sources(corpus), reading, options, bars
+    reading = corpus_options.parse_corpus_options(text_format, field, on_error, deduplicate)
+    with corpus_options.terminal_progress() as progress:
+        learned = vocabulary.learn_vocabulary(
+            corpus_options.find_sources(corpus), reading, options, progress
         )
-    with atomic_directory(out) as folder:
-        learnt.tokenizer.save(folder)
+    with atomic_directory(out) as directory:
+        learned.tokenizer.save(directory)
     if as_json:
-        print_json(learnt.to_json() | {"out": str(out)})
-    _tell(learnt, size, out, corpus)
+        print_json(learned.to_json() | {"out": str(out)})
+    _log_vocabulary(learned, size, out, corpus)
 
 
-def _refuse_existing(out: Path, force: bool) -> None:
-    """Raise TokenizerError if something is at ``out`` that is not to be replaced."""
+def _check_overwrite(out: Path, force: bool) -> None:
+    """Raise TokenizerError if ``out`` exists and must not be overwritten."""
     from bertsmith.errors import TokenizerError
     from bertsmith.text.tokenizer_files import (
         BERTSMITH_FILE,
@@ -119,29 +133,31 @@ def _refuse_existing(out: Path, force: bool) -> None:
     )
 
     if out.exists() and not out.is_dir():
-        raise TokenizerError(f"{out}: a file is there; expected the name of a folder to write")
+        raise TokenizerError(f"{out}: this is a file; expected the name of a folder to write")
     names = {path.name for path in out.iterdir()} if out.exists() else set()
-    if others := names - {TOKENIZER_CONFIG_FILE, BERTSMITH_FILE, TOKENIZER_FILE, VOCAB_FILE}:
+    tokenizer_files = {BERTSMITH_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, VOCAB_FILE}
+    if other_files := names - tokenizer_files:
         raise TokenizerError(
-            f"{out}: this folder holds other files ({', '.join(sorted(others)[:3])}); "
+            f"{out}: this folder contains other files ({', '.join(sorted(other_files)[:3])}); "
             "choose a new folder"
         )
     if names and not force:
         raise TokenizerError(
-            f"{out}: a tokenizer is there already; choose another folder or add --force"
+            f"{out}: this folder contains a tokenizer; choose another folder or add --force"
         )
 
 
-def _tell(learnt: "LearnedVocabulary", size: int, out: Path, corpus: list[str]) -> None:
+def _log_vocabulary(learned: "LearnedVocabulary", size: int, out: Path, corpus: list[str]) -> None:
+    """Log how well the vocabulary fits, the path and the next command."""
     from bertsmith.cli.console import log
 
-    corpus_options.log_report(learnt.corpus)
-    words = learnt.tokenizer.vocab_size
-    if words < size:
-        log(f"note: the text was enough for {words:,} words only, not the {size:,} asked for")
-    log("on held-out text:" if learnt.held_out else "on the text itself (too few documents):")
-    for line in learnt.quality.lines():
+    corpus_options.log_report(learned.corpus)
+    vocab_size = learned.tokenizer.vocab_size
+    if vocab_size < size:
+        log(f"note: the text is too short for {size:,} entries; the vocabulary has {vocab_size:,}")
+    log("on held-out text:" if learned.held_out else "on the training text (too few documents):")
+    for line in learned.quality.lines():
         log(f"  {line}")
-    log(f"wrote {out} ({words:,} words)")
-    texts = "CORPUS..." if "-" in corpus else " ".join(map(quote_path, corpus))
-    log(f"next: bertsmith prepare {texts} --tokenizer {quote_path(out)} --out STORE")
+    log(f"wrote {out} ({vocab_size:,} entries)")
+    sources = "CORPUS..." if "-" in corpus else " ".join(map(quote_path, corpus))
+    log(f"next: bertsmith prepare {sources} --tokenizer {quote_path(out)} --out STORE")

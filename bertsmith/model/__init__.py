@@ -1,1 +1,1 @@
-"""The Transformer encoder of BERT and its heads. It never knows of text or of files."""
+"""BERT: encoder, output heads, fine-tuning models and weight initialization."""

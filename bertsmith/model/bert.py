@@ -1,7 +1,4 @@
-"""BERT: embeddings, encoder and the pre-training heads, and the two losses.
-
-It never knows of text, files or optimizers.
-"""
+"""BERT's encoder, and the pre-training model with its two heads and losses."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,52 +19,68 @@ from bertsmith.model.packed import PackedBatch
 
 
 class BertModel(nn.Module):
-    """The encoder: packed ids -> hidden states [T, D]."""
+    """Embeddings and encoder: packed token ids -> hidden states [T, D]."""
 
     def __init__(self, config: ModelConfig, kernel: Kernel = "padded") -> None:
-        """``kernel`` chooses how attention is computed; it can be changed at any time."""
+        """Create the model.
+
+        Args:
+            config: Sizes and architecture.
+            kernel: Attention kernel; the attribute ``kernel`` may be changed at any time.
+        """
         super().__init__()
         self.config = config
         self.kernel: Kernel = kernel
         self.embeddings = Embeddings(config, dropout_index=0)
-        self.encoder = Encoder(config, first_site=1)
+        self.encoder = Encoder(config, first_dropout_index=1)
 
     def hidden_states(
         self,
-        packed: PackedBatch,
-        noise: DropoutSeed | None = None,
-        places: Tensor | None = None,
-        depth: int | None = None,
+        batch: PackedBatch,
+        dropout_seed: DropoutSeed | None = None,
+        token_indices: Tensor | None = None,
+        num_layers: int | None = None,
     ) -> Iterator[Tensor]:
-        """Yield [T, D] for the embeddings, then for layer after layer, computed as asked for.
+        """Yield the embeddings and then each layer's output, each [T, D], computed lazily.
 
-        ``depth``: how many layers there are to be, None for all. ``places``, int64 [M]: what is
-        asked of the last of those, whose output is then [M, D].
+        Args:
+            batch: Packed sequences.
+            dropout_seed: Seed of this forward pass; None for no dropout.
+            token_indices: int64 [M], tokens whose last yielded hidden states are needed. The last
+                output is then [M, D].
+            num_layers: Number of layers to compute; None for all.
         """
-        x = self.embeddings(packed, noise)
+        x = self.embeddings(batch, dropout_seed)
         causal = self.config.attention == "causal"
-        where = build_layout(packed, self.kernel, causal=causal, dtype=x.dtype)
+        layout = build_layout(batch, self.kernel, causal=causal, dtype=x.dtype)
         yield x
-        yield from self.encoder.each(x, where, noise, places, depth)
+        yield from self.encoder.iter_layer_outputs(
+            x, layout, dropout_seed, token_indices, num_layers
+        )
 
     def forward(
-        self, packed: PackedBatch, noise: DropoutSeed | None = None, places: Tensor | None = None
+        self,
+        batch: PackedBatch,
+        dropout_seed: DropoutSeed | None = None,
+        token_indices: Tensor | None = None,
     ) -> Tensor:
-        """Return the last layer's hidden states [T, D], or those [M, D] at ``places``."""
-        states = self.hidden_states(packed, noise, places)
+        """Return the last hidden states: [T, D], or [M, D] for ``token_indices``, int64 [M]."""
+        states = self.hidden_states(batch, dropout_seed, token_indices)
         hidden = next(states)
-        for hidden in states:  # noqa: B007 - one at a time, so that no earlier one is kept
+        for hidden in states:  # noqa: B007 - keeps no reference to earlier layers' outputs
             pass
         return hidden
 
 
 @dataclass(frozen=True)
 class Losses:
-    """Sums, not means, so that accumulation and ragged batches are exact.
+    """Summed pre-training losses of a batch; divide by the counts after accumulation.
 
-    mlm_loss: float32 [], summed over P predictions. next_sentence: float32 [], summed over B
-    sequences, or None. masked_hits, next_hits: int64 [], how many the model got right; None in
-    training, where nobody asks.
+    Attributes:
+        mlm_loss: float32 [], masked-LM loss summed over P predictions.
+        nsp_loss: float32 [], next-sentence loss summed over B sequences; None without NSP.
+        mlm_correct: int64 [], number of correctly predicted tokens; None during training.
+        nsp_correct: int64 [], number of correctly classified pairs; None during training.
     """
 
     mlm_loss: Tensor
@@ -77,10 +90,10 @@ class Losses:
 
 
 class BertForPreTraining(nn.Module):
-    """BERT with the masked-LM head and, where the config says so, pooler and next-sentence head."""
+    """BERT with masked-LM head and, if ``config.nsp``, pooler and next-sentence head."""
 
     def __init__(self, config: ModelConfig, kernel: Kernel = "padded") -> None:
-        """Weights are drawn from PyTorch's default generator."""
+        """Create the model with weights drawn from PyTorch's default generator."""
         super().__init__()
         self.config = config
         self.bert = BertModel(config, kernel)
@@ -91,106 +104,125 @@ class BertForPreTraining(nn.Module):
 
     @torch.no_grad()
     def initialize(self) -> None:
-        """Draw all weights anew; see ``initialize_weights``."""
+        """Initialize all weights from PyTorch's default generator."""
         initialize_weights(self, self.config.init_range)
-        table = self.bert.embeddings
-        if table.fixed_positions:
-            # As large as the words beside them (Vaswani et al. scale the words up instead): a
-            # sinusoid's root mean square is 1 / sqrt 2.
-            own = sinusoidal_positions(*table.positions.weight.shape)
-            table.positions.weight.copy_(own * self.config.init_range * 2**0.5)
+        embeddings = self.bert.embeddings
+        if embeddings.has_fixed_positions:
+            # Scaled to the standard deviation of the word embeddings (a sinusoid has RMS
+            # 1/sqrt 2). Vaswani et al. scale the word embeddings up instead.
+            table = sinusoidal_positions(*embeddings.positions.weight.shape)
+            embeddings.positions.weight.copy_(table * self.config.init_range * 2**0.5)
 
-    def next_sentence_logits(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
-        """Return [B, 2] from hidden states [T, D]; ValueError if the model has no such head."""
-        return self._pair_logits(hidden.index_select(0, packed.first_token_indices))
+    def next_sentence_logits(self, hidden: Tensor, batch: PackedBatch) -> Tensor:
+        """Return next-sentence logits [B, 2] from the last hidden states [T, D].
+
+        Raises:
+            ValueError: If the model has no next-sentence head.
+        """
+        return self._nsp_logits(hidden.index_select(0, batch.first_token_indices))
 
     def forward(
         self,
-        packed: PackedBatch,
+        batch: PackedBatch,
         masked_positions: Tensor,
         masked_labels: Tensor,
         nsp_labels: Tensor | None,
-        noise: DropoutSeed | None = None,
+        dropout_seed: DropoutSeed | None = None,
     ) -> Losses:
-        """Return the losses of a batch.
+        """Compute the pre-training losses.
 
-        masked_positions, masked_labels: int64 [P], where words are predicted and which.
-        nsp_labels: int64 [B], 0 where B follows A; None leaves the next sentence out.
+        Args:
+            batch: Packed sequences.
+            masked_positions: int64 [P], indices of the tokens to predict, among all T.
+            masked_labels: int64 [P], original ids of these tokens.
+            nsp_labels: int64 [B], 0 if B follows A, else 1; None skips the next-sentence loss.
+            dropout_seed: Seed of this forward pass; None for no dropout.
         """
-        words, first = self._asked(packed, masked_positions, nsp_labels, noise)
+        masked, first = self._loss_inputs(batch, masked_positions, nsp_labels, dropout_seed)
         decoder = self.mlm.decoder
-        masked = linear_cross_entropy(
-            self.mlm.features(words), decoder.weight, decoder.bias, masked_labels
+        mlm_loss = linear_cross_entropy(
+            self.mlm.apply_transform(masked), decoder.weight, decoder.bias, masked_labels
         )
         if nsp_labels is None:
-            return Losses(masked, None)
-        logits = self._pair_logits(first).float()
-        return Losses(masked, F.cross_entropy(logits, nsp_labels, reduction="sum"))
+            return Losses(mlm_loss, None)
+        logits = self._nsp_logits(first).float()
+        return Losses(mlm_loss, F.cross_entropy(logits, nsp_labels, reduction="sum"))
 
-    def _asked(
+    def _loss_inputs(
         self,
-        packed: PackedBatch,
+        batch: PackedBatch,
         masked_positions: Tensor,
-        not_next: Tensor | None,
-        noise: DropoutSeed | None = None,
+        nsp_labels: Tensor | None,
+        dropout_seed: DropoutSeed | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the hidden states that a loss is asked of: [P, D] masked, and [B, D] first ones.
+        """Return only the hidden states that the losses need.
 
-        The last layer is computed for no other token. Without pairs there are no first ones.
+        The last layer is not computed for other tokens.
+
+        Returns:
+            Hidden states of the masked tokens [P, D] and of the first tokens [B, D]; the latter
+            are empty if ``nsp_labels`` is None.
         """
-        predictions = masked_positions.shape[0]
-        places = masked_positions
-        if not_next is not None:
-            places = torch.cat([masked_positions, packed.first_token_indices])
-        hidden = self.bert(packed, noise, places)
-        return hidden[:predictions], hidden[predictions:]
+        num_predictions = masked_positions.shape[0]
+        token_indices = masked_positions
+        if nsp_labels is not None:
+            token_indices = torch.cat([masked_positions, batch.first_token_indices])
+        hidden = self.bert(batch, dropout_seed, token_indices)
+        return hidden[:num_predictions], hidden[num_predictions:]
 
-    def _pair_logits(self, first: Tensor) -> Tensor:
+    def _nsp_logits(self, first: Tensor) -> Tensor:
         if self.pooler is None or self.nsp is None:
-            raise ValueError("this model has no next-sentence head (its config says nsp = false)")
+            raise ValueError(
+                "this model has no next-sentence head: its config has nsp = false; use a model "
+                "that was pre-trained with nsp = true"
+            )
         logits: Tensor = self.nsp(self.pooler(first))
         return logits
 
     @torch.no_grad()
     def evaluate(
         self,
-        packed: PackedBatch,
+        batch: PackedBatch,
         masked_positions: Tensor,
         masked_labels: Tensor,
         nsp_labels: Tensor | None,
     ) -> Losses:
-        """Return the losses and the hits of a batch; arguments as for ``forward``."""
-        words, first = self._asked(packed, masked_positions, nsp_labels)
-        masked, hits = self._judged(words, masked_labels)
+        """Return losses and numbers of correct predictions; arguments as for ``forward``."""
+        masked, first = self._loss_inputs(batch, masked_positions, nsp_labels)
+        mlm_loss, mlm_correct = self._evaluate_mlm(masked, masked_labels)
         if nsp_labels is None:
-            return Losses(masked, None, hits, None)
-        scores = self._pair_logits(first).float()
-        loss = F.cross_entropy(scores, nsp_labels, reduction="sum")
-        return Losses(masked, loss, hits, (scores.argmax(-1) == nsp_labels).sum())
+            return Losses(mlm_loss, None, mlm_correct, None)
+        logits = self._nsp_logits(first).float()
+        nsp_loss = F.cross_entropy(logits, nsp_labels, reduction="sum")
+        return Losses(mlm_loss, nsp_loss, mlm_correct, (logits.argmax(-1) == nsp_labels).sum())
 
-    def _judged(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the summed loss and the hits of P predictions, some rows at a time.
+    def _evaluate_mlm(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return summed loss and number of correct predictions for hidden states [P, D].
 
-        All P x V logits at once can be gigabytes, with copies: left to right, P is all tokens.
+        Works in chunks because all P x V logits can take gigabytes, in particular with causal
+        attention, where P = T.
         """
-        rows = max(1, MAX_CHUNK_LOGITS // self.config.vocab_size)
-        losses, hits = [], []
-        for part, own in zip(torch.split(hidden, rows), torch.split(labels, rows), strict=True):
-            logits = self.mlm(part).float()
-            losses.append(F.cross_entropy(logits, own, reduction="sum"))
-            hits.append((logits.argmax(-1) == own).sum())
-        return torch.stack(losses).sum(), torch.stack(hits).sum()
+        chunk_rows = max(1, MAX_CHUNK_LOGITS // self.config.vocab_size)
+        losses, correct = [], []
+        for hidden_chunk, label_chunk in zip(
+            torch.split(hidden, chunk_rows), torch.split(labels, chunk_rows), strict=True
+        ):
+            logits = self.mlm(hidden_chunk).float()
+            losses.append(F.cross_entropy(logits, label_chunk, reduction="sum"))
+            correct.append((logits.argmax(-1) == label_chunk).sum())
+        return torch.stack(losses).sum(), torch.stack(correct).sum()
 
 
 @torch.no_grad()
-def initialize_weights(model: nn.Module, spread: float) -> None:
-    """Draw all weights of a module anew, as the original does (its create_initializer).
+def initialize_weights(model: nn.Module, std: float) -> None:
+    """Initialize all weights of a module as BERT's original code does (create_initializer).
 
-    A normal of deviation ``spread`` cut off at two deviations; biases 0, LayerNorm 1 and 0.
+    Weights follow a normal distribution with standard deviation ``std``, truncated at two standard
+    deviations. Biases are 0, LayerNorm weights 1.
     """
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.trunc_normal_(module.weight, std=spread, a=-2 * spread, b=2 * spread)
+            nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
         if isinstance(module, nn.Linear):
             nn.init.zeros_(module.bias)
         if isinstance(module, nn.LayerNorm | BatchNorm):
@@ -198,5 +230,5 @@ def initialize_weights(model: nn.Module, spread: float) -> None:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Count the parameters, shared ones once."""
+    """Return the number of parameters, counting shared ones once."""
     return sum(parameter.numel() for parameter in model.parameters())

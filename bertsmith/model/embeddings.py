@@ -1,7 +1,4 @@
-"""The sum of word, position and segment embeddings (figure 2 of the paper).
-
-It never knows which words the ids stand for.
-"""
+"""Word, position and segment embeddings (figure 2 of the paper)."""
 
 import torch
 from torch import Tensor, nn
@@ -12,39 +9,42 @@ from bertsmith.model.ops.norms import build_norm
 from bertsmith.model.packed import PackedBatch
 
 
-def sinusoidal_positions(positions: int, width: int) -> Tensor:
-    """Return the table of section 3.5 of Vaswani et al. 2017: float32 [positions, width].
+def sinusoidal_positions(num_positions: int, width: int) -> Tensor:
+    """Return sinusoidal position embeddings, float32 [num_positions, width].
 
-    PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos of the same.
+    PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos(pos / 10000^(2i/D)); section 3.5 of
+    Vaswani et al. 2017.
     """
-    # In float64: an angle of some hundreds has only four correct digits after the point in float32.
-    place = torch.arange(positions, dtype=torch.float64)[:, None]
-    even = torch.arange(0, width, 2, dtype=torch.float64)
-    angle = place / 10000.0 ** (even / width)
-    table = torch.zeros(positions, width)
+    # float64, because a float32 angle of several hundred has only four correct decimals.
+    position = torch.arange(num_positions, dtype=torch.float64)[:, None]
+    even_column = torch.arange(0, width, 2, dtype=torch.float64)
+    angle = position / 10000.0 ** (even_column / width)
+    table = torch.zeros(num_positions, width)
     table[:, 0::2] = angle.sin()
     table[:, 1::2] = angle.cos()[:, : width // 2]
     return table
 
 
 class Embeddings(nn.Module):
-    """Look up and add the three embeddings, normalize and drop: packed ids -> [T, D]."""
+    """Sum of the three embeddings, then normalization and dropout: packed ids -> [T, D]."""
 
     def __init__(self, config: ModelConfig, dropout_index: int) -> None:
-        """``dropout_index`` numbers the dropout."""
+        """Create the tables; ``dropout_index`` identifies the dropout layer."""
         super().__init__()
         self.words = nn.Embedding(config.vocab_size, config.width)
         self.positions = nn.Embedding(config.max_positions, config.width)
         self.segments = nn.Embedding(config.segments, config.width)
         self.norm = build_norm(config)
-        self.normed = config.norm != "none"
+        self.has_norm = config.norm != "none"
         self.dropout = Dropout(config.dropout, dropout_index)
-        self.fixed_positions = config.positions == "sinusoidal"
-        if self.fixed_positions:
+        self.has_fixed_positions = config.positions == "sinusoidal"
+        if self.has_fixed_positions:
             self.positions.weight.requires_grad_(False)
 
-    def forward(self, packed: PackedBatch, noise: DropoutSeed | None) -> Tensor:
-        """Return float [T, D]."""
-        total = self.words(packed.ids) + self.positions(packed.positions)
-        dropped: Tensor = self.dropout(self.norm(total + self.segments(packed.segments)), noise)
-        return dropped
+    def forward(self, batch: PackedBatch, dropout_seed: DropoutSeed | None) -> Tensor:
+        """Return the embeddings of all tokens, float [T, D]."""
+        embeddings = self.words(batch.ids) + self.positions(batch.positions)
+        output: Tensor = self.dropout(
+            self.norm(embeddings + self.segments(batch.segments)), dropout_seed
+        )
+        return output

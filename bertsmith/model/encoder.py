@@ -1,7 +1,4 @@
-"""One layer of the Transformer encoder, and the stack of them.
-
-It never knows of words, nor of what the last layer is used for.
-"""
+"""The Transformer encoder: one layer, and the stack of layers."""
 
 from collections.abc import Iterator
 
@@ -14,91 +11,112 @@ from bertsmith.model.ops.dropout import Dropout, DropoutSeed
 from bertsmith.model.ops.linear import Linear
 from bertsmith.model.ops.norms import build_norm
 
-#: Dropout sites of a layer: attention probabilities, attention output, feed-forward output.
+#: Dropouts of a layer: on attention probabilities, attention output and feed-forward output.
 DROPOUTS_PER_LAYER = 3
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and a feed-forward network, each with a residual sum and LayerNorm.
+    """Self-attention and a feed-forward network, each with a residual connection and a norm.
 
-    Post-norm: x = norm(x + dropout(f(x))), and so with batch norm or none in LayerNorm's place.
+    Post-norm: x = norm(x + dropout(f(x))); the norm may be LayerNorm, batch norm or the identity.
     Pre-norm: x = x + dropout(f(norm(x))).
     """
 
-    def __init__(self, config: ModelConfig, first_site: int) -> None:
-        """``first_site`` is the first of SITES_PER_LAYER dropout sites."""
+    def __init__(self, config: ModelConfig, first_dropout_index: int) -> None:
+        """Create the layer, whose dropouts have consecutive indices."""
         super().__init__()
-        self.post = config.norm != "pre"
-        self.attention = SelfAttention(config, first_site)
-        self.attention_dropout = Dropout(config.dropout, first_site + 1)
+        self.is_post_norm = config.norm != "pre"
+        self.attention = SelfAttention(config, first_dropout_index)
+        self.attention_dropout = Dropout(config.dropout, first_dropout_index + 1)
         self.attention_norm = build_norm(config)
         self.up = Linear(config.width, config.feed_forward)
         self.activation = ACTIVATIONS[config.activation]
         self.down = Linear(config.feed_forward, config.width)
-        self.feed_forward_dropout = Dropout(config.dropout, first_site + 2)
+        self.feed_forward_dropout = Dropout(config.dropout, first_dropout_index + 2)
         self.feed_forward_norm = build_norm(config)
 
     def forward(
-        self, x: Tensor, where: Layout, noise: DropoutSeed | None, places: Tensor | None = None
+        self,
+        x: Tensor,
+        layout: Layout,
+        dropout_seed: DropoutSeed | None,
+        token_indices: Tensor | None = None,
     ) -> Tensor:
-        """[T, D] -> [T, D], or [M, D] for ``places``, int64 [M] of the T tokens.
+        """Apply the layer.
 
-        After attention no token sees another: what nobody asks about is not computed.
+        Attention keys and values are always computed for all T tokens, everything else only for
+        the tokens in ``token_indices``.
+
+        Args:
+            x: [T, D].
+            layout: Layout of the batch.
+            dropout_seed: Seed of this forward pass; None for no dropout.
+            token_indices: int64 [M], tokens to compute the output for; None for all T.
+
+        Returns:
+            [T, D] or [M, D].
         """
-        normed = x if self.post else self.attention_norm(x)
-        attended = self.attention_dropout(self.attention(normed, where, noise, places), noise)
-        x = (x if places is None else x.index_select(0, places)) + attended
-        if self.post:
+        normed = x if self.is_post_norm else self.attention_norm(x)
+        attended = self.attention_dropout(
+            self.attention(normed, layout, dropout_seed, token_indices), dropout_seed
+        )
+        x = (x if token_indices is None else x.index_select(0, token_indices)) + attended
+        if self.is_post_norm:
             x = self.attention_norm(x)
-            result: Tensor = self.feed_forward_norm(x + self._feed_forward(x, noise))
-            return result
-        return x + self._feed_forward(self.feed_forward_norm(x), noise)
+            output: Tensor = self.feed_forward_norm(x + self._feed_forward(x, dropout_seed))
+            return output
+        return x + self._feed_forward(self.feed_forward_norm(x), dropout_seed)
 
-    def probabilities(self, x: Tensor, where: Layout) -> list[Tensor]:
-        """[T, D], what the layer is given -> its heads' probabilities of each sequence."""
-        normed = x if self.post else self.attention_norm(x)
-        found: list[Tensor] = self.attention.probabilities(normed, where)
-        return found
+    def compute_probabilities(self, x: Tensor, layout: Layout) -> list[Tensor]:
+        """Return each sequence's attention probabilities [N, S_b, S_b] for layer input [T, D]."""
+        normed = x if self.is_post_norm else self.attention_norm(x)
+        probabilities: list[Tensor] = self.attention.compute_probabilities(normed, layout)
+        return probabilities
 
-    def _feed_forward(self, x: Tensor, noise: DropoutSeed | None) -> Tensor:
+    def _feed_forward(self, x: Tensor, dropout_seed: DropoutSeed | None) -> Tensor:
         down = self.down(self.activation(self.up(x)))
-        dropped: Tensor = self.feed_forward_dropout(down, noise)
-        return dropped
+        output: Tensor = self.feed_forward_dropout(down, dropout_seed)
+        return output
 
 
 class Encoder(nn.Module):
-    """L layers, and for pre-norm the LayerNorm that ends them."""
+    """Stack of L layers; pre-norm models have a final LayerNorm."""
 
-    def __init__(self, config: ModelConfig, first_site: int) -> None:
-        """``first_site`` is the first dropout site of the first layer."""
+    def __init__(self, config: ModelConfig, first_dropout_index: int) -> None:
+        """Create the layers, whose dropouts have consecutive indices."""
         super().__init__()
         self.layers = nn.ModuleList(
-            EncoderLayer(config, first_site + index * DROPOUTS_PER_LAYER)
+            EncoderLayer(config, first_dropout_index + index * DROPOUTS_PER_LAYER)
             for index in range(config.layers)
         )
-        pre = config.norm == "pre"
-        self.norm = build_norm(config) if pre else nn.Identity()
-        # Batch norm's statistics are to be those of all tokens, whatever is asked for.
-        self._whole = config.norm == "batch"
+        is_pre_norm = config.norm == "pre"
+        self.norm = build_norm(config) if is_pre_norm else nn.Identity()
+        # Batch statistics must cover all tokens, also those whose output is not needed.
+        self._needs_all_tokens = config.norm == "batch"
 
-    def each(
+    def iter_layer_outputs(
         self,
         x: Tensor,
-        where: Layout,
-        noise: DropoutSeed | None,
-        places: Tensor | None = None,
-        depth: int | None = None,
+        layout: Layout,
+        dropout_seed: DropoutSeed | None,
+        token_indices: Tensor | None = None,
+        num_layers: int | None = None,
     ) -> Iterator[Tensor]:
-        """Yield the output [T, D] of layer after layer; a caller that stops saves the rest.
+        """Yield each layer's output, [T, D], computed lazily.
 
-        ``depth``: how many layers there are to be, None for all. ``places``, int64 [M]: what is
-        asked of the last of those, whose output is then [M, D].
+        Args:
+            x: Embeddings, [T, D].
+            layout: Layout of the batch.
+            dropout_seed: Seed of this forward pass; None for no dropout.
+            token_indices: int64 [M], tokens whose last yielded output is needed. The last output
+                is then [M, D].
+            num_layers: Number of layers to compute; None for all.
         """
-        last, asked = self.layers[-1], list(self.layers)[:depth]
-        for number, layer in enumerate(asked, 1):
-            chosen = places if number == len(asked) else None
-            if self._whole and chosen is not None:
-                x = layer(x, where, noise).index_select(0, chosen)
+        last_layer, layers = self.layers[-1], list(self.layers)[:num_layers]
+        for number, layer in enumerate(layers, 1):
+            needed_indices = token_indices if number == len(layers) else None
+            if self._needs_all_tokens and needed_indices is not None:
+                x = layer(x, layout, dropout_seed).index_select(0, needed_indices)
             else:
-                x = layer(x, where, noise, chosen)
-            yield self.norm(x) if layer is last else x
+                x = layer(x, layout, dropout_seed, needed_indices)
+            yield self.norm(x) if layer is last_layer else x

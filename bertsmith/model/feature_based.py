@@ -1,7 +1,4 @@
-"""An encoder whose hidden states feed a BiLSTM, frozen (section 5.3) or learning with it.
-
-It never knows what the outputs mean.
-"""
+"""A BiLSTM on the encoder's hidden states, with the encoder frozen (section 5.3) or trained."""
 
 import torch
 from torch import Tensor, nn
@@ -15,29 +12,33 @@ from bertsmith.model.ops.dropout import Dropout, DropoutSeed
 from bertsmith.model.packed import PackedBatch
 
 
-def hidden_state_indices(features: FeatureSettings, layers: int) -> range:
-    """Return which hidden states are used: 0 are the embeddings, ``layers`` the last layer's.
+def hidden_state_indices(features: FeatureSettings, num_layers: int) -> range:
+    """Return the indices of the hidden states to read: 0 is the embeddings, i is layer i's output.
 
-    Raises ValueError if the model has fewer than four layers where four are asked for.
+    Raises:
+        ValueError: If the last four layers are requested of a model with fewer.
     """
-    last = layers + 1
-    if features.layers.endswith("last-four") and layers < 4:
-        raise ValueError(f"features.layers is {features.layers!r}, but the model has {layers}")
+    end = num_layers + 1
+    if features.layers.endswith("last-four") and num_layers < 4:
+        raise ValueError(
+            f"features.layers is {features.layers!r}, but the model has {num_layers} layers; "
+            "choose 'last' or a model with at least 4 layers"
+        )
     return {
         "embeddings": range(1),
-        "second-to-last": range(layers - 1, layers),
-        "last": range(layers, last),
-        "weighted-sum-last-four": range(layers - 3, last),
-        "concat-last-four": range(layers - 3, last),
-        "weighted-sum-all": range(1, last),
+        "second-to-last": range(num_layers - 1, num_layers),
+        "last": range(num_layers, end),
+        "weighted-sum-last-four": range(num_layers - 3, end),
+        "concat-last-four": range(num_layers - 3, end),
+        "weighted-sum-all": range(1, end),
     }[features.layers]
 
 
 class BertWithBiLSTM(nn.Module):
-    """Encoder, chosen layers, a two-layer BiLSTM and one Linear.
+    """Encoder, two-layer BiLSTM on some of its hidden states, and one linear output layer.
 
-    A weighted sum has a learnt weight for each layer, by softmax, and a learnt scale (Peters et al.
-    2018, equation 1). Whole sequences are read off the last states of both directions.
+    A weighted sum of hidden states has learned softmax weights and a learned scale (Peters et al.
+    2018, equation 1). Sequence-level outputs use the final LSTM states of both directions.
     """
 
     def __init__(
@@ -49,57 +50,84 @@ class BertWithBiLSTM(nn.Module):
         is_sequence_level: bool,
         kernel: Kernel = "padded",
     ) -> None:
-        """``num_outputs`` is C; ``is_sequence_level``: one answer a sequence, else one for each place."""
+        """Create the model.
+
+        Args:
+            config: Sizes and architecture of the encoder.
+            num_outputs: C.
+            features: Which hidden states to read, and the size of the BiLSTM.
+            is_sequence_level: Whether there is one output per sequence; otherwise one per token.
+            kernel: Attention kernel.
+        """
         super().__init__()
-        self.config, self.features, self.whole = config, features, is_sequence_level
-        self.states = hidden_state_indices(features, config.layers)
+        self.config, self.features, self.is_sequence_level = config, features, is_sequence_level
+        self.state_indices = hidden_state_indices(features, config.layers)
         self.bert = BertModel(config, kernel)
         self.bert.requires_grad_(not features.frozen)
-        # What nobody reads learns nothing.
-        for layer in list(self.bert.encoder.layers)[self.states[-1] :]:
+        # Layers above the last hidden state that is read are never computed.
+        for layer in list(self.bert.encoder.layers)[self.state_indices[-1] :]:
             layer.requires_grad_(False)
-        if self.states[-1] < config.layers:
+        if self.state_indices[-1] < config.layers:
             self.bert.encoder.norm.requires_grad_(False)
-        summed = features.layers.startswith("weighted-sum")
-        self.layer_weights = nn.Parameter(torch.zeros(len(self.states))) if summed else None
-        self.layer_scale = nn.Parameter(torch.ones(1)) if summed else None
-        size = config.width * (1 if summed else len(self.states))
-        # After those of the embeddings (0) and the layers.
-        site = 1 + config.layers * DROPOUTS_PER_LAYER
-        self.dropout = Dropout(features.dropout, site)
-        self.lstm = nn.LSTM(size, features.width, num_layers=2, bidirectional=True)
-        self.last_dropout = Dropout(features.dropout, site + 1)
+        is_weighted_sum = features.layers.startswith("weighted-sum")
+        self.layer_weights = (
+            nn.Parameter(torch.zeros(len(self.state_indices))) if is_weighted_sum else None
+        )
+        self.layer_scale = nn.Parameter(torch.ones(1)) if is_weighted_sum else None
+        input_width = config.width * (1 if is_weighted_sum else len(self.state_indices))
+        # Indices 0 to L * DROPOUTS_PER_LAYER belong to the embeddings and the layers.
+        dropout_index = 1 + config.layers * DROPOUTS_PER_LAYER
+        self.dropout = Dropout(features.dropout, dropout_index)
+        self.lstm = nn.LSTM(input_width, features.width, num_layers=2, bidirectional=True)
+        self.last_dropout = Dropout(features.dropout, dropout_index + 1)
         self.output = nn.Linear(2 * features.width, num_outputs)
         initialize_weights(self, config.init_range)
 
     def forward(
-        self, packed: PackedBatch, places: Tensor | None = None, noise: DropoutSeed | None = None
+        self,
+        batch: PackedBatch,
+        token_indices: Tensor | None = None,
+        dropout_seed: DropoutSeed | None = None,
     ) -> Tensor:
-        """Return [B, C] for whole sequences, else [M, C] for ``places``, int64 [M] of T tokens."""
-        mixed = self.dropout(self._mixed(packed, noise), noise)
-        lengths = packed.cu_seqlens.diff().tolist()
-        found, (last, _) = self.lstm(pack_sequence(mixed.split(lengths), enforce_sorted=False))
-        if self.whole:
-            asked = torch.cat([last[-2], last[-1]], -1)
+        """Return the outputs.
+
+        Args:
+            batch: Packed sequences.
+            token_indices: int64 [M], tokens to return outputs for; None for all T. Ignored by
+                sequence-level models.
+            dropout_seed: Seed of this forward pass; None for no dropout.
+
+        Returns:
+            [B, C] for a sequence-level model, otherwise [M, C] or [T, C].
+        """
+        features = self.dropout(self._compute_features(batch, dropout_seed), dropout_seed)
+        lengths = batch.cu_seqlens.diff().tolist()
+        states, (final_states, _) = self.lstm(
+            pack_sequence(features.split(lengths), enforce_sorted=False)
+        )
+        if self.is_sequence_level:
+            hidden = torch.cat([final_states[-2], final_states[-1]], -1)
         else:
-            asked = torch.cat(unpack_sequence(found))
-            asked = asked if places is None else asked.index_select(0, places)
-        outputs: Tensor = self.output(self.last_dropout(asked, noise))
+            hidden = torch.cat(unpack_sequence(states))
+            hidden = hidden if token_indices is None else hidden.index_select(0, token_indices)
+        outputs: Tensor = self.output(self.last_dropout(hidden, dropout_seed))
         return outputs
 
-    def _mixed(self, packed: PackedBatch, noise: DropoutSeed | None = None) -> Tensor:
-        """Return what the BiLSTM reads, [T, D] or [T, 4 D]. No layer above the last is computed."""
-        learns = torch.is_grad_enabled() and not self.features.frozen
-        # A frozen encoder gives the same features every time: nothing is dropped in it.
-        own = None if self.features.frozen else noise
-        with torch.set_grad_enabled(learns):
-            found = []
-            for number, state in enumerate(self.bert.hidden_states(packed, own)):
-                if number in self.states:
-                    found.append(state)
-                if number == self.states[-1]:
+    def _compute_features(
+        self, batch: PackedBatch, dropout_seed: DropoutSeed | None = None
+    ) -> Tensor:
+        """Return the BiLSTM's input, [T, D] or [T, 4 D]; computes no layer above those it reads."""
+        trains_encoder = torch.is_grad_enabled() and not self.features.frozen
+        # A frozen encoder runs without dropout, so that its features never change.
+        encoder_seed = None if self.features.frozen else dropout_seed
+        with torch.set_grad_enabled(trains_encoder):
+            states = []
+            for index, state in enumerate(self.bert.hidden_states(batch, encoder_seed)):
+                if index in self.state_indices:
+                    states.append(state)
+                if index == self.state_indices[-1]:
                     break
         if self.layer_weights is None or self.layer_scale is None:
-            return torch.cat(found, -1)
-        shares = self.layer_weights.softmax(-1)
-        return self.layer_scale * (torch.stack(found, -1) @ shares)
+            return torch.cat(states, -1)
+        weights = self.layer_weights.softmax(-1)
+        return self.layer_scale * (torch.stack(states, -1) @ weights)

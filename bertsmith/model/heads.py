@@ -1,7 +1,4 @@
-"""What stands on the encoder while it is pre-trained: masked LM, pooler, next sentence.
-
-It never knows how the encoder made its hidden states.
-"""
+"""Output heads for pre-training: masked LM, pooler and next-sentence prediction."""
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +9,15 @@ from bertsmith.model.ops.linear import Linear
 
 
 class MLMHead(nn.Module):
-    """Predict words from hidden states: [P, D] -> [P, V].
+    """Masked-LM head: hidden states [P, D] -> vocabulary logits [P, V].
 
-    A transform (Linear, activation, LayerNorm), then the word embeddings themselves as output
-    weights, with a bias of their own (section 3.1, task 1; the original's get_masked_lm_output).
+    A transform (linear layer, activation, LayerNorm), then a decoder that shares its weight with
+    the word embeddings and has its own bias (section 3.1, task 1; get_masked_lm_output in the
+    original code).
     """
 
     def __init__(self, config: ModelConfig, words: nn.Embedding) -> None:
-        """``words`` is the embedding table whose weight is the decoder's too."""
+        """Create the head; the decoder shares the weight of ``words``."""
         super().__init__()
         self.transform = Linear(config.width, config.width)
         self.activation = ACTIVATIONS[config.activation]
@@ -28,31 +26,33 @@ class MLMHead(nn.Module):
         self.decoder.weight = words.weight
 
     @torch.no_grad()
-    def start_at(self, counts: Tensor) -> None:
-        """Set the output bias to the log of the words' shares, from how often each occurs [V].
+    def init_bias_from_counts(self, counts: Tensor) -> None:
+        """Set the decoder bias to the words' log frequencies.
 
-        A head that has learnt nothing else then starts at the unigram entropy, not at log V.
-        Words that never occur count as half a one.
+        The loss then starts at the unigram entropy instead of log V.
+
+        Args:
+            counts: [V], number of occurrences of each word; 0 counts as 0.5.
         """
-        shares = counts.to(self.decoder.bias).clamp(min=0.5)
-        self.decoder.bias.copy_((shares / shares.sum()).log())
+        smoothed_counts = counts.to(self.decoder.bias).clamp(min=0.5)
+        self.decoder.bias.copy_((smoothed_counts / smoothed_counts.sum()).log())
 
-    def features(self, hidden: Tensor) -> Tensor:
-        """Return what the decoder multiplies: [P, D] -> [P, D]."""
-        normed: Tensor = self.norm(self.activation(self.transform(hidden)))
-        return normed
+    def apply_transform(self, hidden: Tensor) -> Tensor:
+        """Return the decoder's input: [P, D] -> [P, D]."""
+        output: Tensor = self.norm(self.activation(self.transform(hidden)))
+        return output
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return the logits [P, V]."""
-        logits: Tensor = self.decoder(self.features(hidden))
+        """Return the logits: [P, D] -> [P, V]."""
+        logits: Tensor = self.decoder(self.apply_transform(hidden))
         return logits
 
 
 class Pooler(nn.Module):
-    """tanh(Linear) of each sequence's first token: [B, D] -> [B, D]."""
+    """tanh(linear(x)) of each sequence's first token: [B, D] -> [B, D]."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """One D x D Linear."""
+        """Create the D x D linear layer."""
         super().__init__()
         self.dense = nn.Linear(config.width, config.width)
 
@@ -62,10 +62,10 @@ class Pooler(nn.Module):
 
 
 class NSPHead(nn.Module):
-    """Tell whether B follows A: pooled [B, D] -> [B, 2]; label 0 says that it does."""
+    """Next-sentence head: pooled output [B, D] -> logits [B, 2]; class 0 means B follows A."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """One D x 2 Linear."""
+        """Create the D x 2 linear layer."""
         super().__init__()
         self.classifier = nn.Linear(config.width, 2)
 

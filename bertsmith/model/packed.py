@@ -1,7 +1,4 @@
-"""A batch without padding: all sequences one after another in one row of T tokens.
-
-It never knows where the ids come from, nor what is done with them.
-"""
+"""Packed batches: all sequences concatenated into one row of T tokens, without padding."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,22 +7,24 @@ from typing import Self
 import torch
 from torch import Tensor
 
-#: Tokens of one batch, the filler of shorter sequences counted: some hundred megabytes at large.
+#: Default maximum number of tokens in an inference batch, counting each sequence at the longest
+#: one's length. Needs several hundred megabytes for BERT-large.
 MAX_BATCH_TOKENS = 8192
-#: Numbers of the widest activations of a batch for which a CPU is quickest (16 MB, of which its
-#: cache holds a good part); on a GPU larger batches are faster.
-_CPU_NUMBERS = 2**22
+#: Values in a batch's widest activation (T * F) at which CPU inference is fastest: 16 MB in
+#: float32, which mostly fits in the cache. GPUs are faster with larger batches.
+_CPU_ACTIVATION_VALUES = 2**22
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedBatch:
-    """B sequences packed into one row of T tokens.
+    """B sequences concatenated into one row of T tokens.
 
-    ids: int64 [T], word ids.
-    segments: int64 [T], 0 for A and 1 for B.
-    positions: int64 [T], each token's place in its own sequence, from 0.
-    cu_seqlens: int32 [B + 1], where each sequence starts; the last entry is T.
-    max_seqlen: the longest sequence's length S.
+    Attributes:
+        ids: int64 [T], token ids.
+        segments: int64 [T], 0 for segment A and 1 for B.
+        positions: int64 [T], each token's position in its sequence, from 0.
+        cu_seqlens: int32 [B + 1], cumulative sequence lengths, from 0 to T.
+        max_seqlen: S, the length of the longest sequence.
     """
 
     ids: Tensor
@@ -36,56 +35,70 @@ class PackedBatch:
 
     @property
     def first_token_indices(self) -> Tensor:
-        """int64 [B], the index of each sequence's first token, its [CLS]."""
+        """int64 [B], the index of each sequence's first token, [CLS]."""
         return self.cu_seqlens[:-1].long()
 
     def to(self, device: torch.device) -> Self:
-        """Return the batch on ``device``; from pinned memory the copy does not block."""
-        moved = {
+        """Return the batch on ``device``; copies from pinned memory are asynchronous."""
+        tensors = {
             name: getattr(self, name).to(device, non_blocking=True)
             for name in ("ids", "segments", "positions", "cu_seqlens")
         }
-        return replace(self, **moved)
+        return replace(self, **tensors)
 
 
 def pack_sequences(sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> PackedBatch:
-    """Pack pairs of (word ids, segment ids), one pair a sequence.
+    """Pack sequences into a batch.
 
-    Raises ValueError if there is no sequence, or one is empty or has two lists of unlike length.
+    Args:
+        sequences: Token ids and segment ids of each sequence.
+
+    Raises:
+        ValueError: If there are no sequences, or one is empty or has lists of different lengths.
     """
     lengths = [len(ids) for ids, _ in sequences]
     if not lengths or min(lengths) == 0:
         raise ValueError("a batch needs at least one sequence, and each at least one token")
     if any(len(ids) != len(segments) for ids, segments in sequences):
-        raise ValueError("a sequence needs one segment id for each word id")
-    sizes = torch.tensor([0, *lengths])
+        raise ValueError("a sequence needs one segment id for each token id")
+    boundaries = torch.tensor([0, *lengths])
     return PackedBatch(
-        ids=torch.tensor([word for ids, _ in sequences for word in ids]),
+        ids=torch.tensor([token for ids, _ in sequences for token in ids]),
         segments=torch.tensor([segment for _, segments in sequences for segment in segments]),
         positions=torch.cat([torch.arange(length) for length in lengths]),
-        cu_seqlens=sizes.cumsum(0).int(),
+        cu_seqlens=boundaries.cumsum(0).int(),
         max_seqlen=max(lengths),
     )
 
 
 def preferred_batch_tokens(device: torch.device, feed_forward: int) -> int:
-    """Return how many tokens a model of that feed-forward width computes at once, quickest."""
+    """Return the number of tokens per batch at which inference is fastest.
+
+    Args:
+        device: Where the model runs.
+        feed_forward: The model's feed-forward width.
+    """
     if device.type == "cpu":
-        return min(MAX_BATCH_TOKENS, _CPU_NUMBERS // feed_forward)
+        return min(MAX_BATCH_TOKENS, _CPU_ACTIVATION_VALUES // feed_forward)
     return MAX_BATCH_TOKENS
 
 
 def batch_by_length(
     lengths: Sequence[int], max_tokens: int = MAX_BATCH_TOKENS
 ) -> Iterator[list[int]]:
-    """Yield the numbers of the sequences of each batch: like lengths together, the longest first.
+    """Group sequences of similar length into batches, longest first.
 
-    A batch of n sequences has n times its longest length at most ``max_tokens`` tokens; a sequence
-    longer than that stands alone.
+    Args:
+        lengths: Length of each sequence.
+        max_tokens: Limit for the number of sequences in a batch times its longest length. A longer
+            sequence gets its own batch.
+
+    Yields:
+        The indices of each batch's sequences.
     """
-    order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
-    first = 0
-    while first < len(order):
-        count = max(max_tokens // lengths[order[first]], 1)
-        yield order[first : first + count]
-        first += count
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    start = 0
+    while start < len(order):
+        num_sequences = max(max_tokens // lengths[order[start]], 1)
+        yield order[start : start + num_sequences]
+        start += num_sequences

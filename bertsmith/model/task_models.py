@@ -1,7 +1,7 @@
-"""The encoder with one output layer, as it is fine-tuned (section 3.2 and figure 4 of the paper).
+"""BERT with one output layer, for fine-tuning (section 3.2 and figure 4 of the paper).
 
-It never knows what the outputs mean. The three models are called alike: packed ids, and the places
-of the tokens that are asked about; what a model asks by itself needs no places.
+All models take the same arguments: a packed batch, the indices of the tokens to return outputs
+for, and a dropout seed.
 """
 
 from torch import Tensor, nn
@@ -16,68 +16,81 @@ from bertsmith.model.ops.dropout import Dropout, DropoutSeed
 from bertsmith.model.packed import PackedBatch
 
 
-def _last_dropout(config: ModelConfig) -> Dropout:
-    """Return the dropout before the output layer: its site comes after those of the layers."""
+def _output_dropout(config: ModelConfig) -> Dropout:
+    """Return the dropout before the output layer; its index follows those of the encoder."""
     return Dropout(config.dropout, 1 + config.layers * DROPOUTS_PER_LAYER)
 
 
 class BertForSequenceClassification(nn.Module):
-    """Encoder, pooler, dropout and one Linear: C outputs a sequence."""
+    """Encoder, pooler, dropout and a linear layer with C outputs per sequence."""
 
     def __init__(self, config: ModelConfig, num_outputs: int, kernel: Kernel = "padded") -> None:
-        """``num_outputs`` is C. Weights are drawn from PyTorch's default generator."""
+        """Create the model with weights drawn from PyTorch's default generator."""
         super().__init__()
         self.config = config
         self.bert = BertModel(config, kernel)
         self.pooler = Pooler(config)
-        self.dropout = _last_dropout(config)
+        self.dropout = _output_dropout(config)
         self.output = nn.Linear(config.width, num_outputs)
         initialize_weights(self, config.init_range)
 
     def forward(
-        self, packed: PackedBatch, places: Tensor | None = None, noise: DropoutSeed | None = None
+        self,
+        batch: PackedBatch,
+        token_indices: Tensor | None = None,
+        dropout_seed: DropoutSeed | None = None,
     ) -> Tensor:
-        """Return [B, C] from packed ids; ``places``, int64 [B], stand in for the first tokens."""
-        if places is None:
-            # Under a causal mask [CLS] sees itself only, and the last token sees all.
+        """Return the outputs [B, C].
+
+        Args:
+            batch: Packed sequences.
+            token_indices: int64 [B], the token to pool of each sequence. None for the first token,
+                or the last if attention is causal.
+            dropout_seed: Seed of this forward pass; None for no dropout.
+        """
+        if token_indices is None:
+            # With causal attention only the last token sees the whole sequence.
             causal = self.config.attention == "causal"
-            places = packed.cu_seqlens[1:].long() - 1 if causal else packed.first_token_indices
-        pooled = self.pooler(self.bert(packed, noise, places))
-        outputs: Tensor = self.output(self.dropout(pooled, noise))
+            token_indices = batch.cu_seqlens[1:].long() - 1 if causal else batch.first_token_indices
+        pooled = self.pooler(self.bert(batch, dropout_seed, token_indices))
+        outputs: Tensor = self.output(self.dropout(pooled, dropout_seed))
         return outputs
 
 
 class BertForTokenClassification(nn.Module):
-    """Encoder, dropout and one Linear: C outputs for each token that is asked about."""
+    """Encoder, dropout and a linear layer with C outputs per token."""
 
     def __init__(self, config: ModelConfig, num_outputs: int, kernel: Kernel = "padded") -> None:
-        """``num_outputs`` is C. Weights are drawn from PyTorch's default generator."""
+        """Create the model with weights drawn from PyTorch's default generator."""
         super().__init__()
         self.config = config
         self.bert = BertModel(config, kernel)
-        self.dropout = _last_dropout(config)
+        self.dropout = _output_dropout(config)
         self.output = nn.Linear(config.width, num_outputs)
         initialize_weights(self, config.init_range)
 
     def forward(
-        self, packed: PackedBatch, places: Tensor | None = None, noise: DropoutSeed | None = None
+        self,
+        batch: PackedBatch,
+        token_indices: Tensor | None = None,
+        dropout_seed: DropoutSeed | None = None,
     ) -> Tensor:
-        """Return [M, C] for ``places``, int64 [M] of the T tokens; else for all T."""
-        asked = self.bert(packed, noise, places)
-        outputs: Tensor = self.output(self.dropout(asked, noise))
+        """Return outputs [M, C] for ``token_indices`` (int64 [M]), or [T, C] for all tokens."""
+        hidden = self.bert(batch, dropout_seed, token_indices)
+        outputs: Tensor = self.output(self.dropout(hidden, dropout_seed))
         return outputs
 
 
 class BertForQuestionAnswering(nn.Module):
-    """Encoder and one Linear: for each token how well an answer starts, and ends, there.
+    """Encoder and a linear layer: start and end logits of the answer span for each token.
 
-    No dropout stands before the Linear, as in the original's run_squad.py.
+    There is no dropout before the linear layer, as in the original run_squad.py.
     """
 
     def __init__(
         self, config: ModelConfig, num_outputs: int = 2, kernel: Kernel = "padded"
     ) -> None:
-        """``num_outputs`` is 2. Weights are drawn from PyTorch's default generator."""
+        """Create the model with weights drawn from PyTorch's default generator."""
         super().__init__()
         self.config = config
         self.bert = BertModel(config, kernel)
@@ -85,10 +98,13 @@ class BertForQuestionAnswering(nn.Module):
         initialize_weights(self, config.init_range)
 
     def forward(
-        self, packed: PackedBatch, places: Tensor | None = None, noise: DropoutSeed | None = None
+        self,
+        batch: PackedBatch,
+        token_indices: Tensor | None = None,
+        dropout_seed: DropoutSeed | None = None,
     ) -> Tensor:
-        """Return [M, 2] for ``places``, int64 [M] of the T tokens; else for all T."""
-        outputs: Tensor = self.spans(self.bert(packed, noise, places))
+        """Return logits [M, 2] for ``token_indices`` (int64 [M]), or [T, 2] for all tokens."""
+        outputs: Tensor = self.spans(self.bert(batch, dropout_seed, token_indices))
         return outputs
 
 

@@ -1,1 +1,1 @@
-"""The machine: device, precision, threads."""
+"""Device, precision, threads and memory of the current process."""

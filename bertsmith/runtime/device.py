@@ -1,6 +1,6 @@
-"""What the machine offers: device, precision, threads, attention kernel, and its matrix ceiling.
+"""Device, precision and attention kernel of a run, and measurements of the hardware.
 
-It never knows what is trained; it alone asks the hardware and sets PyTorch's process-wide switches.
+Only this module changes PyTorch's process-wide settings.
 """
 
 import ctypes
@@ -21,21 +21,26 @@ import torch.utils.deterministic
 from bertsmith.errors import RunError
 from bertsmith.model.attention import Kernel
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.memory import format_bytes, num_parameters, total_memory_bytes, training_bytes
+from bertsmith.model.memory import (
+    format_bytes,
+    num_parameters,
+    total_memory_bytes,
+    training_bytes,
+)
 from bertsmith.model.ops.cpu import has_bf16
 from bertsmith.model.ops.linear import onednn_linear, uses_onednn
 
 Precision = Literal["fp32", "bf16"]
 
-#: Edge of the square product that measures the ceiling: large enough that memory does not matter.
-_CEILING_EDGE = {"cpu": 1024, "cuda": 8192}
-#: Names of glibc's malloc.h.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+#: Size n of the n x n matrix product that measures peak speed, large enough to be compute-bound.
+_PEAK_MATMUL_SIZE = {"cpu": 1024, "cuda": 8192}
+#: Constants of glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A device with the choices made for it."""
+    """Where and how a run computes: device, precision and attention kernel."""
 
     device: torch.device
     precision: Precision
@@ -43,40 +48,53 @@ class Machine:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype that matrix products run in."""
+        """The dtype of matrix products."""
         return torch.bfloat16 if self.precision == "bf16" else torch.float32
 
     def autocast(self) -> torch.autocast:
-        """Return the context in which a forward pass runs."""
+        """Return the autocast context for forward passes."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
 
 def resolve_machine(
     device: str, precision: str, kernel: str, *, attention_dropout: float, threads: int | None
 ) -> Machine:
-    """Resolve ``auto`` in each choice; RunError if something asked for is not there."""
+    """Resolve "auto" settings, and configure PyTorch's threads, determinism and allocation.
+
+    Args:
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        precision: "auto", "fp32" or "bf16".
+        kernel: "auto" or an attention kernel.
+        attention_dropout: Dropout rate of the attention probabilities; `varlen` needs 0.
+        threads: Number of threads; None for PyTorch's default.
+
+    Raises:
+        RunError: If the device or kernel is not available.
+    """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise RunError(f"run.device is {device!r}; known here: auto, cpu, cuda, cuda:0, cuda:1 …")
+        raise RunError(
+            f"run.device is not valid: {device!r}; use auto, cpu, cuda or a numbered GPU such as "
+            "cuda:0"
+        )
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise RunError(
-            "run.device is 'cuda', but PyTorch finds no CUDA device here; "
-            "leave it at 'auto', or install a PyTorch build with CUDA"
+            "run.device is 'cuda', but PyTorch finds no CUDA device; use 'auto', or install a "
+            "PyTorch build with CUDA"
         )
     cuda = device.startswith("cuda")
     if precision == "auto":
-        precision = _precision(cuda=cuda)
-    varlen = cuda and precision == "bf16" and attention_dropout == 0.0
+        precision = _resolve_precision(cuda=cuda)
+    supports_varlen = cuda and precision == "bf16" and attention_dropout == 0.0
     if kernel == "auto":
-        kernel = "varlen" if varlen else "padded"
-    if kernel == "varlen" and not varlen:
+        kernel = "varlen" if supports_varlen else "padded"
+    if kernel == "varlen" and not supports_varlen:
         raise RunError(
-            "run.kernel 'varlen' needs CUDA, bf16 and attention_dropout = 0; use 'padded' here"
+            "run.kernel 'varlen' needs CUDA, bf16 and attention_dropout = 0; use 'padded' instead"
         )
-    # Said even where nobody chose: a number that was set keeps MKL from taking fewer threads for
-    # small products, and a resume, which sets the number of the first start, would else compute
-    # in another order.
+    # Set even if it is the default: an explicit number stops MKL from using fewer threads for small
+    # products. Otherwise a resumed run, which always sets the number, would sum in another order.
     torch.set_num_threads(threads or torch.get_num_threads())
     make_deterministic(cuda=cuda)
     if not cuda:
@@ -85,154 +103,172 @@ def resolve_machine(
 
 
 def make_deterministic(*, cuda: bool) -> None:
-    """Make runs repeat byte for byte on the CPU; on CUDA, trade order for speed and allow TF32."""
+    """Make CPU runs bit-for-bit reproducible; on CUDA, prefer speed and allow TF32."""
     if cuda:
         torch.set_float32_matmul_precision("high")
         return
     torch.use_deterministic_algorithms(True)
-    # Otherwise every fresh tensor is filled with NaN first, which costs time and changes nothing.
+    # By default PyTorch then fills every new tensor with NaN, which only costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def check_memory(
     machine: Machine, config: ModelConfig, batch_tokens: int, micro_batch_tokens: int
 ) -> None:
-    """Raise RunError where a step over ``batch_tokens``, so many at once, cannot fit in memory."""
-    total = total_memory_bytes()
+    """Check that a training step can fit in memory.
+
+    Args:
+        machine: Where the run computes.
+        config: Sizes of the model.
+        batch_tokens: Tokens per step.
+        micro_batch_tokens: Tokens per micro-batch.
+
+    Raises:
+        RunError: If even the lower bound exceeds the memory.
+    """
+    available = total_memory_bytes()
     if machine.device.type == "cuda":
-        total = torch.cuda.get_device_properties(machine.device).total_memory
-    at_once = min(batch_tokens, micro_batch_tokens)
+        available = torch.cuda.get_device_properties(machine.device).total_memory
+    tokens_at_once = min(batch_tokens, micro_batch_tokens)
     weights = training_bytes(config, 0)
-    # The whole batch is drawn before it is cut: ids, segments and positions, 8 bytes each.
-    needed = training_bytes(config, at_once) + 24 * batch_tokens
-    if needed > total:
+    # The whole batch is drawn before it is split: ids, segments and positions, 8 bytes each.
+    needed = training_bytes(config, tokens_at_once) + 24 * batch_tokens
+    if needed > available:
         raise RunError(
-            f"this run needs at least {format_bytes(needed)} of memory ({format_bytes(weights)} for "
-            f"{num_parameters(config):,} weights and their optimizer, the rest for a batch of "
-            f"{batch_tokens:,} tokens, {at_once:,} at once), and {machine.device} has "
-            f"{format_bytes(total)}; take a smaller model, batch or run.micro_batch_tokens"
+            f"not enough memory: this run needs at least {format_bytes(needed)} "
+            f"({format_bytes(weights)} for {num_parameters(config):,} weights and their optimizer "
+            f"state, the rest for batches of {batch_tokens:,} tokens in micro-batches of "
+            f"{tokens_at_once:,}), but {machine.device} has {format_bytes(available)}; use a "
+            "smaller model, batch or run.micro_batch_tokens"
         )
 
 
 def is_cpu(device: str) -> bool:
-    """Tell whether a setting of the device, "auto" included, means the CPU here."""
+    """Return whether a device setting, such as "auto", means the CPU on this machine."""
     return device == "cpu" or (device == "auto" and not torch.cuda.is_available())
 
 
 def describe_auto_device() -> str:
-    """Return the device and the precision that "auto" comes to here: "cpu, bf16" and so on."""
+    """Return the device and precision that "auto" stands for here, such as "cpu, bf16"."""
     cuda = torch.cuda.is_available()
-    return f"{'cuda' if cuda else 'cpu'}, {_precision(cuda=cuda)}"
+    return f"{'cuda' if cuda else 'cpu'}, {_resolve_precision(cuda=cuda)}"
 
 
-def _precision(*, cuda: bool) -> Literal["bf16", "fp32"]:
+def _resolve_precision(*, cuda: bool) -> Literal["bf16", "fp32"]:
     return "bf16" if cuda or has_bf16() else "fp32"
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep what is freed: the next step or batch asks for the same large blocks.
+    """Make glibc keep freed memory for later allocations, for the rest of the process (mallopt).
 
-    Left to itself it gives large ones, such as the gradient of the word embeddings, back to the
-    system, and the next step faults them in again page by page (mallopt(3)). It holds for the whole
-    process, and for good. Elsewhere than on glibc nothing happens.
+    By default glibc returns large blocks, such as the gradient of the word embeddings, to the OS,
+    and each step pays for page faults. Does nothing without glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, 2**30)
-        mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(_M_MMAP_THRESHOLD, 2**30)
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def trim_memory() -> None:
-    """Give what is free back to the system after all, where nothing of its size is asked for soon.
+    """Return freed memory to the OS (malloc_trim); does nothing without glibc.
 
-    Kept blocks of many sizes come to more than the work ever had at once (malloc_trim(3)).
+    Call it when memory of another size is needed next: freed blocks of many sizes can take more
+    memory than was ever in use at once.
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
+    malloc_trim = (
+        getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    )
+    if malloc_trim is not None:
+        malloc_trim(0)
 
 
 def measure_peak_macs(machine: Machine, seconds: float = 0.1) -> float:
-    """Measure the best square matrix product of the machine, in multiply-adds a second."""
-    edge = _CEILING_EDGE[machine.device.type]
-    a = torch.randn(edge, edge, device=machine.device, dtype=machine.dtype)
-    square = partial(onednn_linear if uses_onednn(a, a) else torch.matmul, a, a)
-    square()
-    best, end = 0.0, time.perf_counter() + seconds
-    # Once at least: on a busy or slow machine a single product takes longer than the budget.
-    while best == 0.0 or time.perf_counter() < end:
-        began = time.perf_counter()
-        square()
+    """Measure the machine's peak speed in a square matrix product, in multiply-adds per second.
+
+    Args:
+        machine: Where to measure; products run in its dtype.
+        seconds: How long to measure.
+    """
+    size = _PEAK_MATMUL_SIZE[machine.device.type]
+    a = torch.randn(size, size, device=machine.device, dtype=machine.dtype)
+    multiply = partial(onednn_linear if uses_onednn(a, a) else torch.matmul, a, a)
+    multiply()
+    peak, end = 0.0, time.perf_counter() + seconds
+    # At least once: on a busy machine one product may take longer than ``seconds``.
+    while peak == 0.0 or time.perf_counter() < end:
+        start = time.perf_counter()
+        multiply()
         synchronize(machine)
-        best = max(best, edge**3 / (time.perf_counter() - began))
-    return best
+        peak = max(peak, size**3 / (time.perf_counter() - start))
+    return peak
 
 
 def synchronize(machine: Machine) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished all queued work."""
     if machine.device.type == "cuda":
         torch.cuda.synchronize(machine.device)
 
 
 def peak_memory_bytes(machine: Machine) -> int:
-    """Return the most memory taken so far, in bytes: the device's on CUDA, else resident."""
+    """Return the peak memory of this process in bytes: allocated on CUDA, or resident."""
     if machine.device.type == "cuda":
         return torch.cuda.max_memory_allocated(machine.device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # Linux counts kibibytes, macOS bytes (getrusage(2)).
-    return peak if sys.platform == "darwin" else peak * 1024
+    max_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Linux reports KiB, macOS bytes (getrusage(2)).
+    return max_rss if sys.platform == "darwin" else max_rss * 1024
 
 
 @dataclass(frozen=True)
 class CpuLoad:
-    """How many cores other processes use: now, and on average over the last minute."""
+    """Number of cores that other processes use: now, and on average over the last minute."""
 
     current: float
     last_minute: float
 
 
 def measure_load(seconds: float = 0.3) -> CpuLoad:
-    """Watch for so long how busy other processes keep the cores that this one may run on.
+    """Measure for ``seconds`` how many of this process's cores other processes use.
 
-    Without /proc/stat (elsewhere than on Linux) the load of the last minute is that of now.
+    Without /proc/stat (other systems than Linux), the last minute's load stands for both values.
     """
     last_minute = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    before = _busy_seconds()
+    before = _busy_core_seconds()
     if before is None:
         return CpuLoad(last_minute, last_minute)
-    started, own = time.perf_counter(), time.process_time()
+    start, process_seconds = time.perf_counter(), time.process_time()
     time.sleep(seconds)
-    after = _busy_seconds()
-    elapsed, own = time.perf_counter() - started, time.process_time() - own
-    return CpuLoad(max(0.0, ((after or before) - before - own) / elapsed), last_minute)
+    after = _busy_core_seconds()
+    elapsed, process_seconds = time.perf_counter() - start, time.process_time() - process_seconds
+    return CpuLoad(max(0.0, ((after or before) - before - process_seconds) / elapsed), last_minute)
 
 
-def _busy_seconds() -> float | None:
-    """Return how long the cores of this process have been at work since the system started."""
+def _busy_core_seconds() -> float | None:
+    """Return the time that this process's cores have been busy since boot, summed over cores."""
     try:
         lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
-        cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
-        fields = [line.split() for line in lines if line.split(maxsplit=1)[0] in cores]
+        cores = {f"cpu{index}" for index in os.sched_getaffinity(0)}
+        rows = [line.split() for line in lines if line.split(maxsplit=1)[0] in cores]
         # user, nice, system, idle, iowait, irq, softirq, steal (proc(5)).
-        busy = [sum(int(own[i]) for i in (1, 2, 3, 6, 7, 8)) for own in fields]
+        busy = [sum(int(row[i]) for i in (1, 2, 3, 6, 7, 8)) for row in rows]
     except (OSError, AttributeError, ValueError, IndexError):
         return None
     return sum(busy) / os.sysconf("SC_CLK_TCK") if busy else None
 
 
 def processor_name() -> str:
-    """Return the name of what computes: the GPU where there is one, else the CPU."""
+    """Return the name of the GPU if there is one, otherwise of the CPU."""
     if torch.cuda.is_available():
         return str(torch.cuda.get_device_name())
-    # Linux's own name for it; platform has the architecture at the most.
-    facts = Path("/proc/cpuinfo")
-    told = facts.read_text(encoding="utf-8", errors="replace") if facts.exists() else ""
-    found = re.search(r"^model name\s*:\s*(.+)$", told, re.MULTILINE)
-    return found[1] if found else platform.processor() or platform.machine()
+    # On Linux, ``platform`` knows only the architecture.
+    path = Path("/proc/cpuinfo")
+    cpu_info = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    match = re.search(r"^model name\s*:\s*(.+)$", cpu_info, re.MULTILINE)
+    return match[1] if match else platform.processor() or platform.machine()
 
 
 def describe_machine(machine: Machine) -> str:
-    """Return one line for people about the machine."""
+    """Return a one-line description, such as "2 of 4 CPU cores, bf16, padded attention"."""
     if machine.device.type == "cuda":
         name = torch.cuda.get_device_name(machine.device)
     else:

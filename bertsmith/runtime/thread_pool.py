@@ -1,8 +1,7 @@
-"""Several batches at once on the CPU, each on its share of PyTorch's threads.
+"""Compute several batches at once on the CPU, each in a thread with a share of PyTorch's threads.
 
-Threads that part one product wait for the slowest of them after every product, and while Python
-goes from one to the next; threads with batches of their own do not. It never knows what is
-computed.
+Threads that split one matrix product wait for the slowest of them after every operation, and idle
+while Python runs. Threads with batches of their own do neither.
 """
 
 import threading
@@ -18,126 +17,140 @@ import torch
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-#: More at once want more memory, and Python runs only one of them at a time.
-_MOST = 4
-_TAKING = threading.Lock()
+#: More workers need more memory, and only one of them at a time can run Python code.
+_MAX_WORKERS = 4
+_NUM_THREADS_LOCK = threading.Lock()
 
 
 def pool_size(device: torch.device) -> int:
-    """Return how many batches the calling thread should have computed at once on a device.
+    """Return the number of batches to compute at once on a device.
 
-    The share of each is the same, so that what is computed does not depend on who computes it:
-    as many as leave the fewest threads idle.
+    It is the number of equal shares that leaves the fewest threads idle. Shares are equal so that
+    results do not depend on which worker computed them.
     """
-    threads = torch.get_num_threads()
-    if device.type != "cpu" or threads == 1:
+    num_threads = torch.get_num_threads()
+    if device.type != "cpu" or num_threads == 1:
         return 1
-    sizes = range(2, min(threads, _MOST) + 1)
-    return max(sizes, key=lambda size: (size * (threads // size), size))
+    sizes = range(2, min(num_threads, _MAX_WORKERS) + 1)
+    return max(sizes, key=lambda size: (size * (num_threads // size), size))
 
 
-def set_local_num_threads(threads: int) -> None:
-    """Have the calling thread compute with so many threads of PyTorch's, and nobody else.
+def set_local_num_threads(num_threads: int) -> None:
+    """Set PyTorch's number of threads for the calling thread only.
 
-    ``torch.set_num_threads`` alone would say with how many all new threads begin, too.
+    ``torch.set_num_threads`` also changes the default of threads that start later; this function
+    restores that default.
     """
-    # A thread begins with the number that holds when it first asks, which so is before it is set.
-    if torch.get_num_threads() == threads:
+    # A thread's first read also fixes its own count, so it must come before the default changes.
+    if torch.get_num_threads() == num_threads:
         return
-    with _TAKING:
-        usual = _elsewhere(torch.get_num_threads)
-        torch.set_num_threads(threads)
-        _elsewhere(lambda: torch.set_num_threads(usual))
+    with _NUM_THREADS_LOCK:
+        default = _run_in_new_thread(torch.get_num_threads)
+        torch.set_num_threads(num_threads)
+        _run_in_new_thread(lambda: torch.set_num_threads(default))
 
 
 def map_in_threads(
-    compute: Callable[[Item], Result], items: Iterable[Item], device: torch.device
+    function: Callable[[Item], Result], items: Iterable[Item], device: torch.device
 ) -> Generator[tuple[Item, Result]]:
-    """Yield each item and what ``compute`` makes of it, in their order.
+    """Apply a function to items in parallel and yield each item and its result, in order.
 
-    On the CPU up to four are computed at once, in threads with their share of PyTorch's threads
-    and the caller's autocast, a few ahead of what was taken. ``compute`` sets PyTorch's other
-    modes itself: they hold for a thread. What it raises comes up in its item's turn.
+    On the CPU up to four items are computed at once, each with a share of PyTorch's threads. Items
+    are read only a few ahead of the results. Workers inherit the caller's autocast mode, but no
+    other thread-local modes such as ``inference_mode``. An exception of ``function`` is raised when
+    the item's result is due.
+
+    Args:
+        function: Computes the result of an item.
+        items: May be endless.
+        device: Where ``function`` computes; on other devices than the CPU, items run one by one.
     """
-    rest, most = iter(items), pool_size(device)
-    first = list(islice(rest, most))
-    # One item is worth no thread, and has all of PyTorch's.
+    remaining, max_workers = iter(items), pool_size(device)
+    first = list(islice(remaining, max_workers))
+    # A single item runs in the calling thread, with all of PyTorch's threads.
     if len(first) < 2:
-        for item in chain(first, rest):
-            yield item, compute(item)
+        for item in chain(first, remaining):
+            yield item, function(item)
         return
-    crew = _Crew(compute, len(first))
-    waiting: deque[tuple[Item, Future[Result]]] = deque()
+    pool = _ThreadPool(function, len(first))
+    pending: deque[tuple[Item, Future[Result]]] = deque()
     try:
-        for item in chain(first, rest):
-            waiting.append((item, crew.asked(item)))
-            if len(waiting) > 2 * most:
-                done, result = waiting.popleft()
-                yield done, result.result()
-        while waiting:
-            done, result = waiting.popleft()
-            yield done, result.result()
+        for item in chain(first, remaining):
+            pending.append((item, pool.submit(item)))
+            if len(pending) > 2 * max_workers:
+                oldest, future = pending.popleft()
+                yield oldest, future.result()
+        while pending:
+            oldest, future = pending.popleft()
+            yield oldest, future.result()
     finally:
-        crew.end()
+        pool.shut_down()
 
 
-class _Crew:
-    """Threads that compute what is asked, each on its share of the caller's threads.
+class _ThreadPool:
+    """Worker threads that share the calling thread's number of PyTorch threads.
 
-    Unlike a ThreadPoolExecutor's they may be begun by a thread that outlives the main one.
+    Unlike ThreadPoolExecutor it can be created in a thread that outlives the main thread.
     """
 
-    def __init__(self, compute: Callable[[Any], Any], size: int) -> None:
-        self._compute = compute
+    def __init__(self, function: Callable[[Any], Any], num_workers: int) -> None:
+        self._function = function
         self._tasks: SimpleQueue[tuple[Any, Future[Any]] | None] = SimpleQueue()
-        self._over = False
+        self._is_stopping = False
         self._autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-        share = torch.get_num_threads() // size
-        self._threads = [
-            threading.Thread(target=self._work, args=(share,), name="abreast", daemon=True)
-            for _ in range(size)
+        threads_per_worker = torch.get_num_threads() // num_workers
+        self._workers = [
+            threading.Thread(
+                target=self._run_tasks,
+                args=(threads_per_worker,),
+                name="bertsmith-worker",
+                daemon=True,
+            )
+            for _ in range(num_workers)
         ]
-        for own in self._threads:
-            own.start()
+        for worker in self._workers:
+            worker.start()
 
-    def asked(self, item: Any) -> Future[Any]:
-        """Return a future of what is made of an item."""
+    def submit(self, item: Any) -> Future[Any]:
+        """Queue an item and return the future of its result."""
         future: Future[Any] = Future()
         self._tasks.put((item, future))
         return future
 
-    def end(self) -> None:
-        """Leave what was not begun, and wait for the rest."""
-        self._over = True
-        for _ in self._threads:
+    def shut_down(self) -> None:
+        """Drop the queued items and wait for those in progress."""
+        self._is_stopping = True
+        for _ in self._workers:
             self._tasks.put(None)
-        stop: KeyboardInterrupt | None = None
-        for own in self._threads:
-            while own.is_alive():
+        interrupt: KeyboardInterrupt | None = None
+        for worker in self._workers:
+            while worker.is_alive():
                 try:
-                    own.join()
-                except KeyboardInterrupt as again:
-                    # Whoever left a thread in the midst of a product would crash.
-                    stop = again
-        if stop is not None:
-            raise stop
+                    worker.join()
+                except KeyboardInterrupt as error:
+                    # Exiting while a worker is inside a matrix product would crash the process.
+                    interrupt = error
+        if interrupt is not None:
+            raise interrupt
 
-    def _work(self, threads: int) -> None:
-        set_local_num_threads(threads)
+    def _run_tasks(self, num_threads: int) -> None:
+        set_local_num_threads(num_threads)
         enabled, dtype = self._autocast
         with torch.autocast("cpu", dtype, enabled=enabled):
-            while (task := self._tasks.get()) is not None and not self._over:
+            while (task := self._tasks.get()) is not None and not self._is_stopping:
                 item, future = task
                 try:
-                    future.set_result(self._compute(item))
-                except BaseException as error:  # noqa: BLE001 - told to whoever takes the result
+                    future.set_result(self._function(item))
+                except BaseException as error:  # noqa: BLE001 - raised again by future.result()
                     future.set_exception(error)
 
 
-def _elsewhere(ask: Callable[[], Any]) -> Any:
-    """Return what a new thread says."""
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(ask()), name="elsewhere")
+def _run_in_new_thread(function: Callable[[], Any]) -> Any:
+    """Return the function's result, computed in a new thread."""
+    results: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: results.append(function()), name="bertsmith-num-threads"
+    )
     thread.start()
     thread.join()
-    return found[0]
+    return results[0]

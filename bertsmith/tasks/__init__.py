@@ -1,1 +1,1 @@
-"""The tasks of the paper: their files, labels, inputs and scores. It never trains."""
+"""The fine-tuning tasks of the paper: data files, labels, model inputs and metrics."""

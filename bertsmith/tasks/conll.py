@@ -1,4 +1,4 @@
-"""Tagged sentences from files in CoNLL's form, CoNLL-U, or JSON lines."""
+"""Reading tagged sentences from CoNLL, CoNLL-U, JSON and Parquet files."""
 
 import re
 from collections import Counter
@@ -24,26 +24,31 @@ from bertsmith.tasks.tables import (
 )
 from bertsmith.tasks.text_files import detect_table_format, open_lines
 
-#: What parts documents in CoNLL's files.
+#: The first word of a line that starts a document.
 DOCUMENT_MARKER = "-DOCSTART-"
-#: JSON lines: the keys where the columns of CoNLL's form are meant, and that of the document.
-_KEYS, _DOCUMENT = ("tokens", "tags"), "document"
-_BLANKS = re.compile("[ \\t]+")
-#: Formats that hold a sentence a row, and all formats of tagged sentences.
+#: Default columns of words and tags in tables, and the column that identifies the document.
+_DEFAULT_COLUMNS, _DOCUMENT_COLUMN = ("tokens", "tags"), "document"
+_SPACES_OR_TABS = re.compile("[ \\t]+")
+#: Formats with one sentence per row, and all formats of tagged sentences.
 ROW_FORMATS = ("jsonl", "json", "parquet")
 SENTENCE_FORMATS = ("conll", "conllu", *ROW_FORMATS)
-#: Lines by which the separator and the number of columns are told.
+#: Number of lines used to detect the delimiter and the number of columns.
 _SAMPLE_LINES = 500
-#: How KLUE's comments begin.
-_COMMENT = "##"
+#: Prefix of comments in KLUE's files.
+_COMMENT_PREFIX = "##"
+_MAX_LISTED_LABELS = 20
 
 
 @dataclass(frozen=True)
 class TaggedSentence:
-    """A text and the tag of each of its units, words or characters.
+    """A sentence with tagged units, which are words or characters.
 
-    units: the characters [start, end) of each. tags: None where they are not known. document: equal
-    for the sentences of one document, which follow each other.
+    Attributes:
+        text: The text of the sentence.
+        units: Character offsets [start, end) of each unit.
+        tags: The tag of each unit, None for unlabeled data.
+        document: The number of the document; sentences of a document are consecutive.
+        location: File and line, for messages.
     """
 
     text: str
@@ -55,11 +60,19 @@ class TaggedSentence:
 
 @dataclass(frozen=True)
 class RawSentence:
-    """A sentence as it stands in the file; ``fault``: why it cannot be used, if so.
+    """A sentence as read from a file, before validation.
 
-    line_numbers: the number of each unit's, where units have lines of their own. cells: the row that holds
-    it, where it is one. source: the lines of the file from the end of the sentence before it to its
-    own end, without their ends; the first is number ``first_line``.
+    Attributes:
+        units: The text of each unit.
+        tags: The tag of each unit.
+        document: The number of the document.
+        location: File and line, for messages.
+        error: Why the sentence cannot be used, None if it can.
+        line_numbers: The line of each unit, in formats with one unit per line.
+        cells: The row, in formats with one sentence per row.
+        source_lines: The lines of the file after the previous sentence up to the end of this one,
+            without line ends.
+        first_line: The line number of ``source_lines[0]``, from 1.
     """
 
     units: list[str]
@@ -74,41 +87,50 @@ class RawSentence:
 
 
 def detect_sentence_format(path: Path) -> str:
-    """Return the format of a file of tagged sentences by its suffix: one of ``SENTENCE_FORMATS``."""
+    """Return the format that a file's suffix indicates, one of ``SENTENCE_FORMATS``."""
     if conllu.is_conllu(path):
         return "conllu"
-    form = detect_table_format(path)
-    return form if form in ROW_FORMATS else "conll"
+    table_format = detect_table_format(path)
+    return table_format if table_format in ROW_FORMATS else "conll"
 
 
 def has_token_lists(source: TableSource, column: str | None) -> bool:
-    """Tell whether rows hold lists of words, by the first of them; of a stream, by the column.
+    """Return whether rows contain lists of words rather than text.
 
-    column: that of the words, if it is named.
+    The first valid row decides; for a stream, which can be read only once, the column name does.
+
+    Args:
+        source: The table.
+        column: The column of the words, None for the default.
     """
-    name = _KEYS[0] if column is None or is_column_number(column) else column
+    name = _DEFAULT_COLUMNS[0] if column is None or is_column_number(column) else column
     if source.stream is not None:
-        return name == _KEYS[0]
+        return name == _DEFAULT_COLUMNS[0]
     with open_table(source) as table:
-        first = next((row for row in table.rows if not row.error), None)
-    return first is not None and isinstance(first.cells.get(name), list)
+        first_row = next((row for row in table.rows if not row.error), None)
+    return first_row is not None and isinstance(first_row.cells.get(name), list)
 
 
-def looks_like_conll(head: str, labels: Collection[str]) -> bool:
-    """Tell whether a text of unknown form has a word on each line, not a text.
+def looks_like_conll(text_start: str, labels: Collection[str]) -> bool:
+    """Return whether a text has one word per line, like CoNLL files, rather than prose.
 
-    Lines of prose have different numbers of words. Lines that have the same number are units if
-    they are single words with blank lines between, or if one of the columns holds labels only.
+    Lines of prose differ in their number of words. If all lines have the same number, the text is
+    taken for CoNLL if it has single words with blank lines between them, or if a column contains
+    only known labels.
+
+    Args:
+        text_start: The first part of the text.
+        labels: The labels of the model.
     """
-    lines = head.splitlines()[: _SAMPLE_LINES + 1]
-    if len(lines) > _SAMPLE_LINES or not head.endswith("\n"):
-        # The last line may be cut off.
+    lines = text_start.splitlines()[: _SAMPLE_LINES + 1]
+    if len(lines) > _SAMPLE_LINES or not text_start.endswith("\n"):
+        # The last line may be incomplete.
         lines = lines[:-1] or lines
-    if any(_begins_document(line) for line in lines):
+    if any(_is_document_start(line) for line in lines):
         return True
-    units = [line for line in lines if line.strip() and not line.startswith(_COMMENT)]
-    tabs = all("\t" in line for line in units)
-    rows = [split_columns(line, tabs=tabs) for line in units]
+    units = [line for line in lines if line.strip() and not line.startswith(_COMMENT_PREFIX)]
+    has_tabs = all("\t" in line for line in units)
+    rows = [split_columns(line, tabs=has_tabs) for line in units]
     if len(rows) < 2 or len(set(map(len, rows))) > 1:
         return False
     if len(rows[0]) == 1:
@@ -117,32 +139,64 @@ def looks_like_conll(head: str, labels: Collection[str]) -> bool:
 
 
 def read_tagged_sentences(
-    path: Path, task: TaskSettings, labels: Sequence[str] | None, *, labeled: bool
+    path: Path,
+    task: TaskSettings,
+    labels: Sequence[str] | None,
+    *,
+    labeled: bool,
 ) -> tuple[list[TaggedSentence], ExampleCounts]:
-    """Read the sentences of a file; a bad one is an error or a counted skip. Raises TaskError."""
-    found, counts = [], ExampleCounts()
+    """Read the sentences of a file.
+
+    Args:
+        path: The file.
+        task: The task settings; with ``skip_bad`` invalid sentences are skipped and counted.
+        labels: Allowed tags, None for any.
+        labeled: Whether to read the tags.
+
+    Raises:
+        TaskError: The file is unreadable, or a sentence is invalid.
+    """
+    sentences, counts = [], ExampleCounts()
     source = TableSource(path, encoding=task.encoding)
     for raw in read_raw_sentences(source, task, labeled=labeled):
         with counts.count_example(raw.location, task, labeled=labeled):
-            found.append(parse_sentence(raw, path, task, labels, labeled=labeled))
-    return counts.require_examples(found, path), counts
+            sentences.append(parse_sentence(raw, path, task, labels, labeled=labeled))
+    return counts.require_examples(sentences, path), counts
 
 
 def read_raw_sentences(
-    source: TableSource, task: TaskSettings, *, labeled: bool, with_source: bool = False
+    source: TableSource,
+    task: TaskSettings,
+    *,
+    labeled: bool,
+    with_source: bool = False,
 ) -> Iterator[RawSentence]:
-    """Yield the sentences of a file as they stand there.
+    """Yield the sentences of a file without validating them.
 
-    with_source: with their lines; those after the last sentence come with one that has no units.
-    Raises TaskError.
+    Args:
+        source: The file or stream.
+        task: The task settings.
+        labeled: Whether to read the tags.
+        with_source: Whether to include the source lines. Lines after the last sentence are then
+            returned in a sentence without units.
+
+    Raises:
+        TaskError: The file is unreadable.
     """
-    form = source.format or detect_sentence_format(source.path)
-    if form in ROW_FORMATS:
-        with open_table(replace(source, format=form)) as table:
+    file_format = source.format or detect_sentence_format(source.path)
+    if file_format in ROW_FORMATS:
+        with open_table(replace(source, format=file_format)) as table:
             yield from read_row_sentences(table.rows, task, labeled=labeled)
         return
     with open_lines(source.path, encoding=source.encoding, stream=source.stream) as lines:
-        yield from _blocks(lines, source.path, task, labeled, form, with_source=with_source)
+        yield from _read_conll_sentences(
+            lines,
+            source.path,
+            task,
+            labeled,
+            file_format,
+            with_source=with_source,
+        )
 
 
 def parse_sentence(
@@ -153,7 +207,11 @@ def parse_sentence(
     *,
     labeled: bool,
 ) -> TaggedSentence:
-    """Return a sentence with its text and places. Raises BadExampleError."""
+    """Validate a sentence and compute the offsets of its units.
+
+    Raises:
+        BadExampleError: The sentence cannot be used.
+    """
     if raw.error:
         raise raw.error
     if task.unit == "word" and not all(unit.strip() for unit in raw.units):
@@ -161,223 +219,258 @@ def parse_sentence(
         if all(len(unit) == 1 for unit in raw.units):
             advice = "; if each unit is one character, give --set task.unit=character"
         raise BadExampleError("an empty word", advice)
-    between = "" if task.unit == "character" else " "
+    separator = "" if task.unit == "character" else " "
     units, start = [], 0
     for unit in raw.units:
         units.append((start, start + len(unit)))
-        start += len(unit) + len(between)
+        start += len(unit) + len(separator)
     tags = None
     if labeled:
         tags = tuple(to_bio2(raw.tags) if task.kind == "entities" else raw.tags)
-        known = set(tags if labels is None else labels)
-        strange = next((place for place, tag in enumerate(tags) if tag not in known), None)
-        if strange is not None:
-            told = ", ".join(map(repr, list(labels or ())[:20]))
+        allowed = set(tags if labels is None else labels)
+        unknown = next((index for index, tag in enumerate(tags) if tag not in allowed), None)
+        if unknown is not None:
+            listed = ", ".join(map(repr, list(labels or ())[:_MAX_LISTED_LABELS]))
             raise BadExampleError(
-                "an unknown label", f": {tags[strange]!r}; known are {told}",
-                f"{path}, line {raw.line_numbers[strange]:,}" if raw.line_numbers else None,
+                "an unknown label", f": {tags[unknown]!r}; known labels are {listed}",
+                f"{path}, line {raw.line_numbers[unknown]:,}" if raw.line_numbers else None,
             )  # fmt: skip
-    return TaggedSentence(between.join(raw.units), tuple(units), tags, raw.document, raw.location)
+    return TaggedSentence(separator.join(raw.units), tuple(units), tags, raw.document, raw.location)
 
 
-def _blocks(
+def _read_conll_sentences(
     lines: Iterator[str],
     path: Path,
     task: TaskSettings,
-    labelled: bool,
-    form: str,
+    labeled: bool,
+    file_format: str,
     *,
     with_source: bool,
 ) -> Iterator[RawSentence]:
-    """Yield the sentences of CoNLL's form: a unit a line; a blank line or a document ends one."""
-    is_universal = form == "conllu"
-    rules = _CONLLU if is_universal else _CONLL
-    column = conllu.get_column_index if is_universal else _number
-    word = column(task.text, "text", path)
-    tag = column(task.label, "label", path) if labelled else None
+    """Yield the sentences of a CoNLL or CoNLL-U file, which has one unit per line.
+
+    A sentence ends at a blank line or at the start of a document.
+    """
+    is_universal = file_format == "conllu"
+    line_rules = _CONLLU if is_universal else _CONLL
+    get_column_index = conllu.get_column_index if is_universal else _parse_column_number
+    word_column = get_column_index(task.text, "text", path)
+    tag_column = get_column_index(task.label, "label", path) if labeled else None
     sample = list(islice(lines, _SAMPLE_LINES))
-    columns = _Columns.of(sample, rules, word, tag, path)
-    is_aside: Callable[[str], bool] = conllu.is_not_word
+    columns = _Columns.detect(sample, line_rules, word_column, tag_column, path)
+    is_ignored: Callable[[str], bool] = conllu.is_not_word
     if not is_universal:
-        is_aside = partial(_is_aside, task.unit, columns)
-    block = RawSentence([], [], 0, "")
-    for number, line in enumerate(chain(sample, lines), 1):
-        bare = line.rstrip("\r\n")
-        begins = rules.begins_document(bare)
-        if begins and block.units:
-            yield block
-            block = RawSentence([], [], block.document, "", first_line=number)
+        is_ignored = partial(_is_comment, task.unit, columns)
+    sentence = RawSentence([], [], 0, "")
+    for line_number, line in enumerate(chain(sample, lines), 1):
+        content = line.rstrip("\r\n")
+        is_document_start = line_rules.is_document_start(content)
+        if is_document_start and sentence.units:
+            yield sentence
+            sentence = RawSentence([], [], sentence.document, "", first_line=line_number)
         if with_source:
-            block.source_lines.append(bare)
-        if begins:
-            block = replace(block, document=block.document + 1)
-        elif is_aside(bare):
+            sentence.source_lines.append(content)
+        if is_document_start:
+            sentence = replace(sentence, document=sentence.document + 1)
+        elif is_ignored(content):
             continue
-        elif not bare.strip():
-            if block.units:
-                yield block
-                block = RawSentence([], [], block.document, "", first_line=number + 1)
+        elif not content.strip():
+            if sentence.units:
+                yield sentence
+                sentence = RawSentence([], [], sentence.document, "", first_line=line_number + 1)
         else:
             assert columns is not None
-            block = _with_unit(block, bare, columns, word, tag, f"{path}, line {number:,}")
-            block.line_numbers.append(number)
-    if block.units or block.source_lines:
-        yield block
+            location = f"{path}, line {line_number:,}"
+            sentence = _add_unit(sentence, content, columns, word_column, tag_column, location)
+            sentence.line_numbers.append(line_number)
+    if sentence.units or sentence.source_lines:
+        yield sentence
 
 
-def _with_unit(
-    block: RawSentence, line: str, columns: "_Columns", word: int, tag: int | None, place: str
+def _add_unit(
+    sentence: RawSentence,
+    line: str,
+    columns: "_Columns",
+    word_column: int,
+    tag_column: int | None,
+    location: str,
 ) -> RawSentence:
-    if not block.units:
-        block = replace(block, location=place)
+    """Return the sentence with the unit of a line; an invalid line sets ``error``."""
+    if not sentence.units:
+        sentence = replace(sentence, location=location)
     cells = columns.split(line)
     if cells is None:
         cells = [""] * columns.count
-        if block.error is None:
-            block = replace(block, error=columns.fault(line, place))
-    block.units.append(cells[word])
-    if tag is not None:
-        block.tags.append(cells[tag])
-    return block
+        if sentence.error is None:
+            sentence = replace(sentence, error=columns.build_error(line, location))
+    sentence.units.append(cells[word_column])
+    if tag_column is not None:
+        sentence.tags.append(cells[tag_column])
+    return sentence
 
 
-def _begins_document(line: str) -> bool:
+def _is_document_start(line: str) -> bool:
     return line.split(maxsplit=1)[:1] == [DOCUMENT_MARKER]
 
 
 @dataclass(frozen=True)
-class _Rules:
-    """Which lines of a form begin a document, and which are certainly no unit."""
+class _LineRules:
+    """Recognizes lines that are not units.
 
-    begins_document: Callable[[str], bool]
+    Attributes:
+        is_document_start: Whether a line starts a document.
+        is_comment: Whether a line may be a comment; such lines do not determine the columns.
+    """
+
+    is_document_start: Callable[[str], bool]
     is_comment: Callable[[str], bool]
 
 
-_CONLL = _Rules(_begins_document, lambda line: line.startswith(_COMMENT))
-_CONLLU = _Rules(conllu.is_document_start, conllu.is_not_word)
+_CONLL = _LineRules(_is_document_start, lambda line: line.startswith(_COMMENT_PREFIX))
+_CONLLU = _LineRules(conllu.is_document_start, conllu.is_not_word)
 
 
-def _is_aside(unit: str, columns: "_Columns | None", line: str) -> bool:
-    """Tell whether a line is a comment of KLUE's files; "##" may be a word, too."""
-    if not line.startswith(_COMMENT):
+def _is_comment(unit: str, columns: "_Columns | None", line: str) -> bool:
+    """Return whether a line is a comment as in KLUE's files; "##" may also be a word."""
+    if not line.startswith(_COMMENT_PREFIX):
         return False
     if unit == "character" or columns is None:
         return True
     if columns.tabs:
-        return line.startswith(f"{_COMMENT} ") or columns.split(line) is None
+        return line.startswith(f"{_COMMENT_PREFIX} ") or columns.split(line) is None
     return columns.split(line) is None
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """How the lines of a file are split; ``first`` is the place of the first line of this form."""
+    """Column format of a file.
+
+    Attributes:
+        tabs: Whether tabs separate the columns, otherwise spaces.
+        count: Number of columns.
+        first_location: File and line of the first line with this format, for messages.
+    """
 
     tabs: bool
     count: int
-    first: str
+    first_location: str
 
     @classmethod
-    def of(
-        cls, sample: Sequence[str], rules: _Rules, word: int, tag: int | None, path: Path
+    def detect(
+        cls,
+        sample: Sequence[str],
+        line_rules: _LineRules,
+        word_column: int,
+        tag_column: int | None,
+        path: Path,
     ) -> "_Columns | None":
-        """Return the commonest form of some lines, so that a damaged first one has no say.
+        """Return the most frequent format of the sampled lines, None if they hold no unit.
 
-        None where they hold no unit. Raises TaskError if that form lacks a column.
+        The most frequent one is used because the first line may be damaged.
+
+        Raises:
+            TaskError: A required column is missing, or words and tags share a column.
         """
         lines = [(number, line.rstrip("\r\n")) for number, line in enumerate(sample, 1)]
         lines = [(number, line) for number, line in lines
-                 if line.strip() and not rules.begins_document(line)
-                 and not rules.is_comment(line)]  # fmt: skip
+                 if line.strip() and not line_rules.is_document_start(line)
+                 and not line_rules.is_comment(line)]  # fmt: skip
         if not lines:
             return None
         tabs = 2 * sum("\t" in line for _, line in lines) > len(lines)
         counts = [len(split_columns(line, tabs=tabs)) for _, line in lines]
         count = Counter(counts).most_common(1)[0][0]
-        place = f"{path}, line {lines[counts.index(count)][0]:,}"
-        form = cls(tabs, count, place)
-        for column in (word, tag):
+        first_location = f"{path}, line {lines[counts.index(count)][0]:,}"
+        for column in (word_column, tag_column):
             if column is not None and not -count <= column < count:
                 raise TaskError(
-                    f"{place}: a line of {count} columns where column {column} is expected"
+                    f"{first_location}: a line of {count} columns, but column {column} is expected",
                 )
-        if tag is not None and word % count == tag % count:
+        if tag_column is not None and word_column % count == tag_column % count:
             raise TaskError(
-                f"{place}: words and tags would both be column {word % count} of "
-                f"{count}; expected a word and its tag, parted by blanks or tabs (other "
-                "columns: task.text and task.label)"
+                f"{first_location}: words and tags would both be column {word_column % count} of "
+                f"{count}; expected a word and its tag, separated by spaces or tabs (select other "
+                "columns with task.text and task.label)",
             )
-        return form
+        return cls(tabs, count, first_location)
 
     def split(self, line: str) -> list[str] | None:
-        """Return the columns of a line; None where there are more or fewer of them."""
+        """Return the columns of a line, None if their number differs from ``count``."""
         cells = split_columns(line, tabs=self.tabs)
         return cells if len(cells) == self.count else None
 
-    def fault(self, line: str, place: str) -> BadExampleError:
-        """Return what is wrong with a line of other columns."""
-        count, between = len(split_columns(line, tabs=self.tabs)), "tabs" if self.tabs else "blanks"
-        detail = f": {count} parted by {between} where {self.first} has {self.count}"
-        return BadExampleError("a line of other columns", detail, place)
+    def build_error(self, line: str, location: str) -> BadExampleError:
+        """Return the error for a line with another number of columns."""
+        separator = "tabs" if self.tabs else "spaces"
+        num_columns = len(split_columns(line, tabs=self.tabs))
+        detail = f": {num_columns} separated by {separator}; {self.first_location} has {self.count}"
+        return BadExampleError("a line with another number of columns", detail, location)
 
 
 def split_columns(line: str, *, tabs: bool) -> list[str]:
-    """Return the columns of a line, which tabs or blanks separate."""
+    """Split a line at tabs, or at runs of spaces and tabs."""
     if tabs:
         return line.split("\t")
-    # A word may hold a blank that does not break, at which ``split`` would part it.
-    return line.split() if line.isascii() else _BLANKS.split(line.strip(" \t"))
+    # ``str.split`` would also split at non-breaking spaces within a word.
+    return line.split() if line.isascii() else _SPACES_OR_TABS.split(line.strip(" \t"))
 
 
 def read_row_sentences(
-    rows: Iterable[Row], task: TaskSettings, *, labeled: bool
+    rows: Iterable[Row],
+    task: TaskSettings,
+    *,
+    labeled: bool,
 ) -> Iterator[RawSentence]:
-    """Yield the sentences of JSON lines or Parquet: a list of words and a list of tags a row."""
-    names = [key if is_column_number(name) else name
-             for name, key in zip((task.text, task.label), _KEYS, strict=True)]  # fmt: skip
-    number, last, seen = -1, None, set[str]()
+    """Yield the sentences of JSON or Parquet rows with a list of words and a list of tags."""
+    word_column, tag_column = [
+        default if is_column_number(name) else name
+        for name, default in zip((task.text, task.label), _DEFAULT_COLUMNS, strict=True)
+    ]
+    number, previous_document, seen_ids = -1, None, set[str]()
     for row in rows:
-        # Without a document each row is its own.
-        here = row.cells.get(_DOCUMENT)
-        number, last = number + (here is None or here != last), here
+        # Without a document column each row is its own document.
+        document = row.cells.get(_DOCUMENT_COLUMN)
+        number += document is None or document != previous_document
+        previous_document = document
         raw = RawSentence([], [], number, row.location, cells=row.cells)
         try:
-            read_unique_id(row, task.id, seen)
-            units = _listed(row, names[0])
-            # Hugging Face's data sets have numbers for tags.
-            tags = _listed(row, names[1], numbers=True) if labeled else []
-        except BadExampleError as error:
-            yield replace(raw, error=error)
+            read_unique_id(row, task.id, seen_ids)
+            units = _get_list(row, word_column)
+            # Hugging Face datasets use numbers as tags.
+            tags = _get_list(row, tag_column, allow_numbers=True) if labeled else []
+        except BadExampleError as bad_example:
+            yield replace(raw, error=bad_example)
             continue
-        fault = None
+        error = None
         if labeled and len(units) != len(tags):
-            fault = BadExampleError(f"{len(units)} words but {len(tags)} tags")
+            error = BadExampleError(f"{len(units)} words but {len(tags)} tags")
         elif not units:
-            fault = BadExampleError("a sentence without words")
-        elif task.context == "document" and here is None:
-            fault = BadExampleError(
-                f"no column {_DOCUMENT!r} to tell which rows task.context 'document' may put "
-                "together"
+            error = BadExampleError("a sentence without words")
+        elif task.context == "document" and document is None:
+            error = BadExampleError(
+                f"no column {_DOCUMENT_COLUMN!r}, needed for task.context 'document' to group rows",
             )
-        yield replace(raw, units=units, tags=tags, error=fault)
+        yield replace(raw, units=units, tags=tags, error=error)
 
 
-def _listed(row: Row, name: str, *, numbers: bool = False) -> list[str]:
+def _get_list(row: Row, name: str, *, allow_numbers: bool = False) -> list[str]:
+    """Return a list of words or tags. Raises BadExampleError for any other value."""
     value = get_cell(row, name)
     if not isinstance(value, list):
         raise BadExampleError("no list where words or tags are expected", f" in {name!r}")
-    for one in value:
-        if type(one) is not str and not (numbers and type(one) is int):
-            raise BadExampleError("a word or tag that is no text", f" in {name!r}: {one!r}")
-    found = [str(one) for one in value]
-    reject_lone_surrogates("".join(found), name)
-    return found
+    for item in value:
+        if type(item) is not str and not (allow_numbers and type(item) is int):
+            raise BadExampleError("a word or tag that is not text", f" in {name!r}: {item!r}")
+    items = [str(item) for item in value]
+    reject_lone_surrogates("".join(items), name)
+    return items
 
 
-def _number(name: str, field: str, path: Path) -> int:
-    """Return the number of a column; SettingsError for a name, which only tables have."""
+def _parse_column_number(name: str, field: str, path: Path) -> int:
+    """Return the number of a CoNLL column; raise SettingsError for a name."""
     if not is_column_number(name):
         raise SettingsError(
-            f"{path}: the {field} is said to be in the column {name!r}, but columns of CoNLL's "
-            f"form have no names; give task.{field} a number, from 0, or from the end -1"
+            f"{path}: task.{field} is {name!r}, but columns of CoNLL files have no names; give a "
+            "number, from 0, or from the end -1",
         )
     return int(name)

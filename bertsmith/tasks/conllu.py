@@ -1,8 +1,6 @@
-"""What CoNLL-U, the form of Universal Dependencies, has beside CoNLL's: comments, names, no words.
+"""Line types and columns of CoNLL-U, the format of Universal Dependencies.
 
-It never reads a file: it tells what its lines are.
-
-Source: universaldependencies.org/format.html.
+Format: universaldependencies.org/format.html.
 """
 
 import re
@@ -11,40 +9,45 @@ from pathlib import Path
 from bertsmith.errors import SettingsError
 from bertsmith.tasks.settings import is_column_number
 
-#: The columns, in their order.
-FIELDS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
-#: Which of them are the words and their tags where nobody says.
-USUAL = {"text": "form", "label": "upos"}
-_DOCUMENT = re.compile(r"#\s*newdoc\b")
-#: The first column of what is no word: 3-4 where two are written as one, 3.1 where one is left out.
-_ASIDE = re.compile(r"[0-9]+[-.][0-9]+\t")
+COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+#: ``TaskSettings`` field -> its default column.
+DEFAULT_COLUMNS = {"text": "form", "label": "upos"}
+_NEW_DOCUMENT = re.compile(r"#\s*newdoc\b")
+#: Ids of multiword tokens (3-4) and of empty nodes (3.1).
+_NON_WORD_ID = re.compile(r"[0-9]+[-.][0-9]+\t")
 
 
 def is_conllu(path: Path) -> bool:
-    """Tell by a file's name whether it is in this form."""
+    """Return whether a file has the suffix .conllu."""
     return path.suffix.lower() == ".conllu"
 
 
 def is_document_start(line: str) -> bool:
-    """Tell whether a line says that a document begins."""
-    return _DOCUMENT.match(line) is not None
+    """Return whether a line marks the start of a document."""
+    return _NEW_DOCUMENT.match(line) is not None
 
 
 def is_not_word(line: str) -> bool:
-    """Tell whether a line is no word: a comment, several words as one, or a word left out."""
-    return line.startswith("#") or _ASIDE.match(line) is not None
+    """Return whether a line is a comment, a multiword token or an empty node."""
+    return line.startswith("#") or _NON_WORD_ID.match(line) is not None
 
 
 def get_column_index(name: str, field: str, path: Path) -> int:
-    """Return the number of the column that ``field`` ("text" or "label") of a task names.
+    """Return the index of a column.
 
-    Numbers are the columns of CoNLL's form, where words come first; here they mean ``USUAL``.
-    Raises SettingsError.
+    Args:
+        name: Name of the column. Numbers refer to plain CoNLL files, so they select the default
+            column.
+        field: The ``TaskSettings`` field, "text" or "label".
+        path: The file, for error messages.
+
+    Raises:
+        SettingsError: There is no such column.
     """
-    asked = USUAL[field] if is_column_number(name) else name.lower()
-    if asked not in FIELDS:
+    column = DEFAULT_COLUMNS[field] if is_column_number(name) else name.lower()
+    if column not in COLUMNS:
         raise SettingsError(
             f"{path}: task.{field}: there is no column {name!r} in CoNLL-U; expected one of "
-            f"{', '.join(FIELDS)}"
+            f"{', '.join(COLUMNS)}",
         )
-    return FIELDS.index(asked)
+    return COLUMNS.index(column)

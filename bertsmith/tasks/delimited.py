@@ -1,4 +1,4 @@
-"""CSV and TSV: records of a text, the delimiter, and the number of columns."""
+"""Splitting CSV and TSV text into records, with detection of the delimiter."""
 
 import csv
 from collections import Counter
@@ -11,20 +11,26 @@ from typing import Any
 from bertsmith.errors import SettingsError, TaskError
 
 TAB = "\t"
-#: Cells can be long texts; csv's own limit is 128 KB.
-_LONGEST_CELL = 2**27
-#: Lines that are looked at for the delimiter and the number of columns.
+#: Cells may contain long texts; the default limit of ``csv`` is 128 KB.
+_MAX_CELL_SIZE = 2**27
+#: Number of lines used to detect the delimiter and the number of columns.
 _SAMPLE_LINES = 200
-#: What may stand in a .csv file instead of the comma.
-_OTHERS = (";", TAB, "|")
-#: The share of the sampled records that another delimiter must split into as many cells each.
-_CONSISTENT = 0.9
-_NAMES = {"tab": TAB, "\\t": TAB, "comma": ",", "semicolon": ";"}
+#: Delimiters of .csv files other than the comma.
+_OTHER_DELIMITERS = (";", TAB, "|")
+#: Share of the sampled records that another delimiter must split into the same number of cells.
+_MIN_CONSISTENT_SHARE = 0.9
+_DELIMITER_NAMES = {"tab": TAB, "\\t": TAB, "comma": ",", "semicolon": ";"}
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How records are written. quoted: as CSV; else a quotation mark is a plain character."""
+    """Format of the records of a table.
+
+    Attributes:
+        delimiter: One character.
+        has_quotes: Whether cells may be quoted; otherwise quotation marks are ordinary characters.
+        newline: Line end.
+    """
 
     delimiter: str
     has_quotes: bool
@@ -32,26 +38,41 @@ class Dialect:
 
 
 def parse_delimiter(text: str) -> str:
-    """Return the delimiter that a user names, one character. Raises SettingsError."""
-    delimiter = _NAMES.get(text, text)
+    """Return the delimiter that a user gave as a character or by name.
+
+    Raises:
+        SettingsError: It is not a single character.
+    """
+    delimiter = _DELIMITER_NAMES.get(text, text)
     if len(delimiter) != 1 or delimiter in '"\r\n':
         raise SettingsError(
             f"delimiter: expected one character, or tab, got {text!r}; give it in quotation "
-            "marks, such as --delimiter ';'"
+            "marks, such as --delimiter ';'",
         )
     return delimiter
 
 
 def open_records(
-    lines: Iterator[str], *, tsv: bool, delimiter: str | None, header: bool
+    lines: Iterator[str],
+    *,
+    tsv: bool,
+    delimiter: str | None,
+    header: bool,
 ) -> tuple[Dialect, int | None, Iterator[str]]:
-    """Return the dialect of a table, its number of columns without a header, and all its lines.
+    """Detect the format of a table.
 
-    tsv: the delimiter is a tab and nothing is quoted, as in GLUE's files. delimiter: of CSV;
-    None: detected, a comma unless only another character splits the records evenly. The number
-    of columns is the commonest among the first records, so that a damaged first one has no say.
+    Args:
+        lines: Lines of the table with their ends.
+        tsv: Whether cells are separated by tabs and not quoted, as in GLUE's files.
+        delimiter: Delimiter of CSV. None detects it: a comma, unless only another character splits
+            the records evenly.
+        header: Whether the first record names the columns.
+
+    Returns:
+        The dialect; the number of columns, None with a header; and all lines. The number of columns
+        is the most frequent one, because the first record may be damaged.
     """
-    csv.field_size_limit(_LONGEST_CELL)
+    csv.field_size_limit(_MAX_CELL_SIZE)
     sample = list(islice(lines, _SAMPLE_LINES))
     newline = "\r\n" if sample and sample[0].endswith("\r\n") else "\n"
     if delimiter is not None:
@@ -59,16 +80,18 @@ def open_records(
     elif tsv:
         dialect = Dialect(TAB, has_quotes=False, newline=newline)
     else:
-        dialect = Dialect(_detect(sample, header=header), has_quotes=True, newline=newline)
-    counts = Counter(_cell_counts(sample, dialect))
-    columns = counts.most_common(1)[0][0] if counts and not header else None
-    return dialect, columns, chain(sample, lines)
+        detected = _detect_delimiter(sample, header=header)
+        dialect = Dialect(detected, has_quotes=True, newline=newline)
+    counts = Counter(_count_cells(sample, dialect))
+    num_columns = counts.most_common(1)[0][0] if counts and not header else None
+    return dialect, num_columns, chain(sample, lines)
 
 
-def _detect(sample: Sequence[str], *, header: bool) -> str:
+def _detect_delimiter(sample: Sequence[str], *, header: bool) -> str:
+    """Return the delimiter that splits the largest share of records into equally many cells."""
     shares = {}
-    for delimiter in (",", *_OTHERS):
-        counts = _cell_counts(sample, Dialect(delimiter, has_quotes=True))
+    for delimiter in (",", *_OTHER_DELIMITERS):
+        counts = _count_cells(sample, Dialect(delimiter, has_quotes=True))
         if not counts:
             return ","
         expected = counts[0] if header else Counter(counts).most_common(1)[0][0]
@@ -76,17 +99,17 @@ def _detect(sample: Sequence[str], *, header: bool) -> str:
             shares[delimiter] = counts.count(expected) / len(counts)
     if header and "," in shares:
         return ","
-    best = max(shares, key=lambda name: shares[name], default=",")
-    return best if shares.get(best, 0) >= _CONSISTENT else ","
+    best = max(shares, key=lambda delimiter: shares[delimiter], default=",")
+    return best if shares.get(best, 0) >= _MIN_CONSISTENT_SHARE else ","
 
 
-def _cell_counts(sample: Sequence[str], dialect: Dialect) -> list[int]:
+def _count_cells(sample: Sequence[str], dialect: Dialect) -> list[int]:
     """Return the number of cells of each sampled record that is not empty."""
     counts: list[int] = []
-    records = _reader(iter(sample), dialect, strict=False)
+    reader = _create_reader(iter(sample), dialect, strict=False)
     while True:
         try:
-            cells = next(records)
+            cells = next(reader)
         except StopIteration:
             return counts
         except csv.Error:
@@ -95,34 +118,39 @@ def _cell_counts(sample: Sequence[str], dialect: Dialect) -> list[int]:
             counts.append(len(cells))
 
 
-def _reader(lines: Iterator[str], dialect: Dialect, *, strict: bool) -> Any:
+def _create_reader(lines: Iterator[str], dialect: Dialect, *, strict: bool) -> Any:
     if not dialect.has_quotes:
         return csv.reader(lines, delimiter=dialect.delimiter, quoting=csv.QUOTE_NONE)
-    # Strict: else a quotation mark that is never closed would swallow the rest of the file.
+    # Without strict mode an unclosed quotation mark would consume the rest of the file.
     return csv.reader(lines, delimiter=dialect.delimiter, strict=strict)
 
 
 def read_records(
-    lines: Iterator[str], dialect: Dialect, path: Path, *, header: bool
+    lines: Iterator[str],
+    dialect: Dialect,
+    path: Path,
+    *,
+    header: bool,
 ) -> Iterator[tuple[int, list[str] | None]]:
-    """Yield the last line of each record, and its cells; None for one that cannot be split.
+    """Yield the last line number and the cells of each record, None for an invalid record.
 
-    Raises TaskError where more lines than one are lost to it, or the header is.
+    Raises:
+        TaskError: The header is invalid, or an invalid record spans several lines.
     """
-    reader = _reader(lines, dialect, strict=True)
+    reader = _create_reader(lines, dialect, strict=True)
     is_header = header
     while True:
-        first, cells = reader.line_num + 1, None
+        first_line, cells = reader.line_num + 1, None
         try:
             cells = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            if is_header or reader.line_num > first:
+            if is_header or reader.line_num > first_line:
                 raise TaskError(
-                    f"{path}, line {first:,}: the row that begins here cannot be split into cells "
-                    f"(line {reader.line_num:,}: {error}); a cell that begins with a quotation "
-                    "mark ends with one, and one inside it is written twice"
+                    f"{path}, line {first_line:,}: the row that begins here cannot be split into "
+                    f"cells (line {reader.line_num:,}: {error}); a cell that begins with a "
+                    "quotation mark must end with one, and marks inside it must be doubled",
                 ) from None
         is_header = is_header and not cells
         yield reader.line_num, cells

@@ -1,7 +1,7 @@
-"""Entities as runs of tags, and how well two taggings agree on them.
+"""Extracting entities from tags, and scoring them.
 
-It never knows a model. The rules are those of the CoNLL-2000 shared task's evaluation (Tjong Kim
-Sang and Buchholz 2000), which also read the schemes with an end (E) and a single (S) tag.
+Entities follow the evaluation script of the CoNLL-2000 shared task (Tjong Kim Sang and Buchholz
+2000), which also supports schemes with end (E) and single (S) tags.
 """
 
 from collections import Counter
@@ -12,122 +12,138 @@ from bertsmith.tasks.inputs import BadExampleError
 from bertsmith.tasks.metrics import scores_from_counts
 
 OUTSIDE_TAG = "O"
-#: The type of bare prefixes, B and I alone, as seqeval names it.
-UNNAMED = "_"
-#: The prefixes of all schemes in those of IOBES; L and U are names for E and S in BILOU.
-_PREFIXES = {"B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S"}
+#: The entity type of the tags B and I without a type, as in seqeval.
+UNNAMED_TYPE = "_"
+#: Prefix of any scheme -> prefix of IOBES. BILOU uses L and U for E and S.
+_IOBES_PREFIXES = {"B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S"}
 
 
 @dataclass(frozen=True, order=True)
 class Entity:
-    """The units [start, end) of a sentence, and what they name."""
+    """An entity: the units [start, end) of a sentence, and its type."""
 
     start: int
     end: int
     label: str
 
 
-def _parts(tag: str) -> tuple[str, str | None]:
-    """Return prefix and type of a tag; BadExampleError if it is none.
+def _split_tag(tag: str) -> tuple[str, str | None]:
+    """Return the IOBES prefix and the entity type of a tag.
 
-    The type is None outside, and ``UNNAMED`` of a bare prefix.
+    The type is None for O and ``UNNAMED_TYPE`` for a prefix alone.
+
+    Raises:
+        BadExampleError: It is not an entity tag.
     """
     if tag == OUTSIDE_TAG:
         return OUTSIDE_TAG, None
-    prefix, dash, name = tag.partition("-")
-    if bool(dash) != bool(name) or prefix not in _PREFIXES:
+    prefix, dash, entity_type = tag.partition("-")
+    if bool(dash) != bool(entity_type) or prefix not in _IOBES_PREFIXES:
         raise BadExampleError(
-            "a tag that is no entity's",
-            f": {tag!r}; expected O, B-…, I-…, or O, B, I; for plain tags --kind tags",
+            "a tag that is not an entity tag",
+            f": {tag!r}; expected O, B-…, I-…, or O, B, I; for plain tags use --kind tags",
         )
-    return _PREFIXES[prefix], name or UNNAMED
+    return _IOBES_PREFIXES[prefix], entity_type or UNNAMED_TYPE
 
 
 def find_invalid_tags(labels: Sequence[str]) -> list[str]:
-    """Return those labels that are no entity's tags."""
-    found = []
+    """Return the labels that are not entity tags."""
+    invalid = []
     for label in labels:
         try:
-            _parts(label)
+            _split_tag(label)
         except BadExampleError:
-            found.append(label)
-    return found
+            invalid.append(label)
+    return invalid
 
 
 def extract_entities(tags: Sequence[str]) -> Iterator[Entity]:
-    """Yield the entities of a sentence's tags, in any of the schemes IOB1, BIO2, IOBES, BILOU.
+    """Yield the entities of a tagged sentence in any of the schemes IOB1, BIO2, IOBES and BILOU.
 
-    Where tags break their scheme, an entity begins wherever the one before cannot go on.
+    For tags that violate their scheme, a new entity starts wherever the previous one cannot
+    continue.
     """
-    start, before = 0, OUTSIDE_TAG
-    open_name: str | None = None
-    for place, tag in enumerate([*tags, OUTSIDE_TAG]):
-        prefix, name = _parts(tag)
-        goes_on = open_name == name and prefix in "IE" and before in "BI"
-        if open_name is not None and not goes_on:
-            yield Entity(start, place, open_name)
-        if name is not None and not goes_on:
-            start = place
-        open_name, before = name, prefix
+    start, previous_prefix = 0, OUTSIDE_TAG
+    current_type: str | None = None
+    for index, tag in enumerate([*tags, OUTSIDE_TAG]):
+        prefix, entity_type = _split_tag(tag)
+        continues = current_type == entity_type and prefix in "IE" and previous_prefix in "BI"
+        if current_type is not None and not continues:
+            yield Entity(start, index, current_type)
+        if entity_type is not None and not continues:
+            start = index
+        current_type, previous_prefix = entity_type, prefix
 
 
 def to_bio2(tags: Sequence[str]) -> list[str]:
-    """Return the same entities in BIO2: B- where one begins, I- inside. Reads any scheme."""
-    result = [OUTSIDE_TAG] * len(tags)
-    for found in extract_entities(tags):
-        result[found.start] = _joined("B", found.label)
-        inside = [_joined("I", found.label)] * (found.end - found.start - 1)
-        result[found.start + 1 : found.end] = inside
-    return result
+    """Convert tags of any scheme to BIO2: B- for the first unit of an entity, I- for the others."""
+    bio2_tags = [OUTSIDE_TAG] * len(tags)
+    for entity in extract_entities(tags):
+        bio2_tags[entity.start] = _join_tag("B", entity.label)
+        inside_tags = [_join_tag("I", entity.label)] * (entity.end - entity.start - 1)
+        bio2_tags[entity.start + 1 : entity.end] = inside_tags
+    return bio2_tags
 
 
 def to_inside_tag(tag: str) -> str:
-    """Return the tag with which an entity goes on; a tag that is no entity's stays as it is."""
+    """Return the I- tag of the same entity type; other tags are returned unchanged."""
     return f"I{tag[1:]}" if tag[:2] in ("B-", "I-") or tag in ("B", "I") else tag
 
 
-def _joined(prefix: str, name: str) -> str:
-    return prefix if name == UNNAMED else f"{prefix}-{name}"
+def _join_tag(prefix: str, entity_type: str) -> str:
+    return prefix if entity_type == UNNAMED_TYPE else f"{prefix}-{entity_type}"
 
 
 def compute_entity_scores(
-    predicted: Sequence[Sequence[str]], right: Sequence[Sequence[str]]
+    predicted: Sequence[Sequence[str]],
+    true: Sequence[Sequence[str]],
 ) -> dict[str, float]:
-    """Return precision, recall and F1 over the entities of all sentences, and the macro F1.
+    """Return precision, recall, F1 and macro F1 over the entities of all sentences.
 
-    An entity counts as found if its borders and its type are right. The macro F1 is the mean over
-    the types that occur on either side. Nothing found, or nothing to find, scores 0.
+    A predicted entity is correct if its boundaries and its type are correct. Macro F1 is the mean
+    over the entity types that occur in either argument. Scores are 0 without entities.
+
+    Args:
+        predicted: Predicted tags of each sentence.
+        true: True tags of each sentence.
     """
-    correct, found, true = _count_entities(predicted, right)
-    overall = scores_from_counts(correct.total(), found.total(), true.total())
-    by_type = [scores["f1"] for scores in compute_type_scores(predicted, right).values()]
+    correct_counts, predicted_counts, true_counts = _count_entities(predicted, true)
+    overall = scores_from_counts(
+        correct_counts.total(),
+        predicted_counts.total(),
+        true_counts.total(),
+    )
+    f1_by_type = [scores["f1"] for scores in compute_type_scores(predicted, true).values()]
     return {
         **{name: overall[name] for name in ("f1", "precision", "recall")},
-        "macro_f1": sum(by_type) / len(by_type) if by_type else 0.0,
+        "macro_f1": sum(f1_by_type) / len(f1_by_type) if f1_by_type else 0.0,
     }
 
 
 def compute_type_scores(
-    predicted: Sequence[Sequence[str]], right: Sequence[Sequence[str]]
+    predicted: Sequence[Sequence[str]],
+    true: Sequence[Sequence[str]],
 ) -> dict[str, dict[str, float]]:
-    """Return precision, recall, F1 and support of each entity type that occurs on either side."""
-    correct, found, true = _count_entities(predicted, right)
+    """Return precision, recall, F1 and support of each entity type in either argument."""
+    correct_counts, predicted_counts, true_counts = _count_entities(predicted, true)
     return {
-        name: scores_from_counts(correct[name], found[name], true[name])
-        for name in sorted(found.keys() | true.keys())
+        name: scores_from_counts(correct_counts[name], predicted_counts[name], true_counts[name])
+        for name in sorted(predicted_counts.keys() | true_counts.keys())
     }
 
 
 def _count_entities(
-    predicted: Sequence[Sequence[str]], right: Sequence[Sequence[str]]
+    predicted: Sequence[Sequence[str]],
+    true: Sequence[Sequence[str]],
 ) -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """Count by type the entities on both sides, those predicted, and those that are right."""
-    correct: Counter[str] = Counter()
-    found: Counter[str] = Counter()
-    true: Counter[str] = Counter()
-    for predicted_tags, right_tags in zip(predicted, right, strict=True):
-        left, other = set(extract_entities(predicted_tags)), set(extract_entities(right_tags))
-        found.update(entity.label for entity in left)
-        true.update(entity.label for entity in other)
-        correct.update(entity.label for entity in left & other)
-    return correct, found, true
+    """Count correct, predicted and true entities by type."""
+    correct_counts: Counter[str] = Counter()
+    predicted_counts: Counter[str] = Counter()
+    true_counts: Counter[str] = Counter()
+    for predicted_tags, true_tags in zip(predicted, true, strict=True):
+        predicted_entities = set(extract_entities(predicted_tags))
+        true_entities = set(extract_entities(true_tags))
+        predicted_counts.update(entity.label for entity in predicted_entities)
+        true_counts.update(entity.label for entity in true_entities)
+        correct_counts.update(entity.label for entity in predicted_entities & true_entities)
+    return correct_counts, predicted_counts, true_counts

@@ -1,7 +1,4 @@
-"""The families of tasks by what their models say.
-
-It never knows how any of them works.
-"""
+"""The task families, and settings that depend on the family."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -23,17 +20,17 @@ FAMILIES: dict[str, TaskFamily] = {
     "choose": multiple_choice,
     "tag": tagging,
 }
-#: Kinds that have scores of each label.
-_OF_LABELS: tuple[TaskKind, ...] = ("single", "multi", "entities", "tags")
-#: Fields of ``TaskSettings`` that not every family reads, and those that do.
-_READ_BY: dict[str, tuple[str, ...]] = {
+#: Kinds with scores for each label.
+_KINDS_WITH_LABEL_SCORES: tuple[TaskKind, ...] = ("single", "multi", "entities", "tags")
+#: Field of ``TaskSettings`` -> the families that use it. All families use the other fields.
+_FAMILIES_USING_FIELD: dict[str, tuple[str, ...]] = {
     "pair": ("classify", "answer", "choose"),
     **dict.fromkeys(("header", "delimiter"), ("classify", "choose")),
     "id": ("classify", "choose", "tag"),
     **dict.fromkeys(("endings", "answers"), ("choose",)),
     **dict.fromkeys(("unit", "context"), ("tag",)),
-    **dict.fromkeys(("stride", "overlap", "max_question_length", "max_answer_length", "null_threshold"),
-                    ("answer",)),
+    **dict.fromkeys(("stride", "overlap", "max_question_length", "max_answer_length",
+                     "null_threshold"), ("answer",)),
 }  # fmt: skip
 
 
@@ -48,93 +45,109 @@ def get_family(kind: TaskKind) -> TaskFamily:
 
 
 def reject_unused_fields(
-    kind: TaskKind, user_settings: Mapping[str, Any], files: Iterable[Path]
+    kind: TaskKind,
+    user_settings: Mapping[str, Any],
+    files: Iterable[Path],
 ) -> None:
-    """Raise SettingsError for a field of a task that was said and that nothing would read.
+    """Raise SettingsError if the user set a field that has no effect.
 
-    files: the task's tables.
+    Args:
+        kind: The kind of task.
+        user_settings: The ``TaskSettings`` fields that the user set.
+        files: The data files.
     """
     family = get_family_name(kind)
     for name, value in user_settings.items():
-        readers = _READ_BY.get(name, (family,))
-        if family not in readers and value != TaskSettings.model_fields[name].default:
+        families = _FAMILIES_USING_FIELD.get(name, (family,))
+        if family not in families and value != TaskSettings.model_fields[name].default:
             raise SettingsError(
-                f"task.{name}: {family} does not read it, only {', '.join(readers)}; leave it out"
+                f"task.{name}: not used by {family}, only by {', '.join(families)}; remove it",
             )
     if user_settings.get("stride") is not None and user_settings.get("overlap") is not None:
         raise SettingsError(
-            "task.stride and task.overlap both say how windows of a context follow each other; "
-            "give only one of them"
+            "task.stride and task.overlap both set the distance between windows of a context; "
+            "give only one of them",
         )
     for file in files:
-        named = sorted(user_settings.keys() & SQUAD_FIELDS.keys())
-        if family == "answer" and named and not is_flat_file(file):
+        column_fields = sorted(user_settings.keys() & SQUAD_FIELDS.keys())
+        if family == "answer" and column_fields and not is_flat_file(file):
             raise SettingsError(
-                f"task.{named[0]}: the fields of SQuAD's form, as in {file}, have names of their "
-                "own; leave it out, or give questions in a file whose name ends in .jsonl or "
-                ".parquet"
+                f"task.{column_fields[0]}: field names are fixed in SQuAD's format, which {file} "
+                "has; remove it, or give one question per row in a file whose name ends in .jsonl "
+                "or .parquet",
             )
 
 
 def resolve_metrics(task: TaskSettings) -> list[str]:
-    """Return the metrics that are asked for, or the usual ones; SettingsError for unknown ones."""
-    usual, known = get_family(task.kind).list_metrics(task)
-    if task.kind in _OF_LABELS:
-        known = (*known, *(f"{score}:LABEL" for score in PER_LABEL_SCORES))
+    """Return the metrics of a task, or the defaults of its kind.
+
+    Raises:
+        SettingsError: A metric is unknown.
+    """
+    defaults, supported = get_family(task.kind).list_metrics(task)
+    if task.kind in _KINDS_WITH_LABEL_SCORES:
+        supported = (*supported, *(f"{score}:LABEL" for score in PER_LABEL_SCORES))
     for name in task.metrics:
-        if name not in known and not _is_label_metric(name, task):
+        if name not in supported and not _is_label_metric(name, task):
             raise SettingsError(
-                f"task.metrics: {name!r} is no metric of the kind {task.kind!r}"
+                f"task.metrics: {name!r} is not a metric of the kind {task.kind!r}"
                 + (f" with {len(task.labels)} labels" if task.labels else "")
-                + f"; known are {', '.join(known)}"
+                + f"; supported are {', '.join(supported)}",
             )
-    return task.metrics or list(usual)
+    return task.metrics or list(defaults)
 
 
 def _is_label_metric(name: str, task: TaskSettings) -> bool:
-    """Tell whether a metric is a score of one label, such as "f1:LOC", that the task has.
+    """Return whether a metric is a score of one of the task's labels, such as "f1:LOC".
 
-    Before the training file is read, its labels are not known.
+    Any label is accepted while the labels are unknown, before the training file is read.
     """
-    found = parse_label_metric(name)
-    if task.kind not in _OF_LABELS or found is None:
+    score_and_label = parse_label_metric(name)
+    if task.kind not in _KINDS_WITH_LABEL_SCORES or score_and_label is None:
         return False
     labels = set(task.labels)
     if task.kind == "entities":
         labels = {label[2:] for label in labels}
-    return not labels or found[1] in labels
+    return not labels or score_and_label[1] in labels
 
 
 def get_task_settings(
-    bundle: FineTunedBundle, overrides: Mapping[str, Any] | None = None
+    bundle: FineTunedBundle,
+    overrides: Mapping[str, Any] | None = None,
 ) -> TaskSettings:
-    """Return how the files were read that a model was fine-tuned on, as far as it is known.
+    """Return the task settings that a model was fine-tuned with.
 
-    ``overrides``: fields of ``TaskSettings`` that are to be others. Raises SettingsError,
-    and ModelError where a model of entities has labels that are none of theirs.
+    Args:
+        bundle: A fine-tuned model.
+        overrides: Fields of ``TaskSettings`` to replace.
+
+    Raises:
+        SettingsError: An override is invalid.
+        ModelError: A label of an entity model is not an entity tag.
     """
-    wrong = find_invalid_tags(bundle.head.labels) if bundle.head.kind == "entities" else []
-    if wrong:
+    is_entity_model = bundle.head.kind == "entities"
+    invalid_tags = find_invalid_tags(bundle.head.labels) if is_entity_model else []
+    if invalid_tags:
         raise ModelError(
-            f"{bundle.path}: the label {wrong[0]!r} is no entity's tag; expected O, B-…, I-…; if "
-            "it marks nothing, name it O in id2label of config.json"
+            f"{bundle.path}: the label {invalid_tags[0]!r} is not an entity tag; expected O, B-…, "
+            "I-…; if it marks tokens outside entities, rename it to O in id2label of config.json",
         )
-    said = bundle.info.get("provenance", {}).get("task", {})
-    # What the held-out file has tuned is a figure of the run.
+    recorded = bundle.info.get("provenance", {}).get("task", {})
+    # The threshold was tuned on the held-out file, so it is among its metrics.
     tuned = {name: value for name, value in bundle.info.get("heldout", {}).items()
              if name == "null_threshold"}  # fmt: skip
-    usual = {
-        **FAMILY_DEFAULTS.get(get_family_name(bundle.head.kind), {}),
-        "length": bundle.config.max_positions,
-    }
-    if bundle.head.kind == "span" and not said:
-        # Made elsewhere: windows as transformers cuts them where nothing is said.
+    family_defaults = FAMILY_DEFAULTS.get(get_family_name(bundle.head.kind), {})
+    defaults = {**family_defaults, "length": bundle.config.max_positions}
+    if bundle.head.kind == "span" and not recorded:
+        # For models trained with other tools, use the default windows of transformers.
         length = min(question_answering.DEFAULT_LENGTH, bundle.config.max_positions)
-        usual |= {"length": length, "overlap": min(question_answering.DEFAULT_OVERLAP, length // 2)}
-    base = {**usual, **said, **tuned, "labels": list(bundle.head.labels)}
-    # How the training files were written says nothing of other files.
-    base |= {"skip_bad": False, "encoding": UTF8, "delimiter": ""}
+        overlap = min(question_answering.DEFAULT_OVERLAP, length // 2)
+        defaults |= {"length": length, "overlap": overlap}
+    values = {**defaults, **recorded, **tuned, "labels": list(bundle.head.labels)}
+    # The format of the training files does not apply to other files.
+    values |= {"skip_bad": False, "encoding": UTF8, "delimiter": ""}
     if overrides and overrides.get("stride") is not None:
-        base["overlap"] = None
-    task = TaskSettings.parse({**base, "kind": bundle.head.kind, **(overrides or {})}, "the model")
+        values["overlap"] = None
+    values |= {"kind": bundle.head.kind, **(overrides or {})}
+    task = TaskSettings.parse(values, "the model")
     return task.model_copy(update={"metrics": resolve_metrics(task)})

@@ -1,7 +1,4 @@
-"""What the families of tasks share: the counts of a file, encoded examples, parts of a batch.
-
-It never knows what a task asks.
-"""
+"""Data structures shared by the task families: example counts, model inputs and micro-batches."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,60 +19,78 @@ from bertsmith.tasks.settings import TaskSettings
 from bertsmith.text.unknown import TokenCounts
 from bertsmith.text.wordpiece import Tokenizer
 
-#: Word ids and segment ids of one sequence.
+#: Token ids and segment ids of one sequence.
 TokenSequence = tuple[list[int], list[int]]
 Example = TypeVar("Example")
 
 
 @dataclass
 class ExampleCounts:
-    """What became of the examples of a file: nothing is dropped in silence.
+    """How many examples of a file were read, used, truncated and skipped.
 
-    unseen_labels: of a training file, the labels that are known and that none of its examples has.
-    num_without_target: of a training file, the inputs that have no target and so teach nothing.
-    token_counts: those of the texts that were encoded, and how many of them are [UNK].
+    Attributes:
+        num_read: Examples in the file.
+        num_used: Examples without errors.
+        num_truncated: Examples longer than the maximum length.
+        num_unreachable_answers: Answers that no window contains entirely; they are trained as
+            unanswerable.
+        skipped: Number of skipped examples by reason.
+        first_skipped: File and line of the first skipped example by reason.
+        unseen_labels: Configured labels without a training example.
+        num_without_target: Training inputs without a target, which do not contribute to the loss.
+        notes: Messages about how the file was read.
+        token_counts: Tokens of the encoded texts, and how many are [UNK].
     """
 
     num_read: int = 0
     num_used: int = 0
     num_truncated: int = 0
-    #: Answers that stand whole in no window, and are trained as if there were none.
     num_unreachable_answers: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
-    #: By the reason, file and line of the first one that was skipped.
     first_skipped: dict[str, str] = field(default_factory=dict)
     unseen_labels: list[str] | None = None
     num_without_target: int = 0
-    #: What a user should know of how the file was read.
     notes: list[str] = field(default_factory=list)
     token_counts: TokenCounts = field(default_factory=TokenCounts)
 
     @contextmanager
     def count_example(
-        self, where: str, task: TaskSettings, *, labeled: bool = True
+        self,
+        location: str,
+        task: TaskSettings,
+        *,
+        labeled: bool = True,
     ) -> Iterator[None]:
-        """Count an example that is read inside; a bad one is an error, or, if set so, skipped.
+        """Count the example that is read in the ``with`` block.
 
-        labeled: whether the file is; of others, which are a benchmark's, each needs its answer.
+        With ``task.skip_bad`` a ``BadExampleError`` is counted; otherwise it becomes a TaskError.
+
+        Args:
+            location: File and line of the example.
+            task: The task settings.
+            labeled: Whether the file has labels. Unlabeled test files need a prediction for every
+                row, so the error does not suggest skipping rows.
         """
         self.num_read += 1
         try:
             yield
-        except BadExampleError as fault:
-            place = fault.location or where
+        except BadExampleError as error:
+            error_location = error.location or location
             if not task.skip_bad:
-                advice = "mend it, or leave such examples out with --skip-bad"
-                raise TaskError(f"{place}: {fault}; {advice if labeled else 'mend it'}") from None
-            self.skipped[fault.reason] += 1
-            self.first_skipped.setdefault(fault.reason, place)
+                advice = "correct it, or skip such examples with --skip-bad"
+                raise TaskError(
+                    f"{error_location}: {error}; {advice if labeled else 'correct it'}",
+                ) from None
+            self.skipped[error.reason] += 1
+            self.first_skipped.setdefault(error.reason, error_location)
         else:
             self.num_used += 1
 
     def require_examples(self, examples: list[Example], path: Path) -> list[Example]:
-        """Return the examples that were read; TaskError if there is none."""
+        """Return the examples; raise TaskError if there are none."""
         if not examples:
             raise TaskError(
-                f"{path}: no example could be used, of {self.num_read:,}; expected one at least"
+                f"{path}: no usable example among {self.num_read:,}; expected at least one",
             )
         return examples
 
@@ -83,43 +98,53 @@ class ExampleCounts:
         """Return the counts for JSON."""
         counts = {"read": self.num_read, "used": self.num_used, "cut_off": self.num_truncated,
                   "skipped": dict(self.skipped)}  # fmt: skip
-        more = {"first_skipped": self.first_skipped or None, "unseen": self.unseen_labels,
-                "unreached": self.num_unreachable_answers or None, "untaught": self.num_without_target or None,
-                "notes": self.notes or None,
-                "unknown_share": self.token_counts.unknown_share if self.token_counts.num_tokens else None,
-                }  # fmt: skip
-        return counts | {name: value for name, value in more.items() if value is not None}
+        unknown_share = self.token_counts.unknown_share if self.token_counts.num_tokens else None
+        optional = {"first_skipped": self.first_skipped or None, "unseen": self.unseen_labels,
+                    "unreached": self.num_unreachable_answers or None,
+                    "untaught": self.num_without_target or None,
+                    "notes": self.notes or None, "unknown_share": unknown_share}  # fmt: skip
+        return counts | {name: value for name, value in optional.items() if value is not None}
 
 
 class BadExampleError(Exception):
-    """An example that cannot be used. ``reason``: the same words for all that have this fault.
+    """An example that cannot be used.
 
-    location: file and line of the fault, where they are not those of the example.
+    Attributes:
+        reason: The same text for all examples with this kind of error, used for counting.
+        location: File and line, if they differ from those of the example.
     """
 
-    def __init__(self, reason: str, detail: str = "", where: str | None = None) -> None:
+    def __init__(self, reason: str, detail: str = "", location: str | None = None) -> None:
         super().__init__(reason + detail)
-        self.reason, self.location = reason, where
+        self.reason, self.location = reason, location
 
 
-def to_batch_token_indices(packed: PackedBatch, asked: Sequence[Sequence[int]]) -> Tensor:
-    """Return int64 [M], the places in the packed row of those asked about in each sequence."""
+def to_batch_token_indices(packed: PackedBatch, token_indices: Sequence[Sequence[int]]) -> Tensor:
+    """Convert token indices within each sequence to indices into the packed row: int64 [M]."""
     starts = packed.cu_seqlens.tolist()
     return torch.tensor(
-        [start + place for start, own in zip(starts, asked, strict=False) for place in own],
+        [
+            start + index
+            for start, indices in zip(starts, token_indices, strict=False)
+            for index in indices
+        ],
         dtype=torch.int64,
     )
 
 
 @dataclass
 class ModelInputs:
-    """Units of training as the model takes them: texts, windows of a text, choices.
+    """Encoded examples. A unit is a text, a window of a text, or a prompt with its endings.
 
-    sequences: one for each unit, several for a choice. places: the tokens of a unit's sequence that
-    are asked about, or None where the model asks by itself. targets: what is right, an array for
-    each unit, stacked along the first axis in a batch, empty where the unit's tokens do not hold
-    it; None where it is not known. where: file and line. cut_off: whether something of the text is
-    left out. memo: what the family itself keeps.
+    Attributes:
+        sequences: The sequences of each unit: one, or one for each ending.
+        locations: File and line of each unit.
+        is_truncated: Whether each unit was truncated.
+        targets: An array for each unit, concatenated along the first axis in a batch and empty if
+            the unit does not contain its target. None for unlabeled data.
+        token_indices: Tokens of each unit's sequence for which outputs are needed. None if the
+            model selects them.
+        family_data: Additional data of the task family.
     """
 
     sequences: list[list[TokenSequence]]
@@ -133,40 +158,50 @@ class ModelInputs:
         """Return the number of units."""
         return len(self.sequences)
 
-    def num_tokens(self, number: int) -> int:
-        """Return the tokens of a unit."""
-        return sum(len(ids) for ids, _ in self.sequences[number])
+    def num_tokens(self, unit: int) -> int:
+        """Return the number of tokens of a unit."""
+        return sum(len(ids) for ids, _ in self.sequences[unit])
 
     def indices_with_target(self) -> list[int]:
-        """Return the numbers of the units that have a target; what is right must be known."""
+        """Return the indices of the units that have a target; the data must be labeled."""
         assert self.targets is not None
-        return [number for number, own in enumerate(self.targets) if len(own)]
+        return [unit for unit, targets in enumerate(self.targets) if len(targets)]
 
     def make_micro_batch(
-        self, numbers: Sequence[int], weights: NDArray[np.float32] | None = None
+        self,
+        units: Sequence[int],
+        class_weights: NDArray[np.float32] | None = None,
     ) -> "MicroBatch":
-        """Return some units as a part of a batch. ``weights``: by class, float32 [C]."""
-        rows = [one for number in numbers for one in self.sequences[number]]
-        packed = pack_sequences(rows)
-        places = None
+        """Return a micro-batch of the given units; the data must be labeled.
+
+        Args:
+            units: Indices of the units.
+            class_weights: float32 [C], None for equal weights.
+        """
+        packed = pack_sequences([sequence for unit in units for sequence in self.sequences[unit]])
+        token_indices = None
         if self.token_indices is not None:
-            places = to_batch_token_indices(
-                packed, [self.token_indices[number] for number in numbers]
-            )
+            unit_token_indices = [self.token_indices[unit] for unit in units]
+            token_indices = to_batch_token_indices(packed, unit_token_indices)
         assert self.targets is not None
-        targets = torch.from_numpy(np.concatenate([self.targets[number] for number in numbers]))
-        counted = torch.ones(len(targets))
-        if weights is not None:
-            counted = torch.from_numpy(weights)[targets]
-        sizes = [len(self.sequences[number]) for number in numbers]
-        return MicroBatch(packed, places, targets, counted, sizes)
+        targets = torch.from_numpy(np.concatenate([self.targets[unit] for unit in units]))
+        target_weights = torch.ones(len(targets))
+        if class_weights is not None:
+            target_weights = torch.from_numpy(class_weights)[targets]
+        sequences_per_unit = [len(self.sequences[unit]) for unit in units]
+        return MicroBatch(packed, token_indices, targets, target_weights, sequences_per_unit)
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A part of a batch. weights: float32 [U], what each of its targets [U, …] counts.
+    """A part of a batch, for one forward and backward pass.
 
-    token_indices: int64 [M] or None; see ``ModelInputs``. sizes: how many sequences each unit has.
+    Attributes:
+        packed: The packed sequences.
+        token_indices: int64 [M], the M packed tokens for which outputs are needed, or None.
+        targets: [U, ...], the targets of all units.
+        target_weights: float32 [U], the weight of each target's loss.
+        sequences_per_unit: Number of sequences of each unit.
     """
 
     packed: PackedBatch
@@ -176,19 +211,19 @@ class MicroBatch:
     sequences_per_unit: list[int]
 
     def to(self, device: torch.device) -> "MicroBatch":
-        """Return the part on ``device``."""
-        places = None if self.token_indices is None else self.token_indices.to(device)
-        return MicroBatch(self.packed.to(device), places, self.targets.to(device),
-                    self.target_weights.to(device), self.sequences_per_unit)  # fmt: skip
+        """Return the micro-batch on ``device``."""
+        token_indices = None if self.token_indices is None else self.token_indices.to(device)
+        return MicroBatch(self.packed.to(device), token_indices, self.targets.to(device),
+                          self.target_weights.to(device), self.sequences_per_unit)  # fmt: skip
 
 
 class TaskFamily(Protocol):
-    """What a family of tasks is asked for: a module of this room has these functions.
+    """The functions of a task family's module.
 
-    The examples are of the family's own kind, and the others never look inside.
+    Each family has its own type of examples, which only its own functions inspect.
     """
 
-    #: Tokens of an input where nobody says.
+    #: Default maximum tokens per input.
     DEFAULT_LENGTH: int
 
     def read_examples(
@@ -199,13 +234,28 @@ class TaskFamily(Protocol):
         labels: Sequence[str] | None = None,
         labeled: bool = True,
     ) -> tuple[list[Any], ExampleCounts]:
-        """Read the examples of a file; a bad one is an error, or, if so set, a counted skip.
+        """Read the examples of a file.
 
-        ``labels``: the known ones, where an example with another is bad. Raises TaskError.
+        Args:
+            path: The file.
+            task: The task settings; with ``skip_bad`` invalid examples are skipped and counted.
+            labels: Allowed labels, None for any.
+            labeled: Whether to read the labels.
+
+        Raises:
+            TaskError: The file is unreadable, or an example is invalid.
         """
 
-    def collect_labels(self, examples: Sequence[Any], where: str) -> tuple[str, ...]:
-        """Return the labels that occur, in the order of the outputs; TaskError if useless."""
+    def collect_labels(self, examples: Sequence[Any], path: str) -> tuple[str, ...]:
+        """Return the distinct labels in the order of the outputs.
+
+        Args:
+            examples: The training examples.
+            path: Name of the training file, for error messages.
+
+        Raises:
+            TaskError: The labels are insufficient for training.
+        """
 
     def encode_examples(
         self,
@@ -215,10 +265,10 @@ class TaskFamily(Protocol):
         task: TaskSettings,
         counts: ExampleCounts,
     ) -> ModelInputs:
-        """Return the examples as inputs of at most ``task.length`` tokens; count what is cut."""
+        """Encode examples as inputs of at most ``task.length`` tokens; update ``counts``."""
 
-    def compute_losses(self, outputs: Tensor, part: MicroBatch, head: HeadConfig) -> Tensor:
-        """Return float32 [U], the loss of each target, from the model's outputs of a part."""
+    def compute_losses(self, outputs: Tensor, batch: MicroBatch, head: HeadConfig) -> Tensor:
+        """Return the loss of each of the U targets, float32 [U], from a micro-batch's outputs."""
 
     def compute_metrics(
         self,
@@ -228,7 +278,15 @@ class TaskFamily(Protocol):
         head: HeadConfig,
         task: TaskSettings,
     ) -> dict[str, float]:
-        """Return the named metrics of the model's outputs, float32 [m, C] for each unit."""
+        """Return the metrics of ``task.metrics``.
+
+        Args:
+            outputs: Model outputs of each unit, float32 [m, C].
+            inputs: The encoded examples.
+            examples: The labeled examples.
+            head: Kind and labels of the head.
+            task: The task settings.
+        """
 
     def compute_class_report(
         self,
@@ -237,11 +295,11 @@ class TaskFamily(Protocol):
         examples: Sequence[Any],
         head: HeadConfig,
     ) -> dict[str, Any]:
-        """Return scores by class, for JSON; empty where a family has no classes.
+        """Return scores by class as JSON values, empty for families without classes.
 
-        classes: precision, recall, F1 and support of each label. confusion: for each right label
-        the counts of the predicted ones, where each target has one label.
+        ``classes`` has precision, recall, F1 and support of each label. ``confusion`` has the
+        counts of the predicted labels for each true label, if each target has a single label.
         """
 
     def list_metrics(self, task: TaskSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the metrics where a task names none, the deciding one first, and all there are."""
+        """Return the default metrics, the selecting one first, and all supported metrics."""

@@ -1,4 +1,4 @@
-"""JSON lines and JSON arrays as a stream of values, each with its line."""
+"""Streaming objects from JSON lines and JSON arrays, with line numbers."""
 
 import json
 import re
@@ -10,150 +10,169 @@ from typing import Any
 from bertsmith.errors import TaskError
 from bertsmith.tasks.text_files import split_lines
 
-NOT_JSON, NOT_OBJECT = "a line that is not JSON", "a line that is no JSON object"
-DUPLICATE_KEY = "a key that stands twice in its object"
-_BLANKS = " \t\r\n"
-_BLANK = re.compile(f"[{_BLANKS}]*")
+NOT_JSON, NOT_OBJECT = "a line that is not JSON", "a line that is not a JSON object"
+DUPLICATE_KEY = "a duplicate key in an object"
+_WHITESPACE = " \t\r\n"
+_WHITESPACE_PATTERN = re.compile(f"[{_WHITESPACE}]*")
 
-#: A line number, an object, and why there is none.
+#: Line number, object, and error message ("" if the object is valid).
 JsonRow = tuple[int, dict[str, Any], str]
 
 
-class _Objects:
-    """A decoder of JSON that notes whether a key stands twice in an object: one would be lost."""
+class _ObjectDecoder:
+    """A JSON decoder that reports duplicate keys, of which Python keeps only the last value."""
 
     def __init__(self) -> None:
-        self._has_twice = False
-        self._decoder = json.JSONDecoder(object_pairs_hook=self._pairs)
+        self._has_duplicate_key = False
+        self._decoder = json.JSONDecoder(object_pairs_hook=self._build_object)
 
-    def _pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def _build_object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         cells = dict(pairs)
-        self._has_twice |= len(cells) < len(pairs)
+        self._has_duplicate_key |= len(cells) < len(pairs)
         return cells
 
     def decode(self, text: str, start: int) -> tuple[Any, int, str]:
-        """Return the value at ``start``, where it ends, and its fault. Raises ValueError."""
-        self._has_twice = False
+        """Return the value at ``start``, the index of its end, and an error message or "".
+
+        Raises:
+            ValueError: The text is not valid JSON.
+        """
+        self._has_duplicate_key = False
         try:
             value, end = self._decoder.raw_decode(text, start)
         except RecursionError:
             raise ValueError("nested too deeply") from None
         if not isinstance(value, dict):
             return {}, end, NOT_OBJECT
-        return value, end, DUPLICATE_KEY if self._has_twice else ""
+        return value, end, DUPLICATE_KEY if self._has_duplicate_key else ""
 
 
 def read_json_lines(lines: Iterable[str]) -> Iterator[JsonRow]:
-    """Yield an object a line; lines without anything are passed over."""
-    objects = _Objects()
-    for number, line in enumerate(lines, 1):
-        text = line.strip(_BLANKS)
+    """Yield one object per line; blank lines are skipped."""
+    decoder = _ObjectDecoder()
+    for line_number, line in enumerate(lines, 1):
+        text = line.strip(_WHITESPACE)
         if not text:
             continue
         try:
-            value, end, fault = objects.decode(text, 0)
+            value, end, error = decoder.decode(text, 0)
         except ValueError:
-            value, end, fault = {}, len(text), NOT_JSON
+            value, end, error = {}, len(text), NOT_JSON
         if end < len(text):
-            fault = NOT_JSON
-        yield number, {} if fault else value, fault
+            error = NOT_JSON
+        yield line_number, {} if error else value, error
 
 
 def read_json(pieces: Iterator[str], path: Path) -> Iterator[JsonRow]:
-    """Yield the objects of an array; or of JSON lines, as some .json files hold. Raises TaskError.
+    """Yield the objects of a JSON array, or of JSON lines, which some .json files contain.
 
-    Memory holds one object, not the array.
+    Only one object at a time is in memory.
+
+    Args:
+        pieces: Consecutive pieces of the text.
+        path: The file, for error messages.
+
+    Raises:
+        TaskError: The text is neither.
     """
-    head = ""
+    prefix = ""
     for piece in pieces:
-        head += piece
-        if head.strip(_BLANKS):
+        prefix += piece
+        if prefix.strip(_WHITESPACE):
             break
-    if head.lstrip(_BLANKS).startswith("["):
-        yield from _array(head, pieces, path)
+    if prefix.lstrip(_WHITESPACE).startswith("["):
+        yield from _read_array(prefix, pieces, path)
         return
     is_first = True
-    for number, value, fault in read_json_lines(split_lines(chain([head], pieces))):
-        if is_first and fault == NOT_JSON:
+    for line_number, value, error in read_json_lines(split_lines(chain([prefix], pieces))):
+        if is_first and error == NOT_JSON:
             raise TaskError(
-                f"{path}, line {number:,}: expected an array of objects, or an object on each line"
+                f"{path}, line {line_number:,}: expected an array of objects, or an object on each "
+                "line",
             )
         is_first = False
-        yield number, value, fault
+        yield line_number, value, error
 
 
 class _Buffer:
-    """The part of a text that is not read yet: ``text`` from ``start``, which is on ``line``."""
+    """The unread text: ``text`` from index ``start``, which is on line ``line``."""
 
-    def __init__(self, head: str, pieces: Iterator[str]) -> None:
-        self.text, self.start, self.line = head, 0, 1
+    def __init__(self, prefix: str, pieces: Iterator[str]) -> None:
+        self.text, self.start, self.line = prefix, 0, 1
         self._pieces = pieces
 
-    def move(self, end: int) -> None:
-        """Go on to the character ``end`` of the text."""
+    def advance(self, end: int) -> None:
+        """Advance to index ``end`` of the text."""
         self.line += self.text.count("\n", self.start, end)
         self.start = end
 
-    def extend(self) -> bool:
-        """Forget what was read, and read on until the rest is twice as long; False at the end."""
+    def read_more(self) -> bool:
+        """Discard the text before ``start`` and double the rest; return False at the end.
+
+        Doubling keeps the total work linear, since a long value is decoded again after each read.
+        """
         parts = [self.text[self.start :]]
-        before = size = len(parts[0])
+        old_size = size = len(parts[0])
         for piece in self._pieces:
             parts.append(piece)
             size += len(piece)
-            if size >= 2 * before:
+            if size >= 2 * old_size:
                 break
         self.text, self.start = "".join(parts), 0
-        return size > before
+        return size > old_size
 
     def next_character(self) -> str:
-        """Skip blanks and return the character after them; "" at the end."""
+        """Skip whitespace and return the next character, "" at the end."""
         while True:
-            match = _BLANK.match(self.text, self.start)
+            match = _WHITESPACE_PATTERN.match(self.text, self.start)
             assert match is not None
-            self.move(match.end())
-            if self.start < len(self.text) or not self.extend():
+            self.advance(match.end())
+            if self.start < len(self.text) or not self.read_more():
                 return self.text[self.start : self.start + 1]
 
 
-def _array(head: str, pieces: Iterator[str], path: Path) -> Iterator[JsonRow]:
-    buffer, objects = _Buffer(head, pieces), _Objects()
+def _read_array(prefix: str, pieces: Iterator[str], path: Path) -> Iterator[JsonRow]:
+    """Yield the objects of an array that starts in ``prefix``."""
+    buffer, decoder = _Buffer(prefix, pieces), _ObjectDecoder()
 
-    def broken(fault: str) -> TaskError:
-        return TaskError(f"{path}, line {buffer.line:,}: not JSON: {fault}; repair the array")
+    def build_error(problem: str) -> TaskError:
+        return TaskError(f"{path}, line {buffer.line:,}: not JSON: {problem}; repair the array")
 
     buffer.next_character()
-    buffer.move(buffer.start + 1)
-    mark = "" if buffer.next_character() == "]" else ","
-    while mark == ",":
-        value, end, fault = _decode(buffer, objects, broken)
-        yield buffer.line, {} if fault else value, fault.replace("a line", "a value")
-        buffer.move(end)
-        mark = buffer.next_character()
-        if mark not in (",", "]"):
-            raise broken(f"{mark!r} instead of a comma" if mark else "the array has no end")
-        if mark == ",":
-            buffer.move(buffer.start + 1)
+    buffer.advance(buffer.start + 1)
+    separator = "" if buffer.next_character() == "]" else ","
+    while separator == ",":
+        value, end, error = _decode_value(buffer, decoder, build_error)
+        yield buffer.line, {} if error else value, error.replace("a line", "a value")
+        buffer.advance(end)
+        separator = buffer.next_character()
+        if separator not in (",", "]"):
+            problem = f"{separator!r} instead of a comma" if separator else "the array has no end"
+            raise build_error(problem)
+        if separator == ",":
+            buffer.advance(buffer.start + 1)
             buffer.next_character()
-    buffer.move(buffer.start + 1)
+    buffer.advance(buffer.start + 1)
     if buffer.next_character():
-        raise broken("text after the end of the array")
+        raise build_error("text after the end of the array")
 
 
-def _decode(
-    buffer: _Buffer, objects: _Objects, broken: Callable[[str], TaskError]
+def _decode_value(
+    buffer: _Buffer,
+    decoder: _ObjectDecoder,
+    build_error: Callable[[str], TaskError],
 ) -> tuple[Any, int, str]:
-    """Return the next value, where it ends in the buffer's text, and its fault."""
+    """Return the next value, the index of its end in the buffer, and an error message or ""."""
     while True:
         try:
-            value, end, fault = objects.decode(buffer.text, buffer.start)
-        except ValueError as error:
-            if not buffer.extend():
-                raise broken(getattr(error, "msg", str(error))) from None
+            value, end, error = decoder.decode(buffer.text, buffer.start)
+        except ValueError as json_error:
+            if not buffer.read_more():
+                raise build_error(getattr(json_error, "msg", str(json_error))) from None
             continue
         if end < len(buffer.text):
-            return value, end, fault
-        # A number may go on in the next piece.
+            return value, end, error
+        # A number may continue in the next piece.
         size = end - buffer.start
-        if not buffer.extend():
-            return value, size, fault
+        if not buffer.read_more():
+            return value, size, error

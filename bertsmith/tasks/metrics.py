@@ -1,4 +1,4 @@
-"""Metrics of predictions: those of GLUE and KLUE, ROC-AUC, errors of numbers, scores by class."""
+"""Metrics of GLUE and KLUE, ROC-AUC, regression errors, and scores by class."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,57 +10,67 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def accuracy(predicted: Ints, right: Ints) -> float:
+def accuracy(predicted: Ints, true: Ints) -> float:
     """Return the share of equal entries of two int64 [n]."""
-    return float((predicted == right).mean())
+    return float((predicted == true).mean())
 
 
-def f1(predicted: Ints, right: Ints) -> float:
-    """Return the F1 of class 1 of two, int64 arrays of one shape; 0 where nothing is found.
+def f1(predicted: Ints, true: Ints) -> float:
+    """Return the F1 of class 1, for int64 arrays of one shape; 0 without true positives.
 
-    Over 0/1 matrices [n, C] it is the micro-averaged F1 of a multi-label task.
+    For 0/1 matrices [n, C] it is the micro-averaged F1 of multi-label classification.
     """
-    found = int(((predicted == 1) & (right == 1)).sum())
-    total = int((predicted == 1).sum()) + int((right == 1).sum())
-    return 2 * found / total if total else 0.0
+    true_positives = int(((predicted == 1) & (true == 1)).sum())
+    total = int((predicted == 1).sum()) + int((true == 1).sum())
+    return 2 * true_positives / total if total else 0.0
 
 
-def macro_f1(predicted: Ints, right: Ints) -> float:
-    """Return the mean of the F1 of each class that occurs in either of two int64 [n]."""
-    classes = np.union1d(predicted, right)
-    each = [f1((predicted == one).astype(np.int64), (right == one).astype(np.int64))
-            for one in classes]  # fmt: skip
-    return float(np.mean(each))
+def macro_f1(predicted: Ints, true: Ints) -> float:
+    """Return the mean F1 of all classes that occur in either of two int64 [n]."""
+    classes = np.union1d(predicted, true)
+    class_f1 = [f1((predicted == label).astype(np.int64), (true == label).astype(np.int64))
+                for label in classes]  # fmt: skip
+    return float(np.mean(class_f1))
 
 
-def matthews_correlation(predicted: Ints, right: Ints) -> float:
-    """Return Matthews' correlation of two int64 [n] of any number of classes (Gorodkin 2004).
+def matthews_correlation(predicted: Ints, true: Ints) -> float:
+    """Return the Matthews correlation of two int64 [n], for any number of classes (Gorodkin 2004).
 
-    It is 0 where either has one class only, as scikit-learn says.
+    It is 0 if either has a single class, as in scikit-learn.
     """
-    classes, joint = np.unique(np.concatenate([predicted, right]), return_inverse=True)
-    size, n = len(classes), len(right)
-    table = np.zeros((size, size))
-    np.add.at(table, (joint[n:], joint[:n]), 1.0)
-    said, true = table.sum(0), table.sum(1)
-    above = np.trace(table) * n - said @ true
-    below = (n * n - said @ said) * (n * n - true @ true)
-    return float(above / np.sqrt(below)) if below > 0 else 0.0
+    classes, class_indices = np.unique(np.concatenate([predicted, true]), return_inverse=True)
+    num_classes, n = len(classes), len(true)
+    confusion = np.zeros((num_classes, num_classes))
+    np.add.at(confusion, (class_indices[n:], class_indices[:n]), 1.0)
+    predicted_counts, true_counts = confusion.sum(0), confusion.sum(1)
+    numerator = np.trace(confusion) * n - predicted_counts @ true_counts
+    squared_denominator = (n * n - predicted_counts @ predicted_counts) * (
+        n * n - true_counts @ true_counts
+    )
+    if squared_denominator <= 0:
+        return 0.0
+    return float(numerator / np.sqrt(squared_denominator))
 
 
-def confusion_matrix(predicted: Ints, right: Ints, num_classes: int) -> Ints:
+def confusion_matrix(predicted: Ints, true: Ints, num_classes: int) -> Ints:
     """Return int64 [C, C]: row i, column j counts the examples of class i predicted as class j.
 
-    predicted, right: int64 [n], class numbers below ``num_classes``.
+    Args:
+        predicted: Class indices, int64 [n].
+        true: Class indices, int64 [n].
+        num_classes: C.
     """
-    cells = np.bincount(right * num_classes + predicted, minlength=num_classes**2)
-    return cells.reshape(num_classes, num_classes).astype(np.int64)
+    counts = np.bincount(true * num_classes + predicted, minlength=num_classes**2)
+    return counts.reshape(num_classes, num_classes).astype(np.int64)
 
 
 def scores_from_counts(correct: int, predicted: int, support: int) -> dict[str, float]:
-    """Return precision, recall and F1, 0 where undefined, and the support of one class.
+    """Return precision, recall and F1 of a class, 0 where undefined, and its support.
 
-    correct: true positives. predicted: times it was predicted. support: times it is right.
+    Args:
+        correct: Number of true positives.
+        predicted: Number of examples that are predicted as the class.
+        support: Number of examples of the class.
     """
     total = predicted + support
     return {
@@ -71,111 +81,132 @@ def scores_from_counts(correct: int, predicted: int, support: int) -> dict[str, 
     }
 
 
-def classification_report(predicted: Ints, right: Ints, labels: Sequence[str]) -> dict[str, Any]:
-    """Return ``classes``, the scores of each label, and ``confusion``, of two int64 [n].
+def classification_report(predicted: Ints, true: Ints, labels: Sequence[str]) -> dict[str, Any]:
+    """Return scores by class and the confusion counts.
 
-    ``confusion`` maps each right label to the counts of what was predicted, without zeros.
+    Args:
+        predicted: Class indices, int64 [n].
+        true: Class indices, int64 [n].
+        labels: Names of the classes.
+
+    Returns:
+        ``classes`` has the scores of each label. ``confusion`` maps each true label to the counts
+        of the predicted labels, without zeros.
     """
-    matrix = confusion_matrix(predicted, right, len(labels))
-    totals = zip(labels, matrix.diagonal(), matrix.sum(0), matrix.sum(1), strict=True)
+    matrix = confusion_matrix(predicted, true, len(labels))
+    class_counts = zip(labels, matrix.diagonal(), matrix.sum(0), matrix.sum(1), strict=True)
     return {
-        "classes": {name: scores_from_counts(*map(int, counts)) for name, *counts in totals},
+        "classes": {
+            label: scores_from_counts(*map(int, counts)) for label, *counts in class_counts
+        },
         "confusion": {
-            name: {labels[place]: int(row[place]) for place in np.flatnonzero(row).tolist()}
-            for name, row in zip(labels, matrix, strict=True)
+            label: {labels[index]: int(row[index]) for index in np.flatnonzero(row).tolist()}
+            for label, row in zip(labels, matrix, strict=True)
         },
     }
 
 
-def pearson(predicted: Floats, right: Floats) -> float:
-    """Return Pearson's correlation of two float64 [n]; NaN where either is constant."""
-    if len(right) < 2 or np.ptp(predicted) == 0 or np.ptp(right) == 0:
+def pearson(predicted: Floats, true: Floats) -> float:
+    """Return the Pearson correlation of two float64 [n]; NaN if either is constant."""
+    if len(true) < 2 or np.ptp(predicted) == 0 or np.ptp(true) == 0:
         return float("nan")
-    x, y = predicted - predicted.mean(), right - right.mean()
-    # Scaled first, so that squares of very small or very large numbers stay finite.
+    x, y = predicted - predicted.mean(), true - true.mean()
+    # Scaled so that squares of very small or very large numbers stay finite.
     x, y = x / np.abs(x).max(), y / np.abs(y).max()
     return float(np.clip(x @ y / np.sqrt((x @ x) * (y @ y)), -1.0, 1.0))
 
 
-def spearman(predicted: Floats, right: Floats) -> float:
-    """Return Spearman's correlation of two float64 [n], ties by their mean rank."""
-    return pearson(_ranks(predicted), _ranks(right))
+def spearman(predicted: Floats, true: Floats) -> float:
+    """Return the Spearman correlation of two float64 [n]; ties get their mean rank."""
+    return pearson(_mean_ranks(predicted), _mean_ranks(true))
 
 
-def mse(predicted: Floats, right: Floats) -> float:
+def mse(predicted: Floats, true: Floats) -> float:
     """Return the mean squared error of two float64 [n]."""
-    return float(np.mean((predicted - right) ** 2))
+    return float(np.mean((predicted - true) ** 2))
 
 
-def mae(predicted: Floats, right: Floats) -> float:
+def mae(predicted: Floats, true: Floats) -> float:
     """Return the mean absolute error of two float64 [n]."""
-    return float(np.mean(np.abs(predicted - right)))
+    return float(np.mean(np.abs(predicted - true)))
 
 
-def f1_at_3(predicted: Floats, right: Floats) -> float:
-    """Return the F1 of the scores from 3.0 on of two float64 [n], as KLUE-STS has it.
+def f1_at_3(predicted: Floats, true: Floats) -> float:
+    """Return the F1 of KLUE-STS: scores from 0 to 5, float64 [n], are binarized at 3.
 
-    Park et al. 2021 (arXiv:2105.09680): similarities from 0 to 5 are binarized at 3.
+    Source: Park et al. 2021 (arXiv:2105.09680).
     """
-    return f1((predicted >= 3.0).astype(np.int64), (right >= 3.0).astype(np.int64))
+    return f1((predicted >= 3.0).astype(np.int64), (true >= 3.0).astype(np.int64))
 
 
-def roc_auc(scores: Floats, right: NDArray[np.bool_]) -> float:
-    """Return the area under the ROC curve; NaN where ``right`` has one value only.
+def roc_auc(scores: Floats, is_positive: NDArray[np.bool_]) -> float:
+    """Return the area under the ROC curve; NaN if all examples are of one class.
 
-    It is the probability that a positive example scores above a negative one, ties counting half.
-    scores: float64 [n]. right: bool [n].
+    It is the probability that a positive example scores higher than a negative one; ties count
+    half.
+
+    Args:
+        scores: float64 [n].
+        is_positive: bool [n].
     """
-    positives = int(right.sum())
-    negatives = len(right) - positives
-    if not positives or not negatives:
+    num_positive = int(is_positive.sum())
+    num_negative = len(is_positive) - num_positive
+    if not num_positive or not num_negative:
         return float("nan")
-    above = _ranks(scores)[right].sum() - positives * (positives + 1) / 2
-    return float(above / (positives * negatives))
+    min_rank_sum = num_positive * (num_positive + 1) / 2
+    num_ordered_pairs = _mean_ranks(scores)[is_positive].sum() - min_rank_sum
+    return float(num_ordered_pairs / (num_positive * num_negative))
 
 
-def mean_roc_auc(scores: Floats, right: NDArray[np.bool_]) -> float:
-    """Return the mean ROC-AUC of the columns that have both values, NaN where none has.
+def mean_roc_auc(scores: Floats, is_positive: NDArray[np.bool_]) -> float:
+    """Return the mean ROC-AUC over columns, skipping columns of one class; NaN without any.
 
-    scores: float64 [n, C]. right: bool [n, C], one-vs-rest for classes.
+    Args:
+        scores: float64 [n, C].
+        is_positive: bool [n, C], one-vs-rest for classes.
     """
-    areas = [roc_auc(*column) for column in zip(scores.T, right.T, strict=True)]
+    areas = [roc_auc(*columns) for columns in zip(scores.T, is_positive.T, strict=True)]
     defined = [area for area in areas if not np.isnan(area)]
     return float(np.mean(defined)) if defined else float("nan")
 
 
 def parse_label_metric(name: str) -> tuple[str, str] | None:
-    """Return score and label of a metric of one label, such as ("f1", "LOC") of "f1:LOC"."""
+    """Split a metric of one label, such as "f1:LOC" into ("f1", "LOC"); None for other metrics."""
     score, colon, label = name.partition(":")
     return (score, label) if colon and label and score in PER_LABEL_SCORES else None
 
 
 def select_label_scores(
-    names: Sequence[str], classes: Mapping[str, Mapping[str, float]]
+    names: Sequence[str],
+    classes: Mapping[str, Mapping[str, float]],
 ) -> dict[str, float]:
-    """Return those of the named metrics that are of one label; see ``classification_report``."""
-    parts = {name: parse_label_metric(name) for name in names}
-    # A type of entities that occurs nowhere has no scores.
-    return {
-        name: classes.get(part[1], {}).get(part[0], 0.0)
-        for name, part in parts.items()
-        if part is not None
-    }
+    """Return the named metrics of single labels, such as "f1:LOC".
+
+    Args:
+        names: Names of metrics; metrics of all labels are ignored.
+        classes: Scores by class, see ``classification_report``.
+    """
+    scores = {}
+    for name in names:
+        score_and_label = parse_label_metric(name)
+        if score_and_label is not None:
+            score, label = score_and_label
+            # Entity types that do not occur have no scores.
+            scores[name] = classes.get(label, {}).get(score, 0.0)
+    return scores
 
 
-def _ranks(values: Floats) -> Floats:
-    """Return the rank of each of [n] values from 1, float64; equal ones share their mean."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    ranks: Floats = (last - (counts - 1) / 2)[place].astype(np.float64)
+def _mean_ranks(values: Floats) -> Floats:
+    """Return the rank of each of [n] values from 1, float64; ties get their mean rank."""
+    _, value_index, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last_ranks = np.cumsum(counts)
+    ranks: Floats = (last_ranks - (counts - 1) / 2)[value_index].astype(np.float64)
     return ranks
 
 
-#: Metrics of which less is better; of all others more is.
 LOWER_IS_BETTER = frozenset({"mse", "mae"})
-#: Scores that there are of each label, named as in "f1:LOC".
+#: Scores that are available for each label, with names such as "f1:LOC".
 PER_LABEL_SCORES = ("precision", "recall", "f1")
-#: Metrics over class numbers, and over numbers.
 CLASSIFICATION_METRICS: dict[str, Callable[[Ints, Ints], float]] = {
     "accuracy": accuracy, "f1": f1, "macro_f1": macro_f1, "matthews": matthews_correlation,
 }  # fmt: skip

@@ -1,7 +1,7 @@
-"""Multiple choice: reading prompts with their endings, and scoring which ending a model prefers.
+"""Multiple choice: a prompt with several endings, one of which is correct.
 
-It never trains, and it never prints. Section 4.4 of the paper: each ending makes a sequence of its
-own with the prompt, and the scores of one prompt's endings go through one softmax.
+Section 4.4 of the paper: the prompt and each ending form a sequence, and the scores of a prompt's
+endings go through one softmax.
 """
 
 import re
@@ -35,15 +35,19 @@ from bertsmith.tasks.tables import (
 from bertsmith.tasks.text_pairs import add_special_tokens, truncate_texts
 from bertsmith.text.wordpiece import Tokenizer
 
-#: As in the original's run_classifier.py.
+#: The default of the original run_classifier.py.
 DEFAULT_LENGTH = 128
 
 
 @dataclass(frozen=True)
 class ChoiceExample:
-    """A prompt and its endings. ``right``: the index of the right one, None where it is not known.
+    """A prompt with its endings.
 
-    location: file and line, for messages.
+    Attributes:
+        prompt: The first text of each pair.
+        endings: The second texts.
+        correct_index: Index of the correct ending, None for unlabeled data.
+        location: File and line, for messages.
     """
 
     prompt: str
@@ -56,181 +60,197 @@ def read_examples(
     path: Path,
     task: TaskSettings,
     *,
-    labels: Sequence[str] | None = None,  # noqa: ARG001 - a choice has no labels
+    labels: Sequence[str] | None = None,  # noqa: ARG001 - choices have no labels
     labeled: bool = True,
 ) -> tuple[list[ChoiceExample], ExampleCounts]:
-    """Read prompts and endings from a table; see ``Family``."""
+    """Read prompts and endings from a table; see ``TaskFamily``."""
     if not task.endings:
         raise SettingsError(
-            f"{path}: the columns of the endings are not known; give --endings A,B,…, or "
-            "task.endings"
+            f"{path}: the columns of the endings are not set; give --endings A,B,… or task.endings",
         )
-    file = task.answers_file(path) if labeled else None
-    answers = None if file is None else _answers(file)
-    examples, counts, seen = [], ExampleCounts(), set[str]()
+    answers_file = task.answers_file(path) if labeled else None
+    answers = None if answers_file is None else _read_answers(answers_file)
+    examples, counts, seen_ids = [], ExampleCounts(), set[str]()
     for row in read_task_rows(path, task, counts):
         with counts.count_example(row.location, task, labeled=labeled):
-            value = None
-            name = read_unique_id(row, task.id, seen, needed=answers is not None)
+            label = None
+            row_id = read_unique_id(row, task.id, seen_ids, needed=answers is not None)
             if answers is not None:
-                value = _answer(name, answers)
+                label = _get_answer(row_id, answers)
             elif labeled:
-                value = get_cell(row, task.label)
-            examples.append(_question(row, task, value, labelled=labeled))
-    orphans = len((answers or {}).keys() - seen)
-    if orphans:
-        counts.num_read += orphans
-        counts.skipped["an answer whose id no row has"] += orphans
+                label = get_cell(row, task.label)
+            examples.append(_parse_example(row, task, label, labeled=labeled))
+    num_orphans = len((answers or {}).keys() - seen_ids)
+    if num_orphans:
+        counts.num_read += num_orphans
+        counts.skipped["an answer without a row of that id"] += num_orphans
     return counts.require_examples(examples, path), counts
 
 
 def read_prompt(row: Row, task: TaskSettings) -> tuple[str, tuple[str, ...]]:
-    """Return the prompt of a row and its endings. Raises BadExampleError."""
-    prompt, endings = get_text(row, task.text), _endings(row, task.endings)
+    """Return the prompt and the endings of a row. Raises BadExampleError."""
+    prompt, endings = get_text(row, task.text), _get_endings(row, task.endings)
     if task.pair:
         start = get_text(row, task.pair)
         endings = tuple(f"{start} {ending}" for ending in endings)
     return prompt, endings
 
 
-def _question(row: Row, task: TaskSettings, value: Any, *, labelled: bool) -> ChoiceExample:
+def _parse_example(row: Row, task: TaskSettings, label: Any, *, labeled: bool) -> ChoiceExample:
     prompt, endings = read_prompt(row, task)
-    right = _right(value, task.endings, len(endings)) if labelled else None
-    return ChoiceExample(prompt, endings, right, row.location)
+    correct_index = _parse_label(label, task.endings, len(endings)) if labeled else None
+    return ChoiceExample(prompt, endings, correct_index, row.location)
 
 
-def _endings(row: Row, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the endings: a column each, or all in one column that holds lists."""
-    if len(names) > 1:
-        return tuple(get_text(row, name) for name in names)
-    several = get_cell(row, names[0])
-    if not isinstance(several, list):
+def _get_endings(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the endings, from one column each or from a single column of lists."""
+    if len(columns) > 1:
+        return tuple(get_text(row, column) for column in columns)
+    endings = get_cell(row, columns[0])
+    if not isinstance(endings, list):
         raise TaskError(
-            f"{row.location}: the column {names[0]!r} holds one ending; name a column for each "
-            "ending, or one whose cells are lists"
+            f"{row.location}: the column {columns[0]!r} holds one ending; name a column for each "
+            "ending, or one whose cells are lists",
         )
-    if len(several) < 2:
-        raise BadExampleError("fewer than two endings", f" in column {names[0]!r}")
-    return tuple(check_text(ending, names[0]) for ending in several)
+    if len(endings) < 2:
+        raise BadExampleError("fewer than two endings", f" in column {columns[0]!r}")
+    return tuple(check_text(ending, columns[0]) for ending in endings)
 
 
-def _answers(path: Path) -> dict[str, Any]:
-    """Return the label of each id in a file of "id,label" without a header. Raises TaskError."""
-    found: dict[str, Any] = {}
+def _read_answers(path: Path) -> dict[str, Any]:
+    """Read the label of each id from a file of "id,label" rows without a header.
+
+    Raises:
+        TaskError: A row has no label, or an id occurs twice.
+    """
+    answers: dict[str, Any] = {}
     for row in read_rows(path, header=False):
         try:
-            name, label = str(get_cell(row, "0")).strip(), get_cell(row, "1")
-        except BadExampleError as fault:
-            raise TaskError(f"{row.location}: {fault}; expected an id and its label") from None
-        if name in found:
-            raise TaskError(f"{row.location}: the id {name!r} stood before; take one of them out")
-        found[name] = label
-    return found
+            row_id, label = str(get_cell(row, "0")).strip(), get_cell(row, "1")
+        except BadExampleError as error:
+            raise TaskError(f"{row.location}: {error}; expected an id and its label") from None
+        if row_id in answers:
+            raise TaskError(f"{row.location}: duplicate id {row_id!r}; remove one of the rows")
+        answers[row_id] = label
+    return answers
 
 
-def _answer(name: str, answers: Mapping[str, Any]) -> Any:
-    """Return the label of a row, by its id."""
-    if name not in answers:
-        raise BadExampleError("an id without an answer", f": {name!r}")
-    return answers[name]
+def _get_answer(row_id: str, answers: Mapping[str, Any]) -> Any:
+    """Return the label of a row from the separate file with labels."""
+    if row_id not in answers:
+        raise BadExampleError("an id without an answer", f": {row_id!r}")
+    return answers[row_id]
 
 
-def _right(value: Any, names: Sequence[str], count: int) -> int:
-    """Return the index of the right ending of ``count``.
+def _parse_label(value: Any, columns: Sequence[str], num_endings: int) -> int:
+    """Return the index of the correct ending.
 
-    A number is an index from 0, also where columns have numbers for names.
+    A number is an index from 0, even if columns have numbers for names. Letters from A and names of
+    columns are also accepted.
     """
     if isinstance(value, float) and value.is_integer():
-        # As tables hold whole numbers beside missing ones.
+        # Integer columns with missing values are stored as floats.
         value = int(value)
     if not isinstance(value, str | int) or isinstance(value, bool):
         raise BadExampleError("an unknown label", f": {value!r}")
-    name, letters = str(value).strip(), string.ascii_uppercase[:count]
-    if not name:
+    label, letters = str(value).strip(), string.ascii_uppercase[:num_endings]
+    if not label:
         raise BadExampleError("an empty label")
-    if re.fullmatch(r"[+-]?[0-9]{1,9}", name):
-        if not 0 <= int(name) < count:
+    if re.fullmatch(r"[+-]?[0-9]{1,9}", label):
+        if not 0 <= int(label) < num_endings:
             raise BadExampleError(
-                "an index out of range", f": {name}; the endings are 0 to {count - 1}"
+                "an index out of range",
+                f": {label}; the endings are 0 to {num_endings - 1}",
             )
-        return int(name)
-    if len(names) == count and name in names:
-        return names.index(name)
-    if len(name) == 1 and name in letters:
-        return letters.index(name)
+        return int(label)
+    if len(columns) == num_endings and label in columns:
+        return columns.index(label)
+    if len(label) == 1 and label in letters:
+        return letters.index(label)
     raise BadExampleError(
         "an unknown label",
-        f": {name!r}; expected 0 to {count - 1}, {letters[0]} to {letters[-1]}, or the name of an "
-        "ending's column",
+        f": {label!r}; expected 0 to {num_endings - 1}, {letters[0]} to {letters[-1]}, or the name "
+        "of an ending's column",
     )
 
 
-def collect_labels(examples: Sequence[ChoiceExample], where: str) -> tuple[str, ...]:  # noqa: ARG001
-    """Return no labels: a choice has one output, the score of an ending."""
+def collect_labels(examples: Sequence[ChoiceExample], path: str) -> tuple[str, ...]:  # noqa: ARG001
+    """Return no labels: the head has one output, the score of an ending."""
     return ()
 
 
 def encode_examples(
     examples: Sequence[ChoiceExample],
     tokenizer: Tokenizer,
-    head: HeadConfig,  # noqa: ARG001 - other families need it
+    head: HeadConfig,  # noqa: ARG001 - part of TaskFamily
     task: TaskSettings,
     counts: ExampleCounts,
 ) -> ModelInputs:
-    """Return [CLS] prompt [SEP] ending [SEP] for each ending of each example; see ``Family``."""
+    """Encode each ending as [CLS] prompt [SEP] ending [SEP]; see ``TaskFamily``."""
     assert task.length is not None
     tokenizer = tokenizer.with_counter(counts.token_counts)
     texts = [text for example in examples for text in (example.prompt, *example.endings)]
-    rest = iter(tokenizer.encode_batch(texts))
-    sequences, cut_off = [], []
+    encoded_texts = iter(tokenizer.encode_batch(texts))
+    max_pair_tokens = task.length - 3
+    sequences, is_truncated = [], []
     for example in examples:
-        prompt = next(rest)
-        pairs = [(prompt, next(rest)) for _ in example.endings]
-        kept = [truncate_texts(pair, task.length - 3) for pair in pairs]
-        sequences.append([add_special_tokens(pair, tokenizer) for pair in kept])
-        cut_off.append(any(len(a) + len(b) > task.length - 3 for a, b in pairs))
-    counts.num_truncated += sum(cut_off)
-    known = [one.correct_index for one in examples if one.correct_index is not None]
-    targets = [np.array([right], np.int64) for right in known]
-    where = [example.location for example in examples]
-    return ModelInputs(sequences, where, cut_off, targets if len(known) == len(examples) else None)
+        prompt_ids = next(encoded_texts)
+        pairs = [(prompt_ids, next(encoded_texts)) for _ in example.endings]
+        truncated_pairs = [truncate_texts(pair, max_pair_tokens) for pair in pairs]
+        sequences.append([add_special_tokens(pair, tokenizer) for pair in truncated_pairs])
+        is_truncated.append(any(len(a) + len(b) > max_pair_tokens for a, b in pairs))
+    counts.num_truncated += sum(is_truncated)
+    correct_indices = [
+        example.correct_index for example in examples if example.correct_index is not None
+    ]
+    targets = [np.array([index], np.int64) for index in correct_indices]
+    locations = [example.location for example in examples]
+    is_labeled = len(correct_indices) == len(examples)
+    return ModelInputs(sequences, locations, is_truncated, targets if is_labeled else None)
 
 
-def compute_losses(outputs: Tensor, part: MicroBatch, head: HeadConfig) -> Tensor:  # noqa: ARG001
-    """Return float32 [U]: cross-entropy over the scores of each prompt's own endings.
+def compute_losses(
+    outputs: Tensor,
+    batch: MicroBatch,
+    head: HeadConfig,  # noqa: ARG001 - part of TaskFamily
+) -> Tensor:
+    """Return the cross-entropy over the endings of each prompt, float32 [U].
 
-    outputs: float32 [B, 1], an ending each.
+    Args:
+        outputs: float32 [B, 1], the score of each ending.
+        batch: The micro-batch.
+        head: Kind of the head.
     """
-    # A prompt with fewer endings than others is filled up with some that have no probability.
-    each = list(torch.split(outputs[:, 0], part.sequences_per_unit))
-    scores = pad_sequence(each, batch_first=True, padding_value=float("-inf"))
-    return F.cross_entropy(scores, part.targets, reduction="none")
+    # Padding with -inf gives missing endings probability 0.
+    ending_scores = list(torch.split(outputs[:, 0], batch.sequences_per_unit))
+    scores = pad_sequence(ending_scores, batch_first=True, padding_value=float("-inf"))
+    return F.cross_entropy(scores, batch.targets, reduction="none")
 
 
 def compute_metrics(
     outputs: list[NDArray[np.float32]],
     inputs: ModelInputs,
-    examples: Sequence[ChoiceExample],  # noqa: ARG001 - other families need them
+    examples: Sequence[ChoiceExample],  # noqa: ARG001 - part of TaskFamily
     head: HeadConfig,  # noqa: ARG001
     task: TaskSettings,
 ) -> dict[str, float]:
-    """Return the named metrics; see ``Family``."""
+    """Return the requested metrics; see ``TaskFamily``."""
     assert inputs.targets is not None
-    chosen = np.array([scores[:, 0].argmax() for scores in outputs], np.int64)
-    found = {"accuracy": metrics.accuracy(chosen, np.concatenate(inputs.targets))}
-    return {name: found[name] for name in task.metrics}
+    predicted = np.array([scores[:, 0].argmax() for scores in outputs], np.int64)
+    values = {"accuracy": metrics.accuracy(predicted, np.concatenate(inputs.targets))}
+    return {name: values[name] for name in task.metrics}
 
 
 def compute_class_report(
-    outputs: list[NDArray[np.float32]],  # noqa: ARG001 - see Family
+    outputs: list[NDArray[np.float32]],  # noqa: ARG001 - part of TaskFamily
     inputs: ModelInputs,  # noqa: ARG001
     examples: Sequence[ChoiceExample],  # noqa: ARG001
     head: HeadConfig,  # noqa: ARG001
 ) -> dict[str, Any]:
-    """Return nothing: the endings of different prompts are no classes."""
+    """Return an empty report: endings of different prompts are not classes."""
     return {}
 
 
 def list_metrics(task: TaskSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:  # noqa: ARG001
-    """Return the usual metrics and the known ones; see ``Family``."""
+    """Return the default and the supported metrics; see ``TaskFamily``."""
     return ("accuracy",), ("accuracy",)

@@ -1,7 +1,4 @@
-"""What a fine-tuned model says of many sequences, in batches counted by tokens.
-
-It never knows texts or labels.
-"""
+"""Computing the outputs of a fine-tuned model for many inputs."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -15,8 +12,7 @@ from bertsmith.model.task_models import TaskModel
 from bertsmith.runtime.thread_pool import map_in_threads
 from bertsmith.tasks.inputs import ModelInputs, to_batch_token_indices
 
-#: What computes the outputs of a model: ``compute_outputs`` below, or a server that packs the inputs of all
-#: its clients together.
+#: A function like ``compute_outputs``. The server uses one that batches requests of all clients.
 ComputeOutputs = Callable[[TaskModel, ModelInputs], list[NDArray[np.float32]]]
 
 
@@ -25,33 +21,42 @@ def compute_outputs(
     inputs: ModelInputs,
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> list[NDArray[np.float32]]:
-    """Return float32 [m, C] for each unit: a row a sequence, or a place.
+    """Return the outputs of each unit, float32 [m, C]: one row per sequence or requested token.
 
-    ``model`` is in eval mode. ``autocast``: makes the context of each batch.
+    Args:
+        model: A model in eval mode.
+        inputs: The encoded examples.
+        autocast: Creates the autocast context of each batch.
     """
     device = next(model.parameters()).device
-    budget = preferred_batch_tokens(device, model.config.feed_forward)
-    flat = [(unit, one) for unit, own in enumerate(inputs.sequences) for one in own]
-    found: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(flat)
+    max_tokens = preferred_batch_tokens(device, model.config.feed_forward)
+    sequences = [
+        (unit, sequence)
+        for unit, unit_sequences in enumerate(inputs.sequences)
+        for sequence in unit_sequences
+    ]
+    sequence_outputs: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(sequences)
 
     @torch.no_grad()
-    def compute(group: list[int]) -> list[NDArray[np.float32]]:
-        packed = pack_sequences([flat[number][1] for number in group])
-        places, sizes = None, [1] * len(group)
+    def compute_batch(batch: list[int]) -> list[NDArray[np.float32]]:
+        packed = pack_sequences([sequences[index][1] for index in batch])
+        token_indices, row_counts = None, [1] * len(batch)
         if inputs.token_indices is not None:
-            asked = [inputs.token_indices[flat[number][0]] for number in group]
-            sizes = list(map(len, asked))
-            places = to_batch_token_indices(packed, asked).to(device)
+            batch_indices = [inputs.token_indices[sequences[index][0]] for index in batch]
+            row_counts = list(map(len, batch_indices))
+            token_indices = to_batch_token_indices(packed, batch_indices).to(device)
         with autocast():
-            said = model(packed.to(device), places).float().cpu().numpy()
-        return np.split(said, np.cumsum(sizes)[:-1])
+            rows = model(packed.to(device), token_indices).float().cpu().numpy()
+        return np.split(rows, np.cumsum(row_counts)[:-1])
 
-    batches = batch_by_length([len(ids) for _, (ids, _) in flat], budget)
-    for group, answers in map_in_threads(compute, batches, device):
-        for number, rows in zip(group, answers, strict=True):
-            found[number] = rows
-    result, first = [], 0
-    for own in inputs.sequences:
-        result.append(np.concatenate(found[first : first + len(own)]))
-        first += len(own)
-    return result
+    lengths = [len(ids) for _, (ids, _) in sequences]
+    batches = batch_by_length(lengths, max_tokens)
+    for batch, batch_outputs in map_in_threads(compute_batch, batches, device):
+        for index, rows in zip(batch, batch_outputs, strict=True):
+            sequence_outputs[index] = rows
+    unit_outputs, first = [], 0
+    for unit_sequences in inputs.sequences:
+        last = first + len(unit_sequences)
+        unit_outputs.append(np.concatenate(sequence_outputs[first:last]))
+        first = last
+    return unit_outputs

@@ -1,12 +1,10 @@
-"""The public tasks by name: which files, columns, labels and metrics are theirs.
+"""Files, columns, labels and metrics of public benchmark tasks.
 
-It never knows how a file is read.
-
-GLUE: Wang et al. 2018 (arXiv:1804.07461); the metrics are those of its table 1. NSMC: Naver
-sentiment movie corpus. KorSTS: Ham et al. 2020 (arXiv:2004.03289). CoNLL-2003: Tjong Kim Sang and
-De Meulder 2003. KLUE: Park et al. 2021 (arXiv:2105.09680). SQuAD: Rajpurkar et al. 2016
-(arXiv:1606.05250), 2018 (arXiv:1806.03822). SWAG: Zellers et al. 2018 (arXiv:1808.05326). CODAH:
-Chen et al. 2019 (arXiv:1904.04365). ComVE: Wang et al. 2020 (arXiv:2007.00236), its subtask B.
+GLUE: Wang et al. 2018 (arXiv:1804.07461), with the metrics of its table 1. NSMC: Naver sentiment
+movie corpus. KorSTS: Ham et al. 2020 (arXiv:2004.03289). CoNLL-2003: Tjong Kim Sang and De Meulder
+2003. KLUE: Park et al. 2021 (arXiv:2105.09680). SQuAD: Rajpurkar et al. 2016 (arXiv:1606.05250)
+and 2018 (arXiv:1806.03822). SWAG: Zellers et al. 2018 (arXiv:1808.05326). CODAH: Chen et al. 2019
+(arXiv:1904.04365). ComVE: Wang et al. 2020 (arXiv:2007.00236), subtask B.
 """
 
 from collections.abc import Mapping
@@ -19,64 +17,63 @@ from bertsmith.tasks.settings import SQUAD_FIELDS, TaskSettings
 
 @dataclass(frozen=True, kw_only=True)
 class PublicTask:
-    """A task that people know by name. ``facts``: fields of ``TaskSettings`` that are its own.
+    """A public benchmark task.
 
-    The first metric is the one that decides.
+    Attributes:
+        fixed_settings: ``TaskSettings`` fields of the task. The first metric selects the best
+            checkpoint.
+        train_file: Name of the training file.
+        dev_files: Held-out files by name; the first one selects the best checkpoint.
+        test_file: The unlabeled test file, None if there is none.
+        test_settings: ``TaskSettings`` fields that differ in the test file.
     """
 
     fixed_settings: Mapping[str, Any]
     train_file: str = "train.tsv"
-    #: Held-out files, by what people call them; the first one decides.
     dev_files: Mapping[str, str] = field(default_factory=lambda: {"dev": "dev.tsv"})
-    #: The test file without labels, where a server takes predictions for it.
     test_file: str | None = "test.tsv"
-    #: What is another in the test file.
     test_settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def resolve_settings(self, place: Path) -> dict[str, Any]:
-        """Return the fields of ``TaskSettings`` for the task's files in a folder.
+    def resolve_settings(self, path: Path) -> dict[str, Any]:
+        """Return the ``TaskSettings`` fields for the task's files.
 
-        ``place`` may also be the training file itself; then a part of it is held out.
+        Args:
+            path: The folder with the files, or a training file, part of which is then held out.
         """
-        if place.is_file():
-            return {"train": str(place.resolve()), "heldout": {}, **self.fixed_settings}
-        folder = place
-        files = {name: str((folder / file).resolve()) for name, file in self.dev_files.items()}
-        return {
-            "train": str((folder / self.train_file).resolve()),
-            "heldout": files,
-            **self.fixed_settings,
-        }
+        if path.is_file():
+            return {"train": str(path.resolve()), "heldout": {}, **self.fixed_settings}
+        dev_files = {name: str((path / file).resolve()) for name, file in self.dev_files.items()}
+        train_file = str((path / self.train_file).resolve())
+        return {"train": train_file, "heldout": dev_files, **self.fixed_settings}
 
     def describe_expected_data(self, name: str) -> str:
-        """Return what ``--data`` has to be, for an error message."""
+        """Return a message that describes the expected value of ``--data``."""
         files = " and ".join([self.train_file, *self.dev_files.values()])
         return f"{name} expects a folder with {files}, or its training file"
 
     def parse_test_settings(self) -> TaskSettings:
-        """Return how the test file is read: it always has a header."""
-        return TaskSettings.parse(
-            {**self.fixed_settings, "header": True, **self.test_settings}, "the task"
-        )
+        """Return the settings for reading the test file, which always has a header."""
+        values = {**self.fixed_settings, "header": True, **self.test_settings}
+        return TaskSettings.parse(values, "the task")
 
 
 _ENTAILMENT = ("entailment", "not_entailment")
-_BITS = ("0", "1")
+_BINARY = ("0", "1")
 
 
-def _texts(
-    *columns: str, label: str = "label", labels: tuple[str, ...] = _BITS,
+def _classification(
+    *columns: str, label: str = "label", labels: tuple[str, ...] = _BINARY,
     metrics: tuple[str, ...] = ("accuracy",), header: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the facts of a task of texts or pairs with a label."""
+    """Return the settings for classifying texts or text pairs, given one or two columns."""
     text, pair = (*columns, None)[:2]
     return {"kind": "single", "text": text, "pair": pair, "label": label, "labels": list(labels),
             "metrics": list(metrics), "header": header}  # fmt: skip
 
 
-_SCORES = {"kind": "regression", "text": "sentence1", "pair": "sentence2", "label": "score",
-           "metrics": ["spearman", "pearson"]}  # fmt: skip
-_SPANS = {"kind": "span", **SQUAD_FIELDS, "metrics": ["f1", "exact"]}
+_SIMILARITY = {"kind": "regression", "text": "sentence1", "pair": "sentence2", "label": "score",
+               "metrics": ["spearman", "pearson"]}  # fmt: skip
+_SQUAD = {"kind": "span", **SQUAD_FIELDS, "metrics": ["f1", "exact"]}
 
 _ENTITIES = {"kind": "entities", "text": "0", "metrics": ["f1", "precision", "recall"]}
 _CONLL_FILES: dict[str, Any] = {
@@ -87,48 +84,59 @@ _CONLL_FILES: dict[str, Any] = {
 
 PUBLIC_TASKS: dict[str, PublicTask] = {
     "cola": PublicTask(
-        fixed_settings=_texts("3", label="1", header=False, metrics=("matthews", "accuracy")),
+        fixed_settings=_classification(
+            "3", label="1", header=False, metrics=("matthews", "accuracy"),
+        ),
         test_settings={"text": "sentence"},
     ),
-    "sst-2": PublicTask(fixed_settings=_texts("sentence")),
+    "sst-2": PublicTask(fixed_settings=_classification("sentence")),
     "mrpc": PublicTask(
-        fixed_settings=_texts("#1 String", "#2 String", label="Quality", metrics=("f1", "accuracy"))
+        fixed_settings=_classification(
+            "#1 String", "#2 String", label="Quality", metrics=("f1", "accuracy"),
+        ),
     ),
-    "sts-b": PublicTask(fixed_settings=_SCORES),
+    "sts-b": PublicTask(fixed_settings=_SIMILARITY),
     "qqp": PublicTask(
-        fixed_settings=_texts("question1", "question2", label="is_duplicate", metrics=("f1", "accuracy"))
+        fixed_settings=_classification(
+            "question1", "question2", label="is_duplicate", metrics=("f1", "accuracy"),
+        ),
     ),
     "mnli": PublicTask(
-        fixed_settings=_texts(
+        fixed_settings=_classification(
             "sentence1", "sentence2", label="gold_label",
             labels=("contradiction", "entailment", "neutral"),
         ),
         dev_files={"matched": "dev_matched.tsv", "mismatched": "dev_mismatched.tsv"},
         test_file="test_matched.tsv",
     ),
-    "qnli": PublicTask(fixed_settings=_texts("question", "sentence", labels=_ENTAILMENT)),
-    "rte": PublicTask(fixed_settings=_texts("sentence1", "sentence2", labels=_ENTAILMENT)),
-    "wnli": PublicTask(fixed_settings=_texts("sentence1", "sentence2")),
+    "qnli": PublicTask(fixed_settings=_classification("question", "sentence", labels=_ENTAILMENT)),
+    "rte": PublicTask(fixed_settings=_classification("sentence1", "sentence2", labels=_ENTAILMENT)),
+    "wnli": PublicTask(fixed_settings=_classification("sentence1", "sentence2")),
     "nsmc": PublicTask(
-        fixed_settings=_texts("document"), train_file="ratings_train.txt", dev_files={"test": "ratings_test.txt"},
-        test_file=None,
+        fixed_settings=_classification("document"), train_file="ratings_train.txt",
+        dev_files={"test": "ratings_test.txt"}, test_file=None,
     ),
     "korsts": PublicTask(
-        fixed_settings={**_SCORES, "id": ""}, train_file="sts-train.tsv", dev_files={"dev": "sts-dev.tsv"}, test_file=None
+        fixed_settings={**_SIMILARITY, "id": ""}, train_file="sts-train.tsv",
+        dev_files={"dev": "sts-dev.tsv"}, test_file=None,
     ),
     "conll2003": PublicTask(fixed_settings={**_ENTITIES, "label": "3"}, **_CONLL_FILES),
     "conll2003-pos": PublicTask(
-        fixed_settings={"kind": "tags", "text": "0", "label": "1", "metrics": ["accuracy"]}, **_CONLL_FILES
+        fixed_settings={"kind": "tags", "text": "0", "label": "1", "metrics": ["accuracy"]},
+        **_CONLL_FILES,
     ),
     "klue-ner": PublicTask(
         fixed_settings={**_ENTITIES, "label": "1", "unit": "character"},
-        train_file="klue-ner-v1.1_train.tsv", dev_files={"dev": "klue-ner-v1.1_dev.tsv"}, test_file=None,
+        train_file="klue-ner-v1.1_train.tsv", dev_files={"dev": "klue-ner-v1.1_dev.tsv"},
+        test_file=None,
     ),
     "squad": PublicTask(
-        fixed_settings=_SPANS, train_file="train-v1.1.json", dev_files={"dev": "dev-v1.1.json"}, test_file=None
+        fixed_settings=_SQUAD, train_file="train-v1.1.json", dev_files={"dev": "dev-v1.1.json"},
+        test_file=None,
     ),
     "squad2": PublicTask(
-        fixed_settings=_SPANS, train_file="train-v2.0.json", dev_files={"dev": "dev-v2.0.json"}, test_file=None
+        fixed_settings=_SQUAD, train_file="train-v2.0.json", dev_files={"dev": "dev-v2.0.json"},
+        test_file=None,
     ),
     "swag": PublicTask(
         fixed_settings={
@@ -138,7 +146,7 @@ PUBLIC_TASKS: dict[str, PublicTask] = {
         },
         train_file="train.csv", dev_files={"val": "val.csv"}, test_file=None,
     ),
-    # It has no parts: a fifth is held out, and task.heldout_fold, from 0 to 4, says which.
+    # CODAH has a single file: a fifth is held out, and task.heldout_fold (0 to 4) selects which.
     "codah": PublicTask(
         fixed_settings={
             "kind": "choice", "text": "1", "endings": ["2", "3", "4", "5"], "label": "6",
@@ -146,7 +154,7 @@ PUBLIC_TASKS: dict[str, PublicTask] = {
         },
         train_file="full_data.tsv", dev_files={}, test_file=None,
     ),
-    # Three rows of its training table have no third ending; they are counted and told.
+    # Three rows of the training table have no third ending; they are skipped and reported.
     "comve-b": PublicTask(
         fixed_settings={
             "kind": "choice", "text": "FalseSent", "endings": ["OptionA", "OptionB", "OptionC"],

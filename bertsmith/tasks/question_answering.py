@@ -1,6 +1,6 @@
-"""Questions whose answer is a span of a context: windows of tokens, their loss, and scores.
+"""Extractive question answering: windows of a context, their loss, and metrics of predicted spans.
 
-It never trains, and it never prints. Sections 4.2 and 4.3 of the paper.
+Sections 4.2 and 4.3 of the paper.
 """
 
 from collections.abc import Sequence
@@ -38,172 +38,220 @@ __all__ = [
     "encode_examples",
     "list_metrics",
     "read_examples",
-]  # fmt: skip
+]
 
-#: As in the original's run_squad.py.
+#: The default of the original run_squad.py.
 DEFAULT_LENGTH = 384
-#: Tokens that the windows of models made elsewhere share; the default of transformers' run_qa.py
-#: and of its pipeline.
+#: Tokens shared by consecutive windows for models trained with other tools: the default of
+#: transformers' run_qa.py and pipeline.
 DEFAULT_OVERLAP = 128
-#: Ids of a context, and the characters that each stands for: int64 [n, 2].
-_Tokens = tuple[list[int], NDArray[np.int64]]
+#: Token ids of a context and their character offsets, int64 [n, 2].
+_ContextTokens = tuple[list[int], NDArray[np.int64]]
 
 
-def collect_labels(examples: Sequence[QuestionExample], where: str) -> tuple[str, ...]:
-    """Return no label: spans have none. Raises TaskError where no question has an answer."""
+def collect_labels(examples: Sequence[QuestionExample], path: str) -> tuple[str, ...]:
+    """Return no labels; raise TaskError if no question has an answer."""
     if not any(example.answers for example in examples):
-        raise TaskError(f"{where}: no question has an answer; expected one at least")
+        raise TaskError(f"{path}: no question has an answer; expected at least one")
     return ()
 
 
 def encode_examples(
     examples: Sequence[QuestionExample],
     tokenizer: Tokenizer,
-    head: HeadConfig,  # noqa: ARG001 - spans have no labels
+    head: HeadConfig,  # noqa: ARG001 - part of TaskFamily
     task: TaskSettings,
     counts: ExampleCounts,
 ) -> ModelInputs:
-    """Return [CLS] question [SEP] context [SEP], in several windows where it is long.
+    """Encode each question as one or more windows [CLS] question [SEP] context [SEP].
 
-    A question longer than ``task.max_question_length``, or than half an input, is cut at its end. One
-    with answers of which the tokenizer leaves nothing has no target.
-    ``memo`` is a ``ContextWindow`` for each input. See ``Family``.
+    Questions are truncated to ``task.max_question_length`` tokens and to half of the input. A
+    question whose answers have no tokens has no target. ``family_data`` holds a ``ContextWindow``
+    for each input. See ``TaskFamily``.
     """
     assert task.length is not None
     tokenizer = tokenizer.with_counter(counts.token_counts)
-    contexts = _tokenized([example.context for example in examples], tokenizer)
+    contexts = _tokenize_contexts([example.context for example in examples], tokenizer)
     questions = tokenizer.encode_batch([example.question for example in examples])
-    longest = min(task.max_question_length, (task.length - 3) // 2)
-    found = ModelInputs([], [], [], [], [], family_data=[])
-    for number, (example, asked) in enumerate(zip(examples, questions, strict=True)):
-        ids, offsets = contexts[example.context]
-        right = _right(example, offsets)
-        known = right is not None or not example.answers
-        lost = len(asked) > longest
-        counts.num_truncated += lost
-        begin = [tokenizer.cls_id, *asked[:longest], tokenizer.sep_id]
-        room = task.length - len(begin) - 1
-        parts = split_into_windows(len(ids), room, _step(task, room))
-        counts.num_unreachable_answers += right is not None and not any(
-            start <= right[0] and right[1] < stop for start, stop in parts
+    max_question_tokens = min(task.max_question_length, (task.length - 3) // 2)
+    inputs = ModelInputs([], [], [], [], [], family_data=[])
+    for example_index, (example, question_ids) in enumerate(zip(examples, questions, strict=True)):
+        context_ids, offsets = contexts[example.context]
+        answer = _find_answer_tokens(example, offsets)
+        has_target = answer is not None or not example.answers
+        is_truncated = len(question_ids) > max_question_tokens
+        counts.num_truncated += is_truncated
+        first_part = [tokenizer.cls_id, *question_ids[:max_question_tokens], tokenizer.sep_id]
+        window_size = task.length - len(first_part) - 1
+        windows = split_into_windows(len(context_ids), window_size, _get_stride(task, window_size))
+        counts.num_unreachable_answers += answer is not None and not any(
+            start <= answer[0] and answer[1] < stop for start, stop in windows
         )
-        for (start, stop), owned in zip(parts, _owned(parts, task), strict=True):
-            end = [*ids[start:stop], tokenizer.sep_id]
-            window = ContextWindow(number, len(begin), offsets[start:stop], owned)
-            _append(found, (begin + end, [0] * len(begin) + [1] * len(end)), example, window,
-                    cut_off=lost,
-                    target=_target(right, start, stop, len(begin)) if known else None)  # fmt: skip
+        span_starts = _get_span_starts(windows, task)
+        for (start, stop), can_start_span in zip(windows, span_starts, strict=True):
+            second_part = [*context_ids[start:stop], tokenizer.sep_id]
+            segment_ids = [0] * len(first_part) + [1] * len(second_part)
+            window = ContextWindow(
+                example_index,
+                len(first_part),
+                offsets[start:stop],
+                can_start_span,
+            )
+            target = _get_target(answer, start, stop, len(first_part)) if has_target else None
+            _append_input(
+                inputs,
+                (first_part + second_part, segment_ids),
+                example,
+                window,
+                is_truncated=is_truncated,
+                target=target,
+            )
     if any(example.answers is None for example in examples):
-        found.targets = None
-    return found
+        inputs.targets = None
+    return inputs
 
 
-def _step(task: TaskSettings, room: int) -> int:
-    """Return the tokens from the start of one window of ``room`` tokens to that of the next."""
+def _get_stride(task: TaskSettings, window_size: int) -> int:
+    """Return the number of tokens between the starts of consecutive windows."""
     if task.overlap is None:
-        # Neighbours share at least half of their tokens, also where windows are short.
-        return min(task.stride, max(room // 2, 1))
-    # A large overlap of short windows would make one window for each token.
-    return max(room - task.overlap, room // 8, 1)
+        # Consecutive windows share at least half of their tokens, even if windows are short.
+        return min(task.stride, max(window_size // 2, 1))
+    # With short windows a large overlap would result in a window for each token.
+    return max(window_size - task.overlap, window_size // 8, 1)
 
 
-def _owned(parts: Sequence[tuple[int, int]], task: TaskSettings) -> list[NDArray[np.bool_]]:
-    """Return for each window which of its tokens a span may start with: bool [m] each."""
+def _get_span_starts(
+    windows: Sequence[tuple[int, int]],
+    task: TaskSettings,
+) -> list[NDArray[np.bool_]]:
+    """Return, for each window of m tokens, which tokens a span may start with: bool [m]."""
     if task.overlap is None:
-        return assign_tokens_to_windows(parts)
-    return [np.ones(stop - start, np.bool_) for start, stop in parts]
+        return assign_tokens_to_windows(windows)
+    return [np.ones(stop - start, np.bool_) for start, stop in windows]
 
 
-def _append(
+def _append_input(
     inputs: ModelInputs,
     sequence: TokenSequence,
     example: QuestionExample,
     window: ContextWindow,
     *,
-    cut_off: bool,
+    is_truncated: bool,
     target: tuple[int, int] | None,
 ) -> None:
+    """Append a window to ``inputs``."""
     assert inputs.targets is not None
     assert inputs.token_indices is not None
     inputs.sequences.append([sequence])
     inputs.locations.append(example.location)
-    inputs.is_truncated.append(cut_off)
+    inputs.is_truncated.append(is_truncated)
     inputs.targets.append(np.array([] if target is None else [target], np.int64).reshape(-1, 2))
-    # The scores of all tokens compete, those of the question too, as in the original.
+    # As in the original, the softmax is over all tokens, including those of the question.
     inputs.token_indices.append(list(range(len(sequence[0]))))
     inputs.family_data.append(window)
 
 
-def _tokenized(contexts: Sequence[str], tokenizer: Tokenizer) -> dict[str, _Tokens]:
-    """Return the tokens of each context, tokenized once however many questions it has."""
+def _tokenize_contexts(contexts: Sequence[str], tokenizer: Tokenizer) -> dict[str, _ContextTokens]:
+    """Tokenize each distinct context once, since it is shared by several questions."""
     distinct = list(dict.fromkeys(contexts))
-    found = tokenizer.encode_batch_with_offsets(distinct)
+    encoded = tokenizer.encode_batch_with_offsets(distinct)
     return {
         context: (ids, np.array(offsets, np.int64).reshape(-1, 2))
-        for context, (ids, offsets) in zip(distinct, found, strict=True)
+        for context, (ids, offsets) in zip(distinct, encoded, strict=True)
     }
 
 
-def _right(example: QuestionExample, offsets: NDArray[np.int64]) -> tuple[int, int] | None:
-    """Return the first and last token of the first answer that has tokens; None if none has."""
-    each = (
+def _find_answer_tokens(
+    example: QuestionExample,
+    offsets: NDArray[np.int64],
+) -> tuple[int, int] | None:
+    """Return the first and last token of the first answer that has tokens, None without any."""
+    answer_tokens = (
         find_covering_tokens(offsets, start, start + len(text))
         for text, start in example.answers or ()
     )
-    return next((found for found in each if found is not None), None)
+    return next((tokens for tokens in answer_tokens if tokens is not None), None)
 
 
-def _target(right: tuple[int, int] | None, start: int, stop: int, first: int) -> tuple[int, int]:
-    """Return the places of an answer's ends in a window, [CLS] twice if it is not all in there."""
-    if right is None or right[0] < start or right[1] >= stop:
-        return 0, 0
-    return right[0] - start + first, right[1] - start + first
+def _get_target(
+    answer: tuple[int, int] | None,
+    start: int,
+    stop: int,
+    first_position: int,
+) -> tuple[int, int]:
+    """Return the start and end positions of an answer in a window.
 
+    Both are 0, the position of [CLS], if the window does not contain the whole answer.
 
-def compute_losses(outputs: Tensor, part: MicroBatch, head: HeadConfig) -> Tensor:  # noqa: ARG001 - see encode
-    """Return float32 [B]: the mean of the cross-entropies of start and end over a window's tokens.
-
-    outputs: float32 [T, 2].
+    Args:
+        answer: First and last token of the answer in the context, None without an answer.
+        start: First context token of the window.
+        stop: End of the window's context tokens, exclusive.
+        first_position: Position of the first context token in the input.
     """
-    lengths = part.packed.cu_seqlens.diff().tolist()
-    # Filled with -inf, which has no share in a softmax: [B, S, 2] -> [2 B, S].
-    each = list(torch.split(outputs, lengths))
-    rows = pad_sequence(each, batch_first=True, padding_value=-torch.inf)
-    flat = rows.transpose(1, 2).reshape(2 * len(lengths), -1)
-    both = F.cross_entropy(flat, part.targets.reshape(-1), reduction="none")
-    return both.view(-1, 2).mean(-1)
+    if answer is None or answer[0] < start or answer[1] >= stop:
+        return 0, 0
+    return answer[0] - start + first_position, answer[1] - start + first_position
+
+
+def compute_losses(
+    outputs: Tensor,
+    batch: MicroBatch,
+    head: HeadConfig,  # noqa: ARG001 - part of TaskFamily
+) -> Tensor:
+    """Return the mean cross-entropy of start and end over each window's tokens, float32 [B].
+
+    Args:
+        outputs: float32 [T, 2], the start and end logits.
+        batch: The micro-batch.
+        head: Kind of the head.
+    """
+    lengths = batch.packed.cu_seqlens.diff().tolist()
+    # Padding with -inf does not change a softmax.
+    window_logits = list(torch.split(outputs, lengths))
+    padded = pad_sequence(window_logits, batch_first=True, padding_value=-torch.inf)
+    logits = padded.transpose(1, 2).reshape(2 * len(lengths), -1)  # [B, S, 2] -> [2 B, S]
+    losses = F.cross_entropy(logits, batch.targets.reshape(-1), reduction="none")
+    return losses.view(-1, 2).mean(-1)
 
 
 def compute_metrics(
     outputs: list[NDArray[np.float32]],
     inputs: ModelInputs,
     examples: Sequence[QuestionExample],
-    head: HeadConfig,  # noqa: ARG001 - see encode
+    head: HeadConfig,  # noqa: ARG001 - part of TaskFamily
     task: TaskSettings,
 ) -> dict[str, float]:
-    """Return the official figures; see ``squad.compute_squad_metrics`` and ``Family``."""
+    """Return the official SQuAD metrics; see ``compute_squad_metrics`` and ``TaskFamily``."""
     contexts = [example.context for example in examples]
-    found = find_best_spans(
-        outputs, inputs.family_data, contexts, max_answer_tokens=task.max_answer_length, num_spans=1
+    predictions = find_best_spans(
+        outputs,
+        inputs.family_data,
+        contexts,
+        max_answer_tokens=task.max_answer_length,
+        num_spans=1,
     )
-    said = [one.spans[0].text for one in found]
-    nulls = np.array([one.null_score - one.spans[0].score for one in found], np.float64)
+    texts = [prediction.spans[0].text for prediction in predictions]
+    null_margins = np.array(
+        [prediction.null_score - prediction.spans[0].score for prediction in predictions],
+        np.float64,
+    )
     answers = [[text for text, _ in example.answers or ()] for example in examples]
-    # The official ones always; the threshold of no answer is tuned for the best F1.
+    # F1 is always computed, because the no-answer threshold is tuned on it.
     names = ["f1", "exact", *(name for name in task.metrics if name not in ("f1", "exact"))]
-    return squad.compute_squad_metrics(said, nulls, answers, task.null_threshold, names)
+    return squad.compute_squad_metrics(texts, null_margins, answers, task.null_threshold, names)
 
 
 def compute_class_report(
-    outputs: list[NDArray[np.float32]],  # noqa: ARG001 - see Family
+    outputs: list[NDArray[np.float32]],  # noqa: ARG001 - part of TaskFamily
     inputs: ModelInputs,  # noqa: ARG001
     examples: Sequence[QuestionExample],  # noqa: ARG001
     head: HeadConfig,  # noqa: ARG001
 ) -> dict[str, Any]:
-    """Return nothing: spans have no classes."""
+    """Return an empty report: spans have no classes."""
     return {}
 
 
 def list_metrics(task: TaskSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:  # noqa: ARG001
-    """Return the usual metrics and the known ones; see ``Family``."""
+    """Return the default and the supported metrics; see ``TaskFamily``."""
     return ("f1", "exact"), tuple(squad.METRICS)

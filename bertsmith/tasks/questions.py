@@ -1,10 +1,8 @@
-"""Questions about a context: SQuAD's files, and flat ones with a question a line.
+"""Reading questions about contexts, from SQuAD's JSON or from files with one question per row.
 
-It never knows tokens.
-
-SQuAD: Rajpurkar et al. 2016 (arXiv:1606.05250), 2018 (arXiv:1806.03822). The flat form is that of
-Hugging Face's data sets: id, question, context, answers {text: [...], answer_start: [...]}; without
-ids, questions are numbered from 1.
+SQuAD: Rajpurkar et al. 2016 (arXiv:1606.05250) and 2018 (arXiv:1806.03822). Rows have the columns
+of Hugging Face's datasets: id, question, context, answers {text: [...], answer_start: [...]}.
+Without ids, questions are numbered from 1.
 """
 
 import json
@@ -20,22 +18,27 @@ from bertsmith.tasks.tables import Row, read_task_rows
 from bertsmith.tasks.text_files import UTF8, detect_table_format, open_text
 from bertsmith.text.alphabet import has_surrogates
 
-#: Formats of files that hold a question a row; JSON does so, too, if it is an array.
+#: Formats with one question per row. JSON is one of them if it is an array.
 FLAT_FORMATS = ("csv", "tsv", "jsonl", "parquet")
-#: Characters in which the first one that is no blank stands.
-_HEAD = 4096
-#: Blanks, and the bytes of UTF-8's mark, each as a character.
-_BEFORE = " \t\r\n\u00ef\u00bb\u00bf"
-#: Characters of a context that a message shows.
-_SHOWN = 40
+#: Number of characters that are searched for the first non-blank one.
+_SAMPLE_CHARACTERS = 4096
+#: Whitespace, and the bytes of the UTF-8 byte order mark decoded as Latin-1.
+_BLANKS = " \t\r\n\u00ef\u00bb\u00bf"
+#: Maximum number of context characters in a message.
+_EXCERPT_LENGTH = 40
 
 
 @dataclass(frozen=True)
 class QuestionExample:
-    """A question and the context that its answers are spans of.
+    """A question about a context.
 
-    answers: text and first character of each. There are none where the context does not answer
-    the question, and they are None where they are not known. ``where``: the place in the file.
+    Attributes:
+        question: The question.
+        context: The text that contains the answers.
+        answers: Text and start offset of each answer. Empty for unanswerable questions, None for
+            unlabeled data.
+        id: The id of the question.
+        location: Place in the file, for messages.
     """
 
     question: str
@@ -49,135 +52,153 @@ def read_examples(
     path: Path,
     task: TaskSettings,
     *,
-    labels: Sequence[str] | None = None,  # noqa: ARG001 - spans have none
+    labels: Sequence[str] | None = None,  # noqa: ARG001 - spans have no labels
     labeled: bool = True,
 ) -> tuple[list[QuestionExample], ExampleCounts]:
-    """Read questions from SQuAD's JSON (v1.1 or v2.0) or from a flat file; see ``Family``."""
+    """Read questions from SQuAD's JSON (v1.1 or v2.0) or from rows; see ``TaskFamily``."""
     examples: list[QuestionExample] = []
-    counts, seen = ExampleCounts(), set[str]()
-    flat = is_flat_file(path)
-    named = {name: getattr(task, name) or usual for name, usual in SQUAD_FIELDS.items()}
-    fields = named if flat else SQUAD_FIELDS
-    for number, row in enumerate(
-        read_task_rows(path, task, counts) if flat else read_squad_rows(path, task.encoding), 1
-    ):
-        if flat and not row.error and "id" not in row.cells:
-            row = replace(row, cells={**row.cells, "id": number})  # noqa: PLW2901 - SQuAD's has one
+    counts, seen_ids = ExampleCounts(), set[str]()
+    is_flat = is_flat_file(path)
+    flat_fields = {name: getattr(task, name) or default for name, default in SQUAD_FIELDS.items()}
+    fields = flat_fields if is_flat else SQUAD_FIELDS
+    rows = read_task_rows(path, task, counts) if is_flat else read_squad_rows(path, task.encoding)
+    for number, row in enumerate(rows, 1):
+        if is_flat and not row.error and "id" not in row.cells:
+            row = replace(row, cells={**row.cells, "id": number})  # noqa: PLW2901
         with counts.count_example(row.location, task, labeled=labeled):
-            example = _example(row, fields, labelled=labeled)
-            if example.id in seen:
-                raise BadExampleError("an id that stood there before", f": {example.id!r}")
-            seen.add(example.id)
+            example = _parse_example(row, fields, labeled=labeled)
+            if example.id in seen_ids:
+                raise BadExampleError("a duplicate id", f": {example.id!r}")
+            seen_ids.add(example.id)
             examples.append(example)
     return counts.require_examples(examples, path), counts
 
 
 def is_flat_file(path: Path) -> bool:
-    """Tell whether a file holds a question a row; any other is read as SQuAD's JSON."""
-    form = detect_table_format(path)
-    if form != "json":
-        return form in FLAT_FORMATS
+    """Return whether a file has one question per row; other files are read as SQuAD's JSON."""
+    file_format = detect_table_format(path)
+    if file_format != "json":
+        return file_format in FLAT_FORMATS
     if not path.is_file():
         return False
-    # Any byte is a character of Latin-1, and a bracket is one byte in every usual encoding.
+    # Latin-1 decodes any bytes, and a bracket is the same byte in all common encodings.
     with open_text(path, encoding="latin-1") as pieces:
-        return next(pieces, "")[:_HEAD].lstrip(_BEFORE).startswith("[")
+        return next(pieces, "")[:_SAMPLE_CHARACTERS].lstrip(_BLANKS).startswith("[")
 
 
 def read_squad_rows(
-    path: Path, encoding: str = UTF8, stream: IO[bytes] | None = None
+    path: Path,
+    encoding: str = UTF8,
+    stream: IO[bytes] | None = None,
 ) -> Iterator[Row]:
-    """Yield each question of a file of SQuAD's, its context with it, as a row."""
-    for number, article in enumerate(_list(_json(path, encoding, stream), "data", str(path)), 1):
+    """Yield the questions of a file in SQuAD's format, each with its context, as rows.
+
+    Args:
+        path: The file; with ``stream`` only its name in messages.
+        encoding: The text encoding.
+        stream: Read instead of the file.
+    """
+    articles = _get_list(_read_json(path, encoding, stream), "data", str(path))
+    for article_number, article in enumerate(articles, 1):
         title = article.get("title") if isinstance(article, dict) else None
-        where = f"{path}, article {number:,}" + (f" ({title})" if title else "")
-        for count, paragraph in enumerate(_list(article, "paragraphs", where), 1):
-            place = f"{where}, paragraph {count:,}"
-            for index, asked in enumerate(_list(paragraph, "qas", place), 1):
-                if isinstance(asked, dict):
-                    shared = {key: paragraph[key] for key in ("context",) if key in paragraph}
-                    name = asked.get("id", f"number {index:,}")
-                    yield Row(f"{place}, question {name}", asked | shared)
+        article_location = f"{path}, article {article_number:,}" + (f" ({title})" if title else "")
+        paragraphs = _get_list(article, "paragraphs", article_location)
+        for paragraph_number, paragraph in enumerate(paragraphs, 1):
+            location = f"{article_location}, paragraph {paragraph_number:,}"
+            for number, question in enumerate(_get_list(paragraph, "qas", location), 1):
+                if isinstance(question, dict):
+                    context = {key: paragraph[key] for key in ("context",) if key in paragraph}
+                    question_id = question.get("id", f"number {number:,}")
+                    yield Row(f"{location}, question {question_id}", question | context)
                 else:
-                    yield Row(f"{place}, question number {index:,}", {}, "no JSON object")
+                    question_location = f"{location}, question number {number:,}"
+                    yield Row(question_location, {}, "not a JSON object")
 
 
-def _json(path: Path, encoding: str, stream: IO[bytes] | None) -> Any:
+def _read_json(path: Path, encoding: str, stream: IO[bytes] | None) -> Any:
     try:
         with open_text(path, encoding=encoding, stream=stream) as pieces:
             return json.loads("".join(pieces))
     except (ValueError, RecursionError) as error:
         raise TaskError(
-            f"{path}: not JSON: {error}; expected a file of SQuAD's, an array of questions, or a "
-            "question a row in a file whose name ends in .jsonl or .parquet"
+            f"{path}: not JSON: {error}; expected SQuAD's format, an array of questions, or one "
+            "question per row in a file whose name ends in .jsonl or .parquet",
         ) from None
 
 
-def _list(value: Any, key: str, where: str) -> list[Any]:
-    found = value.get(key) if isinstance(value, dict) else None
-    if not isinstance(found, list):
+def _get_list(value: Any, key: str, location: str) -> list[Any]:
+    """Return the list at ``key`` of an object; raise TaskError if there is none."""
+    items = value.get(key) if isinstance(value, dict) else None
+    if not isinstance(items, list):
         raise TaskError(
-            f"{where}: there is no list {key!r}; expected SQuAD's form: data, paragraphs, qas"
+            f"{location}: there is no list {key!r}; expected SQuAD's format: data, paragraphs, qas",
         )
-    return found
+    return items
 
 
-def _example(row: Row, fields: Mapping[str, str], *, labelled: bool) -> QuestionExample:
-    question, context = (_text(row, fields[key], SQUAD_FIELDS[key]) for key in ("text", "pair"))
-    key = _field(row, "id")
-    if not isinstance(key, str | int) or isinstance(key, bool) or key == "":
-        raise BadExampleError("an id that is no name", f": {key!r}")
-    answers = _answers(row, fields["label"], context) if labelled else None
-    return QuestionExample(question, context, answers, str(key), row.location)
+def _parse_example(row: Row, fields: Mapping[str, str], *, labeled: bool) -> QuestionExample:
+    """Parse a row. ``fields``: names of the question, context and answers fields."""
+    question, context = (_get_text(row, fields[key], SQUAD_FIELDS[key]) for key in ("text", "pair"))
+    question_id = _get_field(row, "id")
+    is_valid_id = isinstance(question_id, str | int) and not isinstance(question_id, bool)
+    if not is_valid_id or question_id == "":
+        raise BadExampleError("an id that is not a name", f": {question_id!r}")
+    answers = _parse_answers(row, fields["label"], context) if labeled else None
+    return QuestionExample(question, context, answers, str(question_id), row.location)
 
 
-def _field(row: Row, name: str) -> Any:
+def _get_field(row: Row, name: str) -> Any:
     if row.error:
         raise BadExampleError(row.error)
     if name not in row.cells:
-        known = ", ".join(map(repr, row.cells))
-        raise BadExampleError(f"there is no field {name!r}", f"; the fields are {known}")
+        names = ", ".join(map(repr, row.cells))
+        raise BadExampleError(f"there is no field {name!r}", f"; the fields are {names}")
     return row.cells[name]
 
 
-def _text(row: Row, name: str, what: str) -> str:
-    value = _field(row, name)
+def _get_text(row: Row, name: str, noun: str) -> str:
+    """Return the text of a field. ``noun``: its name in messages."""
+    value = _get_field(row, name)
     if not isinstance(value, str):
-        raise BadExampleError(f"a {what} that is no text", f": {value!r}")
+        raise BadExampleError(f"a {noun} that is not text", f": {value!r}")
     if not value.strip():
-        raise BadExampleError(f"an empty {what}")
+        raise BadExampleError(f"an empty {noun}")
     if has_surrogates(value):
-        raise BadExampleError(f"a {what} with half a character (a lone surrogate)")
+        raise BadExampleError(f"a {noun} with half a character (a lone surrogate)")
     return value
 
 
-def _answers(row: Row, name: str, context: str) -> tuple[tuple[str, int], ...]:
-    pairs = _pairs(_field(row, name))
-    for text, start in pairs:
+def _parse_answers(row: Row, name: str, context: str) -> tuple[tuple[str, int], ...]:
+    """Return text and start offset of each answer, checked against the context."""
+    answers = _list_answers(_get_field(row, name))
+    for text, start in answers:
         if not isinstance(text, str) or type(start) is not int:
             raise BadExampleError("an answer without text and start", f": {text!r} at {start!r}")
         if not text.strip():
             raise BadExampleError("an empty answer")
         if start < 0 or not context.startswith(text, start):
-            there = context[max(start, 0) : max(start, 0) + _SHOWN]
+            excerpt = context[max(start, 0) : max(start, 0) + _EXCERPT_LENGTH]
             raise BadExampleError(
-                "a span that is not in its context", f": {text!r} at {start}, where {there!r} is"
+                "an answer that is not in its context",
+                f": {text!r} at {start}, where the context has {excerpt!r}",
             )
-    if row.cells.get("is_impossible") not in (None, not pairs):
+    if row.cells.get("is_impossible") not in (None, not answers):
         raise BadExampleError(
-            "answers that is_impossible denies", f": it is {row.cells['is_impossible']!r}"
+            "answers that contradict is_impossible",
+            f": it is {row.cells['is_impossible']!r}",
         )
-    return tuple(pairs)
+    return tuple(answers)
 
 
-def _pairs(answers: Any) -> list[tuple[Any, Any]]:
-    """Return text and start of each answer, from SQuAD's list or from Hugging Face's two."""
+def _list_answers(answers: Any) -> list[tuple[Any, Any]]:
+    """Return text and start of each answer, from SQuAD's list or Hugging Face's two lists."""
     if isinstance(answers, Mapping):
         texts, starts = answers.get("text"), answers.get("answer_start")
         if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
             return list(zip(texts, starts, strict=True))
-    elif isinstance(answers, list) and all(isinstance(one, Mapping) for one in answers):
-        return [(one.get("text"), one.get("answer_start")) for one in answers]
+    elif isinstance(answers, list) and all(isinstance(answer, Mapping) for answer in answers):
+        return [(answer.get("text"), answer.get("answer_start")) for answer in answers]
     raise BadExampleError(
-        "answers of another form", "; expected a list of {text, answer_start}, or one of two lists"
+        "answers in another format",
+        "; expected a list of {text, answer_start}, or {text: [...], answer_start: [...]}",
     )

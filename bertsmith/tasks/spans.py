@@ -1,7 +1,4 @@
-"""From contexts to windows, and from the scores of their tokens back to spans of text.
-
-It never knows a tokenizer, nor what is right.
-"""
+"""Windows of a context, and the best spans of text from the scores of their tokens."""
 
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -17,12 +14,13 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ContextWindow:
-    """A stretch of m tokens of a question's context, as it stands in one input.
+    """The m context tokens of one input.
 
-    example_index: the number of the question. first: the place of its first token in the input.
-    offsets: int64 [m, 2], the characters [start, end) of the context that each token stands for.
-    can_start_span: bool [m], whether a span may start with the token. By the rule of ``assign_tokens_to_windows`` each token
-    is owned by one window; without that rule, by all that hold it.
+    Attributes:
+        example_index: Index of the question.
+        first_position: Position of the first context token in the input.
+        offsets: Character offsets [start, end) of each token in the context, int64 [m, 2].
+        can_start_span: Whether a span may start with each token, bool [m].
     """
 
     example_index: int
@@ -33,7 +31,7 @@ class ContextWindow:
 
 @dataclass(frozen=True)
 class Span:
-    """Characters [start, end) of a context. score: that of its first token plus its last one's."""
+    """Characters [start, end) of a context. ``score``: start logit plus end logit."""
 
     text: str
     start: int
@@ -43,47 +41,61 @@ class Span:
 
 @dataclass(frozen=True)
 class SpanPredictions:
-    """What a question's windows say: spans of unlike texts, the best first, and of no answer."""
+    """The best spans of a question, with distinct texts and in descending order of score.
+
+    ``null_score`` is the score of no answer.
+    """
 
     spans: list[Span]
     null_score: float
 
 
-def split_into_windows(size: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """Return the tokens [start, stop) of each window of a context of ``size`` tokens.
+def split_into_windows(num_tokens: int, window_size: int, stride: int) -> list[tuple[int, int]]:
+    """Return the tokens [start, stop) of each window of a context.
 
-    A window has ``room`` tokens at most, and the next one starts ``stride`` tokens later.
+    Args:
+        num_tokens: Number of tokens of the context.
+        window_size: Maximum tokens per window.
+        stride: Tokens between the starts of consecutive windows.
     """
-    found = [(0, min(size, room))]
-    while found[-1][1] < size:
-        start = found[-1][0] + min(stride, room)
-        found.append((start, min(size, start + room)))
-    return found
+    windows = [(0, min(num_tokens, window_size))]
+    while windows[-1][1] < num_tokens:
+        start = windows[-1][0] + min(stride, window_size)
+        windows.append((start, min(num_tokens, start + window_size)))
+    return windows
 
 
-def assign_tokens_to_windows(parts: Sequence[tuple[int, int]]) -> list[NDArray[np.bool_]]:
-    """Return for each window which of its tokens have most context there: bool [m] each.
+def assign_tokens_to_windows(windows: Sequence[tuple[int, int]]) -> list[NDArray[np.bool_]]:
+    """Assign each token to the window in which it has the most context.
 
-    A token's context is the lesser of what is on its left and on its right; the window's length
-    counts a hundredth, and the first of equal ones wins, as in the original's run_squad.py.
+    The context of a token is the smaller number of tokens to its left and right, plus 0.01 times
+    the window's length. Ties go to the first window. This is the rule of the original run_squad.py.
+
+    Returns:
+        For each window of m tokens, bool [m]: whether the token is assigned to it.
     """
-    best = np.full(parts[-1][1], -np.inf)
-    owner = np.zeros(len(best), np.int64)
-    for number, (start, stop) in enumerate(parts):
-        places = np.arange(stop - start)
-        context = np.minimum(places, places[::-1]) + 0.01 * len(places)
-        better = context > best[start:stop]
-        best[start:stop][better] = context[better]
-        owner[start:stop][better] = number
-    return [owner[start:stop] == number for number, (start, stop) in enumerate(parts)]
+    best_context = np.full(windows[-1][1], -np.inf)
+    assigned_window = np.zeros(len(best_context), np.int64)
+    for index, (start, stop) in enumerate(windows):
+        positions = np.arange(stop - start)
+        context = np.minimum(positions, positions[::-1]) + 0.01 * len(positions)
+        is_better = context > best_context[start:stop]
+        best_context[start:stop][is_better] = context[is_better]
+        assigned_window[start:stop][is_better] = index
+    return [assigned_window[start:stop] == index for index, (start, stop) in enumerate(windows)]
 
 
 def find_covering_tokens(
-    offsets: NDArray[np.int64], start: int, end: int
+    offsets: NDArray[np.int64],
+    start: int,
+    end: int,
 ) -> tuple[int, int] | None:
-    """Return the first and the last token of those that stand for the characters [start, end).
+    """Return the first and last token that overlap the characters [start, end), None without any.
 
-    A token that the span begins or ends in is among them. None where no token does.
+    Args:
+        offsets: Character offsets [start, end) of each token, int64 [n, 2].
+        start: First character.
+        end: End of the characters, exclusive.
     """
     first = int(np.searchsorted(offsets[:, 1], start, side="right"))
     last = int(np.searchsorted(offsets[:, 0], end, side="left")) - 1
@@ -98,71 +110,100 @@ def find_best_spans(
     max_answer_tokens: int,
     num_spans: int,
 ) -> list[SpanPredictions]:
-    """Return the ``num_spans`` best spans of each question.
+    """Return the best spans of each question.
 
-    outputs: float32 [s, 2] of each window, start and end of its s tokens, [CLS] the first one;
-    windows: in the order of their questions. A span lies in one window, has ``max_answer_tokens`` tokens at
-    most and begins with a token that the window owns. No answer scores what its least window says.
+    A span lies within one window and starts with a token for which ``can_start_span`` is set. The
+    score of no answer is the minimum over the windows of the score of [CLS].
+
+    Args:
+        outputs: Start and end logits of the s tokens of each window, float32 [s, 2]; the first
+            token is [CLS].
+        windows: The windows, in the order of their questions.
+        contexts: The context of each question.
+        max_answer_tokens: Maximum tokens of a span.
+        num_spans: Maximum number of spans per question.
     """
-    found = []
+    predictions = []
     pairs = zip(outputs, windows, strict=True)
-    for number, own in groupby(pairs, key=lambda pair: pair[1].example_index):
-        null, scores, places = np.inf, [], []
-        for rows, window in own:
-            exactly = rows.astype(np.float64)
-            null = min(null, float(exactly[0].sum()))
-            more = _scores(
-                exactly[window.first_position :], window.can_start_span, max_answer_tokens
-            )
-            first, size = np.nonzero(np.isfinite(more))
-            scores.append(more[first, size])
+    for example_index, window_pairs in groupby(pairs, key=lambda pair: pair[1].example_index):
+        null_score, scores, spans = np.inf, [], []
+        for window_outputs, window in window_pairs:
+            logits = window_outputs.astype(np.float64)
+            null_score = min(null_score, float(logits[0].sum()))
+            context_logits = logits[window.first_position :]
+            table = _score_spans(context_logits, window.can_start_span, max_answer_tokens)
+            first, extra_tokens = np.nonzero(np.isfinite(table))
+            scores.append(table[first, extra_tokens])
             offsets = window.offsets
-            places.append(np.stack([offsets[first, 0], offsets[first + size, 1]], 1))
-        spans = _distinct(
-            np.concatenate(scores), np.concatenate(places), contexts[number], num_spans
+            spans.append(np.stack([offsets[first, 0], offsets[first + extra_tokens, 1]], 1))
+        best_spans = _select_distinct_spans(
+            np.concatenate(scores),
+            np.concatenate(spans),
+            contexts[example_index],
+            num_spans,
         )
-        # A context of no token at all has nothing to say; that is as good as no answer.
-        found.append(SpanPredictions(spans or [Span("", 0, 0, null)], null))
-    return found
+        # A context without tokens has no spans; an empty one stands for no answer.
+        best_spans = best_spans or [Span("", 0, 0, null_score)]
+        predictions.append(SpanPredictions(best_spans, null_score))
+    return predictions
 
 
-def _scores(rows: Floats, owned: NDArray[np.bool_], longest: int) -> Floats:
-    """Return float64 [m, n], the score of a span from each of m tokens on of 1 to n tokens.
+def _score_spans(
+    logits: Floats,
+    can_start_span: NDArray[np.bool_],
+    max_answer_tokens: int,
+) -> Floats:
+    """Return the scores of all spans, float64 [m, n]: from each of m tokens, of 1 to n tokens.
 
-    rows: float64 [>= m, 2]. What is no span has the score -inf.
+    Args:
+        logits: Start and end logits, float64 [>= m, 2].
+        can_start_span: bool [m]. Spans from other tokens have the score -inf.
+        max_answer_tokens: Maximum tokens of a span.
     """
-    size = len(owned)
-    if not size:
+    num_tokens = len(can_start_span)
+    if not num_tokens:
         return np.empty((0, 0))
-    width = min(longest, size)
-    ends = np.concatenate([rows[:size, 1], np.full(width - 1, -np.inf)])
-    table: Floats = rows[:size, :1] + sliding_window_view(ends, width)
-    table[~owned] = -np.inf
+    max_length = min(max_answer_tokens, num_tokens)
+    end_logits = np.concatenate([logits[:num_tokens, 1], np.full(max_length - 1, -np.inf)])
+    table: Floats = logits[:num_tokens, :1] + sliding_window_view(end_logits, max_length)
+    table[~can_start_span] = -np.inf
     return table
 
 
-def _distinct(scores: Floats, places: NDArray[np.int64], context: str, count: int) -> list[Span]:
-    """Return the best spans; of those with one text the best alone."""
-    found: dict[str, Span] = {}
-    for place in _in_order(scores, 8 * count):
-        start, end = places[place].tolist()
-        # A tokenizer that strips accents leaves those out that stand alone after a letter.
+def _select_distinct_spans(
+    scores: Floats,
+    offsets: NDArray[np.int64],
+    context: str,
+    num_spans: int,
+) -> list[Span]:
+    """Return the best spans, only the best one of those with equal text.
+
+    Args:
+        scores: Score of each span, float64 [n].
+        offsets: Character offsets [start, end) of each span, int64 [n, 2].
+        context: The context.
+        num_spans: Maximum number of spans.
+    """
+    spans: dict[str, Span] = {}
+    for index in _iterate_by_score(scores, 8 * num_spans):
+        start, end = offsets[index].tolist()
+        # Tokenizers that strip accents exclude combining characters after the last letter.
         while end < len(context) and unicodedata.combining(context[end]):
             end += 1
         text = context[start:end]
-        if text not in found:
-            found[text] = Span(text, start, end, float(scores[place]))
-            if len(found) == count:
+        if text not in spans:
+            spans[text] = Span(text, start, end, float(scores[index]))
+            if len(spans) == num_spans:
                 break
-    return list(found.values())
+    return list(spans.values())
 
 
-def _in_order(scores: Floats, few: int) -> Iterator[int]:
-    """Yield the places of scores, the best first; after the best few the whole order anew.
+def _iterate_by_score(scores: Floats, num_best: int) -> Iterator[int]:
+    """Yield indices in descending order of score: first the best few, then all of them again.
 
-    Few of thousands are wanted, and to sort them all takes much longer.
+    Usually the best few of thousands suffice, and a full sort takes much longer.
     """
-    if few < len(scores):
-        best = np.sort(np.argpartition(-scores, few)[:few])
+    if num_best < len(scores):
+        best = np.sort(np.argpartition(-scores, num_best)[:num_best])
         yield from best[np.argsort(-scores[best], kind="stable")].tolist()
     yield from np.argsort(-scores, kind="stable").tolist()

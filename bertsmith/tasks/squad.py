@@ -1,8 +1,8 @@
-"""The official scores of SQuAD and KorQuAD: exact match, F1, and the threshold of no answer.
+"""Official metrics of SQuAD and KorQuAD: exact match, F1, and the no-answer threshold.
 
-By the published definitions of evaluate-v1.1 and evaluate-v2.0. The second leaves out answers of
-which normalization leaves nothing, and counts nothing said as right where there is no answer. The
-F1 of characters is that of KorQuAD 1.0 (Lim et al. 2019, arXiv:1909.07005).
+They follow evaluate-v1.1 and evaluate-v2.0. The latter ignores answers that are empty after
+normalization, and an empty prediction is correct only for unanswerable questions. Character F1 is
+that of KorQuAD 1.0 (Lim et al. 2019, arXiv:1909.07005).
 """
 
 import math
@@ -16,133 +16,160 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-#: The quotation marks and brackets that KorQuAD's program takes for spaces.
+#: Quotation marks and brackets that KorQuAD's evaluation script replaces by spaces.
 _KOREAN_MARKS = dict.fromkeys(map(ord, "'\"《》<>〈〉()‘’"), " ")  # noqa: RUF001
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalize_answer(text: str) -> str:
-    """Return a text in lower case without (ASCII) punctuation, articles and needless spaces."""
+    """Lowercase a text and remove ASCII punctuation, articles and redundant whitespace."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def normalize_characters(text: str) -> str:
-    """Return a text without spaces in lower case, and without quotation marks and punctuation.
-
-    As KorQuAD 1.0 normalizes it before its characters are compared.
-    """
+    """Lowercase a text and remove quotation marks, punctuation and whitespace, as KorQuAD 1.0."""
     return "".join(text.translate(_KOREAN_MARKS).lower().translate(_PUNCTUATION).split())
 
 
-def exact_match(said: str, answer: str) -> float:
+def exact_match(predicted: str, answer: str) -> float:
     """Return 1 if two normalized texts are equal, else 0."""
-    return float(said == answer)
+    return float(predicted == answer)
 
 
-def f1(said: str, answer: str) -> float:
-    """Return the F1 of the words of two normalized texts; 0 where none is shared."""
-    return _overlap(said.split(), answer.split())
+def f1(predicted: str, answer: str) -> float:
+    """Return the F1 of the words of two normalized texts."""
+    return _overlap_f1(predicted.split(), answer.split())
 
 
 def char_f1(predicted: str, answer: str) -> float:
     """Return the F1 of the characters of two texts from ``normalize_characters``."""
-    return _overlap(predicted, answer)
+    return _overlap_f1(predicted, answer)
 
 
-def _overlap(predicted: Sequence[str], answer: Sequence[str]) -> float:
-    shared = (Counter(predicted) & Counter(answer)).total()
-    return 2 * shared / (len(predicted) + len(answer)) if shared else 0.0
+def _overlap_f1(predicted: Sequence[str], answer: Sequence[str]) -> float:
+    """Return the F1 of two multisets; 0 if they share no element."""
+    num_shared = (Counter(predicted) & Counter(answer)).total()
+    return 2 * num_shared / (len(predicted) + len(answer)) if num_shared else 0.0
 
 
-#: Each metric, and the normalization of the texts that it compares.
+#: Each metric with the normalization of the texts that it compares.
 METRICS: dict[str, tuple[Callable[[str, str], float], Callable[[str], str]]] = {
     "f1": (f1, normalize_answer), "exact": (exact_match, normalize_answer),
     "char_f1": (char_f1, normalize_characters),
 }  # fmt: skip
 
 
-def _best(
+def _max_over_answers(
     metric: Callable[[str, str], float],
     predicted: Sequence[str],
     answers: Sequence[Sequence[str]],
     *,
-    second: bool,
+    is_v2: bool,
 ) -> Floats:
-    """Return the metric of each of n normalized texts, the maximum over its answers: float64 [n].
+    """Return the metric of n normalized predictions, the maximum over their answers: float64 [n].
 
-    second: by the rules of v2.0. An answer that normalization leaves nothing of is left out, and
-    an empty text is right only where there is no answer.
+    Args:
+        metric: Compares a prediction with an answer.
+        predicted: Normalized predictions.
+        answers: Normalized answers of each question.
+        is_v2: Use the rules of v2.0: empty answers are ignored, and an empty prediction is correct
+            only for unanswerable questions.
     """
 
     def compare(text: str, answer: str) -> float:
-        return float(text == answer) if second and not (text and answer) else metric(text, answer)
+        return float(text == answer) if is_v2 and not (text and answer) else metric(text, answer)
 
     scores = []
-    for text, own in zip(predicted, answers, strict=True):
-        usable = ([answer for answer in own if answer] or [""]) if second else own
+    for text, question_answers in zip(predicted, answers, strict=True):
+        usable: Sequence[str] = question_answers
+        if is_v2:
+            usable = [answer for answer in question_answers if answer] or [""]
         scores.append(max(compare(text, answer) for answer in usable))
     return np.array(scores, np.float64)
 
 
 def compute_squad_metrics(
-    said: Sequence[str],
-    nulls: Floats,
+    predictions: Sequence[str],
+    null_margins: Floats,
     answers: Sequence[Sequence[str]],
     threshold: float | None = None,
     names: Sequence[str] = ("f1", "exact"),
 ) -> dict[str, float]:
-    """Return exact match and F1, from 0 to 1, of what was said to n questions.
+    """Return exact match and F1, from 0 to 1, over n questions.
 
-    said: the best span of each. answers: all that are right; an empty list where there is none,
-    and if there is such a one anywhere, the rules are those of v2.0. nulls: float64 [n], by how
-    much the score of no answer is above that of the span; beyond ``threshold`` none is given.
+    The rules of v2.0 apply if any question is unanswerable, otherwise those of v1.1.
 
-    names: the metrics, those of v1.1 among them; ``char_f1`` is KorQuAD's.
+    Args:
+        predictions: The best span of each question.
+        null_margins: Score of no answer minus the score of the span, float64 [n].
+        answers: The correct answers of each question, empty for unanswerable questions.
+        threshold: No answer is predicted if the margin is above it. None: always predict the span
+            under v1.1; tune the threshold for the best F1 under v2.0 (section 4.3 of the paper).
+            ``math.inf``: always predict the span.
+        names: The metrics to compute, including "f1" and "exact".
 
-    Without a threshold each span is given under v1.1, and under v2.0 the threshold is tuned here,
-    for the best F1 (section 4.3 of the paper); with ``math.inf`` each span is given under both.
-    Under v2.0 there are also the best scores that any threshold gives, the thresholds that give
-    them (``best_f1_thresh``), the scores of each kind of question, and of a threshold that is
-    finite, ``null_threshold``.
+    Returns:
+        The metrics. Under v2.0 also the metrics over answerable ("HasAns_") and unanswerable
+        ("NoAns_") questions, the best metrics of any threshold ("best_f1") with their thresholds
+        ("best_f1_thresh"), and a finite threshold as "null_threshold".
     """
-    has = np.array([bool(own) for own in answers])
-    second = not has.all()
-    given, silent = {}, {}
+    has_answer = np.array([bool(question_answers) for question_answers in answers])
+    is_v2 = not has_answer.all()
+    span_scores, null_scores = {}, {}
     for name in names:
         metric, normalize = METRICS[name]
-        texts = [normalize(text) for text in said]
-        right = [[normalize(text) for text in own] for own in answers]
-        given[name] = _best(metric, texts, right, second=second)
-        silent[name] = _best(metric, [""] * len(said), right, second=second)
-    if threshold in (None, math.inf) and not second:
-        return {name: float(each.mean()) for name, each in given.items()}
-    tuned = {name: find_best_threshold(given[name], silent[name], nulls) for name in names}
+        texts = [normalize(text) for text in predictions]
+        normalized_answers = [
+            [normalize(text) for text in question_answers] for question_answers in answers
+        ]
+        empty_texts = [""] * len(predictions)
+        span_scores[name] = _max_over_answers(metric, texts, normalized_answers, is_v2=is_v2)
+        null_scores[name] = _max_over_answers(metric, empty_texts, normalized_answers, is_v2=is_v2)
+    if threshold in (None, math.inf) and not is_v2:
+        return {name: float(scores.mean()) for name, scores in span_scores.items()}
+    best = {
+        name: find_best_threshold(span_scores[name], null_scores[name], null_margins)
+        for name in names
+    }
     if threshold is None:
-        threshold = tuned["f1"][1]
-    each = {name: np.where(nulls > threshold, silent[name], given[name]) for name in names}
-    found = {name: float(own.mean()) for name, own in each.items()}
-    for kind, chosen in (("HasAns", has), ("NoAns", ~has)):
-        if chosen.any():
-            found |= {f"{kind}_{name}": float(own[chosen].mean()) for name, own in each.items()}
-    best = {f"best_{name}": value for name, (value, _) in tuned.items()}
-    best |= {f"best_{name}_thresh": place for name, (_, place) in tuned.items()}
-    told = {"null_threshold": threshold} if math.isfinite(threshold) else {}
-    return {**found, **best, **told}
+        threshold = best["f1"][1]
+    scores_by_name = {
+        name: np.where(null_margins > threshold, null_scores[name], span_scores[name])
+        for name in names
+    }
+    values = {name: float(scores.mean()) for name, scores in scores_by_name.items()}
+    for prefix, mask in (("HasAns", has_answer), ("NoAns", ~has_answer)):
+        if mask.any():
+            values |= {
+                f"{prefix}_{name}": float(scores[mask].mean())
+                for name, scores in scores_by_name.items()
+            }
+    best_values = {f"best_{name}": score for name, (score, _) in best.items()}
+    best_values |= {f"best_{name}_thresh": margin for name, (_, margin) in best.items()}
+    null_threshold = {"null_threshold": threshold} if math.isfinite(threshold) else {}
+    return {**values, **best_values, **null_threshold}
 
 
-def find_best_threshold(given: Floats, silent: Floats, nulls: Floats) -> tuple[float, float]:
-    """Return the best mean score over all thresholds of no answer, and the threshold that gives it.
+def find_best_threshold(
+    span_scores: Floats,
+    null_scores: Floats,
+    null_margins: Floats,
+) -> tuple[float, float]:
+    """Return the best mean score over all no-answer thresholds, and the threshold that gives it.
 
-    given, silent, nulls: float64 [n], the score of each question with its span and with no answer,
-    and what the threshold is compared with. The threshold stands between two of the ``nulls``, so
-    that rounding cannot move a question across it.
+    The threshold lies halfway between two margins, so that rounding cannot affect a question.
+
+    Args:
+        span_scores: Score of each question if its span is predicted, float64 [n].
+        null_scores: Score of each question if no answer is predicted, float64 [n].
+        null_margins: The values that are compared with the threshold, float64 [n].
     """
-    order = np.argsort(nulls, kind="stable")
-    ordered = nulls[order]
-    gains = np.concatenate([[0.0], np.cumsum((given - silent)[order])])
-    # Questions of equal nulls are answered together or not at all.
-    gains[1:-1][ordered[1:] == ordered[:-1]] = -np.inf
-    edges = [ordered[:1] - 1, (ordered[1:] + ordered[:-1]) / 2, ordered[-1:] + 1]
-    place = int(gains.argmax())
-    best = (silent.sum() + gains[place]) / len(nulls)
-    return float(best), float(np.concatenate(edges)[place])
+    order = np.argsort(null_margins, kind="stable")
+    margins = null_margins[order]
+    gains = np.concatenate([[0.0], np.cumsum((span_scores - null_scores)[order])])
+    # No threshold separates questions with equal margins.
+    gains[1:-1][margins[1:] == margins[:-1]] = -np.inf
+    thresholds = [margins[:1] - 1, (margins[1:] + margins[:-1]) / 2, margins[-1:] + 1]
+    best = int(gains.argmax())
+    best_score = (null_scores.sum() + gains[best]) / len(null_margins)
+    return float(best_score), float(np.concatenate(thresholds)[best])

@@ -1,4 +1,4 @@
-"""Rows of CSV, TSV, JSON and Parquet files, each with its place for error messages."""
+"""Reading rows of CSV, TSV, JSON and Parquet files, with their locations for error messages."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -17,20 +17,23 @@ from bertsmith.tasks.text_files import UTF8, detect_table_format, open_text, spl
 from bertsmith.text.alphabet import has_surrogates
 from bertsmith.text.archives import COMPRESSION_SUFFIXES, DECOMPRESSION_ERRORS, decompress
 
-_QUOTED = (
-    "a quotation mark that does not end its cell; inside a cell that begins with one it is written "
-    "twice"
+_UNBALANCED_QUOTES = (
+    "a quotation mark that does not end its cell; marks inside a quoted cell must be doubled"
 )
-_KNOWN = ".csv, .tsv, .txt, .jsonl, .json, .parquet"
+_SUPPORTED_SUFFIXES = ".csv, .tsv, .txt, .jsonl, .json, .parquet"
 
 
 @dataclass(frozen=True)
 class TableSource:
     """A table to read.
 
-    format: csv, tsv, jsonl, json or parquet; None: by the suffix. header: whether the first line of
-    CSV or TSV names the columns. delimiter: of CSV; None: a comma, or what else splits the records
-    evenly. stream: read instead of the file; then ``path`` is a name for messages.
+    Attributes:
+        path: The file; with ``stream`` only its name in messages.
+        format: csv, tsv, jsonl, json or parquet; None uses the suffix.
+        header: Whether the first line of CSV or TSV names the columns.
+        encoding: The text encoding.
+        delimiter: Delimiter of CSV; None detects it.
+        stream: Read instead of the file.
     """
 
     path: Path
@@ -43,9 +46,15 @@ class TableSource:
 
 @dataclass(frozen=True)
 class Table:
-    """An open table. columns: None for JSON, where each row has its own.
+    """An open table.
 
-    dialect: of CSV and TSV. schema: of Parquet. notes: what a user should know of how it is read.
+    Attributes:
+        rows: The rows.
+        format: csv, tsv, jsonl, json or parquet.
+        columns: Names of the columns, None for JSON, where each row has its own.
+        dialect: Format of the records of CSV and TSV.
+        schema: Schema of Parquet.
+        notes: Messages about how the file is read.
     """
 
     rows: Iterator["Row"]
@@ -58,10 +67,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Row:
-    """One row. ``where``: file and line for people. ``cells``: by column name, or by number.
+    """A row of a table.
 
-    ``fault``: why the row cannot be read, if it cannot; then it has no cells. ``own``: whether its
-    columns may be others than those of the first row.
+    Attributes:
+        location: File and line, for messages.
+        cells: Values by column name, or by number without a header; empty if there is an error.
+        error: Why the row cannot be read, "" if it can.
+        has_own_columns: Whether its columns may differ from those of the first row.
     """
 
     location: str
@@ -71,56 +83,61 @@ class Row:
 
 
 def get_cell(row: Row, name: str) -> Any:
-    """Return the value of a column; BadExampleError for nothing.
+    """Return the value of a column.
 
-    Where there is no such column: BadExampleError if this row alone lacks it, else TaskError.
+    Raises:
+        BadExampleError: The cell is empty, or only this row lacks the column.
+        TaskError: The table has no such column.
     """
     if row.error:
         raise BadExampleError(row.error)
-    value = nested_value(row.cells, name)
+    value = get_nested_value(row.cells, name)
     if value is _ABSENT:
-        fault, known = f"there is no column {name!r}", ", ".join(map(repr, row.cells))
+        columns = ", ".join(map(repr, row.cells))
+        error = f"there is no column {name!r}"
         if row.has_own_columns:
-            raise BadExampleError(fault, f"; the columns are {known}")
-        raise TaskError(f"{row.location}: {fault}; the columns are {known}")
+            raise BadExampleError(error, f"; the columns are {columns}")
+        raise TaskError(f"{row.location}: {error}; the columns are {columns}")
     if value is None:
-        raise BadExampleError("nothing where a value is expected", f" in column {name!r}")
+        raise BadExampleError("a missing value", f" in column {name!r}")
     return value
 
 
-#: What ``nested_value`` returns where there is no such column.
+#: Returned by ``get_nested_value`` for a missing column.
 _ABSENT = object()
 
 
-def nested_value(cells: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a column; "labels.label" is a key of the object in the column "labels".
+def get_nested_value(cells: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a column, ``_ABSENT`` if there is none.
 
-    ``_ABSENT`` where there is no such column, or no such key.
+    "labels.label" denotes the key "label" of the object in the column "labels".
     """
     if name in cells:
         return cells[name]
-    first, dot, other = name.partition(".")
-    inner = cells.get(first)
-    if dot and isinstance(inner, Mapping):
-        return nested_value(inner, other)
+    column, dot, key = name.partition(".")
+    value = cells.get(column)
+    if dot and isinstance(value, Mapping):
+        return get_nested_value(value, key)
     return _ABSENT
 
 
 def has_column(row: Row, name: str) -> bool:
-    """Tell whether a row has a column, or a key in one; see ``nested_value``."""
-    return nested_value(row.cells, name) is not _ABSENT
+    """Return whether a row has a column; see ``get_nested_value``."""
+    return get_nested_value(row.cells, name) is not _ABSENT
 
 
 def get_text(row: Row, name: str) -> str:
-    """Return the text of a column; BadExampleError for what is none, or empty."""
+    """Return the text of a column; raise BadExampleError if it is empty or not text."""
     return check_text(get_cell(row, name), name)
 
 
 def check_text(value: Any, name: str) -> str:
-    """Return a text of the column ``name``; BadExampleError for what is none, or empty."""
+    """Return a value of the column ``name``; raise BadExampleError if it is empty or not text."""
     if not isinstance(value, str):
-        # A number would have lost the form that it was written in, such as its zeros.
-        raise BadExampleError("no text", f" in column {name!r}, but {_kind_of(value)}: {value!r}")
+        # Numbers are not converted, because they have lost their notation, such as leading zeros.
+        kind = _describe_type(value)
+        detail = f" in column {name!r}: found {kind}: {value!r}"
+        raise BadExampleError("a value that is not text", detail)
     if not value.strip():
         raise BadExampleError("an empty text", f" in column {name!r}")
     reject_lone_surrogates(value, name)
@@ -128,33 +145,40 @@ def check_text(value: Any, name: str) -> str:
 
 
 def reject_lone_surrogates(text: str, name: str) -> None:
-    """Raise BadExampleError where a text of the column ``name`` has half of a character.
+    """Raise BadExampleError if a text of the column ``name`` has a lone surrogate.
 
-    JSON can write it, and no encoding of a text has it.
+    JSON escapes can express lone surrogates, but text encodings cannot.
     """
     if has_surrogates(text):
-        raise BadExampleError("half a character", f" (a surrogate) in column {name!r}")
+        raise BadExampleError("half a character", f" (a lone surrogate) in column {name!r}")
 
 
-def read_unique_id(row: Row, column: str, seen: set[str], *, needed: bool = False) -> str:
-    """Return what stands in the column of ids, "" where nothing does and nothing is ``needed``.
+def read_unique_id(row: Row, column: str, seen_ids: set[str], *, needed: bool = False) -> str:
+    """Return the id of a row and add it to ``seen_ids``.
 
-    ``seen``: the ids before it, to which it is added; BadExampleError where it is one of them.
+    Args:
+        row: The row.
+        column: The column of the ids.
+        seen_ids: The ids of previous rows.
+        needed: Whether each row must have an id; otherwise a missing id is returned as "".
+
+    Raises:
+        BadExampleError: The id was seen before, or it is needed and missing.
     """
     if not needed and not row.error and row.cells.get(column) in (None, ""):
         return ""
-    name = str(get_cell(row, column)).strip()
-    if name in seen:
-        detail = f": {name!r}; if the column {column!r} names no rows, say --set task.id="
-        raise BadExampleError("an id that stood before", detail)
-    seen.add(name)
-    return name
+    row_id = str(get_cell(row, column)).strip()
+    if row_id in seen_ids:
+        detail = f": {row_id!r}; if the column {column!r} does not hold ids, give --set task.id="
+        raise BadExampleError("a duplicate id", detail)
+    seen_ids.add(row_id)
+    return row_id
 
 
-def _kind_of(value: Any) -> str:
-    kinds = {bool: "true or false", int: "a number", float: "a number", list: "a list",
+def _describe_type(value: Any) -> str:
+    names = {bool: "a boolean", int: "a number", float: "a number", list: "a list",
              dict: "an object"}  # fmt: skip
-    return kinds.get(type(value), type(value).__name__)
+    return names.get(type(value), type(value).__name__)
 
 
 def read_rows(
@@ -165,11 +189,19 @@ def read_rows(
     delimiter: str | None = None,
     notes: list[str] | None = None,
 ) -> Iterator[Row]:
-    """Yield the rows of a table; its suffix tells its format, and ``.txt`` is read as ``.tsv``.
+    """Yield the rows of a table. The suffix determines its format; ``.txt`` is read as TSV.
 
-    CSV is quoted as usual; in TSV a quotation mark is a character like any other, as in GLUE's
-    files. Without ``header`` the columns are named "0", "1" and so on. notes: what a user should
-    know of how it is read is added to it. Raises TaskError.
+    Cells of CSV may be quoted; in TSV quotation marks are ordinary characters, as in GLUE's files.
+
+    Args:
+        path: The file.
+        header: Whether the first line names the columns; otherwise they are named "0", "1", ....
+        encoding: The text encoding.
+        delimiter: Delimiter of CSV; None detects it.
+        notes: Messages about how the file is read are appended to it.
+
+    Raises:
+        TaskError: The file cannot be read.
     """
     source = TableSource(path, header=header, encoding=encoding, delimiter=delimiter)
     with open_table(source) as table:
@@ -179,90 +211,107 @@ def read_rows(
 
 
 def read_task_rows(path: Path, task: TaskSettings, counts: ExampleCounts) -> Iterator[Row]:
-    """Yield the rows of one of a task's tables; see ``read_rows``."""
+    """Yield the rows of a task's table; messages are added to ``counts``. See ``read_rows``."""
     return read_rows(
-        path, header=task.header, encoding=task.encoding, delimiter=task.delimiter or None,
+        path,
+        header=task.header,
+        encoding=task.encoding,
+        delimiter=task.delimiter or None,
         notes=counts.notes,
-    )  # fmt: skip
+    )
 
 
 @contextmanager
 def open_table(source: TableSource) -> Iterator[Table]:
-    """Open a table to be read row by row, with flat memory. Raises TaskError."""
+    """Open a table for reading row by row with constant memory.
+
+    Raises:
+        TaskError: The file cannot be read or has an unknown format.
+    """
     path = source.path
     if source.stream is None and path.is_dir():
-        raise TaskError(f"{path}: a folder; expected a file, {_KNOWN}")
-    form = source.format or detect_table_format(path)
-    if form is None and _is_text(path):
-        form = "tsv"
-    if form is None:
-        raise TaskError(f"{path}: unknown kind of table; expected one of {_KNOWN}")
-    if form == "parquet":
-        yield _parquet_table(source)
+        raise TaskError(f"{path}: a folder; expected a file, {_SUPPORTED_SUFFIXES}")
+    table_format = source.format or detect_table_format(path)
+    if table_format is None and _has_txt_suffix(path):
+        table_format = "tsv"
+    if table_format is None:
+        raise TaskError(f"{path}: unknown table format; expected one of {_SUPPORTED_SUFFIXES}")
+    if table_format == "parquet":
+        yield _open_parquet(source)
         return
     with open_text(path, encoding=source.encoding, stream=source.stream) as pieces:
-        if form == "json":
-            yield Table(_objects(json_rows.read_json(pieces, path), path), form)
-        elif form == "jsonl":
-            yield Table(_objects(json_rows.read_json_lines(split_lines(pieces)), path), form)
+        if table_format == "json":
+            yield Table(_to_rows(json_rows.read_json(pieces, path), path), table_format)
+        elif table_format == "jsonl":
+            json_lines = json_rows.read_json_lines(split_lines(pieces))
+            yield Table(_to_rows(json_lines, path), table_format)
         else:
-            yield _delimited_table(split_lines(pieces), source, form)
+            yield _open_delimited(split_lines(pieces), source, table_format)
 
 
-def _is_text(path: Path) -> bool:
+def _has_txt_suffix(path: Path) -> bool:
+    """Return whether the suffix is .txt, ignoring suffixes of compressed files."""
     suffixes = [
         suffix.lower() for suffix in path.suffixes if suffix.lower() not in COMPRESSION_SUFFIXES
     ]
     return suffixes[-1:] == [".txt"]
 
 
-def _delimited_table(lines: Iterator[str], source: TableSource, form: str) -> Table:
+def _open_delimited(lines: Iterator[str], source: TableSource, table_format: str) -> Table:
+    """Open CSV or TSV."""
     path, delimiter = source.path, source.delimiter
     if delimiter is not None:
         delimiter = delimited.parse_delimiter(delimiter)
-    dialect, count, lines = delimited.open_records(
-        lines, tsv=form == "tsv", delimiter=delimiter, header=source.header
+    dialect, num_columns, lines = delimited.open_records(
+        lines,
+        tsv=table_format == "tsv",
+        delimiter=delimiter,
+        header=source.header,
     )
     records = delimited.read_records(lines, dialect, path, header=source.header)
-    names, first = [str(number) for number in range(count or 0)], 0
+    columns = [str(number) for number in range(num_columns or 0)]
     if source.header:
-        first, cells = next(((line, cells) for line, cells in records if cells), (0, None))
-        names = cells or []
-        _refuse_twins(names, f"{path}, line {first:,}")
+        header_line, cells = next(((line, cells) for line, cells in records if cells), (0, None))
+        columns = cells or []
+        _reject_duplicate_columns(columns, f"{path}, line {header_line:,}")
     notes: list[str] = []
-    if delimiter is None and form == "csv" and dialect.delimiter != ",":
-        shown = "a tab" if dialect.delimiter == TAB else f"{dialect.delimiter!r}"
-        notes.append(f"{path}: columns are separated by {shown}")
-    return Table(_rows(records, names, path), form, names, dialect, notes=notes)
+    if delimiter is None and table_format == "csv" and dialect.delimiter != ",":
+        separator = "a tab" if dialect.delimiter == TAB else f"{dialect.delimiter!r}"
+        notes.append(f"{path}: columns are separated by {separator}")
+    rows = _read_delimited_rows(records, columns, path)
+    return Table(rows, table_format, columns, dialect, notes=notes)
 
 
-def _rows(
-    records: Iterator[tuple[int, list[str] | None]], names: list[str], path: Path
+def _read_delimited_rows(
+    records: Iterator[tuple[int, list[str] | None]],
+    columns: list[str],
+    path: Path,
 ) -> Iterator[Row]:
-    for number, cells in records:
-        where = f"{path}, line {number:,}"
+    for line_number, cells in records:
+        location = f"{path}, line {line_number:,}"
         if cells is None:
-            yield Row(where, {}, _QUOTED)
-        elif len(cells) == len(names):
-            yield Row(where, dict(zip(names, cells, strict=True)))
+            yield Row(location, {}, _UNBALANCED_QUOTES)
+        elif len(cells) == len(columns):
+            yield Row(location, dict(zip(columns, cells, strict=True)))
         elif cells:
-            yield Row(where, {}, f"{len(cells)} columns where {len(names)} are expected")
+            yield Row(location, {}, f"{len(cells)} columns where {len(columns)} are expected")
 
 
-def _refuse_twins(names: list[str], where: str) -> None:
-    twice = sorted(name for name, count in Counter(names).items() if count > 1)
-    if twice:
-        raise TaskError(f"{where}: the column {twice[0]!r} stands there twice; rename one of them")
+def _reject_duplicate_columns(columns: list[str], location: str) -> None:
+    duplicates = sorted(name for name, count in Counter(columns).items() if count > 1)
+    if duplicates:
+        raise TaskError(f"{location}: duplicate column {duplicates[0]!r}; rename one of them")
 
 
-def _objects(values: Iterator[json_rows.JsonRow], path: Path) -> Iterator[Row]:
-    is_later = False
-    for number, value, fault in values:
-        yield Row(f"{path}, line {number:,}", value, fault, has_own_columns=is_later)
-        is_later = is_later or not fault
+def _to_rows(values: Iterator[json_rows.JsonRow], path: Path) -> Iterator[Row]:
+    """Convert JSON objects to rows; those after the first valid one may have other columns."""
+    has_own_columns = False
+    for line_number, value, error in values:
+        yield Row(f"{path}, line {line_number:,}", value, error, has_own_columns)
+        has_own_columns = has_own_columns or not error
 
 
-def _parquet_table(source: TableSource) -> Table:
+def _open_parquet(source: TableSource) -> Table:
     path = source.path
     try:
         from pyarrow import ArrowInvalid
@@ -270,12 +319,12 @@ def _parquet_table(source: TableSource) -> Table:
     except ModuleNotFoundError:
         raise MissingExtraError("pyarrow", "parquet", f"{path}: reading Parquet") from None
     try:
-        # Parquet is read from its end, so what is packed or piped is held in memory.
+        # Parquet is read from its end, so compressed files and streams are held in memory.
         if source.stream is not None:
             file = ParquetFile(BytesIO(decompress(source.stream)[1].read()))
         elif path.suffix.lower() in COMPRESSION_SUFFIXES:
-            with path.open("rb") as packed:
-                file = ParquetFile(BytesIO(decompress(packed)[1].read()))
+            with path.open("rb") as compressed_file:
+                file = ParquetFile(BytesIO(decompress(compressed_file)[1].read()))
         else:
             file = ParquetFile(path)
     except FileNotFoundError:
@@ -283,37 +332,35 @@ def _parquet_table(source: TableSource) -> Table:
     except (OSError, ArrowInvalid, *DECOMPRESSION_ERRORS) as error:
         raise TaskError(f"{path}: not a readable Parquet file: {error}") from None
     schema = file.schema_arrow
-    _refuse_twins(schema.names, str(path))
-    return Table(_parquet_rows(file, path), "parquet", list(schema.names), schema=schema)
+    _reject_duplicate_columns(schema.names, str(path))
+    return Table(_read_parquet_rows(file, path), "parquet", list(schema.names), schema=schema)
 
 
-def _parquet_rows(file: Any, path: Path) -> Iterator[Row]:
+def _read_parquet_rows(file: Any, path: Path) -> Iterator[Row]:
     from pyarrow import ArrowInvalid
 
-    number = 0
+    num_rows = 0
     try:
         for batch in file.iter_batches():
-            for cells in _plain(batch, path, number):
-                number += 1
-                yield Row(f"{path}, row {number:,}", cells)
+            for cells in _to_python_rows(batch, path, num_rows):
+                num_rows += 1
+                yield Row(f"{path}, row {num_rows:,}", cells)
     except (OSError, ArrowInvalid) as error:
         raise TaskError(f"{path}: not a readable Parquet file: {error}") from None
     finally:
         file.close()
 
 
-def _plain(batch: Any, path: Path, before: int) -> list[dict[str, Any]]:
-    """Return the rows of a batch as plain values; TaskError for those that Python cannot hold.
-
-    before: the number of rows before it.
-    """
+def _to_python_rows(batch: Any, path: Path, num_previous_rows: int) -> list[dict[str, Any]]:
+    """Convert an Arrow batch to Python values; raise TaskError for values that Python lacks."""
     columns = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
             columns[name] = column.to_pylist()
         except (ValueError, OverflowError) as error:
+            first, last = num_previous_rows + 1, num_previous_rows + len(batch)
             raise TaskError(
-                f"{path}, rows {before + 1:,} to {before + len(batch):,}: a value in the column "
-                f"{name!r} cannot be read: {error}; mend it, or leave the column out of the file"
+                f"{path}, rows {first:,} to {last:,}: a value in the column {name!r} cannot be "
+                f"read: {error}; correct it, or remove the column from the file",
             ) from None
     return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]

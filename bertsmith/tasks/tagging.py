@@ -1,7 +1,4 @@
-"""A tag for each word or character of a sentence: inputs, losses, and tags back from outputs.
-
-It never trains, and it never prints.
-"""
+"""Token classification: a tag for each word or character of a sentence."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
@@ -33,11 +30,15 @@ DEFAULT_LENGTH = 128
 
 @dataclass(frozen=True)
 class TokenAlignment:
-    """How the units of a sentence stand to its pieces.
+    """The tokens of a sentence and their alignment with its units (words or characters).
 
-    ids: the sentence's pieces. asked: which of them are asked for a tag, ascending; the first piece
-    of each word (section 5.3 of the paper). slots: for each unit the place of its piece in
-    ``asked``, or -1 where it has none. own: whether the unit is the first one that its piece holds.
+    Attributes:
+        ids: Token ids of the sentence.
+        predicted_tokens: Indices of the tokens whose tags are predicted, ascending: the first token
+            of each word (section 5.3 of the paper).
+        unit_predictions: For each unit the index of its token in ``predicted_tokens``, -1 if it has
+            no token.
+        is_first_unit: For each unit whether it is the first unit of its token.
     """
 
     ids: list[int]
@@ -48,7 +49,14 @@ class TokenAlignment:
 
 @dataclass(frozen=True)
 class TaggingWindow:
-    """Some sentences' pieces [first, last) of their document, with pieces around them."""
+    """The tokens of one input, without [CLS] and [SEP].
+
+    Attributes:
+        ids: Token ids.
+        token_indices: Indices of the tokens whose tags are predicted.
+        targets: Class of each of these tokens, empty for unlabeled data.
+        location: File and line, for messages.
+    """
 
     ids: list[int]
     token_indices: list[int]
@@ -63,23 +71,25 @@ def read_examples(
     labels: Sequence[str] | None = None,
     labeled: bool = True,
 ) -> tuple[list[TaggedSentence], ExampleCounts]:
-    """Read tagged sentences; see ``Family``."""
+    """Read tagged sentences; see ``TaskFamily``."""
     return read_tagged_sentences(path, task, labels, labeled=labeled)
 
 
-def collect_labels(examples: Sequence[TaggedSentence], where: str) -> tuple[str, ...]:
-    """Return the tags that occur, "O" first; each B- has its I-. TaskError if there is one only."""
-    found = {tag for example in examples for tag in example.tags or ()}
-    if len(found) < 2:
-        raise TaskError(
-            f"{where}: {'every tag is ' + repr(min(found)) if found else 'there is no tag'}; "
-            "expected two different ones at least"
-        )
-    begins = {tag for tag in found if tag.startswith("B-")}
-    if found <= {OUTSIDE_TAG, "B", "I"}:
-        begins |= found & {"B"}
-    found |= set(map(to_inside_tag, begins))
-    return tuple(sorted(found, key=lambda tag: (tag != OUTSIDE_TAG, tag[2:], tag)))
+def collect_labels(examples: Sequence[TaggedSentence], path: str) -> tuple[str, ...]:
+    """Return the distinct tags, "O" first, with an I- tag for each B- tag.
+
+    Raises:
+        TaskError: There are fewer than two tags.
+    """
+    tags = {tag for example in examples for tag in example.tags or ()}
+    if len(tags) < 2:
+        problem = f"every tag is {min(tags)!r}" if tags else "there is no tag"
+        raise TaskError(f"{path}: {problem}; expected at least two different ones")
+    begin_tags = {tag for tag in tags if tag.startswith("B-")}
+    if tags <= {OUTSIDE_TAG, "B", "I"}:
+        begin_tags |= tags & {"B"}
+    tags |= set(map(to_inside_tag, begin_tags))
+    return tuple(sorted(tags, key=lambda tag: (tag != OUTSIDE_TAG, tag[2:], tag)))
 
 
 def encode_examples(
@@ -89,174 +99,217 @@ def encode_examples(
     task: TaskSettings,
     counts: ExampleCounts,
 ) -> ModelInputs:
-    """Return sentences, alone or amid their document, as inputs; see ``Family``.
+    """Encode sentences as inputs; see ``TaskFamily``.
 
-    Alone: [CLS] sentence [SEP], and what is too long is cut at its end. With its document: whole
-    sentences up to half an input are asked about together, and as many pieces stand before and
-    after them as fit; nothing is cut.
+    With sentence context each input is [CLS] sentence [SEP], truncated at its end. With document
+    context an input predicts whole sentences of up to half its length, surrounded by as many
+    tokens of the document as fit, and nothing is truncated. ``family_data`` holds a
+    ``TokenAlignment`` for each sentence.
     """
     assert task.length is not None
     tokenizer = tokenizer.with_counter(counts.token_counts)
-    room = task.length - 2
-    number = {name: index for index, name in enumerate(head.labels)}
-    mapped = [_mapped(example, tokenizer) for example in examples]
-    cut_off = [False] * len(examples)
+    max_tokens = task.length - 2
+    alignments = [_align_tokens(example, tokenizer) for example in examples]
+    is_truncated = [False] * len(examples)
     if task.context == "sentence":
-        cut_off = [len(own.ids) > room for own in mapped]
-        counts.num_truncated += sum(cut_off)
-        mapped = [_shortened(own, room) for own in mapped]
-    known = bool(examples) and all(example.tags is not None for example in examples)
-    windows = list(_windows(examples, mapped, number if known else None, task, room))
+        is_truncated = [len(alignment.ids) > max_tokens for alignment in alignments]
+        counts.num_truncated += sum(is_truncated)
+        alignments = [_truncate(alignment, max_tokens) for alignment in alignments]
+    label_index = None
+    if examples and all(example.tags is not None for example in examples):
+        label_index = {label: index for index, label in enumerate(head.labels)}
+    windows = list(_build_windows(examples, alignments, label_index, task, max_tokens))
+    targets = None
+    if label_index is not None:
+        targets = [np.array(window.targets, np.int64) for window in windows]
+    sequences = [
+        ([tokenizer.cls_id, *window.ids, tokenizer.sep_id], [0] * (len(window.ids) + 2))
+        for window in windows
+    ]
     return ModelInputs(
-        sequences=[[([tokenizer.cls_id, *one.ids, tokenizer.sep_id], [0] * (len(one.ids) + 2))]
-                   for one in windows],
-        locations=[one.location for one in windows],
-        is_truncated=cut_off,
-        targets=[np.array(one.targets, np.int64) for one in windows] if known else None,
-        token_indices=[[place + 1 for place in one.token_indices] for one in windows],
-        family_data=mapped,
-    )  # fmt: skip
+        sequences=[[sequence] for sequence in sequences],
+        locations=[window.location for window in windows],
+        is_truncated=is_truncated,
+        targets=targets,
+        # Shifted by [CLS].
+        token_indices=[[index + 1 for index in window.token_indices] for window in windows],
+        family_data=alignments,
+    )
 
 
-def _mapped(example: TaggedSentence, tokenizer: Tokenizer) -> TokenAlignment:
-    """Find the piece of each unit: the one that holds its first character."""
+def _align_tokens(example: TaggedSentence, tokenizer: Tokenizer) -> TokenAlignment:
+    """Tokenize a sentence and assign to each unit the token that contains its first character."""
     ids, offsets = tokenizer.encode_with_offsets(example.text)
-    asked: list[int] = []
-    slots, own, piece = [], [], 0
+    predicted_tokens: list[int] = []
+    unit_predictions, is_first_unit, token = [], [], 0
     for start, end in example.units:
-        while piece < len(ids) and offsets[piece][1] <= start:
-            piece += 1
-        if piece == len(ids) or offsets[piece][0] >= end:
-            slots.append(-1)
-            own.append(True)
+        while token < len(ids) and offsets[token][1] <= start:
+            token += 1
+        if token == len(ids) or offsets[token][0] >= end:
+            unit_predictions.append(-1)
+            is_first_unit.append(True)
             continue
-        fresh = not asked or asked[-1] != piece
-        if fresh:
-            asked.append(piece)
-        slots.append(len(asked) - 1)
-        own.append(fresh)
-    return TokenAlignment(ids, asked, slots, own)
+        is_first = not predicted_tokens or predicted_tokens[-1] != token
+        if is_first:
+            predicted_tokens.append(token)
+        unit_predictions.append(len(predicted_tokens) - 1)
+        is_first_unit.append(is_first)
+    return TokenAlignment(ids, predicted_tokens, unit_predictions, is_first_unit)
 
 
-def _shortened(mapped: TokenAlignment, room: int) -> TokenAlignment:
-    """Return the first ``room`` pieces; units whose piece is cut off have none."""
-    if len(mapped.ids) <= room:
-        return mapped
-    asked = [piece for piece in mapped.predicted_tokens if piece < room]
-    slots = [slot if slot < len(asked) else -1 for slot in mapped.unit_predictions]
-    return TokenAlignment(mapped.ids[:room], asked, slots, mapped.is_first_unit)
+def _truncate(alignment: TokenAlignment, max_tokens: int) -> TokenAlignment:
+    """Keep the first ``max_tokens`` tokens; units of removed tokens have no token."""
+    if len(alignment.ids) <= max_tokens:
+        return alignment
+    predicted_tokens = [token for token in alignment.predicted_tokens if token < max_tokens]
+    unit_predictions = [
+        index if index < len(predicted_tokens) else -1 for index in alignment.unit_predictions
+    ]
+    ids = alignment.ids[:max_tokens]
+    return TokenAlignment(ids, predicted_tokens, unit_predictions, alignment.is_first_unit)
 
 
-def _targets(
-    example: TaggedSentence, mapped: TokenAlignment, number: dict[str, int] | None
+def _get_targets(
+    example: TaggedSentence,
+    alignment: TokenAlignment,
+    label_index: dict[str, int] | None,
 ) -> list[int]:
-    """Return the class of each piece asked: that of its first unit; none where tags are unknown."""
-    if number is None or example.tags is None:
+    """Return the class of each predicted token: that of its first unit. Empty if unlabeled."""
+    if label_index is None or example.tags is None:
         return []
-    units = zip(example.tags, mapped.unit_predictions, mapped.is_first_unit, strict=True)
-    return [number[tag] for tag, slot, own in units if own and slot >= 0]
+    units = zip(example.tags, alignment.unit_predictions, alignment.is_first_unit, strict=True)
+    return [label_index[tag] for tag, index, is_first in units if is_first and index >= 0]
 
 
-def _windows(
+def _build_windows(
     examples: Sequence[TaggedSentence],
-    mapped: Sequence[TokenAlignment],
-    number: dict[str, int] | None,
+    alignments: Sequence[TokenAlignment],
+    label_index: dict[str, int] | None,
     task: TaskSettings,
-    room: int,
+    max_tokens: int,
 ) -> Iterator[TaggingWindow]:
-    """Yield the inputs; over all of them the pieces asked about come in the order of the text."""
-    targets = [_targets(*both, number) for both in zip(examples, mapped, strict=True)]
+    """Yield the inputs; their predicted tokens are in the order of the text."""
+    targets = [
+        _get_targets(example, alignment, label_index)
+        for example, alignment in zip(examples, alignments, strict=True)
+    ]
     if task.context == "sentence":
-        for example, own, right in zip(examples, mapped, targets, strict=True):
-            yield TaggingWindow(own.ids, own.predicted_tokens, right, example.location)
+        for example, alignment, sentence_targets in zip(examples, alignments, targets, strict=True):
+            yield TaggingWindow(
+                alignment.ids,
+                alignment.predicted_tokens,
+                sentence_targets,
+                example.location,
+            )
         return
     first = 0
     while first < len(examples):
         last = first
         while last < len(examples) and examples[last].document == examples[first].document:
             last += 1
-        yield from _document(examples[first:last], mapped[first:last], targets[first:last], room)
+        yield from _build_document_windows(
+            examples[first:last],
+            alignments[first:last],
+            targets[first:last],
+            max_tokens,
+        )
         first = last
 
 
-def _document(
+def _build_document_windows(
     examples: Sequence[TaggedSentence],
-    mapped: Sequence[TokenAlignment],
+    alignments: Sequence[TokenAlignment],
     targets: Sequence[list[int]],
-    room: int,
+    max_tokens: int,
 ) -> Iterator[TaggingWindow]:
-    """Yield the windows of a document; one that asks nothing where it has no piece."""
-    if not any(own.ids for own in mapped):
+    """Yield the windows of a document; a document without tokens has one empty window."""
+    if not any(alignment.ids for alignment in alignments):
         yield TaggingWindow([], [], [], examples[0].location)
         return
-    ids = [one for own in mapped for one in own.ids]
-    starts = np.cumsum([0, *(len(own.ids) for own in mapped)]).tolist()
-    asked = [
-        start + piece
-        for start, own in zip(starts, mapped, strict=False)
-        for piece in own.predicted_tokens
+    ids = [token_id for alignment in alignments for token_id in alignment.ids]
+    starts = np.cumsum([0, *(len(alignment.ids) for alignment in alignments)]).tolist()
+    predicted_tokens = [
+        start + token
+        for start, alignment in zip(starts, alignments, strict=False)
+        for token in alignment.predicted_tokens
     ]
-    right = [one for own in targets for one in own]
-    half = max(room // 2, 1)
-    begin = done = 0
+    all_targets = [target for sentence_targets in targets for target in sentence_targets]
+    half = max(max_tokens // 2, 1)
+    begin = num_predicted = 0
     while begin < len(ids):
-        # Whole sentences as far as they fit, else as much of one as does.
+        # Predict whole sentences if one fits, otherwise a part of a sentence.
         end = starts[bisect_right(starts, begin + half) - 1]
         if end <= begin:
             end = min(begin + half, len(ids))
-        left = max(min((room - end + begin) // 2, begin), room - (len(ids) - begin), 0)
-        left = min(left, begin)
-        low = begin - left
-        count = bisect_left(asked, end) - done
+        num_left = max(
+            min((max_tokens - end + begin) // 2, begin),
+            max_tokens - (len(ids) - begin),
+            0,
+        )
+        num_left = min(num_left, begin)
+        window_start = begin - num_left
+        next_predicted = bisect_left(predicted_tokens, end)
+        window_tokens = predicted_tokens[num_predicted:next_predicted]
         yield TaggingWindow(
-            ids[low : low + room],
-            [place - low for place in asked[done : done + count]],
-            right[done : done + count],
+            ids[window_start : window_start + max_tokens],
+            [token - window_start for token in window_tokens],
+            all_targets[num_predicted:next_predicted],
             examples[min(bisect_right(starts, begin), len(examples)) - 1].location,
         )
-        begin, done = end, done + count
+        begin, num_predicted = end, next_predicted
 
 
-def compute_losses(outputs: Tensor, part: MicroBatch, head: HeadConfig) -> Tensor:  # noqa: ARG001 - see Family
-    """Return float32 [M], the cross-entropy of each tag, from outputs float32 [M, C]."""
-    return F.cross_entropy(outputs, part.targets, reduction="none")
+def compute_losses(
+    outputs: Tensor,
+    batch: MicroBatch,
+    head: HeadConfig,  # noqa: ARG001 - part of TaskFamily
+) -> Tensor:
+    """Return the cross-entropy of each tag, float32 [M], from outputs float32 [M, C]."""
+    return F.cross_entropy(outputs, batch.targets, reduction="none")
 
 
 def to_unit_tags(
-    examples: Sequence[TaggedSentence], mapped: Sequence[TokenAlignment], chosen: Sequence[str]
+    examples: Sequence[TaggedSentence],
+    alignments: Sequence[TokenAlignment],
+    token_tags: Sequence[str],
 ) -> Iterator[list[str]]:
-    """Yield the tags of each sentence's units from those of the pieces that were asked about.
+    """Yield the tags of each sentence's units from the tags of the predicted tokens.
 
-    Several units of one piece belong to one entity; a unit without a piece goes on with the entity
-    around it, and is outside where there is none.
+    Further units of a token continue the entity of its first unit. A unit without a token continues
+    an entity if the units before and after it belong to it, and is outside otherwise.
+
+    Args:
+        examples: The sentences.
+        alignments: The alignment of each sentence.
+        token_tags: Tags of the predicted tokens of all sentences.
     """
     first = 0
-    for example, own in zip(examples, mapped, strict=True):
+    for example, alignment in zip(examples, alignments, strict=True):
         tags: list[str] = []
-        following = _following(own.unit_predictions)
-        for place in range(len(example.units)):
-            slot = own.unit_predictions[place]
-            if slot >= 0 and own.is_first_unit[place]:
-                tags.append(chosen[first + slot])
+        next_predictions = _find_next_predictions(alignment.unit_predictions)
+        for unit in range(len(example.units)):
+            index = alignment.unit_predictions[unit]
+            if index >= 0 and alignment.is_first_unit[unit]:
+                tags.append(token_tags[first + index])
                 continue
-            before = tags[-1] if tags else OUTSIDE_TAG
-            inside = to_inside_tag(before)
-            if slot < 0:
-                after = following[place]
-                follows = None if after < 0 else chosen[first + after]
-                inside = inside if follows == inside else OUTSIDE_TAG
-            tags.append(inside)
-        first += len(own.predicted_tokens)
+            previous_tag = tags[-1] if tags else OUTSIDE_TAG
+            tag = to_inside_tag(previous_tag)
+            if index < 0:
+                next_index = next_predictions[unit]
+                next_tag = None if next_index < 0 else token_tags[first + next_index]
+                tag = tag if next_tag == tag else OUTSIDE_TAG
+            tags.append(tag)
+        first += len(alignment.predicted_tokens)
         yield tags
 
 
-def _following(slots: Sequence[int]) -> list[int]:
-    """Return for each unit the slot of the next unit that has one, or -1."""
-    result, after = [-1] * len(slots), -1
-    for place in range(len(slots) - 1, -1, -1):
-        result[place] = after
-        after = slots[place] if slots[place] >= 0 else after
-    return result
+def _find_next_predictions(unit_predictions: Sequence[int]) -> list[int]:
+    """Return for each unit the value of the next unit that is not -1, or -1."""
+    next_predictions, next_index = [-1] * len(unit_predictions), -1
+    for unit in range(len(unit_predictions) - 1, -1, -1):
+        next_predictions[unit] = next_index
+        next_index = unit_predictions[unit] if unit_predictions[unit] >= 0 else next_index
+    return next_predictions
 
 
 def compute_metrics(
@@ -266,61 +319,73 @@ def compute_metrics(
     head: HeadConfig,
     task: TaskSettings,
 ) -> dict[str, float]:
-    """Return the named metrics over all units, those that were cut off included; see ``Family``."""
-    said, right = _predicted_and_right(outputs, inputs, examples, head)
-    hits = [one == other for own, true in zip(said, right, strict=True)
-            for one, other in zip(own, true, strict=True)]  # fmt: skip
-    found: dict[str, Any] = {"accuracy": float(np.mean(hits))}
+    """Return the requested metrics over all units, including truncated ones; see ``TaskFamily``."""
+    predicted, true = _get_predicted_and_true_tags(outputs, inputs, examples, head)
+    is_correct = [
+        predicted_tag == true_tag
+        for predicted_tags, true_tags in zip(predicted, true, strict=True)
+        for predicted_tag, true_tag in zip(predicted_tags, true_tags, strict=True)
+    ]
+    values: dict[str, Any] = {"accuracy": float(np.mean(is_correct))}
     if head.kind == "entities":
-        found |= compute_entity_scores(said, right)
+        values |= compute_entity_scores(predicted, true)
     if "char_macro_f1" in task.metrics:
-        found["char_macro_f1"] = _tag_macro_f1(said, right, head.labels)
-    if any(name not in found for name in task.metrics):
+        values["char_macro_f1"] = _compute_tag_macro_f1(predicted, true, head.labels)
+    if any(name not in values for name in task.metrics):
         classes = compute_class_report(outputs, inputs, examples, head)["classes"]
-        found |= metrics.select_label_scores(task.metrics, classes)
-    return {name: found[name] for name in task.metrics}
+        values |= metrics.select_label_scores(task.metrics, classes)
+    return {name: values[name] for name in task.metrics}
 
 
-def _tag_macro_f1(
-    predicted: list[list[str]], right: list[list[str]], labels: Sequence[str]
+def _compute_tag_macro_f1(
+    predicted: list[list[str]],
+    true: list[list[str]],
+    labels: Sequence[str],
 ) -> float:
-    """Return the mean F1 of all tags, O among them, as KLUE-NER scores characters.
+    """Return the mean F1 of all tags including O, the character-level metric of KLUE-NER.
 
-    A tag that is neither right nor predicted anywhere counts as 1, as in the code of KLUE's
-    baseline: f1_score(average="macro", zero_division=1).
+    The F1 of a tag that does not occur is 1, as in KLUE's baseline code: f1_score(average="macro",
+    zero_division=1).
     """
-    chosen, true, names = _numbered(predicted, right, labels)
-    classes = metrics.classification_report(chosen, true, names)["classes"]
-    occurs = {*np.unique(chosen).tolist(), *np.unique(true).tolist()}
-    scores = [classes[name]["f1"] if number in occurs else 1.0 for number, name in enumerate(names)]
+    predicted_indices, true_indices, names = _to_indices(predicted, true, labels)
+    classes = metrics.classification_report(predicted_indices, true_indices, names)["classes"]
+    occurring = {*np.unique(predicted_indices).tolist(), *np.unique(true_indices).tolist()}
+    scores = [
+        classes[name]["f1"] if index in occurring else 1.0 for index, name in enumerate(names)
+    ]
     return float(np.mean(scores))
 
 
-def _numbered(
-    predicted: list[list[str]], right: list[list[str]], labels: Sequence[str]
+def _to_indices(
+    predicted: list[list[str]],
+    true: list[list[str]],
+    labels: Sequence[str],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], list[str]]:
-    """Return both sides' tags of all units as numbers, and the names of the numbers."""
-    # A unit without a piece gets a tag from its neighbours, which may be none of the model's.
-    names = dict.fromkeys([*labels, *(tag for tags in (*predicted, *right) for tag in tags)])
-    number = {name: place for place, name in enumerate(names)}
-    chosen, true = (
-        np.array([number[tag] for tags in side for tag in tags], np.int64)
-        for side in (predicted, right)
+    """Return predicted and true tags of all units as class indices, and the names of the classes.
+
+    The classes are those of the model, followed by other tags that occur.
+    """
+    # Units without a token get their tag from their neighbors, and the model may not have it.
+    names = dict.fromkeys([*labels, *(tag for tags in (*predicted, *true) for tag in tags)])
+    class_index = {name: index for index, name in enumerate(names)}
+    predicted_indices, true_indices = (
+        np.array([class_index[tag] for tags in sentences for tag in tags], np.int64)
+        for sentences in (predicted, true)
     )
-    return chosen, true, list(names)
+    return predicted_indices, true_indices, list(names)
 
 
-def _predicted_and_right(
+def _get_predicted_and_true_tags(
     outputs: list[NDArray[np.float32]],
     inputs: ModelInputs,
     examples: Sequence[TaggedSentence],
     head: HeadConfig,
 ) -> tuple[list[list[str]], list[list[str]]]:
-    """Return the predicted and the right tags of each sentence."""
-    rows = np.concatenate(outputs)
-    chosen = [head.labels[place] for place in rows.argmax(-1)]
-    right = [list(example.tags or ()) for example in examples]
-    return list(to_unit_tags(examples, inputs.family_data, chosen)), right
+    """Return predicted and true tags of the units of each sentence."""
+    logits = np.concatenate(outputs)
+    token_tags = [head.labels[index] for index in logits.argmax(-1)]
+    true_tags = [list(example.tags or ()) for example in examples]
+    return list(to_unit_tags(examples, inputs.family_data, token_tags)), true_tags
 
 
 def compute_class_report(
@@ -329,17 +394,17 @@ def compute_class_report(
     examples: Sequence[TaggedSentence],
     head: HeadConfig,
 ) -> dict[str, Any]:
-    """Return the scores of each entity type, or of each tag with confusions; see ``Family``."""
-    predicted, right = _predicted_and_right(outputs, inputs, examples, head)
+    """Return scores by entity type, or by tag with the confusion matrix; see ``TaskFamily``."""
+    predicted, true = _get_predicted_and_true_tags(outputs, inputs, examples, head)
     if head.kind == "entities":
-        return {"classes": compute_type_scores(predicted, right)}
-    return metrics.classification_report(*_numbered(predicted, right, head.labels))
+        return {"classes": compute_type_scores(predicted, true)}
+    return metrics.classification_report(*_to_indices(predicted, true, head.labels))
 
 
 def list_metrics(task: TaskSettings) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the usual metrics and the known ones; see ``Family``."""
+    """Return the default and the supported metrics; see ``TaskFamily``."""
     if task.kind == "tags":
         return ("accuracy",), ("accuracy",)
-    usual = ("f1", "precision", "recall")
-    of_characters = ("char_macro_f1",) if task.unit == "character" else ()
-    return usual, (*usual, "macro_f1", "accuracy", *of_characters)
+    defaults = ("f1", "precision", "recall")
+    character_metrics = ("char_macro_f1",) if task.unit == "character" else ()
+    return defaults, (*defaults, "macro_f1", "accuracy", *character_metrics)

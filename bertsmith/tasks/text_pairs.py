@@ -1,7 +1,4 @@
-"""How one text or two become the sequence that a model takes: [CLS] A [SEP] B [SEP].
-
-It never knows what is asked of them.
-"""
+"""Encoding one or two texts as [CLS] A [SEP] or [CLS] A [SEP] B [SEP]."""
 
 from collections.abc import Sequence
 
@@ -10,24 +7,25 @@ from bertsmith.text.wordpiece import Tokenizer
 
 
 def add_special_tokens(texts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> TokenSequence:
-    """Return the ids [CLS] A [SEP] or [CLS] A [SEP] B [SEP], and the segment of each."""
-    ids, segments = [tokenizer.cls_id], [0]
-    for segment, own in enumerate(texts):
-        ids += [*own, tokenizer.sep_id]
-        segments += [segment] * (len(own) + 1)
-    return ids, segments
+    """Return token ids and segment ids of [CLS] A [SEP] or [CLS] A [SEP] B [SEP]."""
+    token_ids, segment_ids = [tokenizer.cls_id], [0]
+    for segment, text_ids in enumerate(texts):
+        token_ids += [*text_ids, tokenizer.sep_id]
+        segment_ids += [segment] * (len(text_ids) + 1)
+    return token_ids, segment_ids
 
 
-def truncate_texts(ids: Sequence[Sequence[int]], room: int) -> list[Sequence[int]]:
-    """Cut one or two texts to ``room`` ids together, each at its end, the longer one first.
+def truncate_texts(texts: Sequence[Sequence[int]], max_tokens: int) -> list[Sequence[int]]:
+    """Truncate one or two tokenized texts at their ends to ``max_tokens`` in total.
 
-    Both long: the shorter one keeps half, as ``tokenizers`` truncates ("longest_first").
+    The longer text is cut first. If both are long, the shorter one gets half, like the
+    "longest_first" strategy of ``tokenizers``.
     """
-    if len(ids) == 1:
-        return [ids[0][:room]]
-    sizes = [len(own) for own in ids]
-    if sum(sizes) > room:
-        short = min(*sizes, room // 2)
-        first_is_longer = sizes[0] > sizes[1]
-        sizes = [room - short, short] if first_is_longer else [short, room - short]
-    return [own[:size] for own, size in zip(ids, sizes, strict=True)]
+    if len(texts) == 1:
+        return [texts[0][:max_tokens]]
+    lengths = [len(text) for text in texts]
+    if sum(lengths) > max_tokens:
+        short = min(*lengths, max_tokens // 2)
+        is_first_longer = lengths[0] > lengths[1]
+        lengths = [max_tokens - short, short] if is_first_longer else [short, max_tokens - short]
+    return [text[:length] for text, length in zip(texts, lengths, strict=True)]

@@ -1,7 +1,4 @@
-"""The package's source as syntax trees, for the tests of its structure.
-
-It never imports what it reads.
-"""
+"""Parsed source modules of the package, for the tests of its structure."""
 
 import ast
 import re
@@ -14,23 +11,26 @@ import pytest
 
 @dataclass(frozen=True)
 class Module:
-    """One source file of the package."""
+    """A source file of the package.
 
-    name: str  # dotted, without a final ``__init__``
+    name: dotted name, without a final ``__init__``. num_lines: lines of the file.
+    """
+
+    name: str
     path: Path
     tree: ast.Module
-    lines: int
+    num_lines: int
 
     @property
-    def room(self) -> str:
-        """Return the first name below ``bertsmith``, the room that the module belongs to."""
+    def subpackage(self) -> str:
+        """The first name below ``bertsmith``, such as ``model`` or ``errors``."""
         if self.name == "bertsmith":
             return "__init__"
         return self.name.split(".")[1]
 
     def imports(self) -> Iterator[tuple[str, int, bool]]:
-        """Yield each imported dotted name, its line, and whether it stands inside a function."""
-        inner = {
+        """Yield each imported dotted name, its line, and whether it is inside a function."""
+        nodes_in_functions = {
             id(node)
             for function in ast.walk(self.tree)
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
@@ -39,22 +39,23 @@ class Module:
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
-                    yield alias.name, node.lineno, id(node) in inner
+                    yield alias.name, node.lineno, id(node) in nodes_in_functions
             elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{self.path}:{node.lineno}: a relative import"
+                assert node.level == 0, f"{self.path}:{node.lineno}: relative import"
                 for alias in node.names:
-                    yield f"{node.module}.{alias.name}", node.lineno, id(node) in inner
+                    is_in_function = id(node) in nodes_in_functions
+                    yield f"{node.module}.{alias.name}", node.lineno, is_in_function
             elif (
                 isinstance(node, ast.Constant)
                 and re.fullmatch(r"bertsmith(\.\w+)+", str(node.value))
                 and self._imports_dynamically
             ):
-                # A dotted name that `import_module` will import.
+                # A dotted name that is passed to import_module.
                 yield str(node.value), node.lineno, True
 
     @property
     def _imports_dynamically(self) -> bool:
-        """Return whether the module calls ``importlib.import_module``."""
+        """Whether the module imports ``importlib.import_module``."""
         return any(
             isinstance(node, ast.ImportFrom)
             and node.module == "importlib"
@@ -65,11 +66,11 @@ class Module:
 
 @pytest.fixture(scope="session")
 def modules(root: Path) -> dict[str, Module]:
-    """Return every module of the package by its dotted name."""
-    found = {}
+    """Return every module of the package, keyed by dotted name."""
+    modules = {}
     for path in sorted((root / "bertsmith").rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        text = path.read_text(encoding="utf-8")
-        found[name] = Module(name, path, ast.parse(text), text.count("\n"))
-    return found
+        source = path.read_text(encoding="utf-8")
+        modules[name] = Module(name, path, ast.parse(source), source.count("\n"))
+    return modules

@@ -1,14 +1,11 @@
-"""Imports go one way, from the ground up to the command line.
-
-These tests never run the package's code, they read it.
-"""
+"""Tests of the import rules: one direction, no cycles, no torch in text and data."""
 
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import pytest
 
-#: The rooms, lowest first. A room may import any lower one, and none beside it.
+#: Subpackages by layer, lowest first. A subpackage may import lower layers only, not its own.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors", "compatibility", "settings", "files", "progress", "version"}),
     frozenset({"text", "model"}),
@@ -20,55 +17,60 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"cli"}),
     frozenset({"__init__", "__main__"}),
 )
-HEIGHT = {room: height for height, layer in enumerate(LAYERS) for room in layer}
-#: Lower, and all the same out of sight: the store and its stream are numpy only.
-HIDDEN = {("data", "model")}
-#: Rooms whose modules never name torch, so that preparing text never pays for loading it.
-WITHOUT_TORCH = frozenset({*LAYERS[0], "text", "data"})
-#: Optional packages, and those that only one function of a room needs and that cost seconds.
-EXTRAS = frozenset({
+FOUNDATION = LAYERS[0]
+LAYER_OF_SUBPACKAGE = {name: level for level, layer in enumerate(LAYERS) for name in layer}
+#: Imports that are forbidden although they point downward: data uses numpy only.
+FORBIDDEN_IMPORTS = {("data", "model")}
+#: Subpackages that never import torch, so that preparing text does not load it.
+SUBPACKAGES_WITHOUT_TORCH = frozenset({*FOUNDATION, "text", "data"})
+#: Optional or slow packages that may be imported inside a function.
+LAZY_PACKAGES = frozenset({
     "huggingface_hub", "kiwipiepy", "matplotlib", "onnx", "onnxruntime", "pyarrow", "tensorboard",
     "torch.utils.tensorboard", "usearch",
 })  # fmt: skip
 
 
-def _owner(imported: str, modules: dict[str, Any]) -> str | None:
-    """Return the module of the package that an imported dotted name belongs to."""
-    while imported:
-        if imported in modules:
-            return imported
-        imported = imported.rpartition(".")[0]
+def find_module(imported_name: str, modules: dict[str, Any]) -> str | None:
+    """Return the module of the package that defines a dotted name, or None."""
+    while imported_name:
+        if imported_name in modules:
+            return imported_name
+        imported_name = imported_name.rpartition(".")[0]
     return None
 
 
-def test_every_room_has_its_place(modules: dict[str, Any]) -> None:
-    """Each top-level module or folder of the package stands in the order of layers."""
-    assert {module.room for module in modules.values()} <= set(HEIGHT)
+def test_every_subpackage_has_a_layer(modules: dict[str, Any]) -> None:
+    """Each top-level module or folder of the package is listed in LAYERS."""
+    assert {module.subpackage for module in modules.values()} <= set(LAYER_OF_SUBPACKAGE)
 
 
-def test_imports_go_one_way(modules: dict[str, Any]) -> None:
-    """No module imports from a room above or beside its own; data never sees the model."""
-    wrong = []
+def test_imports_point_to_lower_layers(modules: dict[str, Any]) -> None:
+    """No module imports from a higher layer or from another subpackage of its layer."""
+    violations = []
     for module in modules.values():
         for name, line, _ in module.imports():
-            owner = _owner(name, modules)
-            if owner is None:
+            imported = find_module(name, modules)
+            if imported is None:
                 continue
-            here, there = module.room, modules[owner].room
-            ground = {here, there} <= LAYERS[0]
-            lower = HEIGHT[there] < HEIGHT[here] and (here, there) not in HIDDEN
-            if not (here == there or ground or lower):
-                wrong.append(f"{module.path}:{line}: {here} imports {there} ({name})")
-    assert not wrong, "\n".join(wrong)
+            source, target = module.subpackage, modules[imported].subpackage
+            is_within_foundation = {source, target} <= FOUNDATION
+            is_lower = (
+                LAYER_OF_SUBPACKAGE[target] < LAYER_OF_SUBPACKAGE[source]
+                and (source, target) not in FORBIDDEN_IMPORTS
+            )
+            if not (source == target or is_within_foundation or is_lower):
+                violations.append(f"{module.path}:{line}: {source} imports {target} ({name})")
+    assert not violations, "\n".join(violations)
 
 
-def test_no_cycles(modules: dict[str, Any]) -> None:
-    """No import cycle, counting imports inside functions and by ``import_module``."""
+def test_there_are_no_import_cycles(modules: dict[str, Any]) -> None:
+    """Modules do not import each other, including imports in functions and ``import_module``."""
     graph = {
         module.name: {
-            owner
+            imported
             for name, _, _ in module.imports()
-            if (owner := _owner(name, modules)) and owner not in {module.name, "bertsmith"}
+            if (imported := find_module(name, modules))
+            and imported not in {module.name, "bertsmith"}
         }
         for module in modules.values()
         if module.name != "bertsmith"
@@ -79,30 +81,31 @@ def test_no_cycles(modules: dict[str, Any]) -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_text_and_data_never_name_torch(modules: dict[str, Any]) -> None:
-    """Corpora, vocabularies and stores need no torch."""
-    wrong = [
+def test_text_and_data_do_not_import_torch(modules: dict[str, Any]) -> None:
+    """Corpora, vocabularies and stores work without torch."""
+    violations = [
         f"{module.path}:{line}"
         for module in modules.values()
-        if module.room in WITHOUT_TORCH
+        if module.subpackage in SUBPACKAGES_WITHOUT_TORCH
         for name, line, _ in module.imports()
         if name.split(".")[0] == "torch"
     ]
-    assert not wrong, "\n".join(wrong)
+    assert not violations, "\n".join(violations)
 
 
-def test_imports_stand_at_the_top(modules: dict[str, Any]) -> None:
-    """Only the command line and optional extras import inside a function."""
-    wrong = [
+def test_imports_are_at_module_top(modules: dict[str, Any]) -> None:
+    """Only commands and imports of optional packages are inside functions."""
+    violations = [
         f"{module.path}:{line}: {name}"
         for module in modules.values()
-        if module.room not in {"cli", "__init__", "__main__"}
-        for name, line, inside in module.imports()
-        if inside and not any(name == extra or name.startswith(f"{extra}.") for extra in EXTRAS)
+        if module.subpackage not in {"cli", "__init__", "__main__"}
+        for name, line, is_in_function in module.imports()
+        if is_in_function
+        and not any(name == lazy or name.startswith(f"{lazy}.") for lazy in LAZY_PACKAGES)
     ]
-    assert not wrong, "\n".join(wrong)
+    assert not violations, "\n".join(violations)
 
 
-def test_modules_are_found(modules: dict[str, Any]) -> None:
-    """The reader of the source finds the package, so the tests above look at something."""
+def test_fixture_contains_the_package(modules: dict[str, Any]) -> None:
+    """The ``modules`` fixture is not empty, so the tests above check something."""
     assert {"bertsmith", "bertsmith.errors", "bertsmith.cli.main"} <= set(modules)

@@ -1,7 +1,4 @@
-"""What loading costs: torch takes seconds and 225 MB, so what does without never loads it.
-
-These tests never look at the source, they start Python anew.
-"""
+"""Tests that commands without a model do not load torch (seconds and 225 MB)."""
 
 import json
 import subprocess
@@ -9,7 +6,7 @@ import sys
 
 import pytest
 
-#: Loads as the program would, then says which heavy packages came along.
+#: Runs the program, or imports the package, and prints which heavy packages were loaded.
 PROBE = """
 import json, sys
 arguments = json.loads(sys.argv[1])
@@ -23,21 +20,21 @@ try:
         dir(bertsmith)
 except SystemExit as error:
     assert not error.code, error.code
-heavy = {
+heavy_packages = {
     "torch", "transformers", "matplotlib", "pyarrow", "kiwipiepy", "tensorboard", "huggingface_hub",
     "onnx", "usearch",
 }
-print("\\nLOADED " + json.dumps(sorted(heavy & set(sys.modules))))
+print("\\nLOADED " + json.dumps(sorted(heavy_packages & set(sys.modules))))
 """
 
 
-def loaded(arguments: list[str]) -> list[str]:
-    """Return the heavy packages that a fresh process has after running ``arguments``."""
+def find_heavy_imports(arguments: list[str]) -> list[str]:
+    """Return the heavy packages that a new process loads when run with ``arguments``."""
     command = [sys.executable, "-c", PROBE, json.dumps(arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    result: list[str] = json.loads(done.stdout.rpartition("LOADED ")[2])
-    return result
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert completed.returncode == 0, completed.stderr
+    packages: list[str] = json.loads(completed.stdout.rpartition("LOADED ")[2])
+    return packages
 
 
 @pytest.mark.parametrize(
@@ -55,13 +52,13 @@ def loaded(arguments: list[str]) -> list[str]:
     ],
 )
 def test_torch_is_not_loaded(arguments: list[str]) -> None:
-    """``import bertsmith``, its help and the verbs on text load neither torch nor an extra."""
-    assert loaded(arguments) == []
+    """``import bertsmith`` and help texts load neither torch nor an optional package."""
+    assert find_heavy_imports(arguments) == []
 
 
-def test_the_probe_sees_torch() -> None:
-    """The probe does tell when torch is loaded, so the test above can fail."""
+def test_probe_detects_torch() -> None:
+    """The probe reports torch if it is loaded, so the test above can fail."""
     code = PROBE.replace("dir(bertsmith)", "import torch")
     command = [sys.executable, "-c", code, "[]"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    assert json.loads(done.stdout.rpartition("LOADED ")[2]) == ["torch"]
+    completed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert json.loads(completed.stdout.rpartition("LOADED ")[2]) == ["torch"]

@@ -1,36 +1,34 @@
-"""The house rules that no linter holds.
-
-These tests never run the package's code, they read it.
-"""
+"""Tests of style rules that no linter checks."""
 
 import ast
 from typing import Any
 
-#: Lines of a file, and of a function without its docstring.
-FILE_LINES, FUNCTION_LINES = 500, 60
-#: Longer ones, each with its reason; keep this short.
+#: Maximum lines of a file, and of a function body without its docstring.
+MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 60
+#: Exceptions to these limits, each with a reason.
 LONG_FILES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {}
-#: Where the environment may be read: the command line and the file that knows the machine.
-READS_ENVIRONMENT = frozenset({"bertsmith.runtime.device"})
+#: Modules outside ``cli`` that may read the environment.
+ENVIRONMENT_READERS = frozenset({"bertsmith.runtime.device"})
 
 
-def _dotted(node: ast.AST) -> str:
-    """Return ``a.b.c`` of a chain of names, else an empty text."""
+def dotted_name(node: ast.AST) -> str:
+    """Return ``a.b.c`` for a chain of names, or an empty string for other nodes."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
-        return f"{_dotted(node.value)}.{node.attr}"
+        return f"{dotted_name(node.value)}.{node.attr}"
     return ""
 
 
-def _functions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+def find_functions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Return all functions and methods of a module, including nested ones."""
     kinds = ast.FunctionDef | ast.AsyncFunctionDef
     return [node for node in ast.walk(tree) if isinstance(node, kinds)]
 
 
-def _length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Return the lines of a function's body, docstring and signature apart."""
+def count_body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the lines of a function's body without docstring and signature."""
     body = function.body
     if ast.get_docstring(function) is not None:
         body = body[1:]
@@ -38,7 +36,7 @@ def _length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def test_every_module_has_a_docstring(modules: dict[str, Any]) -> None:
-    """Each module starts with a docstring that says what the module does."""
+    """Each module starts with a docstring."""
     undocumented = [
         str(module.path) for module in modules.values() if not ast.get_docstring(module.tree)
     ]
@@ -46,72 +44,74 @@ def test_every_module_has_a_docstring(modules: dict[str, Any]) -> None:
 
 
 def test_one_module_writes_tensor_files(modules: dict[str, Any]) -> None:
-    """Only ``bundle.stored`` calls safetensors' writer, which ignores the umask."""
-    users = [
+    """Only ``bundle.tensor_files`` calls safetensors' writer, which ignores the umask."""
+    writers = [
         module.name
         for module in modules.values()
         for name, _, _ in module.imports()
         if name in ("safetensors.torch.save_file", "safetensors.numpy.save_file")
     ]
-    assert users == ["bertsmith.bundle.tensor_files"]
+    assert writers == ["bertsmith.bundle.tensor_files"]
 
 
-def test_nothing_prints_outside_the_command_line(modules: dict[str, Any]) -> None:
-    """Library code never prints: it returns, raises, or tells the progress it was given."""
+def test_only_the_command_line_prints(modules: dict[str, Any]) -> None:
+    """Library code returns, raises or logs to a ``Progress`` instead of printing."""
     banned = {"print", "sys.stdout", "sys.stderr", "sys.stdout.write", "sys.stderr.write"}
-    wrong = [
+    violations = [
         f"{module.path}:{node.lineno}"
         for module in modules.values()
-        if module.room != "cli"
+        if module.subpackage != "cli"
         for node in ast.walk(module.tree)
-        if isinstance(node, ast.Name | ast.Attribute) and _dotted(node) in banned
+        if isinstance(node, ast.Name | ast.Attribute) and dotted_name(node) in banned
     ]
-    assert not wrong, "\n".join(wrong)
+    assert not violations, "\n".join(violations)
 
 
-def test_the_environment_is_read_in_two_places(modules: dict[str, Any]) -> None:
-    """``os.environ`` is for the command line and the file that knows the machine."""
+def test_only_cli_and_device_read_the_environment(modules: dict[str, Any]) -> None:
+    """Only the command line and ``runtime.device`` use ``os.environ``."""
     banned = {"os.environ", "os.environb", "os.getenv", "os.putenv"}
-    wrong = [
+    violations = [
         f"{module.path}:{node.lineno}"
         for module in modules.values()
-        if module.room != "cli" and module.name not in READS_ENVIRONMENT
+        if module.subpackage != "cli" and module.name not in ENVIRONMENT_READERS
         for node in ast.walk(module.tree)
-        if isinstance(node, ast.Attribute) and _dotted(node) in banned
+        if isinstance(node, ast.Attribute) and dotted_name(node) in banned
     ]
-    assert not wrong, "\n".join(wrong)
+    assert not violations, "\n".join(violations)
 
 
-def test_no_generator_lives_in_a_module(modules: dict[str, Any]) -> None:
-    """No random generator is made or seeded when a module is loaded, and none is the library's."""
-    wrong = []
+def test_no_global_random_generators(modules: dict[str, Any]) -> None:
+    """No random generator is created or seeded at import, and no library-wide one is used."""
+    violations = []
     for module in modules.values():
-        inside = {id(node) for function in _functions(module.tree) for node in ast.walk(function)}
+        nodes_in_functions = {
+            id(node) for function in find_functions(module.tree) for node in ast.walk(function)
+        }
         for node in ast.walk(module.tree):
             if not isinstance(node, ast.Call):
                 continue
-            name = _dotted(node.func)
-            makes = any(part in name for part in ("random", "Generator", "manual_seed"))
-            shared = name.startswith("random.") and name != "random.Random"
-            if (makes and id(node) not in inside) or shared:
-                wrong.append(f"{module.path}:{node.lineno}: {name}")
-    assert not wrong, "\n".join(wrong)
+            name = dotted_name(node.func)
+            is_random = any(part in name for part in ("random", "Generator", "manual_seed"))
+            is_library_wide = name.startswith("random.") and name != "random.Random"
+            if (is_random and id(node) not in nodes_in_functions) or is_library_wide:
+                violations.append(f"{module.path}:{node.lineno}: {name}")
+    assert not violations, "\n".join(violations)
 
 
 def test_files_and_functions_are_short(modules: dict[str, Any]) -> None:
-    """A file has at most 500 lines and a function 60, except those listed with a reason."""
-    files = {module.name for module in modules.values() if module.lines > FILE_LINES}
+    """Files have at most 500 lines and functions 60, except those listed with a reason."""
+    files = {module.name for module in modules.values() if module.num_lines > MAX_FILE_LINES}
     functions = {
         f"{module.name}.{function.name}"
         for module in modules.values()
-        for function in _functions(module.tree)
-        if _length(function) > FUNCTION_LINES
+        for function in find_functions(module.tree)
+        if count_body_lines(function) > MAX_FUNCTION_LINES
     }
-    assert files == set(LONG_FILES), f"too long, or no longer: {files ^ set(LONG_FILES)}"
+    assert files == set(LONG_FILES), f"too long, or listed needlessly: {files ^ set(LONG_FILES)}"
     assert functions == set(LONG_FUNCTIONS), f"{functions ^ set(LONG_FUNCTIONS)}"
 
 
-def test_no_file_is_named_for_nothing(modules: dict[str, Any]) -> None:
-    """No module is called utils, helpers, common or misc: a name says what is inside."""
-    vague = {"utils", "util", "helpers", "helper", "common", "misc"}
-    assert not vague & {part for name in modules for part in name.split(".")}
+def test_module_names_are_specific(modules: dict[str, Any]) -> None:
+    """No module is called utils, helpers, common or misc."""
+    vague_names = {"utils", "util", "helpers", "helper", "common", "misc"}
+    assert not vague_names & {part for name in modules for part in name.split(".")}

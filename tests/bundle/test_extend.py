@@ -1,4 +1,4 @@
-"""A model grown with its vocabulary: what a new row is made of, and that nothing else moves."""
+"""Extending a model's vocabulary."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,97 +10,105 @@ from transformers import AutoModelForPreTraining, AutoTokenizer, BertForTokenCla
 
 from bertsmith import bundle
 from bertsmith.bundle import FineTunedBundle, HeadConfig, PretrainedBundle
-from bertsmith.bundle.extend import extend_vocabulary as extend
+from bertsmith.bundle.extend import extend_vocabulary
 from bertsmith.errors import ModelError
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import FeatureSettings
 from bertsmith.model.packed import PackedBatch, pack_sequences
+from bertsmith.text import vocabulary_extension
 from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
-from bertsmith.text.vocabulary_extension import extend_vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 from tests.model.examples import prime_config
 
-#: "river" stands on two lines.
+#: "river" is listed twice.
 PIECES = "river the ferry ##man ##men 한 ##국 ##어 river cross ##es ."
 WORDS = (*SPECIAL_TOKENS, *PIECES.split())
-NEW = ("ferryman", "한국어", "##manmen", "zz")
-#: Words of the old vocabulary only.
+NEW_WORDS = ("ferryman", "한국어", "##manmen", "zz")
+#: Text without new words.
 OLD_TEXT = "the river crosses the ferry . 한"
 
 
-def made(folder: Path, spare: int = 0) -> PretrainedBundle:
-    """Save and load a random pre-trained model; ``spare``: rows beyond the vocabulary."""
+def create_pretrained(directory: Path, num_spare_rows: int = 0) -> PretrainedBundle:
+    """Save and load a random pre-trained model with embedding rows beyond its vocabulary."""
     torch.manual_seed(11)
-    model = BertForPreTraining(prime_config(vocab_size=len(WORDS) + spare, init_range=0.3))
+    config = prime_config(vocab_size=len(WORDS) + num_spare_rows, init_range=0.3)
+    model = BertForPreTraining(config)
     with torch.no_grad():
         model.mlm.decoder.bias.normal_()
-    bundle.save(folder, model, Tokenizer(TokenizerSpec(vocab=WORDS)), {"recipe": "fast"})
-    return bundle.load(folder)
+    bundle.save(directory, model, Tokenizer(TokenizerSpec(vocab=WORDS)), {"recipe": "fast"})
+    return bundle.load(directory)
 
 
-def packed_of(tokenizer: Tokenizer, text: str) -> PackedBatch:
-    """Return one text as a model takes it."""
+def encode_packed(tokenizer: Tokenizer, text: str) -> PackedBatch:
+    """Return [CLS] text [SEP] as a batch of one sequence."""
     ids = [tokenizer.cls_id, *tokenizer.encode(text), tokenizer.sep_id]
     return pack_sequences([(ids, [0] * len(ids))])
 
 
-def grown(found: Any, folder: Path) -> Any:
-    """Extend a model by NEW, write it, and return what is read back."""
-    new = extend(found, extend_vocabulary(found.tokenizer, NEW), "words.txt")
-    bundle.save_model(folder, new)
-    return bundle.load_model(folder)
+def extend_and_reload(old: Any, directory: Path) -> Any:
+    """Extend a model by ``NEW_WORDS``, save it, and load it again."""
+    new = extend_vocabulary(
+        old, vocabulary_extension.extend_vocabulary(old.tokenizer, NEW_WORDS), "words.txt"
+    )
+    bundle.save_model(directory, new)
+    return bundle.load_model(directory)
 
 
-def test_a_new_row_is_the_mean_of_its_pieces(tmp_path: Path) -> None:
-    """Of the word table and of the decoder's bias; an unknown word starts from [UNK]."""
-    old = made(tmp_path / "old")
-    new = grown(old, tmp_path / "new")
-    pieces = ["ferry ##man", "한 ##국 ##어", "##man ##men", "[UNK]"]
-    for before, after in zip(
+def test_new_row_is_mean_of_its_subtokens(tmp_path: Path) -> None:
+    """New embeddings and decoder biases are means; a word without subtokens copies [UNK]."""
+    old = create_pretrained(tmp_path / "old")
+    new = extend_and_reload(old, tmp_path / "new")
+    subtokens = ["ferry ##man", "한 ##국 ##어", "##man ##men", "[UNK]"]
+    for old_rows, new_rows in zip(
         (old.model.bert.embeddings.words.weight, old.model.mlm.decoder.bias),
         (new.model.bert.embeddings.words.weight, new.model.mlm.decoder.bias),
         strict=True,
     ):
-        assert torch.equal(after[: len(WORDS)], before)
-        for word, parts in zip(NEW, pieces, strict=True):
-            rows = torch.stack([before[old.tokenizer.token_to_id(part)] for part in parts.split()])
-            torch.testing.assert_close(after[new.tokenizer.id(word)], rows.mean(0))
+        assert torch.equal(new_rows[: len(WORDS)], old_rows)
+        for word, parts in zip(NEW_WORDS, subtokens, strict=True):
+            rows = torch.stack(
+                [old_rows[old.tokenizer.token_to_id(part)] for part in parts.split()]
+            )
+            torch.testing.assert_close(new_rows[new.tokenizer.token_to_id(word)], rows.mean(0))
     assert new.model.mlm.decoder.weight is new.model.bert.embeddings.words.weight
-    assert new.config.vocab_size == len(WORDS) + len(NEW)
+    assert new.config.vocab_size == len(WORDS) + len(NEW_WORDS)
 
 
 @torch.no_grad()
-def test_text_without_new_words_gives_the_same_bits(tmp_path: Path) -> None:
-    """Hidden states are equal bit for bit, and so are the logits of the old words."""
-    old = made(tmp_path / "old")
-    new = grown(old, tmp_path / "new")
-    before, after = packed_of(old.tokenizer, OLD_TEXT), packed_of(new.tokenizer, OLD_TEXT)
-    assert torch.equal(before.ids, after.ids)
-    for one, other in zip(
-        old.model.bert.hidden_states(before), new.model.bert.hidden_states(after), strict=True
+def test_text_without_new_words_gives_identical_outputs(tmp_path: Path) -> None:
+    """Hidden states are bitwise equal, and logits of old tokens agree to 1e-5."""
+    old = create_pretrained(tmp_path / "old")
+    new = extend_and_reload(old, tmp_path / "new")
+    old_batch = encode_packed(old.tokenizer, OLD_TEXT)
+    new_batch = encode_packed(new.tokenizer, OLD_TEXT)
+    assert torch.equal(old_batch.ids, new_batch.ids)
+    for old_hidden, new_hidden in zip(
+        old.model.bert.hidden_states(old_batch),
+        new.model.bert.hidden_states(new_batch),
+        strict=True,
     ):
-        assert torch.equal(one, other)
-    logits = old.model.mlm(one), new.model.mlm(other)[:, : len(WORDS)]
+        assert torch.equal(old_hidden, new_hidden)
+    logits = old.model.mlm(old_hidden), new.model.mlm(new_hidden)[:, : len(WORDS)]
     torch.testing.assert_close(*logits, rtol=0, atol=1e-5)
-    assert len(packed_of(new.tokenizer, "ferryman 한국어").ids) == 4
+    assert len(encode_packed(new.tokenizer, "ferryman 한국어").ids) == 4
 
 
 @torch.no_grad()
-def test_transformers_loads_it(tmp_path: Path) -> None:
-    """No missing or unexpected key, the new words whole, and the hidden states of ours."""
-    new = grown(made(tmp_path / "old"), tmp_path / "new")
-    peer, told = AutoModelForPreTraining.from_pretrained(
+def test_transformers_loads_extended_model(tmp_path: Path) -> None:
+    """Transformers finds no missing or unexpected keys and gives the same ids and outputs."""
+    new = extend_and_reload(create_pretrained(tmp_path / "old"), tmp_path / "new")
+    hf_model, loading_info = AutoModelForPreTraining.from_pretrained(
         tmp_path / "new", output_loading_info=True, attn_implementation="eager"
     )
-    assert not told["missing_keys"]
-    assert not told["unexpected_keys"]
+    assert not loading_info["missing_keys"]
+    assert not loading_info["unexpected_keys"]
     text = "The ferryman crosses 한국어 . zz river"
-    given = AutoTokenizer.from_pretrained(tmp_path / "new")(text, return_tensors="pt")
-    packed = packed_of(new.tokenizer, text)
-    assert torch.equal(given["input_ids"][0], packed.ids)
-    hidden = peer.eval().bert(**given).last_hidden_state[0]
+    hf_inputs = AutoTokenizer.from_pretrained(tmp_path / "new")(text, return_tensors="pt")
+    packed = encode_packed(new.tokenizer, text)
+    assert torch.equal(hf_inputs["input_ids"][0], packed.ids)
+    hidden = hf_model.eval().bert(**hf_inputs).last_hidden_state[0]
     torch.testing.assert_close(new.model.bert(packed), hidden, rtol=0, atol=1e-5)
-    logits = peer(**given).prediction_logits[0]
+    logits = hf_model(**hf_inputs).prediction_logits[0]
     torch.testing.assert_close(new.model.mlm(hidden), logits, rtol=0, atol=1e-4)
 
 
@@ -116,57 +124,60 @@ def test_transformers_loads_it(tmp_path: Path) -> None:
     ids=["single", "entities", "span", "choice", "features"],
 )
 @torch.no_grad()
-def test_a_task_keeps_its_head(
+def test_fine_tuned_model_keeps_its_head(
     tmp_path: Path, head: HeadConfig, features: FeatureSettings | None
 ) -> None:
-    """Labels, kind and what the model says of text without new words stay, bit for bit."""
+    """Labels, kind, and outputs for text without new words are unchanged."""
     torch.manual_seed(13)
-    model = head.build_model(prime_config(vocab_size=len(WORDS), init_range=0.3), features).eval()
-    bundle.save_fine_tuned(
-        tmp_path / "old", model, Tokenizer(TokenizerSpec(vocab=WORDS)), head, {"task": "x"}
-    )
+    config = prime_config(vocab_size=len(WORDS), init_range=0.3)
+    model = head.build_model(config, features).eval()
+    tokenizer = Tokenizer(TokenizerSpec(vocab=WORDS))
+    bundle.save_fine_tuned(tmp_path / "old", model, tokenizer, head, {"task": "x"})
     old = bundle.load_model(tmp_path / "old")
-    new = grown(old, tmp_path / "new")
+    new = extend_and_reload(old, tmp_path / "new")
     assert isinstance(new, FineTunedBundle)
     assert new.head == head
     assert new.info["task"] == "x"
-    before, after = packed_of(old.tokenizer, OLD_TEXT), packed_of(new.tokenizer, OLD_TEXT)
-    assert torch.equal(old.model(before), new.model(after))
-    assert new.model.bert.embeddings.words.num_embeddings == len(WORDS) + len(NEW)
+    old_batch = encode_packed(old.tokenizer, OLD_TEXT)
+    new_batch = encode_packed(new.tokenizer, OLD_TEXT)
+    assert torch.equal(old.model(old_batch), new.model(new_batch))
+    assert new.model.bert.embeddings.words.num_embeddings == len(WORDS) + len(NEW_WORDS)
     if head.kind == "entities":
-        peer = BertForTokenClassification.from_pretrained(tmp_path / "new")
-        assert peer.config.id2label == dict(enumerate(head.labels))
+        hf_model = BertForTokenClassification.from_pretrained(tmp_path / "new")
+        assert hf_model.config.id2label == dict(enumerate(head.labels))
 
 
-def test_rows_to_spare_are_taken_first(tmp_path: Path) -> None:
-    """A model with more rows than words gives its unused ones, whatever stood in them."""
-    for spare, size in ((3, len(WORDS) + 4), (9, len(WORDS) + 9)):
-        old = made(tmp_path / f"old{spare}", spare)
-        new = grown(old, tmp_path / f"new{spare}")
-        assert new.config.vocab_size == size
-        table = new.model.bert.embeddings.words.weight
+def test_spare_rows_are_used_first(tmp_path: Path) -> None:
+    """New tokens overwrite embedding rows beyond the old vocabulary before rows are added."""
+    for num_spare_rows, vocab_size in ((3, len(WORDS) + 4), (9, len(WORDS) + 9)):
+        old = create_pretrained(tmp_path / f"old{num_spare_rows}", num_spare_rows)
+        new = extend_and_reload(old, tmp_path / f"new{num_spare_rows}")
+        assert new.config.vocab_size == vocab_size
+        embeddings = new.model.bert.embeddings.words.weight
         rows = [old.tokenizer.token_to_id("ferry"), old.tokenizer.token_to_id("##man")]
         expected = old.model.bert.embeddings.words.weight[rows].mean(0)
-        torch.testing.assert_close(table[len(WORDS)], expected)
+        torch.testing.assert_close(embeddings[len(WORDS)], expected)
 
 
-def test_extensions_are_told_in_the_directory(tmp_path: Path) -> None:
-    """bertsmith.json names each one, beside what was there; the hash is the new tokenizer's."""
-    new = grown(made(tmp_path / "old"), tmp_path / "new")
-    again = extend(new, extend_vocabulary(new.tokenizer, ["rivers"]), "more.txt")
-    bundle.save_model(tmp_path / "again", again)
-    info = bundle.load(tmp_path / "again").info
+def test_extensions_are_recorded(tmp_path: Path) -> None:
+    """bertsmith.json lists each extension, keeps other fields and has the new tokenizer's hash."""
+    new = extend_and_reload(create_pretrained(tmp_path / "old"), tmp_path / "new")
+    newest = extend_vocabulary(
+        new, vocabulary_extension.extend_vocabulary(new.tokenizer, ["rivers"]), "more.txt"
+    )
+    bundle.save_model(tmp_path / "newest", newest)
+    info = bundle.load(tmp_path / "newest").info
     assert info["recipe"] == "fast"
     assert info["extended"] == [
         {"words": 4, "first": len(WORDS), "source": "words.txt"},
         {"words": 1, "first": len(WORDS) + 4, "source": "more.txt"},
     ]
-    assert info["tokenizer"]["hash"] == again.tokenizer.hash
+    assert info["tokenizer"]["hash"] == newest.tokenizer.hash
 
 
-def test_words_chosen_for_another_vocabulary_are_refused(tmp_path: Path) -> None:
-    """The pieces' ids would be other words' rows."""
-    old = made(tmp_path / "old")
+def test_extension_for_another_vocabulary_is_rejected(tmp_path: Path) -> None:
+    """Its subtoken ids would refer to rows of other tokens."""
+    old = create_pretrained(tmp_path / "old")
     other = Tokenizer(TokenizerSpec(vocab=(*SPECIAL_TOKENS, "the", *WORDS[6:])))
     with pytest.raises(ModelError, match="another vocabulary"):
-        extend(replace(old), extend_vocabulary(other, ["ferries"]))
+        extend_vocabulary(replace(old), vocabulary_extension.extend_vocabulary(other, ["ferries"]))

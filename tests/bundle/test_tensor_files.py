@@ -1,4 +1,4 @@
-"""Tensor files: permissions and failed writes."""
+"""Writing tensor files."""
 
 import errno
 import os
@@ -17,19 +17,19 @@ from bertsmith.files import atomic_directory
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
 def test_tensor_files_follow_the_umask(tmp_path: Path, umask: int) -> None:
     """A tensor file gets the permissions of any other new file, not 0600."""
-    before = os.umask(umask)
+    old_umask = os.umask(umask)
     try:
         save_tensors({"a": torch.ones(3)}, tmp_path / "model.safetensors")
     finally:
-        os.umask(before)
+        os.umask(old_umask)
     assert (tmp_path / "model.safetensors").stat().st_mode & 0o777 == 0o666 & ~umask
     assert load_file(tmp_path / "model.safetensors")["a"].tolist() == [1, 1, 1]
 
 
-def test_full_disk_is_an_os_error_with_a_name(
+def test_full_disk_raises_os_error_with_file_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk while tensors are written is an OSError that names the final directory."""
+    """A full disk raises an OSError that names the final directory and leaves no files."""
 
     def fail(*_: Any, **__: Any) -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")

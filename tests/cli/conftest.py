@@ -1,4 +1,4 @@
-"""The program run in this process, and a small random model to ask."""
+"""Fixtures that run the program in this process, and a small random model."""
 
 import io
 import sys
@@ -24,55 +24,57 @@ SENTENCES = [
 
 
 @dataclass(frozen=True)
-class Done:
-    """What the program left: exit status, stdout, stderr."""
+class CompletedCommand:
+    """Exit status, stdout and stderr of a command."""
 
     status: int
     out: str
     err: str
 
 
-Run = Callable[..., Done]
+Run = Callable[..., CompletedCommand]
 
 
 class _Terminal(io.TextIOWrapper):
-    """Standard input as a person's keyboard."""
+    """Standard input that claims to be a terminal."""
 
     def isatty(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run the program with arguments and bytes on stdin; a traceback fails the test."""
+    """Return a function that runs the program with arguments and the bytes of stdin."""
 
-    def program(*arguments: object, stdin: bytes = b"", terminal: bool = False) -> Done:
+    def run_command(
+        *arguments: object, stdin: bytes = b"", terminal: bool = False
+    ) -> CompletedCommand:
         monkeypatch.setattr(sys, "argv", ["bertsmith", *map(str, arguments)])
-        stream = _Terminal if terminal else io.TextIOWrapper
-        monkeypatch.setattr(sys, "stdin", stream(io.BytesIO(stdin)))
+        stream_class = _Terminal if terminal else io.TextIOWrapper
+        monkeypatch.setattr(sys, "stdin", stream_class(io.BytesIO(stdin)))
         status = 0
         try:
             main()
-        except SystemExit as stop:
-            status = int(stop.code or 0)
-        caught = capsys.readouterr()
-        return Done(status, caught.out, caught.err)
+        except SystemExit as system_exit:
+            status = int(system_exit.code or 0)
+        captured = capsys.readouterr()
+        return CompletedCommand(status, captured.out, captured.err)
 
-    return program
+    return run_command
 
 
 @pytest.fixture(scope="session")
-def words() -> Tokenizer:
-    """A vocabulary learnt from three sentences."""
+def tokenizer() -> Tokenizer:
+    """A tokenizer with a vocabulary learned from SENTENCES."""
     return train_wordpiece(iter(SENTENCES * 3), 181)
 
 
-def save_model(directory: Path, words: Tokenizer, *, nsp: bool = True) -> Path:
-    """Save a small random model and return its directory."""
+def save_model(directory: Path, tokenizer: Tokenizer, *, nsp: bool = True) -> Path:
+    """Save a small random pre-trained model and return its directory."""
     torch.manual_seed(3)
     config = ModelConfig(
-        vocab_size=words.vocab_size,
+        vocab_size=tokenizer.vocab_size,
         layers=2,
         width=22,
         heads=2,
@@ -81,17 +83,17 @@ def save_model(directory: Path, words: Tokenizer, *, nsp: bool = True) -> Path:
         init_range=0.3,
         nsp=nsp,
     )
-    bundle.save(directory, BertForPreTraining(config), words, {"recipe": "fast"})
+    bundle.save(directory, BertForPreTraining(config), tokenizer, {"recipe": "fast"})
     return directory
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory, words: Tokenizer) -> Path:
-    """The directory of a model with both heads."""
-    return save_model(tmp_path_factory.mktemp("cli") / "model", words)
+def model(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
+    """The directory of a model with a masked-LM and a next-sentence head."""
+    return save_model(tmp_path_factory.mktemp("cli") / "model", tokenizer)
 
 
 @pytest.fixture(scope="session")
-def model_without_pairs(tmp_path_factory: pytest.TempPathFactory, words: Tokenizer) -> Path:
+def model_without_nsp(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
     """The directory of a model without a next-sentence head."""
-    return save_model(tmp_path_factory.mktemp("cli") / "single", words, nsp=False)
+    return save_model(tmp_path_factory.mktemp("cli") / "single", tokenizer, nsp=False)

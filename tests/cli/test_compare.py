@@ -1,4 +1,4 @@
-"""The verb ``compare``: its exit status, and what it puts where."""
+"""The command ``compare``: exit status and output."""
 
 import json
 import shutil
@@ -12,87 +12,89 @@ from tests.cli.conftest import Run
 
 
 @pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
-    """The model with every number of one bias a little higher."""
-    found = bundle.load(model)
+def modified_model(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    """The model with 0.001 added to the MLM decoder's bias."""
+    modified = bundle.load(model)
     with torch.no_grad():
-        found.model.state_dict()["mlm.decoder.bias"] += 0.001
-    folder = tmp_path_factory.mktemp("compare") / "other"
-    bundle.save_model(folder, found)
-    return folder
+        modified.model.state_dict()["mlm.decoder.bias"] += 0.001
+    directory = tmp_path_factory.mktemp("compare") / "modified"
+    bundle.save_model(directory, modified)
+    return directory
 
 
 def test_equal_models_exit_with_0(run: Run, model: Path, tmp_path: Path) -> None:
-    """A copy is equal in everything, and stdout says so, a line each."""
+    """A copy of a model is equal in config, tensors and outputs."""
     shutil.copytree(model, tmp_path / "copy")
-    done = run("compare", model, tmp_path / "copy", "--tolerance", 0)
-    assert done.status == 0, done.err
-    lines = done.out.splitlines()
+    completed = run("compare", model, tmp_path / "copy", "--tolerance", 0)
+    assert completed.status == 0, completed.err
+    lines = completed.out.splitlines()
     assert "config: equal" in lines
-    assert "tensors: 46 of 46 equal bit for bit" in lines
+    assert "tensors: 46 of 46 are bitwise equal" in lines
     assert "  masked LM\t0\t0" in lines
     assert lines[-1] == "equal (tolerance 0)"
 
 
-def test_a_difference_exits_with_1(run: Run, model: Path, other: Path) -> None:
-    """The tensor and the output are named; a tolerance above the difference makes them equal."""
-    done = run("compare", model, other)
-    assert done.status == 1
-    assert "tensors: 45 of 46 equal bit for bit" in done.out
-    assert "  cls.predictions.bias\t0.001\t" in done.out
-    assert "  layer 2\t0\t0" in done.out
-    assert done.out.rstrip().endswith("different (tolerance 1e-05)")
-    assert run("compare", model, other, "--tolerance", 0.01).status == 0
+def test_different_models_exit_with_1(run: Run, model: Path, modified_model: Path) -> None:
+    """Different tensors and outputs are listed; a larger tolerance makes the models equal."""
+    completed = run("compare", model, modified_model)
+    assert completed.status == 1
+    assert "tensors: 45 of 46 are bitwise equal" in completed.out
+    assert "  cls.predictions.bias\t0.001\t" in completed.out
+    assert "  layer 2\t0\t0" in completed.out
+    assert completed.out.rstrip().endswith("different (tolerance 1e-05)")
+    assert run("compare", model, modified_model, "--tolerance", 0.01).status == 0
 
 
-def test_everything_as_json(run: Run, model: Path, other: Path) -> None:
-    """--json puts one object on stdout, with every tensor, and keeps the exit status."""
-    done = run("compare", model, other, "--json", "--text", "-", stdin="나룻배\nthe\n".encode())
-    assert done.status == 1
-    facts = json.loads(done.out)
-    assert facts["equal"] is False
-    assert len(facts["tensors"]) == 46
-    assert facts["texts"] == 2
-    assert facts["tensors"]["cls.predictions.bias"]["largest"] == pytest.approx(0.001, rel=1e-3)
-    assert facts["outputs"]["embeddings"]["largest"] == 0
+def test_json_contains_all_tensors(run: Run, model: Path, modified_model: Path) -> None:
+    """--json prints one object with every tensor and keeps the exit status."""
+    texts = "나룻배\nthe\n".encode()
+    completed = run("compare", model, modified_model, "--json", "--text", "-", stdin=texts)
+    assert completed.status == 1
+    comparison = json.loads(completed.out)
+    assert comparison["equal"] is False
+    assert len(comparison["tensors"]) == 46
+    assert comparison["texts"] == 2
+    bias = comparison["tensors"]["cls.predictions.bias"]
+    assert bias["largest"] == pytest.approx(0.001, rel=1e-3)
+    assert comparison["outputs"]["embeddings"]["largest"] == 0
 
 
-def test_other_heads_and_words_are_shown(
-    run: Run, model: Path, model_without_pairs: Path, tmp_path: Path
+def test_different_heads_and_vocabularies_are_listed(
+    run: Run, model: Path, model_without_nsp: Path, tmp_path: Path
 ) -> None:
-    """Fields of the config, what one side lacks, and texts that are cut otherwise stand there."""
-    done = run("compare", model, model_without_pairs)
-    assert done.status == 1
-    assert "config: 1 fields differ" in done.out
-    assert "  nsp\tTrue\tFalse" in done.out
-    assert "  next sentence\t-\t-\tonly in A" in done.out
+    """Differing config fields, missing heads, words and tokenizations are printed."""
+    completed = run("compare", model, model_without_nsp)
+    assert completed.status == 1
+    assert "config: 1 fields differ" in completed.out
+    assert "  nsp\tTrue\tFalse" in completed.out
+    assert "  next sentence\t-\t-\tonly in A" in completed.out
     (tmp_path / "words.txt").write_text("ferrymen\n")
-    run("vocab", "extend", model, "--words", tmp_path / "words.txt", "--out", tmp_path / "more")
+    run("vocab", "extend", model, "--words", tmp_path / "words.txt", "--out", tmp_path / "extended")
     (tmp_path / "text.txt").write_text("ferrymen\n")
-    done = run("compare", model, tmp_path / "more", "--text", tmp_path / "text.txt")
-    assert "vocabulary: 1 ids differ" in done.out
-    assert "\t-\tferrymen" in done.out
-    assert "1 texts left out, which the tokenizers cut otherwise:" in done.out
-    assert "    B  ferrymen" in done.out
+    completed = run("compare", model, tmp_path / "extended", "--text", tmp_path / "text.txt")
+    assert "vocabulary: 1 ids differ" in completed.out
+    assert "\t-\tferrymen" in completed.out
+    assert "1 texts skipped: their tokenizations differ:" in completed.out
+    assert "    B  ferrymen" in completed.out
 
 
-def test_a_terminal_gets_tables(
-    run: Run, model: Path, other: Path, monkeypatch: pytest.MonkeyPatch
+def test_terminal_output_is_a_table(
+    run: Run, model: Path, modified_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Columns with heads instead of tabs, and no name is cut off where it is narrow."""
+    """A terminal gets columns with headers; names are folded instead of truncated."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "44")
-    done = run("compare", model, other)
-    assert "\t" not in done.out
-    assert "difference" in done.out
-    assert "…" not in done.out
+    completed = run("compare", model, modified_model)
+    assert "\t" not in completed.out
+    assert "difference" in completed.out
+    assert "…" not in completed.out
     monkeypatch.setenv("COLUMNS", "100")
-    assert "cls.predictions.bias" in run("compare", model, other).out
+    assert "cls.predictions.bias" in run("compare", model, modified_model).out
 
 
 def test_errors_exit_with_2(run: Run, model: Path, tmp_path: Path) -> None:
-    """A path without a model, or a text that is not there, is no difference but an error."""
+    """A missing model or text file exits with 2, not with 1 as a difference does."""
     assert run("compare", model, tmp_path / "nothing").status == 2
-    done = run("compare", model, model, "--text", tmp_path / "nothing")
-    assert done.status == 2
-    assert "nothing" in done.err
+    completed = run("compare", model, model, "--text", tmp_path / "nothing")
+    assert completed.status == 2
+    assert "nothing" in completed.err

@@ -1,4 +1,4 @@
-"""Models and indexes written by version 0.1 still give the same answers."""
+"""Models and indexes written by version 0.1 still give the same predictions."""
 
 import json
 import shutil
@@ -14,8 +14,8 @@ EXPECTED = [json.loads(line) for line in (FIXTURES / "expected.jsonl").read_text
 
 
 @pytest.fixture
-def old(tmp_path: Path) -> Path:
-    """A copy of the fixtures, with the paths in them replaced by the copy's."""
+def artifacts(tmp_path: Path) -> Path:
+    """A copy of the artifacts of version 0.1, with the paths in them adapted."""
     folder = tmp_path / "v0.1"
     shutil.copytree(FIXTURES, folder)
     for pattern in ("settings.toml", "index.json"):
@@ -26,48 +26,48 @@ def old(tmp_path: Path) -> Path:
 
 
 def assert_contains(actual: Any, expected: Any) -> None:
-    """Check that all expected values are there; later versions may have added fields."""
+    """Assert that ``actual`` has the expected values; it may have additional fields."""
     if isinstance(expected, dict):
         assert isinstance(actual, dict)
         for name, value in expected.items():
             assert_contains(actual[name], value)
     elif isinstance(expected, list):
         assert len(actual) == len(expected)
-        for one, other in zip(actual, expected, strict=True):
-            assert_contains(one, other)
+        for actual_item, expected_item in zip(actual, expected, strict=True):
+            assert_contains(actual_item, expected_item)
     elif isinstance(expected, float):
         assert actual == pytest.approx(expected, rel=1e-4, abs=1e-5)
     else:
         assert actual == expected
 
 
-@pytest.mark.parametrize("place", ["model", "run"])
+@pytest.mark.parametrize("path_type", ["model", "run"])
 @pytest.mark.parametrize(
     "case", EXPECTED, ids=[f"{case['model']}-{len(case['text'])}" for case in EXPECTED]
 )
 def test_fine_tuned_models_of_version_0_1(
-    case: dict[str, Any], place: str, run: Run, old: Path
+    case: dict[str, Any], path_type: str, run: Run, artifacts: Path
 ) -> None:
-    """A run and its model directory give the predictions that version 0.1 printed."""
-    model = old / case["model"]
-    if place == "model":
+    """A run directory and its model directory give the predictions of version 0.1."""
+    model = artifacts / case["model"]
+    if path_type == "model":
         model /= "model"
-    done = run("predict", model, case["text"], "--json", "--device", "cpu")
-    assert done.status == 0, done.err
-    assert_contains(json.loads(done.out), case["prediction"])
+    completed = run("predict", model, case["text"], "--json", "--device", "cpu")
+    assert completed.status == 0, completed.err
+    assert_contains(json.loads(completed.out), case["prediction"])
 
 
-def test_index_of_version_0_1(run: Run, old: Path) -> None:
-    """An index of embedded lines finds the same lines."""
-    question = "ba be no fi"
-    done = run("search", old / "lines.index", question, "--top", 3, "--json", "--device", "cpu")
-    assert done.status == 0, done.err
-    assert_contains(json.loads(done.out), json.loads((FIXTURES / "search.json").read_text()))
+def test_index_of_version_0_1(run: Run, artifacts: Path) -> None:
+    """Searching an index of version 0.1 finds the same lines."""
+    options = ("--top", 3, "--json", "--device", "cpu")
+    completed = run("search", artifacts / "lines.index", "ba be no fi", *options)
+    assert completed.status == 0, completed.err
+    assert_contains(json.loads(completed.out), json.loads((FIXTURES / "search.json").read_text()))
 
 
 @pytest.mark.parametrize("name", ["base", "tag", "features", "seeds", "lines.index"])
-def test_inspect_describes_artifacts_of_version_0_1(name: str, run: Run, old: Path) -> None:
+def test_inspect_describes_artifacts_of_version_0_1(name: str, run: Run, artifacts: Path) -> None:
     """``inspect`` describes each kind of artifact."""
-    done = run("inspect", old / name)
-    assert done.status == 0, done.err
-    assert done.out
+    completed = run("inspect", artifacts / name)
+    assert completed.status == 0, completed.err
+    assert completed.out

@@ -1,7 +1,4 @@
-"""The verb ``corpus``: what people see of their text, and what is written of it.
-
-These tests never look inside the readers.
-"""
+"""The command ``corpus``: show, stats, convert and docstrings."""
 
 import gzip
 import json
@@ -15,24 +12,24 @@ import pytest
 
 from tests.cli.conftest import Run
 
-LINES = (
+JSON_LINES = (
     '{"text": "Anna has a cat. It sleeps."}\n{"text": ""}\n{"text": "Bert reads.\\nIt is good."}\n'
 )
 
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """Write three documents, one of them empty."""
+    """A JSON lines file with three documents, one of them empty."""
     path = tmp_path / "a.jsonl"
-    path.write_text(LINES)
+    path.write_text(JSON_LINES)
     return path
 
 
 def test_show_prints_sentences_by_document(run: Run, corpus: Path) -> None:
-    """The first documents come as they are read, a sentence a line."""
-    done = run("corpus", "show", corpus, "--documents", 1)
-    assert done.status == 0
-    assert done.out.split("\n") == [
+    """``show`` prints the first documents, one sentence per line."""
+    completed = run("corpus", "show", corpus, "--documents", 1)
+    assert completed.status == 0
+    assert completed.out.split("\n") == [
         f"== {corpus}, document 0",
         "Anna has a cat.",
         "It sleeps.",
@@ -41,47 +38,51 @@ def test_show_prints_sentences_by_document(run: Run, corpus: Path) -> None:
     ]
 
 
-def test_stats_counts(run: Run, corpus: Path) -> None:
-    """Counts stand on stdout, for people and as JSON."""
-    done = run("corpus", "stats", corpus)
-    assert "2 documents" in done.out
-    assert "4 sentences, 11 words" in done.out
-    assert "1 documents without text left out" in done.out
-    facts = json.loads(run("corpus", "stats", corpus, "--json").out)
-    assert (facts["documents"], facts["sentences"], facts["words"]) == (2, 4, 11)
-    assert facts["formats"] == {"jsonl": 1}
+def test_stats_prints_counts(run: Run, corpus: Path) -> None:
+    """``stats`` prints the counts as text or as JSON."""
+    completed = run("corpus", "stats", corpus)
+    assert "2 documents" in completed.out
+    assert "4 sentences, 11 whitespace-separated words" in completed.out
+    assert "1 documents without text" in completed.out
+    counts = json.loads(run("corpus", "stats", corpus, "--json").out)
+    assert (counts["documents"], counts["sentences"], counts["words"]) == (2, 4, 11)
+    assert counts["formats"] == {"jsonl": 1}
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".xz", ".bz2", ".zst"])
-def test_convert_there_and_back(run: Run, corpus: Path, tmp_path: Path, suffix: str) -> None:
-    """JSON lines become a sentence a line, packed or not, and are read back as the same."""
+def test_converted_text_can_be_converted_back(
+    run: Run, corpus: Path, tmp_path: Path, suffix: str
+) -> None:
+    """JSON lines converted to sentences and back are unchanged, for every compression."""
     out = tmp_path / f"b.txt{suffix}"
-    done = run("corpus", "convert", corpus, "--out", out)
-    assert done.status == 0, done.err
-    assert f"wrote {out}" in done.err
-    assert "next: bertsmith vocab" in done.err
-    assert done.out == ""
-    found = run("corpus", "convert", out, "--format", "sentences").out.splitlines()
-    assert [json.loads(line)["text"] for line in found] == [
+    completed = run("corpus", "convert", corpus, "--out", out)
+    assert completed.status == 0, completed.err
+    assert f"wrote {out}" in completed.err
+    assert "next: bertsmith vocab" in completed.err
+    assert completed.out == ""
+    lines = run("corpus", "convert", out, "--format", "sentences").out.splitlines()
+    assert [json.loads(line)["text"] for line in lines] == [
         "Anna has a cat.\nIt sleeps.",
         "Bert reads.\nIt is good.",
     ]
 
 
-def test_convert_reads_a_pipe(run: Run) -> None:
-    """Packed text on standard input comes out as JSON lines on stdout."""
-    done = run("corpus", "convert", "-", stdin=gzip.compress(LINES.encode()))
-    assert len(done.out.splitlines()) == 2
-    assert json.loads(done.out.splitlines()[0])["id"] == "-:0"
+def test_convert_reads_compressed_standard_input(run: Run) -> None:
+    """Compressed text on standard input is converted to JSON lines on stdout."""
+    completed = run("corpus", "convert", "-", stdin=gzip.compress(JSON_LINES.encode()))
+    assert len(completed.out.splitlines()) == 2
+    assert json.loads(completed.out.splitlines()[0])["id"] == "-:0"
 
 
-def test_an_existing_file_is_kept(run: Run, corpus: Path, tmp_path: Path) -> None:
-    """A file is replaced only with --force, and a failed conversion leaves it as it was."""
+def test_existing_file_is_overwritten_only_with_force(
+    run: Run, corpus: Path, tmp_path: Path
+) -> None:
+    """Without --force, or if the conversion fails, an existing file is unchanged."""
     out = tmp_path / "b.jsonl"
     out.write_text("old")
-    done = run("corpus", "convert", corpus, "--out", out)
-    assert (done.status, out.read_text()) == (2, "old")
-    assert "--force" in done.err
+    completed = run("corpus", "convert", corpus, "--out", out)
+    assert (completed.status, out.read_text()) == (2, "old")
+    assert "--force" in completed.err
     corpus.write_text("{broken\n")
     assert run("corpus", "convert", corpus, "--out", out, "--force").status == 2
     assert out.read_text() == "old"
@@ -93,53 +94,53 @@ def test_an_existing_file_is_kept(run: Run, corpus: Path, tmp_path: Path) -> Non
     [
         (["nowhere.txt"], "no such file or folder"),
         (["."], "no text file in this folder"),
-        (["photo.txt"], "a binary file"),
-        (["empty.txt"], "an empty file"),
+        (["photo.txt"], "binary file"),
+        (["empty.txt"], "empty file"),
         (["-", "--format", "word"], "'wikiextractor'"),
         (["-", "--on-error", "panic"], "'skip'"),
     ],
 )
-def test_mistakes_are_told_in_one_message(
+def test_invalid_input_is_an_error(
     run: Run,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     arguments: list[str],
     message: str,
 ) -> None:
-    """A user's mistake exits with 2 and says what was found; there is no traceback."""
+    """Invalid sources and options exit with 2 and a message without a traceback."""
     monkeypatch.chdir(tmp_path)
     if arguments[0] != ".":
         (tmp_path / "photo.txt").write_bytes(b"\x89PNG\x00\x01")
         (tmp_path / "empty.txt").touch()
-    done = run("corpus", "stats", *arguments)
-    assert done.status == 2
-    assert message in done.err
-    assert "Traceback" not in done.err
-    assert done.out == ""
+    completed = run("corpus", "stats", *arguments)
+    assert completed.status == 2
+    assert message in completed.err
+    assert "Traceback" not in completed.err
+    assert completed.out == ""
 
 
-def test_skips_are_reported(run: Run, corpus: Path, tmp_path: Path) -> None:
-    """With --on-error skip the rest is read, and what was left out is counted and named."""
-    corpus.write_text(LINES + "{broken\n")
+def test_skipped_text_is_reported(run: Run, corpus: Path, tmp_path: Path) -> None:
+    """With --on-error skip, unreadable text is counted and its location printed."""
+    corpus.write_text(JSON_LINES + "{broken\n")
     (tmp_path / "empty.txt").touch()
     (tmp_path / "picture.png").touch()
-    done = run("corpus", "stats", tmp_path, "--on-error", "skip")
-    assert done.status == 0
-    assert "skipped 1: broken JSON" in done.out
-    assert "skipped 1: an empty file" in done.out
-    assert f"{corpus}, line 4, byte {len(LINES)}: broken JSON" in done.out
-    assert f"passed over {tmp_path / 'picture.png'}" in done.err
+    completed = run("corpus", "stats", tmp_path, "--on-error", "skip")
+    assert completed.status == 0
+    assert "broken JSON" in completed.out
+    assert "empty file" in completed.out
+    assert f"{corpus}, line 4, byte {len(JSON_LINES)}" in completed.out
+    assert f"ignored {tmp_path / 'picture.png'}" in completed.err
 
 
-def test_a_name_without_a_known_form_is_refused(run: Run, corpus: Path, tmp_path: Path) -> None:
-    """The name of the file to write says the form, and must do so."""
-    done = run("corpus", "convert", corpus, "--out", tmp_path / "b.csv")
-    assert done.status == 2
-    assert ".jsonl" in done.err
+def test_output_with_unknown_suffix_is_an_error(run: Run, corpus: Path, tmp_path: Path) -> None:
+    """The output format is chosen by the suffix, so an unknown suffix is rejected."""
+    completed = run("corpus", "convert", corpus, "--out", tmp_path / "b.csv")
+    assert completed.status == 2
+    assert ".jsonl" in completed.err
 
 
-def test_interrupted_gathering_leaves_nothing(tmp_path: Path) -> None:
-    """Ctrl-C in ``corpus docstrings`` exits with 130, without a traceback or half a file."""
+def test_interrupted_command_leaves_no_file(tmp_path: Path) -> None:
+    """Ctrl-C in ``corpus docstrings`` exits with 130 and writes nothing."""
     command = [sys.executable, "-m", "bertsmith", "corpus", "docstrings"]
     options = ["--out", str(tmp_path / "d.txt"), "--processes", "2"]
     process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)

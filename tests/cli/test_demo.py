@@ -1,4 +1,4 @@
-"""``bertsmith demo``: the commands that it gives."""
+"""The command ``demo``: the commands that it runs."""
 
 from pathlib import Path
 
@@ -7,21 +7,20 @@ import pytest
 from bertsmith.cli import demo
 
 
-def test_the_budget_of_minutes_decides_alone(
+def test_pretraining_is_limited_by_minutes_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pre-training command has the minutes, but no least number of steps nor interval."""
+    """The pretrain command gets --minutes, but neither steps nor an evaluation interval."""
     commands: list[list[str]] = []
 
-    def record(arguments: list[str], *, standalone_mode: bool) -> int:
+    def record_command(arguments: list[str], *, standalone_mode: bool) -> int:
         commands.append(arguments)
         return 0
 
-    monkeypatch.setattr(demo, "app", record)
+    monkeypatch.setattr(demo, "app", record_command)
     demo.demo(out=tmp_path, minutes=0.5, seed=0)
-    assert [command[0] for command in commands] == [
-        "corpus", "vocab", "prepare", "pretrain", "fill"
-    ]  # fmt: skip
+    names = [command[0] for command in commands]
+    assert names == ["corpus", "vocab", "prepare", "pretrain", "fill"]
     pretrain = commands[3]
     assert pretrain[pretrain.index("--minutes") + 1] == "0.5"
     assert not any("steps" in word or "eval_every" in word for word in pretrain)

@@ -1,4 +1,4 @@
-"""The verb ``vocab extend``: a model directory with more words, told and refused."""
+"""The command ``vocab extend``, and the default command of ``vocab``."""
 
 import json
 from pathlib import Path
@@ -13,49 +13,50 @@ WORDS = "Ferrymen\nriverboat\n\nthe\nwinter-time\n나룻배\nzz zz\n"
 
 
 def test_words_of_a_file_are_added(run: Run, model: Path, tmp_path: Path) -> None:
-    """Each word's fate is told, the old rows are there, and the next commands are named."""
+    """Known, normalized, rejected and added words are logged; existing embeddings are kept."""
     (tmp_path / "words.txt").write_text(WORDS)
     out = tmp_path / "out"
-    done = run("vocab", "extend", model, "--words", tmp_path / "words.txt", "--out", out)
-    assert done.status == 0, done.err
-    assert done.out == ""
-    for part in (
-        "1 there already: the",
+    completed = run("vocab", "extend", model, "--words", tmp_path / "words.txt", "--out", out)
+    assert completed.status == 0, completed.err
+    assert completed.out == ""
+    for message in (
+        "1 already in the vocabulary: the",
         "Ferrymen as ferrymen",
-        "2 refused:",
-        "winter-time: it is split: winter | - | time",
-        "1 of the words were unknown until now",
-        "added 3, ids ",
+        "2 rejected:",
+        "winter | - | time",
+        "1 of the words were [UNK]",
+        "added 3 words, ids ",
         f"wrote {out}",
         f"next: bertsmith prepare CORPUS... --tokenizer {out}",
         f"bertsmith pretrain --from {out}",
     ):
-        assert part in done.err
-    old, new = bundle.load(model), bundle.load(out)
-    assert new.tokenizer.vocab == (*old.tokenizer.vocab, "ferrymen", "riverboat", "나룻배")
-    size = old.tokenizer.vocab_size
-    rows = new.model.bert.embeddings.words.weight
-    assert torch.equal(rows[:size], old.model.bert.embeddings.words.weight)
+        assert message in completed.err
+    original, extended = bundle.load(model), bundle.load(out)
+    new_words = ("ferrymen", "riverboat", "나룻배")
+    assert extended.tokenizer.vocab == (*original.tokenizer.vocab, *new_words)
+    vocab_size = original.tokenizer.vocab_size
+    embeddings = extended.model.bert.embeddings.words.weight
+    assert torch.equal(embeddings[:vocab_size], original.model.bert.embeddings.words.weight)
 
 
-def test_words_of_a_corpus_are_added(run: Run, model: Path, tmp_path: Path) -> None:
-    """The most frequent split words, as many as asked for, with pieces a word before and now."""
+def test_frequent_words_of_a_corpus_are_added(run: Run, model: Path, tmp_path: Path) -> None:
+    """The most frequent words that are split now are added, and reduce the pieces per word."""
     text = "Riverboats and ferrymen. " * 9 + "Riverboats, pilots and lanterns, pilots! " * 2
     (tmp_path / "a.txt").write_text(text)
-    more = tmp_path / "b.jsonl"
-    more.write_text(json.dumps({"text": "ferrymen ferrymen ferrymen winters"}) + "\n")
-    options = ["--from-corpus", tmp_path / "a.txt", "--from-corpus", more, "--count", 2]
-    done = run("vocab", "extend", model, *options, "--out", tmp_path / "out", "--json")
-    assert done.status == 0, done.err
-    facts = json.loads(done.out)
-    assert facts["words"] == ["ferrymen", "riverboats"]
-    assert facts["before"]["pieces_a_word"] > facts["after"]["pieces_a_word"] >= 1
-    assert len(facts["pieces"]) == 2
-    assert "before: " in done.err
-    assert "now: " in done.err
-    found = bundle.load(tmp_path / "out")
-    assert found.tokenizer.vocab[-2:] == ("ferrymen", "riverboats")
-    assert found.info["extended"][0]["source"] == f"{tmp_path / 'a.txt'}, {more}"
+    second_file = tmp_path / "b.jsonl"
+    second_file.write_text(json.dumps({"text": "ferrymen ferrymen ferrymen winters"}) + "\n")
+    options = ["--from-corpus", tmp_path / "a.txt", "--from-corpus", second_file, "--count", 2]
+    completed = run("vocab", "extend", model, *options, "--out", tmp_path / "out", "--json")
+    assert completed.status == 0, completed.err
+    report = json.loads(completed.out)
+    assert report["words"] == ["ferrymen", "riverboats"]
+    assert report["before"]["pieces_a_word"] > report["after"]["pieces_a_word"] >= 1
+    assert len(report["pieces"]) == 2
+    assert "before: " in completed.err
+    assert "after: " in completed.err
+    extended = bundle.load(tmp_path / "out")
+    assert extended.tokenizer.vocab[-2:] == ("ferrymen", "riverboats")
+    assert extended.info["extended"][0]["source"] == f"{tmp_path / 'a.txt'}, {second_file}"
 
 
 @pytest.mark.parametrize(
@@ -68,40 +69,42 @@ def test_words_of_a_corpus_are_added(run: Run, model: Path, tmp_path: Path) -> N
         (["--from-corpus", "nowhere"], "nowhere"),
     ],
 )
-def test_mistakes_are_told(
+def test_invalid_options_are_errors(
     run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     options: list[object], message: str,
 ) -> None:  # fmt: skip
-    """A wrong option, or nothing to add, exits with 2 and leaves no folder."""
+    """Invalid options, or no word to add, exit with 2 and create no folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "known.txt").write_text("the\nriver bank\n")
-    done = run("vocab", "extend", model, *options, "--out", tmp_path / "out")
-    assert done.status == 2
-    assert message in done.err
+    completed = run("vocab", "extend", model, *options, "--out", tmp_path / "out")
+    assert completed.status == 2
+    assert message in completed.err
     assert not (tmp_path / "out").exists()
 
 
-def test_nothing_is_replaced(run: Run, model: Path, tmp_path: Path) -> None:
-    """A folder that holds something is refused, the model's own first of all."""
-    done = run("vocab", "extend", model, "--words", "-", "--out", model, stdin=b"pilots\n")
-    assert done.status == 2
-    assert "something is there already" in done.err
+def test_existing_folder_is_not_overwritten(run: Run, model: Path) -> None:
+    """A folder that is not empty is rejected as output."""
+    completed = run("vocab", "extend", model, "--words", "-", "--out", model, stdin=b"pilots\n")
+    assert completed.status == 2
+    assert "something is there already" in completed.err
 
 
-def test_learn_is_meant_where_no_command_is_named(run: Run, tmp_path: Path) -> None:
-    """``vocab FILE`` and ``vocab learn FILE`` make the same; so do options that come first."""
-    (tmp_path / "a.txt").write_text("The ferry crossed the river twice a day. " * 20)
-    forms = (
+def test_learn_is_the_default_command(run: Run, tmp_path: Path) -> None:
+    """``vocab FILE`` equals ``vocab learn FILE``, also with options first."""
+    text = "The ferry crossed the river twice a day. " * 20
+    (tmp_path / "a.txt").write_text(text)
+    commands = (
         ["vocab", tmp_path / "a.txt", "--size", 120],
         ["vocab", "learn", tmp_path / "a.txt", "--size", 120],
         ["vocab", "--size", 120, tmp_path / "a.txt"],
     )
-    made = []
-    for number, form in enumerate(forms):
-        done = run(*form, "--out", tmp_path / str(number))
-        assert done.status == 0, done.err
-        made.append((tmp_path / str(number) / "vocab.txt").read_bytes())
-    assert made[0] == made[1] == made[2]
-    (tmp_path / "extend").write_text("The ferry crossed the river twice a day. " * 20)
-    done = run("vocab", f"{tmp_path}/extend", "--size", 120, "--out", tmp_path / "named")
-    assert done.status == 0, done.err
+    vocabularies = []
+    for number, command in enumerate(commands):
+        completed = run(*command, "--out", tmp_path / str(number))
+        assert completed.status == 0, completed.err
+        vocabularies.append((tmp_path / str(number) / "vocab.txt").read_bytes())
+    assert vocabularies[0] == vocabularies[1] == vocabularies[2]
+    # A file with the name of a command, given with its folder.
+    (tmp_path / "extend").write_text(text)
+    completed = run("vocab", f"{tmp_path}/extend", "--size", 120, "--out", tmp_path / "named")
+    assert completed.status == 0, completed.err

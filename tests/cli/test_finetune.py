@@ -1,4 +1,4 @@
-"""The verbs of fine-tuning on the command line."""
+"""The commands ``finetune``, ``predict`` and ``evaluate``."""
 
 import io
 import json
@@ -26,432 +26,469 @@ Run = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small table of two classes."""
+    """A table with two classes."""
     file = tmp_path_factory.mktemp("table") / "train.csv"
-    kinds = (("the anvil rings", "loud"), ("the river sleeps", "still"))
-    rows = [f"{kinds[n % 2][0]} {n},{kinds[n % 2][1]}" for n in range(24)]
+    examples = (("the anvil rings", "loud"), ("the river sleeps", "still"))
+    rows = [f"{examples[n % 2][0]} {n},{examples[n % 2][1]}" for n in range(24)]
     file.write_text("\n".join(["line,mood", *rows]) + "\n")
     return file
 
 
 @pytest.fixture(scope="module")
-def tuned(model: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on that table."""
-    run = tmp_path_factory.mktemp("tuned") / "run"
+def classifier(model: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of a classifier fine-tuned on that table."""
+    out = tmp_path_factory.mktemp("classifier") / "run"
     task = {"text": "line", "label": "mood", "batch": 8}
-    finetune("classify", model, run, data=table, values={"task": task, "run": {"threads": 1}})
-    return run
+    finetune("classify", model, out, data=table, values={"task": task, "run": {"threads": 1}})
+    return out
 
 
-def test_finetune_tells_what_it_did(run: Run, model: Path, table: Path, tmp_path: Path) -> None:
-    """Held-out scores and the counts of rows on stdout, the next command on stderr."""
-    out = tmp_path / "run"
-    done = run(
+@pytest.fixture
+def finetune_command(model: Path, table: Path) -> list[str | Path]:
+    """A command that fine-tunes a classifier for one epoch, without --out."""
+    return [
         "finetune", "classify", "--model", model, "--data", table, "--text", "line",
-        "--label", "mood", "--epochs", 1, "--batch", 8, "--set", "run.threads=1", "--out", out,
-    )  # fmt: skip
-    assert done.status == 0, done.err
-    assert "train: 24 read, 24 used, 0 skipped, 0 cut off" in done.out
-    assert "held out (2 examples): accuracy" in done.out
-    assert f"next: bertsmith predict {out / 'model'}" in done.err
+        "--label", "mood", "--epochs", "1", "--set", "run.threads=1",
+    ]  # fmt: skip
 
 
-def test_inspect_shows_a_run_and_its_model(run: Run, tuned: Path) -> None:
-    """The loss of a fine-tuning, and the head that it made; a masked LM is not there any more."""
-    done = run("inspect", tuned)
-    assert done.status == 0, done.err
-    assert "held out" in done.out
-    assert "accuracy" in done.out
-    shown = run("inspect", tuned / "model")
-    assert "on top: fine-tuned (single)" in shown.out
-    assert "next: bertsmith predict" in shown.err
-    assert "masked LM" not in shown.out.splitlines()[1]
+def small_config(tokenizer: Tokenizer) -> ModelConfig:
+    """Return the config of a small random model."""
+    return ModelConfig(
+        vocab_size=tokenizer.vocab_size,
+        layers=1,
+        width=22,
+        heads=2,
+        feed_forward=31,
+        max_positions=43,
+    )
 
 
-def test_endings_are_columns(run: Run, model: Path, tmp_path: Path) -> None:
-    """Multiple choice from a table of one's own, and then a prompt with its endings."""
+def test_finetune_prints_metrics_and_counts(
+    run: Run, finetune_command: list[str | Path], tmp_path: Path
+) -> None:
+    """Validation metrics and row counts are printed, a next command is logged."""
+    out = tmp_path / "run"
+    completed = run(*finetune_command, "--batch", 8, "--out", out)
+    assert completed.status == 0, completed.err
+    assert "train: 24 read, 24 used, 0 skipped, 0 truncated" in completed.out
+    assert "held out (2 examples): accuracy" in completed.out
+    assert f"next: bertsmith predict {out / 'model'}" in completed.err
+
+
+def test_inspect_shows_a_fine_tuning_run_and_its_model(run: Run, classifier: Path) -> None:
+    """The run shows its metrics; the model shows its head and no masked-LM head."""
+    completed = run("inspect", classifier)
+    assert completed.status == 0, completed.err
+    assert "held out" in completed.out
+    assert "accuracy" in completed.out
+    completed = run("inspect", classifier / "model")
+    assert "fine-tuned (single)" in completed.out
+    assert "next: bertsmith predict" in completed.err
+    assert "masked LM" not in completed.out.splitlines()[1]
+
+
+def test_multiple_choice_with_a_column_per_ending(run: Run, model: Path, tmp_path: Path) -> None:
+    """``choose`` trains on a table with --endings and predicts a prompt with its endings."""
     rows = [f"the anvil {n},rings,sleeps,{n % 2}" for n in range(20)]
     (tmp_path / "t.csv").write_text("\n".join(["line,a,b,right", *rows]) + "\n")
-    done = run(
+    completed = run(
         "finetune", "choose", "--model", model, "--data", tmp_path / "t.csv", "--text", "line",
         "--endings", "a,b", "--label", "right", "--epochs", 1, "--batch", 8,
         "--set", "run.threads=1", "--out", tmp_path / "run",
     )  # fmt: skip
-    assert done.status == 0, done.err
-    assert "train: 20 read, 20 used, 0 skipped, 0 cut off" in done.out
-    done = run("predict", tmp_path / "run", "the anvil\trings\tsleeps", "--json")
-    told = json.loads(done.out)
-    assert told["endings"] == ["rings", "sleeps"]
-    assert sum(told["probabilities"]) == pytest.approx(1)
-    assert told["probabilities"][told["best"]] == max(told["probabilities"])
-    assert told["ending"] == ["rings", "sleeps"][told["best"]]
-    assert told["column"] == ["a", "b"][told["best"]]
-    line = run("predict", tmp_path / "run", "the anvil\trings\tsleeps").out
-    best, share = told["best"], max(told["probabilities"])
-    assert line == f"{best}\t{share:.4f}\t{told['ending']}\tthe anvil\trings\tsleeps\n"
+    assert completed.status == 0, completed.err
+    assert "train: 20 read, 20 used, 0 skipped, 0 truncated" in completed.out
+    prompt = "the anvil\trings\tsleeps"
+    prediction = json.loads(run("predict", tmp_path / "run", prompt, "--json").out)
+    best, probabilities = prediction["best"], prediction["probabilities"]
+    assert prediction["endings"] == ["rings", "sleeps"]
+    assert sum(probabilities) == pytest.approx(1)
+    assert probabilities[best] == max(probabilities)
+    assert prediction["ending"] == ["rings", "sleeps"][best]
+    assert prediction["column"] == ["a", "b"][best]
+    line = run("predict", tmp_path / "run", prompt).out
+    assert line == f"{best}\t{max(probabilities):.4f}\t{prediction['ending']}\t{prompt}\n"
 
 
-def test_predict_tells_labels(run: Run, tuned: Path) -> None:
-    """A line a text: label, probability, text; as JSON all labels. A tab is part of the text."""
-    done = run("predict", tuned, "the anvil rings", "the river\tsleeps")
-    label, share, text = done.out.splitlines()[0].split("\t")
+def test_predict_prints_labels(run: Run, classifier: Path) -> None:
+    """Label, probability and text are printed; --json has all labels; a tab is part of a text."""
+    completed = run("predict", classifier, "the anvil rings", "the river\tsleeps")
+    label, probability, text = completed.out.splitlines()[0].split("\t")
     assert label in {"loud", "still"}
-    assert 0.5 <= float(share) <= 1.0
+    assert 0.5 <= float(probability) <= 1.0
     assert text == "the anvil rings"
-    lines = run("predict", tuned, "--json", "a\tb").out.splitlines()
-    told = json.loads(lines[0])
-    assert (told["text"], told.get("pair")) == ("a\tb", None)
-    assert sum(told["labels"].values()) == pytest.approx(1)
+    lines = run("predict", classifier, "--json", "a\tb").out.splitlines()
+    prediction = json.loads(lines[0])
+    assert (prediction["text"], prediction.get("pair")) == ("a\tb", None)
+    assert sum(prediction["labels"].values()) == pytest.approx(1)
 
 
-def test_predict_reads_a_file(run: Run, tuned: Path, tmp_path: Path) -> None:
-    """A text a line; an empty one is an error after the answers before it, or a counted skip."""
-    texts = tmp_path / "texts"
-    texts.write_text("the anvil\nthe river\n")
-    whole = run("predict", tuned, "--input", texts).out.splitlines()
-    assert len(whole) == 2
-    texts.write_text("the anvil\n\nthe river\n \n")
-    done = run("predict", tuned, "--input", texts)
-    assert (done.status, done.out.splitlines()) == (2, whole[:1])
-    assert f"{texts}, line 2 is empty" in done.err
-    assert "--skip-bad" in done.err
-    done = run("predict", tuned, "--input", texts, "--skip-bad")
-    assert (done.status, done.out.splitlines()) == (0, whole)
-    assert f"left out 2 lines; the first: {texts}, line 2 is empty" in done.err
+def test_predict_reads_lines_of_a_file(run: Run, classifier: Path, tmp_path: Path) -> None:
+    """An empty line is an error after the predictions before it, or skipped and counted."""
+    file = tmp_path / "texts"
+    file.write_text("the anvil\nthe river\n")
+    predictions = run("predict", classifier, "--input", file).out.splitlines()
+    assert len(predictions) == 2
+    file.write_text("the anvil\n\nthe river\n \n")
+    completed = run("predict", classifier, "--input", file)
+    assert (completed.status, completed.out.splitlines()) == (2, predictions[:1])
+    assert f"{file}, line 2 is empty" in completed.err
+    assert "--skip-bad" in completed.err
+    completed = run("predict", classifier, "--input", file, "--skip-bad")
+    assert (completed.status, completed.out.splitlines()) == (0, predictions)
+    assert f"skipped 2 lines; the first: {file}, line 2 is empty" in completed.err
 
 
-def test_predict_reads_a_table_by_its_column(run: Run, tuned: Path, tmp_path: Path) -> None:
-    """The column of the training table, or another; the table goes to a file or to stdout."""
+def test_predict_reads_a_table(run: Run, classifier: Path, tmp_path: Path) -> None:
+    """The training table's column or another is read; the table goes to a file or to stdout."""
     table, out = tmp_path / "t.csv", tmp_path / "out.csv"
     table.write_text('id,line\n1,"the anvil, rings"\n2,the river\n')
-    done = run("predict", tuned, "--input", table, "--out", out)
-    assert (done.status, done.out) == (0, ""), done.err
-    assert f"wrote {out}: 2 rows, with label, probability" in done.err
-    shown = run("predict", tuned, "--input", table)
-    assert shown.out == out.read_text()
-    assert shown.out.splitlines()[0] == "id,line,label,probability"
-    assert shown.out.splitlines()[1].startswith('1,"the anvil, rings",')
-    done = run("predict", tuned, "--input", "-", "--format", "csv", "--json",
-               stdin=table.read_bytes())  # fmt: skip
-    found = [json.loads(line) for line in done.out.splitlines()]
-    assert [row["id"] for row in found] == ["1", "2"]
-    told = json.loads(
-        run("predict", tuned, "--input", table, "--out", tmp_path / "o.jsonl", "--json").out
-    )
-    assert told["rows"] == 2
-    assert told["columns"] == ["label", "probability"]
+    completed = run("predict", classifier, "--input", table, "--out", out)
+    assert (completed.status, completed.out) == (0, ""), completed.err
+    assert f"wrote {out}: 2 rows, with label, probability" in completed.err
+    printed = run("predict", classifier, "--input", table)
+    assert printed.out == out.read_text()
+    assert printed.out.splitlines()[0] == "id,line,label,probability"
+    assert printed.out.splitlines()[1].startswith('1,"the anvil, rings",')
+    completed = run(
+        "predict", classifier, "--input", "-", "--format", "csv", "--json",
+        stdin=table.read_bytes(),
+    )  # fmt: skip
+    rows = [json.loads(line) for line in completed.out.splitlines()]
+    assert [row["id"] for row in rows] == ["1", "2"]
+    out = tmp_path / "o.jsonl"
+    summary = json.loads(run("predict", classifier, "--input", table, "--out", out, "--json").out)
+    assert summary["rows"] == 2
+    assert summary["columns"] == ["label", "probability"]
     table.write_text("id,review\n1,the anvil\n")
-    done = run("predict", tuned, "--input", table)
-    assert (done.status, "name it with --text" in done.err) == (2, True)
-    assert run("predict", tuned, "--input", table, "--text", "review").status == 0
+    completed = run("predict", classifier, "--input", table)
+    assert (completed.status, "--text" in completed.err) == (2, True)
+    assert run("predict", classifier, "--input", table, "--text", "review").status == 0
 
 
-def test_a_table_is_never_read_as_lines(run: Run, tuned: Path, tmp_path: Path) -> None:
-    """Where the suffix does not tell: its first line, or JSON; --format insists on lines."""
+def test_predict_reads_a_table_as_lines_only_if_requested(
+    run: Run, classifier: Path, tmp_path: Path
+) -> None:
+    """A .txt file that looks like a table is rejected unless --format lines is given."""
     for name, content in (
         ("a.txt", "id\tline\n1\tthe anvil\n"),
         ("b.txt", '{"line": "the anvil"}\n'),
     ):
-        (tmp_path / name).write_text(content)
-        done = run("predict", tuned, "--input", tmp_path / name)
-        assert (done.status, done.out, "looks like" in done.err) == (2, "", True)
-        done = run("predict", tuned, "--input", "-", stdin=content.encode())
-        assert (done.status, done.out, "looks like" in done.err) == (2, "", True)
-        done = run("predict", tuned, "--input", tmp_path / name, "--format", "lines")
-        assert len(done.out.splitlines()) == len(content.splitlines())
-    # A .txt with a column named is the table that fine-tuning reads.
-    done = run("predict", tuned, "--input", tmp_path / "a.txt", "--text", "line")
-    assert done.out.splitlines()[0] == "id\tline\tlabel\tprobability"
+        file = tmp_path / name
+        file.write_text(content)
+        completed = run("predict", classifier, "--input", file)
+        assert (completed.status, completed.out, "looks like" in completed.err) == (2, "", True)
+        completed = run("predict", classifier, "--input", "-", stdin=content.encode())
+        assert (completed.status, completed.out, "looks like" in completed.err) == (2, "", True)
+        completed = run("predict", classifier, "--input", file, "--format", "lines")
+        assert len(completed.out.splitlines()) == len(content.splitlines())
+    # With a column name, a .txt file is a table, as in fine-tuning.
+    completed = run("predict", classifier, "--input", tmp_path / "a.txt", "--text", "line")
+    assert completed.out.splitlines()[0] == "id\tline\tlabel\tprobability"
 
 
-def test_options_of_tables_need_one(run: Run, tuned: Path, tmp_path: Path) -> None:
-    """Nothing that is said is passed over in silence."""
-    (tmp_path / "a.txt").write_text("the anvil\n")
-    for given in (["--out", tmp_path / "o.csv"], ["--text", "a"], ["--delimiter", ";"]):
-        done = run("predict", tuned, "the anvil", *given)
-        assert (done.status, "it is for --input FILE" in done.err) == (2, True)
-    for given in (["--out", tmp_path / "o.csv"], ["--pair", "a"], ["--no-header"]):
-        done = run("predict", tuned, "--input", tmp_path / "a.txt", *given)
-        assert (done.status, "read as a text on each line" in done.err) == (2, True)
-    done = run("predict", tuned, "--input", tmp_path / "a.txt", "--format", "conll")
-    assert (done.status, "the model tags no words" in done.err) == (2, True)
+def test_options_without_effect_are_errors(run: Run, classifier: Path, tmp_path: Path) -> None:
+    """Table options for texts or lines, and CoNLL for a classifier, are rejected."""
+    file = tmp_path / "a.txt"
+    file.write_text("the anvil\n")
+    for options in (["--out", tmp_path / "o.csv"], ["--text", "a"], ["--delimiter", ";"]):
+        completed = run("predict", classifier, "the anvil", *options)
+        assert (completed.status, "only valid with --input FILE" in completed.err) == (2, True)
+    for options in (["--out", tmp_path / "o.csv"], ["--pair", "a"], ["--no-header"]):
+        completed = run("predict", classifier, "--input", file, *options)
+        assert (completed.status, "read as one text per line" in completed.err) == (2, True)
+    completed = run("predict", classifier, "--input", file, "--format", "conll")
+    assert (completed.status, "this model is not a tagger" in completed.err) == (2, True)
 
 
-def test_a_tagger_reads_what_it_learnt_from(run: Run, model: Path, tmp_path: Path) -> None:
-    """CoNLL by its look, or by --format; JSON lines of tokens; a column of texts; plain lines."""
-    conll = tmp_path / "c.txt"
+def test_tagger_reads_all_formats(run: Run, model: Path, tmp_path: Path) -> None:
+    """CoNLL is recognized or requested; token lists, a text column and plain lines work too."""
+    conll, tagger = tmp_path / "c.txt", tmp_path / "run"
     conll.write_text("the DT O\nferry NN B-X\n\nriver NN O\n" * 12)
     values = {"task": {"label": "2"}, "schedule": {"steps": 1}, "run": {"threads": 1}}
-    finetune("tag", model, tmp_path / "run", data=conll, values=values)
-    done = run("predict", tmp_path / "run", "--input", conll)
-    assert done.status == 0, done.err
-    assert [len(line.split()) for line in done.out.splitlines()[:4]] == [4, 4, 0, 4]
-    assert "read as CoNLL" in done.err
-    same = run("predict", tmp_path / "run", "--input", "-", "--format", "conll",
-               stdin=conll.read_bytes())  # fmt: skip
-    assert same.out == done.out
-    as_json = run("predict", tmp_path / "run", "--input", conll, "--json").out.splitlines()
-    assert json.loads(as_json[0])["tokens"] == ["the", "ferry"]
-    (tmp_path / "t.jsonl").write_text('{"tokens": ["the", "ferry"]}\n')
-    tokens = json.loads(run("predict", tmp_path / "run", "--input", tmp_path / "t.jsonl").out)
-    assert tokens["tags"] == json.loads(as_json[0])["tags"]
-    (tmp_path / "t.csv").write_text("n,text\n1,the ferry\n")
-    done = run("predict", tmp_path / "run", "--input", tmp_path / "t.csv", "--text", "text")
-    assert done.out.splitlines()[0] == "n,text,entities"
-    (tmp_path / "p.txt").write_text("the ferry crossed\nnobody\n")
-    assert (
-        len(run("predict", tmp_path / "run", "--input", tmp_path / "p.txt").out.splitlines()) == 2
+    finetune("tag", model, tagger, data=conll, values=values)
+    completed = run("predict", tagger, "--input", conll)
+    assert completed.status == 0, completed.err
+    assert [len(line.split()) for line in completed.out.splitlines()[:4]] == [4, 4, 0, 4]
+    assert "read as CoNLL" in completed.err
+    from_stdin = run(
+        "predict", tagger, "--input", "-", "--format", "conll", stdin=conll.read_bytes()
     )
+    assert from_stdin.out == completed.out
+    first_line = run("predict", tagger, "--input", conll, "--json").out.splitlines()[0]
+    sentence = json.loads(first_line)
+    assert sentence["tokens"] == ["the", "ferry"]
+    (tmp_path / "t.jsonl").write_text('{"tokens": ["the", "ferry"]}\n')
+    row = json.loads(run("predict", tagger, "--input", tmp_path / "t.jsonl").out)
+    assert row["tags"] == sentence["tags"]
+    (tmp_path / "t.csv").write_text("n,text\n1,the ferry\n")
+    completed = run("predict", tagger, "--input", tmp_path / "t.csv", "--text", "text")
+    assert completed.out.splitlines()[0] == "n,text,entities"
+    (tmp_path / "p.txt").write_text("the ferry crossed\nnobody\n")
+    completed = run("predict", tagger, "--input", tmp_path / "p.txt")
+    assert len(completed.out.splitlines()) == 2
 
 
-def test_a_terminal_is_answered_at_once(
-    run: Run, tuned: Path, monkeypatch: pytest.MonkeyPatch
+def test_typed_line_is_predicted_at_once(
+    run: Run, classifier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first line's answer is there before the second line is read."""
-    done: list[str] = []
-    written = io.StringIO()
+    """On a terminal, the first prediction is printed before the second line is read."""
+    stdout_after_first_line: list[str] = []
+    stdout = io.StringIO()
 
-    def typed(*_: str) -> Iterator[str]:
+    def read_typed_lines(*_: str) -> Iterator[str]:
         yield "the anvil"
-        done.append(written.getvalue())
+        stdout_after_first_line.append(stdout.getvalue())
         yield "the river"
 
-    monkeypatch.setattr("bertsmith.cli.model_options.read_lines", typed)
-    monkeypatch.setattr(sys, "stdout", written)
-    assert run("predict", tuned, "--input", "-", terminal=True).status == 0
-    assert done[0].endswith("\tthe anvil\n")
+    monkeypatch.setattr("bertsmith.cli.model_options.read_lines", read_typed_lines)
+    monkeypatch.setattr(sys, "stdout", stdout)
+    assert run("predict", classifier, "--input", "-", terminal=True).status == 0
+    assert stdout_after_first_line[0].endswith("\tthe anvil\n")
 
 
-def test_a_model_for_pairs_refuses_a_line_without_a_tab(
-    run: Run, model: Path, tmp_path: Path
-) -> None:
-    """One text of a pair is no question to it; two are."""
+def test_pair_classifier_needs_a_tab(run: Run, model: Path, tmp_path: Path) -> None:
+    """A model for text pairs rejects a line without a tab."""
     rows = [f"the anvil {n},rings,{n % 2}" for n in range(20)]
     (tmp_path / "t.csv").write_text("\n".join(["a,b,label", *rows]) + "\n")
     task = {"text": "a", "pair": "b", "batch": 8}
     values = {"task": task, "schedule": {"steps": 1}, "run": {"threads": 1}}
     finetune("classify", model, tmp_path / "run", data=tmp_path / "t.csv", values=values)
-    done = run("predict", tmp_path / "run", "the anvil\trings", "the anvil", "--json")
-    assert done.status == 2
-    assert "text 2: there is no tab" in done.err
-    told = json.loads(done.out)
-    assert (told["text"], told["pair"]) == ("the anvil", "rings")
+    completed = run("predict", tmp_path / "run", "the anvil\trings", "the anvil", "--json")
+    assert completed.status == 2
+    assert "text 2: " in completed.err
+    assert "no tab" in completed.err
+    prediction = json.loads(completed.out)
+    assert (prediction["text"], prediction["pair"]) == ("the anvil", "rings")
 
 
-def test_evaluate_knows_the_columns(run: Run, tuned: Path, table: Path) -> None:
-    """Those of the training table; metrics and counts as JSON."""
-    told = json.loads(run("evaluate", tuned, "--data", table, "--json").out)
-    assert 0 <= told["accuracy"] <= 1
+def test_evaluate_uses_the_columns_of_the_training_table(
+    run: Run, classifier: Path, table: Path
+) -> None:
+    """Metrics, counts, class report and confusion matrix are printed as JSON or as text."""
+    metrics = json.loads(run("evaluate", classifier, "--data", table, "--json").out)
+    assert 0 <= metrics["accuracy"] <= 1
     counts = {"read": 24, "used": 24, "cut_off": 0, "skipped": {}, "unknown_share": 0.0}
-    assert told["counts"] == counts
-    assert sum(scores["support"] for scores in told["classes"].values()) == 24
-    assert list(told["confusion"]) == list(told["classes"]) == ["loud", "still"]
-    lines = run("evaluate", tuned, "--data", table).out.splitlines()
+    assert metrics["counts"] == counts
+    assert sum(scores["support"] for scores in metrics["classes"].values()) == 24
+    assert list(metrics["confusion"]) == list(metrics["classes"]) == ["loud", "still"]
+    lines = run("evaluate", classifier, "--data", table).out.splitlines()
     assert lines[3].split() == ["label", "precision", "recall", "f1", "support"]
-    assert "rows: right labels, columns: predicted labels" in lines
+    assert "rows: true labels, columns: predicted labels" in lines
 
 
-def test_metrics_are_chosen_on_the_command_line(
-    run: Run, model: Path, tuned: Path, table: Path, tmp_path: Path
+def test_metric_option(
+    run: Run, classifier: Path, table: Path, finetune_command: list[str | Path], tmp_path: Path
 ) -> None:
-    """--metric may be repeated; they are told in their order, and an unknown one is refused."""
-    done = run("evaluate", tuned, "--data", table, "--metric", "roc_auc", "--metric", "f1:loud")
-    assert re.match(r"roc_auc [01]\.\d{4}, f1:loud [01]\.\d{4}\n", done.out)
-    own = ["finetune", "classify", "--model", model, "--data", table, "--text", "line", "--label",
-           "mood", "--epochs", 1, "--set", "run.threads=1", "--out", tmp_path / "run"]  # fmt: skip
-    done = run(*own, "--metric", "nope")
-    assert (done.status, "'nope' is no metric of the kind 'single'" in done.err) == (2, True)
-    done = run(*own, "--metric", "f1:still", "--metric", "matthews")
-    assert "held out (2 examples): f1:still " in done.out
+    """--metric may be repeated; metrics are printed in this order; unknown ones are errors."""
+    options = ("--metric", "roc_auc", "--metric", "f1:loud")
+    completed = run("evaluate", classifier, "--data", table, *options)
+    assert re.match(r"roc_auc [01]\.\d{4}, f1:loud [01]\.\d{4}\n", completed.out)
+    command = [*finetune_command, "--out", tmp_path / "run"]
+    completed = run(*command, "--metric", "nope")
+    assert (completed.status, "'nope'" in completed.err) == (2, True)
+    completed = run(*command, "--metric", "f1:still", "--metric", "matthews")
+    assert "held out (2 examples): f1:still " in completed.out
 
 
-def test_several_labels_come_with_their_probabilities(
-    run: Run, words: Tokenizer, tmp_path: Path
+def test_multi_label_predictions_are_sorted_by_probability(
+    run: Run, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    """Those above one half, in the order of their probabilities, which the JSON has too."""
-    config = ModelConfig(vocab_size=words.vocab_size, layers=1, width=22, heads=2, feed_forward=31,
-                         max_positions=43)  # fmt: skip
+    """Labels with a probability above one half are printed, the most probable first."""
     head = HeadConfig("multi", ("a", "b", "c"))
-    model = head.build_model(config)
+    model = head.build_model(small_config(tokenizer))
     with torch.no_grad():
         model.get_parameter("output.weight").zero_()
         model.get_parameter("output.bias").copy_(torch.tensor([1.0, -1.0, 2.0]))
-    save_fine_tuned(tmp_path / "m", model, words, head, {})
+    save_fine_tuned(tmp_path / "m", model, tokenizer, head, {})
     assert run("predict", tmp_path / "m", "an anvil").out == "c|a\t0.8808|0.7311\tan anvil\n"
 
 
-def test_a_classifier_of_others_is_evaluated(run: Run, words: Tokenizer, tmp_path: Path) -> None:
-    """It says nothing of columns: they are named, and so is that there is no header."""
-    config = ModelConfig(vocab_size=words.vocab_size, layers=1, width=22, heads=2, feed_forward=31,
-                         max_positions=43)  # fmt: skip
+def test_classifier_without_bertsmith_json_is_evaluated(
+    run: Run, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """A model that does not store its columns needs them as options; other settings are errors."""
+    model, table = tmp_path / "m", tmp_path / "t.csv"
     head = HeadConfig("single", ("loud", "still"))
-    save_fine_tuned(tmp_path / "m", head.build_model(config), words, head, {})
-    (tmp_path / "m" / INFO_FILE).unlink()
-    (tmp_path / "t.csv").write_text("id,line,other,mood\n1,the anvil,rings,loud\n")
-    given = ("evaluate", tmp_path / "m", "--data", tmp_path / "t.csv", "--json")
-    done = run(*given, "--text", "line", "--pair", "other", "--label", "mood")
-    assert done.status == 0, done.err
-    assert json.loads(done.out)["counts"]["used"] == 1
-    assert "no column 'text'" in run(*given).err
-    (tmp_path / "t.csv").write_text("the anvil,loud\n")
-    done = run(*given, "--text", "0", "--label", "1", "--set", "task.header=false")
-    assert json.loads(done.out)["counts"]["used"] == 1
-    done = run(*given, "--set", "optim.lr=1.0")
-    assert (done.status, "takes settings of the task" in done.err) == (2, True)
-    done = run(*given, "--set", "task.batch=3")
-    assert (done.status, "task.batch: evaluating does not read it" in done.err) == (2, True)
+    save_fine_tuned(model, head.build_model(small_config(tokenizer)), tokenizer, head, {})
+    (model / INFO_FILE).unlink()
+    table.write_text("id,line,other,mood\n1,the anvil,rings,loud\n")
+    evaluate = ("evaluate", model, "--data", table, "--json")
+    completed = run(*evaluate, "--text", "line", "--pair", "other", "--label", "mood")
+    assert completed.status == 0, completed.err
+    assert json.loads(completed.out)["counts"]["used"] == 1
+    assert "no column 'text'" in run(*evaluate).err
+    table.write_text("the anvil,loud\n")
+    completed = run(*evaluate, "--text", "0", "--label", "1", "--set", "task.header=false")
+    assert json.loads(completed.out)["counts"]["used"] == 1
+    completed = run(*evaluate, "--set", "optim.lr=1.0")
+    assert (completed.status, "takes settings of the task" in completed.err) == (2, True)
+    completed = run(*evaluate, "--set", "task.batch=3")
+    assert (completed.status, "task.batch: " in completed.err) == (2, True)
 
 
-def test_json_on_stdout_knows_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
-    """A correlation with a constant is null there, so that any reader takes the line."""
+def test_json_output_has_null_for_nan(capsys: pytest.CaptureFixture[str]) -> None:
+    """NaN and infinities are printed as null, because JSON has neither."""
     print_json({"spearman": math.nan, "all": [1.5, -math.inf]})
     assert capsys.readouterr().out == '{"spearman": null, "all": [1.5, null]}\n'
 
 
-def test_what_is_cut_off_is_told(run: Run, tuned: Path, tmp_path: Path) -> None:
-    """On stderr, beside the answers."""
+def test_truncated_texts_are_counted(run: Run, classifier: Path, tmp_path: Path) -> None:
+    """Truncated texts are predicted, and counted on stderr."""
     (tmp_path / "long.txt").write_text("the anvil rings\n" + "the river sleeps " * 200 + "\n")
-    done = run("predict", tuned, "--input", tmp_path / "long.txt")
-    assert len(done.out.splitlines()) == 2
-    assert "cut off 1 that are longer than the model reads" in done.err
-    assert "cut off" not in run("predict", tuned, "the anvil rings").err
+    completed = run("predict", classifier, "--input", tmp_path / "long.txt")
+    assert len(completed.out.splitlines()) == 2
+    assert "truncated to the model's maximum length: 1" in completed.err
+    assert "truncated" not in run("predict", classifier, "the anvil rings").err
 
 
-def test_what_is_skipped_has_a_place(run: Run, tuned: Path, model: Path, tmp_path: Path) -> None:
-    """The first of each kind, by evaluate and by finetune; several runs tell their counts."""
+def test_skipped_rows_and_sweeps_are_reported(
+    run: Run, classifier: Path, model: Path, tmp_path: Path
+) -> None:
+    """The first skipped row is located; a sweep over seeds reports counts and metric ranges."""
     file, out = tmp_path / "a.csv", tmp_path / "runs"
-    rows = [f"the {'anvil' if n % 2 else 'river'} {n},{'loud' if n % 2 else 'still'}"
-            for n in range(24)]  # fmt: skip
+    rows = [
+        f"the {'anvil' if n % 2 else 'river'} {n},{'loud' if n % 2 else 'still'}" for n in range(24)
+    ]
     file.write_text("\n".join(["line,mood", "the anvil,", *rows]) + "\n")
-    done = run("evaluate", tuned, "--data", file, "--skip-bad")
-    place = f"an empty label (the first: {file}, line 2)"
-    assert "25 read, 24 used, 1 skipped" in done.out
-    assert place in done.err
-    done = run(
+    completed = run("evaluate", classifier, "--data", file, "--skip-bad")
+    skipped_row = f"{file}, line 2"
+    assert "25 read, 24 used, 1 skipped" in completed.out
+    assert skipped_row in completed.err
+    completed = run(
         "finetune", "classify", "--model", model, "--data", file, "--text", "line", "--label",
         "mood", "--epochs", 1, "--set", "run.threads=1", "--skip-bad", "--seeds", 2, "--json",
         "--out", out,
     )  # fmt: skip
-    assert place in done.err
-    told = json.loads(done.out)
-    assert told["counts"]["train"]["skipped"] == {"an empty label": 1}
-    [only] = told["settings"]
-    assert only["least"] <= only["median"] <= only["greatest"]
-    shown = run("inspect", out).out
-    assert f"runs {out}: 2, all finished\n\nthe best one by accuracy: {told['best']}" in shown
-    assert f"median and range: {only['median']:.4f}" in shown
+    assert skipped_row in completed.err
+    report = json.loads(completed.out)
+    assert list(report["counts"]["train"]["skipped"].values()) == [1]
+    [point] = report["settings"]
+    assert point["least"] <= point["median"] <= point["greatest"]
+    output = run("inspect", out).out
+    assert f"runs {out}: 2, all finished" in output
+    assert f"by accuracy: {report['best']}" in output
+    assert f"{point['median']:.4f}" in output
+
+
+def test_inspect_describes_incomplete_sweeps(
+    run: Run, finetune_command: list[str | Path], tmp_path: Path
+) -> None:
+    """NaN metrics, unfinished runs and a damaged results.json are reported."""
+    out = tmp_path / "runs"
+    assert run(*finetune_command, "--seeds", 2, "--out", out).status == 0
     results = (out / "results.json").read_text()
     (out / "results.json").write_text(re.sub('"accuracy": [0-9.]+', '"accuracy": null', results))
     assert "seed-1  nan" in run("inspect", out).out
     shutil.copytree(out / "seed-1", out / "seed-2")
-    assert "3 of 3 begun are finished: the same command goes on" in run("inspect", out).out
+    assert "3 of 3" in run("inspect", out).out
     (out / "results.json").unlink()
     shutil.rmtree(out / "seed-1" / "model")
-    assert "2 of 3 begun are finished" in run("inspect", out).out
-    for broken in ("{}", '{"metric": "f1", "best": "seed-0", "settings": [{"runs": {}}]}'):
-        (out / "results.json").write_text(broken)
-        assert "results.json: it is broken" in run("inspect", out).err
+    assert "2 of 3" in run("inspect", out).out
+    for content in ("{}", '{"metric": "f1", "best": "seed-0", "settings": [{"runs": {}}]}'):
+        (out / "results.json").write_text(content)
+        assert "results.json: " in run("inspect", out).err
 
 
-def test_several_that_are_stopped_say_where(
+def test_interrupted_sweep_reports_the_run_and_step(
     run: Run, model: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As JSON too: which run, after how many of its steps; and the status of the signal."""
-    at = FinetuneResult(tmp_path / "seed-1", None, signal.SIGTERM, 3, 9, ["accuracy"], {}, {}, 1.0)
-    whole = SweepResult(tmp_path, [], None, None, at)
-    monkeypatch.setattr("bertsmith.train.finetuning.sweep.run_sweep", lambda *_, **__: whole)
-    done = run("finetune", "classify", "--model", model, "--data", table, "--seeds", 2, "--json",
-               "--out", tmp_path / "runs")  # fmt: skip
-    assert done.status == 128 + signal.SIGTERM
-    told = json.loads(done.out)
-    assert (told["run"], told["step"], told["steps"]) == (str(tmp_path / "seed-1"), 3, 9)
-    assert "stopped after step 3 of 9" in done.err
+    """An interrupted sweep exits with the signal's status and reports the stopped run."""
+    stopped_run = FinetuneResult(
+        tmp_path / "seed-1", None, signal.SIGTERM, 3, 9, ["accuracy"], {}, {}, 1.0
+    )
+    sweep = SweepResult(tmp_path, [], None, None, stopped_run)
+    monkeypatch.setattr("bertsmith.train.finetuning.sweep.run_sweep", lambda *_, **__: sweep)
+    completed = run("finetune", "classify", "--model", model, "--data", table, "--seeds", 2,
+                    "--json", "--out", tmp_path / "runs")  # fmt: skip
+    assert completed.status == 128 + signal.SIGTERM
+    report = json.loads(completed.out)
+    assert (report["run"], report["step"], report["steps"]) == (str(tmp_path / "seed-1"), 3, 9)
+    assert "stopped after step 3 of 9" in completed.err
 
 
-def test_a_model_that_is_gone_is_written_again(run: Run, model: Path, table: Path,
-                                               tmp_path: Path) -> None:  # fmt: skip
-    """The same command makes it anew from the last checkpoint, to the byte."""
-    own = ["finetune", "classify", "--model", model, "--data", table, "--text", "line", "--label",
-           "mood", "--epochs", 1, "--set", "run.threads=1", "--out", tmp_path / "run"]  # fmt: skip
-    assert run(*own).status == 0
-    weights = tmp_path / "run" / "model" / WEIGHTS_FILE
-    before = weights.read_bytes()
-    shutil.rmtree(tmp_path / "run" / "model")
-    assert run(*own).status == 0
-    assert weights.read_bytes() == before
+def test_deleted_model_is_restored_from_the_checkpoint(
+    run: Run, finetune_command: list[str | Path], tmp_path: Path
+) -> None:
+    """Repeating the command writes a deleted model again with the same bytes."""
+    out = tmp_path / "run"
+    assert run(*finetune_command, "--out", out).status == 0
+    weights = out / "model" / WEIGHTS_FILE
+    original_bytes = weights.read_bytes()
+    shutil.rmtree(out / "model")
+    assert run(*finetune_command, "--out", out).status == 0
+    assert weights.read_bytes() == original_bytes
 
 
-def test_a_place_where_nothing_can_stand(run: Run, model: Path, table: Path) -> None:
-    """Known before anything is read; what only the system knows is no traceback either."""
-    own = ["finetune", "classify", "--model", model, "--data", table, "--text", "line", "--label",
-           "mood", "--out"]  # fmt: skip
-    done = run(*own, table / "run")
-    assert done.status == 2
-    assert f"{table / 'run'}: {table}: this is a file; give --out another place" in done.err
-    done = run(*own, "/proc/bertsmith")
-    assert done.status == 2
-    assert done.err.splitlines()[-1].startswith("error: /proc/bertsmith")
+def test_invalid_run_directory_is_an_error(
+    run: Run, finetune_command: list[str | Path], table: Path
+) -> None:
+    """A path inside a file, or one that cannot be created, is an error without a traceback."""
+    completed = run(*finetune_command, "--out", table / "run")
+    assert completed.status == 2
+    assert f"{table / 'run'}: {table}: this is a file" in completed.err
+    completed = run(*finetune_command, "--out", "/proc/bertsmith")
+    assert completed.status == 2
+    assert completed.err.splitlines()[-1].startswith("error: /proc/bertsmith")
 
 
-def test_mistakes_are_told(run: Run, model: Path, table: Path, tmp_path: Path) -> None:
-    """A missing column, a model that is not fine-tuned, no text: status 2, nothing written."""
-    done = run(
-        "finetune", "classify", "--model", model, "--data", table, "--text", "words",
-        "--label", "mood", "--out", tmp_path / "run",
-    )  # fmt: skip
-    assert done.status == 2
-    assert "line 2: there is no column 'words'; the columns are 'line', 'mood'" in done.err
-    done = run(
-        "finetune", "classify", "--model", model, "--data", table, "--text", "mood",
-        "--label", "mood", "--out", tmp_path / "run",
-    )  # fmt: skip
-    assert "task: the column 'mood' is both text and label" in done.err
+def test_invalid_columns_and_models_are_errors(
+    run: Run, model: Path, table: Path, tmp_path: Path
+) -> None:
+    """A missing column, a column used twice and a model without a task exit with 2."""
+    finetune = ("finetune", "classify", "--model", model, "--data", table, "--label", "mood",
+                "--out", tmp_path / "run")  # fmt: skip
+    completed = run(*finetune, "--text", "words")
+    assert completed.status == 2
+    assert "no column 'words'; the columns are 'line', 'mood'" in completed.err
+    completed = run(*finetune, "--text", "mood")
+    assert "the column 'mood' is both text and label" in completed.err
     assert not (tmp_path / "run").exists()
-    done = run("predict", model, "a text")
-    assert done.status == 2
-    assert "not fine-tuned on a task" in done.err
+    completed = run("predict", model, "a text")
+    assert completed.status == 2
+    assert "not fine-tuned on a task" in completed.err
     assert run("predict", model).status == 2
 
 
-def test_a_file_without_a_line_is_told(run: Run, tuned: Path) -> None:
-    """No answer is no error, but a word is said of it."""
-    done = run("predict", tuned / "model", "--input", "-", stdin=b"")
-    assert (done.status, done.out) == (0, "")
-    assert done.err == "standard input: there is no line in it, so there is nothing to do\n"
+def test_empty_standard_input_is_reported(run: Run, classifier: Path) -> None:
+    """Empty input is not an error, but a message says that there is nothing to do."""
+    completed = run("predict", classifier / "model", "--input", "-", stdin=b"")
+    assert (completed.status, completed.out) == (0, "")
+    assert completed.err == "standard input: empty input; nothing to do\n"
 
 
-def _squad(path: Path, count: int) -> None:
-    questions = [
-        {"id": f"q{n}", "question": "who?", "answers": [{"text": "Ann", "answer_start": 0}]}
-        for n in range(count)
-    ]
-    articles = [
-        {"title": f"t{n}", "paragraphs": [{"context": f"Ann sang {n}.", "qas": [question]}]}
-        for n, question in enumerate(questions)
-    ]
+def write_squad_file(path: Path, num_questions: int) -> None:
+    """Write a SQuAD 1.1 file with one question per article."""
+    articles = []
+    for n in range(num_questions):
+        answers = [{"text": "Ann", "answer_start": 0}]
+        question = {"id": f"q{n}", "question": "who?", "answers": answers}
+        paragraph = {"context": f"Ann sang {n}.", "qas": [question]}
+        articles.append({"title": f"t{n}", "paragraphs": [paragraph]})
     path.write_text(json.dumps({"version": "1.1", "data": articles}))
 
 
-def test_squad_takes_a_folder_or_a_file(run: Run, model: Path, tmp_path: Path) -> None:
-    """``finetune squad`` and ``evaluate`` take the folder or a file, and name what they expect."""
-    common = ("--model", model, "--epochs", 1, "--batch", 8, "--length", 16,
-              "--set", "run.threads=1", "--set", "task.max_question_length=4")  # fmt: skip
-    folder = tmp_path / "squad"
+def test_squad_data_is_a_folder_or_a_file(run: Run, model: Path, tmp_path: Path) -> None:
+    """``finetune squad`` and ``evaluate`` take a folder or a file, and name the expected files."""
+    folder, out = tmp_path / "squad", tmp_path / "run"
     folder.mkdir()
-    missing = run("finetune", "squad", *common, "--data", folder, "--out", tmp_path / "run")
-    assert missing.status == 2
+    finetune = ("finetune", "squad", "--model", model, "--epochs", 1, "--batch", 8, "--length", 16,
+                "--set", "run.threads=1", "--set", "task.max_question_length=4",
+                "--out", out)  # fmt: skip
+    rejected = run(*finetune, "--data", folder)
+    assert rejected.status == 2
     expected = "squad expects a folder with train-v1.1.json and dev-v1.1.json, or its training file"
-    assert expected in missing.err
-    _squad(folder / "train-v1.1.json", 12)
-    done = run("finetune", "squad", *common, "--data", folder / "train-v1.1.json",
-               "--out", tmp_path / "run")  # fmt: skip
-    assert done.status == 0, done.err
-    assert r"$'QUESTION\tCONTEXT'" in done.err
-    missing = run("evaluate", tmp_path / "run", "--data", folder)
-    assert missing.status == 2
-    assert expected in missing.err
-    _squad(folder / "dev-v1.1.json", 3)
-    of_folder = run("evaluate", tmp_path / "run", "--data", folder)
-    assert of_folder.status == 0, of_folder.err
-    of_file = run("evaluate", tmp_path / "run", "--data", folder / "dev-v1.1.json")
-    assert of_folder.out == of_file.out
+    assert expected in rejected.err
+    write_squad_file(folder / "train-v1.1.json", 12)
+    completed = run(*finetune, "--data", folder / "train-v1.1.json")
+    assert completed.status == 0, completed.err
+    assert r"$'QUESTION\tCONTEXT'" in completed.err
+    rejected = run("evaluate", out, "--data", folder)
+    assert rejected.status == 2
+    assert expected in rejected.err
+    write_squad_file(folder / "dev-v1.1.json", 3)
+    from_folder = run("evaluate", out, "--data", folder)
+    assert from_folder.status == 0, from_folder.err
+    from_file = run("evaluate", out, "--data", folder / "dev-v1.1.json")
+    assert from_folder.out == from_file.out

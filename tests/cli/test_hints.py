@@ -1,4 +1,4 @@
-"""The commands that are shown to be pasted, and runs that have no model yet."""
+"""Suggested commands can be pasted into a shell, and unfinished runs can be used as models."""
 
 import re
 import shlex
@@ -15,12 +15,12 @@ from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.engine.run_directory import load_run_settings
 from tests.cli.conftest import SENTENCES, Run
 
-AWKWARD = "a $(b) 'c' \"d\" & e"
+SPECIAL_CHARACTERS = "a $(b) 'c' \"d\" & e"
 
 
-@pytest.mark.parametrize("name", ["run", AWKWARD, "-run", "$HOME", "a\tb"])
-def test_paths_survive_a_shell(name: str) -> None:
-    """What a shell makes of a quoted path is the path, and no option."""
+@pytest.mark.parametrize("name", ["run", SPECIAL_CHARACTERS, "-run", "$HOME", "a\tb"])
+def test_quoted_paths_survive_a_shell(name: str) -> None:
+    """A shell turns a quoted path into the path, and never into an option."""
     (word,) = shlex.split(hints.quote_path(name))
     assert Path(word) == Path(name)
     assert not word.startswith("-")
@@ -36,104 +36,109 @@ def test_paths_survive_a_shell(name: str) -> None:
         ("tags", False, ["..."]),
     ],
 )
-def test_predict_is_shown_with_texts_of_its_form(kind: str, pair: bool, texts: list[str]) -> None:
-    """A pasted ``predict`` gets as many texts as its model reads, with real tabs between them."""
-    command = hints.predict_command(AWKWARD, kind, pair=pair, endings=3)
+def test_predict_command_has_the_texts_of_the_task(kind: str, pair: bool, texts: list[str]) -> None:
+    """A pasted ``predict`` command gets the texts that the model needs, separated by tabs."""
+    command = hints.predict_command(SPECIAL_CHARACTERS, kind, pair=pair, endings=3)
     shell = ["bash", "-c", command.replace("bertsmith predict", "printf '%s\\n'")]
-    shown = subprocess.run(shell, capture_output=True, text=True, check=True, timeout=60).stdout
-    assert shown.splitlines() == [AWKWARD, "\t".join(texts)]
+    output = subprocess.run(shell, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert output.splitlines() == [SPECIAL_CHARACTERS, "\t".join(texts)]
 
 
-class _Task(Settings):
+class _TaskSettings(Settings):
     labels: list[str]
     lr: float = 1.0
 
 
-class _Schedule(Settings):
+class _ScheduleSettings(Settings):
     minutes: float | None = None
 
 
-class _Run(Settings):
-    task: _Task
-    schedule: _Schedule = _Schedule()
+class _RunSettings(Settings):
+    task: _TaskSettings
+    schedule: _ScheduleSettings = _ScheduleSettings()
 
 
-def test_only_labels_that_differ_are_named(tmp_path: Path) -> None:
-    """Of 2,500 labels an error names those that came or went, not all."""
+def test_only_changed_labels_are_listed(tmp_path: Path) -> None:
+    """If the labels of a run changed, the error lists the added and removed ones only."""
     labels = [f"label-{number}" for number in range(2500)]
-    stored = _Run(task=_Task(labels=labels))
+    stored = _RunSettings(task=_TaskSettings(labels=labels))
     (tmp_path / "settings.toml").write_text(stored.to_toml())
-    with pytest.raises(RunError) as caught:
-        load_run_settings(tmp_path, _Run(task=_Task(labels=[*labels[1:], "new"], lr=2.0)))
-    message = str(caught.value)
-    assert (
-        "task.labels: 2,500 items in the run, 2,500 now; only in the run: 'label-0'; only now: 'new'"
-        in message
-    )
-    assert "task.lr: 1.0 in the run, 2.0 now" in message
+    changed = _RunSettings(task=_TaskSettings(labels=[*labels[1:], "new"], lr=2.0))
+    with pytest.raises(RunError) as error:
+        load_run_settings(tmp_path, changed)
+    message = str(error.value)
+    assert re.search(r"task\.labels: 2,500 .*'label-0'; only now: 'new'", message)
+    assert "'label-1'" not in message
+    assert re.search(r"task\.lr: 1\.0 .*, 2\.0 now", message)
     assert "--from RUN --out NEW" in message
     assert len(message) < 600
-    with pytest.raises(RunError, match="the order differs from item 1 on"):
-        load_run_settings(tmp_path, _Run(task=_Task(labels=labels[::-1])))
+    reversed_labels = _RunSettings(task=_TaskSettings(labels=labels[::-1]))
+    with pytest.raises(RunError, match=r"order.* 1 on"):
+        load_run_settings(tmp_path, reversed_labels)
 
 
 @pytest.fixture(scope="module")
-def corpus(words: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with text, its vocabulary and a labelled table."""
+def corpus(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with text, a tokenizer and a labeled table; its name has special characters."""
     folder = tmp_path_factory.mktemp("corpus") / "of $(them) all"
     folder.mkdir()
-    words.save(folder / "words", 43)
-    (folder / "a.txt").write_text(
-        "\n\n".join("\n".join(SENTENCES) + f"\nNumber {n}." for n in range(60))
-    )
+    tokenizer.save(folder / "tokenizer", 43)
+    documents = ("\n".join(SENTENCES) + f"\nNumber {n}." for n in range(60))
+    (folder / "a.txt").write_text("\n\n".join(documents))
     rows = [f"the river {n}\t{'still' if n % 2 else 'loud'}" for n in range(24)]
     (folder / "t.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
     return folder
 
 
-SMALL = ("--set", "model.width=16", "--set", "model.heads=2", "--set", "model.layers=1",
-         "--set", "data.length=32", "--set", "data.batch=4", "--set", "run.threads=1")  # fmt: skip
+SMALL_MODEL = (
+    "--set", "model.width=16", "--set", "model.heads=2", "--set", "model.layers=1",
+    "--set", "data.length=32", "--set", "data.batch=4", "--set", "run.threads=1",
+)  # fmt: skip
 
 
-def _next(err: str) -> list[str]:
-    """Return the words of the command that was shown last as the next one."""
+def _next_command(err: str) -> list[str]:
+    """Return the arguments of the last suggested command."""
     (*_, command) = re.findall(r"^next: bertsmith (.*)$", err, re.MULTILINE)
     return shlex.split(command)
 
 
-def test_hints_can_be_pasted_and_unfinished_runs_used(
+def test_suggested_commands_run_and_unfinished_runs_are_usable(
     run: Run, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each command's hint runs as it is shown; a run without a model answers by its checkpoint."""
+    """Each suggested command runs as printed; a run without a model uses its last checkpoint."""
     store, pretrained, tuned = corpus / "my store", corpus / "my run", corpus / "my 'tuned'"
     monkeypatch.chdir(corpus)
-    done = run("prepare", corpus / "a.txt", "--tokenizer", corpus / "words", "--workers", 1,
-               "--out", store)  # fmt: skip
-    assert _next(done.err) == ["pretrain", "--data", str(store), "--out", "RUN"]
-    done = run("pretrain", "--data", store, "--steps", 2, *SMALL, "--out", pretrained)
-    assert done.status == 0, done.err
-    assert f"bertsmith pretrain --from {hints.quote_path(pretrained)}" in done.err
-    shown = run(*_next(done.err))
-    assert shown.status == 0, shown.err
-    # As a run that was stopped after its first checkpoint.
-    shutil.move(pretrained / "model", corpus / "kept")
-    answer = run("fill", pretrained, "the [MASK]")
-    assert answer.status == 0, answer.err
-    assert "this run is not finished; using its last checkpoint, step 2 of 2" in answer.err
-    assert answer.out == run("fill", corpus / "kept", "the [MASK]").out
-    refused = run("embed", pretrained, corpus / "a.txt", "--out", corpus / "v.npy")
-    assert refused.status == 2
-    assert "bertsmith export" in refused.err
-    shutil.move(corpus / "kept", pretrained / "model")
+    completed = run(
+        "prepare", corpus / "a.txt", "--tokenizer", corpus / "tokenizer", "--workers", 1,
+        "--out", store,
+    )  # fmt: skip
+    assert _next_command(completed.err) == ["pretrain", "--data", str(store), "--out", "RUN"]
+    completed = run("pretrain", "--data", store, "--steps", 2, *SMALL_MODEL, "--out", pretrained)
+    assert completed.status == 0, completed.err
+    assert f"bertsmith pretrain --from {hints.quote_path(pretrained)}" in completed.err
+    suggested = run(*_next_command(completed.err))
+    assert suggested.status == 0, suggested.err
+    # Without its model, the run looks like one that stopped after its first checkpoint.
+    shutil.move(pretrained / "model", corpus / "moved")
+    completed = run("fill", pretrained, "the [MASK]")
+    assert completed.status == 0, completed.err
+    assert "this run is not finished; using its latest checkpoint, step 2 of 2" in completed.err
+    assert completed.out == run("fill", corpus / "moved", "the [MASK]").out
+    rejected = run("embed", pretrained, corpus / "a.txt", "--out", corpus / "v.npy")
+    assert rejected.status == 2
+    assert "bertsmith export" in rejected.err
+    shutil.move(corpus / "moved", pretrained / "model")
 
-    done = run("finetune", "classify", "--model", pretrained, "--data", corpus / "t.tsv",
-               "--epochs", 1, "--batch", 8, "--set", "run.threads=1", "--out", tuned)  # fmt: skip
-    assert done.status == 0, done.err
-    assert run(*_next(done.err)).status == 0
+    completed = run(
+        "finetune", "classify", "--model", pretrained, "--data", corpus / "t.tsv",
+        "--epochs", 1, "--batch", 8, "--set", "run.threads=1", "--out", tuned,
+    )  # fmt: skip
+    assert completed.status == 0, completed.err
+    assert run(*_next_command(completed.err)).status == 0
     expected = run("predict", tuned, "the river").out
     shutil.rmtree(tuned / "model")
-    answer = run("predict", tuned, "the river")
-    assert answer.out == expected
-    assert "using its last checkpoint" in answer.err
-    for place in (pretrained, tuned):
-        assert "bertsmith-" not in " ".join(path.name for path in place.iterdir())
+    completed = run("predict", tuned, "the river")
+    assert completed.out == expected
+    assert "using its latest checkpoint" in completed.err
+    for run_directory in (pretrained, tuned):
+        assert "bertsmith-" not in " ".join(path.name for path in run_directory.iterdir())

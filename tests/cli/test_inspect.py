@@ -1,4 +1,4 @@
-"""The verb inspect, on everything that it knows."""
+"""The command ``inspect``, for every kind of artifact."""
 
 import json
 from collections.abc import Callable
@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from bertsmith.cli.inspect import _NEXT, _NEXT_OF_HEADS
+from bertsmith.cli.inspect import _NEXT_COMMANDS, _NEXT_COMMANDS_BY_HEAD
 from bertsmith.text.wordpiece import Tokenizer
 
 Run = Callable[..., Any]
 
-#: Enough documents for pairs and a held-out part.
 DOCUMENT = (
     "The ferry crossed the river twice a day. Nobody remembered a winter with ice. "
     "The old pilot knew every stone. Every stone knew him in the evening. "
@@ -20,73 +19,77 @@ DOCUMENT = (
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory, words: Tokenizer) -> Path:
-    """A tokenizer's directory."""
-    folder = tmp_path_factory.mktemp("inspect") / "words"
-    words.save(folder)
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
+    """The folder of a saved tokenizer."""
+    folder = tmp_path_factory.mktemp("inspect") / "tokenizer"
+    tokenizer.save(folder)
     return folder
 
 
-def test_a_tokenizer(run: Run, tokenizer: Path, words: Tokenizer) -> None:
-    """A directory and its vocab.txt under any name show size and special tokens."""
-    other = tokenizer.parent / "mine.txt"
-    other.write_bytes((tokenizer / "vocab.txt").read_bytes())
-    for path in (tokenizer, tokenizer / "vocab.txt", tokenizer / "tokenizer.json", other):
-        done = run("inspect", path)
-        assert done.status == 0, done.err
-        assert f"{words.vocab_size} words" in done.out
-        assert "[MASK] 4" in done.out
-        assert "next: bertsmith prepare" in done.err
-        found = json.loads(run("inspect", path, "--json").out)
-        assert found["kind"] == "tokenizer"
-        assert found["size"] == words.vocab_size
+def test_tokenizer(run: Run, tokenizer_folder: Path, tokenizer: Tokenizer) -> None:
+    """A tokenizer folder, its files, and a vocab.txt of any name show the vocabulary."""
+    renamed = tokenizer_folder.parent / "mine.txt"
+    renamed.write_bytes((tokenizer_folder / "vocab.txt").read_bytes())
+    vocab_file, json_file = tokenizer_folder / "vocab.txt", tokenizer_folder / "tokenizer.json"
+    for path in (tokenizer_folder, vocab_file, json_file, renamed):
+        completed = run("inspect", path)
+        assert completed.status == 0, completed.err
+        assert f"{tokenizer.vocab_size} words" in completed.out
+        assert "[MASK] 4" in completed.out
+        assert "next: bertsmith prepare" in completed.err
+        report = json.loads(run("inspect", path, "--json").out)
+        assert report["kind"] == "tokenizer"
+        assert report["size"] == tokenizer.vocab_size
 
 
-def test_a_store(run: Run, tokenizer: Path, tmp_path: Path) -> None:
-    """A store shows its counts and examples, with the pair's label and the masks marked."""
+def test_store(run: Run, tokenizer_folder: Path, tmp_path: Path) -> None:
+    """A store shows its counts and examples with masks; --verify detects damage."""
     corpus = tmp_path / "corpus.jsonl"
     texts = [f"{DOCUMENT * (2 + number % 3)} {number}." for number in range(40)]
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     store = tmp_path / "store"
-    made = run("prepare", corpus, "--tokenizer", tokenizer, "--out", store, "--workers", 1)
-    assert made.status == 0, made.err
-    done = run("inspect", store, "--examples", 4, "--length", 32)
-    assert done.status == 0, done.err
-    assert sum(line.startswith("  A: [CLS]") for line in done.out.splitlines()) == 4
-    assert "{[MASK]→" in done.out
-    assert "next: bertsmith pretrain --data" in done.err
-    found = json.loads(run("inspect", store / "manifest.json", "--json").out)
-    assert found["kind"] == "store"
-    assert found["report"]["documents"] == 40
-    assert "verified" not in found
+    completed = run(
+        "prepare", corpus, "--tokenizer", tokenizer_folder, "--out", store, "--workers", 1
+    )
+    assert completed.status == 0, completed.err
+    completed = run("inspect", store, "--examples", 4, "--length", 32)
+    assert completed.status == 0, completed.err
+    assert sum(line.startswith("  A: [CLS]") for line in completed.out.splitlines()) == 4
+    assert "{[MASK]→" in completed.out
+    assert "next: bertsmith pretrain --data" in completed.err
+    report = json.loads(run("inspect", store / "manifest.json", "--json").out)
+    assert report["kind"] == "store"
+    assert report["report"]["documents"] == 40
+    assert "verified" not in report
     assert "verified: checksums" in run("inspect", store, "--verify").out
     assert json.loads(run("inspect", store, "--verify", "--json").out)["verified"] == "checksums"
     ids = store / "train.ids"
     ids.write_bytes(ids.read_bytes()[:-2] + b"\0\0")
-    done = run("inspect", store, "--verify")
-    assert done.status == 2
-    assert "train.ids: the file is damaged" in done.err
-    done = run("inspect", tokenizer, "--verify")
-    assert done.status == 2
-    assert "--verify is for token stores" in done.err
+    completed = run("inspect", store, "--verify")
+    assert completed.status == 2
+    assert "train.ids: the file is damaged" in completed.err
+    completed = run("inspect", tokenizer_folder, "--verify")
+    assert completed.status == 2
+    assert "--verify is for token stores" in completed.err
 
 
-def test_a_model(run: Run, model: Path) -> None:
-    """A model directory, or its config.json, shows config, parameters and tensors."""
+def test_model(run: Run, model: Path) -> None:
+    """A model directory, or its config.json, shows config, heads and tensors."""
     for path in (model, model / "config.json"):
-        done = run("inspect", path)
-        assert done.status == 0, done.err
-        assert "2 layers, width 22, 2 heads; on top: masked LM, next sentence" in done.out
-        assert "bert.encoder.layer.1.attention.self.query.weight" in done.out
-        assert f"next: bertsmith fill {model}" in done.err
+        completed = run("inspect", path)
+        assert completed.status == 0, completed.err
+        assert "2 layers, width 22, 2 heads" in completed.out
+        assert "masked LM, next sentence" in completed.out
+        assert "bert.encoder.layer.1.attention.self.query.weight" in completed.out
+        assert f"next: bertsmith fill {model}" in completed.err
     assert json.loads(run("inspect", model, "--json").out)["config"]["feed_forward"] == 31
 
 
 def test_tensors_and_settings(run: Run, model: Path, tmp_path: Path) -> None:
-    """A lone weights file and a settings file are shown as they stand."""
-    shown = run("inspect", model / "model.safetensors").out
-    assert "cls.predictions.bias" in shown
-    assert "config" not in shown
+    """A .safetensors file shows its tensors, a settings file its settings."""
+    output = run("inspect", model / "model.safetensors").out
+    assert "cls.predictions.bias" in output
+    assert "config" not in output
     settings = tmp_path / "mine.toml"
     settings.write_text("[optim]\nlr = 2e-4\n")
     assert run("inspect", settings).out.split()[-2:] == ["optim.lr", "0.0002"]
@@ -94,16 +97,16 @@ def test_tensors_and_settings(run: Run, model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing", "empty", "notes.txt"])
-def test_the_unknown_is_refused_with_what_is_known(run: Run, tmp_path: Path, name: str) -> None:
-    """A path without anything known is an error that lists what is."""
+def test_unknown_artifact_is_an_error(run: Run, tmp_path: Path, name: str) -> None:
+    """A path without a known artifact is an error that lists the known kinds."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("just some notes\n")
-    done = run("inspect", tmp_path / name)
-    assert done.status == 2
-    assert "expected one of: a tokenizer directory or its vocab.txt, a store" in done.err
+    completed = run("inspect", tmp_path / name)
+    assert completed.status == 2
+    assert "expected one of: a tokenizer" in completed.err
 
 
-def test_every_next_command_is_a_verb(run: Run) -> None:
-    """What inspect advises exists."""
-    for command in (*_NEXT.values(), *_NEXT_OF_HEADS.values()):
+def test_suggested_commands_exist(run: Run) -> None:
+    """Every suggested command is a command of the program."""
+    for command in (*_NEXT_COMMANDS.values(), *_NEXT_COMMANDS_BY_HEAD.values()):
         assert run(command.split()[1], "--help").status == 0

@@ -1,4 +1,4 @@
-"""The verb that runs experiments: its words, its files, its exit status."""
+"""The command ``lab``: plan, results, failures and invalid arguments."""
 
 import json
 from collections.abc import Callable
@@ -15,65 +15,67 @@ Run = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the machine's ceiling out."""
+def skip_speed_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use a constant peak matmul speed instead of measuring it."""
     monkeypatch.setattr(device, "measure_peak_macs", lambda _: 1e9)
 
 
-def test_an_experiment_is_one_command(run: Run, tmp_path: Path) -> None:
-    """A plan first, then the table on stdout, files named at the end; again it makes nothing."""
+def test_experiment_is_planned_run_and_reused(run: Run, tmp_path: Path) -> None:
+    """--plan lists the stages; a run prints the table; a second run repeats no stage."""
     options = ("activations", "--scale", "smoke", "--out", tmp_path / "lab")
-    planned = run("lab", *options, "--plan")
-    assert planned.status == 0, planned.err
-    assert "7 stages to make for 4 results: about" in planned.out
+    completed = run("lab", *options, "--plan")
+    assert completed.status == 0, completed.err
+    assert "7 stages to run for 4 results: about" in completed.out
     assert not (tmp_path / "lab/smoke/results").exists()
-    as_json = json.loads(run("lab", *options, "--plan", "--json").out)
-    assert len(as_json["stages"]) == 7
-    done = run("lab", *options)
-    assert done.status == 0, done.err
-    assert "| GELU, erf |" in done.out
-    assert "wrote" in done.err
+    plan = json.loads(run("lab", *options, "--plan", "--json").out)
+    assert len(plan["stages"]) == 7
+    completed = run("lab", *options)
+    assert completed.status == 0, completed.err
+    assert "| GELU, erf |" in completed.out
+    assert "wrote" in completed.err
     assert (tmp_path / "lab/smoke/activations.png").exists()
-    assert "0 stages to make for 4 results" in run("lab", *options, "--plan").out
-    told = json.loads(run("lab", *options, "--json").out)
-    assert set(told["figures"]) == {"GELU, erf", "GELU, tanh", "ReLU", "ELU"}
+    assert "0 stages to run for 4 results" in run("lab", *options, "--plan").out
+    results = json.loads(run("lab", *options, "--json").out)
+    assert set(results["figures"]) == {"GELU, erf", "GELU, tanh", "ReLU", "ELU"}
 
 
-def test_a_failed_run_is_told_and_tried_again(
+def test_failed_run_is_reported_and_retried(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One run of four fails: the table has the others, the status is 1, and again it is 0."""
-    made = stage_runners.pretrain_model
+    """If one run fails, the table has the others and the status is 1; a retry completes it."""
+    pretrain_model = stage_runners.pretrain_model
 
-    def failing(job: Job) -> dict[str, Any]:
+    def fail_for_relu(job: Job) -> dict[str, Any]:
         if job.stage.settings["model"].get("activation") == "relu":
             raise OSError("the disk is full")
-        return made(job)
+        return pretrain_model(job)
 
     options = ("lab", "activations", "--scale", "smoke", "--out", tmp_path)
     with monkeypatch.context() as patch:
-        patch.setitem(stage_runners.STAGE_FUNCTIONS, "pretrain", failing)
-        done = run(*options)
-    assert done.status == 1
-    assert "the disk is full" in done.err
-    assert "failed: relu, 0 (pretrain-" in done.err
-    assert "1 result is missing; the same command tries again" in done.err
-    rows = [line for line in done.out.splitlines() if line.startswith("| ReLU")]
+        patch.setitem(stage_runners.STAGE_FUNCTIONS, "pretrain", fail_for_relu)
+        completed = run(*options)
+    assert completed.status == 1
+    assert "the disk is full" in completed.err
+    assert "failed: relu, 0 (pretrain-" in completed.err
+    assert "1 result is missing; run the same command to try again" in completed.err
+    rows = [line for line in completed.out.splitlines() if line.startswith("| ReLU")]
     assert rows == ["| ReLU | - | - |"]
     assert run(*options).status == 0
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
         (("nothing",), "unknown experiment 'nothing'"),
         (("masking",), "--text FILE_OR_FOLDER"),
-        (("masking", "--model", "x"), "trains models of its own"),
+        (("masking", "--model", "x"), "masking trains"),
     ],
 )
-def test_a_mistake_is_told_in_a_line(run: Run, tmp_path: Path, words: Any, told: str) -> None:
-    """The user's mistake exits with 2 and writes nothing."""
-    done = run("lab", *words, "--out", tmp_path / "lab")
-    assert done.status == 2
-    assert told in done.err
+def test_invalid_arguments_are_errors(
+    run: Run, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    """Invalid arguments exit with 2 and write nothing."""
+    completed = run("lab", *arguments, "--out", tmp_path / "lab")
+    assert completed.status == 2
+    assert message in completed.err
     assert not (tmp_path / "lab").exists()

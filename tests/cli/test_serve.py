@@ -1,7 +1,4 @@
-"""``bertsmith serve``: what it says before it listens, and what it refuses.
-
-These tests never ask an endpoint.
-"""
+"""The command ``serve``: invalid arguments, and names of models."""
 
 import socket
 from collections.abc import Callable
@@ -10,62 +7,62 @@ from typing import Any
 
 import pytest
 
-from bertsmith.cli.serve import _named, _usual
+from bertsmith.cli.serve import _default_name, _name_models
 from bertsmith.errors import SettingsError
 
 Run = Callable[..., Any]
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["nowhere"], "nowhere: no such file or directory"),
         (["nowhere", "--set", "serve.texs=5"], "texs"),
         (["nowhere", "--set", "run.seed=5"], "expected serve.…"),
         (["nowhere", "--set", "serve.texts=0"], "texts: Input should be greater"),
-        (["a=nowhere", "a=elsewhere"], "the name 'a' is taken"),
+        (["a=nowhere", "a=elsewhere"], "the name 'a' is already used"),
         (["nowhere", "--device", "tpu"], "--device tpu: expected auto, cpu"),
-        (["nowhere", "--api-key", ""], "--api-key is empty; give a key, or unset it"),
-        (["nowhere", "--host", "300.1.1.1"], "cannot listen at 300.1.1.1"),
-        (["nowhere", "--allow-host", "https://a.example"], "--allow-host is not a host name"),
+        (["nowhere", "--api-key", ""], "--api-key is empty; set a key, or unset it"),
+        (["nowhere", "--host", "300.1.1.1"], "300.1.1.1"),
+        (["nowhere", "--allow-host", "https://a.example"], "--allow-host"),
     ],
 )
-def test_mistakes_are_told_before_anything_listens(
-    run: Run, words: list[str], message: str
+def test_invalid_arguments_are_errors(run: Run, arguments: list[str], message: str) -> None:
+    """Invalid arguments exit with 2 and a message before the server starts."""
+    completed = run("serve", *arguments, "--port", "0")
+    assert completed.status == 2, completed.err
+    assert message in completed.err
+    assert "Traceback" not in completed.err
+
+
+def test_empty_key_in_the_environment_is_an_error(
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Status 2, what was found and what to do, no traceback."""
-    found = run("serve", *words, "--port", "0")
-    assert found.status == 2, found.err
-    assert message in found.err
-    assert "Traceback" not in found.err
-
-
-def test_a_variable_that_was_not_filled(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key that is set and empty is a mistake, never a server that stands open."""
+    """An empty BERTSMITH_API_KEY is an error instead of a server without a key."""
     monkeypatch.setenv("BERTSMITH_API_KEY", " ")
-    found = run("serve", "nowhere", "--port", "0")
-    assert found.status == 2
-    assert "$BERTSMITH_API_KEY is empty; give a key" in found.err
+    completed = run("serve", "nowhere", "--port", "0")
+    assert completed.status == 2
+    assert "$BERTSMITH_API_KEY is empty; set a key" in completed.err
 
 
-def test_a_port_that_is_taken(run: Run) -> None:
-    """It says so at once, not after minutes of loading."""
+def test_used_port_is_an_error(run: Run) -> None:
+    """A used port is reported before the models are loaded."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        found = run("serve", "nowhere", "--port", str(other.getsockname()[1]))
-    assert found.status == 2
-    assert "Address already in use; give another --port" in found.err
+        completed = run("serve", "nowhere", "--port", str(other.getsockname()[1]))
+    assert completed.status == 2
+    assert "Address already in use" in completed.err
 
 
-def test_names(tmp_path: Path) -> None:
-    """A model is called by its folder, a RUN's model by the RUN; NAME=MODEL names it."""
+def test_model_names(tmp_path: Path) -> None:
+    """A model is named by its folder, or by the run directory; NAME=MODEL sets the name."""
     (tmp_path / "my-run" / "model").mkdir(parents=True)
-    run = str(tmp_path / "my-run")
-    assert _usual(run) == _usual(f"{run}/model") == "my-run"
-    assert _usual("google-bert/bert-base-uncased") == "bert-base-uncased"
-    assert _named(["a=x/y", "google-bert/b"]) == [("a", "x/y"), ("b", "google-bert/b")]
-    # A path with an equals sign in it is no name.
-    assert _named(["lr/a=3/model"]) == [("a=3", "lr/a=3/model")]
-    with pytest.raises(SettingsError, match="the name 'my-run' is taken"):
-        _named([run, f"{run}/model"])
+    run_directory = str(tmp_path / "my-run")
+    assert _default_name(run_directory) == _default_name(f"{run_directory}/model") == "my-run"
+    assert _default_name("google-bert/bert-base-uncased") == "bert-base-uncased"
+    assert _name_models(["a=x/y", "google-bert/b"]) == [("a", "x/y"), ("b", "google-bert/b")]
+    # An equals sign after a slash is part of the path.
+    assert _name_models(["lr/a=3/model"]) == [("a=3", "lr/a=3/model")]
+    with pytest.raises(SettingsError, match="the name 'my-run' is already used"):
+        _name_models([run_directory, f"{run_directory}/model"])

@@ -126,7 +126,7 @@ def test_a_head_that_is_not_there_never_answers(
     heads = {name.partition(".")[0] for name in found.new_weights}
     assert heads == ({"mlm"} if new else set())
     if new:
-        assert any("drawn anew" in note and "mlm.transform.weight" in note
+        assert any("newly initialized" in note and "mlm.transform.weight" in note
                    for note in found.notes())  # fmt: skip
         for question in (lambda: fill(found, "[MASK]"), lambda: score(found, "word3")):
             with pytest.raises(ModelError, match="has no masked-LM head"):
@@ -161,7 +161,7 @@ def test_what_is_unexpected_is_named(tmp_path: Path) -> None:
     assert told.info["new"] == ["output.bias", "output.weight"]
     done = CliRunner().invoke(app, ["predict", str(tmp_path), "word3"])
     assert done.exit_code == 0, done.stderr
-    assert "left out, since the model has no place for it: bert.extra" in done.stderr
+    assert "ignored, since the model has no such weights: bert.extra" in done.stderr
 
 
 def test_a_bare_encoder_without_a_pooler_is_a_start(tmp_path: Path) -> None:
@@ -200,11 +200,11 @@ def test_a_resized_vocabulary_is_told(tmp_path: Path) -> None:
     words = make_tokenizer(97).vocab
     (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
     found = bundle.load(tmp_path)
-    assert any("97 words, 101 word embeddings; 4 stand unused" in note for note in found.notes())
+    assert any("97 tokens, 101 word embeddings; 4 are unused" in note for note in found.notes())
     assert all(int(word.removeprefix("word")) < 92
                for word, _ in fill(found, "[MASK]", top=97)[0].words if "word" in word)  # fmt: skip
     edit(tmp_path, vocab_size=97)
-    with pytest.raises(ModelError, match=r"\(101, 21\).*vocab_size should be 101"):
+    with pytest.raises(ModelError, match=r"\(101, 21\).*set vocab_size to 101"):
         bundle.load(tmp_path)
 
 
@@ -223,7 +223,7 @@ def test_relatives_are_refused_by_name(kind: str, classes: list[str], tmp_path: 
     """By the config's type or class, and the message names it."""
     write_model_directory(make_transformers_model("BertModel"), tmp_path)
     edit(tmp_path, model_type=kind, architectures=classes)
-    with pytest.raises(ModelError, match=rf"model_type is '{kind}'|names {classes[0]}") as error:
+    with pytest.raises(ModelError, match=rf"model_type is '{kind}'|contains {classes[0]}") as error:
         bundle.load(tmp_path)
     assert classes[0].partition("For")[0].removesuffix("Model").lower() in str(error.value).lower()
 

@@ -1,7 +1,4 @@
-"""The same batch in transformers, and dropout by the same masks in both models.
-
-It never knows what a test expects of the two.
-"""
+"""Runs the same batch in Bertsmith and transformers, with the same dropout masks in both."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,25 +9,26 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import BertForMaskedLM, BertForPreTraining
+from transformers import BertForMaskedLM
+from transformers import BertForPreTraining as HFBertForPreTraining
 from transformers.models.bert import modeling_bert
 
 from bertsmith import bundle
-from bertsmith.model import attention as attending
-from bertsmith.model.bert import BertForPreTraining as PreTrainingModel
+from bertsmith.model import attention as attention_module
+from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.ops import bucketing
 from bertsmith.model.ops.dropout import Dropout, DropoutSeed
 from tests.model.examples import PreTrainingBatch, make_tokenizer
 
-#: Where dropout is, by our names and theirs. Keyed by place, not by number: an order of sites
-#: that differs is no fault, a site in another place is.
-OURS = {
+#: Names for the locations of dropout layers, by module name in Bertsmith and transformers. Masks
+#: are looked up by location, because the models need not number their dropouts in the same order.
+BERTSMITH_LOCATIONS = {
     "bert.embeddings.dropout": "embeddings",
     "attention.dropout": "probabilities",
     "attention_dropout": "attention output",
     "feed_forward_dropout": "feed-forward output",
 }
-THEIRS = {
+TRANSFORMERS_LOCATIONS = {
     "bert.embeddings.dropout": "embeddings",
     "attention.self": "probabilities",
     "attention.output.dropout": "attention output",
@@ -38,204 +36,230 @@ THEIRS = {
 }
 
 
-def site_of(name: str, places: dict[str, str]) -> str | None:
-    """Return the place of a module in either model, such as ``layer 1 probabilities``."""
-    if name in places:
-        return places[name]
-    head, _, rest = name.partition("encoder.layer")
-    if head != "bert.":
+def dropout_location(name: str, locations: dict[str, str]) -> str | None:
+    """Return the location of a module with dropout, such as ``layer 1 probabilities``."""
+    if name in locations:
+        return locations[name]
+    prefix, _, suffix = name.partition("encoder.layer")
+    if prefix != "bert.":
         return None
-    _, index, part = rest.split(".", 2) if rest.count(".") > 1 else ("", "", "")
-    return f"layer {index} {places[part]}" if part in places else None
+    _, index, module_name = suffix.split(".", 2) if suffix.count(".") > 1 else ("", "", "")
+    return f"layer {index} {locations[module_name]}" if module_name in locations else None
 
 
-class Masks:
-    """Uniform numbers for each (site, sequence, position), the same for whoever asks."""
+class DropoutMasks:
+    """Dropout masks for padded tensors, the same for both models."""
 
-    def __init__(self, example: PreTrainingBatch, heads: int, width: int) -> None:
-        """For hidden states [B, S, D] and probabilities [B, N, S, S]."""
-        sequences, longest = len(example.lengths), example.packed.max_seqlen
-        self.example = example
-        self.shapes = [(sequences, heads, longest, longest), (sequences, longest, width)]
-        self.asked: set[str] = set()
+    def __init__(self, batch: PreTrainingBatch, heads: int, width: int) -> None:
+        """Create masks for hidden states [B, S, D] and probabilities [B, N, S, S]."""
+        num_sequences, max_seqlen = len(batch.lengths), batch.packed.max_seqlen
+        self.batch = batch
+        self.shapes = [
+            (num_sequences, heads, max_seqlen, max_seqlen),
+            (num_sequences, max_seqlen, width),
+        ]
+        self.used_locations: set[str] = set()
 
-    def full(self, site: str, rate: float) -> Tensor:
-        """Return what to multiply the padded tensor of a site with."""
-        self.asked.add(site)
-        shape = self.shapes[0 if site.endswith("probabilities") else 1]
-        seed = int.from_bytes(site.encode()) % (2**31 - 1)
+    def padded(self, location: str, rate: float) -> Tensor:
+        """Return the mask of a location's padded tensor: 0 or 1 / (1 - rate)."""
+        self.used_locations.add(location)
+        shape = self.shapes[0 if location.endswith("probabilities") else 1]
+        seed = int.from_bytes(location.encode()) % (2**31 - 1)
         uniform = torch.rand(shape, generator=torch.Generator().manual_seed(seed))
         return (uniform >= rate) / (1 - rate)
 
-    def packed(self, site: str, rate: float, shape: torch.Size) -> Tensor:
-        """Return the same for the packed tensor of a site, or for padded probabilities."""
-        full = self.full(site, rate)
-        if full.shape == shape:
-            return full
-        lengths = self.example.lengths
-        rows = torch.cat([full[row, :length] for row, length in enumerate(lengths)])
-        # The last layer is computed where a loss is asked for: at the masks, then at [CLS].
-        asked = torch.cat([self.example.masked_positions, self.example.packed.first_token_indices])
-        assert len(asked) != len(rows), "an example in which the two could be taken for each other"
+    def packed(self, location: str, rate: float, shape: torch.Size) -> Tensor:
+        """Return the mask of a location's packed tensor, or of padded probabilities."""
+        mask = self.padded(location, rate)
+        if mask.shape == shape:
+            return mask
+        lengths = self.batch.lengths
+        rows = torch.cat([mask[index, :length] for index, length in enumerate(lengths)])
+        # The last layer is computed only for masked tokens and [CLS], in this order.
+        token_indices = torch.cat(
+            [self.batch.masked_positions, self.batch.packed.first_token_indices]
+        )
+        assert len(token_indices) != len(rows), "this batch does not tell the two cases apart"
         if len(rows) != shape[0]:
-            rows = rows[asked]
+            rows = rows[token_indices]
         return rows.view(shape)
 
 
-def key_ours(model: PreTrainingModel, masks: Masks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let our dropout look its decisions up; rate and place stay the model's own."""
-    sites = {}
+def patch_bertsmith_dropout(
+    model: BertForPreTraining, masks: DropoutMasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Make Bertsmith's dropout use ``masks``, with the model's own rates and locations."""
+    locations = {}
     for name, module in model.named_modules():
         if isinstance(module, Dropout):
-            site = site_of(name, OURS)
-            assert site is not None, f"an unknown dropout: {name}"
-            sites[id(module)] = site
+            location = dropout_location(name, BERTSMITH_LOCATIONS)
+            assert location is not None, f"unknown dropout: {name}"
+            locations[id(module)] = location
 
-    def scale(self: Dropout, x: Tensor, noise: DropoutSeed) -> Tensor:
-        return masks.packed(sites[id(self)], self.rate, x.shape)
+    def draw_mask(self: Dropout, x: Tensor, dropout_seed: DropoutSeed) -> Tensor:
+        return masks.packed(locations[id(self)], self.rate, x.shape)
 
-    monkeypatch.setattr(Dropout, "scale", scale)
-    # Theirs pads all sequences together; that groups change nothing is tested beside attention.
-    monkeypatch.setattr(attending, "grouped", lambda _: None)
-    monkeypatch.setattr(bucketing, "_edge", lambda: 1)
+    monkeypatch.setattr(Dropout, "draw_mask", draw_mask)
+    # Transformers pads all sequences together. test_attention.py tests bucketing.
+    monkeypatch.setattr(attention_module, "bucket_sequences", lambda _: None)
+    monkeypatch.setattr(bucketing, "_simd_width", lambda: 1)
 
 
-def key_theirs(model: nn.Module, masks: Masks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let dropout in transformers look its decisions up, after its own eager attention."""
-    places: dict[int, str] = {}
+def patch_transformers_dropout(
+    model: nn.Module, masks: DropoutMasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Make transformers' dropout use ``masks``, including that of its eager attention."""
+    locations: dict[int, str] = {}
     for name, module in model.named_modules():
-        site = site_of(name, THEIRS)
-        if site is not None:
-            places[id(module)] = site
-    eager: Callable[..., Any] = modeling_bert.eager_attention_forward
-    plain, current = F.dropout, [""]
+        location = dropout_location(name, TRANSFORMERS_LOCATIONS)
+        if location is not None:
+            locations[id(module)] = location
+    eager_attention: Callable[..., Any] = modeling_bert.eager_attention_forward
+    original_dropout, current_location = F.dropout, [""]
 
-    def keyed(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        return x * masks.full(current[0], p) if training and p else x
+    def masked_dropout(
+        x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
+        return x * masks.padded(current_location[0], p) if training and p else x
 
-    def named(module: nn.Module, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        current[0] = places[id(module)]
+    def call_patched(
+        module: nn.Module, function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        current_location[0] = locations[id(module)]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(F, "dropout", keyed)
+            patch.setattr(F, "dropout", masked_dropout)
             result = function(*args, **kwargs)
-        assert F.dropout is plain
+        assert F.dropout is original_dropout
         return result
 
-    def attention(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return named(module, eager, module, *args, **kwargs)
+    def patched_attention(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return call_patched(module, eager_attention, module, *args, **kwargs)
 
-    forward = nn.Dropout.forward
+    original_forward = nn.Dropout.forward
 
-    def dropout(self: nn.Dropout, x: Tensor) -> Any:
-        return named(self, forward, self, x)
+    def patched_forward(self: nn.Dropout, x: Tensor) -> Any:
+        return call_patched(self, original_forward, self, x)
 
-    monkeypatch.setattr(modeling_bert, "eager_attention_forward", attention)
-    monkeypatch.setattr(nn.Dropout, "forward", dropout)
+    monkeypatch.setattr(modeling_bert, "eager_attention_forward", patched_attention)
+    monkeypatch.setattr(nn.Dropout, "forward", patched_forward)
 
 
-def transferred(model: PreTrainingModel, directory: Path) -> Any:
-    """Write the model directory and let transformers read it; every key must fit."""
+def to_transformers(model: BertForPreTraining, directory: Path) -> Any:
+    """Write a model directory and load it with transformers; all keys must match."""
     bundle.save(directory, model, make_tokenizer(model.config.vocab_size), {})
-    kind = BertForPreTraining if model.config.nsp else BertForMaskedLM
-    theirs, loading = kind.from_pretrained(
+    model_class = HFBertForPreTraining if model.config.nsp else BertForMaskedLM
+    hf_model, loading_info = model_class.from_pretrained(
         directory, attn_implementation="eager", output_loading_info=True
     )
-    faults = {key: value for key, value in loading.items() if value}
-    assert not faults, faults
-    return theirs
+    problems = {key: value for key, value in loading_info.items() if value}
+    assert not problems, problems
+    return hf_model
 
 
-#: Where the largest entry is smaller than this, sums have cancelled and rounding stands out.
-SMALL = 0.01
+#: Differences are relative to the largest entry or this value, whichever is larger: where all
+#: entries are small, sums have cancelled and rounding errors dominate.
+MIN_SCALE = 0.01
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What both models are compared by.
+class ModelOutputs:
+    """The quantities in which the two models are compared.
 
-    masked, next_sentence: mean losses. words: logits [T, V]. pairs: logits [B, 2].
-    gradients: those of the sum of both losses, under the names on disk.
+    Attributes:
+        mlm_loss: Mean masked-LM loss.
+        nsp_loss: Mean next-sentence loss.
+        mlm_logits: [T, V].
+        nsp_logits: [B, 2].
+        gradients: Gradients of the sum of both losses, by Hugging Face name.
     """
 
-    masked: Tensor
-    next_sentence: Tensor
-    words: Tensor
-    pairs: Tensor
+    mlm_loss: Tensor
+    nsp_loss: Tensor
+    mlm_logits: Tensor
+    nsp_logits: Tensor
     gradients: dict[str, Tensor]
 
-    def differences(self, other: "Outcome", least: float = SMALL) -> dict[str, float]:
-        """Return the largest difference of each quantity, as a share of its largest entry.
+    def differences(
+        self, expected: "ModelOutputs", min_scale: float = MIN_SCALE
+    ) -> dict[str, float]:
+        """Return the largest relative difference of each quantity.
 
-        Where that entry is smaller than ``least``, as a share of ``least``.
+        It is relative to the largest expected entry, or to ``min_scale`` if that is larger.
         """
-        assert self.gradients.keys() == other.gradients.keys()
-        both = {
-            "masked loss": (self.masked, other.masked),
-            "next-sentence loss": (self.next_sentence, other.next_sentence),
-            "masked logits": (self.words, other.words),
-            "next-sentence logits": (self.pairs, other.pairs),
+        assert self.gradients.keys() == expected.gradients.keys()
+        pairs = {
+            "masked loss": (self.mlm_loss, expected.mlm_loss),
+            "next-sentence loss": (self.nsp_loss, expected.nsp_loss),
+            "masked logits": (self.mlm_logits, expected.mlm_logits),
+            "next-sentence logits": (self.nsp_logits, expected.nsp_logits),
         }
         for name, gradient in self.gradients.items():
-            both[f"gradient of {name}"] = (gradient, other.gradients[name])
-        return {name: _difference(name, *values, least) for name, values in both.items()}
+            pairs[f"gradient of {name}"] = (gradient, expected.gradients[name])
+        return {
+            name: _relative_difference(name, *values, min_scale) for name, values in pairs.items()
+        }
 
 
-def _difference(name: str, ours: Tensor, theirs: Tensor, least: float) -> float:
-    # A bias of the keys shifts all scores of a query alike, and softmax takes it out again: its
-    # gradient is nothing but rounding.
-    largest = 1.0 if name.endswith("self.key.bias") else float(theirs.abs().max())
-    return float((ours - theirs).abs().max()) / max(largest, least)
+def _relative_difference(name: str, actual: Tensor, expected: Tensor, min_scale: float) -> float:
+    # A bias of the keys adds the same value to all scores of a query, so softmax cancels it: its
+    # gradient is only rounding error.
+    largest = 1.0 if name.endswith("self.key.bias") else float(expected.abs().max())
+    return float((actual - expected).abs().max()) / max(largest, min_scale)
 
 
-def run_ours(model: PreTrainingModel, example: PreTrainingBatch) -> Outcome:
-    """Run our model forward and backward."""
-    noise = DropoutSeed(torch.tensor(0))
+def run_bertsmith(model: BertForPreTraining, batch: PreTrainingBatch) -> ModelOutputs:
+    """Run forward and backward passes of Bertsmith's model."""
+    dropout_seed = DropoutSeed(torch.tensor(0))
     model.zero_grad()
-    losses = model(*example.arguments, noise)
-    assert losses.next_sentence is not None
-    masked = losses.masked / len(example.masked_labels)
-    next_sentence = losses.next_sentence / len(example.nsp_labels)
-    (masked + next_sentence).backward()
+    losses = model(*batch.arguments, dropout_seed)
+    assert losses.nsp_loss is not None
+    mlm_loss = losses.mlm_loss / len(batch.masked_labels)
+    nsp_loss = losses.nsp_loss / len(batch.nsp_labels)
+    (mlm_loss + nsp_loss).backward()
     with torch.no_grad():
-        hidden = model.bert(example.packed, noise)
-        words, pairs = model.mlm(hidden), model.next_sentence_logits(hidden, example.packed)
-    gradients = {name: weight.grad for name, weight in model.named_parameters()}
-    found = {name: value for name, value in gradients.items() if value is not None}
-    assert len(found) == len(gradients)
-    return Outcome(
-        masked.detach(), next_sentence.detach(), words, pairs, bundle.to_hf_state_dict(found)
+        hidden = model.bert(batch.packed, dropout_seed)
+        mlm_logits, nsp_logits = (
+            model.mlm(hidden), model.next_sentence_logits(hidden, batch.packed)
+        )  # fmt: skip
+    all_gradients = {name: weight.grad for name, weight in model.named_parameters()}
+    gradients = {name: value for name, value in all_gradients.items() if value is not None}
+    assert len(gradients) == len(all_gradients)
+    return ModelOutputs(
+        mlm_loss.detach(),
+        nsp_loss.detach(),
+        mlm_logits,
+        nsp_logits,
+        bundle.to_hf_state_dict(gradients),
     )
 
 
-def run_theirs(model: Any, example: PreTrainingBatch) -> Outcome:
-    """Run transformers' model forward and backward, on padded rows."""
-    lengths, packed = example.lengths, example.packed
-    rows = (len(lengths), packed.max_seqlen)
-    real = torch.arange(packed.max_seqlen) < torch.tensor(lengths)[:, None]
+def run_transformers(model: Any, batch: PreTrainingBatch) -> ModelOutputs:
+    """Run forward and backward passes of transformers' model on padded sequences."""
+    lengths, packed = batch.lengths, batch.packed
+    shape = (len(lengths), packed.max_seqlen)
+    is_token = torch.arange(packed.max_seqlen) < torch.tensor(lengths)[:, None]
     labels = torch.full_like(packed.ids, -100)
-    labels[example.masked_positions] = example.masked_labels
-    padded = {}
-    for name, values, filler in (
+    labels[batch.masked_positions] = batch.masked_labels
+    inputs = {}
+    for name, values, padding_value in (
         ("input_ids", packed.ids, 0),
         ("token_type_ids", packed.segments, 0),
         ("labels", labels, -100),
     ):
-        padded[name] = torch.full(rows, filler)
-        padded[name][real] = values
+        inputs[name] = torch.full(shape, padding_value)
+        inputs[name][is_token] = values
     model.zero_grad()
     output = model(
-        **padded,
-        attention_mask=real.long(),
-        next_sentence_label=example.nsp_labels,
+        **inputs, attention_mask=is_token.long(), next_sentence_label=batch.nsp_labels,
         return_dict=True,
-    )
+    )  # fmt: skip
     output.loss.backward()
-    words = output.prediction_logits[real]
-    pairs = output.seq_relationship_logits
-    masked = F.cross_entropy(words[example.masked_positions], example.masked_labels)
-    next_sentence = F.cross_entropy(pairs, example.nsp_labels)
-    assert torch.allclose(masked + next_sentence, output.loss)
+    mlm_logits = output.prediction_logits[is_token]
+    nsp_logits = output.seq_relationship_logits
+    mlm_loss = F.cross_entropy(mlm_logits[batch.masked_positions], batch.masked_labels)
+    nsp_loss = F.cross_entropy(nsp_logits, batch.nsp_labels)
+    assert torch.allclose(mlm_loss + nsp_loss, output.loss)
     gradients = {name: weight.grad for name, weight in model.named_parameters()}
-    return Outcome(
-        masked.detach(), next_sentence.detach(), words.detach(), pairs.detach(), gradients
+    return ModelOutputs(
+        mlm_loss.detach(), nsp_loss.detach(), mlm_logits.detach(), nsp_logits.detach(), gradients
     )

@@ -1,4 +1,4 @@
-"""The kernels of attention, against plain loops and against each other."""
+"""The attention kernels equal plain Python loops and each other."""
 
 import itertools
 import math
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bertsmith.model import attention as attending
+from bertsmith.model import attention as attention_module
 from bertsmith.model.attention import Kernel, SelfAttention, build_layout, reference_attention
 from bertsmith.model.bert import BertModel
 from bertsmith.model.ops import bucketing
@@ -17,283 +17,297 @@ from bertsmith.model.packed import PackedBatch, pack_sequences
 from tests.model.examples import EQUAL, RAGGED, prime_config, random_batch
 
 SHAPES = pytest.mark.parametrize("lengths", [RAGGED, EQUAL, (7,)], ids=["ragged", "equal", "one"])
-DIRECTIONS = pytest.mark.parametrize("causal", [False, True], ids=["both", "causal"])
+DIRECTIONS = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+MODES = pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
 
 
-def packed_of(lengths: tuple[int, ...]) -> PackedBatch:
+def pack_zeros(lengths: tuple[int, ...]) -> PackedBatch:
     """Pack sequences of zeros."""
     return pack_sequences([([0] * length, [0] * length) for length in lengths])
 
 
-def by_loops(
-    qkv: Tensor, lengths: tuple[int, ...], causal: bool, kept: Tensor | None
+def attention_with_loops(
+    qkv: Tensor, lengths: tuple[int, ...], causal: bool, dropout_mask: Tensor | None
 ) -> list[list[list[float]]]:
-    """Attend with nothing but Python's floats: qkv [T, 3, N, H] -> [T][N][H]."""
+    """Compute attention with Python floats: qkv [T, 3, N, H] -> [T][N][H]."""
     _, _, heads, width = qkv.shape
     rows = qkv.tolist()
-    result, first = [], 0
-    for number, length in enumerate(lengths):
+    outputs, start = [], 0
+    for sequence, length in enumerate(lengths):
         for i in range(length):
-            row = []
+            head_outputs = []
             for head in range(heads):
-                query = rows[first + i][0][head]
-                seen = range(i + 1 if causal else length)
+                query = rows[start + i][0][head]
+                visible = range(i + 1 if causal else length)
                 scores = [
-                    sum(a * b for a, b in zip(query, rows[first + j][1][head], strict=True))
+                    sum(a * b for a, b in zip(query, rows[start + j][1][head], strict=True))
                     / math.sqrt(width)
-                    for j in seen
+                    for j in visible
                 ]
                 total = sum(math.exp(score) for score in scores)
-                mixed = [0.0] * width
-                for j in seen:
-                    weight = math.exp(scores[j]) / total
-                    if kept is not None:
-                        weight *= float(kept[number, head, i, j])
+                output = [0.0] * width
+                for j in visible:
+                    probability = math.exp(scores[j]) / total
+                    if dropout_mask is not None:
+                        probability *= float(dropout_mask[sequence, head, i, j])
                     for h in range(width):
-                        mixed[h] += weight * rows[first + j][2][head][h]
-                row.append(mixed)
-            result.append(row)
-        first += length
-    return result
+                        output[h] += probability * rows[start + j][2][head][h]
+                head_outputs.append(output)
+            outputs.append(head_outputs)
+        start += length
+    return outputs
 
 
 @SHAPES
 @DIRECTIONS
-@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize("use_dropout", [False, True])
 def test_reference_equals_plain_loops(
-    lengths: tuple[int, ...], causal: bool, dropped: bool, monkeypatch: pytest.MonkeyPatch
+    lengths: tuple[int, ...], causal: bool, use_dropout: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`reference` is softmax(q k / sqrt(H)) v inside each sequence, dropout on probabilities."""
+    """`reference` is softmax(q k / sqrt(H)) v in each sequence, with dropout after softmax."""
     torch.manual_seed(1)
     qkv = torch.randn(sum(lengths), 3, 3, 7)
-    kept = None
-    if dropped:
-        kept = (torch.rand(len(lengths), 3, max(lengths), max(lengths)) > 0.4) / 0.6
-        monkeypatch.setattr(attending, "grouped", lambda _: None)
-        monkeypatch.setattr(bucketing, "_edge", lambda: 1)
-    where = build_layout(packed_of(lengths), "reference", causal=causal, dtype=torch.float32)
+    dropout_mask = None
+    if use_dropout:
+        dropout_mask = (torch.rand(len(lengths), 3, max(lengths), max(lengths)) > 0.4) / 0.6
+        monkeypatch.setattr(attention_module, "bucket_sequences", lambda _: None)
+        monkeypatch.setattr(bucketing, "_simd_width", lambda: 1)
+    layout = build_layout(pack_zeros(lengths), "reference", causal=causal, dtype=torch.float32)
     q, k, v = qkv.unbind(1)
-    keep = None if kept is None else lambda _: kept
-    found, probabilities = reference_attention(q, k, v, where, keep)
-    expected = torch.tensor(by_loops(qkv, lengths, causal, kept))
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+    draw_mask = None if dropout_mask is None else lambda _: dropout_mask
+    output, probabilities = reference_attention(q, k, v, layout, draw_mask)
+    expected = torch.tensor(attention_with_loops(qkv, lengths, causal, dropout_mask))
+    torch.testing.assert_close(output, expected, rtol=0, atol=2e-6)
     assert [p.shape for p in probabilities] == [(3, length, length) for length in lengths]
     for p in probabilities:
         torch.testing.assert_close(p.sum(-1), torch.ones(p.shape[:2]))
         assert not causal or not p.triu(1).any()
 
 
-def run(
+def run_attention(
     lengths: tuple[int, ...], kernel: Kernel, causal: bool, train: bool
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return a layer's attention and its gradients with respect to input and weights."""
+    """Return an attention layer's output and the gradients of its input and weights."""
     torch.manual_seed(2)
     config = prime_config(attention="causal" if causal else "bidirectional", attention_dropout=0.3)
     attention = SelfAttention(config, dropout_index=5).train(train)
     hidden = torch.randn(sum(lengths), config.width, requires_grad=True)
-    where = build_layout(packed_of(lengths), kernel, causal=causal, dtype=torch.float32)
-    output = attention(hidden, where, DropoutSeed(torch.tensor(11)))
-    weights = [hidden, *attention.parameters()]
-    return output, list(torch.autograd.grad((output * torch.randn(output.shape)).sum(), weights))
+    layout = build_layout(pack_zeros(lengths), kernel, causal=causal, dtype=torch.float32)
+    output = attention(hidden, layout, DropoutSeed(torch.tensor(11)))
+    inputs = [hidden, *attention.parameters()]
+    return output, list(torch.autograd.grad((output * torch.randn(output.shape)).sum(), inputs))
 
 
 @SHAPES
 @DIRECTIONS
-@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
+@MODES
 def test_padded_equals_reference(lengths: tuple[int, ...], causal: bool, train: bool) -> None:
-    """`padded` gives what `reference` does, forward and backward, by the same decisions."""
-    expected, slopes = run(lengths, "reference", causal, train)
-    found, found_slopes = run(lengths, "padded", causal, train)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-    for ours, theirs in zip(found_slopes, slopes, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    still = run(lengths, "reference", causal, not train)[0]
-    assert not torch.allclose(found, still, atol=1e-2), "dropout does nothing here"
+    """`padded` and `reference` have the same outputs, gradients and dropout masks."""
+    expected, expected_grads = run_attention(lengths, "reference", causal, train)
+    output, grads = run_attention(lengths, "padded", causal, train)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-5)
+    for grad, expected_grad in zip(grads, expected_grads, strict=True):
+        torch.testing.assert_close(grad, expected_grad, rtol=1e-5, atol=1e-5)
+    other_mode = run_attention(lengths, "reference", causal, not train)[0]
+    assert not torch.allclose(output, other_mode, atol=1e-2), "dropout has no effect"
 
 
-#: Lengths far enough apart for groups, some of them equal, in no order.
-UNLIKE = (61, 5, 5, 130, 7, 64, 128, 5, 33)
+#: Lengths that need several buckets, unordered and with duplicates.
+VARIED = (61, 5, 5, 130, 7, 64, 128, 5, 33)
 
 
 @DIRECTIONS
-@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
-def test_groups_of_like_lengths_change_nothing(
+@MODES
+def test_bucketing_does_not_change_the_output(
     causal: bool, train: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Padded by groups, `padded` gives what `reference` does, by the same decisions of dropout."""
-    where = build_layout(packed_of(UNLIKE), "padded", causal=causal, dtype=torch.float32)
-    assert len(where.buckets) > 2
-    places = sum(own.num_sequences * own.max_seqlen for own in where.buckets)
-    assert places < 0.6 * len(UNLIKE) * max(UNLIKE)
-    assert where.unpad_indices is not None
-    assert len(set(where.unpad_indices.tolist())) == sum(UNLIKE)
-    expected, slopes = run(UNLIKE, "reference", causal, train)
-    found, found_slopes = run(UNLIKE, "padded", causal, train)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-    for ours, theirs in zip(found_slopes, slopes, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-5)
+    """With several buckets, `padded` still equals `reference`, with the same dropout masks."""
+    layout = build_layout(pack_zeros(VARIED), "padded", causal=causal, dtype=torch.float32)
+    assert len(layout.buckets) > 2
+    num_rows = sum(bucket.num_sequences * bucket.max_seqlen for bucket in layout.buckets)
+    assert num_rows < 0.6 * len(VARIED) * max(VARIED)
+    assert layout.unpad_indices is not None
+    assert len(set(layout.unpad_indices.tolist())) == sum(VARIED)
+    expected, expected_grads = run_attention(VARIED, "reference", causal, train)
+    output, grads = run_attention(VARIED, "padded", causal, train)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-5)
+    for grad, expected_grad in zip(grads, expected_grads, strict=True):
+        torch.testing.assert_close(grad, expected_grad, rtol=1e-5, atol=2e-5)
     if not train:
-        monkeypatch.setattr(attending, "grouped", lambda _: None)
-        together, _ = run(UNLIKE, "padded", causal, train)
-        torch.testing.assert_close(found, together, rtol=0, atol=1e-5)
+        monkeypatch.setattr(attention_module, "bucket_sequences", lambda _: None)
+        one_bucket, _ = run_attention(VARIED, "padded", causal, train)
+        torch.testing.assert_close(output, one_bucket, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("edge", [8, 16])
-def test_groups_end_where_the_cpu_likes_it(edge: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Padded groups have a multiple of its numbers if one is near, else their longest length."""
-    monkeypatch.setattr(bucketing, "_edge", lambda: edge)
-    for lengths, rounded in ((UNLIKE, None), ((3, edge - 2, 1), edge), ((3, edge + 1), edge + 1)):
-        where = build_layout(packed_of(lengths), "padded", causal=False, dtype=torch.float32)
-        for own in where.buckets:
-            least = max(lengths[number] for number in own.sequence_indices or range(len(lengths)))
-            assert own.max_seqlen in (least, rounded or -(-least // edge) * edge)
-            assert 0 <= own.max_seqlen - least <= edge // 2
-        assert rounded in (None, where.buckets[0].max_seqlen)
-    equal = build_layout(packed_of((9, 9)), "padded", causal=False, dtype=torch.float32)
+@pytest.mark.parametrize("simd_width", [8, 16])
+def test_bucket_lengths_are_rounded_to_the_simd_width(
+    simd_width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bucket is padded to a multiple of the SIMD width if one is near, else to its maximum."""
+    monkeypatch.setattr(bucketing, "_simd_width", lambda: simd_width)
+    for lengths, expected in (
+        (VARIED, None), ((3, simd_width - 2, 1), simd_width), ((3, simd_width + 1), simd_width + 1),
+    ):  # fmt: skip
+        layout = build_layout(pack_zeros(lengths), "padded", causal=False, dtype=torch.float32)
+        for bucket in layout.buckets:
+            longest = max(
+                lengths[index] for index in bucket.sequence_indices or range(len(lengths))
+            )
+            assert bucket.max_seqlen in (
+                longest,
+                expected or -(-longest // simd_width) * simd_width,
+            )
+            assert 0 <= bucket.max_seqlen - longest <= simd_width // 2
+        assert expected in (None, layout.buckets[0].max_seqlen)
+    equal = build_layout(pack_zeros((9, 9)), "padded", causal=False, dtype=torch.float32)
     assert (equal.unpad_indices, equal.buckets[0].max_seqlen) == (None, 9)
 
 
 @DIRECTIONS
-def test_what_is_not_finite_stays_in_its_sequence(causal: bool) -> None:
-    """The fillers of a padded sequence hold none of another one's numbers."""
+def test_non_finite_values_stay_in_their_sequence(causal: bool) -> None:
+    """An infinite value in one sequence does not reach others through padding."""
     attention = SelfAttention(prime_config(attention_dropout=0.0), dropout_index=0).eval()
     torch.manual_seed(3)
-    where = build_layout(packed_of(RAGGED), "padded", causal=causal, dtype=torch.float32)
-    assert where.unpad_indices is not None
+    layout = build_layout(pack_zeros(RAGGED), "padded", causal=causal, dtype=torch.float32)
+    assert layout.unpad_indices is not None
     hidden = torch.randn(sum(RAGGED), 21)
-    for first, last in itertools.pairwise(itertools.accumulate(RAGGED, initial=0)):
-        broken = hidden.clone()
-        broken[first:last] = math.inf
-        found = attention(broken, where, None).isfinite().all(1)
-        assert found.tolist() == [not first <= place < last for place in range(len(found))]
+    for start, end in itertools.pairwise(itertools.accumulate(RAGGED, initial=0)):
+        with_inf = hidden.clone()
+        with_inf[start:end] = math.inf
+        is_finite = attention(with_inf, layout, None).isfinite().all(1)
+        assert is_finite.tolist() == [not start <= row < end for row in range(len(is_finite))]
 
 
-def test_groups_draw_unlike_decisions() -> None:
-    """Two groups of equal contents get decisions of their own: no bits are shared."""
+def test_buckets_have_different_dropout_masks() -> None:
+    """Two buckets with the same content get different dropout masks."""
     torch.manual_seed(3)
     attention = SelfAttention(prime_config(attention_dropout=0.5), dropout_index=0).train()
-    one = torch.randn(100, 21)
-    hidden = torch.cat([one[:1], one, one, one[:1]])
-    where = build_layout(packed_of((1, 100, 100, 1)), "padded", causal=False, dtype=torch.float32)
-    assert [own.sequence_indices for own in where.buckets] == [[1, 2], [0, 3]]
-    found = attention(hidden, where, DropoutSeed(torch.tensor(1)))
-    assert not torch.allclose(found[1:101], found[101:201], atol=1e-3)
+    sequence = torch.randn(100, 21)
+    hidden = torch.cat([sequence[:1], sequence, sequence, sequence[:1]])
+    layout = build_layout(pack_zeros((1, 100, 100, 1)), "padded", causal=False, dtype=torch.float32)
+    assert [bucket.sequence_indices for bucket in layout.buckets] == [[1, 2], [0, 3]]
+    output = attention(hidden, layout, DropoutSeed(torch.tensor(1)))
+    assert not torch.allclose(output[1:101], output[101:201], atol=1e-3)
 
 
-def test_grouping_is_the_cheapest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other way to part sequences in order of length costs less; like ones stay together."""
-    monkeypatch.setattr(bucketing, "_edge", lambda: 8)
+def test_bucketing_has_the_least_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other partition in order of length costs less; similar lengths share one bucket."""
+    monkeypatch.setattr(bucketing, "_simd_width", lambda: 8)
     assert bucketing.bucket_sequences([9] * 50) is None
     assert bucketing.bucket_sequences([8, 16, 8, 16]) is None
     lengths = [128, 8, 120, 16, 64, 8, 300, 72]
-    parts = bucketing.bucket_sequences(lengths)
-    assert parts is not None
+    buckets = bucketing.bucket_sequences(lengths)
+    assert buckets is not None
 
-    def cost(own: list[list[int]]) -> int:
-        sizes = [max(-(-lengths[n] // 8) * 8 for n in part) for part in own]
-        pairs = zip(own, sizes, strict=True)
-        return sum(len(part) * size**2 + bucketing._GROUP_COST for part, size in pairs)
+    def cost(partition: list[list[int]]) -> int:
+        sizes = [max(-(-lengths[n] // 8) * 8 for n in bucket) for bucket in partition]
+        pairs = zip(partition, sizes, strict=True)
+        return sum(len(bucket) * size**2 + bucketing._BUCKET_COST for bucket, size in pairs)
 
-    order = sorted(range(8), key=lambda number: -lengths[number])
-    every = []
+    order = sorted(range(8), key=lambda index: -lengths[index])
+    all_costs = []
     for cuts in range(2**7):
-        own: list[list[int]] = [[]]
-        for place, number in enumerate(order):
-            own[-1].append(number)
-            if place < 7 and cuts >> place & 1:
-                own.append([])
-        every.append(cost(own))
-    assert cost(parts) == min(every)
-    assert sorted(number for part in parts for number in part) == list(range(8))
+        partition: list[list[int]] = [[]]
+        for position, index in enumerate(order):
+            partition[-1].append(index)
+            if position < 7 and cuts >> position & 1:
+                partition.append([])
+        all_costs.append(cost(partition))
+    assert cost(buckets) == min(all_costs)
+    assert sorted(index for bucket in buckets for index in bucket) == list(range(8))
 
 
-@pytest.mark.parametrize("lengths", [RAGGED, EQUAL, UNLIKE], ids=["ragged", "equal", "unlike"])
+@pytest.mark.parametrize("lengths", [RAGGED, EQUAL, VARIED], ids=["ragged", "equal", "varied"])
 @DIRECTIONS
-@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
-def test_bf16_is_multiplied_out(
+@MODES
+def test_bf16_training_uses_math_attention(
     lengths: tuple[int, ...], causal: bool, train: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In bf16 on a CPU `padded` is float32's up to rounding, and PyTorch's kernel is not asked."""
-    expected, slopes = run(lengths, "reference", causal, train)
+    """In bf16 on the CPU, `padded` equals float32 up to rounding without PyTorch's kernel."""
+    expected, expected_grads = run_attention(lengths, "reference", causal, train)
     monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", None)
     with torch.autocast("cpu", torch.bfloat16):
-        found, found_slopes = run(lengths, "padded", causal, train)
-    assert found.dtype == torch.bfloat16
-    for ours, theirs in zip([found, *found_slopes], [expected, *slopes], strict=True):
-        assert (ours - theirs).norm() < 0.015 * theirs.norm()
+        output, grads = run_attention(lengths, "padded", causal, train)
+    assert output.dtype == torch.bfloat16
+    for actual, exact in zip([output, *grads], [expected, *expected_grads], strict=True):
+        assert (actual - exact).norm() < 0.015 * exact.norm()
 
 
-def test_long_sequences_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where all probabilities at once would take much memory, bf16 goes the way of float32."""
-    monkeypatch.setattr(attending, "MATH_ATTENTION_MAX_SEQLEN", max(EQUAL))
+def test_long_sequences_use_fused_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long sequences and inference use PyTorch's kernel also in bf16."""
+    monkeypatch.setattr(attention_module, "MATH_ATTENTION_MAX_SEQLEN", max(EQUAL))
     monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", None)
     with torch.autocast("cpu", torch.bfloat16):
-        run(EQUAL, "padded", causal=False, train=False)
+        run_attention(EQUAL, "padded", causal=False, train=False)
         with pytest.raises(TypeError, match="not callable"):
-            run((max(EQUAL) + 1,), "padded", causal=False, train=False)
-        # And what needs no gradient, as in use.
+            run_attention((max(EQUAL) + 1,), "padded", causal=False, train=False)
+        # Inference, without gradients.
         with torch.no_grad(), pytest.raises(TypeError, match="not callable"):
-            run(EQUAL, "padded", causal=False, train=False)
+            run_attention(EQUAL, "padded", causal=False, train=False)
 
 
 @pytest.mark.parametrize("kernel", ["reference", "padded"])
-def test_sequences_of_one_length_are_dropped_differently(kernel: Kernel) -> None:
-    """Two equal sequences of one batch get decisions of their own in training."""
+def test_sequences_have_different_dropout_masks(kernel: Kernel) -> None:
+    """Two equal sequences in a batch get different dropout masks."""
     torch.manual_seed(3)
     attention = SelfAttention(prime_config(attention_dropout=0.5), dropout_index=0).train()
     hidden = torch.randn(19, 21).repeat(2, 1)
-    where = build_layout(packed_of((19, 19)), kernel, causal=False, dtype=torch.float32)
-    first, second = attention(hidden, where, DropoutSeed(torch.tensor(1))).chunk(2)
+    layout = build_layout(pack_zeros((19, 19)), kernel, causal=False, dtype=torch.float32)
+    first, second = attention(hidden, layout, DropoutSeed(torch.tensor(1))).chunk(2)
     assert not torch.allclose(first, second, atol=1e-3)
 
 
 @pytest.mark.parametrize("kernel", ["reference", "padded"])
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @DIRECTIONS
-def test_neighbours_change_nothing(kernel: Kernel, norm: str, causal: bool) -> None:
-    """A sequence has the same hidden states alone, and packed behind and before any others."""
+def test_hidden_states_do_not_depend_on_the_batch(kernel: Kernel, norm: str, causal: bool) -> None:
+    """A sequence has the same hidden states alone and between other sequences."""
     torch.manual_seed(4)
     config = prime_config(
         norm=norm, attention="causal" if causal else "bidirectional", init_range=0.3
     )
     model = BertModel(config, kernel).eval()
-    chance = torch.Generator().manual_seed(4)
+    generator = torch.Generator().manual_seed(4)
 
-    def draw(length: int) -> tuple[list[int], list[int]]:
-        ids = torch.randint(config.vocab_size, (length,), generator=chance).tolist()
+    def draw_sequence(length: int) -> tuple[list[int], list[int]]:
+        ids = torch.randint(config.vocab_size, (length,), generator=generator).tolist()
         return ids, [0] * (length // 2) + [1] * (length - length // 2)
 
-    own = draw(17)
+    sequence = draw_sequence(17)
     with torch.no_grad():
-        alone = model(pack_sequences([own]))
-        for before, behind in (((), (41, 3)), ((41, 3), ()), ((17, 1), (29,)), ((17,), (17,))):
-            batch = [*(draw(n) for n in before), own, *(draw(n) for n in behind)]
-            first = sum(before)
-            found = model(pack_sequences(batch))[first : first + 17]
-            torch.testing.assert_close(found, alone, rtol=0, atol=1e-5)
+        expected = model(pack_sequences([sequence]))
+        for before, after in (((), (41, 3)), ((41, 3), ()), ((17, 1), (29,)), ((17,), (17,))):
+            batch = [
+                *(draw_sequence(n) for n in before), sequence, *(draw_sequence(n) for n in after),
+            ]  # fmt: skip
+            start = sum(before)
+            hidden = model(pack_sequences(batch))[start : start + 17]
+            torch.testing.assert_close(hidden, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kernel", ["reference", "padded"])
-def test_causal_attention_never_sees_what_follows(kernel: Kernel) -> None:
-    """A change of the last word moves no earlier hidden state; without causal it moves them all."""
-    config = prime_config(attention="causal")
-    other = prime_config()
+def test_causal_attention_does_not_see_later_tokens(kernel: Kernel) -> None:
+    """Changing the last token changes all earlier hidden states, but none if causal."""
+    causal_config = prime_config(attention="causal")
+    bidirectional_config = prime_config()
     ids = list(range(1, 24))
-    changed = [*ids[:-1], 99]
+    changed_ids = [*ids[:-1], 99]
     segments = [0] * len(ids)
-    moved = {}
-    for name, choice in (("causal", config), ("both", other)):
+    differences = {}
+    for name, config in (("causal", causal_config), ("bidirectional", bidirectional_config)):
         torch.manual_seed(5)
-        model = BertModel(choice, kernel).eval()
+        model = BertModel(config, kernel).eval()
         with torch.no_grad():
-            before, after = (model(pack_sequences([(words, segments)])) for words in (ids, changed))
-        moved[name] = (before - after)[:-1].abs().max(1).values
-    assert moved["causal"].max() == 0.0
-    assert moved["both"].min() > 0.0
+            original, changed = (
+                model(pack_sequences([(token_ids, segments)])) for token_ids in (ids, changed_ids)
+            )
+        differences[name] = (original - changed)[:-1].abs().max(1).values
+    assert differences["causal"].max() == 0.0
+    assert differences["bidirectional"].min() > 0.0
 
 
-def test_all_hidden_states_can_be_had() -> None:
-    """``hidden_states`` gives embeddings and every layer; the last is what ``forward`` gives."""
+def test_hidden_states_yields_embeddings_and_all_layers() -> None:
+    """``hidden_states`` yields L + 1 tensors, and the last equals ``forward``'s output."""
     for norm in ("post", "pre"):
         config = prime_config(layers=3, norm=norm)
         model = BertModel(config).eval()
@@ -304,12 +318,12 @@ def test_all_hidden_states_can_be_had() -> None:
         assert not torch.allclose(states[-1], states[-2], atol=1e-2)
 
 
-def test_varlen_is_refused_where_it_cannot_run() -> None:
-    """On the CPU, and in training with attention dropout, `varlen` says what to do instead."""
+def test_varlen_is_rejected_where_it_cannot_run() -> None:
+    """On the CPU, and with attention dropout, the error of `varlen` says what to do."""
     config = prime_config()
     model = BertModel(config, "varlen")
     batch = random_batch(config).packed
-    with pytest.raises(ValueError, match="CUDA only; use the padded kernel"):
+    with pytest.raises(ValueError, match=r"CUDA only.*use the padded kernel"):
         model.eval()(batch)
     with pytest.raises(ValueError, match="set attention_dropout to 0"):
         model.train()(batch, DropoutSeed(torch.tensor(0)))
@@ -320,31 +334,33 @@ def test_varlen_is_refused_where_it_cannot_run() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @SHAPES
 @DIRECTIONS
-def test_varlen_is_as_exact_as_padded(
+def test_varlen_is_as_accurate_as_padded(
     lengths: tuple[int, ...], causal: bool, dtype: torch.dtype
 ) -> None:
-    """On the same 16-bit inputs, `varlen` errs at most twice as much as `padded`, both ways."""
+    """In 16 bits the error of `varlen` is at most twice that of `padded`, also of gradients."""
     torch.manual_seed(6)
-    choice: Any = "causal" if causal else "bidirectional"
-    # Head width 64: flash attention takes multiples of 8 only.
-    config = prime_config(width=192, attention=choice, attention_dropout=0.0)
-    exact = SelfAttention(config, dropout_index=0).cuda().to(dtype).eval()
+    direction: Any = "causal" if causal else "bidirectional"
+    # Head width 64, because flash attention needs a multiple of 8.
+    config = prime_config(width=192, attention=direction, attention_dropout=0.0)
+    exact_layer = SelfAttention(config, dropout_index=0).cuda().to(dtype).eval()
     hidden = torch.randn(sum(lengths), 192, device="cuda").to(dtype)
-    upstream = torch.randn(sum(lengths), 192, device="cuda").to(dtype)
-    packed = packed_of(lengths).to(torch.device("cuda"))
+    grad_output = torch.randn(sum(lengths), 192, device="cuda").to(dtype)
+    packed = pack_zeros(lengths).to(torch.device("cuda"))
 
-    def attend(kernel: Kernel, kind: torch.dtype) -> list[Tensor]:
-        layer = SelfAttention(config, dropout_index=0).cuda().to(kind).eval()
-        layer.load_state_dict(exact.state_dict())
-        own = hidden.to(kind).requires_grad_()
-        where = build_layout(packed, kernel, causal=causal, dtype=kind)
-        output = layer(own, where, None)
-        slopes = torch.autograd.grad(output, [own, *layer.parameters()], upstream.to(kind))
-        return [value.detach().float() for value in (output, *slopes)]
+    def run(kernel: Kernel, run_dtype: torch.dtype) -> list[Tensor]:
+        layer = SelfAttention(config, dropout_index=0).cuda().to(run_dtype).eval()
+        layer.load_state_dict(exact_layer.state_dict())
+        layer_input = hidden.to(run_dtype).requires_grad_()
+        layout = build_layout(packed, kernel, causal=causal, dtype=run_dtype)
+        output = layer(layer_input, layout, None)
+        grads = torch.autograd.grad(
+            output, [layer_input, *layer.parameters()], grad_output.to(run_dtype)
+        )
+        return [value.detach().float() for value in (output, *grads)]
 
-    # The truth: the same 16-bit inputs and weights, worked out in float32.
-    truth = attend("reference", torch.float32)
-    found, padded = attend("varlen", dtype), attend("padded", dtype)
-    for a, b, c in zip(found, padded, truth, strict=True):
-        least = 2e-3 * float(c.abs().max())
-        assert (a - c).abs().max() <= max(2 * float((b - c).abs().max()), least)
+    # The same 16-bit inputs and weights, computed in float32.
+    expected = run("reference", torch.float32)
+    varlen, padded = run("varlen", dtype), run("padded", dtype)
+    for a, b, c in zip(varlen, padded, expected, strict=True):
+        min_tolerance = 2e-3 * float(c.abs().max())
+        assert (a - c).abs().max() <= max(2 * float((b - c).abs().max()), min_tolerance)

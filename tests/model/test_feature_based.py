@@ -1,4 +1,4 @@
-"""The frozen encoder and its BiLSTM: which layers are read, what learns, what packing changes."""
+"""BERT with a BiLSTM: which hidden states it reads, what is trained, and packing."""
 
 import pytest
 import torch
@@ -10,48 +10,53 @@ from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.model.packed import pack_sequences
 from tests.model.examples import prime_config
 
-ROWS = [([2, 17, 5, 3, 9, 3], [0, 0, 0, 0, 1, 1]), ([2, 8, 3], [0, 0, 0]), ([2, 3], [0, 0])]
-NAMES = (
+SEQUENCES = [
+    ([2, 17, 5, 3, 9, 3], [0, 0, 0, 0, 1, 1]), ([2, 8, 3], [0, 0, 0]), ([2, 3], [0, 0]),
+]  # fmt: skip
+LAYER_CHOICES = (
     "embeddings", "second-to-last", "last", "weighted-sum-last-four", "concat-last-four",
     "weighted-sum-all",
 )  # fmt: skip
 
 
-def made(layers: str, *, whole: bool = False, depth: int = 5) -> BertWithBiLSTM:
-    """Return a random model of ``depth`` layers."""
+def make_model(
+    layers: str, *, is_sequence_level: bool = False, num_layers: int = 5
+) -> BertWithBiLSTM:
+    """Return a random model."""
     torch.manual_seed(3)
-    config = prime_config(layers=depth, init_range=0.3)
+    config = prime_config(layers=num_layers, init_range=0.3)
     features = FeatureSettings.parse({"layers": layers, "width": 11}, "the test")
-    return BertWithBiLSTM(config, 3, features, is_sequence_level=whole).eval()
+    return BertWithBiLSTM(config, 3, features, is_sequence_level=is_sequence_level).eval()
 
 
 @pytest.mark.parametrize(
-    ("layers", "states"),
+    ("layers", "indices"),
     [("embeddings", [0]), ("second-to-last", [4]), ("last", [5]),
      ("concat-last-four", [2, 3, 4, 5]), ("weighted-sum-last-four", [2, 3, 4, 5]),
      ("weighted-sum-all", [1, 2, 3, 4, 5])],
 )  # fmt: skip
-def test_the_states_of_table_7(layers: str, states: list[int]) -> None:
-    """What the BiLSTM reads is made of those states alone; those above are not even computed."""
-    model = made(layers)
-    all_states = [state.detach() for state in model.bert.hidden_states(pack_sequences(ROWS))]
-    used = [all_states[number] for number in states]
-    found = model._mixed(pack_sequences(ROWS))
-    wanted = torch.stack(used).mean(0) if "sum" in layers else torch.cat(used, -1)
-    torch.testing.assert_close(found, wanted)
-    before = model(pack_sequences(ROWS))
-    for layer in list(model.bert.encoder.layers)[states[-1] :]:
+def test_bilstm_reads_the_hidden_states_of_table_7(layers: str, indices: list[int]) -> None:
+    """The BiLSTM reads exactly the chosen hidden states, and layers above are not computed."""
+    model = make_model(layers)
+    all_states = [state.detach() for state in model.bert.hidden_states(pack_sequences(SEQUENCES))]
+    states = [all_states[index] for index in indices]
+    features = model._compute_features(pack_sequences(SEQUENCES))
+    expected = torch.stack(states).mean(0) if "sum" in layers else torch.cat(states, -1)
+    torch.testing.assert_close(features, expected)
+    outputs = model(pack_sequences(SEQUENCES))
+    for layer in list(model.bert.encoder.layers)[indices[-1] :]:
         for parameter in layer.parameters():
             parameter.data.fill_(float("nan"))
-    assert torch.equal(model(pack_sequences(ROWS)), before)
+    assert torch.equal(model(pack_sequences(SEQUENCES)), outputs)
 
 
-@pytest.mark.parametrize("layers", NAMES)
-@pytest.mark.parametrize("whole", [True, False])
-def test_the_encoder_stays_and_the_rest_learns(layers: str, whole: bool) -> None:
-    """Every parameter outside the encoder gets a gradient, and none inside it."""
-    model = made(layers, whole=whole).train()
-    model(pack_sequences(ROWS), None, DropoutSeed(torch.tensor(1))).square().sum().backward()
+@pytest.mark.parametrize("layers", LAYER_CHOICES)
+@pytest.mark.parametrize("is_sequence_level", [True, False])
+def test_frozen_encoder_gets_no_gradients(layers: str, is_sequence_level: bool) -> None:
+    """All parameters outside the encoder get a gradient, and none inside."""
+    model = make_model(layers, is_sequence_level=is_sequence_level).train()
+    outputs = model(pack_sequences(SEQUENCES), None, DropoutSeed(torch.tensor(1)))
+    outputs.square().sum().backward()
     for name, parameter in model.named_parameters():
         if name.startswith("bert."):
             assert parameter.grad is None, name
@@ -60,65 +65,63 @@ def test_the_encoder_stays_and_the_rest_learns(layers: str, whole: bool) -> None
             assert float(parameter.grad.abs().sum()) > 0, name
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_neighbours_in_the_batch_change_nothing(whole: bool) -> None:
-    """Each sequence alone gives what it gives among others of other lengths."""
-    model = made("concat-last-four", whole=whole)
-    together = model(pack_sequences(ROWS))
-    alone = torch.cat([model(pack_sequences([row])) for row in ROWS])
-    torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
+@pytest.mark.parametrize("is_sequence_level", [True, False])
+def test_outputs_do_not_depend_on_the_batch(is_sequence_level: bool) -> None:
+    """A sequence gives the same outputs alone and in a batch with other lengths."""
+    model = make_model("concat-last-four", is_sequence_level=is_sequence_level)
+    batched = model(pack_sequences(SEQUENCES))
+    separate = torch.cat([model(pack_sequences([sequence])) for sequence in SEQUENCES])
+    torch.testing.assert_close(batched, separate, rtol=0, atol=1e-5)
 
 
-def test_places_pick_rows() -> None:
-    """Outputs at places are those rows of all outputs."""
-    model = made("last")
-    places = torch.tensor([0, 3, 7])
+def test_token_indices_select_outputs() -> None:
+    """With ``token_indices`` the model returns these rows of all outputs."""
+    model = make_model("last")
+    indices = torch.tensor([0, 3, 7])
     torch.testing.assert_close(
-        model(pack_sequences(ROWS), places), model(pack_sequences(ROWS))[places]
+        model(pack_sequences(SEQUENCES), indices), model(pack_sequences(SEQUENCES))[indices]
     )
 
 
-def test_dropout_is_off_in_the_encoder() -> None:
-    """In training the features are the same as in evaluation; only the BiLSTM's way has noise."""
-    model = made("last")
-    wanted: Tensor = model._mixed(pack_sequences(ROWS))
+def test_frozen_encoder_has_no_dropout() -> None:
+    """Features are the same in train and eval mode; only the BiLSTM uses dropout."""
+    model = make_model("last")
+    expected: Tensor = model._compute_features(pack_sequences(SEQUENCES))
     model.train()
-    assert torch.equal(model._mixed(pack_sequences(ROWS)), wanted)
-    one, two = (
-        model(pack_sequences(ROWS), None, DropoutSeed(torch.tensor(seed))) for seed in (1, 2)
+    assert torch.equal(model._compute_features(pack_sequences(SEQUENCES)), expected)
+    first, second = (
+        model(pack_sequences(SEQUENCES), None, DropoutSeed(torch.tensor(seed))) for seed in (1, 2)
     )
-    assert not torch.equal(one, two)
+    assert not torch.equal(first, second)
 
 
-def test_four_layers_of_three_are_refused() -> None:
-    """The setting and the model's depth are named."""
+def test_last_four_layers_of_a_three_layer_model_are_rejected() -> None:
+    """The error names the setting and the model's number of layers."""
     with pytest.raises(ValueError, match="'concat-last-four', but the model has 3"):
         hidden_state_indices(FeatureSettings(), 3)
 
 
-def test_unfrozen_the_encoder_learns_too() -> None:
-    """Every layer that is read gets a gradient and drops; frozen and not, eval says the same."""
+def test_unfrozen_encoder_is_trained() -> None:
+    """All layers that are read get gradients and dropout; eval outputs equal the frozen model's."""
     torch.manual_seed(3)
     config = prime_config(layers=5, init_range=0.3)
-    told = {"layers": "second-to-last", "width": 11}
-    free = BertWithBiLSTM(
-        config,
-        3,
-        FeatureSettings.parse({**told, "frozen": False}, "the test"),
+    settings = {"layers": "second-to-last", "width": 11}
+    trained = BertWithBiLSTM(
+        config, 3, FeatureSettings.parse({**settings, "frozen": False}, "the test"),
         is_sequence_level=False,
-    )
+    )  # fmt: skip
     frozen = BertWithBiLSTM(
-        config, 3, FeatureSettings.parse(told, "the test"), is_sequence_level=False
+        config, 3, FeatureSettings.parse(settings, "the test"), is_sequence_level=False
     )
-    frozen.load_state_dict(free.state_dict())
-    assert torch.equal(free.eval()(pack_sequences(ROWS)), frozen.eval()(pack_sequences(ROWS)))
-    mixed = [
-        free.train()._mixed(pack_sequences(ROWS), DropoutSeed(torch.tensor(seed)))
-        for seed in (1, 2)
+    frozen.load_state_dict(trained.state_dict())
+    batch = pack_sequences(SEQUENCES)
+    assert torch.equal(trained.eval()(batch), frozen.eval()(batch))
+    features = [
+        trained.train()._compute_features(batch, DropoutSeed(torch.tensor(seed))) for seed in (1, 2)
     ]
-    assert not torch.equal(*mixed)
-    free(pack_sequences(ROWS), None, DropoutSeed(torch.tensor(1))).square().sum().backward()
-    for number, layer in enumerate(free.bert.encoder.layers, 1):
-        read = any(own.grad is not None for own in layer.parameters())
-        assert read == (number <= 4), number
-    assert free.bert.embeddings.words.weight.grad is not None
+    assert not torch.equal(*features)
+    trained(batch, None, DropoutSeed(torch.tensor(1))).square().sum().backward()
+    for number, layer in enumerate(trained.bert.encoder.layers, 1):
+        has_gradient = any(parameter.grad is not None for parameter in layer.parameters())
+        assert has_gradient == (number <= 4), number
+    assert trained.bert.embeddings.words.weight.grad is not None

@@ -1,6 +1,6 @@
-"""Bertsmith and transformers are the same BERT: losses, logits and every gradient.
+"""Bertsmith computes the same losses, logits and gradients as transformers.
 
-In training, both drop by the same masks, keyed on (site, sequence, position), at their own rates.
+In train mode both models use the same dropout masks.
 """
 
 from collections.abc import Callable
@@ -22,97 +22,100 @@ from tests.model.examples import (
     randomize_weights,
 )
 from tests.model.peer import (
-    SMALL,
-    Masks,
-    Outcome,
-    key_ours,
-    key_theirs,
-    run_ours,
-    run_theirs,
-    transferred,
+    MIN_SCALE,
+    DropoutMasks,
+    ModelOutputs,
+    patch_bertsmith_dropout,
+    patch_transformers_dropout,
+    run_bertsmith,
+    run_transformers,
+    to_transformers,
 )
 
-#: Of the largest entry of each quantity.
+#: Relative to the largest entry of each quantity.
 TOLERANCE = 1e-5
-#: What a difference must come to for a fault to count as seen.
-SEEN = 1000 * TOLERANCE
+#: A difference from which a deliberate fault counts as detected.
+DETECTED = 1000 * TOLERANCE
 KERNELS: tuple[Kernel, ...] = ("reference", "padded")
 
 
-def outcomes(
+def run_both(
     model: BertForPreTraining,
-    theirs: Any,
+    hf_model: Any,
     batch: PreTrainingBatch,
     train: bool,
-    fault: Callable[[BertForPreTraining], None] | None = None,
-) -> tuple[Outcome, Outcome]:
-    """Run both models on a batch, in train mode with dropout by the same masks.
+    add_fault: Callable[[BertForPreTraining], None] | None = None,
+) -> tuple[ModelOutputs, ModelOutputs]:
+    """Run both models on a batch, with the same dropout masks in train mode.
 
-    ``fault`` breaks our model after its places of dropout have been noted.
+    ``add_fault`` breaks Bertsmith's model after the masks have been assigned to its dropouts.
     """
     config = model.config
-    masks = Masks(batch, config.heads, config.width)
+    masks = DropoutMasks(batch, config.heads, config.width)
     model.train(train)
-    theirs.train(train)
+    hf_model.train(train)
     with pytest.MonkeyPatch.context() as patch:
-        key_ours(model, masks, patch)
-        if fault is not None:
-            fault(model)
-        ours = run_ours(model, batch)
-        asked, masks.asked = masks.asked, set()
-        key_theirs(theirs, masks, patch)
-        found = ours, run_theirs(theirs, batch)
-    if fault is None:
-        assert len(asked) == (1 + 3 * config.layers if train else 0)
-        assert asked == masks.asked
-    return found
+        patch_bertsmith_dropout(model, masks, patch)
+        if add_fault is not None:
+            add_fault(model)
+        outputs = run_bertsmith(model, batch)
+        used_locations, masks.used_locations = masks.used_locations, set()
+        patch_transformers_dropout(hf_model, masks, patch)
+        results = outputs, run_transformers(hf_model, batch)
+    if add_fault is None:
+        assert len(used_locations) == (1 + 3 * config.layers if train else 0)
+        assert used_locations == masks.used_locations
+    return results
 
 
-def assert_same(ours: Outcome, theirs: Outcome, case: str, least: float) -> None:
-    """Hold every difference under the tolerance, as a share of the largest entry; so is NaN out."""
-    differences = ours.differences(theirs, least)
-    far = {name: value for name, value in differences.items() if not value <= TOLERANCE}
-    assert not far, f"{case}: {far}"
+def assert_same(outputs: ModelOutputs, expected: ModelOutputs, case: str, min_scale: float) -> None:
+    """Assert that all relative differences are below the tolerance; NaN fails too."""
+    differences = outputs.differences(expected, min_scale)
+    too_large = {name: value for name, value in differences.items() if not value <= TOLERANCE}
+    assert not too_large, f"{case}: {too_large}"
 
 
 def assert_all_same(
-    model: BertForPreTraining, theirs: Any, batch: PreTrainingBatch, least: float = SMALL
+    model: BertForPreTraining,
+    hf_model: Any,
+    batch: PreTrainingBatch,
+    min_scale: float = MIN_SCALE,
 ) -> None:
-    """Compare in eval and in train mode, for both kernels that the CPU has."""
+    """Compare the models in eval and train mode, for both CPU kernels."""
     for kernel in KERNELS:
         model.bert.kernel = kernel
         for train in (False, True):
             case = f"{kernel}, train={train}"
-            assert_same(*outcomes(model, theirs, batch, train), case, least)
+            assert_same(*run_both(model, hf_model, batch, train), case, min_scale)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
-def test_primes(activation: Activation, tmp_path: Path) -> None:
-    """With distinct prime sizes and random weights, all agrees to 1e-5, ragged lengths or equal."""
+def test_model_with_prime_sizes_equals_transformers(activation: Activation, tmp_path: Path) -> None:
+    """A model with distinct prime sizes and random weights agrees to 1e-5."""
     config = prime_config(activation=activation)
     model = randomize_weights(BertForPreTraining(config))
-    theirs = transferred(model, tmp_path / "model")
+    hf_model = to_transformers(model, tmp_path / "model")
     for lengths in (RAGGED, EQUAL):
-        assert_all_same(model, theirs, random_batch(config, lengths))
+        assert_all_same(model, hf_model, random_batch(config, lengths))
 
 
-def test_mini(tmp_path: Path) -> None:
-    """At the named size mini with 30,522 words, as it is drawn, all agrees to 1e-5."""
+def test_mini_equals_transformers(tmp_path: Path) -> None:
+    """A newly initialized model of size mini with 30,522 words agrees to 1e-5."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = size_preset("mini")
     config = ModelConfig(vocab_size=30522, **sizes)
     model = BertForPreTraining(config)
-    theirs = transferred(model, tmp_path / "model")
-    assert_all_same(model, theirs, random_batch(config, (47, 13)))
+    hf_model = to_transformers(model, tmp_path / "model")
+    assert_all_same(model, hf_model, random_batch(config, (47, 13)))
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_sizes(seed: int, tmp_path: Path) -> None:
-    """Other sizes, rates and lengths, drawn by chance from primes, agree too."""
-    chance = torch.Generator().manual_seed(seed)
+def test_models_with_random_sizes_equal_transformers(seed: int, tmp_path: Path) -> None:
+    """Models with random prime sizes, dropout rates and sequence lengths agree."""
+    generator = torch.Generator().manual_seed(seed)
 
     def draw(*choices: float) -> Any:
-        return choices[int(torch.randint(len(choices), (), generator=chance))]
+        return choices[int(torch.randint(len(choices), (), generator=generator))]
 
     heads = draw(1, 2, 5)
     config = prime_config(
@@ -128,53 +131,57 @@ def test_random_sizes(seed: int, tmp_path: Path) -> None:
     )
     lengths = tuple(draw(2, 3, 7, 17, 31) for _ in range(draw(2, 3, 7)))
     model = randomize_weights(BertForPreTraining(config))
-    theirs = transferred(model, tmp_path / "model")
-    # Some of these functions are sharp, and rounding grows in them.
-    assert_all_same(model, theirs, random_batch(config, lengths, seed + 1), least=1.0)
+    hf_model = to_transformers(model, tmp_path / "model")
+    # Some of these models are ill-conditioned and amplify rounding errors.
+    assert_all_same(model, hf_model, random_batch(config, lengths, seed + 1), min_scale=1.0)
 
 
-def _before_norm(model: BertForPreTraining) -> None:
-    """Move the dropout of the embeddings from behind their LayerNorm to before it."""
+def _move_embedding_dropout(model: BertForPreTraining) -> None:
+    """Apply the dropout of the embeddings before their LayerNorm instead of after it."""
     embeddings: Any = model.bert.embeddings
     drop, normalize = embeddings.dropout.forward, embeddings.norm.forward
     embeddings.norm.forward = lambda x: x
-    embeddings.dropout.forward = lambda x, noise: normalize(drop(x, noise))
+    embeddings.dropout.forward = lambda x, dropout_seed: normalize(drop(x, dropout_seed))
 
 
-def _other_rate(model: BertForPreTraining) -> None:
+def _change_rate(model: BertForPreTraining) -> None:
     layer: Any = model.bert.encoder.layers[1]
     layer.feed_forward_dropout.rate = model.config.attention_dropout
 
 
-def _left_out(model: BertForPreTraining) -> None:
+def _remove_dropout(model: BertForPreTraining) -> None:
     layer: Any = model.bert.encoder.layers[1]
     layer.attention.dropout.rate = 0.0
 
 
-def _swapped(model: BertForPreTraining) -> None:
-    """Let two places of one layer, of one rate, exchange their masks."""
+def _swap_dropouts(model: BertForPreTraining) -> None:
+    """Swap two dropouts of a layer that have the same rate but different masks."""
     layer: Any = model.bert.encoder.layers[0]
     first, second = layer.attention_dropout, layer.feed_forward_dropout
     layer.attention_dropout, layer.feed_forward_dropout = second, first
 
 
-@pytest.mark.parametrize("fault", [_before_norm, _other_rate, _left_out, _swapped])
-def test_a_wrong_dropout_is_seen(
-    fault: Callable[[BertForPreTraining], None], tmp_path: Path
+@pytest.mark.parametrize(
+    "add_fault", [_move_embedding_dropout, _change_rate, _remove_dropout, _swap_dropouts]
+)
+def test_wrong_dropout_is_detected(
+    add_fault: Callable[[BertForPreTraining], None], tmp_path: Path
 ) -> None:
-    """Dropout at another place, at another rate, left out or swapped fails the comparison."""
+    """Dropout that is moved, swapped, removed or has another rate fails the comparison."""
     config = prime_config()
     model = randomize_weights(BertForPreTraining(config))
-    theirs = transferred(model, tmp_path / "model")
-    ours, peer = outcomes(model, theirs, random_batch(config), True, fault)
-    assert max(ours.differences(peer).values()) > SEEN
+    hf_model = to_transformers(model, tmp_path / "model")
+    outputs, expected = run_both(model, hf_model, random_batch(config), True, add_fault)
+    assert max(outputs.differences(expected).values()) > DETECTED
 
 
-def test_dropout_is_no_small_thing(tmp_path: Path) -> None:
-    """With and without dropout the losses differ, so train mode tests what eval mode does not."""
+def test_dropout_changes_the_loss(tmp_path: Path) -> None:
+    """Losses with and without dropout differ, so the comparison in train mode is not redundant."""
     config = prime_config()
     model = randomize_weights(BertForPreTraining(config))
-    theirs = transferred(model, tmp_path / "model")
+    hf_model = to_transformers(model, tmp_path / "model")
     batch = random_batch(config)
-    (still, _), (moved, _) = (outcomes(model, theirs, batch, train) for train in (False, True))
-    assert abs(still.masked - moved.masked) > SEEN
+    (eval_outputs, _), (train_outputs, _) = (
+        run_both(model, hf_model, batch, train) for train in (False, True)
+    )
+    assert abs(eval_outputs.mlm_loss - train_outputs.mlm_loss) > DETECTED

@@ -1,7 +1,4 @@
-"""The labelled data beside the repository.
-
-It never knows what is tested.
-"""
+"""Labeled datasets that are stored next to the repository."""
 
 import tarfile
 from pathlib import Path
@@ -10,9 +7,9 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def labelled(tmp_path_factory: pytest.TempPathFactory, shared_text: Path) -> Path:
-    """Unpack the labelled data and return their folder; skip where they are absent."""
-    folder = tmp_path_factory.mktemp("shared")
-    with tarfile.open(shared_text.parent / "labelled.tar.xz") as pack:
-        pack.extractall(folder, filter="data")
-    return folder / "labelled"
+def labeled_data(tmp_path_factory: pytest.TempPathFactory, shared_text: Path) -> Path:
+    """Unpack the labeled datasets and return their folder."""
+    directory = tmp_path_factory.mktemp("shared")
+    with tarfile.open(shared_text.parent / "labelled.tar.xz") as archive:
+        archive.extractall(directory, filter="data")
+    return directory / "labelled"

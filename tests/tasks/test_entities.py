@@ -1,4 +1,4 @@
-"""Entities out of tags, and their F1, beside seqeval."""
+"""Entities and their scores, compared with seqeval."""
 
 import random
 
@@ -18,55 +18,58 @@ from bertsmith.tasks.inputs import BadExampleError
 TAGS = ["O", *(f"{prefix}-{name}" for prefix in "BIES" for name in ("PER", "LOC"))]
 
 
-def draw(chance: random.Random, tags: list[str]) -> list[list[str]]:
-    """Return some sentences of random tags, most of which break their scheme."""
-    return [chance.choices(tags, k=chance.randint(1, 12)) for _ in range(chance.randint(1, 5))]
+def draw_sentences(rng: random.Random, tags: list[str]) -> list[list[str]]:
+    """Return random tags of 1 to 5 sentences, which mostly violate their scheme."""
+    return [rng.choices(tags, k=rng.randint(1, 12)) for _ in range(rng.randint(1, 5))]
 
 
 @pytest.mark.parametrize("tags", [TAGS, TAGS[:5]], ids=["IOBES", "BIO"])
-def test_the_same_entities_as_seqeval(tags: list[str]) -> None:
-    """On 2,000 random sentences, nearly all of them broken: the same runs and types."""
-    chance = random.Random(1)
+def test_entities_equal_seqeval(tags: list[str]) -> None:
+    """Boundaries and types agree on 2,000 random sentences, most of which are invalid."""
+    rng = random.Random(1)
     for _ in range(2000):
-        own = chance.choices(tags, k=chance.randint(1, 12))
-        wanted = sorted((first, last + 1, name) for name, first, last in get_entities(own))
-        assert sorted((one.start, one.end, one.label) for one in extract_entities(own)) == wanted, (
-            own
-        )
+        sentence = rng.choices(tags, k=rng.randint(1, 12))
+        expected = sorted((first, last + 1, name) for name, first, last in get_entities(sentence))
+        entities = extract_entities(sentence)
+        triples = sorted((entity.start, entity.end, entity.label) for entity in entities)
+        assert triples == expected, sentence
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("tags", [TAGS, TAGS[:5], ["O", "B-PER"], ["O"]])
-def test_the_same_scores_as_seqeval(tags: list[str]) -> None:
-    """Precision, recall, F1 and macro F1 on random taggings, empty ones among them."""
-    chance = random.Random(2)
+def test_scores_equal_seqeval(tags: list[str]) -> None:
+    """Precision, recall, F1 and macro F1 agree on random tags, including sentences of O only."""
+    rng = random.Random(2)
     for _ in range(300):
-        right = draw(chance, tags)
-        said = [chance.choices(tags, k=len(own)) if chance.random() < 0.7 else own for own in right]
-        found = compute_entity_scores(said, right)
-        assert found["f1"] == pytest.approx(float(f1_score(right, said)))
-        assert found["precision"] == pytest.approx(float(precision_score(right, said)))
-        assert found["recall"] == pytest.approx(float(recall_score(right, said)))
-        if any(one != "O" for own in [*right, *said] for one in own):
-            macro = float(f1_score(right, said, average="macro"))
-            assert found["macro_f1"] == pytest.approx(macro)
-            by_type = classification_report(right, said, output_dict=True, zero_division=0)
-            for name, scores in compute_type_scores(said, right).items():
-                expected = by_type[name]
-                assert scores["support"] == expected["support"]
-                for key, value in (("precision", "precision"), ("recall", "recall"),
-                                   ("f1", "f1-score")):  # fmt: skip
-                    assert scores[key] == pytest.approx(float(expected[value]))
+        true = draw_sentences(rng, tags)
+        predicted = [
+            rng.choices(tags, k=len(sentence)) if rng.random() < 0.7 else sentence
+            for sentence in true
+        ]
+        scores = compute_entity_scores(predicted, true)
+        assert scores["f1"] == pytest.approx(float(f1_score(true, predicted)))
+        assert scores["precision"] == pytest.approx(float(precision_score(true, predicted)))
+        assert scores["recall"] == pytest.approx(float(recall_score(true, predicted)))
+        if any(tag != "O" for sentence in [*true, *predicted] for tag in sentence):
+            macro_f1 = float(f1_score(true, predicted, average="macro"))
+            assert scores["macro_f1"] == pytest.approx(macro_f1)
+            report = classification_report(true, predicted, output_dict=True, zero_division=0)
+            for name, type_scores in compute_type_scores(predicted, true).items():
+                expected = report[name]
+                assert type_scores["support"] == expected["support"]
+                for key, seqeval_key in (("precision", "precision"), ("recall", "recall"),
+                                         ("f1", "f1-score")):  # fmt: skip
+                    assert type_scores[key] == pytest.approx(float(expected[seqeval_key]))
 
 
-def test_schemes_are_read_as_one() -> None:
-    """IOB1, BIO2, IOBES and BILOU of the same two neighbours and a single give the same BIO2."""
-    wanted = ["B-X", "I-X", "B-X", "O", "B-Y"]
-    assert to_bio2(["I-X", "I-X", "B-X", "O", "I-Y"]) == wanted
-    assert to_bio2(wanted) == wanted
-    assert to_bio2(["B-X", "E-X", "S-X", "O", "S-Y"]) == wanted
-    assert to_bio2(["B-X", "L-X", "U-X", "O", "U-Y"]) == wanted
-    assert list(extract_entities(wanted)) == [
+def test_all_schemes_convert_to_the_same_bio2() -> None:
+    """IOB1, BIO2, IOBES and BILOU tags of the same entities give the same BIO2 tags."""
+    bio2 = ["B-X", "I-X", "B-X", "O", "B-Y"]
+    assert to_bio2(["I-X", "I-X", "B-X", "O", "I-Y"]) == bio2
+    assert to_bio2(bio2) == bio2
+    assert to_bio2(["B-X", "E-X", "S-X", "O", "S-Y"]) == bio2
+    assert to_bio2(["B-X", "L-X", "U-X", "O", "U-Y"]) == bio2
+    assert list(extract_entities(bio2)) == [
         Entity(0, 2, "X"),
         Entity(2, 3, "X"),
         Entity(4, 5, "Y"),
@@ -74,14 +77,14 @@ def test_schemes_are_read_as_one() -> None:
 
 
 @pytest.mark.parametrize("tag", ["PER", "B-", "X", "X-PER", ""])
-def test_what_is_no_tag_is_told(tag: str) -> None:
-    """It is named, with what is expected."""
-    with pytest.raises(BadExampleError, match=r"no entity's: .*expected O, B-"):
+def test_invalid_tag_is_rejected(tag: str) -> None:
+    """The message names the tag and the valid forms."""
+    with pytest.raises(BadExampleError, match=r"not an entity tag: .*expected O, B-"):
         list(extract_entities(["O", tag]))
 
 
-def test_bare_prefixes_are_one_type_without_a_name() -> None:
-    """B and I alone, as in data with one kind of entity; scores count them like any other."""
+def test_bare_prefixes_form_one_unnamed_type() -> None:
+    """B and I without a type, for data with one kind of entity, are scored like other types."""
     assert list(extract_entities(["B", "I", "O", "B", "B"])) == [
         Entity(0, 2, "_"),
         Entity(3, 4, "_"),

@@ -1,4 +1,4 @@
-"""Summaries of labels and the warnings about them."""
+"""Label summaries and warnings."""
 
 import pytest
 
@@ -12,44 +12,46 @@ from bertsmith.tasks.label_counts import (
     warn_about_labels,
 )
 from bertsmith.tasks.multiple_choice import ChoiceExample
-from bertsmith.tasks.questions import QuestionExample as SpanExample
+from bertsmith.tasks.questions import QuestionExample
 from bertsmith.tasks.settings import TaskSettings
 
 
-def labelled(*labels: str | float | frozenset[str]) -> list[TextExample]:
+def make_examples(*labels: str | float | frozenset[str]) -> list[TextExample]:
     """Return one text for each label."""
     return [TextExample(("text",), label, "f") for label in labels]
 
 
-def sentence(*tags: str) -> TaggedSentence:
+def make_sentence(*tags: str) -> TaggedSentence:
     """Return a sentence with these tags."""
     return TaggedSentence("", tuple((n, n) for n in range(len(tags))), tags, 0, "f")
 
 
-def test_summary_of_classes() -> None:
-    """Labels come with counts and shares, the commonest first; ten are named, in one line."""
-    assert summarize_labels(labelled("b", "a", "b", "b"), "single") == (
+def test_class_summary_lists_most_frequent_labels() -> None:
+    """Up to ten labels are listed with counts and shares; long names are shortened to one line."""
+    assert summarize_labels(make_examples("b", "a", "b", "b"), "single") == (
         "2 labels: b 3 (75.0%), a 1 (25.0%)"
     )
-    many = labelled(*(f"c{n:02}" for n in range(12)))
-    assert summarize_labels(many, "single").endswith("c09 1 (8.3%), and 2 more")
-    long = summarize_labels(labelled("a\n" + "b" * 99, "c"), "single")
-    assert "\n" not in long
-    assert len(long) < 100
+    examples = make_examples(*(f"c{n:02}" for n in range(12)))
+    assert summarize_labels(examples, "single").endswith("c09 1 (8.3%), and 2 more")
+    summary = summarize_labels(make_examples("a\n" + "b" * 99, "c"), "single")
+    assert "\n" not in summary
+    assert len(summary) < 100
 
 
-def test_summary_of_other_kinds() -> None:
-    """Several labels a text, numbers, endings, tags, entities and spans each have a summary."""
-    several = labelled(frozenset(("a", "b")), frozenset("a"), frozenset())
-    assert summarize_labels(several, "multi") == "2 labels: a 2 (66.7%), b 1 (33.3%)"
-    assert summarize_labels(labelled(1.0, 4.0), "regression") == "scores from 1 to 4, mean 2.5"
-    prompts = [ChoiceExample("p", ("a", "b"), right, "f") for right in (1, 1, 0)]
-    assert summarize_labels(prompts, "choice").startswith("2 labels: ending 1 2 (66.7%)")
-    tagged = [sentence("B-PER", "I-PER", "O", "B-LOC"), sentence("B-PER")]
+def test_every_task_kind_has_a_summary() -> None:
+    """Multi-label, regression, multiple choice, tagging and span examples are summarized."""
+    multi = make_examples(frozenset(("a", "b")), frozenset("a"), frozenset())
+    assert summarize_labels(multi, "multi") == "2 labels: a 2 (66.7%), b 1 (33.3%)"
+    scores = make_examples(1.0, 4.0)
+    assert summarize_labels(scores, "regression") == "scores from 1 to 4, mean 2.5"
+    choices = [ChoiceExample("p", ("a", "b"), index, "f") for index in (1, 1, 0)]
+    assert summarize_labels(choices, "choice").startswith("2 labels: ending 1 2 (66.7%)")
+    tagged = [make_sentence("B-PER", "I-PER", "O", "B-LOC"), make_sentence("B-PER")]
     assert summarize_labels(tagged, "entities") == "2 entity types: PER 2 (66.7%), LOC 1 (33.3%)"
-    assert summarize_labels([sentence("N", "V", "N", "N")], "tags").startswith("2 tags: N 3 (75")
-    spans = [SpanExample("q", "c", answers, "1", "f") for answers in ((("c", 0),), ())]
-    assert summarize_labels(spans, "span") == "questions with an answer 1, without 1"
+    summary = summarize_labels([make_sentence("N", "V", "N", "N")], "tags")
+    assert summary.startswith("2 tags: N 3 (75")
+    questions = [QuestionExample("q", "c", answers, "1", "f") for answers in ((("c", 0),), ())]
+    assert summarize_labels(questions, "span") == "questions with an answer 1, without 1"
 
 
 @pytest.mark.parametrize(
@@ -62,28 +64,33 @@ def test_summary_of_other_kinds() -> None:
         (["a"] * 9 + ["b"] * 2, {"class_weights": "balanced"}, ""),
     ],
 )
-def test_warnings_about_classes(labels: list[str], settings: dict[str, str], message: str) -> None:
-    """More classes than half the rows, or one with more than 80% of them, is reported."""
+def test_unusual_class_counts_cause_a_warning(
+    labels: list[str], settings: dict[str, str], message: str
+) -> None:
+    """A warning is given for more classes than half the rows, or a class with over 80% of them."""
     task = TaskSettings.parse(settings, "the test")
-    warnings = warn_about_labels(labelled(*labels), task)
+    warnings = warn_about_labels(make_examples(*labels), task)
     assert len(warnings) == bool(message)
     assert message in "".join(warnings)
 
 
-def test_numbers_are_no_classes() -> None:
-    """A column of different numbers is what regression needs."""
+def test_regression_has_no_label_warnings() -> None:
+    """A column of different numbers is normal for regression."""
     task = TaskSettings(kind="regression")
-    assert warn_about_labels(labelled(1.0, 2.0, 3.0), task) == []
+    assert warn_about_labels(make_examples(1.0, 2.0, 3.0), task) == []
 
 
 @pytest.mark.parametrize(
-    ("labels", "accuracy", "warned"),
+    ("labels", "accuracy", "has_warning"),
     [("aab", 2 / 3, True), ("aab", 0.5, True), ("aab", 1.0, False), ("aa", 1.0, False),
      ("aa", 0.5, True), ("abb", 0.7, False)],
 )  # fmt: skip
-def test_no_better_than_the_majority(labels: str, accuracy: float, warned: bool) -> None:
-    """An accuracy up to the share of the commonest held-out label is reported; 1 never is."""
-    assert (warn_about_accuracy(labelled(*labels), accuracy) is not None) == warned
+def test_accuracy_of_majority_class_causes_a_warning(
+    labels: str, accuracy: float, has_warning: bool
+) -> None:
+    """A warning is given up to the majority class's share, except for an accuracy of 1."""
+    warning = warn_about_accuracy(make_examples(*labels), accuracy)
+    assert (warning is not None) == has_warning
 
 
 @pytest.mark.parametrize(
@@ -91,7 +98,7 @@ def test_no_better_than_the_majority(labels: str, accuracy: float, warned: bool)
     [
         (
             ["0", "2.75", "5"],
-            r"f\.csv: the column 'label' holds 3 different numbers \(such as 2\.75",
+            r"f\.csv: the column 'label' has 3 different numbers \(such as 2\.75",
         ),
         ([str(3 * n) for n in range(25)], r"25 different numbers \(0 to 72\).*--kind regression"),
         (["1.0", "2.0", "3.0"], None),
@@ -100,20 +107,21 @@ def test_no_better_than_the_majority(labels: str, accuracy: float, warned: bool)
         (["nan", "inf", "1.5"], None),
     ],
 )
-def test_a_scale_of_numbers_is_no_set_of_classes(labels: list[str], message: str | None) -> None:
-    """Fractions, or many numbers with gaps; classes that are counted from 0 or 1 may be many."""
+def test_scores_as_class_labels_are_rejected(labels: list[str], message: str | None) -> None:
+    """Fractions, or many integers with gaps, are rejected; consecutive class indices are not."""
     task = TaskSettings(train="f.csv")
     if message is None:
-        reject_numeric_labels(labelled(*labels), task)
+        reject_numeric_labels(make_examples(*labels), task)
         return
     with pytest.raises(TaskError, match=message):
-        reject_numeric_labels(labelled(*labels), task)
-    reject_numeric_labels(labelled(*labels), task.model_copy(update={"labels": labels}))
-    reject_numeric_labels(labelled(0.5, 1.5), task.model_copy(update={"kind": "regression"}))
+        reject_numeric_labels(make_examples(*labels), task)
+    reject_numeric_labels(make_examples(*labels), task.model_copy(update={"labels": labels}))
+    regression_task = task.model_copy(update={"kind": "regression"})
+    reject_numeric_labels(make_examples(0.5, 1.5), regression_task)
 
 
-def test_many_counted_classes_are_warned_about() -> None:
-    """They may be a score all the same."""
-    found = labelled(*(str(n % 30) for n in range(90)))
-    (warning,) = warn_about_labels(found, TaskSettings())
+def test_many_class_indices_cause_a_warning() -> None:
+    """Many consecutive integers are accepted as classes, but may be scores."""
+    examples = make_examples(*(str(n % 30) for n in range(90)))
+    (warning,) = warn_about_labels(examples, TaskSettings())
     assert "30 different numbers are labels" in warning

@@ -1,4 +1,4 @@
-"""What a fine-tuned model says of many sequences, however its batches are computed."""
+"""Computing the outputs of fine-tuned models in batches."""
 
 import numpy as np
 import pytest
@@ -17,38 +17,45 @@ from bertsmith.tasks.outputs import compute_outputs
 CONFIG = ModelConfig(vocab_size=99, layers=2, width=24, heads=2, feed_forward=48, max_positions=64)
 
 
-def models() -> dict[str, TaskModel]:
-    """Return one of each way to read the encoder, with random weights."""
+def build_model(name: str) -> TaskModel:
+    """Build a random model in eval mode."""
     torch.manual_seed(5)
-    settings = FeatureSettings(layers="last", width=16)
-    return {
-        "sequence": BertForSequenceClassification(CONFIG, 3).eval(),
-        "token": BertForTokenClassification(CONFIG, 3).eval(),
-        "features": BertWithBiLSTM(CONFIG, 3, settings, is_sequence_level=False).eval(),
-    }
+    if name == "sequence":
+        return BertForSequenceClassification(CONFIG, 3).eval()
+    if name == "token":
+        return BertForTokenClassification(CONFIG, 3).eval()
+    features = FeatureSettings(layers="last", width=16)
+    return BertWithBiLSTM(CONFIG, 3, features, is_sequence_level=False).eval()
 
 
 @pytest.mark.parametrize("name", ["sequence", "token", "features"])
-def test_batches_at_once_say_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On four threads as on one; places keep their sequences."""
-    # Tokens that fit into a few of the short batches.
-    monkeypatch.setattr("bertsmith.tasks.outputs.usual_tokens", lambda *_: 128)
-    draw, model = np.random.default_rng(3), models()[name]
-    sizes = draw.integers(3, 60, 90)
-    sequences = [[(draw.integers(5, 99, size).tolist(), [0] * int(size))] for size in sizes]
-    places = None if name == "sequence" else [
-        sorted(draw.choice(size, 3, replace=False).tolist()) for size in sizes
-    ]  # fmt: skip
-    inputs = ModelInputs(sequences, [""] * len(sizes), [False] * len(sizes), token_indices=places)
-    before, found = torch.get_num_threads(), []
+def test_outputs_do_not_depend_on_number_of_threads(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One and four threads give equal outputs, in the order of the inputs."""
+    # Small enough that there are many batches.
+    monkeypatch.setattr("bertsmith.tasks.outputs.preferred_batch_tokens", lambda *_: 128)
+    rng, model = np.random.default_rng(3), build_model(name)
+    lengths = rng.integers(3, 60, 90)
+    sequences = [[(rng.integers(5, 99, length).tolist(), [0] * int(length))] for length in lengths]
+    token_indices = None
+    if name != "sequence":
+        token_indices = [
+            sorted(rng.choice(length, 3, replace=False).tolist()) for length in lengths
+        ]
+    num_units = len(lengths)
+    inputs = ModelInputs(
+        sequences, [""] * num_units, [False] * num_units, token_indices=token_indices
+    )
+    old_num_threads, outputs = torch.get_num_threads(), []
     try:
-        for threads in (1, 4):
-            torch.set_num_threads(threads)
-            found.append(compute_outputs(model, inputs))
+        for num_threads in (1, 4):
+            torch.set_num_threads(num_threads)
+            outputs.append(compute_outputs(model, inputs))
     finally:
-        torch.set_num_threads(before)
-    for one, other in zip(*found, strict=True):
-        assert one.shape == ((1, 3) if places is None else (3, 3))
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
-    # Units differ: an answer at another's place would show.
-    assert np.ptp(np.stack(found[0]), 0).min() > 1e-3
+        torch.set_num_threads(old_num_threads)
+    for single_thread_output, output in zip(*outputs, strict=True):
+        assert single_thread_output.shape == ((1, 3) if token_indices is None else (3, 3))
+        np.testing.assert_allclose(single_thread_output, output, rtol=0, atol=1e-6)
+    # Outputs differ between units, so outputs in the wrong order would be detected.
+    assert np.ptp(np.stack(outputs[0]), 0).min() > 1e-3

@@ -1,4 +1,4 @@
-"""SQuAD's scores beside the published definition, written anew, on awkward texts."""
+"""SQuAD metrics, compared with an independent implementation of the official definition."""
 
 import re
 import string
@@ -11,69 +11,76 @@ from hypothesis import strategies as st
 
 from bertsmith.tasks import squad
 
-#: Words that differ by case, articles, punctuation, accents and spaces only, and some others.
-AWKWARD = (
+#: Words that differ only in case, articles, punctuation, accents or spaces, and some others.
+SIMILAR_WORDS = (
     "the", "The", "A", "an", "a-n", "theatre", "Mary", "mary's", "Mary.", "'", ".", "--", "1,000",
     "1000", "é", "e\u0301", "“Mary”", "–", "\u00a0", "  ", "\t", "İ", "ẞ", "나는", "나", "THE.",
 )  # fmt: skip
-TEXTS = st.lists(st.sampled_from(AWKWARD), max_size=5).flatmap(
-    lambda words: st.sampled_from(["", " "]).map(lambda between: between.join(words))
+TEXTS = st.lists(st.sampled_from(SIMILAR_WORDS), max_size=5).flatmap(
+    lambda words: st.sampled_from(["", " "]).map(lambda separator: separator.join(words))
 )
 ANSWERS = st.lists(TEXTS.filter(bool), max_size=4)
-#: Scores of no answer that are often equal.
-NULLS = st.integers(-3, 3).map(float)
-QUESTIONS = st.lists(st.tuples(TEXTS, ANSWERS, NULLS), min_size=1, max_size=12)
+#: Small integers, so that margins are often equal.
+NULL_MARGINS = st.integers(-3, 3).map(float)
+#: Predicted text, correct answers, and margin of no answer.
+Question = tuple[str, list[str], float]
+QUESTIONS = st.lists(st.tuples(TEXTS, ANSWERS, NULL_MARGINS), min_size=1, max_size=12)
 
 
-def plain(text: str) -> str:
-    """Normalize by the definition: lower case, then punctuation, articles, white space."""
-    letters = [sign for sign in text.lower() if sign not in string.punctuation]
-    words = re.split(r"\b(?:a|an|the)\b", "".join(letters))
+def normalize(text: str) -> str:
+    """Normalize step by step: lower case, then punctuation, articles and whitespace."""
+    characters = [character for character in text.lower() if character not in string.punctuation]
+    words = re.split(r"\b(?:a|an|the)\b", "".join(characters))
     return " ".join(" ".join(words).split())
 
 
-def shared_words(one: list[str], two: list[str]) -> int:
-    """Count the words that both lists have, each as often as both have it."""
-    rest, found = list(two), 0
-    for word in one:
-        if word in rest:
-            rest.remove(word)
-            found += 1
-    return found
+def count_shared_words(first: list[str], second: list[str]) -> int:
+    """Return the size of the multiset intersection of two lists."""
+    remaining, num_shared = list(second), 0
+    for word in first:
+        if word in remaining:
+            remaining.remove(word)
+            num_shared += 1
+    return num_shared
 
 
-def one_score(said: str, answer: str, name: str, *, second: bool) -> float:
+def score_answer(predicted: str, answer: str, metric: str, *, is_v2: bool) -> float:
     """Score a prediction against one answer."""
-    ours, theirs = plain(said).split(), plain(answer).split()
-    if name == "exact":
-        return float(plain(said) == plain(answer))
-    if second and not (ours and theirs):
-        return float(ours == theirs)
-    found = shared_words(ours, theirs)
-    if not found:
+    predicted_words, answer_words = normalize(predicted).split(), normalize(answer).split()
+    if metric == "exact":
+        return float(normalize(predicted) == normalize(answer))
+    if is_v2 and not (predicted_words and answer_words):
+        return float(predicted_words == answer_words)
+    num_shared = count_shared_words(predicted_words, answer_words)
+    if not num_shared:
         return 0.0
-    precision, recall = found / len(ours), found / len(theirs)
+    precision, recall = num_shared / len(predicted_words), num_shared / len(answer_words)
     return 2 * precision * recall / (precision + recall)
 
 
 def mean_score(
-    predictions: Sequence[str], answers: Sequence[Sequence[str]], name: str, *, second: bool
+    predictions: Sequence[str], answers: Sequence[Sequence[str]], metric: str, *, is_v2: bool
 ) -> float:
-    """Score predictions as evaluate-v1.1 or evaluate-v2.0 do."""
+    """Score predictions like evaluate-v1.1 or evaluate-v2.0."""
     total = 0.0
-    for said, own in zip(predictions, answers, strict=True):
-        usable = [text for text in own if plain(text)] or [""] if second else own
-        total += max(one_score(said, text, name, second=second) for text in usable)
+    for predicted, question_answers in zip(predictions, answers, strict=True):
+        usable = question_answers
+        if is_v2:
+            usable = [text for text in question_answers if normalize(text)] or [""]
+        total += max(score_answer(predicted, text, metric, is_v2=is_v2) for text in usable)
     return total / len(predictions)
 
 
-def asked(rows: Sequence[tuple[str, Sequence[str], float]]) -> tuple[list[str], list[list[str]]]:
-    """Return what was said, and the answers."""
-    return [said for said, _, _ in rows], [list(own) for _, own, _ in rows]
+def split_questions(
+    questions: Sequence[Question],
+) -> tuple[list[str], list[list[str]], list[float]]:
+    """Return the predictions, the answers and the margins of no answer."""
+    predictions, answers, margins = zip(*questions, strict=True)
+    return list(predictions), list(map(list, answers)), list(margins)
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("The  Theatre of\tan Apple", "theatre of apple"),
         ("a-n", ""),
@@ -85,86 +92,99 @@ def asked(rows: Sequence[tuple[str, Sequence[str], float]]) -> tuple[list[str], 
         ("나는 a 학생", "나는 학생"),
     ],
 )
-def test_normalization(text: str, wanted: str) -> None:
-    """Punctuation goes before articles, only ASCII's, and a word that holds an article stays."""
-    assert squad.normalize_answer(text) == wanted
+def test_normalization_examples(text: str, expected: str) -> None:
+    """ASCII punctuation is removed before articles, and only whole words are articles."""
+    assert squad.normalize_answer(text) == expected
 
 
 @given(TEXTS)
-def test_normalization_is_the_definitions(text: str) -> None:
-    """The same as the definition written anew."""
-    assert squad.normalize_answer(text) == plain(text)
+def test_normalization_equals_reference(text: str) -> None:
+    """Normalization equals the independent implementation on random texts."""
+    assert squad.normalize_answer(text) == normalize(text)
 
 
-@given(QUESTIONS.map(lambda rows: [row for row in rows if row[1]]).filter(bool))
-def test_v1_is_the_definition(rows: list[tuple[str, list[str], float]]) -> None:
-    """With an answer to each question: exact match and F1, and no figure of no answer."""
-    said, answers = asked(rows)
-    found = squad.compute_squad_metrics(said, np.array([null for *_, null in rows]), answers)
-    assert found == pytest.approx(
-        {name: mean_score(said, answers, name, second=False) for name in ("exact", "f1")}
+@given(QUESTIONS.map(lambda questions: [row for row in questions if row[1]]).filter(bool))
+def test_v1_metrics_equal_reference(questions: list[Question]) -> None:
+    """If all questions have answers, only exact match and F1 are returned."""
+    predictions, answers, margins = split_questions(questions)
+    metrics = squad.compute_squad_metrics(predictions, np.array(margins), answers)
+    assert metrics == pytest.approx(
+        {name: mean_score(predictions, answers, name, is_v2=False) for name in ("exact", "f1")}
     )
 
 
-@given(QUESTIONS, NULLS)
-def test_v2_is_the_definition(rows: list[tuple[str, list[str], float]], threshold: float) -> None:
-    """At a given threshold: what is above it is no answer; HasAns and NoAns by themselves."""
-    rows = [*rows, ("b", [], 0.5)]
-    said, answers = asked(rows)
-    nulls = [null for *_, null in rows]
-    found = squad.compute_squad_metrics(said, np.array(nulls), answers, threshold)
-    given_ = ["" if null > threshold else text for text, null in zip(said, nulls, strict=True)]
+@given(QUESTIONS, NULL_MARGINS)
+def test_v2_metrics_equal_reference(questions: list[Question], threshold: float) -> None:
+    """At a fixed threshold all metrics agree, including those of answerable questions only."""
+    predictions, answers, margins = split_questions([*questions, ("b", [], 0.5)])
+    metrics = squad.compute_squad_metrics(predictions, np.array(margins), answers, threshold)
+    final_predictions = [
+        "" if margin > threshold else text
+        for text, margin in zip(predictions, margins, strict=True)
+    ]
     for name in ("exact", "f1"):
-        assert found[name] == pytest.approx(mean_score(given_, answers, name, second=True))
-        for kind, wanted in (("HasAns", True), ("NoAns", False)):
-            chosen = [number for number, own in enumerate(answers) if bool(own) == wanted]
-            key = f"{kind}_{name}"
-            assert (key in found) == bool(chosen)
-            if chosen:
-                some = [given_[number] for number in chosen], [answers[number] for number in chosen]
-                assert found[key] == pytest.approx(mean_score(*some, name, second=True))
-    assert found["null_threshold"] == threshold
+        expected = mean_score(final_predictions, answers, name, is_v2=True)
+        assert metrics[name] == pytest.approx(expected)
+        for prefix, is_answerable in (("HasAns", True), ("NoAns", False)):
+            subset = [
+                (text, question_answers)
+                for text, question_answers in zip(final_predictions, answers, strict=True)
+                if bool(question_answers) == is_answerable
+            ]
+            key = f"{prefix}_{name}"
+            assert (key in metrics) == bool(subset)
+            if subset:
+                texts, subset_answers = zip(*subset, strict=True)
+                expected = mean_score(texts, subset_answers, name, is_v2=True)
+                assert metrics[key] == pytest.approx(expected)
+    assert metrics["null_threshold"] == threshold
 
 
 @given(QUESTIONS)
-def test_no_threshold_is_better_than_the_best(rows: list[tuple[str, list[str], float]]) -> None:
-    """Best F1 and exact match are the maximum over all thresholds; the one for F1 is taken."""
-    rows = [*rows, ("b", [], 0.5)]
-    said, answers = asked(rows)
-    nulls = np.array([null for *_, null in rows])
-    found = squad.compute_squad_metrics(said, nulls, answers)
-    every = [
-        squad.compute_squad_metrics(said, nulls, answers, float(one)) for one in {*nulls, -9.0, 9.0}
+def test_best_threshold_maximizes_the_metric(questions: list[Question]) -> None:
+    """No threshold gives a better F1 or exact match, and the tuned metrics use the one for F1."""
+    predictions, answers, margins = split_questions([*questions, ("b", [], 0.5)])
+    null_margins = np.array(margins)
+    metrics = squad.compute_squad_metrics(predictions, null_margins, answers)
+    metrics_by_threshold = [
+        squad.compute_squad_metrics(predictions, null_margins, answers, float(threshold))
+        for threshold in {*null_margins, -9.0, 9.0}
     ]
     for name in ("exact", "f1"):
-        assert found[f"best_{name}"] == pytest.approx(max(one[name] for one in every))
-        threshold = found[f"best_{name}_thresh"]
-        best = squad.compute_squad_metrics(said, nulls, answers, threshold)
-        assert best[name] == pytest.approx(found[f"best_{name}"])
-    assert found["f1"] == pytest.approx(found["best_f1"])
-    assert squad.compute_squad_metrics(said, nulls, answers, found["null_threshold"]) == found
+        best = max(values[name] for values in metrics_by_threshold)
+        assert metrics[f"best_{name}"] == pytest.approx(best)
+        threshold = metrics[f"best_{name}_thresh"]
+        at_threshold = squad.compute_squad_metrics(predictions, null_margins, answers, threshold)
+        assert at_threshold[name] == pytest.approx(metrics[f"best_{name}"])
+    assert metrics["f1"] == pytest.approx(metrics["best_f1"])
+    threshold = metrics["null_threshold"]
+    assert squad.compute_squad_metrics(predictions, null_margins, answers, threshold) == metrics
 
 
-def test_the_best_threshold_is_the_official_one() -> None:
-    """The official sweep, question after question by its score, finds the same best F1."""
-    chance = np.random.default_rng(0)
+def test_best_f1_equals_official_sweep() -> None:
+    """evaluate-v2.0 tries the questions in the order of their margins and finds the same F1."""
+    rng = np.random.default_rng(0)
     for _ in range(50):
-        count = int(chance.integers(2, 30))
-        answers: list[list[str]] = [["x y"] if one else [] for one in chance.random(count) < 0.6]
+        num_questions = int(rng.integers(2, 30))
+        answers: list[list[str]] = [
+            ["x y"] if is_answerable else [] for is_answerable in rng.random(num_questions) < 0.6
+        ]
         answers[0] = []
-        said = [str(one) for one in chance.choice(["x y", "x", "z"], count)]
-        nulls = chance.normal(size=count)
-        now = best = float(sum(not own for own in answers))
-        for number in np.argsort(nulls):
-            own = answers[number]
-            now += mean_score([said[number]], [own], "f1", second=True) if own else -1
-            best = max(best, now)
-        found = squad.compute_squad_metrics(said, nulls, answers)
-        assert found["best_f1"] == pytest.approx(best / count)
+        predictions = [str(text) for text in rng.choice(["x y", "x", "z"], num_questions)]
+        null_margins = rng.normal(size=num_questions)
+        total = best = float(sum(not question_answers for question_answers in answers))
+        for index in np.argsort(null_margins):
+            if answers[index]:
+                total += mean_score([predictions[index]], [answers[index]], "f1", is_v2=True)
+            else:
+                total -= 1
+            best = max(best, total)
+        metrics = squad.compute_squad_metrics(predictions, null_margins, answers)
+        assert metrics["best_f1"] == pytest.approx(best / num_questions)
 
 
 @pytest.mark.parametrize(
-    ("said", "answer", "score"),
+    ("predicted", "answer", "expected"),
     [
         ("서울특별시", "서울", 2 * 2 / 7),
         ("《무궁화》 꽃", "무궁화꽃", 1.0),
@@ -173,32 +193,35 @@ def test_the_best_threshold_is_the_official_one() -> None:
         ("가가나", "가나나", 2 / 3),
     ],
 )
-def test_character_f1_of_korquad(said: str, answer: str, score: float) -> None:
-    """Marks, punctuation and spaces do not count, articles do; the best answer does."""
-    found = squad.compute_squad_metrics(
-        [said], np.zeros(1), [["밖", answer]], names=("f1", "exact", "char_f1")
+def test_character_f1_examples(predicted: str, answer: str, expected: float) -> None:
+    """Marks, punctuation and spaces are ignored, articles are not, and the best answer counts."""
+    metrics = squad.compute_squad_metrics(
+        [predicted], np.zeros(1), [["밖", answer]], names=("f1", "exact", "char_f1")
     )
-    assert found["char_f1"] == pytest.approx(score)
+    assert metrics["char_f1"] == pytest.approx(expected)
 
 
-def test_character_f1_of_no_answer() -> None:
-    """By the rules of v2.0: nothing said is right only where nothing is."""
-    found = squad.compute_squad_metrics(
-        ["가나", "다"], np.array([-1.0, 1.0]), [["가"], []], 0.0, ("f1", "exact", "char_f1")
+def test_character_f1_of_unanswerable_questions() -> None:
+    """By the rules of v2.0 only an empty prediction is correct for an unanswerable question."""
+    names = ("f1", "exact", "char_f1")
+    metrics = squad.compute_squad_metrics(
+        ["가나", "다"], np.array([-1.0, 1.0]), [["가"], []], 0.0, names
     )
-    assert found["HasAns_char_f1"] == pytest.approx(2 / 3)
-    assert found["NoAns_char_f1"] == 1.0
-    assert found["best_char_f1"] == pytest.approx(5 / 6)
+    assert metrics["HasAns_char_f1"] == pytest.approx(2 / 3)
+    assert metrics["NoAns_char_f1"] == 1.0
+    assert metrics["best_char_f1"] == pytest.approx(5 / 6)
 
 
-def test_scores_by_hand() -> None:
-    """Several answers: the best one counts; v1.1 and v2.0 differ where normalization leaves nil."""
-    one = squad.compute_squad_metrics(["the red fox"], np.zeros(1), [["fox", "a red fox"]])
-    assert one == {"f1": 1.0, "exact": 1.0}
-    one = squad.compute_squad_metrics(["red fox ran"], np.zeros(1), [["a dog", "fox"]])
-    assert one == {"f1": pytest.approx(0.5), "exact": 0.0}
-    # "." against ".": equal in v1.1, without a shared word; not looked at in v2.0.
-    assert squad.compute_squad_metrics(["."], np.zeros(1), [["."]]) == {"f1": 0.0, "exact": 1.0}
-    two = squad.compute_squad_metrics([".", "x"], np.zeros(2), [[".", "y"], []], 9.0)
-    assert (two["f1"], two["NoAns_exact"]) == (0.0, 0.0)
-    assert squad.compute_squad_metrics(["q", "x"], np.ones(2), [["q"], []], 0.0)["NoAns_f1"] == 1.0
+def test_hand_computed_metrics() -> None:
+    """The best answer counts, and v1.1 and v2.0 differ for answers that normalize to nothing."""
+    metrics = squad.compute_squad_metrics(["the red fox"], np.zeros(1), [["fox", "a red fox"]])
+    assert metrics == {"f1": 1.0, "exact": 1.0}
+    metrics = squad.compute_squad_metrics(["red fox ran"], np.zeros(1), [["a dog", "fox"]])
+    assert metrics == {"f1": pytest.approx(0.5), "exact": 0.0}
+    # "." and "." are equal in v1.1, but share no word; v2.0 ignores the answer.
+    metrics = squad.compute_squad_metrics(["."], np.zeros(1), [["."]])
+    assert metrics == {"f1": 0.0, "exact": 1.0}
+    metrics = squad.compute_squad_metrics([".", "x"], np.zeros(2), [[".", "y"], []], 9.0)
+    assert (metrics["f1"], metrics["NoAns_exact"]) == (0.0, 0.0)
+    metrics = squad.compute_squad_metrics(["q", "x"], np.ones(2), [["q"], []], 0.0)
+    assert metrics["NoAns_f1"] == 1.0

@@ -1,4 +1,4 @@
-"""Tables of every kind, and what is said of broken ones."""
+"""Reading tables of all formats, and errors for damaged ones."""
 
 import gzip
 import io
@@ -13,59 +13,60 @@ from bertsmith.tasks import json_rows
 from bertsmith.tasks.json_rows import read_json
 from bertsmith.tasks.tables import Row, TableSource, get_cell, open_table, read_rows
 
+ROWS = [{"text": "a, b", "label": "1"}, {"text": "c; d", "label": "0"}]
 
-def test_every_kind_gives_the_same_cells(tmp_path: Path) -> None:
-    """CSV with quotes and a line break, TSV, JSON lines and Parquet hold the same two rows."""
-    pa = pytest.importorskip("pyarrow")
+
+def test_all_formats_give_the_same_cells(tmp_path: Path) -> None:
+    """CSV with quotes, TSV with a byte order mark, JSON lines and Parquet hold the same rows."""
+    pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
-    wanted = [{"text": "a, b", "label": "1"}, {"text": "c 'd'", "label": "0"}]
+    expected = [{"text": "a, b", "label": "1"}, {"text": "c 'd'", "label": "0"}]
     (tmp_path / "a.csv").write_text("text,label\n\"a, b\",1\nc 'd',0\n")
-    (tmp_path / "a.tsv").write_text("﻿text\tlabel\na, b\t1\n\nc 'd'\t0\n")
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in wanted))
-    parquet.write_table(pa.Table.from_pylist(wanted), tmp_path / "a.parquet")
-    for kind in ("csv", "tsv", "jsonl", "parquet"):
-        found = list(read_rows(tmp_path / f"a.{kind}"))
-        assert [dict(row.cells) for row in found] == wanted, kind
+    (tmp_path / "a.tsv").write_text("\ufefftext\tlabel\na, b\t1\n\nc 'd'\t0\n")
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in expected))
+    parquet.write_table(pyarrow.Table.from_pylist(expected), tmp_path / "a.parquet")
+    for suffix in ("csv", "tsv", "jsonl", "parquet"):
+        rows = list(read_rows(tmp_path / f"a.{suffix}"))
+        assert [dict(row.cells) for row in rows] == expected, suffix
     assert [row.location for row in read_rows(tmp_path / "a.tsv")] == [
         f"{tmp_path / 'a.tsv'}, line 2",
         f"{tmp_path / 'a.tsv'}, line 4",
     ]
 
 
-def test_a_quotation_mark_in_tsv_is_a_character(tmp_path: Path) -> None:
-    """As in GLUE's files, where quotation marks do not come in pairs."""
+def test_quotation_mark_in_tsv_is_an_ordinary_character(tmp_path: Path) -> None:
+    """GLUE's files contain unpaired quotation marks."""
     (tmp_path / "a.tsv").write_text('x\ty\n" one\ttwo\n')
-    assert [dict(row.cells) for row in read_rows(tmp_path / "a.tsv")] == [
-        {"x": '" one', "y": "two"}
-    ]
+    rows = [dict(row.cells) for row in read_rows(tmp_path / "a.tsv")]
+    assert rows == [{"x": '" one', "y": "two"}]
 
 
-def test_without_header_columns_are_numbers(tmp_path: Path) -> None:
-    """The first line is a row like any other."""
+def test_columns_are_numbered_without_a_header(tmp_path: Path) -> None:
+    """The first line is then an ordinary row."""
     (tmp_path / "a.tsv").write_text("p\tq\nr\ts\n")
-    found = [dict(row.cells) for row in read_rows(tmp_path / "a.tsv", header=False)]
-    assert found == [{"0": "p", "1": "q"}, {"0": "r", "1": "s"}]
+    rows = [dict(row.cells) for row in read_rows(tmp_path / "a.tsv", header=False)]
+    assert rows == [{"0": "p", "1": "q"}, {"0": "r", "1": "s"}]
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", b"x,x\n1,2\n", r"line 1: the column 'x' stands there twice"),
+        ("a.csv", b"x,x\n1,2\n", r"line 1: duplicate column 'x'"),
         ("a.csv", b"x\n\xff\n", r"a\.csv, line 2: not UTF-8: byte 0xff; .*cp949 .*latin-1"),
-        # Beyond the first chunk that is read, after characters of several bytes.
+        # After the first block that is read, and after multibyte characters.
         (
             "a.jsonl",
             '{"x": "ä"}\n'.encode() * 5000 + b'{"x": "caf\xe9"}\n{}\n',
             r"a\.jsonl, line 5,001: not UTF-8: byte 0xe9",
         ),
-        ("a.xml", b"<x/>", r"unknown kind of table"),
+        ("a.xml", b"<x/>", r"unknown table format"),
         ("missing.csv", None, r"missing\.csv: no such file"),
     ],
 )
-def test_broken_tables_say_where(
+def test_unreadable_table_is_an_error_with_location(
     tmp_path: Path, name: str, content: bytes | None, message: str
 ) -> None:
-    """File and line stand in the message."""
+    """The message names the file and, where possible, the line."""
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(TaskError, match=message):
@@ -73,106 +74,105 @@ def test_broken_tables_say_where(
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "place", "fault"),
+    ("name", "content", "line", "error"),
     [
         ("a.tsv", "x\ty\n1\t2\n3\n", 3, "1 columns where 2 are expected"),
         ("a.jsonl", '{"x": 1}\n{oops\n', 2, "a line that is not JSON"),
-        ("a.jsonl", '{"x": 1}\n[1]\n', 2, "a line that is no JSON object"),
-        ("a.jsonl", '{"x": 1}\n{"y": 1, "y": 2}\n', 2, "a key that stands twice in its object"),
+        ("a.jsonl", '{"x": 1}\n[1]\n', 2, "a line that is not a JSON object"),
+        ("a.jsonl", '{"x": 1}\n{"y": 1, "y": 2}\n', 2, "a duplicate key in an object"),
         ("a.jsonl", '{"x": 1}\n' + "[" * 10**5 + "\n", 2, "a line that is not JSON"),
     ],
 )
-def test_a_broken_row_is_one_row(
-    tmp_path: Path, name: str, content: str, place: int, fault: str
+def test_invalid_row_does_not_affect_other_rows(
+    tmp_path: Path, name: str, content: str, line: int, error: str
 ) -> None:
-    """It has its place and its fault, and the rows before it are read."""
+    """It has a location and an error, and the row before it is valid."""
     (tmp_path / name).write_text(content)
     first, second = read_rows(tmp_path / name)
     assert not first.error
-    assert (second.location, second.error) == (f"{tmp_path / name}, line {place}", fault)
+    assert (second.location, second.error) == (f"{tmp_path / name}, line {line}", error)
 
 
 @pytest.mark.parametrize(
-    ("row", "why"),
+    ("row", "reason"),
     [
         ('a,"one\nb,two', r"line 4: unexpected end of data"),
         ('a,"one\n"b" more,two', r"line 3: ',' expected"),
     ],
 )
-def test_a_quotation_mark_that_swallows_lines_is_told(tmp_path: Path, row: str, why: str) -> None:
-    """How many rows are lost to it nobody knows; the one that it stands in is named."""
+def test_quotation_mark_that_spans_lines_is_an_error(tmp_path: Path, row: str, reason: str) -> None:
+    """It may hide any number of rows, so the row is not skipped."""
     (tmp_path / "a.csv").write_text(f"label,text\n{row}\nc,three\n")
-    with pytest.raises(TaskError, match=rf"a\.csv, line 2: the row that begins .* \({why}"):
+    with pytest.raises(TaskError, match=rf"a\.csv, line 2: the row that begins .* \({reason}"):
         list(read_rows(tmp_path / "a.csv"))
 
 
-@pytest.mark.parametrize("last", [False, True])
-def test_a_quotation_mark_amid_a_line_costs_that_row(tmp_path: Path, *, last: bool) -> None:
-    """The rows around it are read; one that is never closed costs a row only in the last line."""
-    lines = ["a,one", 'b,"two' if last else 'b,"two" more', "c,three"]
-    lines = lines[:2] if last else lines
+@pytest.mark.parametrize("is_last_line", [False, True])
+def test_quotation_mark_within_a_line_invalidates_one_row(
+    tmp_path: Path, *, is_last_line: bool
+) -> None:
+    """Other rows are read; an unclosed quotation mark is tolerated only in the last line."""
+    lines = ["a,one", 'b,"two" more', "c,three"]
+    if is_last_line:
+        lines = ["a,one", 'b,"two']
     (tmp_path / "a.csv").write_text("\n".join(["label,text", *lines, ""]))
-    found = list(read_rows(tmp_path / "a.csv"))
-    assert [row.location for row in found if row.error] == [f"{tmp_path / 'a.csv'}, line 3"]
-    assert "a quotation mark that does not end its cell" in found[1].error
-    assert [row.cells["label"] for row in found if not row.error] == (["a"] if last else ["a", "c"])
+    rows = list(read_rows(tmp_path / "a.csv"))
+    assert [row.location for row in rows if row.error] == [f"{tmp_path / 'a.csv'}, line 3"]
+    assert "a quotation mark that does not end its cell" in rows[1].error
+    labels = [row.cells["label"] for row in rows if not row.error]
+    assert labels == (["a"] if is_last_line else ["a", "c"])
 
 
-def test_parquet_that_would_lose_something_is_told(tmp_path: Path) -> None:
-    """Two columns of one name; a time that Python cannot hold."""
-    pa = pytest.importorskip("pyarrow")
+def test_parquet_that_python_cannot_represent_is_an_error(tmp_path: Path) -> None:
+    """Duplicate columns, and timestamps outside the range of datetime, are rejected."""
+    pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     file = tmp_path / "a.parquet"
-    parquet.write_table(pa.table([["a"], ["b"]], names=["label", "label"]), file)
-    with pytest.raises(TaskError, match=r"the column 'label' stands there twice"):
+    parquet.write_table(pyarrow.table([["a"], ["b"]], names=["label", "label"]), file)
+    with pytest.raises(TaskError, match=r"duplicate column 'label'"):
         list(read_rows(file))
-    far = pa.array([0, 10**15], pa.timestamp("s"))
-    parquet.write_table(pa.table([["a", "b"], far], names=["text", "when"]), file)
+    timestamps = pyarrow.array([0, 10**15], pyarrow.timestamp("s"))
+    parquet.write_table(pyarrow.table([["a", "b"], timestamps], names=["text", "when"]), file)
     with pytest.raises(TaskError, match=r"rows 1 to 2: a value in the column 'when' cannot be"):
         list(read_rows(file))
 
 
-ROWS = [{"text": "a, b", "label": "1"}, {"text": "c; d", "label": "0"}]
-
-
-def test_packed_tables_are_read(tmp_path: Path) -> None:
-    """The suffix before .gz or .xz tells the format; a cut-off archive is an error."""
+def test_compressed_tables_are_read(tmp_path: Path) -> None:
+    """The suffix before .gz or .xz determines the format; a truncated archive is an error."""
     text = b'text,label\n"a, b",1\nc; d,0\n'
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(text))
     (tmp_path / "a.csv.xz").write_bytes(lzma.compress(text))
     for name in ("a.csv.gz", "a.csv.xz"):
         assert [dict(row.cells) for row in read_rows(tmp_path / name)] == ROWS
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(text * 900)[:-9])
-    with pytest.raises(TaskError, match=r"a\.csv\.gz: a damaged or cut-off archive"):
+    with pytest.raises(TaskError, match=r"a\.csv\.gz: a damaged or truncated archive"):
         list(read_rows(tmp_path / "a.csv.gz"))
 
 
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("size", [1, 7, 10_000])
-def test_a_json_array_is_read_in_pieces(indent: int | None, size: int) -> None:
-    """Wherever the pieces end, the objects and their lines are the same."""
+def test_json_array_is_read_in_pieces(indent: int | None, size: int) -> None:
+    """Objects and line numbers do not depend on where the text is split."""
     values = [{"text": "x" * n, "n": n, "inner": [{"k": [1.5, None]}]} for n in range(20)]
     text = "\n " + json.dumps(values, indent=indent) + "\n"
     pieces = (text[start : start + size] for start in range(0, len(text), size))
-    found = list(read_json(pieces, Path("a.json")))
-    assert [value for _, value, _ in found] == values
-    assert [line for line, _, _ in found][:2] == ([2, 2] if indent is None else [3, 15])
+    rows = list(read_json(pieces, Path("a.json")))
+    assert [value for _, value, _ in rows] == values
+    assert [line for line, _, _ in rows][:2] == ([2, 2] if indent is None else [3, 15])
 
 
-def test_json_files_hold_an_array_or_lines(tmp_path: Path) -> None:
-    """An empty array has no row; values that are no objects are bad rows; no end is an error."""
+def test_json_file_is_an_array_or_lines(tmp_path: Path) -> None:
+    """Values that are not objects are invalid rows; syntax errors in an array are errors."""
     path = tmp_path / "a.json"
     path.write_text(json.dumps(ROWS))
     assert [dict(row.cells) for row in read_rows(path)] == ROWS
-    path.write_text("".join(json.dumps(one) + "\n" for one in ROWS))
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     assert [dict(row.cells) for row in read_rows(path)] == ROWS
     path.write_text("[ ]")
     assert list(read_rows(path)) == []
     path.write_text('[{"a": 1, "a": 2},\n 7]')
-    assert [row.error for row in read_rows(path)] == [
-        json_rows.DUPLICATE_KEY,
-        "a value that is no JSON object",
-    ]
+    errors = [row.error for row in read_rows(path)]
+    assert errors == [json_rows.DUPLICATE_KEY, "a value that is not a JSON object"]
     for text, message in (
         ('[{"a": 1}', "line 1: not JSON: the array has no end"),
         ('[{"a": 1}\n {"b": 2}]', "line 2: not JSON: '{' instead of a comma"),
@@ -184,14 +184,12 @@ def test_json_files_hold_an_array_or_lines(tmp_path: Path) -> None:
             list(read_rows(path))
 
 
-def test_a_key_of_an_object_is_a_column() -> None:
-    """As in KLUE's files: labels.label; a column whose name has a dot is found first."""
-    row = Row("f, line 1", {"labels": {"label": 3.5, "deep": {"x": "y"}}, "a.b": "c"})
-    assert [get_cell(row, name) for name in ("labels.label", "labels.deep.x", "a.b")] == [
-        3.5,
-        "y",
-        "c",
-    ]
+def test_dot_selects_a_key_of_an_object(tmp_path: Path) -> None:
+    """KLUE's files use "labels.label"; a column with a dot in its name takes precedence."""
+    cells = {"labels": {"label": 3.5, "deep": {"x": "y"}}, "a.b": "c"}
+    row = Row(f"{tmp_path}, line 1", cells)
+    names = ("labels.label", "labels.deep.x", "a.b")
+    assert [get_cell(row, name) for name in names] == [3.5, "y", "c"]
     with pytest.raises(TaskError, match=r"no column 'labels\.score'; the columns are 'labels'"):
         get_cell(row, "labels.score")
 
@@ -207,12 +205,12 @@ def test_a_key_of_an_object_is_a_column() -> None:
         ("text\nc\nd\n", ","),
     ],
 )
-def test_the_delimiter_is_detected(tmp_path: Path, content: str, delimiter: str) -> None:
-    """Another one than a comma is noted, and only taken if it splits the rows evenly."""
+def test_delimiter_is_detected(tmp_path: Path, content: str, delimiter: str) -> None:
+    """A delimiter other than the comma is reported, and used only if it splits rows evenly."""
     path, notes = tmp_path / "a.csv", list[str]()
     path.write_text(content)
-    found = list(read_rows(path, notes=notes))
-    assert list(found[0].cells) == content.split("\n", maxsplit=1)[0].split(delimiter)
+    rows = list(read_rows(path, notes=notes))
+    assert list(rows[0].cells) == content.split("\n", maxsplit=1)[0].split(delimiter)
     assert len(notes) == (delimiter != ",")
     with open_table(TableSource(path, delimiter="tab")) as table:
         assert table.dialect is not None
@@ -221,8 +219,8 @@ def test_the_delimiter_is_detected(tmp_path: Path, content: str, delimiter: str)
         list(read_rows(path, delimiter=";;"))
 
 
-def test_a_damaged_first_line_does_not_decide_the_columns(tmp_path: Path) -> None:
-    """Without a header the commonest number of cells does, and the damaged row is a bad one."""
+def test_damaged_first_line_does_not_determine_the_columns(tmp_path: Path) -> None:
+    """Without a header the most frequent number of cells does; the damaged line is invalid."""
     for name, lines in (
         ("a.tsv", "damaged\nred\t1\nblue\t0\n"),
         ("a.csv", '"x"y\nred,1\nblue,0\n'),
@@ -236,19 +234,19 @@ def test_a_damaged_first_line_does_not_decide_the_columns(tmp_path: Path) -> Non
         ]
 
 
-def test_other_encodings_are_read_if_they_are_named(tmp_path: Path) -> None:
-    """The error for text that is not UTF-8 suggests Korean and Western European ones."""
+def test_other_encodings_are_read_if_given(tmp_path: Path) -> None:
+    """The error for text that is not UTF-8 suggests encodings; unknown encodings are rejected."""
     path = tmp_path / "a.csv"
     path.write_bytes("글,값\n좋다,1\n".encode("cp949"))
     with pytest.raises(TaskError, match=r"line 1: not UTF-8: .*cp949 \(Korean\) or latin-1"):
         list(read_rows(path))
-    assert [dict(row.cells) for row in read_rows(path, encoding="cp949")] == [
-        {"글": "좋다", "값": "1"}
-    ]
+    rows = [dict(row.cells) for row in read_rows(path, encoding="cp949")]
+    assert rows == [{"글": "좋다", "값": "1"}]
     path.write_bytes("글\n좋다\n".encode("utf-16"))
     with pytest.raises(TaskError, match="not UTF-8 but UTF-16; give --encoding utf-16"):
         list(read_rows(path))
-    assert [dict(row.cells) for row in read_rows(path, encoding="utf-16")] == [{"글": "좋다"}]
+    rows = [dict(row.cells) for row in read_rows(path, encoding="utf-16")]
+    assert rows == [{"글": "좋다"}]
     with pytest.raises(TaskError, match=r"line 1: not ascii: byte 0x..; ascii is not its"):
         list(read_rows(path, encoding="ascii"))
     for name in ("utf-88", "base64"):
@@ -256,22 +254,23 @@ def test_other_encodings_are_read_if_they_are_named(tmp_path: Path) -> None:
             list(read_rows(path, encoding=name))
 
 
-def test_a_table_comes_from_a_stream(tmp_path: Path) -> None:
-    """Its format is named, since it has no suffix; Parquet, too."""
-    pa = pytest.importorskip("pyarrow")
+def test_table_is_read_from_a_stream() -> None:
+    """The format is given, because a stream has no suffix; Parquet is supported too."""
+    pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
-    written = io.BytesIO()
-    parquet.write_table(pa.Table.from_pylist(ROWS), written)
+    buffer = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist(ROWS), buffer)
     contents = {
         "csv": b'text,label\r\n"a, b",1\r\nc; d,0\r\n',
-        "jsonl": b"".join(json.dumps(one).encode() + b"\n" for one in ROWS),
-        "parquet": written.getvalue(),
+        "jsonl": b"".join(json.dumps(row).encode() + b"\n" for row in ROWS),
+        "parquet": buffer.getvalue(),
     }
-    for form, content in contents.items():
-        source = TableSource(Path("standard input"), format=form, stream=io.BytesIO(content))
+    path = Path("standard input")
+    for table_format, content in contents.items():
+        source = TableSource(path, format=table_format, stream=io.BytesIO(content))
         with open_table(source) as table:
-            assert [dict(row.cells) for row in table.rows] == ROWS, form
-    source = TableSource(Path("standard input"), format="csv", stream=io.BytesIO(b"a\n\xff\n"))
+            assert [dict(row.cells) for row in table.rows] == ROWS, table_format
+    source = TableSource(path, format="csv", stream=io.BytesIO(b"a\n\xff\n"))
     with (
         pytest.raises(TaskError, match="standard input, line 2: not UTF-8"),
         open_table(source) as table,

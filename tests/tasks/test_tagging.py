@@ -1,4 +1,4 @@
-"""Tagged sentences: reading, the pieces that are asked about, windows, and tags back again."""
+"""Reading, encoding and scoring tagged sentences."""
 
 import json
 import time
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from bertsmith.bundle import HeadConfig
 from bertsmith.errors import SettingsError, TaskError
@@ -22,8 +23,8 @@ from bertsmith.tasks.tagging import (
     read_examples,
     to_unit_tags,
 )
-from bertsmith.text.tokenizer_spec import TokenizerSpec
-from bertsmith.text.wordpiece import SPECIAL_TOKENS, Tokenizer
+from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
+from bertsmith.text.wordpiece import Tokenizer
 
 CONLL = """-DOCSTART- -X- O O
 
@@ -39,51 +40,53 @@ Blackburn NNP I-NP I-PER
 Oslo NNP B-NP B-LOC
 """
 ENTITIES = TaskSettings(kind="entities", text="0", label="3", length=32, metrics=["f1", "accuracy"])
-CHARACTERS = ENTITIES.model_copy(update={"unit": "character", "label": "1"})
+#: Settings for files with two columns, words and entity tags.
+TWO_COLUMNS = ENTITIES.model_copy(update={"label": "1"})
+CHARACTERS = TWO_COLUMNS.model_copy(update={"unit": "character"})
 
 
 @pytest.fixture
-def words() -> Tokenizer:
-    """Some words and endings, lower case, and Korean syllables."""
-    vocab = (
-        "eu",
-        "rejects",
-        "peter",
-        "black",
-        "##burn",
-        "oslo",
-        "서울",
-        "##에서",
-        "살",
-        ".",
-        "##s",
-    )
-    return Tokenizer(TokenizerSpec(vocab=(*SPECIAL_TOKENS, *vocab)))
+def tokenizer() -> Tokenizer:
+    """A lowercasing tokenizer with English words and Korean syllables."""
+    vocabulary = ("eu", "rejects", "peter", "black", "##burn", "oslo", "서울", "##에서", "살", ".",
+                  "##s")  # fmt: skip
+    return Tokenizer(TokenizerSpec(vocab=(*SPECIAL_TOKENS, *vocabulary)))
 
 
-def test_conll_is_read(tmp_path: Path) -> None:
-    """Sentences, documents, places, IOB1 as BIO2; another column without entities."""
+def get_line_number(sentence: TaggedSentence) -> str:
+    """Return the line number at the end of a sentence's location."""
+    return sentence.location.rsplit(" ", 1)[1]
+
+
+def test_conll_file_is_read(tmp_path: Path) -> None:
+    """Sentences, documents, locations and tags are read; IOB1 tags are converted to BIO2."""
     (tmp_path / "a.txt").write_text(CONLL)
-    found, counts = read_examples(tmp_path / "a.txt", ENTITIES)
-    assert [one.text for one in found] == ["EU rejects", "Peter Blackburn \u200b", "Oslo"]
-    assert [one.tags for one in found] == [("B-ORG", "O"), ("B-PER", "I-PER", "O"), ("B-LOC",)]
-    assert [one.document for one in found] == [1, 1, 2]
-    assert found[1].units == ((0, 5), (6, 15), (16, 17))
-    assert found[1].location.endswith("a.txt, line 6")
+    sentences, counts = read_examples(tmp_path / "a.txt", ENTITIES)
+    texts = [sentence.text for sentence in sentences]
+    assert texts == ["EU rejects", "Peter Blackburn \u200b", "Oslo"]
+    tags = [sentence.tags for sentence in sentences]
+    assert tags == [("B-ORG", "O"), ("B-PER", "I-PER", "O"), ("B-LOC",)]
+    assert [sentence.document for sentence in sentences] == [1, 1, 2]
+    assert sentences[1].units == ((0, 5), (6, 15), (16, 17))
+    assert sentences[1].location.endswith("a.txt, line 6")
     assert counts.as_dict() == {"read": 3, "used": 3, "cut_off": 0, "skipped": {}}
-    plain, _ = read_examples(
-        tmp_path / "a.txt", ENTITIES.model_copy(update={"kind": "tags", "label": "1"})
-    )
-    assert plain[0].tags == ("NNP", "VBZ")
-    assert collect_labels(found, "f") == ("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG", "B-PER", "I-PER")
+    tags_task = ENTITIES.model_copy(update={"kind": "tags", "label": "1"})
+    plain_sentences, _ = read_examples(tmp_path / "a.txt", tags_task)
+    assert plain_sentences[0].tags == ("NNP", "VBZ")
+    labels = collect_labels(sentences, "f")
+    assert labels == ("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG", "B-PER", "I-PER")
 
 
-def test_a_new_document_ends_the_sentence_before_it(tmp_path: Path) -> None:
-    """Also where no blank line stands before its mark: no sentence reaches over documents."""
+def test_document_marker_ends_the_previous_sentence(tmp_path: Path) -> None:
+    """A sentence never spans two documents, even without a blank line before the marker."""
     (tmp_path / "a.txt").write_text("-DOCSTART- O\na O\nb O\n-DOCSTART- O\nc O\n\nd O\n")
-    found, _ = read_examples(tmp_path / "a.txt", ENTITIES.model_copy(update={"label": "1"}))
-    assert [(one.text, one.document) for one in found] == [("a b", 1), ("c", 2), ("d", 2)]
-    assert [one.location.rsplit(" ", 1)[1] for one in found] == ["2", "5", "7"]
+    sentences, _ = read_examples(tmp_path / "a.txt", TWO_COLUMNS)
+    assert [(sentence.text, sentence.document) for sentence in sentences] == [
+        ("a b", 1),
+        ("c", 2),
+        ("d", 2),
+    ]
+    assert list(map(get_line_number, sentences)) == ["2", "5", "7"]
 
 
 CONLLU = """# newdoc id = weblog-1
@@ -100,182 +103,182 @@ CONLLU = """# newdoc id = weblog-1
 # newdoc
 1\t서울에서\t서울+에서\tADV\tNNP+JKB\t_\t0\troot\t_\t_
 """
-PLAIN = TaskSettings(kind="tags", text="0", label="-1", length=32)
+TAGS = TaskSettings(kind="tags", text="0", label="-1", length=32)
 
 
-def test_conllu_is_read(tmp_path: Path) -> None:
-    """Words and their universal tags, or others by name: no comment, no pair, nothing left out."""
+def test_conllu_file_is_read(tmp_path: Path) -> None:
+    """Words and UPOS are the default columns; comments and non-word lines are ignored."""
     path = tmp_path / "en-ud-train.conllu"
     path.write_text(CONLLU)
-    found, counts = read_examples(path, PLAIN)
-    assert [one.text for one in found] == ["Do n't go", "#1", "서울에서"]
-    assert [one.tags for one in found] == [("AUX", "PART", "VERB"), ("SYM",), ("ADV",)]
-    assert [one.document for one in found] == [1, 1, 2]
-    assert [one.location.rsplit(" ", 1)[1] for one in found] == ["5", "9", "13"]
+    sentences, counts = read_examples(path, TAGS)
+    assert [sentence.text for sentence in sentences] == ["Do n't go", "#1", "서울에서"]
+    tags = [sentence.tags for sentence in sentences]
+    assert tags == [("AUX", "PART", "VERB"), ("SYM",), ("ADV",)]
+    assert [sentence.document for sentence in sentences] == [1, 1, 2]
+    assert list(map(get_line_number, sentences)) == ["5", "9", "13"]
     assert counts.as_dict() == {"read": 3, "used": 3, "cut_off": 0, "skipped": {}}
-    other, _ = read_examples(path, PLAIN.model_copy(update={"text": "lemma", "label": "XPOS"}))
-    assert (other[0].text, other[2].tags) == ("do not go", ("NNP+JKB",))
+    named_columns = TAGS.model_copy(update={"text": "lemma", "label": "XPOS"})
+    sentences, _ = read_examples(path, named_columns)
+    assert (sentences[0].text, sentences[2].tags) == ("do not go", ("NNP+JKB",))
     with pytest.raises(SettingsError, match=r"no column 'pos' in CoNLL-U; expected .* upos, xpos"):
-        read_examples(path, PLAIN.model_copy(update={"label": "pos"}))
+        read_examples(path, TAGS.model_copy(update={"label": "pos"}))
     path.write_text("1\tDo\tdo\n")
-    with pytest.raises(TaskError, match=r"line 1: a line of 3 columns where column 3 is expected"):
-        read_examples(path, PLAIN)
+    with pytest.raises(TaskError, match=r"line 1: a line of 3 columns, but column 3 is expected"):
+        read_examples(path, TAGS)
 
 
-def test_tags_may_be_numbers(tmp_path: Path) -> None:
-    """As in Hugging Face's data sets; each is named as it is written."""
+def test_numeric_tags_are_converted_to_text(tmp_path: Path) -> None:
+    """Hugging Face datasets use integers as tags."""
     (tmp_path / "a.jsonl").write_text('{"tokens": ["a", "b"], "tags": [0, 12]}\n')
-    [found], _ = read_examples(
-        tmp_path / "a.jsonl", TaskSettings(kind="tags", text="0", label="-1")
-    )
-    assert found.tags == ("0", "12")
+    [sentence], _ = read_examples(tmp_path / "a.jsonl", TAGS)
+    assert sentence.tags == ("0", "12")
 
 
-def test_characters_are_read(tmp_path: Path) -> None:
-    """KLUE's form: comments, a tab between columns, blanks that are characters."""
+def test_klue_characters_are_read(tmp_path: Path) -> None:
+    """KLUE's files have comments, tabs between columns, and spaces as units."""
     (tmp_path / "k.tsv").write_text("## c\n## x\t<서울:LC>\n서\tB-LC\n울\tI-LC\n \tO\n살\tO\n\n")
-    [found], _ = read_examples(tmp_path / "k.tsv", CHARACTERS)
-    assert (found.text, found.tags) == ("서울 살", ("B-LC", "I-LC", "O", "O"))
+    [sentence], _ = read_examples(tmp_path / "k.tsv", CHARACTERS)
+    assert (sentence.text, sentence.tags) == ("서울 살", ("B-LC", "I-LC", "O", "O"))
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.txt", "a O\nb\n\nc O\n", r"line 2: a line of other columns: 1 .* line 1 has 2"),
-        ("a.txt", "a O\n\nNew York B-X\n", r"line 3: .* 3 parted by blanks where .* 1 has 2"),
-        ("a.txt", "a O\n\nb\tB-X I-X\n", r"line 3: .* 3 parted by blanks where .* 1 has 2"),
-        ("a.txt", "a B-X\n\nc PER\n", r"line 3: a tag that is no entity's: 'PER'"),
-        ("a.txt", "a B-X\n\nc O\nd B-Y\n", r"line 4: an unknown label: 'B-Y'; known are 'O', 'B-"),
+        ("a.txt", "a O\nb\n\nc O\n",
+         r"line 2: a line with another number of columns: 1 .* line 1 has 2"),
+        ("a.txt", "a O\n\nNew York B-X\n", r"line 3: .* 3 separated by spaces; .* 1 has 2"),
+        ("a.txt", "a O\n\nb\tB-X I-X\n", r"line 3: .* 3 separated by spaces; .* 1 has 2"),
+        ("a.txt", "a B-X\n\nc PER\n", r"line 3: a tag that is not an entity tag: 'PER'"),
+        ("a.txt", "a B-X\n\nc O\nd B-Y\n",
+         r"line 4: an unknown label: 'B-Y'; known labels are 'O', 'B-"),
         ("a.jsonl", '{"tokens": ["a", "b"], "tags": ["O"]}', r"line 1: 2 words but 1 tags"),
         ("a.jsonl", '{"tokens": ["a", " "], "tags": ["O", "O"]}', r"line 1: an empty word"),
         ("a.jsonl", '{"tokens": [], "tags": []}', r"line 1: a sentence without words"),
         ("a.jsonl", '{"tokens": "a", "tags": ["O"]}', r"no list where words or tags are"),
-        ("a.jsonl", '{"tokens": ["a", null], "tags": ["O", "O"]}', r"no text in 'tokens': None"),
-        ("a.jsonl", '{"tokens": [{"x": 1}], "tags": ["O"]}', r"no text in 'tokens': {'x': 1}"),
-        ("a.jsonl", '{"tokens": [7], "tags": ["O"]}', r"no text in 'tokens': 7"),
-        ("a.jsonl", '{"tokens": ["a"], "tags": [null]}', r"line 1: .* no text in 'tags': None"),
-        ("a.jsonl", '{"tokens": ["a"], "tags": [true]}', r"no text in 'tags': True"),
+        ("a.jsonl", '{"tokens": ["a", null], "tags": ["O", "O"]}', r"not text in 'tokens': None"),
+        ("a.jsonl", '{"tokens": [{"x": 1}], "tags": ["O"]}', r"not text in 'tokens': {'x': 1}"),
+        ("a.jsonl", '{"tokens": [7], "tags": ["O"]}', r"not text in 'tokens': 7"),
+        ("a.jsonl", '{"tokens": ["a"], "tags": [null]}', r"line 1: .* not text in 'tags': None"),
+        ("a.jsonl", '{"tokens": ["a"], "tags": [true]}', r"not text in 'tags': True"),
         ("a.jsonl", '{"tokens": ["\\ud83d"], "tags": ["O"]}', r"line 1: half a character"),
         ("a.jsonl", '{"words": ["a"]}', r"no column 'tokens'; the columns are 'words'"),
     ],
-)
-def test_bad_sentences_are_told_or_counted(
+)  # fmt: skip
+def test_invalid_sentence_is_an_error_or_skipped(
     tmp_path: Path, name: str, text: str, message: str
 ) -> None:
-    """File, line and fault; with skip_bad all but the wrong column is a counted skip."""
-    task = ENTITIES.model_copy(update={"label": "1"})
+    """With skip_bad invalid sentences are skipped and counted, except for a wrong column name."""
+    labels = ["O", "B-X", "I-X"]
     (tmp_path / name).write_text(text)
     with pytest.raises(TaskError, match=message):
-        read_examples(tmp_path / name, task, labels=["O", "B-X", "I-X"])
+        read_examples(tmp_path / name, TWO_COLUMNS, labels=labels)
     if "no column" in message:
         return
     good = '\n{"tokens": ["a"], "tags": ["O"]}\n' if name.endswith("jsonl") else "\n\na O\n"
     (tmp_path / name).write_text(text + good)
-    task = task.model_copy(update={"skip_bad": True})
-    found, counts = read_examples(tmp_path / name, task, labels=["O", "B-X", "I-X"])
-    assert found[-1].tags == ("O",)
+    task = TWO_COLUMNS.model_copy(update={"skip_bad": True})
+    sentences, counts = read_examples(tmp_path / name, task, labels=labels)
+    assert sentences[-1].tags == ("O",)
     assert sum(counts.skipped.values()) == 1
     assert counts.num_read == counts.num_used + 1
 
 
 @pytest.mark.parametrize("text", ["Paris\nParis\n", "a,B-X\nb,O\n"])
-def test_a_word_is_not_its_own_tag(tmp_path: Path, text: str) -> None:
-    """Where lines have one column, as those of CSV, the last one is the first, too."""
+def test_single_column_cannot_hold_words_and_tags(tmp_path: Path, text: str) -> None:
+    """With one column, as in CSV read as CoNLL, the last column is also the first."""
     (tmp_path / "a.txt").write_text(text)
     with pytest.raises(TaskError, match=r"line 1: words and tags would both be column 0 of 1"):
-        read_examples(
-            tmp_path / "a.txt", ENTITIES.model_copy(update={"kind": "tags", "label": "-1"})
-        )
+        read_examples(tmp_path / "a.txt", TAGS)
 
 
 @pytest.mark.parametrize("separator", ["\t", " "])
-def test_comments_of_klue_are_passed_over(tmp_path: Path, separator: str) -> None:
-    """Also in files of words, where "##" may be a word of its own."""
-    units = ["Oslo B-LC", "## O", "is O", "", "## s2\t<it> has", "it O"]
-    units = [one if "s2" in one else one.replace(" ", separator) for one in units]
-    (tmp_path / "a.tsv").write_text("\n".join(["## word, tag:", "## s1\t<Oslo:LC> is", *units, ""]))
-    found, counts = read_examples(tmp_path / "a.tsv", ENTITIES.model_copy(update={"label": "1"}))
-    assert [one.text for one in found] == ["Oslo ## is", "it"]
+def test_klue_comments_are_ignored(tmp_path: Path, separator: str) -> None:
+    """In files of words "##" may also be a word."""
+    lines = ["Oslo B-LC", "## O", "is O", "", "## s2\t<it> has", "it O"]
+    lines = [line if "s2" in line else line.replace(" ", separator) for line in lines]
+    (tmp_path / "a.tsv").write_text("\n".join(["## word, tag:", "## s1\t<Oslo:LC> is", *lines, ""]))
+    sentences, counts = read_examples(tmp_path / "a.tsv", TWO_COLUMNS)
+    assert [sentence.text for sentence in sentences] == ["Oslo ## is", "it"]
     assert counts.num_read == 2
 
 
-def test_a_damaged_first_line_of_conll_does_not_decide_the_columns(tmp_path: Path) -> None:
-    """The commonest form does, and the sentence of the damaged line is a bad one."""
+def test_damaged_first_line_does_not_determine_the_columns(tmp_path: Path) -> None:
+    """The most frequent number of columns does; the sentence of the damaged line is invalid."""
     (tmp_path / "a.txt").write_text("damaged\n\na O\nb B-X\n\nc O\n")
-    task = ENTITIES.model_copy(update={"label": "1"})
-    with pytest.raises(TaskError, match=r"line 1: a line of other columns: 1 .* line 3 has 2"):
-        read_examples(tmp_path / "a.txt", task)
-    found, counts = read_examples(tmp_path / "a.txt", task.model_copy(update={"skip_bad": True}))
-    assert [one.text for one in found] == ["a b", "c"]
+    with pytest.raises(TaskError, match=r"line 1: .* number of columns: 1 .* line 3 has 2"):
+        read_examples(tmp_path / "a.txt", TWO_COLUMNS)
+    task = TWO_COLUMNS.model_copy(update={"skip_bad": True})
+    sentences, counts = read_examples(tmp_path / "a.txt", task)
+    assert [sentence.text for sentence in sentences] == ["a b", "c"]
     assert sum(counts.skipped.values()) == 1
 
 
-def test_characters_read_as_words_get_advice(tmp_path: Path) -> None:
-    """A blank that is a character is an empty word; the message names the setting."""
+def test_error_for_characters_read_as_words_suggests_the_setting(tmp_path: Path) -> None:
+    """A space that is a unit is an empty word; the message names task.unit."""
     (tmp_path / "k.tsv").write_text("서\tB-LC\n \tO\n살\tO\n")
     with pytest.raises(TaskError, match=r"an empty word; if .* --set task\.unit=character"):
-        read_examples(tmp_path / "k.tsv", ENTITIES.model_copy(update={"label": "1"}))
+        read_examples(tmp_path / "k.tsv", TWO_COLUMNS)
 
 
-def test_bare_tags_are_labels(tmp_path: Path) -> None:
-    """B and I without a type; an unseen I is added, as for types."""
+def test_tags_without_type_are_labels(tmp_path: Path) -> None:
+    """B and I alone are valid tags, and a missing I is added to the labels."""
     (tmp_path / "a.txt").write_text("a B\nb O\n\nc I\n")
-    found, _ = read_examples(tmp_path / "a.txt", ENTITIES.model_copy(update={"label": "1"}))
-    assert [one.tags for one in found] == [("B", "O"), ("B",)]
-    assert collect_labels(found, "f") == ("O", "B", "I")
+    sentences, _ = read_examples(tmp_path / "a.txt", TWO_COLUMNS)
+    assert [sentence.tags for sentence in sentences] == [("B", "O"), ("B",)]
+    assert collect_labels(sentences, "f") == ("O", "B", "I")
 
 
-def test_sentences_come_as_a_json_array(tmp_path: Path) -> None:
-    """As well as JSON lines, packed or not."""
+def test_sentences_are_read_from_a_json_array(tmp_path: Path) -> None:
+    """A .json file may hold an array of sentences."""
     (tmp_path / "a.json").write_text('[{"tokens": ["a", "b"], "tags": ["O", "B-X"]}]')
-    [found], _ = read_examples(tmp_path / "a.json", ENTITIES)
-    assert (found.text, found.tags) == ("a b", ("O", "B-X"))
+    [sentence], _ = read_examples(tmp_path / "a.json", ENTITIES)
+    assert (sentence.text, sentence.tags) == ("a b", ("O", "B-X"))
 
 
-def test_a_word_may_hold_a_blank_that_does_not_break(tmp_path: Path) -> None:
-    """Only blanks and tabs part columns, and in a file with tabs only these."""
+def test_word_may_contain_a_non_breaking_space(tmp_path: Path) -> None:
+    """Columns are separated by spaces and tabs only, and in files with tabs by tabs only."""
     (tmp_path / "a.txt").write_text("New\u00a0York   B-X \n is\tO\n")
     (tmp_path / "b.txt").write_text("New York\tB-X\nis\tO\n")
     for name, text in (("a.txt", "New\u00a0York is"), ("b.txt", "New York is")):
-        [found], _ = read_examples(tmp_path / name, ENTITIES.model_copy(update={"label": "1"}))
-        assert (found.text, found.tags) == (text, ("B-X", "O"))
+        [sentence], _ = read_examples(tmp_path / name, TWO_COLUMNS)
+        assert (sentence.text, sentence.tags) == (text, ("B-X", "O"))
 
 
-def test_columns_of_conll_have_no_names(tmp_path: Path) -> None:
-    """A name is an error, and no silent guess at the first and last column."""
+def test_conll_column_names_are_rejected(tmp_path: Path) -> None:
+    """CoNLL columns are numbered; a name is not replaced by a default."""
     (tmp_path / "a.txt").write_text("a O x\n")
     for name in ("text", "label"):
         task = ENTITIES.model_copy(update={name: "word"})
-        with pytest.raises(SettingsError, match=rf"a\.txt: the {name} is said .* 'word'"):
+        with pytest.raises(SettingsError, match=rf"a\.txt: task\.{name} is 'word'"):
             read_examples(tmp_path / "a.txt", task)
 
 
-def test_a_column_may_be_said_as_a_number(tmp_path: Path) -> None:
-    """``--set task.label=2`` means the column "2"; another kind of value is still an error."""
-    said = user_settings(None, None, ["task.label=1", "task.text=0"])["task"]
-    task = TaskSettings.parse({"kind": "tags", **said}, "the test")
+def test_integer_column_is_converted_to_text(tmp_path: Path) -> None:
+    """``--set task.label=1`` selects the column "1"; values of other types are errors."""
+    values = user_settings(None, None, ["task.label=1", "task.text=0"])["task"]
+    task = TaskSettings.parse({"kind": "tags", **values}, "the test")
     assert (task.text, task.label) == ("0", "1")
     (tmp_path / "a.txt").write_text("a X O\n")
-    [found], _ = read_examples(tmp_path / "a.txt", task)
-    assert found.tags == ("X",)
+    [sentence], _ = read_examples(tmp_path / "a.txt", task)
+    assert sentence.tags == ("X",)
     with pytest.raises(SettingsError, match="label: Input should be a valid string"):
         TaskSettings.parse({"label": 1.5}, "the test")
 
 
-def test_rows_of_a_document_belong_together(tmp_path: Path) -> None:
-    """JSON lines say it in a field; with document context a row without it is a bad one."""
+def test_consecutive_rows_of_a_document_are_grouped(tmp_path: Path) -> None:
+    """The column "document" identifies them; it is required with document context."""
     rows = [{"tokens": ["a"], "tags": ["O"], **({"document": name} if name else {})}
             for name in ("x", "x", "y", "", "")]  # fmt: skip
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    alone, _ = read_examples(tmp_path / "a.jsonl", ENTITIES)
-    assert [one.document for one in alone] == [0, 0, 1, 2, 3]
+    sentences, _ = read_examples(tmp_path / "a.jsonl", ENTITIES)
+    assert [sentence.document for sentence in sentences] == [0, 0, 1, 2, 3]
     task = ENTITIES.model_copy(update={"context": "document"})
-    with pytest.raises(TaskError, match="line 4: no column 'document' to tell which rows"):
+    with pytest.raises(TaskError, match="line 4: no column 'document', needed for"):
         read_examples(tmp_path / "a.jsonl", task)
 
 
-def sentence(text: str, tags: str, document: int = 0) -> TaggedSentence:
-    """Return a sentence of words parted by blanks."""
+def make_sentence(text: str, tags: str, document: int = 0) -> TaggedSentence:
+    """Return a sentence from words and tags separated by spaces."""
     units, start = [], 0
     for word in text.split(" "):
         units.append((start, start + len(word)))
@@ -286,48 +289,43 @@ def sentence(text: str, tags: str, document: int = 0) -> TaggedSentence:
 HEAD = HeadConfig("entities", ("O", "B-PER", "I-PER", "B-ORG", "I-ORG"))
 
 
-def test_the_first_piece_of_each_word_is_asked_about(words: Tokenizer) -> None:
-    """[CLS] and [SEP] around, places of first pieces; a word without pieces has none."""
-    examples = [sentence("Peter Blackburn \u200b rejects EU", "B-PER I-PER O O B-ORG")]
-    found = encode_examples(examples, words, HEAD, ENTITIES, ExampleCounts())
-    [[(ids, segments)]] = found.sequences
-    assert words.ids_to_tokens(ids) == [
-        "[CLS]",
-        "peter",
-        "black",
-        "##burn",
-        "rejects",
-        "eu",
-        "[SEP]",
-    ]
+def test_first_token_of_each_word_is_predicted(tokenizer: Tokenizer) -> None:
+    """Inputs are [CLS] sentence [SEP]; a word without tokens has no prediction."""
+    examples = [make_sentence("Peter Blackburn \u200b rejects EU", "B-PER I-PER O O B-ORG")]
+    inputs = encode_examples(examples, tokenizer, HEAD, ENTITIES, ExampleCounts())
+    [[(ids, segments)]] = inputs.sequences
+    tokens = tokenizer.ids_to_tokens(ids)
+    assert tokens == ["[CLS]", "peter", "black", "##burn", "rejects", "eu", "[SEP]"]
     assert set(segments) == {0}
-    assert found.token_indices == [[1, 2, 4, 5]]
-    assert found.targets is not None
-    assert found.targets[0].tolist() == [1, 2, 0, 3]
+    assert inputs.token_indices == [[1, 2, 4, 5]]
+    assert inputs.targets is not None
+    assert inputs.targets[0].tolist() == [1, 2, 0, 3]
 
 
-def answer(found: ModelInputs, head: HeadConfig) -> list[np.ndarray]:
-    """Return outputs that say what is right at every place."""
-    assert found.targets is not None
-    return [np.eye(head.num_outputs, dtype=np.float32)[own] for own in found.targets]
+def make_correct_outputs(inputs: ModelInputs, head: HeadConfig) -> list[NDArray[np.float32]]:
+    """Return outputs whose argmax is the target of every predicted token."""
+    assert inputs.targets is not None
+    return [np.eye(head.num_outputs, dtype=np.float32)[targets] for targets in inputs.targets]
 
 
 @pytest.mark.parametrize("context", ["sentence", "document"])
 @pytest.mark.parametrize("length", [8, 11, 64])
-def test_right_outputs_score_one_unless_cut(words: Tokenizer, context: str, length: int) -> None:
-    """With the document nothing is cut, whatever the length; alone, what is cut costs recall."""
-    chance = np.random.default_rng(3)
+def test_correct_outputs_score_one_unless_truncated(
+    tokenizer: Tokenizer, context: str, length: int
+) -> None:
+    """With document context nothing is truncated; with sentence context truncation lowers F1."""
+    rng = np.random.default_rng(3)
     pairs = [("peter blackburn", "B-PER I-PER"), ("eu", "B-ORG"), ("rejects", "O"), ("oslo", "O")]
     examples = []
-    for number in range(40):
-        picked = [pairs[one] for one in chance.integers(0, 4, chance.integers(1, 9))]
-        text, tags = (" ".join(part) for part in zip(*picked, strict=True))
-        examples.append(sentence(text, tags, number // 7))
+    for index in range(40):
+        chosen_pairs = [pairs[choice] for choice in rng.integers(0, 4, rng.integers(1, 9))]
+        text, tags = (" ".join(parts) for parts in zip(*chosen_pairs, strict=True))
+        examples.append(make_sentence(text, tags, index // 7))
     task = ENTITIES.model_copy(update={"context": context, "length": length})
     counts = ExampleCounts()
-    found = encode_examples(examples, words, HEAD, task, counts)
-    assert max(len(ids) for [(ids, _)] in found.sequences) <= length
-    scores = compute_metrics(answer(found, HEAD), found, examples, HEAD, task)
+    inputs = encode_examples(examples, tokenizer, HEAD, task, counts)
+    assert max(len(ids) for [(ids, _)] in inputs.sequences) <= length
+    scores = compute_metrics(make_correct_outputs(inputs, HEAD), inputs, examples, HEAD, task)
     if context == "document" or length == 64:
         assert scores == {"f1": 1.0, "accuracy": 1.0}
         assert counts.num_truncated == 0
@@ -336,142 +334,145 @@ def test_right_outputs_score_one_unless_cut(words: Tokenizer, context: str, leng
         assert scores["f1"] < 1.0
 
 
-def test_a_window_has_its_document_around_it(words: Tokenizer) -> None:
-    """Every input is as full as its document allows, and never holds another document's pieces."""
-    examples = [sentence("eu", "B-ORG", 0) for _ in range(30)]
-    examples += [sentence("oslo", "O", 1) for _ in range(3)]
+def test_document_context_fills_the_inputs(tokenizer: Tokenizer) -> None:
+    """Every input is as long as its document allows and has tokens of one document only."""
+    examples = [make_sentence("eu", "B-ORG", 0) for _ in range(30)]
+    examples += [make_sentence("oslo", "O", 1) for _ in range(3)]
     task = ENTITIES.model_copy(update={"context": "document", "length": 12})
-    found = encode_examples(examples, words, HEAD, task, ExampleCounts())
-    texts = [words.ids_to_tokens(ids)[1:-1] for [(ids, _)] in found.sequences]
-    assert [len(text) for text in texts] == [10] * 6 + [3]
-    assert all(len(set(text)) == 1 for text in texts)
-    assert found.token_indices is not None
-    # In the middle of a document what is asked stands in the middle of its input.
-    assert found.token_indices[2] == [3, 4, 5, 6, 7]
-    assert sum(map(len, found.token_indices)) == 33
+    inputs = encode_examples(examples, tokenizer, HEAD, task, ExampleCounts())
+    windows = [tokenizer.ids_to_tokens(ids)[1:-1] for [(ids, _)] in inputs.sequences]
+    assert [len(tokens) for tokens in windows] == [10] * 6 + [3]
+    assert all(len(set(tokens)) == 1 for tokens in windows)
+    assert inputs.token_indices is not None
+    # In the middle of a document the predicted tokens are in the middle of the input.
+    assert inputs.token_indices[2] == [3, 4, 5, 6, 7]
+    assert sum(map(len, inputs.token_indices)) == 33
 
 
 @pytest.mark.parametrize("context", ["sentence", "document"])
-def test_a_document_without_pieces_is_outside(words: Tokenizer, context: str) -> None:
-    """It has an input of nothing, where nothing is asked, and its tags count in the score."""
+def test_document_without_tokens_is_predicted_as_outside(
+    tokenizer: Tokenizer, context: str
+) -> None:
+    """It has an empty input without predictions, and its tags count in the metrics."""
     task = ENTITIES.model_copy(update={"context": context})
-    examples = [sentence("\u200b \u200b", "O B-PER", 1)]
-    found = encode_examples(examples, words, HEAD, task, ExampleCounts())
-    assert [words.ids_to_tokens(ids) for [(ids, _)] in found.sequences] == [["[CLS]", "[SEP]"]]
-    assert found.token_indices == [[]]
-    rows = [np.empty((0, HEAD.num_outputs), np.float32)]
-    assert compute_metrics(rows, found, examples, HEAD, task) == {"f1": 0.0, "accuracy": 0.5}
+    examples = [make_sentence("\u200b \u200b", "O B-PER", 1)]
+    inputs = encode_examples(examples, tokenizer, HEAD, task, ExampleCounts())
+    tokens = [tokenizer.ids_to_tokens(ids) for [(ids, _)] in inputs.sequences]
+    assert tokens == [["[CLS]", "[SEP]"]]
+    assert inputs.token_indices == [[]]
+    outputs = [np.empty((0, HEAD.num_outputs), np.float32)]
+    scores = compute_metrics(outputs, inputs, examples, HEAD, task)
+    assert scores == {"f1": 0.0, "accuracy": 0.5}
 
 
-def test_long_documents_take_linear_time(words: Tokenizer) -> None:
+def test_long_documents_take_linear_time(tokenizer: Tokenizer) -> None:
     """16 times the words take less than 60 times the CPU time; quadratic code would take 256.
 
-    CPU time, since other processes on the machine do not change it.
+    CPU time is measured because it does not depend on other processes.
     """
     task = ENTITIES.model_copy(update={"context": "document", "length": 16})
     split_task = ENTITIES.model_copy(update={"length": 16})
 
     def cpu_seconds(num_words: int) -> float:
-        document = sentence(" ".join(["peter"] * num_words), " ".join(["O"] * num_words))
+        document = make_sentence(" ".join(["peter"] * num_words), " ".join(["O"] * num_words))
         durations = []
         for _ in range(3):
             start = time.process_time()
-            encode_examples([document], words, HEAD, task, ExampleCounts())
-            windows = encode_examples([document], words, HEAD, split_task, ExampleCounts())
-            list(
-                to_unit_tags(
-                    [document], windows.family_data, ["O"] * len(windows.family_data[0].asked)
-                )
-            )
+            encode_examples([document], tokenizer, HEAD, task, ExampleCounts())
+            inputs = encode_examples([document], tokenizer, HEAD, split_task, ExampleCounts())
+            alignments = inputs.family_data
+            token_tags = ["O"] * len(alignments[0].predicted_tokens)
+            list(to_unit_tags([document], alignments, token_tags))
             durations.append(time.process_time() - start)
         return min(durations)
 
     assert cpu_seconds(16_000) < 60 * cpu_seconds(1000)
 
 
-def test_report_of_tags_and_entities(words: Tokenizer) -> None:
-    """Entities are scored by type, plain tags by tag with confusions."""
-    example = sentence("Peter rejects Oslo", "B-PER O B-LOC")
+def test_class_report_of_entities_and_tags(tokenizer: Tokenizer) -> None:
+    """Entities are scored by type; plain tags are scored by tag, with a confusion matrix."""
+    example = make_sentence("Peter rejects Oslo", "B-PER O B-LOC")
     head = HeadConfig("tags", ("O", "B-PER", "B-LOC"))
-    found = encode_examples([example], words, head, ENTITIES, ExampleCounts())
-    rows = [np.eye(3, dtype=np.float32)[[1, 0, 1]]]
-    tags = compute_class_report(rows, found, [example], head)
-    assert tags["confusion"] == {"O": {"O": 1}, "B-PER": {"B-PER": 1}, "B-LOC": {"B-PER": 1}}
-    entities = compute_class_report(rows, found, [example], HeadConfig("entities", head.labels))
-    assert {name: own["recall"] for name, own in entities["classes"].items()} == {
+    inputs = encode_examples([example], tokenizer, head, ENTITIES, ExampleCounts())
+    outputs = [np.eye(3, dtype=np.float32)[[1, 0, 1]]]
+    tag_report = compute_class_report(outputs, inputs, [example], head)
+    assert tag_report["confusion"] == {"O": {"O": 1}, "B-PER": {"B-PER": 1}, "B-LOC": {"B-PER": 1}}
+    entity_head = HeadConfig("entities", head.labels)
+    entity_report = compute_class_report(outputs, inputs, [example], entity_head)
+    assert {name: scores["recall"] for name, scores in entity_report["classes"].items()} == {
         "LOC": 0.0,
         "PER": 1.0,
     }
-    assert "confusion" not in entities
+    assert "confusion" not in entity_report
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_character_scores_are_those_of_klue(words: Tokenizer) -> None:
-    """The macro F1 of all tags with zero_division=1, and the scores of one type of entities."""
+def test_character_macro_f1_equals_klue(tokenizer: Tokenizer) -> None:
+    """The metric equals scikit-learn's macro F1 with zero_division=1, as in KLUE's baseline."""
     from sklearn.metrics import f1_score
 
     labels = ("O", "B-LC", "I-LC", "B-PS", "I-PS")
     head = HeadConfig("entities", labels)
-    units = tuple((place, place + 1) for place in range(6))
+    units = tuple((index, index + 1) for index in range(6))
     tags = ("B-LC", "I-LC", "O", "O", "O", "B-LC")
     example = TaggedSentence("서울에서 살", units, tags, 0, "f")
     names = ["char_macro_f1", "recall:LC", "f1:PS"]
     task = CHARACTERS.model_copy(update={"metrics": names})
-    found = encode_examples([example], words, head, task, ExampleCounts())
-    chance = np.random.default_rng(0)
+    inputs = encode_examples([example], tokenizer, head, task, ExampleCounts())
+    rng = np.random.default_rng(0)
     for _ in range(20):
-        rows = [
-            chance.random((len(places), 5)).astype(np.float32)
-            for places in found.token_indices or ()
+        outputs = [
+            rng.random((len(indices), 5)).astype(np.float32)
+            for indices in inputs.token_indices or ()
         ]
-        chosen = [labels[place] for place in np.concatenate(rows).argmax(-1)]
-        (predicted,) = to_unit_tags([example], found.family_data, chosen)
-        scores = compute_metrics(rows, found, [example], head, task)
+        token_tags = [labels[index] for index in np.concatenate(outputs).argmax(-1)]
+        (predicted,) = to_unit_tags([example], inputs.family_data, token_tags)
+        scores = compute_metrics(outputs, inputs, [example], head, task)
         expected = f1_score(tags, predicted, labels=labels, average="macro", zero_division=1)
         assert scores["char_macro_f1"] == pytest.approx(float(expected))
-        assert (
-            scores["recall:LC"]
-            == compute_class_report(rows, found, [example], head)["classes"]["LC"]["recall"]
-        )
+        report = compute_class_report(outputs, inputs, [example], head)
+        assert scores["recall:LC"] == report["classes"]["LC"]["recall"]
         assert list(scores) == names
 
 
-def test_characters_of_one_piece_share_an_entity(words: Tokenizer) -> None:
-    """The first character's tag is asked for; the others, and blanks inside, go on with it."""
+def test_characters_of_one_token_share_an_entity(tokenizer: Tokenizer) -> None:
+    """Only the first character's tag is predicted; other characters and spaces continue it."""
     text = "서울에서 살."
     tags = ("B-LC", "I-LC", "I-LC", "I-LC", "I-LC", "I-LC", "O")
-    example = TaggedSentence(text, tuple((i, i + 1) for i in range(len(text))), tags, 0, "f")
+    units = tuple((index, index + 1) for index in range(len(text)))
+    example = TaggedSentence(text, units, tags, 0, "f")
     head = HeadConfig("entities", ("O", "B-LC", "I-LC"))
-    found = encode_examples([example], words, head, CHARACTERS, ExampleCounts())
-    assert found.targets is not None
-    assert found.targets[0].tolist() == [1, 2, 2, 0]
-    assert (
-        compute_metrics(answer(found, head), found, [example], head, CHARACTERS)["accuracy"] == 1.0
-    )
-    # If the word after the blank is outside, so is the blank.
-    rows = [np.eye(3, dtype=np.float32)[[1, 2, 0, 0]]]
-    assert compute_metrics(rows, found, [example], head, CHARACTERS)["accuracy"] == pytest.approx(
-        5 / 7
-    )
+    inputs = encode_examples([example], tokenizer, head, CHARACTERS, ExampleCounts())
+    assert inputs.targets is not None
+    assert inputs.targets[0].tolist() == [1, 2, 2, 0]
+    outputs = make_correct_outputs(inputs, head)
+    scores = compute_metrics(outputs, inputs, [example], head, CHARACTERS)
+    assert scores["accuracy"] == 1.0
+    # A space is outside if the character after it is outside.
+    outputs = [np.eye(3, dtype=np.float32)[[1, 2, 0, 0]]]
+    scores = compute_metrics(outputs, inputs, [example], head, CHARACTERS)
+    assert scores["accuracy"] == pytest.approx(5 / 7)
 
 
-def test_one_tag_alone_is_an_error() -> None:
-    """Nothing could be learnt."""
+def test_single_tag_is_rejected() -> None:
+    """Training needs at least two different tags."""
     with pytest.raises(TaskError, match="every tag is 'O'"):
-        collect_labels([sentence("eu", "O")], "f")
+        collect_labels([make_sentence("eu", "O")], "f")
 
 
-def test_conll_2003_is_read_whole(labelled: Path) -> None:
-    """Every sentence and entity of the published counts (Tjong Kim Sang and De Meulder 2003)."""
-    facts = PUBLIC_TASKS["conll2003"].resolve_settings(labelled / "conll2003")
-    task = TaskSettings.parse({"name": "conll2003", **facts}, "the task")
+def test_conll_2003_is_read_completely(labeled_data: Path) -> None:
+    """The numbers of sentences and entities are the published ones."""
+    values = PUBLIC_TASKS["conll2003"].resolve_settings(labeled_data / "conll2003")
+    task = TaskSettings.parse({"name": "conll2003", **values}, "the task")
     files = {"train": task.train, **task.heldout}
-    for name, many, entities in (
+    for name, num_sentences, num_entities in (
         ("train", 14041, 23499),
         ("dev", 3250, 5942),
         ("test", 3453, 5648),
     ):
-        found, counts = read_examples(Path(files[name]), task)
-        assert counts.num_used == counts.num_read == many
-        begins = sum(tag.startswith("B-") for one in found for tag in one.tags or ())
-        assert begins == entities
+        sentences, counts = read_examples(Path(files[name]), task)
+        assert counts.num_used == counts.num_read == num_sentences
+        begin_tags = [
+            tag for sentence in sentences for tag in sentence.tags or () if tag.startswith("B-")
+        ]
+        assert len(begin_tags) == num_entities

@@ -1,7 +1,4 @@
-"""The notebooks of examples/, executed anew, and what stands in them as they are committed.
-
-These tests know no API: what they run is what a reader would run.
-"""
+"""Tests of the notebooks in examples/: their committed outputs, and a new execution."""
 
 from pathlib import Path
 from typing import Any
@@ -13,62 +10,63 @@ from nbclient import NotebookClient
 NOTEBOOKS = ("sentiment.ipynb",)
 
 
-def read(root: Path, name: str) -> Any:
-    """Return a notebook as it is committed."""
+def read_notebook(root: Path, name: str) -> Any:
+    """Return a committed notebook."""
     text = (root / "examples" / name).read_text(encoding="utf-8")
     return nbformat.reads(text, as_version=4)  # type: ignore[no-untyped-call]
 
 
-def code(notebook: Any) -> list[Any]:
-    """Return the cells of code."""
+def code_cells(notebook: Any) -> list[Any]:
+    """Return the code cells of a notebook."""
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def shown(cell: Any) -> str:
-    """Return the text that a cell shows."""
-    outputs = cell.outputs
+def output_text(cell: Any) -> str:
+    """Return the text output of a cell."""
     return "".join(
-        one.get("text", "") or one.data.get("text/markdown", "") or one.data.get("text/plain", "")
-        for one in outputs
+        output.get("text", "")
+        or output.data.get("text/markdown", "")
+        or output.data.get("text/plain", "")
+        for output in cell.outputs
     )
 
 
-def test_every_notebook_is_known(root: Path) -> None:
-    """None in the folder is left out here."""
+def test_all_notebooks_are_listed(root: Path) -> None:
+    """NOTEBOOKS contains every notebook in examples/."""
     assert {path.name for path in (root / "examples").glob("*.ipynb")} == set(NOTEBOOKS)
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_the_outputs_are_those_of_one_execution(root: Path, name: str) -> None:
-    """Cells in their order, without an error or a word on stderr, and no machine's path."""
-    notebook = read(root, name)
+def test_committed_outputs_are_from_one_clean_execution(root: Path, name: str) -> None:
+    """Cells ran once in order, without errors, stderr output or paths of a machine."""
+    notebook = read_notebook(root, name)
     nbformat.validate(notebook)
-    cells = code(notebook)
+    cells = code_cells(notebook)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     for cell in cells:
         for output in cell.outputs:
             assert output.output_type != "error"
             assert output.get("name") != "stderr"
-            assert not any(place in str(output) for place in ("/tmp", "/home", "/root", "/Users"))
+            assert not any(path in str(output) for path in ("/tmp", "/home", "/root", "/Users"))
 
 
 @pytest.mark.slow
-def test_sentiment_goes_all_the_way(
+def test_sentiment_notebook_trains_a_working_classifier(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Executed in an empty folder, it ends with a classifier that understands "not"."""
+    """Executed in an empty folder, the notebook ends with a classifier that understands "not"."""
     monkeypatch.setenv("PYTHONPATH", str(root))
-    notebook = read(root, "sentiment.ipynb")
-    for cell in code(notebook):
+    notebook = read_notebook(root, "sentiment.ipynb")
+    for cell in code_cells(notebook):
         cell.outputs, cell.execution_count = [], None
     client = NotebookClient(
         notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
     )
     client.execute()
-    text = [shown(cell) for cell in code(notebook)]
-    (predicted,) = [one for one in text if "| review | mood |" in one]
-    moods = [line.split(" | ")[1] for line in predicted.splitlines()[2:6]]
+    outputs = [output_text(cell) for cell in code_cells(notebook)]
+    (predictions,) = [text for text in outputs if "| review | mood |" in text]
+    moods = [row.split(" | ")[1] for row in predictions.splitlines()[2:6]]
     assert moods == ["good", "bad", "bad", "good"]
-    (held_out,) = [one for one in text if one.startswith("held out")]
-    assert "80 reviews" in held_out
-    assert list(tmp_path.iterdir()) == [], "what it makes stands in a temporary folder"
+    (metrics,) = [text for text in outputs if text.startswith("held out")]
+    assert "80 reviews" in metrics
+    assert list(tmp_path.iterdir()) == [], "the notebook writes to a temporary folder only"

@@ -1,7 +1,4 @@
-"""The README's own-text commands, run as they stand there, one after another, on a small corpus.
-
-These tests know no verb: what they run is what the README says. Only budgets are made smaller.
-"""
+"""Tests that run the README's commands in order on a small corpus, with reduced budgets."""
 
 import ast
 import json
@@ -17,80 +14,85 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-STEPS = 10
-#: Budgets that a test cannot spend: the README's words, and what stands in their place here.
-SMALLER = {
-    r"--minutes \d+(\.\d+)?": f"--steps {STEPS} --set run.eval_every={STEPS}",
-    r"minutes=\d+": f"steps={STEPS}, assignments=['run.eval_every={STEPS}']",
+NUM_STEPS = 10
+#: Options of the README that are too expensive for a test, and their replacements.
+REDUCED_BUDGETS = {
+    r"--minutes \d+(\.\d+)?": f"--steps {NUM_STEPS} --set run.eval_every={NUM_STEPS}",
+    r"minutes=\d+": f"steps={NUM_STEPS}, assignments=['run.eval_every={NUM_STEPS}']",
     r"--size (mini|small|medium|base)": "--size tiny",
     r"--size \d+": "--size 2000",  # the vocabulary's size
 }
-VERBS = ["corpus", "vocab", "prepare", "pretrain", "fill"]
-TUNING = ["finetune", "evaluate", "predict", "predict"]
-VECTORS = ["embed", "similar", "embed", "search"]
-FAMILIES = ["finetune", "predict", "finetune", "finetune", "predict", "finetune"]
-#: Characters of text to learn from: enough for pairs and a held-out split.
-CHARACTERS = 400_000
+PRETRAINING_COMMANDS = ["corpus", "vocab", "prepare", "pretrain", "fill"]
+CLASSIFIER_COMMANDS = ["finetune", "evaluate", "predict", "predict"]
+TASK_COMMANDS = ["finetune", "predict", "finetune", "finetune", "predict", "finetune"]
+VECTOR_COMMANDS = ["embed", "similar", "embed", "search"]
+#: Enough text for sentence pairs and a validation split.
+MIN_CORPUS_CHARACTERS = 400_000
 
 
-def readme_commands(root: Path) -> list[str]:
-    """Return the lines that begin with ``$`` in the README's blocks marked console."""
+def read_readme_commands(root: Path) -> list[str]:
+    """Return the commands after ``$`` in the README's console blocks."""
     text = (root / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```console\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-    joined = "\n".join(blocks).replace("\\\n", " ")
-    return [line[2:].strip() for line in joined.splitlines() if line.startswith("$ ")]
+    console = "\n".join(blocks).replace("\\\n", " ")
+    return [line[2:].strip() for line in console.splitlines() if line.startswith("$ ")]
 
 
-def python_blocks(root: Path) -> list[str]:
-    """Return the README's blocks of Python."""
+def read_readme_python(root: Path) -> list[str]:
+    """Return the README's Python blocks."""
     text = (root / "README.md").read_text(encoding="utf-8")
     return re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
 
 
-def smaller(command: str) -> str:
-    """Return ``command`` with its budgets made small."""
-    for pattern, words in SMALLER.items():
-        command = re.sub(pattern, words, command)
+def reduce_budget(command: str) -> str:
+    """Return ``command`` with its expensive options replaced."""
+    for pattern, replacement in REDUCED_BUDGETS.items():
+        command = re.sub(pattern, replacement, command)
     return command
 
 
 def write_corpus(folder: Path) -> None:
-    """Write documentation of the standard library as plain text, a file a module."""
+    """Write docstrings of the standard library as plain text, one file per module."""
     folder.mkdir()
-    written = 0
+    num_characters = 0
     for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         tree = ast.parse(file.read_bytes())
-        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
-        nodes = [node for node in ast.walk(tree) if isinstance(node, kinds)]
+        documented_types = (ast.Module, ast.ClassDef, ast.FunctionDef)
+        nodes = [node for node in ast.walk(tree) if isinstance(node, documented_types)]
         texts = [text for node in nodes if (text := ast.get_docstring(node)) and len(text) > 80]
         if texts:
             (folder / f"{file.stem}.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
-            written += sum(map(len, texts))
-        if written > CHARACTERS:
+            num_characters += sum(map(len, texts))
+        if num_characters > MIN_CORPUS_CHARACTERS:
             return
-    raise AssertionError(f"only {written} characters of documentation in the standard library")
+    raise AssertionError(f"the standard library has only {num_characters} characters of docstrings")
 
 
 def write_reviews(folder: Path) -> None:
     """Write two tables of reviews and moods."""
-    rows = [f"a {'fine' if n % 2 else 'poor'} thing {n},{'good' if n % 2 else 'bad'}"
-            for n in range(60)]  # fmt: skip
+    rows = [
+        f"a {'fine' if n % 2 else 'poor'} thing {n},{'good' if n % 2 else 'bad'}" for n in range(60)
+    ]
     for name in ("reviews.csv", "more-reviews.csv"):
         (folder / name).write_text("\n".join(["review,mood", *rows]) + "\n", encoding="utf-8")
 
 
-def write_families(folder: Path) -> None:
-    """Write SQuAD's, CoNLL's and a multiple choice's files, and questions, all of them small."""
+def write_task_data(folder: Path) -> None:
+    """Write small SQuAD, CoNLL and multiple-choice files, and questions."""
     context = "The smith lifted the white iron, and a boy carried water to him."
     answers = [("Who lifted the iron?", "The smith"), ("What did the boy carry?", "water")]
-    asked = [
-        {"id": f"{text}{number}", "question": question,
-         "answers": [{"text": text, "answer_start": context.index(text)}]}
-        for number in range(4) for question, text in answers
-    ]  # fmt: skip
+    questions = [
+        {
+            "id": f"{answer}{number}",
+            "question": question,
+            "answers": [{"text": answer, "answer_start": context.index(answer)}],
+        }
+        for number in range(4)
+        for question, answer in answers
+    ]
     (folder / "SQUAD").mkdir()
     for name in ("train-v1.1.json", "dev-v1.1.json"):
-        articles = [{"title": "a smith", "paragraphs": [{"context": context, "qas": asked}]}]
+        articles = [{"title": "a smith", "paragraphs": [{"context": context, "qas": questions}]}]
         (folder / "SQUAD" / name).write_text(json.dumps({"version": "1.1", "data": articles}))
     lines = [f"{question}\t{context}\n" for question, _ in answers]
     (folder / "questions.txt").write_text("".join(lines))
@@ -102,11 +104,11 @@ def write_families(folder: Path) -> None:
         (folder / "CONLL" / name).write_text("-DOCSTART- -X- -X- O\n\n" + sentence * 20)
 
 
-def run(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the program in ``folder`` and fail with its own words where it fails."""
+def run_bertsmith(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the program in ``folder``; fail with its output if it fails."""
     command = [str(Path(sys.executable).with_name("bertsmith")), *arguments]
     environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100"}
-    done = subprocess.run(
+    completed = subprocess.run(
         command,
         cwd=folder,
         env=environment,
@@ -116,15 +118,21 @@ def run(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[s
         timeout=300,
         stdin=subprocess.DEVNULL,
     )
-    words = shlex.join(arguments)
-    assert done.returncode == 0, f"bertsmith {words}\n{done.stdout}\n{done.stderr}"
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
+    assert completed.returncode == 0, (
+        f"bertsmith {shlex.join(arguments)}\n{completed.stdout}\n{completed.stderr}"
+    )
+    assert "Traceback" not in completed.stderr, completed.stderr
+    return completed
+
+
+def run_command(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command line that starts with ``bertsmith``."""
+    return run_bertsmith(shlex.split(command)[1:], folder)
 
 
 def run_python(code: str, folder: Path) -> None:
-    """Run lines of Python in ``folder`` and fail with their own words where they fail."""
-    done = subprocess.run(
+    """Run Python code in ``folder``; fail with its output if it fails."""
+    completed = subprocess.run(
         [sys.executable, "-c", code],
         cwd=folder,
         capture_output=True,
@@ -132,55 +140,58 @@ def run_python(code: str, folder: Path) -> None:
         check=False,
         timeout=300,
     )
-    assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
+    assert completed.returncode == 0, f"{code}\n{completed.stdout}\n{completed.stderr}"
 
 
 @pytest.mark.slow
-def test_own_text_in_five_commands(root: Path, tmp_path: Path) -> None:
-    """Each command works on what the one before wrote, and so do the lines of Python."""
-    every = readme_commands(root)
-    verbs = [["bertsmith", verb] for verb in (*VERBS, *TUNING, *FAMILIES, *VECTORS)]
-    assert [command.split()[:2] for command in every] == verbs
-    commands, tuning = every[: len(VERBS)], every[len(VERBS) : len(VERBS) + len(TUNING)]
+def test_readme_commands_work_in_order(root: Path, tmp_path: Path) -> None:
+    """Each command of the README works on the output of the previous ones, and so does Python."""
+    commands = read_readme_commands(root)
+    names = [*PRETRAINING_COMMANDS, *CLASSIFIER_COMMANDS, *TASK_COMMANDS, *VECTOR_COMMANDS]
+    assert [command.split()[:2] for command in commands] == [["bertsmith", name] for name in names]
+    remaining = iter(commands)
+    pretraining, classifier, tasks, vectors = (
+        [next(remaining) for _ in group]
+        for group in (PRETRAINING_COMMANDS, CLASSIFIER_COMMANDS, TASK_COMMANDS, VECTOR_COMMANDS)
+    )
+
     write_corpus(tmp_path / "my-text")
-    done = None
-    for command in commands:
-        done = run(shlex.split(smaller(command))[1:], tmp_path)
-    assert done is not None
-    assert done.stdout.strip(), "the last command gave no words for the mask"
-    filled = run([*shlex.split(commands[-1])[1:], "--json"], tmp_path)
+    outputs = [run_command(reduce_budget(command), tmp_path) for command in pretraining]
+    assert outputs[-1].stdout.strip(), "fill printed no words"
+    filled = run_command(f"{pretraining[-1]} --json", tmp_path)
     assert all(json.loads(line) for line in filled.stdout.splitlines())
+
     write_reviews(tmp_path)
-    for command in tuning[:-1]:
-        done = run(shlex.split(command)[1:], tmp_path)
-    run(shlex.split(tuning[-1])[1:], tmp_path)
+    outputs = [run_command(command, tmp_path) for command in classifier]
     table = (tmp_path / "labelled.csv").read_text(encoding="utf-8").splitlines()
     assert (table[0], len(table)) == ("review,mood,label,probability", 61)
-    label, share, text = done.stdout.rstrip("\n").split("\t")
+    label, probability, text = outputs[-2].stdout.rstrip("\n").split("\t")
     assert (label in {"good", "bad"}, text) == (True, "a fine piece of work")
-    assert 0.5 <= float(share) <= 1
-    write_families(tmp_path)
-    families, vectors = every[-len(FAMILIES + VECTORS) :], every[-len(VECTORS) :]
-    told = [run(shlex.split(one)[1:], tmp_path) for one in families[: len(FAMILIES)]]
-    assert len(told[1].stdout.splitlines()) == 2
-    assert json.loads(told[4].stdout)["text"].startswith("Peter Blackburn")
+    assert 0.5 <= float(probability) <= 1
+
+    write_task_data(tmp_path)
+    outputs = [run_command(command, tmp_path) for command in tasks]
+    assert len(outputs[1].stdout.splitlines()) == 2
+    assert json.loads(outputs[4].stdout)["text"].startswith("Peter Blackburn")
+
     (tmp_path / "lines.txt").write_text("open the file\nthe name of a file\na long list\n")
     (tmp_path / "sentences.txt").write_text("open the file\na file of names\n")
-    told = [run(shlex.split(command)[1:], tmp_path) for command in vectors]
+    outputs = [run_command(command, tmp_path) for command in vectors]
     assert len(np.load(tmp_path / "vectors.npy")) == 3
-    assert "the name of a file" in told[3].stdout.splitlines()[0]
-    blocks = python_blocks(root)
+    assert "the name of a file" in outputs[3].stdout.splitlines()[0]
+
+    blocks = read_readme_python(root)
     assert len(blocks) == 4
     for block in blocks:
-        run_python(smaller(block), tmp_path)
+        run_python(reduce_budget(block), tmp_path)
 
 
-def test_budgets_are_all_that_changes(root: Path) -> None:
-    """Of the README's commands the walk changes three options and nothing else."""
-    before = readme_commands(root)
-    changed = [old for old in before if smaller(old) != old]
+def test_only_budgets_are_changed(root: Path) -> None:
+    """``reduce_budget`` changes two of the README's commands, and only their budgets."""
+    commands = read_readme_commands(root)
+    changed = [command for command in commands if reduce_budget(command) != command]
     assert [command.split()[1] for command in changed] == ["vocab", "pretrain"]
-    assert smaller("bertsmith pretrain --data x --size mini --minutes 30 --out y") == (
-        f"bertsmith pretrain --data x --size tiny --steps {STEPS} "
-        f"--set run.eval_every={STEPS} --out y"
+    assert reduce_budget("bertsmith pretrain --data x --size mini --minutes 30 --out y") == (
+        f"bertsmith pretrain --data x --size tiny --steps {NUM_STEPS} "
+        f"--set run.eval_every={NUM_STEPS} --out y"
     )

@@ -1,1 +1,1 @@
-"""Weight initialization."""
+"""Weight initialization beyond the paper's: from word counts, and with structured heads."""

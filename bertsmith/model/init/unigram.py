@@ -1,8 +1,7 @@
-"""First weights that know what is known of a text before the first step; they are learnt on.
+"""Initialization from word counts: output bias and position embeddings.
 
-It never knows of text: how often each word occurs is told to it. A short run spends much of itself
-on finding out what needs no finding out: how often each word occurs, and that neighbouring
-positions belong together. What it is worth is measured in docs/measurements.md.
+It saves a short run the steps otherwise spent on learning word frequencies and that neighboring
+positions are related.
 """
 
 import torch
@@ -14,14 +13,17 @@ from bertsmith.model.embeddings import sinusoidal_positions
 
 @torch.no_grad()
 def init_from_unigrams(model: BertForPreTraining, counts: Tensor) -> None:
-    """Set first weights from ``counts``, int64 [V], how often each word occurs; see the module.
+    """Initialize the MLM bias with log word frequencies and learned positions with sinusoids.
 
-    The output bias becomes the log of the words' shares, and learned positions become sinusoids
-    of the size of all embeddings, in which a shift by some positions is one linear map (Vaswani
-    et al. 2017, section 3.5).
+    With sinusoids, a shift by n positions is one linear map (Vaswani et al. 2017, section 3.5).
+    All weights remain trainable.
+
+    Args:
+        model: Changed in place.
+        counts: int64 [V], number of occurrences of each word.
     """
-    model.mlm.start_at(counts)
+    model.mlm.init_bias_from_counts(counts)
     table = model.bert.embeddings.positions.weight
-    if not model.bert.embeddings.fixed_positions:
-        # A sinusoid's root mean square is 1 / sqrt 2.
+    if not model.bert.embeddings.has_fixed_positions:
+        # Scaled to the standard deviation of the word embeddings (a sinusoid has RMS 1/sqrt 2).
         table.copy_(sinusoidal_positions(*table.shape) * model.config.init_range * 2**0.5)

@@ -1,1 +1,1 @@
-"""Kernels, fused layers and padding that the model is built from."""
+"""Building blocks of the model: linear layers, dropout, norms, padding and fused kernels."""

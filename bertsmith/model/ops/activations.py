@@ -1,7 +1,4 @@
-"""The feed-forward activations of the paper's ablations.
-
-It never knows which layer uses them.
-"""
+"""Activation functions of the feed-forward network."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,15 +7,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-#: sqrt(8 / pi) and the cubic coefficient of the tanh form (Hendrycks and Gimpel 2016,
-#: arXiv:1606.08415, section 2), in which 0.5 (1 + tanh(u / 2)) is written sigmoid(u).
+#: 2 * sqrt(2 / pi) and the cubic coefficient of the tanh form of GELU (Hendrycks and Gimpel 2016,
+#: arXiv:1606.08415, section 2). 0.5 (1 + tanh(u / 2)) is written as sigmoid(u).
 _SCALE, _CUBIC = 1.5957691216057308, 0.044715
 
 
 class _TanhGelu(torch.autograd.Function):
-    """x sigmoid(u), u = _SCALE (x + _CUBIC x^3): the tanh form with an exp for each tanh.
+    """x sigmoid(u) with u = _SCALE (x + _CUBIC x^3): the tanh form of GELU without a tanh.
 
-    On the CPU this takes about half the time of PyTorch's own.
+    On the CPU it takes about half the time of PyTorch's implementation.
     """
 
     @staticmethod
@@ -28,17 +25,17 @@ class _TanhGelu(torch.autograd.Function):
         return x * gate
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
         x, gate = ctx.saved_tensors
         # d/dx [x g(u)] = g + x g (1 - g) u', with u' = _SCALE (1 + 3 _CUBIC x^2).
         slope = (x * x).mul_(3 * _CUBIC * _SCALE).add_(_SCALE).mul_(x)
         slope.mul_(1 - gate).add_(1).mul_(gate)
-        result: Tensor = slope.mul_(gradient)
-        return result
+        grad_input: Tensor = slope.mul_(grad_output)
+        return grad_input
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """Return the tanh form of GELU, element by element."""
+    """Return the tanh approximation of GELU, elementwise."""
     if x.is_cpu and x.dtype == torch.float32 and not torch.compiler.is_compiling():
         result: Tensor = _TanhGelu.apply(x)  # type: ignore[no-untyped-call]
         return result

@@ -1,7 +1,4 @@
-"""What the CPU's instructions are good for.
-
-It never knows what is computed.
-"""
+"""CPU features that decide which kernels are fastest."""
 
 from functools import cache
 
@@ -9,27 +6,31 @@ import torch
 
 
 def has_bf16() -> bool:
-    """Tell whether this CPU multiplies bf16 itself: emulated, it is slower than float32."""
-    facts = torch.cpu.get_capabilities()
-    return bool(facts.get("avx512_bf16") or facts.get("amx_bf16"))
+    """Return whether this CPU has bf16 instructions; emulated bf16 is slower than float32."""
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
 def has_vnni() -> bool:
-    """Tell whether this CPU adds up products of 8 bits in 32: others do it in 16, and may clip."""
-    facts = torch.cpu.get_capabilities()
-    return any(facts.get(name) for name in ("avx512_vnni", "avx_vnni", "amx_int8"))
+    """Return whether this CPU accumulates 8-bit products in 32 bits.
+
+    Without it they are accumulated in 16 bits, which may saturate.
+    """
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name) for name in ("avx512_vnni", "avx_vnni", "amx_int8"))
 
 
 @cache
 def has_slow_mkl() -> bool:
-    """Tell whether MKL leaves half of this CPU idle: it keeps AVX-512 to Intel's own.
+    """Return whether MKL is slow on this CPU and oneDNN can replace it.
 
-    So it is with AMD's that have AVX-512, Zen 4 and later; docs/measurements.md has by how much.
+    MKL uses AVX-512 only on Intel CPUs, so it runs at half speed on AMD CPUs that have AVX-512
+    (Zen 4 and later).
     """
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        # Nothing else could take its place.
+        # This build of PyTorch cannot call oneDNN for float32.
         return False
-    facts = torch.cpu.get_capabilities()
-    named = str(facts.get("cpu_name", "")).startswith("AMD")
-    mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-    return named and bool(facts.get("avx512_f")) and mkl
+    capabilities = torch.cpu.get_capabilities()
+    is_amd = str(capabilities.get("cpu_name", "")).startswith("AMD")
+    uses_mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    return is_amd and bool(capabilities.get("avx512_f")) and uses_mkl

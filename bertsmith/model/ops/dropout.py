@@ -1,7 +1,4 @@
-"""Dropout whose decisions are a pure function of a seed and a site.
-
-It never knows of training steps: whoever trains gives one seed a forward pass.
-"""
+"""Reproducible dropout: the mask is a pure function of a seed and the layer's index."""
 
 from dataclasses import dataclass
 
@@ -9,88 +6,95 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-#: Dropout decides by comparing 16 random bits with a threshold: the rate is exact to 2^-16.
+#: Random bits compared with the threshold for each element, so the rate is exact to 2^-16.
 BITS = 16
 
 
 @dataclass(frozen=True)
 class DropoutSeed:
-    """The randomness of one forward pass.
+    """Seed of all dropout masks of one forward pass.
 
-    seed: int64 [], kept on the CPU. On CUDA, PyTorch's own dropout and generator are used and
-    the seed is not read: whoever trains seeds that generator before each step.
+    Attributes:
+        seed: int64 [], on the CPU. Not used on CUDA, where dropout uses PyTorch's generator, which
+            training seeds before each step.
     """
 
     seed: Tensor
 
     @classmethod
     def random(cls) -> "DropoutSeed":
-        """Draw a seed from PyTorch's default generator, for loops that keep none of their own."""
+        """Draw a seed from PyTorch's default generator."""
         return cls(torch.randint(2**62, ()))
 
 
-def _mixed(seed: int, site: int) -> int:
-    """Mix seed and site into 63 bits with the finisher of splitmix64 (Steele et al. 2014).
+def _mix_seed(seed: int, index: int) -> int:
+    """Hash a seed and a layer index to 63 bits (finalizer of splitmix64, Steele et al. 2014).
 
-    PyTorch's CPU generator reads the low 32 bits of its seed only: without mixing, seeds that
-    differ in the others would share all their decisions.
+    PyTorch's CPU generator uses only the low 32 bits of its seed; without hashing, seeds that
+    differ in the high bits would give the same mask.
     """
-    mixed = (seed + site * 0x9E3779B97F4A7C15) % 2**64
+    mixed = (seed + index * 0x9E3779B97F4A7C15) % 2**64
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % 2**64
     return (mixed ^ mixed >> 31) % 2**63
 
 
 @torch.library.custom_op("bertsmith::random_bits", mutates_args=(), device_types="cpu")
-def random_bits(seed: Tensor, site: int, count: int) -> Tensor:
-    """Return int16 [count], uniform random bits, a pure function of (seed, site).
+def random_bits(seed: Tensor, index: int, count: int) -> Tensor:
+    """Return uniform random bits, int16 [count], as a pure function of ``seed`` and ``index``.
 
-    An operator of its own, so that eager and compiled graphs draw the same bits.
+    A custom operator, so that eager and compiled graphs draw the same bits.
     """
     generator = torch.Generator()
-    generator.manual_seed(_mixed(int(seed), site))
+    generator.manual_seed(_mix_seed(int(seed), index))
     words = torch.empty((count + 3) // 4, dtype=torch.int64)
     words.random_(-(2**63), None, generator=generator)
     return words.view(torch.int16)[:count].clone() if count % 4 else words.view(torch.int16)
 
 
 @random_bits.register_fake
-def _(seed: Tensor, site: int, count: int) -> Tensor:  # noqa: ARG001 - the names of the operator
+def _(seed: Tensor, index: int, count: int) -> Tensor:  # noqa: ARG001 - must match the operator
     return torch.empty(count, dtype=torch.int16, device=seed.device)
 
 
 class Dropout(nn.Module):
-    """Zero each element with probability ``rate`` and scale the rest, while training.
+    """Dropout: in training, zero each element with probability ``rate`` and scale the others.
 
-    On the CPU this is about five times as fast as PyTorch's own, which draws each decision
-    from a serial generator of doubles; here one 64-bit draw decides four elements.
+    On the CPU it is about five times as fast as nn.Dropout, because one 64-bit random number
+    decides four elements.
     """
 
-    def __init__(self, rate: float, site: int) -> None:
-        """``site`` numbers the place in the model, so that no two places share decisions."""
+    def __init__(self, rate: float, index: int) -> None:
+        """Create the layer.
+
+        Args:
+            rate: Probability of zeroing an element.
+            index: Number of this dropout in the model; layers with different indices draw
+                independent masks.
+        """
         super().__init__()
         self.rate = rate
-        self.site = site
+        self.index = index
 
-    def active(self, noise: DropoutSeed | None) -> bool:
-        """Tell whether anything would be dropped."""
-        return self.training and self.rate > 0.0 and noise is not None
+    def is_active(self, dropout_seed: DropoutSeed | None) -> bool:
+        """Return whether ``forward`` would drop elements."""
+        return self.training and self.rate > 0.0 and dropout_seed is not None
 
-    def scale(self, x: Tensor, noise: DropoutSeed) -> Tensor:
-        """Return what to multiply ``x`` (on the CPU) with: 0 or 1 / (1 - rate), of x's shape."""
-        bits = random_bits(noise.seed, self.site, x.numel()).view(x.shape)
+    def draw_mask(self, x: Tensor, dropout_seed: DropoutSeed) -> Tensor:
+        """Return the mask for a CPU tensor: 0 or 1 / (1 - rate), with the shape and dtype of x."""
+        bits = random_bits(dropout_seed.seed, self.index, x.numel()).view(x.shape)
         threshold = round(self.rate * 2**BITS) - 2 ** (BITS - 1)
-        scale: Tensor = (bits >= threshold).to(x.dtype).mul_(1.0 / (1.0 - self.rate))
-        return scale
+        mask: Tensor = (bits >= threshold).to(x.dtype).mul_(1.0 / (1.0 - self.rate))
+        return mask
 
-    def forward(self, x: Tensor, noise: DropoutSeed | None) -> Tensor:
-        """Return ``x`` (any shape) with elements dropped; ``x`` itself where not active."""
-        if noise is None or not self.active(noise):
+    def forward(self, x: Tensor, dropout_seed: DropoutSeed | None) -> Tensor:
+        """Return x (any shape) after dropout; x itself if dropout is not active."""
+        if dropout_seed is None or not self.is_active(dropout_seed):
             return x
         if x.is_cpu:
-            return x * self.scale(x, noise)
+            return x * self.draw_mask(x, dropout_seed)
         return F.dropout(x, self.rate)
 
     def extra_repr(self) -> str:
-        """Show the rate in the module's printed form."""
+        """Return the text that the module's repr shows."""
         return f"rate={self.rate}"

@@ -1,8 +1,7 @@
-"""nn.Linear, multiplied by the quicker of the two libraries that PyTorch brings for CPUs.
+"""nn.Linear with the faster of PyTorch's two CPU matrix libraries, MKL and oneDNN.
 
-PyTorch gives float32 products to MKL; where that is slow (see ``cpu``), oneDNN, which comes with
-PyTorch as well, takes them here. What oneDNN multiplies, bf16 too, gets few numbers of rows. It
-never knows what is multiplied.
+PyTorch uses MKL for float32. On CPUs where MKL is slow, float32 products go to oneDNN instead. Row
+counts are bucketed for oneDNN, in bf16 too, because it caches generated code per shape.
 """
 
 from typing import Any
@@ -14,28 +13,28 @@ from torch.nn import functional as F
 
 from bertsmith.model.ops.cpu import has_slow_mkl
 
-#: Multiply-adds of a product from which on oneDNN is ahead (benchmarks/products.py).
+#: Multiply-adds from which oneDNN is faster than MKL (benchmarks/products.py).
 ONEDNN_MIN_MACS = 4_000_000
 
 
 class Linear(nn.Linear):
-    """nn.Linear: the same weights, and the same numbers up to rounding."""
+    """nn.Linear with the same weights, and the same outputs up to rounding."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, out]."""
         if uses_onednn(x, self.weight):
-            found: Tensor = _Product.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
-            return found
-        filling = bucket_rows(x.shape[0]) - x.shape[0] if is_cpu_bf16(x) else 0
-        if not filling:
+            output: Tensor = _OneDnnLinear.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
+            return output
+        num_padding_rows = bucket_rows(x.shape[0]) - x.shape[0] if is_cpu_bf16(x) else 0
+        if not num_padding_rows:
             return super().forward(x)
-        return super().forward(F.pad(x, (0, 0, 0, filling)))[: x.shape[0]]
+        return super().forward(F.pad(x, (0, 0, 0, num_padding_rows)))[: x.shape[0]]
 
 
 def uses_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Tell whether oneDNN is to multiply: no small product of float32 on such a CPU."""
+    """Return whether x weight^T is computed by oneDNN: large float32 products where MKL is slow."""
     return (
-        # First of all: a compiled graph ends where it cannot see through a question.
+        # Checked first, because torch.compile cannot trace the other conditions.
         not torch.compiler.is_compiling()
         and has_slow_mkl()
         and x.is_cpu
@@ -48,7 +47,7 @@ def uses_onednn(x: Tensor, weight: Tensor) -> bool:
 
 
 def is_cpu_bf16(x: Tensor) -> bool:
-    """Tell whether rows of x are multiplied in bf16 on the CPU: by oneDNN, as PyTorch has it."""
+    """Return whether PyTorch multiplies the rows of x in bf16 on the CPU, which uses oneDNN."""
     return (
         not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
@@ -60,63 +59,69 @@ def is_cpu_bf16(x: Tensor) -> bool:
 
 
 def matmul_dtype(x: Tensor) -> torch.dtype:
-    """Return in what dtype the CPU multiplies x: autocast's, which leaves float64 alone."""
-    auto = torch.is_autocast_enabled("cpu") and x.dtype != torch.float64
-    return torch.get_autocast_dtype("cpu") if auto else x.dtype
+    """Return the dtype of matrix products with x on the CPU; autocast does not apply to float64."""
+    is_autocast = torch.is_autocast_enabled("cpu") and x.dtype != torch.float64
+    return torch.get_autocast_dtype("cpu") if is_autocast else x.dtype
 
 
-def bucket_rows(tokens: int) -> int:
-    """Return how many rows are computed for so many tokens: the next of eight numbers an octave.
+def bucket_rows(num_rows: int) -> int:
+    """Round a number of rows up to one of eight sizes per power of two.
 
-    PyTorch's libraries prepare code for each number of rows and keep it, half a megabyte or more a
-    Linear: with a number for each batch that there can be, a server would grow by a gigabyte.
+    oneDNN generates and caches code for each number of rows, half a megabyte or more per linear
+    layer. Without bucketing a server with varying batch sizes would grow by a gigabyte.
     """
-    step = max(16, 1 << (max(tokens - 1, 8).bit_length() - 4))
-    return -(-tokens // step) * step
+    step = max(16, 1 << (max(num_rows - 1, 8).bit_length() - 4))
+    return -(-num_rows // step) * step
 
 
 def pad_rows(x: Tensor) -> Tensor:
-    """Return x [T, D] with rows of zeros up to ``bucket_rows`` T, in plain memory."""
-    tokens, rows = x.shape[0], bucket_rows(x.shape[0])
-    if rows == tokens:
+    """Return x [T, D] with zero rows appended up to ``bucket_rows(T)`` rows, contiguous."""
+    num_rows, padded_rows = x.shape[0], bucket_rows(x.shape[0])
+    if padded_rows == num_rows:
         return x.contiguous()
-    even = x.new_empty(rows, x.shape[1])
-    even[:tokens] = x
-    even[tokens:] = 0.0
-    return even
+    padded = x.new_empty(padded_rows, x.shape[1])
+    padded[:num_rows] = x
+    padded[num_rows:] = 0.0
+    return padded
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x weight^T + bias by oneDNN, which reads transposed tensors as they lie.
+    """Return x weight^T + bias, computed by oneDNN.
 
-    x: [T, in]; weight: [out, in]; bias: [out], in plain memory.
+    Args:
+        x: [T, in]; transposed tensors need no copy.
+        weight: [out, in]; transposed tensors need no copy.
+        bias: [out], contiguous, or None.
     """
-    multiply = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001 - oneDNN has no other way in
-    found: Tensor = multiply(x, weight, bias, "none", [], "")
-    return found
+    linear = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001 - there is no public function
+    output: Tensor = linear(x, weight, bias, "none", [], "")
+    return output
 
 
-class _Product(torch.autograd.Function):
-    """x W^T + b; its gradients are g W, g^T x, and the sum of g over the rows.
+class _OneDnnLinear(torch.autograd.Function):
+    """x W^T + b with the gradients g W, g^T x and the sum of g over the rows.
 
-    Rows of zeros that fill x and g up add nothing to g^T x.
+    Padding rows are zero and add nothing to g^T x.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        even = pad_rows(x)
-        ctx.save_for_backward(even if ctx.needs_input_grad[1] else None, weight)
-        return onednn_linear(even, weight, None if bias is None else bias.contiguous())[
-            : x.shape[0]
-        ]
+        padded_x = pad_rows(x)
+        ctx.save_for_backward(padded_x if ctx.needs_input_grad[1] else None, weight)
+        contiguous_bias = None if bias is None else bias.contiguous()
+        return onednn_linear(padded_x, weight, contiguous_bias)[: x.shape[0]]
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(
+        ctx: Any, grad_output: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
-        asked, even = ctx.needs_input_grad, pad_rows(gradient)
+        needs_grad, padded_grad = ctx.needs_input_grad, pad_rows(grad_output)
         return (
-            onednn_linear(even, weight.t())[: gradient.shape[0]] if asked[0] else None,
-            onednn_linear(even.t(), x.t()) if asked[1] else None,
-            gradient.sum(0) if asked[2] else None,
+            onednn_linear(padded_grad, weight.t())[: grad_output.shape[0]]
+            if needs_grad[0]
+            else None,
+            onednn_linear(padded_grad.t(), x.t()) if needs_grad[1] else None,
+            grad_output.sum(0) if needs_grad[2] else None,
         )

@@ -1,7 +1,4 @@
-"""What keeps hidden states in bounds: LayerNorm, or what an ablation puts in its place.
-
-It never knows where in a layer it stands.
-"""
+"""Normalization layers: LayerNorm, and the alternatives of the ablations."""
 
 import torch
 from torch import Tensor, nn
@@ -9,22 +6,27 @@ from torch.nn import functional as F
 
 from bertsmith.model.config import ModelConfig
 
-#: How much of the running statistics a step replaces (PyTorch's own choice for batch norm).
+#: Momentum of the running statistics (the default of PyTorch's batch norm).
 _MOMENTUM = 0.1
 
 
 class BatchNorm(nn.Module):
-    """Normalize each column over the tokens of a batch (Ioffe and Szegedy 2015): [T, D] -> [T, D].
+    """Normalize each feature over the tokens of a batch (Ioffe and Szegedy 2015): [T, D] -> [T, D].
 
-    Padding would count in its means: here there is none. In eval mode the running statistics of
-    training stand in, so that a text's numbers do not depend on its neighbours.
+    Unlike with padded batches, padding cannot distort the statistics. In eval mode the running
+    statistics are used, so that a text's output does not depend on the rest of its batch.
     """
 
     running_mean: Tensor
     running_var: Tensor
 
     def __init__(self, width: int, eps: float) -> None:
-        """``width`` is D; ``eps`` is added to the variance."""
+        """Create the layer.
+
+        Args:
+            width: D.
+            eps: Added to the variance.
+        """
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(width))
@@ -34,7 +36,7 @@ class BatchNorm(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Set weights and statistics to where training begins."""
+        """Reset weight, bias and running statistics."""
         self.weight.fill_(1.0)
         self.bias.zero_()
         self.running_mean.zero_()
@@ -42,17 +44,17 @@ class BatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, D] -> [T, D]."""
-        # One token has no variance; a batch of one happens at the end of an epoch.
-        training = self.training and len(x) > 1
+        # The variance of a single token is undefined; such a batch can occur at an epoch's end.
+        use_batch_statistics = self.training and len(x) > 1
         return F.batch_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, training, _MOMENTUM,
-            self.eps,
+            x, self.running_mean, self.running_var, self.weight, self.bias, use_batch_statistics,
+            _MOMENTUM, self.eps,
         )  # fmt: skip
 
 
 def build_norm(config: ModelConfig) -> nn.Module:
-    """Return the normalization that a config asks for, or what does nothing where it is "none"."""
+    """Return the normalization layer for ``config.norm``; the identity if it is "none"."""
     if config.norm == "none":
         return nn.Identity()
-    form = BatchNorm if config.norm == "batch" else nn.LayerNorm
-    return form(config.width, config.norm_eps)
+    norm_class = BatchNorm if config.norm == "batch" else nn.LayerNorm
+    return norm_class(config.width, config.norm_eps)

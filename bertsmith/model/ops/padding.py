@@ -1,7 +1,4 @@
-"""From the packed row to a padded one and back, with gradients that only copy.
-
-It never knows what the rows hold.
-"""
+"""Padding and unpadding of packed rows, with gradients that are copies."""
 
 from typing import Any
 
@@ -10,45 +7,53 @@ from torch import Tensor
 
 
 class _Pad(torch.autograd.Function):
-    """Written out because autograd's gradient of a gather adds, which is slow and unordered."""
+    """A gather with an explicit gradient; autograd's is a scatter-add, which is slow."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, sources: Tensor, slots: Tensor) -> Tensor:
-        ctx.save_for_backward(slots)
-        return rows.index_select(0, sources)
+    def forward(ctx: Any, rows: Tensor, pad_indices: Tensor, unpad_indices: Tensor) -> Tensor:
+        ctx.save_for_backward(unpad_indices)
+        return rows.index_select(0, pad_indices)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (slots,) = ctx.saved_tensors
-        return gradient.index_select(0, slots), None, None
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
+        (unpad_indices,) = ctx.saved_tensors
+        return grad_output.index_select(0, unpad_indices), None, None
 
 
 class _Unpad(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, slots: Tensor) -> Tensor:
-        ctx.save_for_backward(slots)
-        ctx.size = rows.shape[0]
-        return rows.index_select(0, slots)
+    def forward(ctx: Any, rows: Tensor, unpad_indices: Tensor) -> Tensor:
+        ctx.save_for_backward(unpad_indices)
+        ctx.num_rows = rows.shape[0]
+        return rows.index_select(0, unpad_indices)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (slots,) = ctx.saved_tensors
-        padded = gradient.new_zeros(ctx.size, *gradient.shape[1:])
-        return padded.index_copy_(0, slots, gradient), None
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
+        (unpad_indices,) = ctx.saved_tensors
+        grad_input = grad_output.new_zeros(ctx.num_rows, *grad_output.shape[1:])
+        return grad_input.index_copy_(0, unpad_indices, grad_output), None
 
 
-def pad(rows: Tensor, sources: Tensor, slots: Tensor) -> Tensor:
-    """Take for each padded row the one at ``sources``: [T, ...] -> [size, ...].
+def pad(rows: Tensor, pad_indices: Tensor, unpad_indices: Tensor) -> Tensor:
+    """Copy packed rows to padded rows: [T, ...] -> [padded rows, ...].
 
-    slots: int64 [T], where each row comes to lie, all different. The other padded rows are copies,
-    which is quicker than to write zeros first; what is made of them must get no gradient.
+    Padding consists of copies of real rows, which is faster than writing zeros. Values computed
+    from padding must not receive a gradient.
+
+    Args:
+        rows: [T, ...].
+        pad_indices: int64 [padded rows], the packed row to copy to each padded row.
+        unpad_indices: int64 [T], the padded row of each packed row, without duplicates.
     """
-    # PyTorch's ``apply`` has no types, here and below.
-    padded: Tensor = _Pad.apply(rows, sources, slots)  # type: ignore[no-untyped-call]
+    # torch.autograd.Function.apply is untyped.
+    padded: Tensor = _Pad.apply(rows, pad_indices, unpad_indices)  # type: ignore[no-untyped-call]
     return padded
 
 
-def unpad(rows: Tensor, slots: Tensor) -> Tensor:
-    """Take the rows at ``slots`` (int64 [T], all different): [size, ...] -> [T, ...]."""
-    taken: Tensor = _Unpad.apply(rows, slots)  # type: ignore[no-untyped-call]
-    return taken
+def unpad(rows: Tensor, unpad_indices: Tensor) -> Tensor:
+    """Select the packed rows from padded rows: [padded rows, ...] -> [T, ...].
+
+    ``unpad_indices`` is int64 [T], without duplicates.
+    """
+    packed: Tensor = _Unpad.apply(rows, unpad_indices)  # type: ignore[no-untyped-call]
+    return packed

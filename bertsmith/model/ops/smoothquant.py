@@ -1,25 +1,24 @@
-"""How a Linear's input and weights share their large columns, so that 8 bits hold both.
-
-It never quantizes anything.
-"""
+"""SmoothQuant scales, which move outliers from activations to weights before quantization."""
 
 from typing import Final
 
 from torch import Tensor
 
-#: How far: 0 leaves the input as it is, 1 makes all its columns alike (Xiao et al. 2023,
-#: arXiv:2211.10438, equation 4; theirs is 0.5, or more where columns differ much). Of 0.5, 0.6 and
-#: 0.7 the last leaves all-MiniLM-L6-v2's vectors nearest to what they were, and changes the
-#: probabilities of a fine-tuned one least; see docs/measurements.md.
-_SHARE: Final = 0.7
+#: Migration strength alpha of Xiao et al. 2023 (arXiv:2211.10438, equation 4): 0 leaves the
+#: activations unchanged, 1 makes all their columns equally large. The paper uses 0.5 or more; of
+#: 0.5, 0.6 and 0.7, 0.7 changed the outputs of all-MiniLM-L6-v2 least.
+_ALPHA: Final = 0.7
 
 
-def smoothquant_scales(scale: Tensor, weight: Tensor) -> Tensor:
-    """Return by what to divide the columns of an input that a LayerNorm made, float [in].
+def smoothquant_scales(norm_weight: Tensor, linear_weight: Tensor) -> Tensor:
+    """Return the divisors of a linear layer's input columns, float [in].
 
-    scale: the LayerNorm's weight [in]. weight: that of the Linear which reads them, [out, in].
-    As large as the LayerNorm makes a column, and as small as the weights are that read it, so that
-    both have even columns: no text is needed to find out.
+    The LayerNorm's weight estimates the size of each input column, so no calibration data is
+    needed.
+
+    Args:
+        norm_weight: [in], weight of the LayerNorm that computes the input.
+        linear_weight: [out, in], weight of the linear layer.
     """
-    read = weight.detach().abs().amax(0).clamp(min=1e-12)
-    return (scale.detach().abs() ** _SHARE / read ** (1 - _SHARE)).clamp(min=1e-6)
+    weight_max = linear_weight.detach().abs().amax(0).clamp(min=1e-12)
+    return (norm_weight.detach().abs() ** _ALPHA / weight_max ** (1 - _ALPHA)).clamp(min=1e-6)

@@ -1,7 +1,4 @@
-"""PyTorch's variable-length flash attention on CUDA, whose signature differs between releases.
-
-It never knows of layers, and nothing else knows of those signatures.
-"""
+"""PyTorch's variable-length flash attention (CUDA), for all supported PyTorch releases."""
 
 import inspect
 from typing import Any
@@ -9,21 +6,33 @@ from typing import Any
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
-#: Releases that take `window_size`, (left, right) keys with -1 for no limit; others `is_causal`.
-_TAKES_WINDOW = "window_size" in inspect.signature(varlen_attn).parameters
+#: Whether this release takes `window_size` (left, right; -1 for unlimited) instead of `is_causal`.
+_HAS_WINDOW_SIZE = "window_size" in inspect.signature(varlen_attn).parameters
 
 
-def varlen_attention(qkv: Tensor, boundaries: Tensor, longest: int, *, causal: bool) -> Tensor:
-    """Attend inside each sequence: [T, 3, N, H] in 16 bits on CUDA -> [T, N, H].
+def varlen_attention(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *, causal: bool) -> Tensor:
+    """Compute attention within each sequence: [T, 3, N, H] -> [T, N, H].
 
-    boundaries: int32 [B + 1]. Raises ValueError on another device.
+    Args:
+        qkv: [T, 3, N, H], 16 bits, on CUDA.
+        cu_seqlens: int32 [B + 1], cumulative sequence lengths.
+        max_seqlen: S.
+        causal: Whether a token attends only to itself and earlier tokens.
+
+    Raises:
+        ValueError: If the tensors are not on CUDA.
     """
     if not qkv.is_cuda:
-        raise ValueError("the varlen kernel runs on CUDA only; use the padded kernel here")
+        raise ValueError(
+            f"the varlen kernel runs on CUDA only: the tensors are on {qkv.device}; use the padded "
+            "kernel"
+        )
     query, key, value = qkv.unbind(1)
     options: dict[str, Any] = {"is_causal": causal}
-    if _TAKES_WINDOW:
+    if _HAS_WINDOW_SIZE:
         options = {"window_size": (-1, 0) if causal else (-1, -1)}
-    mixed = varlen_attn(query, key, value, boundaries, boundaries, longest, longest, **options)
-    assert isinstance(mixed, Tensor)
-    return mixed
+    output = varlen_attn(
+        query, key, value, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, **options
+    )
+    assert isinstance(output, Tensor)
+    return output

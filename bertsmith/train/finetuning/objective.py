@@ -152,7 +152,7 @@ class FinetuningObjective:
             encoder_macs = model.config.macs_per_token(num_tokens / num_sequences)
             if isinstance(model, BertWithBiLSTM):
                 lstm_macs = sum(weight.numel() for weight in model.lstm.parameters())
-                encoder_passes = model.states[-1] / model.config.layers
+                encoder_passes = model.state_indices[-1] / model.config.layers
                 encoder_passes *= 1 if model.features.frozen else 3
                 total += num_tokens * (encoder_passes * encoder_macs + 3 * lstm_macs)
             else:

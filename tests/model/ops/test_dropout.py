@@ -1,4 +1,4 @@
-"""Dropout: its rate, its mean, and its decisions as a pure function of seed and site."""
+"""Dropout has the right rate and mean, and its mask depends only on seed and index."""
 
 import math
 from typing import Any
@@ -14,85 +14,84 @@ from tests.model.examples import prime_config
 COUNT = 400_003
 
 
-def drawn(seed: int, site: int, rate: float = 0.5, count: int = 64) -> Tensor:
-    """Drop ones."""
-    found: Tensor = Dropout(rate, site).train()(torch.ones(count), DropoutSeed(torch.tensor(seed)))
-    return found
+def drop_ones(seed: int, index: int, rate: float = 0.5, count: int = 64) -> Tensor:
+    """Apply dropout to ones."""
+    output: Tensor = Dropout(rate, index).train()(
+        torch.ones(count), DropoutSeed(torch.tensor(seed))
+    )
+    return output
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.3, 0.5, 0.9])
 def test_rate_and_mean(rate: float) -> None:
-    """The share of zeros is binomial, the rest is scaled so that the mean stays."""
-    found = drawn(7, 3, rate, COUNT)
-    zeros = int((found == 0).sum())
-    spread = math.sqrt(COUNT * rate * (1 - rate))
-    # Four deviations, and the rounding of the rate to 2^-16.
-    assert abs(zeros - COUNT * rate) < 4 * spread + COUNT * 2**-17
-    scale = torch.tensor(1 / (1 - rate)).expand(COUNT - zeros)
-    torch.testing.assert_close(found[found != 0], scale)
-    assert abs(float(found.mean()) - 1) < 4 * spread / COUNT / (1 - rate) + 2**-16
+    """The number of zeros is binomial, and scaling preserves the mean."""
+    output = drop_ones(7, 3, rate, COUNT)
+    num_zeros = int((output == 0).sum())
+    std = math.sqrt(COUNT * rate * (1 - rate))
+    # Four standard deviations, plus the rounding of the rate to 2^-16.
+    assert abs(num_zeros - COUNT * rate) < 4 * std + COUNT * 2**-17
+    scale = torch.tensor(1 / (1 - rate)).expand(COUNT - num_zeros)
+    torch.testing.assert_close(output[output != 0], scale)
+    assert abs(float(output.mean()) - 1) < 4 * std / COUNT / (1 - rate) + 2**-16
 
 
-def test_neighbours_are_independent() -> None:
-    """Elements that come from one 64-bit draw are dropped no more often together than others."""
-    dropped = (drawn(1, 1, 0.3, 400_000) == 0).view(-1, 4)
+def test_adjacent_elements_are_independent() -> None:
+    """Elements decided by the same 64-bit random number are dropped independently."""
+    is_dropped = (drop_ones(1, 1, 0.3, 400_000) == 0).view(-1, 4)
     for first in range(4):
         for second in range(first):
-            both = int((dropped[:, first] & dropped[:, second]).sum())
-            assert abs(both - 100_000 * 0.09) < 4.5 * math.sqrt(100_000 * 0.09 * 0.91)
+            num_both = int((is_dropped[:, first] & is_dropped[:, second]).sum())
+            assert abs(num_both - 100_000 * 0.09) < 4.5 * math.sqrt(100_000 * 0.09 * 0.91)
 
 
-def test_the_same_seed_and_site_give_the_same_mask() -> None:
-    """Decisions are a pure function of seed, site and place, untouched by the default generator."""
-    before = torch.random.get_rng_state()
-    assert torch.equal(drawn(5, 2), drawn(5, 2))
-    assert torch.equal(drawn(5, 2, count=61), drawn(5, 2)[:61])
-    assert torch.equal(before, torch.random.get_rng_state())
+def test_equal_seed_and_index_give_equal_masks() -> None:
+    """Masks depend only on seed, index and position, and do not use the default generator."""
+    state = torch.random.get_rng_state()
+    assert torch.equal(drop_ones(5, 2), drop_ones(5, 2))
+    assert torch.equal(drop_ones(5, 2, count=61), drop_ones(5, 2)[:61])
+    assert torch.equal(state, torch.random.get_rng_state())
 
 
-@pytest.mark.parametrize("step", [1, 2**31, 2**32, 2**33, 2**61])
-def test_each_seed_has_a_mask_of_its_own(step: int) -> None:
-    """Seeds that differ in any bit differ in their masks; a run's seed may stand in high bits."""
-    assert not torch.equal(drawn(5, 2), drawn(5 + step, 2))
+@pytest.mark.parametrize("difference", [1, 2**31, 2**32, 2**33, 2**61])
+def test_different_seeds_give_different_masks(difference: int) -> None:
+    """Seeds that differ in any bit, high or low, give different masks."""
+    assert not torch.equal(drop_ones(5, 2), drop_ones(5 + difference, 2))
 
 
-def test_sites_do_not_share_decisions() -> None:
-    """Any two of a hundred sites agree about as often as coins do."""
-    masks = torch.stack([drawn(3, site, count=4096) > 0 for site in range(100)]).float()
+def test_masks_of_different_indices_are_independent() -> None:
+    """The masks of any two of 100 indices agree about half of the time."""
+    masks = torch.stack([drop_ones(3, index, count=4096) > 0 for index in range(100)]).float()
     agreement = masks @ masks.T + (1 - masks) @ (1 - masks).T
     agreement.fill_diagonal_(2048)
-    # 4,950 pairs: the farthest of them stays within five deviations of 32.
+    # 4,950 pairs with a standard deviation of 32.
     assert (agreement - 2048).abs().max() < 5.5 * 32
 
 
-def test_every_place_in_the_model_has_a_site_of_its_own() -> None:
-    """No two dropouts of a model carry the same number."""
-    sites = [
-        m.site
-        for m in BertForPreTraining(prime_config(layers=5)).modules()
-        if isinstance(m, Dropout)
-    ]
-    assert len(sites) == len(set(sites)) == 1 + 3 * 5
+def test_all_dropouts_of_a_model_have_different_indices() -> None:
+    """No two dropouts of a model share an index."""
+    model = BertForPreTraining(prime_config(layers=5))
+    indices = [module.index for module in model.modules() if isinstance(module, Dropout)]
+    assert len(indices) == len(set(indices)) == 1 + 3 * 5
 
 
-def test_nothing_is_dropped_outside_training() -> None:
-    """In eval mode, without noise, or at rate 0 the input itself comes back."""
-    x, noise = torch.ones(5), DropoutSeed(torch.tensor(0))
-    assert Dropout(0.5, 0).eval()(x, noise) is x
+def test_inactive_dropout_returns_its_input() -> None:
+    """In eval mode, without a seed, or with rate 0, the input itself is returned."""
+    x, dropout_seed = torch.ones(5), DropoutSeed(torch.tensor(0))
+    assert Dropout(0.5, 0).eval()(x, dropout_seed) is x
     assert Dropout(0.5, 0).train()(x, None) is x
-    assert Dropout(0.0, 0).train()(x, noise) is x
+    assert Dropout(0.0, 0).train()(x, dropout_seed) is x
 
 
-def test_the_gradient_is_dropped_alike() -> None:
-    """The gradient passes where the value did, scaled alike."""
+def test_gradient_uses_the_same_mask() -> None:
+    """The gradient is dropped and scaled like the value."""
     x = torch.ones(1000, requires_grad=True)
-    found = Dropout(0.3, 1).train()(x, DropoutSeed(torch.tensor(9)))
-    (slope,) = torch.autograd.grad(found.sum(), x)
-    assert torch.equal(slope, found.detach())
+    output = Dropout(0.3, 1).train()(x, DropoutSeed(torch.tensor(9)))
+    (gradient,) = torch.autograd.grad(output.sum(), x)
+    assert torch.equal(gradient, output.detach())
 
 
-def test_fresh_noise_comes_from_the_default_generator() -> None:
-    """``Noise.fresh`` follows ``torch.manual_seed`` and differs from call to call."""
+def test_random_seed_uses_the_default_generator() -> None:
+    """``DropoutSeed.random`` follows ``torch.manual_seed`` and differs from call to call."""
     torch.manual_seed(0)
     first, second = DropoutSeed.random(), DropoutSeed.random()
     torch.manual_seed(0)
@@ -100,32 +99,32 @@ def test_fresh_noise_comes_from_the_default_generator() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 1001])
-def test_bits_have_the_size_asked_for(count: int) -> None:
-    """Any number of elements can be had, though four come from one draw."""
+def test_random_bits_have_the_requested_size(count: int) -> None:
+    """Any number of elements is possible, although one random number serves four."""
     bits = random_bits(torch.tensor(1), 0, count)
     assert bits.shape == (count,)
     assert bits.dtype == torch.int16
 
 
-def test_the_operator_is_sound() -> None:
-    """PyTorch's own check of operators finds no alias, no mutation and a fitting shape."""
+def test_custom_operator_passes_opcheck() -> None:
+    """The operator passes PyTorch's checks for aliasing, mutation and fake tensors."""
     torch.library.opcheck(random_bits, (torch.tensor(3), 1, 10))
 
 
-def test_compiled_equals_eager() -> None:
-    """A compiled graph drops by the same masks as eager code, whatever the seed."""
+def test_compiled_dropout_equals_eager() -> None:
+    """A compiled graph uses the same masks as eager code, for every seed."""
     torch._dynamo.reset()
     first, second = Dropout(0.3, 4).train(), Dropout(0.1, 5).train()
 
-    def both(x: Tensor, noise: DropoutSeed) -> Tensor:
-        dropped: Tensor = second(first(x, noise) + 1, noise)
-        return dropped
+    def apply_both(x: Tensor, dropout_seed: DropoutSeed) -> Tensor:
+        output: Tensor = second(first(x, dropout_seed) + 1, dropout_seed)
+        return output
 
-    compiled: Any = torch.compile(both, fullgraph=True)
+    compiled: Any = torch.compile(apply_both, fullgraph=True)
     x = torch.linspace(1, 2, 33).repeat(3, 1)
-    results = []
+    outputs = []
     for seed in (3, 4):
-        noise = DropoutSeed(torch.tensor(seed))
-        results.append(compiled(x, noise))
-        torch.testing.assert_close(results[-1], both(x, noise), rtol=1e-6, atol=0)
-    assert not torch.equal(results[0], results[1])
+        dropout_seed = DropoutSeed(torch.tensor(seed))
+        outputs.append(compiled(x, dropout_seed))
+        torch.testing.assert_close(outputs[-1], apply_both(x, dropout_seed), rtol=1e-6, atol=0)
+    assert not torch.equal(outputs[0], outputs[1])

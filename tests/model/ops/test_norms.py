@@ -1,4 +1,4 @@
-"""What stands in LayerNorm's place: batch norm over the tokens of a packed batch, or nothing."""
+"""Models with batch norm or without normalization."""
 
 from pathlib import Path
 from typing import Any
@@ -16,94 +16,96 @@ from bertsmith.model.ops.norms import BatchNorm
 from bertsmith.use.embed import Embedder
 from tests.model.examples import make_tokenizer, prime_config, random_batch, randomize_weights
 
-#: Another choice than layer norm, as a config's field.
-OTHERS = pytest.mark.parametrize("norm", ["batch", "none"])
+#: The alternatives to LayerNorm.
+NORMS = pytest.mark.parametrize("norm", ["batch", "none"])
 
 
-def test_batch_norm_is_pytorchs() -> None:
-    """Outputs, gradients and running statistics are those of nn.BatchNorm1d over the tokens."""
+def test_batch_norm_equals_pytorch() -> None:
+    """Outputs, gradients and running statistics equal nn.BatchNorm1d's over the tokens."""
     torch.manual_seed(0)
-    ours, theirs = BatchNorm(7, 1e-5), nn.BatchNorm1d(7, 1e-5)
-    for own in (ours, theirs):
-        own.weight.data.copy_(torch.arange(7.0))
-        own.bias.data.fill_(0.3)
+    norm, torch_norm = BatchNorm(7, 1e-5), nn.BatchNorm1d(7, 1e-5)
+    for module in (norm, torch_norm):
+        module.weight.data.copy_(torch.arange(7.0))
+        module.bias.data.fill_(0.3)
     for _ in range(3):
         x = torch.randn(31, 7, requires_grad=True)
-        found, expected = ours(x), theirs(x)
-        torch.testing.assert_close(found, expected)
-        slopes = [torch.autograd.grad(y.square().sum(), x)[0] for y in (found, expected)]
-        torch.testing.assert_close(*slopes)
-    torch.testing.assert_close(ours.running_var, theirs.running_var)
+        output, expected = norm(x), torch_norm(x)
+        torch.testing.assert_close(output, expected)
+        gradients = [torch.autograd.grad(y.square().sum(), x)[0] for y in (output, expected)]
+        torch.testing.assert_close(*gradients)
+    torch.testing.assert_close(norm.running_var, torch_norm.running_var)
     x = torch.randn(5, 7)
-    torch.testing.assert_close(ours.eval()(x), theirs.eval()(x))
-    # A batch of a single token has no variance of its own, and is no error.
-    assert torch.isfinite(ours.train()(x[:1])).all()
-    ours.reset_parameters()
-    assert ours.running_mean.eq(0).all()
-    assert ours.weight.eq(1).all()
+    torch.testing.assert_close(norm.eval()(x), torch_norm.eval()(x))
+    # A batch of one token uses the running statistics.
+    assert torch.isfinite(norm.train()(x[:1])).all()
+    norm.reset_parameters()
+    assert norm.running_mean.eq(0).all()
+    assert norm.weight.eq(1).all()
 
 
-def test_none_has_no_norm_in_the_encoder() -> None:
-    """Without norm, the only LayerNorm is the masked-LM head's; a residual sum stays as it is."""
+def test_encoder_without_norm_has_no_layer_norm() -> None:
+    """With ``norm = "none"`` only the masked-LM head has a LayerNorm."""
     model = BertForPreTraining(prime_config(norm="none"))
-    names = [name for name, own in model.named_modules() if isinstance(own, nn.LayerNorm)]
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)]
     assert names == ["mlm.norm"]
-    assert not any(isinstance(own, BatchNorm) for own in model.modules())
+    assert not any(isinstance(module, BatchNorm) for module in model.modules())
 
 
-@OTHERS
-def test_what_is_not_asked_counts_all_the_same(norm: str) -> None:
-    """Asked for some places, the last layer says what it says of them when asked for all."""
+@NORMS
+def test_token_indices_do_not_change_the_outputs(norm: str) -> None:
+    """Hidden states of selected tokens equal these rows of all hidden states."""
     config = prime_config(norm=norm, dropout=0.0, attention_dropout=0.0)
     torch.manual_seed(1)
     model, batch = BertModel(config), random_batch(config)
-    places = batch.masked_positions
+    token_indices = batch.masked_positions
     for train in (True, False):
         model.train(train)
-        whole, some = model(batch.packed), model(batch.packed, None, places)
-        torch.testing.assert_close(some, whole[places], rtol=0, atol=1e-5)
+        hidden, selected = model(batch.packed), model(batch.packed, None, token_indices)
+        torch.testing.assert_close(selected, hidden[token_indices], rtol=0, atol=1e-5)
 
 
-@OTHERS
-def test_a_directory_holds_it(norm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Written and read again, a model says the same, running statistics included."""
+@NORMS
+def test_saved_model_can_be_loaded_but_not_exported(
+    norm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loaded model has the same outputs; formats without this norm reject it."""
     config = prime_config(norm=norm)
     model = randomize_weights(BertForPreTraining(config))
     batch = random_batch(config)
     with torch.no_grad():
-        # Moves the running statistics away from where they begin.
+        # Changes the running statistics from their initial values.
         model.train()(*batch.arguments)
         expected = model.eval().bert(batch.packed)
     bundle.save(tmp_path / "model", model, make_tokenizer(config.vocab_size), {})
-    found = bundle.load(tmp_path / "model")
-    assert found.config.norm == norm
-    assert not found.notes()
+    loaded = bundle.load(tmp_path / "model")
+    assert loaded.config.norm == norm
+    assert not loaded.notes()
     with torch.no_grad():
-        torch.testing.assert_close(found.model.bert(batch.packed), expected, rtol=0, atol=0)
-    said = write_huggingface(tmp_path / "model", tmp_path / "hf")
-    assert "transformers has no such BERT" in said[0]
+        torch.testing.assert_close(loaded.model.bert(batch.packed), expected, rtol=0, atol=0)
+    warnings = write_huggingface(tmp_path / "model", tmp_path / "hf")
+    assert "transformers has no such BERT" in warnings[0]
     with pytest.raises(ModelError, match="only models with LayerNorm are written as ONNX"):
         write_onnx(tmp_path / "model", tmp_path / "onnx")
-    # Where the CPU multiplies bf16 itself, the fast form is that, whatever the norm.
+    # On CPUs with bf16 the fast form is bf16, which supports every norm.
     monkeypatch.setattr("bertsmith.use.quantization.has_bf16", lambda: False)
     with pytest.raises(ModelError, match="the fast form needs LayerNorm"):
         Embedder.load(tmp_path / "model", fast=True)
 
 
-@OTHERS
-def test_it_learns(norm: str) -> None:
-    """Every parameter has a gradient, and ten steps on one batch lower its loss."""
+@NORMS
+def test_model_can_be_trained(norm: str) -> None:
+    """All parameters get gradients, and ten steps on one batch reduce its loss."""
     config = prime_config(norm=norm, dropout=0.0, attention_dropout=0.0)
     torch.manual_seed(2)
     model, batch = BertForPreTraining(config).train(), random_batch(config)
-    adam = torch.optim.Adam(model.parameters(), 1e-2)
-    losses: list[Any] = []
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    loss_history: list[Any] = []
     for _ in range(10):
-        found = model(*batch.arguments)
-        loss = found.masked + found.next_sentence
+        losses = model(*batch.arguments)
+        loss = losses.mlm_loss + losses.nsp_loss
         loss.backward()
-        assert all(own.grad is not None for own in model.parameters())
-        adam.step()
-        adam.zero_grad()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.8 * losses[0]
+        assert all(parameter.grad is not None for parameter in model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+        loss_history.append(float(loss.detach()))
+    assert loss_history[-1] < 0.8 * loss_history[0]

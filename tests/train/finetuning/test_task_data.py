@@ -106,7 +106,7 @@ def test_labels_are_counted_and_compared_with_the_majority(start: Path, tmp_path
     assert "dev: 2 labels: yes 36 (90.0%), no 4 (10.0%)" in progress.messages
     warnings = [message for message in progress.messages if message.startswith("warning: ")]
     assert warnings[0].startswith("warning: train: 90.0% of the examples have the label 'yes'")
-    assert "is no better than always answering 'yes' (0.9000)" in warnings[1]
+    assert "is not better than always predicting the majority class 'yes' (0.9000)" in warnings[1]
     assert len(warnings) == 2
 
 

@@ -1,0 +1,169 @@
+"""The commands ``fill``, ``pair`` and ``score``."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertsmith.bundle import load
+from bertsmith.use.fill import fill
+from bertsmith.use.pair import pair
+from bertsmith.use.score import score
+
+Run = Callable[..., Any]
+
+
+def test_fill_prints_words_and_probabilities(run: Run, model: Path) -> None:
+    """The text is printed, then the probabilities and words of each mask."""
+    text = "the [MASK] crossed the [MASK]"
+    completed = run("fill", model, text, "--top", 3, "--device", "cpu")
+    assert completed.status == 0, completed.err
+    lines = completed.out.splitlines()
+    assert lines[0] == text
+    assert lines[1] == "[MASK] 1 of 2, predicted independently"
+    assert lines[5] == "[MASK] 2 of 2, predicted independently"
+    first_filling, _ = fill(load(model), text, top=3)
+    assert [line.split() for line in lines[2:5]] == [
+        [f"{probability:.2%}", word] for word, probability in first_filling.words
+    ]
+
+
+def test_fill_draws_bars_on_a_terminal(
+    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal each word has a bar of its probability."""
+    monkeypatch.setattr("rich.console.Console.is_terminal", property(lambda _: True))
+    completed = run("fill", model, "the [MASK]")
+    assert completed.status == 0, completed.err
+    bars = [line for line in completed.out.splitlines() if set("█▉▊▋▌▍▎▏") & set(line)]
+    assert len(bars) == 5
+
+
+def test_fill_json_equals_the_python_api(run: Run, model: Path) -> None:
+    """--json prints an object per text with the positions, words and probabilities."""
+    texts = ["a [MASK] ferry", "[MASK] river [MASK]"]
+    completed = run("fill", model, "-", "--json", "--top", 2, stdin="\n".join(texts).encode())
+    rows = [json.loads(line) for line in completed.out.splitlines()]
+    assert [row["text"] for row in rows] == texts
+    for row in rows:
+        fillings = fill(model, row["text"], top=2)
+        assert [mask["place"] for mask in row["masks"]] == [filling.place for filling in fillings]
+        for mask, filling in zip(row["masks"], fillings, strict=True):
+            assert [word for word, _ in mask["words"]] == [word for word, _ in filling.words]
+            expected = [probability for _, probability in filling.words]
+            actual = [probability for _, probability in mask["words"]]
+            assert actual == pytest.approx(expected, abs=1e-6)
+
+
+def test_pair_prints_the_probability(run: Run, model: Path) -> None:
+    """Two arguments print a sentence, tab-separated lines a row each, --json the number."""
+    a, b = "The ferry crossed the river.", "Nobody remembered a winter."
+    probability = pair(model, a, b)
+    assert run("pair", model, a, b).out == f"B follows A with probability {probability:.4f}\n"
+    rows = run("pair", model, "-", stdin=f"{a}\t{b}\n{b}\t{a}\n".encode()).out.splitlines()
+    assert rows[0].split("\t") == [f"{probability:.6f}", a, b]
+    assert rows[1].split("\t")[1:] == [b, a]
+    row = json.loads(run("pair", model, a, b, "--json").out)
+    assert row == {"a": a, "b": b, "follows": pytest.approx(probability), "left_out": 0}
+
+
+def test_pair_reports_truncation(run: Run, model: Path) -> None:
+    """Truncated pairs are counted on stderr."""
+    completed = run("pair", model, "ferry " * 50, "river")
+    assert completed.status == 0
+    message = "pairs truncated to the model's length (A at its start, B at its end): 1"
+    assert message in completed.err
+
+
+def test_score_prints_rows_totals_and_problems(run: Run, model: Path, tmp_path: Path) -> None:
+    """Each line has a row; totals and lines without a score are reported on stderr."""
+    lines = ["The ferry crossed.", "", "ferry " * 60, "river"]
+    file = tmp_path / "lines.txt"
+    file.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())
+    completed = run("score", model, file)
+    rows = [row.split("\t") for row in completed.out.splitlines()]
+    assert len(rows) == 4
+    bundle = load(model)
+    for index in (0, 3):
+        line_score = score(bundle, lines[index])
+        expected = [
+            line_score.total, line_score.per_token, line_score.perplexity, len(line_score.tokens),
+        ]  # fmt: skip
+        assert [float(cell) for cell in rows[index][:4]] == pytest.approx(expected, abs=1e-3)
+        assert rows[index][4] == lines[index]
+    assert rows[1][:4] == rows[2][:4] == ["-"] * 4
+    assert rows[1][5].startswith("(empty")
+    assert rows[2][5].startswith("(too long")
+    assert "lines scored: 2;" in completed.err
+    assert "lines without a score: 1 (empty)" in completed.err
+    assert "lines without a score: 1 (too long)" in completed.err
+
+
+def test_score_reads_stdin_arguments_and_compressed_files(
+    run: Run, model: Path, tmp_path: Path
+) -> None:
+    """The same lines give the same rows from every kind of input."""
+    text = "The ferry crossed.\nthe old pilot\n"
+    compressed = tmp_path / "lines.gz"
+    compressed.write_bytes(gzip.compress(text.encode()))
+    expected = run("score", model, compressed).out
+    assert len(expected.splitlines()) == 2
+    assert run("score", model, stdin=text.encode()).out == expected
+    assert run("score", model, "-", stdin=text.encode()).out == expected
+    first, second = text.splitlines()
+    assert run("score", model, "--text", first, "--text", second).out == expected
+
+
+def test_score_json_with_tokens(run: Run, model: Path) -> None:
+    """--json --tokens contains each token's log-probability, or the problem of a line."""
+    completed = run("score", model, "--json", "--tokens", stdin=b"the old pilot\n\n")
+    scored, empty = [json.loads(line) for line in completed.out.splitlines()]
+    assert scored["tokens"] == len(scored["each"])
+    total = sum(log_probability for _, log_probability in scored["each"])
+    assert total == pytest.approx(scored["log_likelihood"])
+    assert empty == {"line": 2, "text": "", "problem": empty["problem"]}
+    assert empty["problem"].startswith("empty: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fill", "MODEL", "no mask here"], "no [MASK] in 'no mask here'"),
+        (["fill", "MODEL", "[MASK]", "--device", "tpu"], "expected auto, cpu, cuda or cuda:N"),
+        (["fill", "MODEL", "[MASK]", "--device", "cuda:99"], "CUDA devices here"),
+        (["fill", "nowhere", "[MASK]"], "nowhere: no such file or directory"),
+        (["pair", "SINGLE", "a", "b"], "no next-sentence head"),
+        (["pair", "MODEL", "a"], "only one text: expected A and B"),
+        (["pair", "MODEL", "-"], "no tab in 'x'"),
+        (["score", "MODEL", "nowhere.txt"], "nowhere.txt: cannot be read: No such file"),
+        (["score", "MODEL", "x.txt", "--text", "x"], "use one of them"),
+        (["score", "MODEL", "DAMAGED"], "damaged or truncated archive"),
+        (["score", "MODEL", "LATIN"], "line 2: not UTF-8 (byte 0xe9)"),
+    ],
+)
+def test_invalid_arguments_are_errors(
+    run: Run,
+    model: Path,
+    model_without_nsp: Path,
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
+) -> None:
+    """Invalid arguments exit with 2 and print one message."""
+    damaged, latin = tmp_path / "damaged.gz", tmp_path / "latin.txt"
+    damaged.write_bytes(gzip.compress(b"The ferry crossed the river.\n" * 999)[:50])
+    latin.write_bytes(b"ferry\ncaf\xe9\n")
+    paths = {"MODEL": model, "SINGLE": model_without_nsp, "DAMAGED": damaged, "LATIN": latin}
+    completed = run(*[paths.get(word, word) for word in arguments], stdin=b"x\n")
+    assert completed.status == 2
+    assert completed.err.count("error: ") == 1
+    assert message in completed.err.partition("error: ")[2]
+
+
+def test_reading_from_a_terminal_is_announced(run: Run, model: Path) -> None:
+    """A message tells the user to type if stdin is a terminal, but not if it is a pipe."""
+    assert "Ctrl-D" in run("score", model, stdin=b"ferry\n", terminal=True).err
+    assert "Ctrl-D" not in run("score", model, stdin=b"ferry\n").err
