@@ -95,16 +95,23 @@ def _print_comparison(comparison: "Comparison") -> None:
     print_line(f"{verdict} (tolerance {comparison.tolerance:g})")
 
 
-def _show_vocabulary(found: "VocabularyComparison") -> None:
-    sizes = " and ".join(f"{size:,}" for size in dict.fromkeys(found.sizes))
-    state = f"{found.num_different_ids:,} ids differ" if found.num_different_ids else "equal"
+def _print_vocabulary(vocabulary: "VocabularyComparison") -> None:
+    sizes = " and ".join(f"{size:,}" for size in dict.fromkeys(vocabulary.sizes))
+    state = (
+        f"{vocabulary.num_different_ids:,} ids differ" if vocabulary.num_different_ids else "equal"
+    )
     print_line(f"vocabulary: {state} ({sizes} words)")
     print_table(
         ("id", "A", "B"),
-        ((f"{number}", *("-" if word is None else word for word in words))
-         for number, *words in found.examples),
-    )  # fmt: skip
-    print_table(_COLUMNS, ((name, *map(str, both)) for name, both in found.settings.items()))
+        (
+            (f"{token_id}", *("-" if word is None else word for word in words))
+            for token_id, *words in vocabulary.examples
+        ),
+    )
+    print_table(
+        _VALUE_COLUMNS,
+        ((name, *map(str, values)) for name, values in vocabulary.settings.items()),
+    )
 
 
 def _print_tensors(comparison: "Comparison") -> None:
@@ -128,18 +135,20 @@ def _print_tensors(comparison: "Comparison") -> None:
         print_line(f"  and {len(names) - _MAX_TENSORS:,} more (--json lists all)")
 
 
-def _show_outputs(found: "Comparison") -> None:
-    print_line(f"outputs on {found.num_texts:,} texts, {found.num_tokens:,} tokens:")
-    _show_measures(found.outputs.items())
-    if found.num_truncated:
-        print_line(f"  {found.num_truncated:,} texts cut off at the length that both models take")
-    if found.num_skipped_pairs:
-        print_line(f"  {found.num_skipped_pairs:,} pairs left out: a model knows one segment only")
-    if found.tokenized_differently:
+def _print_outputs(comparison: "Comparison") -> None:
+    print_line(f"outputs for {comparison.num_texts:,} texts, {comparison.num_tokens:,} tokens:")
+    _print_differences(comparison.outputs.items())
+    if comparison.num_truncated:
+        print_line(f"  {comparison.num_truncated:,} texts truncated to the shorter maximum length")
+    if comparison.num_skipped_pairs:
         print_line(
-            f"  {len(found.tokenized_differently):,} texts left out, which the tokenizers cut otherwise:"
+            f"  {comparison.num_skipped_pairs:,} pairs skipped: one of the models has a single segment"
         )
-        text, *both = found.tokenized_differently[0]
+    if comparison.tokenized_differently:
+        print_line(
+            f"  {len(comparison.tokenized_differently):,} texts skipped: their tokenizations differ:"
+        )
+        text, *tokenizations = comparison.tokenized_differently[0]
         print_line(f"  {text}")
         for name, tokens in zip("AB", tokenizations, strict=True):
             print_line(f"    {name}  {' '.join(tokens)}")

@@ -332,8 +332,8 @@ def _print_vectors(
         for text, vectors, row in zip(window.texts, window.vectors, rows, strict=True):
             print_line(format_json_line(text, vectors, row, texts.columns))
         sys.stdout.flush()
-        cut_off += window.num_truncated
-        if texts.is_endless:
+        num_truncated += window.num_truncated
+        if texts.may_be_endless:
             unknown.warn()
     _log_num_truncated(num_truncated, embedder)
 
@@ -354,12 +354,23 @@ def _write_vectors(
         log("stopped and saved; the same command with --resume continues")
         raise
     if as_json:
-        print_json({"out": str(out), "lines": done.num_lines, "width": done.width,
-                  "cut_off": done.num_truncated, "unknown_share": done.unknown_share})  # fmt: skip
-    _tell_cut(done.num_truncated, embedder)
-    each = f"a vector a {'token' if settings.pooling == 'none' else texts.unit}"
-    log(f"wrote {out}: {done.num_lines:,} {texts.unit}s, {each}, of {done.width:,} numbers")
-    log(f"next: {_NEXT[out.suffix].format(text=repr(str(out)), word=quote_path(out))}")
+        print_json(
+            {
+                "out": str(out),
+                "lines": summary.num_lines,
+                "width": summary.width,
+                "cut_off": summary.num_truncated,
+                "unknown_share": summary.unknown_share,
+            }
+        )
+    _log_num_truncated(summary.num_truncated, embedder)
+    unit = "token" if settings.pooling == "none" else texts.unit
+    log(
+        f"wrote {out}: {summary.num_lines:,} {texts.unit}s, one vector of {summary.width:,} "
+        f"numbers per {unit}"
+    )
+    next_step = _NEXT_STEPS[out.suffix]
+    log(f"next: {next_step.format(python_path=repr(str(out)), shell_path=quote_path(out))}")
 
 
 def _log_num_truncated(count: int, embedder: "Embedder") -> None:

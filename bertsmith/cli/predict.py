@@ -316,10 +316,17 @@ def _log_table_counts(
     for note in counts.notes:
         log(note)
     if out is not None and as_json:
-        print_json({"out": str(out), "rows": counts.rows, "columns": counts.columns,
-                  "without_prediction": counts.without_prediction, "left_out": counts.unreadable,
-                  "cut_off": counts.num_truncated})  # fmt: skip
-    _tell_cut(counts.num_truncated)
+        print_json(
+            {
+                "out": str(out),
+                "rows": counts.rows,
+                "columns": counts.columns,
+                "without_prediction": counts.without_prediction,
+                "left_out": counts.unreadable,
+                "cut_off": counts.num_truncated,
+            }
+        )
+    _log_num_truncated(counts.num_truncated)
     if counts.without_prediction:
         log(
             f"{counts.without_prediction:,} {counts.unit}s have no prediction; the first: "

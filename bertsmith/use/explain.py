@@ -63,7 +63,7 @@ def attention(
     for layer, x in zip(encoder.encoder.layers, encoder.hidden_states(batch), strict=False):
         assert isinstance(layer, EncoderLayer)
         layout = build_layout(batch, "reference", causal=causal, dtype=x.dtype)
-        probabilities.append(layer.probabilities(x, layout)[0].float().cpu().numpy())
+        probabilities.append(layer.compute_probabilities(x, layout)[0].float().cpu().numpy())
     tokens = bundle.tokenizer.ids_to_tokens(ids)
     return AttentionMaps(tokens, segments, np.stack(probabilities), num_removed)
 

@@ -188,7 +188,7 @@ def _compute_outputs(
             yield "next sentence", model.next_sentence_logits(hidden, batch).float().cpu()
         return
     is_sequence_level = isinstance(model, BertForSequenceClassification) or (
-        isinstance(model, BertWithBiLSTM) and model.whole
+        isinstance(model, BertWithBiLSTM) and model.is_sequence_level
     )
     yield ("sequence output" if is_sequence_level else "token output"), model(batch).float().cpu()
 
