@@ -358,7 +358,7 @@ def tokenizer_json(directory: Path, **changes: Any) -> None:
         ({"vocab": {"[PAD]": 0, "[UNK]": 0}}, "two words have the same id"),
         ({"vocab": ["[PAD]"]}, "expected an object"),
         ({"max_input_chars_per_word": "x"}, "max_input_chars_per_word is 'x'"),
-        ({"vocab": {"\ud800": 0}}, "no text that UTF-8 can hold"),
+        ({"vocab": {"\ud800": 0}}, "cannot be encoded as UTF-8"),
     ],
 )
 def test_a_tokenizer_of_another_kind_is_refused(

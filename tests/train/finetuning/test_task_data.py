@@ -138,7 +138,9 @@ def test_training_examples_of_one_class_are_rejected(start: Path, tmp_path: Path
     data = write_rows(tmp_path / "train.jsonl", rows)
     dev = write_rows(tmp_path / "dev.jsonl", [*rows, other_row])
     task = {"heldout": {"dev": str(dev)}, "labels": ["no", "yes"]}
-    with pytest.raises(TaskError, match=r"train\.jsonl: every label is 'no'; expected two"):
+    with pytest.raises(
+        TaskError, match=r"train\.jsonl: every label is 'no'; expected at least two"
+    ):
         finetune_table(start, tmp_path / "run", data, "single", task=task)
     # With a held-out fraction of 1/20, the row at this index is held out.
     index = int(np.random.default_rng(0).permutation(20)[0])
