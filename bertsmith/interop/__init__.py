@@ -1,4 +1,4 @@
-"""The weights of others: their names, their files and their folders, in and out.
+"""Import and export of models in other toolkits' formats.
 
-These files alone know foreign names; they never train and never ask a model.
+Only these modules know the names that other formats use for weights and files.
 """

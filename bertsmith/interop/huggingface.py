@@ -1,6 +1,6 @@
-"""Model directories for others: a copy in the plainest form, and sent to a hub by its own client.
+"""Exports model directories for transformers, and uploads them to the Hugging Face Hub.
 
-It never sends what does not fit together, and keeps no token: the client has its own place for it.
+No access token is stored here; ``huggingface_hub`` manages it.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from bertsmith.bundle.metadata import read_metadata
 from bertsmith.errors import ModelError
 from bertsmith.files import check_new_directory
 
-#: What of a model directory goes to the hub: files of other purposes may lie beside them.
-_SENT: Final = (
+#: Patterns of the files that are uploaded; other files in the directory are not.
+_UPLOAD_PATTERNS: Final = (
     "README.md", "config.json", "bertsmith.json", "tokenizer.json", "tokenizer_config.json",
     "vocab.txt", "special_tokens_map.json", "model*.safetensors", "model.safetensors.index.json",
     "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
@@ -22,8 +22,14 @@ _SENT: Final = (
 
 
 @dataclass(frozen=True)
-class Pushed:
-    """What was sent. url: of the model on the hub; commit: the hash of the new commit."""
+class UploadedModel:
+    """A model on the hub.
+
+    Attributes:
+        url: The model's page.
+        commit: The hash of the new commit.
+        files: The uploaded files, relative to the model directory.
+    """
 
     url: str
     commit: str
@@ -31,7 +37,7 @@ class Pushed:
 
 
 def is_model_directory(source: str) -> bool:
-    """Tell whether a name is a model directory's, or a hub id; a TensorFlow release is neither."""
+    """Return whether ``source`` is a model directory or a hub id, not a TensorFlow release."""
     path = Path(source)
     if not path.exists():
         return "/" in source and not path.parent.exists()
@@ -39,16 +45,28 @@ def is_model_directory(source: str) -> bool:
 
 
 def write_huggingface(model: Path | str, out: Path | str) -> list[str]:
-    """Write a model, of whatever files and names, as a model directory with one safetensors file.
+    """Write a model in any supported format as a model directory with one safetensors file.
 
-    ``out`` must not be there, or be empty. Returns what a user should know. Raises ModelError.
+    Args:
+        model: A model directory, run directory or hub id.
+        out: A directory that is empty or does not exist.
+
+    Returns:
+        Notes for the user.
+
+    Raises:
+        ModelError: The model cannot be read, or ``out`` is not empty.
     """
     out = Path(out)
     check_new_directory(out)
     bundle = load_model(model)
     save_model(out, bundle)
     if bundle.config.norm != "post" or bundle.config.attention == "causal":
-        return ["transformers has no such BERT: it refuses the directory (model_type bertsmith)"]
+        note = (
+            "transformers cannot load this model, because its BERT is bidirectional and post-norm "
+            "(the config has model_type bertsmith)"
+        )
+        return [note]
     return []
 
 
@@ -60,45 +78,55 @@ def push_to_hub(
     revision: str | None = None,
     endpoint: str | None = None,
     token: str | None = None,
-) -> Pushed:
-    """Send a model directory to the hub in one commit, into a repository made if need be.
+) -> UploadedModel:
+    """Upload a model directory to the hub in one commit; create the repository if necessary.
 
-    repo_id: OWNER/NAME. private: of a new repository; one that is there stays as it is. revision: a
-    branch, made if need be. endpoint, token: instead of those that ``huggingface_hub`` finds.
-    Raises ModelError.
+    Args:
+        model: A model directory or run directory.
+        repo_id: OWNER/NAME.
+        private: Whether a new repository is private; existing ones do not change.
+        revision: A branch, created if necessary; by default the main branch.
+        endpoint: URL of the hub, by default that of ``huggingface_hub``.
+        token: Access token, by default that of ``huggingface_hub``.
+
+    Raises:
+        ModelError: The model directory is incomplete, or the upload failed.
     """
-    # A tenth of a second, for those who push only.
+    # Imported here because it takes a tenth of a second.
     from huggingface_hub import CommitOperationAdd, HfApi
 
     directory = locate_model(model)
     _, config, _ = read_metadata(directory)
     open_weights(directory, config)
-    files = _files(directory)
+    files = _list_files(directory)
     hub = HfApi(endpoint=endpoint, token=token)
     try:
         url = hub.create_repo(repo_id, private=private or None, exist_ok=True)
         if revision is not None:
             hub.create_branch(repo_id, branch=revision, exist_ok=True)
-        done = hub.create_commit(
+        commit = hub.create_commit(
             repo_id,
             [CommitOperationAdd(file, directory / file) for file in files],
             commit_message="Add the model",
             revision=revision,
         )
-    except Exception as error:  # noqa: BLE001 - said below
-        # Its HTTP library, its own errors and the disk's have no base in common.
-        first = (str(error).strip().splitlines() or [""])[0]
+    except Exception as error:  # noqa: BLE001 - raised again below
+        # Errors of the hub, its HTTP library and the file system have no common base class.
+        first_line = (str(error).strip().splitlines() or [""])[0]
         raise ModelError(
-            f"{repo_id}: could not be sent ({type(error).__name__}: {first}); check the name and "
+            f"{repo_id}: upload failed ({type(error).__name__}: {first_line}); check the name and "
             "the network, and log in with: hf auth login"
         ) from None
-    return Pushed(str(url), str(done.oid), files)
+    return UploadedModel(str(url), str(commit.oid), files)
 
 
-def _files(directory: Path) -> tuple[str, ...]:
-    """Return the files of a model directory that are sent, by their places in it."""
+def _list_files(directory: Path) -> tuple[str, ...]:
+    """Return the files of a model directory to upload, relative to it and sorted."""
     if not list(directory.glob("model*.safetensors")):
-        raise ModelError(f"{directory}: only weights in safetensors are sent, and there are none")
-    found = {file.relative_to(directory).as_posix()
-             for pattern in _SENT for file in directory.glob(pattern)}  # fmt: skip
-    return tuple(sorted(found))
+        raise ModelError(
+            f"{directory}: no safetensors weights, and no others are uploaded; convert the model "
+            "with: bertsmith export --to hf"
+        )
+    files = {file.relative_to(directory).as_posix()
+             for pattern in _UPLOAD_PATTERNS for file in directory.glob(pattern)}  # fmt: skip
+    return tuple(sorted(files))

@@ -1,1 +1,1 @@
-"""The paper's experiments, each as one command, at a size one can afford. It never prints."""
+"""Reproduces the paper's tables and figures as experiments that share and reuse their stages."""

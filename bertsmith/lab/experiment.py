@@ -1,7 +1,4 @@
-"""What an experiment is: its question, the stages that answer it, and how the answer is told.
-
-It never makes a stage.
-"""
+"""The definition of an experiment: its question, its stages and its report."""
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
@@ -12,16 +9,23 @@ from bertsmith.lab.stage import Stage
 from bertsmith.lab.stage_runners import StageFunction
 from bertsmith.lab.stages import StageFactory
 
-#: The stages of an experiment by what they answer; results under the same keys, None if missing.
+#: The stages whose results an experiment reports, by a key that says what they measure.
 Stages = dict[Any, Stage]
+#: The results of those stages under the same keys, None where a result is missing.
 Results = Mapping[Hashable, dict[str, Any] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """One of the paper's, or of those who read it. ``source``: where in the paper it stands.
+    """One experiment of the paper, or a related one.
 
-    stage_functions: how kinds of stages that it alone has are made.
+    Attributes:
+        name: The name on the command line.
+        source: The section, table or figure of the paper.
+        question: The question that the experiment answers.
+        build_stages: Returns the stages to run.
+        build_report: Returns tables and plots from the results.
+        stage_functions: Runs the kinds of stages that only this experiment has.
     """
 
     name: str

@@ -1,7 +1,4 @@
-"""Runs an experiment: its plan, its stages, and the files that tell what came out.
-
-It never knows the command line.
-"""
+"""Runs an experiment: plans and runs its stages, and writes its report."""
 
 import json
 import signal
@@ -13,11 +10,11 @@ from typing import Any
 from bertsmith.bundle import hash_model_files, locate_model
 from bertsmith.errors import MissingExtraError, RunError, SettingsError, TaskError
 from bertsmith.files import write_atomic, write_json
-from bertsmith.lab import report, toy_language
+from bertsmith.lab import toy_language
 from bertsmith.lab.cost import CostEstimator, count_training_steps
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.experiments.registry import EXPERIMENTS
-from bertsmith.lab.report import Report
+from bertsmith.lab.report import Report, save_figure
 from bertsmith.lab.runner import Runner
 from bertsmith.lab.scale import SCALES, Scale
 from bertsmith.lab.sources import Sources, estimate_characters, is_compressed
@@ -26,19 +23,23 @@ from bertsmith.lab.stage_runners import StoppedError
 from bertsmith.lab.stages import TRAINING_KINDS, StageFactory
 from bertsmith.progress import NullProgress, Progress
 
-#: Experiments that can be asked of a model that was not made here.
+#: Experiments that can evaluate the user's model instead of training models.
 MODEL_EXPERIMENTS = ("features", "pooling", "context", "positions")
-#: Experiments that ask Korean text as well, where it is given.
-IN_KOREAN = ("context", "vocabulary")
-#: Where what results were made of stands, under OUT where nobody says.
+#: Experiments that also use Korean text if there is any.
+_KOREAN_EXPERIMENTS = ("context", "vocabulary")
+#: The default directory of stage outputs, in OUT/SCALE.
 WORK_DIR = "work"
 
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """A stage that is to be made, and its seconds as far as they can be told.
+    """A stage that is still to run.
 
-    description: what people call it, or what it is first made for. steps: of training, 0 without any.
+    Attributes:
+        stage: The stage.
+        description: What the stage measures, or which stage needs it first.
+        num_steps: Its training steps, 0 if it does not train.
+        seconds: Its estimated duration, None if it cannot be estimated.
     """
 
     stage: Stage
@@ -49,7 +50,15 @@ class PlannedStage:
 
 @dataclass(frozen=True)
 class ExperimentOutcome:
-    """An experiment that has run. failures: why stages failed, by their names; files: written."""
+    """The outcome of an experiment.
+
+    Attributes:
+        experiment: The experiment.
+        report: Its tables and plots.
+        failures: Error messages by stage name.
+        num_missing: The number of missing results.
+        files: The files that were written.
+    """
 
     experiment: Experiment
     report: Report
@@ -59,11 +68,7 @@ class ExperimentOutcome:
 
 
 class ExperimentRun:
-    """One experiment at one scale, with its folders.
-
-    out: tables and pictures. results: the results file, by default next to them. work: stores, runs
-    and models, which may be thrown away.
-    """
+    """One experiment at one scale, with its directories."""
 
     def __init__(
         self,
@@ -77,82 +82,99 @@ class ExperimentRun:
         num_seeds: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Raises SettingsError for an unknown experiment or scale, TaskError for missing files.
+        """Check the arguments and create the stages, without running any.
 
-        ``sources``: at scale "smoke" a toy language stands in for what is not given.
+        Args:
+            name: The name of an experiment.
+            scale: The name of a scale.
+            sources: The input files; at scale "smoke", toy files replace missing ones.
+            out: The directory for tables and figures, which go to OUT/SCALE.
+            results_dir: The directory of SCALE/results.jsonl, by default ``out``.
+            work_dir: The directory for stores, runs and models, by default OUT/SCALE/work. It may
+                be deleted at any time.
+            num_seeds: Runs per configuration, by default that of the scale.
+            progress: Receives progress bars and messages.
+
+        Raises:
+            SettingsError: The experiment or scale is unknown.
+            TaskError: An input file is missing or cannot be read.
+            RunError: ``out`` is a file, or has the report of another model.
         """
-        given = _asked(name, scale, sources or Sources())
+        sources = _check_arguments(name, scale, sources or Sources())
         self.experiment, self.out = EXPERIMENTS[name], Path(out)
         if self.out.exists() and not self.out.is_dir():
             raise RunError(f"{self.out}: this is a file; give --out a directory")
-        # Of another scale, nothing is shared, and tables stand beside each other.
+        # Scales share no stages, and their reports must not replace each other.
         self.out = self.out / scale
         work_dir = Path(work_dir) / scale if work_dir else self.out / WORK_DIR
         results_dir = Path(results_dir) / scale if results_dir else self.out
         progress = progress or NullProgress()
-        given.check_paths(
-            ("en", "ko") if name in IN_KOREAN else ("en",), self.out, results_dir, work_dir
+        uses_korean = name in _KOREAN_EXPERIMENTS
+        sources.check_paths(
+            ("en", "ko") if uses_korean else ("en",), self.out, results_dir, work_dir
         )
-        for what in _too_little(SCALES[scale], given, korean=name in IN_KOREAN):
-            progress.log(what)
+        for warning in _text_size_warnings(SCALES[scale], sources, uses_korean=uses_korean):
+            progress.log(warning)
         if scale == "smoke":
-            given = toy_language.fill_missing_sources(given, work_dir / "toy")
-        if name in IN_KOREAN and given.korean is None and not given.model:
-            progress.log(f"without --korean-text, {name} is of English alone")
-        self.factory = StageFactory(SCALES[scale].with_seeds(num_seeds), given, work_dir)
+            sources = toy_language.fill_missing_sources(sources, work_dir / "toy")
+        if uses_korean and sources.korean is None and not sources.model:
+            progress.log(f"without --korean-text, {name} covers English only")
+        self.factory = StageFactory(SCALES[scale].with_seeds(num_seeds), sources, work_dir)
         self.runner = Runner(results_dir, work_dir, progress, self.experiment.stage_functions)
         try:
             self.stages: Stages = self.experiment.build_stages(self.factory)
-            # Of all that is read, before anything starts: what changes later is for the next call.
-            self._named = {key: stage.name for key, stage in self.stages.items()}
+            # Hashes all input files now, so that changes during the run do not affect it.
+            self._stage_names = {key: stage.name for key, stage in self.stages.items()}
         except OSError as error:
             raise TaskError(f"{error.filename or self.out}: {error.strerror or error}") from error
-        self._model = _identity(given.model)
-        stood = self._stood().get("model_hash")
-        if stood is not None and stood != self._model.get("model_hash", stood):
-            raise RunError(f"{self._file('md')} is of another model; give another --out")
+        self._model_id = _identify_model(sources.model)
+        old_hash = self._read_old_facts().get("model_hash")
+        if old_hash is not None and old_hash != self._model_id.get("model_hash", old_hash):
+            raise RunError(
+                f"{self._report_file('md')} is the report of another model; choose another --out"
+            )
 
     def plan(self) -> list[PlannedStage]:
-        """Return what is still to be made, in order, with its cost from a short probe."""
-        costs, words = CostEstimator(), self.describe_stages()
+        """Return the stages that are still to run, in order, with estimated durations."""
+        costs, descriptions = CostEstimator(), self.describe_stages()
         missing, progress = self.missing_stages(), self.runner.progress
         planned = []
         progress.start("probing", len(missing), "stages")
         try:
             for stage in missing:
-                planned.append(
-                    PlannedStage(
-                        stage,
-                        words[stage.name],
-                        count_training_steps(stage),
-                        costs.estimate_seconds(stage),
-                    )
-                )
+                num_steps, seconds = count_training_steps(stage), costs.estimate_seconds(stage)
+                planned.append(PlannedStage(stage, descriptions[stage.name], num_steps, seconds))
                 progress.advance(1)
         finally:
             progress.finish()
         return planned
 
     def describe_stages(self) -> dict[str, str]:
-        """Return what people call each stage, by its name: what needs it first gives it one."""
-        words = {stage.name: _words(key) for key, stage in self.stages.items()}
+        """Return a description of each stage by its name.
+
+        A stage that only others need is described by its role and the first stage that needs it.
+        """
+        descriptions = {stage.name: _describe_key(key) for key, stage in self.stages.items()}
         for key, stage in self.stages.items():
-            _name_needs(stage, _words(key), words)
-        return words
+            _describe_dependencies(stage, _describe_key(key), descriptions)
+        return descriptions
 
     def missing_stages(self) -> list[Stage]:
-        """Return the stages that are still to be made, in order."""
+        """Return the stages that are still to run, in order."""
         return self.runner.missing_stages(self.stages.values())
 
     def run(self) -> ExperimentOutcome:
-        """Make what is missing, then write tables and picture.
+        """Run the missing stages and write the report.
 
-        Raises StoppedError on a signal, once what is there so far is written.
+        Raises:
+            StoppedError: A signal asked to stop; the report has the results so far.
         """
         try:
-            self.runner.run_stages({_words(key): stage for key, stage in self.stages.items()})
+            self.runner.run_stages(
+                {_describe_key(key): stage for key, stage in self.stages.items()}
+            )
         except KeyboardInterrupt:
-            # Where no loop of training waits for it.
+            # Only training loops turn the signal into a StoppedError.
             self.write_report()
             raise StoppedError(signal.SIGINT) from None
         except StoppedError:
@@ -161,125 +183,132 @@ class ExperimentRun:
         return self.write_report()
 
     def write_report(self) -> ExperimentOutcome:
-        """Write tables and picture from the results that are there."""
-        results: Results = {
-            key: self.runner.get_result(stage) for key, stage in self.stages.items()
-        }
-        # A run that diverged is a finding; of what was to be measured on it, there is nothing.
-        vain = {key for key, own in results.items()
-                if own and "diverged" in own and self.stages[key].kind not in TRAINING_KINDS}  # fmt: skip
-        found = self.experiment.build_report(self.factory, {**results, **dict.fromkeys(vain)})
-        missing = sum(own is None for own in results.values())
-        table, facts, picture = (self._file(end) for end in ("md", "json", "png"))
-        if missing and table.exists() and self._lacks(results):
+        """Write tables and figure from the results so far.
+
+        A complete report is not replaced by an incomplete one that lacks some of its results.
+        """
+        results: Results = {key: self.runner.get_result(stage)
+                            for key, stage in self.stages.items()}  # fmt: skip
+        # A diverged training run is reported; measurements of its model do not exist.
+        unmeasured = {key for key, result in results.items() if result and "diverged" in result
+                      and self.stages[key].kind not in TRAINING_KINDS}  # fmt: skip
+        report = self.experiment.build_report(
+            self.factory, {**results, **dict.fromkeys(unmeasured)}
+        )
+        num_missing = sum(result is None for result in results.values())
+        table, facts, picture = (self._report_file(suffix) for suffix in ("md", "json", "png"))
+        failures = self.runner.failures
+        if num_missing and table.exists() and self._would_lose_results(results):
             self.runner.progress.log(
-                f"{table} stays as it was: it is whole, and there are results in it that are not "
-                "in this one"
+                f"{table} is not replaced: it is complete and has results that are missing now"
             )
-            return ExperimentOutcome(self.experiment, found, self.runner.failures, missing, [])
-        write_atomic(table, found.to_markdown())
-        write_json(facts, self._facts(found, results), inline_numbers=True)
+            return ExperimentOutcome(self.experiment, report, failures, num_missing, [])
+        write_atomic(table, report.to_markdown())
+        write_json(facts, self._facts(report, results), inline_numbers=True)
         files = [table, facts]
         try:
-            if found.panels:
-                report.save_figure(
-                    found, picture, f"{self.experiment.name}: {self.experiment.question}"
-                )
+            if report.panels:
+                save_figure(report, picture, f"{self.experiment.name}: {self.experiment.question}")
                 files.append(picture)
         except MissingExtraError as error:
             self.runner.progress.log(str(error))
-        return ExperimentOutcome(self.experiment, found, self.runner.failures, missing, files)
+        return ExperimentOutcome(self.experiment, report, failures, num_missing, files)
 
-    def _file(self, end: str) -> Path:
-        """Return a file that tells what came out; of a given model, beside those of models here."""
-        given = "given-" if self.factory.sources.model else ""
-        return self.out / f"{given}{self.experiment.name}.{end}"
+    def _report_file(self, suffix: str) -> Path:
+        """Return the path of a report file; reports of the user's model have another name."""
+        prefix = "given-" if self.factory.sources.model else ""
+        return self.out / f"{prefix}{self.experiment.name}.{suffix}"
 
-    def _seeds(self) -> int:
-        """Return how many seeds were asked: one, where the experiment is of one run or of none."""
-        one = self.experiment.build_stages(
-            replace(self.factory, scale=self.factory.scale.with_seeds(1))
-        )
-        return 1 if one.keys() == self.stages.keys() else self.factory.scale.num_seeds
+    def _num_seeds(self) -> int:
+        """Return the number of seeds, 1 for an experiment whose stages do not depend on it."""
+        one_seed = replace(self.factory, scale=self.factory.scale.with_seeds(1))
+        is_seedless = self.experiment.build_stages(one_seed).keys() == self.stages.keys()
+        return 1 if is_seedless else self.factory.scale.num_seeds
 
-    def _stood(self) -> dict[str, Any]:
-        """Return the facts of the tables that stand there already, nothing where none do."""
+    def _read_old_facts(self) -> dict[str, Any]:
+        """Return the JSON of the existing report, empty if there is none."""
         try:
-            found: Any = json.loads(self._file("json").read_text(encoding="utf-8"))
+            facts: Any = json.loads(self._report_file("json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return facts if isinstance(facts, dict) else {}
 
-    def _lacks(self, results: Results) -> bool:
-        """Tell whether the tables that stand there are whole, and hold what these would not."""
-        stood = self._stood()
-        here = {self._named[key] for key, own in results.items() if own is not None}
-        return stood.get("missing") == [] and not here.issuperset(stood["stages"].values())
+    def _would_lose_results(self, results: Results) -> bool:
+        """Return whether the existing report is complete and has results that are missing here."""
+        old = self._read_old_facts()
+        names = {self._stage_names[key] for key, result in results.items() if result is not None}
+        return old.get("missing") == [] and not names.issuperset(old["stages"].values())
 
-    def _facts(self, found: Report, results: Mapping[Any, Any]) -> dict[str, Any]:
+    def _facts(self, report: Report, results: Mapping[Any, Any]) -> dict[str, Any]:
+        """Return the JSON of a report."""
         return {
             "experiment": self.experiment.name,
             "source": self.experiment.source,
             "question": self.experiment.question,
             "scale": self.factory.scale.name,
-            "seeds": self._seeds(),
-            **self._model,
-            "stages": {_words(key): name for key, name in self._named.items()},
-            "missing": [_words(key) for key, own in results.items() if own is None],
+            "seeds": self._num_seeds(),
+            **self._model_id,
+            "stages": {_describe_key(key): name for key, name in self._stage_names.items()},
+            "missing": [_describe_key(key) for key, result in results.items() if result is None],
             "failures": self.runner.failures,
-            "tables": [table.to_json() for table in found.tables],
-            "figures": found.data,
+            "tables": [table.to_json() for table in report.tables],
+            "figures": report.data,
         }
 
 
-def _asked(name: str, scale: str, given: Sources) -> Sources:
-    """Return the sources with the model's own directory; SettingsError for what is not known."""
+def _check_arguments(name: str, scale: str, sources: Sources) -> Sources:
+    """Check the names and return the sources with the path of the model directory.
+
+    Raises:
+        SettingsError: The experiment or scale is unknown, or the experiment takes no model.
+    """
     if name not in EXPERIMENTS:
         raise SettingsError(f"unknown experiment {name!r}; known: {', '.join(EXPERIMENTS)}")
     if scale not in SCALES:
         raise SettingsError(f"unknown scale {scale!r}; known: {', '.join(SCALES)}")
-    if not given.model:
-        return given
+    if not sources.model:
+        return sources
     if name not in MODEL_EXPERIMENTS:
         raise SettingsError(
             f"{name} trains models of its own; only {', '.join(MODEL_EXPERIMENTS)} take --model"
         )
-    return replace(given, model=str(locate_model(given.model)))
+    return replace(sources, model=str(locate_model(sources.model)))
 
 
-def _identity(model: str | None) -> dict[str, str]:
-    """Return which model was given, by its name and the hash of what makes it that model."""
+def _identify_model(model: str | None) -> dict[str, str]:
+    """Return the name and the hash of the user's model for the report, empty without one."""
     if model is None:
         return {}
     return {"model": Path(model).name, "model_hash": hash_model_files(Path(model))[:12]}
 
 
-def _name_needs(stage: Stage, words: str, named: dict[str, str]) -> None:
-    """Name what a stage needs by what it is first needed for."""
-    for part, need in stage.dependencies.items():
-        named.setdefault(need.name, f"the {part} of {words}")
-        _name_needs(need, words, named)
+def _describe_dependencies(stage: Stage, description: str, descriptions: dict[str, str]) -> None:
+    """Add descriptions of a stage's dependencies that have none yet."""
+    for role, dependency in stage.dependencies.items():
+        descriptions.setdefault(dependency.name, f"the {role} of {description}")
+        _describe_dependencies(dependency, description, descriptions)
 
 
-def _too_little(scale: Scale, given: Sources, *, korean: bool) -> Iterator[str]:
-    """Tell of each text that has fewer characters than the scale takes of it, where that is known.
+def _text_size_warnings(scale: Scale, sources: Sources, *, uses_korean: bool) -> Iterator[str]:
+    """Yield a warning for each text that has fewer characters than the scale uses.
 
-    The paper's scale takes all that there is. korean: whether Korean is read.
+    Compressed texts are not checked, and neither is scale "full", which uses all text.
     """
-    asked = [("--text", "en", given.english)]
-    asked += [("--korean-text", "ko", given.korean)] if korean else []
-    for option, language, place in asked:
-        if place is None or scale.name == "full" or given.model:
+    texts = [("--text", "en", sources.english)]
+    texts += [("--korean-text", "ko", sources.korean)] if uses_korean else []
+    for option, language, path in texts:
+        if path is None or scale.name == "full" or sources.model:
             continue
-        files = given.text_files(language).values()
-        size = sum(map(estimate_characters, files))
-        if size < scale.max_characters and not any(map(is_compressed, files)):
+        files = sources.text_files(language).values()
+        num_characters = sum(map(estimate_characters, files))
+        if num_characters < scale.max_characters and not any(map(is_compressed, files)):
+            rounded = float(f"{num_characters:.2g}")
             yield (
-                f"{option} {place}: about {float(f'{size:.2g}'):,.0f} characters, where scale "
-                f"{scale.name} takes {scale.max_characters:,}; what it finds is of less than that scale"
+                f"{option} {path}: about {rounded:,.0f} characters, but scale {scale.name} uses "
+                f"{scale.max_characters:,}; the results will be those of a smaller scale"
             )
 
 
-def _words(key: Any) -> str:
-    """Return what people call a stage: its key, numbers without a name being seeds and moments."""
+def _describe_key(key: Any) -> str:
+    """Return the key of a stage as text, such as "relu, 0" for activation and seed."""
     return ", ".join(map(str, key)) if isinstance(key, tuple) else str(key)

@@ -1,7 +1,4 @@
-"""What a step of a model costs here, by a few on made-up ids.
-
-It never knows which stages are asked about.
-"""
+"""Measures the time of a training step on this machine, with random token ids."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,61 +23,64 @@ from bertsmith.train.engine.step import LossFunction, take_step
 from bertsmith.train.pretraining.micro_batches import MicroBatch, split_batch, to_device
 from bertsmith.train.pretraining.objective import compute_mean_losses
 
-#: Tokens of a piece on a CPU, which is as fast with few.
-_TOKENS = 4096
-#: Seconds that a probe takes after its first steps, if one is not longer.
-_SECONDS = 1.0
+#: Tokens per micro-batch on a CPU, where larger ones are not faster.
+_CPU_MICRO_TOKENS = 4096
+#: Seconds spent on timed steps; at least one step is timed.
+_PROBE_SECONDS = 1.0
 
 
 def measure_step_seconds(
     config: ModelConfig, data: DataSettings, features: Mapping[str, Any] | None = None
 ) -> float:
-    """Return the median seconds of a training step, by the first piece of its batch.
+    """Return the median seconds per training step, extrapolated from its first micro-batch.
 
-    data: how many sequences of which length; features: of a BiLSTM on top, which learns instead of
-    the heads of pre-training.
+    Args:
+        config: The model's sizes.
+        data: Batch size in sequences, their length and the objective.
+        features: Settings of a BiLSTM that is trained instead of the pre-training heads.
     """
     machine = device.resolve_machine(
         "auto", "auto", "auto", attention_dropout=config.attention_dropout, threads=None
     )
-    most = _TOKENS if machine.device.type == "cpu" else compute_settings.MICRO_TOKENS
-    batch = _batch(data)
-    first = split_batch(batch, most)[0]
-    whole = [to_device(first, machine.device)]
-    losses: LossFunction
+    is_cpu = machine.device.type == "cpu"
+    max_tokens = _CPU_MICRO_TOKENS if is_cpu else compute_settings.MICRO_TOKENS
+    batch = _random_batch(data)
+    first = split_batch(batch, max_tokens)[0]
+    micro_batches = [to_device(first, machine.device)]
+    loss_fn: LossFunction
     model: nn.Module
     if features is None:
         model = BertForPreTraining(config, machine.kernel)
-        losses = partial(compute_mean_losses, model)
+        loss_fn = partial(compute_mean_losses, model)
     else:
-        own = FeatureSettings.parse(features, "the probe")
-        model = BertWithBiLSTM(config, 2, own, is_sequence_level=True, kernel=machine.kernel)
-        losses = partial(_of_features, model)
+        settings = FeatureSettings.parse(features, "the probe")
+        model = BertWithBiLSTM(config, 2, settings, is_sequence_level=True, kernel=machine.kernel)
+        loss_fn = partial(_bilstm_loss, model)
     model = model.to(machine.device).train()
     adam = optimizer.build_optimizer(model, OptimSettings())
 
-    def take(number: int, whole: list[Any]) -> None:
-        take_step(
-            losses, whole, model, adam, machine, step=number, seed=0, lr=1e-5, max_grad_norm=1.0
-        )
+    def run_step(number: int, micro_batches: list[Any]) -> None:
+        take_step(loss_fn, micro_batches, model, adam, machine, step=number, seed=0, lr=1e-5,
+                  max_grad_norm=1.0)  # fmt: skip
         device.synchronize(machine)
 
-    seconds, _ = median_step_seconds(repeat(whole), take, _SECONDS)
-    # The update of the weights, which a batch has once, is counted with each piece: it is small.
+    seconds, _ = median_step_seconds(repeat(micro_batches), run_step, _PROBE_SECONDS)
+    # This counts the optimizer update once per micro-batch instead of once per batch; it is cheap.
     return seconds * len(batch.ids) / len(first.ids)
 
 
-def _batch(data: DataSettings) -> Batch:
+def _random_batch(data: DataSettings) -> Batch:
+    """Return a batch of random ids; left to right, every token is predicted."""
     batch = compile_warmup.warmup_batches(data, data.length, data.batch * data.length)[0]
     if data.objective != "left-to-right":
         return batch
-    places = np.arange(len(batch.ids))
-    return replace(batch, masked_positions=places, masked_labels=np.zeros_like(places))
+    positions = np.arange(len(batch.ids))
+    return replace(batch, masked_positions=positions, masked_labels=np.zeros_like(positions))
 
 
-def _of_features(
-    model: nn.Module, piece: MicroBatch, whole: list[MicroBatch], noise: DropoutSeed
+def _bilstm_loss(
+    model: nn.Module, micro_batch: MicroBatch, micro_batches: list[MicroBatch], seed: DropoutSeed
 ) -> dict[str, Tensor]:
-    """Return a loss of all outputs of a BiLSTM, for whose cost its target does not matter."""
-    outputs: Tensor = model(piece.packed, None, noise)
-    return {"made_up": outputs.square().mean() / len(whole)}
+    """Return a loss over all BiLSTM outputs; its target does not affect the cost of a step."""
+    outputs: Tensor = model(micro_batch.packed, None, seed)
+    return {"made_up": outputs.square().mean() / len(micro_batches)}

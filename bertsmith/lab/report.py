@@ -1,7 +1,4 @@
-"""Tables and pictures of an experiment: Markdown, JSON, and a picture drawn from the same figures.
-
-It never knows how a figure came about.
-"""
+"""Reports of experiments: Markdown tables, JSON, and a figure drawn from the same numbers."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,46 +10,51 @@ from typing import Any
 
 from bertsmith.errors import MissingExtraError
 
-#: What stands in a cell whose run failed, or was not asked for.
+#: A table cell whose run failed or is missing.
 EMPTY_CELL = "-"
-#: Colours of a picture, told apart by people who see few of them (Okabe and Ito 2008).
+#: A colorblind-safe palette (Okabe and Ito 2008).
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
 
-#: Letters of the names under a plot.
-_LETTERS = 84
-#: Panels beside each other.
-_BESIDE = 2
-#: Points of a line beyond which they are not marked.
-_MARKED = 40
+#: Characters that fit below the x axis of a plot.
+_TICK_LABEL_CHARACTERS = 84
+_PANELS_PER_ROW = 2
+#: Lines with more points than this have no markers.
+_MAX_MARKED_POINTS = 40
 
-#: Draws into the axes of a picture.
+#: Draws into matplotlib axes.
 DrawFunction = Callable[[Any], None]
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under columns; a row is as long as ``columns``."""
+    """A table of formatted cells; each row has one cell per column."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
 
     def to_markdown(self) -> str:
-        """Return the table in Markdown, under its title."""
+        """Return the title and the table in Markdown."""
         lines = [f"**{self.title}**", "", f"| {' | '.join(self.columns)} |"]
         lines.append("| --- " * len(self.columns) + "|")
         lines += [f"| {' | '.join(row)} |" for row in self.rows]
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the table as plain values."""
+        """Return the title, and each row as a dictionary of its cells."""
         rows = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
         return {"title": self.title, "rows": rows}
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot of a picture: its title and what draws it; ``wide``: in a row of its own."""
+    """One plot of a figure.
+
+    Attributes:
+        title: The plot's title.
+        draw: Draws the plot.
+        full_width: Whether the plot takes a row of its own.
+    """
 
     title: str
     draw: DrawFunction
@@ -61,7 +63,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Report:
-    """What an experiment found. ``figures``: the numbers behind it, by name."""
+    """The tables and plots of an experiment, and the numbers behind them by name."""
 
     tables: Sequence[Table]
     panels: Sequence[Panel]
@@ -78,166 +80,205 @@ def format_mean_std(
     *,
     nonfinite_label: str = "diverged or constant",
 ) -> str:
-    """Return mean ± standard deviation over the seeds, and how many they are if some lack.
+    """Format mean ± standard deviation over seeds, with the number of seeds if some are missing.
 
-    None: not run, or failed. NaN: diverged, or a correlation with a constant; ``nonfinite_label`` says which
-    of them there can be.
+    Args:
+        values: One value per seed; None for a missing or failed run, NaN for a run that diverged
+            or a correlation with a constant.
+        format_spec: The format of mean and standard deviation.
+        nonfinite_label: The reason for NaN values that the cell names.
     """
-    known = _finite(values)
-    count = sum(value is not None and not math.isfinite(value) for value in values)
-    ended = f"{count} {nonfinite_label}" if count else ""
-    if not known:
-        return ended or EMPTY_CELL
-    told = format(mean(known), format_spec)
-    told = f"{told} ± {format(stdev(known), format_spec)}" if len(known) > 1 else told
-    if len(known) == len(values):
-        return told
-    return f"{told} ({len(known)} of {len(values)}{'; ' + ended if ended else ''})"
+    finite = _finite(values)
+    num_nonfinite = sum(value is not None and not math.isfinite(value) for value in values)
+    nonfinite = f"{num_nonfinite} {nonfinite_label}" if num_nonfinite else ""
+    if not finite:
+        return nonfinite or EMPTY_CELL
+    cell = format(mean(finite), format_spec)
+    cell = f"{cell} ± {format(stdev(finite), format_spec)}" if len(finite) > 1 else cell
+    if len(finite) == len(values):
+        return cell
+    return f"{cell} ({len(finite)} of {len(values)}{'; ' + nonfinite if nonfinite else ''})"
 
 
 def save_figure(report: Report, path: Path, title: str) -> None:
-    """Draw the panels of a report, one or more, as PNG; MissingExtraError without matplotlib."""
+    """Draw a report's panels, at least one, into a PNG file.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise MissingExtraError("matplotlib", "plot", "drawing an experiment") from None
-    rows = list(_rows(report.panels))
-    columns = _BESIDE if any(panel.full_width for panel in report.panels) else max(map(len, rows))
-    figure = Figure(figsize=(6.4 * columns, 4.4 * len(rows)), dpi=110, layout="constrained")
+    rows = list(_arrange_panels(report.panels))
+    has_full_width = any(panel.full_width for panel in report.panels)
+    num_columns = _PANELS_PER_ROW if has_full_width else max(map(len, rows))
+    figure = Figure(figsize=(6.4 * num_columns, 4.4 * len(rows)), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
-    # As many letters as a plot is wide, at this size.
-    figure.suptitle(fill(title, 75 * columns), fontsize=12, x=0.01, ha="left")
-    grid = figure.add_gridspec(len(rows), columns)
-    for line, row in enumerate(rows):
-        for place, panel in enumerate(row):
-            axes = figure.add_subplot(grid[line, :] if panel.full_width else grid[line, place])
+    # 75 characters of this font size fit above one plot.
+    figure.suptitle(fill(title, 75 * num_columns), fontsize=12, x=0.01, ha="left")
+    grid = figure.add_gridspec(len(rows), num_columns)
+    for row_index, row in enumerate(rows):
+        for column_index, panel in enumerate(row):
+            column = slice(None) if panel.full_width else column_index
+            axes = figure.add_subplot(grid[row_index, column])
             panel.draw(axes)
             axes.set_title(panel.title, loc="left", fontsize=10)
     figure.savefig(path)
 
 
-def _rows(panels: Sequence[Panel]) -> Iterator[list[Panel]]:
-    """Lay panels out, two in a row, or one that is wide."""
+def _arrange_panels(panels: Sequence[Panel]) -> Iterator[list[Panel]]:
+    """Yield rows of two panels; a full-width panel is alone in its row."""
     row: list[Panel] = []
     for panel in panels:
-        if row and (panel.full_width or row[0].full_width or len(row) == _BESIDE):
+        if row and (panel.full_width or row[0].full_width or len(row) == _PANELS_PER_ROW):
             yield row
             row = []
         row.append(panel)
     yield row
 
 
-def style_axes(axes: Any, x: str, y: str) -> None:
-    """Name the axes, and take away what nobody reads."""
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+def style_axes(axes: Any, x_label: str, y_label: str) -> None:
+    """Label the axes, add a light grid and remove the top and right borders."""
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def line_plot(
-    series: Mapping[str, Sequence[Sequence[float]]], x: str, y: str, **marks: float
+    series: Mapping[str, Sequence[Sequence[float]]],
+    x_label: str,
+    y_label: str,
+    **reference_lines: float,
 ) -> DrawFunction:
-    """Return what draws a line for each series of [x, y]; ``marks``: level lines by name."""
+    """Return a function that draws one line per series.
 
-    def drawn(axes: Any) -> None:
+    Args:
+        series: The [x, y] points of each series, by name.
+        x_label: Label of the x axis.
+        y_label: Label of the y axis.
+        reference_lines: Heights of horizontal lines, by name; underscores become spaces.
+    """
+
+    def draw_lines(axes: Any) -> None:
         for number, (name, points) in enumerate(series.items()):
             if points:
-                colour = COLORS[number % len(COLORS)]
-                # So that a line is seen under another one, and none is like the one of its colour.
+                color = COLORS[number % len(COLORS)]
+                # Alternating styles show overlapping lines, and tell repeated colors apart.
                 style = "--" if (number + number // len(COLORS)) % 2 else "-"
-                marker = "o" if len(points) <= _MARKED else ""
-                axes.plot(*zip(*points, strict=True), color=colour, linestyle=style, label=name,
+                marker = "o" if len(points) <= _MAX_MARKED_POINTS else ""
+                axes.plot(*zip(*points, strict=True), color=color, linestyle=style, label=name,
                           linewidth=1.5, marker=marker, markersize=2.5)  # fmt: skip
-        for name, level in marks.items():
-            axes.axhline(level, color="#444444", linestyle=":", linewidth=1,
+        for name, height in reference_lines.items():
+            axes.axhline(height, color="#444444", linestyle=":", linewidth=1,
                          label=name.replace("_", " "))  # fmt: skip
-        style_axes(axes, x, y)
-        # Steps, layers and distances are whole numbers.
+        style_axes(axes, x_label, y_label)
+        # Steps, layers and distances are integers.
         axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False, fontsize=8)
 
-    return drawn
+    return draw_lines
 
 
 def mean_plot(
-    courses: Mapping[str, Mapping[int, Sequence[float | None]]], x: str, y: str, **marks: float
+    curves: Mapping[str, Mapping[int, Sequence[float | None]]],
+    x_label: str,
+    y_label: str,
+    **reference_lines: float,
 ) -> DrawFunction:
-    """Return what draws a line through the means of each course, and a dot for each seed.
+    """Return a function that draws a line through the means over seeds, and a dot per seed.
 
-    courses: by name, the seeds' values at each x. marks: level lines by name.
+    Args:
+        curves: For each curve, by name, the values of all seeds at each x.
+        x_label: Label of the x axis.
+        y_label: Label of the y axis.
+        reference_lines: Heights of horizontal lines, by name.
     """
-    series = {name: [(place, mean(_finite(own))) for place, own in course.items() if _finite(own)]
-              for name, course in courses.items()}  # fmt: skip
+    series = {
+        name: [(x, mean(_finite(values))) for x, values in curve.items() if _finite(values)]
+        for name, curve in curves.items()
+    }
 
-    def drawn(axes: Any) -> None:
-        line_plot(series, x, y, **marks)(axes)
-        for number, course in enumerate(courses.values()):
-            points = [(place, value) for place, own in course.items() for value in _finite(own)]
+    def draw_means(axes: Any) -> None:
+        line_plot(series, x_label, y_label, **reference_lines)(axes)
+        for number, curve in enumerate(curves.values()):
+            points = [(x, value) for x, values in curve.items() for value in _finite(values)]
             if points:
                 axes.plot(*zip(*points, strict=True), ".", color=COLORS[number % len(COLORS)],
                           markersize=7, alpha=0.6)  # fmt: skip
 
-    return drawn
+    return draw_means
 
 
 def _finite(values: Sequence[float | None]) -> list[float]:
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
-def dot_plot(groups: Mapping[str, Mapping[str, Sequence[float | None]]], y: str) -> DrawFunction:
-    """Return what draws, in groups by name, a line at each series' mean and a dot for each seed.
+def dot_plot(
+    groups: Mapping[str, Mapping[str, Sequence[float | None]]], y_label: str
+) -> DrawFunction:
+    """Return a function that draws groups of series: a bar at each mean, and a dot per seed.
 
-    A single series needs no name: the groups have theirs. No bars: these would have to begin at 0,
-    and what is compared lies close together.
+    There are no full bars because they would have to start at 0, far below the compared values. A
+    legend is drawn only if there is more than one series.
+
+    Args:
+        groups: For each group, by name, the values of all seeds of each series.
+        y_label: Label of the y axis.
     """
 
-    def drawn(axes: Any) -> None:
+    def draw_dots(axes: Any) -> None:
         names = list(groups)
-        series = list(dict.fromkeys(name for own in groups.values() for name in own))
-        width = 0.8 / max(len(series), 1)
-        for number, name in enumerate(series):
-            colour = COLORS[number % len(COLORS)]
-            # What the legend shows, which must not look like a value.
-            axes.plot([], [], "s", color=colour, label=name)
-            for place, group in enumerate(names):
-                known = _finite(groups[group].get(name, ()))
-                where = place - 0.4 + (number + 0.5) * width
-                if known:
-                    ends = (where - 0.42 * width, where + 0.42 * width)
-                    axes.hlines(mean(known), *ends, color=colour, linewidth=3)
-                    axes.plot([where] * len(known), known, ".", color=colour, markersize=7)
+        all_series = list(dict.fromkeys(name for group in groups.values() for name in group))
+        width = 0.8 / max(len(all_series), 1)
+        for number, name in enumerate(all_series):
+            color = COLORS[number % len(COLORS)]
+            # An empty plot adds a square to the legend, which no data point looks like.
+            axes.plot([], [], "s", color=color, label=name)
+            for group_index, group in enumerate(names):
+                values = _finite(groups[group].get(name, ()))
+                x = group_index - 0.4 + (number + 0.5) * width
+                if values:
+                    ends = (x - 0.42 * width, x + 0.42 * width)
+                    axes.hlines(mean(values), *ends, color=color, linewidth=3)
+                    axes.plot([x] * len(values), values, ".", color=color, markersize=7)
         axes.set_axisbelow(True)
-        across = max(5, _LETTERS // max(len(names), 1))
-        axes.set_xticks(range(len(names)), [fill(name, across) for name in names], fontsize=8)
-        # Where a group has nothing yet, its place stays.
+        label_width = max(5, _TICK_LABEL_CHARACTERS // max(len(names), 1))
+        labels = [fill(name, label_width) for name in names]
+        axes.set_xticks(range(len(names)), labels, fontsize=8)
+        # Groups without values keep their place.
         axes.set_xlim(-0.5, len(names) - 0.5)
-        style_axes(axes, "", y)
+        style_axes(axes, "", y_label)
         axes.grid(axis="x", visible=False)
-        if len(series) > 1:
-            axes.legend(frameon=False, fontsize=8, ncols=min(len(series), 4),
+        if len(all_series) > 1:
+            axes.legend(frameon=False, fontsize=8, ncols=min(len(all_series), 4),
                         loc="lower left", bbox_to_anchor=(0, -0.25))  # fmt: skip
 
-    return drawn
+    return draw_dots
 
 
-def heatmap(values: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str],
-         form: str = ".2f") -> DrawFunction:  # fmt: skip
-    """Return what draws a table of numbers as colours, each written in its place."""
+def heatmap(
+    values: Sequence[Sequence[float]],
+    row_labels: Sequence[str],
+    column_labels: Sequence[str],
+    format_spec: str = ".2f",
+) -> DrawFunction:
+    """Return a function that draws a matrix as colors, with each value written in its cell."""
 
-    def drawn(axes: Any) -> None:
+    def draw_heatmap(axes: Any) -> None:
         axes.imshow(values, cmap="viridis", aspect="auto")
-        axes.set_xticks(range(len(columns)), columns, fontsize=8)
-        axes.set_yticks(range(len(rows)), rows, fontsize=8)
-        known = [v for row in values for v in row if math.isfinite(v)]
-        middle = (max(known) + min(known)) / 2 if known else 0.0
+        axes.set_xticks(range(len(column_labels)), column_labels, fontsize=8)
+        axes.set_yticks(range(len(row_labels)), row_labels, fontsize=8)
+        finite = [value for row in values for value in row if math.isfinite(value)]
+        middle = (max(finite) + min(finite)) / 2 if finite else 0.0
         for y, row in enumerate(values):
             for x, value in enumerate(row):
-                known_value = math.isfinite(value)
-                colour = "white" if known_value and value < middle else "black"
-                told = format(value, form) if known_value else EMPTY_CELL
-                axes.text(x, y, told, ha="center", va="center", color=colour, size=7)
+                is_finite = math.isfinite(value)
+                color = "white" if is_finite and value < middle else "black"
+                text = format(value, format_spec) if is_finite else EMPTY_CELL
+                axes.text(x, y, text, ha="center", va="center", color=color, size=7)
 
-    return drawn
+    return draw_heatmap

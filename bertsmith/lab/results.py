@@ -1,7 +1,7 @@
 """The results file of a scale: one JSON record per line, appended as stages finish.
 
-A killed process loses at most the line it was writing. The last record of a name counts. Several
-processes may append to one file.
+If the process is killed, at most the line being written is lost. If a stage has several records,
+the last one counts. Several processes may append to one file.
 """
 
 import fcntl
@@ -14,32 +14,41 @@ from typing import Any
 from bertsmith.files import dump_json, sync
 
 RESULTS_FILE = "results.jsonl"
-#: Version 0.1 wrote one file per result into this folder, next to today's file.
-LEGACY_FOLDER = "results"
+#: Version 0.1 wrote one file per result into this folder, next to the results file.
+_LEGACY_FOLDER = "results"
 
 
 class ResultsFile:
-    """Results by the name of their stage, read lazily and kept up to date with the file."""
+    """Results by stage name; lines that other processes append are read on the next access."""
 
     def __init__(self, path: Path, log: Callable[[str], None]) -> None:
-        """Open ``path``, which need not exist yet. ``log`` takes warnings about damaged lines."""
+        """Create the results file object.
+
+        Args:
+            path: The file, which need not exist yet.
+            log: Receives warnings about damaged lines.
+        """
         self.path = path
         self._log = log
         self._records: dict[str, dict[str, Any]] = {}
-        #: How far the file was read: bytes and lines up to the end of the last complete line.
+        # Bytes and lines read so far, up to the end of the last complete line.
         self._offset = self._num_lines = 0
         self._reported: set[str] = set()
 
     def get(self, name: str) -> dict[str, Any] | None:
         """Return the last record of a stage, None if there is none.
 
-        Reads results that version 0.1 wrote as single files, too.
+        Single-file results of version 0.1 are read too.
         """
         self._refresh()
         return self._records.get(name) or self._legacy_record(name)
 
     def append(self, name: str, record: dict[str, Any]) -> None:
-        """Append a record and flush it to the disk. Raises OSError if that fails."""
+        """Append a record and flush it to disk.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
         line = dump_json({"name": name, **record}) + "\n"
         is_new = not self.path.exists()
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +58,7 @@ class ResultsFile:
             if size:
                 file.seek(size - 1)
                 if file.read(1) != b"\n":
-                    # A process was killed while it wrote; its line must not take this one with it.
+                    # The last line is incomplete because its process was killed.
                     line = "\n" + line
             file.write(line.encode())
             file.flush()
@@ -61,7 +70,7 @@ class ResultsFile:
         """Read the lines that were added since the last call."""
         try:
             with self.path.open("rb") as file:
-                # Waits for a line that another process is writing.
+                # The lock waits until other processes have finished their lines.
                 fcntl.flock(file, fcntl.LOCK_SH)
                 if os.fstat(file.fileno()).st_size < self._offset:
                     self._records, self._offset, self._num_lines = {}, 0, 0
@@ -88,7 +97,7 @@ class ResultsFile:
             self._warn(f"{self.path}, line {self._num_lines}: not a result; it counts as missing")
 
     def _legacy_record(self, name: str) -> dict[str, Any] | None:
-        path = self.path.with_name(LEGACY_FOLDER) / f"{name}.json"
+        path = self.path.with_name(_LEGACY_FOLDER) / f"{name}.json"
         try:
             record = json.loads(path.read_bytes())
         except (FileNotFoundError, NotADirectoryError):

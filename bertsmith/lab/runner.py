@@ -1,7 +1,7 @@
-"""Makes the stages of an experiment one after another: what stands is not made again.
+"""Runs the stages of an experiment in order and skips those that already have a result.
 
 Results are kept in ``results.jsonl``. What they were computed from (stores, runs, models) is in the
-work folder and may be deleted: it is only made again where a missing result needs it.
+work directory and may be deleted: it is only computed again where a missing result needs it.
 """
 
 import fcntl
@@ -36,256 +36,286 @@ from bertsmith.progress import Progress
 from bertsmith.runtime import device
 from bertsmith.version import __version__
 
-#: What is written into a stage's folder last, its result: an outcome alone may be half of one.
-WHOLE = "result.json"
-#: What a result is compared by when its stage was made again, and no run of another machine, or of
-#: another number of threads, has to the last digit.
-_COMPARED = ("heldout", "figures")
-#: What a result of a kind must hold to be one, unless it tells that the run diverged.
-_HELD = {
+#: Written last into a stage's directory, because the output alone may be incomplete.
+_RECORD_FILE = "result.json"
+#: Fields compared when a stage runs again. Even these may differ in the last digits on another
+#: machine or with another number of threads.
+_COMPARED_FIELDS = ("heldout", "figures")
+#: Fields that a complete result has, by kind, unless the run diverged.
+_REQUIRED_FIELDS = {
     "pretrain": ("heldout", "heldout_curve", "training", "gradients"),
     "finetune": ("figures",),
 }
 
 
-class _Quiet:
-    """The bars of a stage without its notes: hundreds of runs would say the same of themselves."""
+class _WithoutLog:
+    """Forwards progress bars and drops messages, which would repeat for hundreds of runs."""
 
     def __init__(self, progress: Progress) -> None:
         self.start, self.advance, self.finish = progress.start, progress.advance, progress.finish
 
     def log(self, text: str) -> None:
-        """Leave it out."""
+        """Drop the message."""
 
 
 @dataclass
 class Runner:
-    """Where stages are made. ``makers``: how each kind is, beside those that all share.
+    """Runs stages and stores their results.
 
-    failures: what went wrong in this process, by the name of the stage.
+    Attributes:
+        results_dir: The directory of the results file.
+        work_dir: The directory of stage outputs.
+        progress: Receives progress bars and messages.
+        stage_functions: Functions for kinds of stages beyond ``STAGE_FUNCTIONS``.
+        failures: Error messages of this process, by stage name.
     """
 
-    #: The folder of the results file.
     results_dir: Path
     work_dir: Path
     progress: Progress
     stage_functions: Mapping[str, StageFunction] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
-    _incomplete: set[str] = field(default_factory=set)
+    _reported_incomplete: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         """Open the results file."""
         self.results = ResultsFile(self.results_dir / RESULTS_FILE, self.progress.log)
 
     def get_result(self, stage: Stage) -> dict[str, Any] | None:
-        """Return the result of a stage, None where it has not been made."""
-        record = self._record(stage)
+        """Return the result of a stage, None if it has none yet."""
+        record = self._get_record(stage)
         return None if record is None else record["result"]
 
-    def _record(self, stage: Stage) -> dict[str, Any] | None:
-        """Return the complete record of a stage, None if there is none or only a part of one."""
+    def _get_record(self, stage: Stage) -> dict[str, Any] | None:
+        """Return a stage's record from the results file, None if it is missing or incomplete."""
         record = self.results.get(stage.name)
         if record is None or _is_complete(record):
             return record
-        if stage.name not in self._incomplete:
-            self._incomplete.add(stage.name)
-            self.progress.log(f"{self.results.path}: {stage.name} is incomplete; it is made again")
+        if stage.name not in self._reported_incomplete:
+            self._reported_incomplete.add(stage.name)
+            self.progress.log(
+                f"{self.results.path}: the result of {stage.name} is incomplete; it runs again"
+            )
         return None
 
     def run_stages(self, stages: Mapping[str, Stage]) -> None:
-        """Make every stage whose result is missing; one that fails does not take others with it.
+        """Run every stage without a result; a failed stage does not stop the others.
 
-        ``stages``: by what people call them. Raises StoppedError where a signal asks to stop.
+        Args:
+            stages: The stages by the description that messages show.
+
+        Raises:
+            StoppedError: A signal asked to stop.
         """
-        for number, (words, stage) in enumerate(stages.items(), 1):
+        for number, (description, stage) in enumerate(stages.items(), 1):
             if self.get_result(stage) is None:
-                self.progress.log(f"[{number} of {len(stages)}] {words}: {stage.name}")
-                self._outcome(stage, again=False)
+                self.progress.log(f"[{number} of {len(stages)}] {description}: {stage.name}")
+                self._ensure_result(stage)
 
     def missing_stages(self, stages: Iterable[Stage]) -> list[Stage]:
-        """Return every stage that ``make`` would work on, each once, in order.
+        """Return each stage that ``run_stages`` would compute, dependencies first.
 
-        What is in vain is not among them, nor what the work folder holds of another folder of
-        results: either is written down in no time.
+        Stages that depend on a diverged run are left out, and so are stages whose output is in the
+        work directory without a result here: both only need a new record.
         """
-        found: dict[str, Stage] = {}
+        missing: dict[str, Stage] = {}
         for stage in stages:
-            if self.get_result(stage) is None and not self._vain(stage):
-                self._collect(stage, found)
-        return list(found.values())
+            if self.get_result(stage) is None and not self._depends_on_diverged(stage):
+                self._collect_missing(stage, missing)
+        return list(missing.values())
 
-    def _collect(self, stage: Stage, found: dict[str, Stage]) -> None:
-        if stage.name in found or self._whole(stage) is not None:
+    def _collect_missing(self, stage: Stage, missing: dict[str, Stage]) -> None:
+        if stage.name in missing or self._read_work_record(stage) is not None:
             return
-        for need in stage.dependencies.values():
-            self._collect(need, found)
-        found[stage.name] = stage
+        for dependency in stage.dependencies.values():
+            self._collect_missing(dependency, missing)
+        missing[stage.name] = stage
 
-    def _stands(self, stage: Stage) -> bool:
-        """Tell whether a stage is made and what it made is still there."""
-        return self.get_result(stage) is not None and self._whole(stage) is not None
+    def _has_result_and_output(self, stage: Stage) -> bool:
+        return self.get_result(stage) is not None and self._read_work_record(stage) is not None
 
-    def _whole(self, stage: Stage) -> dict[str, Any] | None:
-        """Return what was told of a stage when all of it was made, if that is still there."""
+    def _read_work_record(self, stage: Stage) -> dict[str, Any] | None:
+        """Return a stage's record from the work directory, None unless its output is complete."""
         folder = self.work_dir / stage.name
-        made = _read_record(folder / WHOLE)
-        gone = made is not None and made.get(OUTPUT, True) and not (folder / OUTPUT).exists()
-        return None if gone else made
+        record = _read_record(folder / _RECORD_FILE)
+        if record is not None and record.get(OUTPUT, True) and not (folder / OUTPUT).exists():
+            return None
+        return record
 
-    def _outcome(self, stage: Stage, *, again: bool = True) -> bool:
-        """Make a stage, and what it needs, unless it stands; tell whether all went well.
-
-        ``again``: whether what it made must be there, and not its result alone.
-        """
+    def _ensure_result(self, stage: Stage) -> bool:
+        """Run a stage unless it has a result; return whether it succeeded."""
         if stage.name in self.failures:
             return False
-        if self._stands(stage) or (not again and self.get_result(stage) is not None):
-            return True
-        if self._whole(stage) is not None:
-            # For another folder of results: it is taken over, and nothing that it needs is made.
-            return self._tried(stage, partial(self._make, stage))
-        for part, need in stage.dependencies.items():
-            if not self._stands(need) and not self._diverged(need):
-                self.progress.log(f"  its {part}: {need.name}")
-                if not self._outcome(need):
-                    self.failures[stage.name] = f"its {part} ({need.name}) failed"
+        return self.get_result(stage) is not None or self._run_with_dependencies(stage)
+
+    def _ensure_output(self, stage: Stage) -> bool:
+        """Run a stage unless it has a result and its output; return whether it succeeded."""
+        if stage.name in self.failures:
+            return False
+        return self._has_result_and_output(stage) or self._run_with_dependencies(stage)
+
+    def _run_with_dependencies(self, stage: Stage) -> bool:
+        """Run a stage after its dependencies; return whether all of them succeeded."""
+        if self._read_work_record(stage) is not None:
+            # Another results directory has it: its record is copied, without any dependency.
+            return self._try_stage(stage, partial(self._run, stage))
+        for role, dependency in stage.dependencies.items():
+            if not self._has_result_and_output(dependency) and not self._has_diverged(dependency):
+                self.progress.log(f"  its {role}: {dependency.name}")
+                if not self._ensure_output(dependency):
+                    self.failures[stage.name] = f"its {role} ({dependency.name}) failed"
                     return False
-            if self._diverged(need):
-                # Nothing can be made of it, today or tomorrow.
-                vain = _told(stage, {"diverged": f"its {part} ({need.name}) did"}, 0.0)
-                return self._tried(stage, partial(self._keep, stage, vain))
-        return self._tried(stage, partial(self._make, stage))
+            if self._has_diverged(dependency):
+                # Later attempts cannot succeed either, so this is stored as the result.
+                result = {"diverged": f"its {role} ({dependency.name}) did"}
+                record = _build_record(stage, result, 0.0)
+                return self._try_stage(stage, partial(self._append_record, stage, record))
+        return self._try_stage(stage, partial(self._run, stage))
 
-    def _vain(self, stage: Stage) -> bool:
-        """Tell whether a run that it needs, or that what it needs needs, diverged."""
-        return any(self._diverged(need) or self._vain(need) for need in stage.dependencies.values())
+    def _depends_on_diverged(self, stage: Stage) -> bool:
+        """Return whether any direct or indirect dependency diverged."""
+        return any(self._has_diverged(dependency) or self._depends_on_diverged(dependency)
+                   for dependency in stage.dependencies.values())  # fmt: skip
 
-    def _diverged(self, stage: Stage) -> bool:
-        made = self.get_result(stage) or (self._whole(stage) or {}).get("result", {})
-        return "diverged" in made
+    def _has_diverged(self, stage: Stage) -> bool:
+        result = self.get_result(stage) or (self._read_work_record(stage) or {}).get("result", {})
+        return "diverged" in result
 
-    def _tried(self, stage: Stage, make: Callable[[], int | None]) -> bool:
-        """Tell whether a stage could be made; raise StoppedError where a signal asks to stop."""
+    def _try_stage(self, stage: Stage, run: Callable[[], int | None]) -> bool:
+        """Call ``run``, record an error as a failure, and return whether it succeeded.
+
+        Args:
+            stage: The stage that ``run`` runs.
+            run: Returns the number of a signal that arrived too late to stop the stage, or None.
+
+        Raises:
+            StoppedError: A signal asked to stop.
+        """
         try:
-            late = make()
+            late_signal = run()
         except StoppedError:
             raise
         except StoreError as error:
-            way = ""
+            hint = ""
             if "store" in stage.dependencies:
-                # It is not the user's own, and `bertsmith prepare` is not the way to another one.
-                place = self.work_dir / stage.dependencies["store"].name
-                way = f" (in the lab: remove {place}, and ask again)"
-            self._failed(stage, f"{error}{way}")
+                # The error message suggests `bertsmith prepare`, which does not apply to the lab.
+                path = self.work_dir / stage.dependencies["store"].name
+                hint = f" (in the lab: remove {path} and run the command again)"
+            self._add_failure(stage, f"{error}{hint}")
             return False
         except BertsmithError as error:
-            self._failed(stage, str(error))
+            self._add_failure(stage, str(error))
             return False
-        except Exception as error:  # noqa: BLE001 - it is told, and the other stages go on
-            self._failed(stage, f"{type(error).__name__}: {error}", traceback.format_exc())
+        except Exception as error:  # noqa: BLE001 - reported; the other stages still run
+            self._add_failure(stage, f"{type(error).__name__}: {error}", traceback.format_exc())
             return False
-        if late is not None:
-            raise StoppedError(late)
+        if late_signal is not None:
+            raise StoppedError(late_signal)
         return True
 
-    def _make(self, stage: Stage) -> int | None:
-        """Make a stage, alone among all processes; return the signal that came when it was done."""
+    def _run(self, stage: Stage) -> int | None:
+        """Run a stage under its lock; return the signal that arrived too late to stop it."""
         folder = self.work_dir / stage.name
-        with self._alone(folder):
-            # By another process just now; or for another folder of results.
+        with self._lock(folder):
+            # Another process may have finished it in the meantime.
             if stage.kind in RESULT_ONLY_KINDS and self.get_result(stage) is not None:
                 return None
-            if (made := self._whole(stage)) is not None:
+            if (record := self._read_work_record(stage)) is not None:
                 if self.get_result(stage) is None:
-                    self._keep(stage, made)
+                    self._append_record(stage, record)
                 return None
-            (folder / WHOLE).unlink(missing_ok=True)
-            return self._make_alone(stage, folder)
+            (folder / _RECORD_FILE).unlink(missing_ok=True)
+            return self._run_locked(stage, folder)
 
-    def _make_alone(self, stage: Stage, folder: Path) -> int | None:
-        goes_on, began = (folder / OUTPUT).exists(), time.perf_counter()
-        needs = {
-            part: self.work_dir / need.name / OUTPUT for part, need in stage.dependencies.items()
-        }
-        maker = {**STAGE_FUNCTIONS, **self.stage_functions}[stage.kind]
-        result = maker(Job(stage, folder, needs, _Quiet(self.progress)))
-        late: int | None = result.pop(LATE_SIGNAL, None)
+    def _run_locked(self, stage: Stage, folder: Path) -> int | None:
+        is_resumed, start = (folder / OUTPUT).exists(), time.perf_counter()
+        inputs = {role: self.work_dir / dependency.name / OUTPUT
+                  for role, dependency in stage.dependencies.items()}  # fmt: skip
+        stage_function = {**STAGE_FUNCTIONS, **self.stage_functions}[stage.kind]
+        result = stage_function(Job(stage, folder, inputs, _WithoutLog(self.progress)))
+        late_signal: int | None = result.pop(LATE_SIGNAL, None)
         if "diverged" in result and "diverged" not in (self.get_result(stage) or result):
-            # What others were made of cannot be made again: that is no finding of theirs.
-            raise RunError(f"made again it diverged, which it had not: {result['diverged']}")
-        # Of what was made in several goes, the last one's seconds say nothing.
-        made = _told(stage, result, None if goes_on else time.perf_counter() - began)
+            # The stored result stays: other results were computed from the earlier run.
+            raise RunError(
+                f"the stage ran again and diverged, unlike the first time: {result['diverged']}"
+            )
+        # A resumed stage did not measure its total time.
+        seconds = None if is_resumed else time.perf_counter() - start
+        record = _build_record(stage, result, seconds)
         if stage.dependencies:
-            made["made_of"] = self._made_of(stage)
+            record["made_of"] = self._dependency_provenance(stage)
         if stage.kind in RESULT_ONLY_KINDS:
-            self._keep(stage, made)
+            self._append_record(stage, record)
             shutil.rmtree(folder)
         else:
-            left = {OUTPUT: (folder / OUTPUT).exists()}
-            write_json(folder / WHOLE, {**made, **left}, inline_numbers=True)
-            self._keep(stage, made)
-        return late
+            has_output = {OUTPUT: (folder / OUTPUT).exists()}
+            write_json(folder / _RECORD_FILE, {**record, **has_output}, inline_numbers=True)
+            self._append_record(stage, record)
+        return late_signal
 
-    def _made_of(self, stage: Stage) -> dict[str, Any]:
-        """Return when and where what a stage needs was made, and what that was made of.
+    def _dependency_provenance(self, stage: Stage) -> dict[str, Any]:
+        """Return when and on which machine the outputs of the dependencies were computed.
 
-        Their results may be of an earlier time: a model may have been made again since.
+        This can differ from the records of their results, because an output may have been computed
+        again later.
         """
-        records = {part: self._whole(need) for part, need in stage.dependencies.items()}
-        told = ("date", "machine", "made_of")
-        return {part: {name: own[name] for name in told if name in own}
-                for part, own in records.items() if own}  # fmt: skip
+        records = {role: self._read_work_record(dependency)
+                   for role, dependency in stage.dependencies.items()}  # fmt: skip
+        fields = ("date", "machine", "made_of")
+        return {role: {name: record[name] for name in fields if name in record}
+                for role, record in records.items() if record}  # fmt: skip
 
     @contextmanager
-    def _alone(self, folder: Path) -> Iterator[None]:
-        """Hold a stage's lock; wait where another process makes the same one."""
+    def _lock(self, folder: Path) -> Iterator[None]:
+        """Hold a stage's lock; wait while another process runs the same stage."""
         folder.mkdir(parents=True, exist_ok=True)
         with folder.with_name(f".{folder.name}.lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                self.progress.log(f"  another process makes {folder.name}; waiting for it")
+                self.progress.log(f"  waiting for {folder.name}, which another process runs")
                 fcntl.flock(file, fcntl.LOCK_EX)
             folder.mkdir(parents=True, exist_ok=True)
             yield
 
-    def _failed(self, stage: Stage, why: str, trace: str = "") -> None:
-        self.failures[stage.name] = why
-        self.progress.log(f"{stage.name} failed: {why}")
+    def _add_failure(self, stage: Stage, message: str, trace: str = "") -> None:
+        self.failures[stage.name] = message
+        self.progress.log(f"{stage.name} failed: {message}")
         if trace and (folder := self.work_dir / stage.name).is_dir():
-            # What went wrong may be the disk.
+            # A full disk may have caused the failure.
             with suppress(OSError):
                 (folder / "traceback.txt").write_text(trace, encoding="utf-8")
 
-    def _keep(self, stage: Stage, made: dict[str, Any]) -> None:
-        """Write a result, and all that was run, for whoever doubts it.
+    def _append_record(self, stage: Stage, record: dict[str, Any]) -> None:
+        """Append a stage's record to the results file.
 
-        One that stood already stays, since others were made of it; what it became this time stands
-        beside it under "again".
+        An earlier result stays in place because other results were computed from it; the new
+        numbers are added under "again".
         """
-        stood, now = self._record(stage), made
-        if stood is not None:
-            brief = {name: made["result"][name] for name in _COMPARED if name in made["result"]}
-            before = {name: stood["result"].get(name) for name in brief}
-            # As it stands in a file, where NaN is null.
-            if dump_json(brief) != dump_json(before):
-                self.progress.log(f"  {stage.name}: made again, not the same to the last digit")
-            once = {"date": made["date"], "machine": made["machine"], **brief}
-            now = {**stood, "again": [*stood.get("again", ()), once]}
-        self.results.append(stage.name, now)
+        earlier, updated = self._get_record(stage), record
+        if earlier is not None:
+            result = record["result"]
+            new = {name: result[name] for name in _COMPARED_FIELDS if name in result}
+            old = {name: earlier["result"].get(name) for name in new}
+            # Both as JSON, where NaN is null.
+            if dump_json(new) != dump_json(old):
+                self.progress.log(f"  {stage.name}: the numbers differ from the first run")
+            rerun = {"date": record["date"], "machine": record["machine"], **new}
+            updated = {**earlier, "again": [*earlier.get("again", ()), rerun]}
+        self.results.append(stage.name, updated)
 
 
 def _is_complete(record: Mapping[str, Any]) -> bool:
-    """Tell whether a record holds all that a result of its kind must hold."""
+    """Return whether a record has all fields that its kind requires."""
     try:
-        result, required = record["result"], _HELD.get(record["kind"], ())
+        result, required = record["result"], _REQUIRED_FIELDS.get(record["kind"], ())
     except (LookupError, TypeError):
         return False
     return isinstance(result, dict) and ("diverged" in result or result.keys() >= set(required))
 
 
 def _read_record(path: Path) -> dict[str, Any] | None:
-    """Read the record in a work folder; None if it is missing, damaged or incomplete."""
+    """Read the record of a stage's directory; None if it is missing, damaged or incomplete."""
     try:
         record: Any = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -293,14 +323,14 @@ def _read_record(path: Path) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and _is_complete(record) else None
 
 
-def _told(stage: Stage, result: dict[str, Any], seconds: float | None) -> dict[str, Any]:
-    """Return a result with all that decided it."""
+def _build_record(stage: Stage, result: dict[str, Any], seconds: float | None) -> dict[str, Any]:
+    """Return a result together with everything that it depends on."""
     return {
         "bertsmith": __version__,
         "kind": stage.kind,
         "settings": dict(stage.settings),
-        "needs": {part: need.name for part, need in stage.dependencies.items()},
-        "files": {part: path.name for part, path in stage.files.items()},
+        "needs": {role: dependency.name for role, dependency in stage.dependencies.items()},
+        "files": {role: path.name for role, path in stage.files.items()},
         "result": result,
         "wall_seconds": None if seconds is None else round(seconds, 1),
         "date": datetime.now(UTC).date().isoformat(),

@@ -1,7 +1,4 @@
-"""The scales of an experiment: how large models are, how long they train, how much is scored.
-
-It never knows a task or a text.
-"""
+"""The scales of the experiments: model size, training length and amount of evaluation."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,15 +8,32 @@ from bertsmith.train.pretraining.recipes import RecipeName
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """One scale. Steps are of ``batch`` sequences of ``length`` tokens.
+    """The sizes that all experiments share.
 
-    max_characters: of text, for vocabulary and store. layers, width, heads: of the usual model.
-    max_positions: that it has. seeds: runs where a claim is made.
-    max_train_examples: of a task's training file; epochs: over them; answers: of SQuAD's, fewer since they
-    are long; articles: every so many-th of SQuAD's, in both files.
-    nsp: whether the usual run learns it, as the paper's does. In few steps a small
-    difference decides whether it is learnt at all; what follows from that (0.4 nats of the masked
-    words, points of each task) would hide what an experiment asks about.
+    Attributes:
+        name: The name on the command line.
+        recipe: The pre-training recipe.
+        max_characters: Characters of text for the vocabulary and the store.
+        vocab_size: Vocabulary size.
+        layers: Layers of the baseline model.
+        width: Its hidden width.
+        heads: Its attention heads.
+        max_positions: Its position embeddings.
+        max_length: Tokens per pre-training sequence, at most.
+        batch_size: Sequences per pre-training step.
+        num_steps: Pre-training steps.
+        num_seeds: Runs per configuration.
+        max_train_examples: Training examples per task, None for all.
+        max_squad_examples: The same for SQuAD, whose examples are longer.
+        epochs: Fine-tuning epochs.
+        finetune_lr: Learning rate of fine-tuning.
+        finetune_batch_size: Examples per fine-tuning step.
+        squad_article_step: Every n-th article of both SQuAD files is used.
+        num_eval_sequences: Held-out sequences per evaluation.
+        nsp: Whether the baseline is trained with next-sentence prediction (NSP), as in the paper.
+            In short runs, small differences decide whether NSP is learned at all. The consequences
+            (0.4 nats of MLM loss, several points on each task) would hide the effects that the
+            experiments measure.
     """
 
     name: str
@@ -44,35 +58,38 @@ class Scale:
     nsp: bool
 
     def model_settings(self, **changes: Any) -> dict[str, Any]:
-        """Return the model's sizes, and what differs in it, as settings."""
+        """Return the settings of the baseline model, with ``changes``."""
         sizes = {"layers": self.layers, "width": self.width, "heads": self.heads}
         sizes["max_positions"] = self.max_positions
         return sizes | changes
 
-    def with_seeds(self, seeds: int | None) -> "Scale":
-        """Return the scale with another number of seeds, None for its own."""
-        return self if seeds is None else replace(self, num_seeds=seeds)
+    def with_seeds(self, num_seeds: int | None) -> "Scale":
+        """Return the scale with another number of seeds; None keeps the number."""
+        return self if num_seeds is None else replace(self, num_seeds=num_seeds)
 
 
 SCALES: dict[str, Scale] = {
-    # Minutes for all experiments together: it shows that they run, not what they find.
+    # Runs all experiments in minutes, to check that they work; its results mean nothing.
     "smoke": Scale(
         name="smoke", recipe="fast", max_characters=120_000, vocab_size=400, layers=4, width=16,
-        heads=2, max_positions=64, max_length=32, batch_size=8, num_steps=12, num_seeds=1, max_train_examples=48, max_squad_examples=24,
-        epochs=1.0, finetune_lr=1e-3, finetune_batch_size=8, squad_article_step=1, num_eval_sequences=32, nsp=False,
+        heads=2, max_positions=64, max_length=32, batch_size=8, num_steps=12, num_seeds=1,
+        max_train_examples=48, max_squad_examples=24, epochs=1.0, finetune_lr=1e-3,
+        finetune_batch_size=8, squad_article_step=1, num_eval_sequences=32, nsp=False,
     ),
-    # About four hours on two cores for all experiments together, a seed.
+    # All experiments together take about four hours per seed on two cores.
     "small": Scale(
-        name="small", recipe="fast", max_characters=40_000_000, vocab_size=4000, layers=4, width=128,
-        heads=4, max_positions=384, max_length=128, batch_size=32, num_steps=800, num_seeds=3, max_train_examples=5000,
-        max_squad_examples=2000, epochs=3.0, finetune_lr=3e-4, finetune_batch_size=32, squad_article_step=8, num_eval_sequences=256,
+        name="small", recipe="fast", max_characters=40_000_000, vocab_size=4000, layers=4,
+        width=128, heads=4, max_positions=384, max_length=128, batch_size=32, num_steps=800,
+        num_seeds=3, max_train_examples=5000, max_squad_examples=2000, epochs=3.0,
+        finetune_lr=3e-4, finetune_batch_size=32, squad_article_step=8, num_eval_sequences=256,
         nsp=False,
     ),
-    # The paper's sizes: for those who have the machines.
+    # The sizes of the paper.
     "full": Scale(
         name="full", recipe="paper", max_characters=10**12, vocab_size=30522, layers=12, width=768,
-        heads=12, max_positions=512, max_length=128, batch_size=256, num_steps=1_000_000, num_seeds=3, max_train_examples=None,
-        max_squad_examples=None, epochs=3.0, finetune_lr=3e-5, finetune_batch_size=32, squad_article_step=1, num_eval_sequences=4096,
+        heads=12, max_positions=512, max_length=128, batch_size=256, num_steps=1_000_000,
+        num_seeds=3, max_train_examples=None, max_squad_examples=None, epochs=3.0,
+        finetune_lr=3e-5, finetune_batch_size=32, squad_article_step=1, num_eval_sequences=4096,
         nsp=True,
     ),
 }  # fmt: skip

@@ -1,9 +1,6 @@
-"""Words of several senses in sentences, English and Korean, for the experiment `context`.
+"""Ambiguous English and Korean words in example sentences, for the experiment ``context``."""
 
-It never knows a model.
-"""
-
-#: Language -> word -> sense -> sentences with the word in that sense.
+#: Language, word and sense, and the sentences that use the word in that sense.
 SENSES: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
     "en": {
         "bank": {

@@ -1,7 +1,4 @@
-"""What an experiment reads from outside: text, labelled tasks, a model; each named in one place.
-
-It never knows what an experiment does with them.
-"""
+"""Inputs of the experiments: text, labeled tasks and a model."""
 
 import json
 from collections.abc import Sequence
@@ -15,21 +12,28 @@ from bertsmith.tasks.public import PUBLIC_TASKS
 from bertsmith.text.archives import COMPRESSION_SUFFIXES
 from bertsmith.text.sources import find_sources, kind_from_name
 
-#: Where the files of a task may lie in the folder of all tasks, the usual names first.
-_FOLDERS: dict[str, tuple[str, ...]] = {
+#: Possible folders of each task inside the folder of all tasks, in order of preference.
+_TASK_FOLDERS: dict[str, tuple[str, ...]] = {
     "sst-2": ("SST-2", "glue/SST-2"),
     "sts-b": ("STS-B", "glue/STS-B"),
     "mrpc": ("MRPC", "glue/MRPC"),
     "squad": ("squad", "SQuAD"),
     "conll2003": ("conll2003",),
 }
-#: Bytes of a text by which its characters are reckoned.
-_BEGINNING = 2**18
+#: Bytes at the start of a text from which its number of characters is estimated.
+_SAMPLE_BYTES = 2**18
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Text by language, the folder of labelled tasks, a model directory; None: not given."""
+    """The input files of experiments, None where the user gave none.
+
+    Attributes:
+        english: English text, a file or a folder.
+        korean: Korean text, a file or a folder.
+        tasks_dir: The folder of labeled tasks.
+        model: A model directory.
+    """
 
     english: Path | None = None
     korean: Path | None = None
@@ -37,128 +41,155 @@ class Sources:
     model: str | None = None
 
     def text_path(self, language: str) -> Path:
-        """Return the text of a language, "en" or "ko". TaskError if there is none."""
-        found = self.english if language == "en" else self.korean
+        """Return the text of a language, "en" or "ko".
+
+        Raises:
+            TaskError: The text was not given, does not exist or is empty.
+        """
+        path = self.english if language == "en" else self.korean
         option = "--text" if language == "en" else "--korean-text"
-        if found is None:
+        if path is None:
             raise TaskError(
-                f"this experiment reads text: give it with {option} FILE_OR_FOLDER "
-                "(at --scale smoke a toy stands in)"
+                f"this experiment needs text: pass {option} FILE_OR_FOLDER "
+                "(--scale smoke works without text)"
             )
-        if not found.exists():
-            raise TaskError(f"{option} {found}: there is nothing there")
-        if found.is_file() and not found.stat().st_size:
-            raise TaskError(f"{option} {found}: this file is empty")
-        return found
+        if not path.exists():
+            raise TaskError(f"{option} {path}: no such file or folder")
+        if path.is_file() and not path.stat().st_size:
+            raise TaskError(f"{option} {path}: this file is empty")
+        return path
 
     def text_files(self, language: str) -> dict[str, Path]:
-        """Return the files that a language's text is read from, each by the part that it plays.
+        """Return the text files of a language by their role in the stage that reads them.
 
-        A part tells how its file is read where the file's own name decides that. Raises TaskError,
-        and CorpusError where there is no text.
+        The role names the file format where it depends on the file name, because stages hash roles
+        and contents, not file names.
+
+        Raises:
+            TaskError: The text was not given, does not exist or is empty.
+            CorpusError: The folder has no text files.
         """
-        place = self.text_path(language)
-        files = [Path(one.name) for one in find_sources([str(place)])]
+        path = self.text_path(language)
+        files = [Path(source.name) for source in find_sources([str(path)])]
         if len(files) > 1:
-            return {f"text {file.relative_to(place)}": file for file in files}
+            return {f"text {file.relative_to(path)}": file for file in files}
         kind = kind_from_name(files[0])
         return {"text" if kind == "jsonl" else f"text, {kind}": files[0]}
 
-    def check_paths(self, languages: Sequence[str], *written: Path) -> None:
-        """Raise TaskError for text that is not there, or for a folder around what is written.
+    def check_paths(self, languages: Sequence[str], *output_dirs: Path) -> None:
+        """Check that texts exist and that no output folder is inside an input folder.
 
-        languages: those that are read; of a model that was given none is. written: folders whose
-        files would else be read as text, or be a part of the model, the next time.
+        Output files inside an input folder would be read as text, or hashed as a part of the model,
+        by the next run.
+
+        Args:
+            languages: The languages that the experiment reads; none are read if a model is given.
+            output_dirs: The folders that the experiment writes to.
+
+        Raises:
+            TaskError: A text is missing or empty, or an input folder contains an output folder.
         """
-        around = [("--model", Path(self.model))] if self.model else []
-        for language, option, place in (("en", "--text", self.english),
-                                        ("ko", "--korean-text", self.korean)):  # fmt: skip
-            if place is not None:
+        inputs = [("--model", Path(self.model))] if self.model else []
+        for language, option, path in (("en", "--text", self.english),
+                                       ("ko", "--korean-text", self.korean)):  # fmt: skip
+            if path is not None:
                 self.text_path(language)
                 if language in languages and not self.model:
-                    around.append((option, place))
-        for option, place in around:
-            for folder in written:
-                if _holds(place, folder):
+                    inputs.append((option, path))
+        for option, path in inputs:
+            for folder in output_dirs:
+                if _is_read_with(path, folder):
                     raise TaskError(
-                        f"{option} {place}: {folder}, which the lab writes, lies in it and would "
-                        "be a part of it the next time; give another --out or another folder"
+                        f"{option} {path}: this folder contains the output folder {folder}, which "
+                        "the next run would read as input; choose another --out or another folder"
                     )
 
     def task_dir(self, name: str) -> Path:
-        """Return the folder of a public task. TaskError, naming where it was looked for."""
+        """Return the folder of a public task.
+
+        Raises:
+            TaskError: No folder of tasks was given, or this task is not in it.
+        """
+        folders = _TASK_FOLDERS[name]
         if self.tasks_dir is None:
             raise TaskError(
-                f"this experiment fine-tunes on {name}: give the folder of the labelled tasks with "
-                f"--tasks FOLDER (in it {_FOLDERS[name][0]}, as the task's makers lay it out)"
+                f"this experiment fine-tunes on {name}: pass --tasks FOLDER, a folder with the "
+                f"public task files (it needs {folders[0]}, with the original file names)"
             )
-        for folder in _FOLDERS[name]:
+        for folder in folders:
             if (self.tasks_dir / folder).is_dir():
                 return self.tasks_dir / folder
-        raise TaskError(
-            f"--tasks {self.tasks_dir}: no folder {' or '.join(_FOLDERS[name])} there for {name}"
-        )
+        raise TaskError(f"--tasks {self.tasks_dir}: no folder {' or '.join(folders)} for {name}")
 
     def task_files(self, name: str) -> tuple[Path, Path]:
-        """Return the training file of a public task, and the held-out file that decides."""
+        """Return the training file and the validation file of a public task.
+
+        Raises:
+            TaskError: A file is missing.
+        """
         folder, public = self.task_dir(name), PUBLIC_TASKS[name]
         train = folder / public.train_file
         if not train.exists():
-            # Parts of it are handed on under names that begin with its own.
+            # A file whose name continues the original name is a part of the training set.
             stem, suffix = train.stem, train.suffix
             train = next(iter(sorted(folder.glob(f"{stem}*{suffix}"))), train)
-        held = folder / next(iter(public.dev_files.values()))
-        for file in (train, held):
+        dev = folder / next(iter(public.dev_files.values()))
+        for file in (train, dev):
             if not file.exists():
-                raise TaskError(f"{file}: not there; {name} needs it")
-        return train, held
+                raise TaskError(f"{file}: no such file, but {name} needs it")
+        return train, dev
 
 
 def estimate_characters(file: Path) -> int:
-    """Return the characters of a file, about: as many a byte as at its beginning.
+    """Estimate the number of characters of a text file from the bytes at its start.
 
-    Those of a packed one, or of Parquet, count as its bytes.
+    Compressed and Parquet files count one character per byte.
     """
     size = file.stat().st_size
     if is_compressed(file):
         return size
     with file.open("rb") as content:
-        begins = content.read(_BEGINNING)
-    return round(size * len(begins.decode("utf-8", "ignore")) / max(len(begins), 1))
+        sample = content.read(_SAMPLE_BYTES)
+    return round(size * len(sample.decode("utf-8", "ignore")) / max(len(sample), 1))
 
 
 def is_compressed(file: Path) -> bool:
-    """Tell whether a file's size says little about its characters."""
+    """Return whether a file is compressed or Parquet, so that its size is not that of its text."""
     return kind_from_name(file) == "parquet" or file.suffix in COMPRESSION_SUFFIXES
 
 
-def _holds(place: Path, folder: Path) -> bool:
-    """Tell whether a folder is read with the one around it: hidden ones are passed over."""
-    if not place.is_dir() or not folder.resolve().is_relative_to(place.resolve()):
+def _is_read_with(path: Path, folder: Path) -> bool:
+    """Return whether reading ``path`` includes ``folder``; hidden folders are not read."""
+    if not path.is_dir() or not folder.resolve().is_relative_to(path.resolve()):
         return False
-    parts = folder.resolve().relative_to(place.resolve()).parts
+    parts = folder.resolve().relative_to(path.resolve()).parts
     return not any(part.startswith(".") for part in parts)
 
 
 def read_squad(path: Path) -> dict[str, Any]:
-    """Return what a file in SQuAD's form holds, its articles under "data". Raises TaskError."""
+    """Return the content of a SQuAD file, with its articles under "data".
+
+    Raises:
+        TaskError: The file does not have the SQuAD format.
+    """
     try:
         content: dict[str, Any] = dict(json.loads(path.read_text(encoding="utf-8")))
         for article in content["data"]:
             for paragraph in article["paragraphs"]:
-                asked = [paragraph["context"], *(one["question"] for one in paragraph["qas"])]
-                "".join(asked)
+                questions = (question["question"] for question in paragraph["qas"])
+                # join raises TypeError for values that are not strings.
+                "".join([paragraph["context"], *questions])
     except (ValueError, LookupError, TypeError):
         raise TaskError(
-            f"{path}: this is no file in SQuAD's form (JSON; under data articles with paragraphs, "
-            "a context and questions under qas in each)"
+            f"{path}: not in the SQuAD format (JSON with a list of articles under data; articles "
+            "have paragraphs, and paragraphs have a context and questions under qas)"
         ) from None
     return content
 
 
-def subsample_squad(path: Path, every: int, out: Path) -> Path:
-    """Write every so many-th article of a file in SQuAD's form, and return where."""
+def subsample_squad(path: Path, article_step: int, out: Path) -> Path:
+    """Write every n-th article of a SQuAD file to ``out``, and return ``out``."""
     content = read_squad(path)
-    content["data"] = content["data"][::every]
+    content["data"] = content["data"][::article_step]
     write_atomic(out, json.dumps(content, ensure_ascii=False))
     return out

@@ -1,7 +1,4 @@
-"""A stage of an experiment: what is to be made of what, and the hash by which it is found again.
-
-It never makes anything: that is ``making``'s.
-"""
+"""A stage of an experiment, identified by a hash of everything that decides its result."""
 
 import hashlib
 import json
@@ -14,22 +11,26 @@ from typing import Any
 from bertsmith.compatibility import downgrade_settings
 from bertsmith.files import sha256_of_file
 
-#: Characters of a stage's hash: 48 bits tell some thousand stages apart.
-_LENGTH = 12
-#: Of each kind, how often what it makes of the same settings has changed: raised by hand when
-#: defaults or code change what comes out, so that older results are not taken for today's.
+#: Hexadecimal digits of a stage's hash: 48 bits, enough for thousands of stages.
+_KEY_LENGTH = 12
+#: Version of each kind, 1 if not listed. Increase it when code or defaults change the result of
+#: the same settings, so that older results are not reused.
 KIND_VERSIONS: dict[str, int] = {"senses": 2, "softmax": 2}
-#: The same of runs by a setting of their model: pre-norm has a LayerNorm after the embeddings now.
-_MODEL_FORMS: dict[tuple[str, str], int] = {("norm", "pre"): 2}
+#: Versions of pre-training runs by a model setting. Pre-norm models now have a LayerNorm after the
+#: embeddings.
+_MODEL_VERSIONS: dict[tuple[str, str], int] = {("norm", "pre"): 2}
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One thing that an experiment makes: a vocabulary, a store, a run, a measurement.
+    """One computation of an experiment: a vocabulary, a store, a training run or a measurement.
 
-    kind: which of ``making.KINDS`` makes it. settings: plain values that decide what comes out.
-    dependencies: stages whose outcome it reads, by the part they play. files: what it reads from outside;
-    their content counts, not their place.
+    Attributes:
+        kind: The key in ``stage_runners.STAGE_FUNCTIONS`` or ``Experiment.stage_functions``.
+        settings: Plain values that decide the result.
+        dependencies: Stages whose output this stage reads, by their role.
+        files: Files or directories that the stage reads, by their role. Only their content is
+            part of the key, not their paths.
     """
 
     kind: str
@@ -39,47 +40,49 @@ class Stage:
 
     @cached_property
     def key(self) -> str:
-        """The hash of all that decides the outcome: equal keys are the same stage."""
+        """The hash of everything that decides the result."""
         content: dict[str, Any] = {
             "kind": self.kind,
+            # The names of version 0.1, so that older results are still found.
             "settings": downgrade_settings(self.settings),
-            "needs": {part: stage.key for part, stage in self.dependencies.items()},
-            "files": {part: content_hash(path) for part, path in self.files.items()},
+            "needs": {role: stage.key for role, stage in self.dependencies.items()},
+            "files": {role: content_hash(path) for role, path in self.files.items()},
         }
-        if (form := self._form()) is not None:
-            content["form"] = form
+        if (version := self._version()) is not None:
+            content["form"] = version
         text = json.dumps(content, sort_keys=True, ensure_ascii=False)
-        return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]
+        return hashlib.sha256(text.encode()).hexdigest()[:_KEY_LENGTH]
 
-    def _form(self) -> int | None:
+    def _version(self) -> int | None:
+        """Return the version of the stage's kind or model; None for the first version."""
         if self.kind == "pretrain":
             model = self.settings.get("model", {})
-            return next((form for (name, value), form in _MODEL_FORMS.items()
+            return next((version for (name, value), version in _MODEL_VERSIONS.items()
                          if model.get(name) == value), None)  # fmt: skip
         return KIND_VERSIONS.get(self.kind)
 
     @property
     def name(self) -> str:
-        """The name of its folder and of its result's file."""
+        """The name of the stage's directory and of its result."""
         return f"{self.kind}-{self.key}"
 
 
 def content_hash(path: Path) -> str:
-    """Return the hash of a file's bytes, or of the names and bytes of all files in a folder."""
+    """Return the SHA-256 of a file, or of the names and contents of all files in a directory."""
     if not path.is_dir():
-        return _hash(path)
-    whole = hashlib.sha256()
-    for file in sorted(own for own in path.rglob("*") if own.is_file()):
-        whole.update(f"{file.relative_to(path)} {_hash(file)}\n".encode())
-    return whole.hexdigest()
+        return _hash_file(path)
+    digest = hashlib.sha256()
+    for file in sorted(file for file in path.rglob("*") if file.is_file()):
+        digest.update(f"{file.relative_to(path)} {_hash_file(file)}\n".encode())
+    return digest.hexdigest()
 
 
-def _hash(path: Path) -> str:
-    facts = path.stat()
-    return _remembered(path, (facts.st_size, facts.st_mtime_ns))
+def _hash_file(path: Path) -> str:
+    status = path.stat()
+    return _hash_cached(path, (status.st_size, status.st_mtime_ns))
 
 
 @cache
-def _remembered(path: Path, facts: tuple[int, int]) -> str:  # noqa: ARG001 - of the memory's key
-    """Hash a file once, however many stages read it, as long as it is the same one."""
+def _hash_cached(path: Path, size_and_time: tuple[int, int]) -> str:  # noqa: ARG001 - cache key
+    """Hash a file again only if its size or modification time has changed."""
     return sha256_of_file(path)

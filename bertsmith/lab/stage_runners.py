@@ -1,7 +1,4 @@
-"""How each kind of stage is made, with the same functions that the command line calls.
-
-It never knows which experiment a stage belongs to.
-"""
+"""Functions that run each kind of stage, with the library calls behind the command line."""
 
 import json
 import os
@@ -29,7 +26,13 @@ from bertsmith.lab.stage import Stage
 from bertsmith.model.bert import count_parameters
 from bertsmith.progress import Progress
 from bertsmith.settings import merge_settings
-from bertsmith.text.corpus import CorpusOptions, CorpusReport, Source, find_sources, read_documents
+from bertsmith.text.corpus import (
+    CorpusOptions,
+    CorpusReport,
+    Source,
+    find_sources,
+    read_documents,
+)
 from bertsmith.text.vocabulary import VocabularyOptions, learn_vocabulary
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.train.engine import checkpoint, metrics_log
@@ -40,7 +43,14 @@ from bertsmith.train.pretraining.snapshot import write_snapshot
 
 @dataclass(frozen=True)
 class Job:
-    """A stage to be made: its folder, and where what it needs stands, by the part it plays."""
+    """A stage to run.
+
+    Attributes:
+        stage: The stage.
+        folder: The stage's directory, which exists.
+        inputs: Paths to the outputs of the stage's dependencies, by their role.
+        progress: Receives progress bars.
+    """
 
     stage: Stage
     folder: Path
@@ -49,190 +59,195 @@ class Job:
 
     @property
     def model(self) -> Path:
-        """The model that a stage asks: another stage's, or one that was given."""
+        """The model to evaluate or fine-tune: another stage's output, or the user's model."""
         return self.inputs["model"] if "model" in self.inputs else self.stage.files["model"]
 
 
-#: Makes a stage, and returns its result, plain values.
+#: Runs a stage and returns its result as plain values.
 StageFunction = Callable[[Job], dict[str, Any]]
 
-#: Under which name the outcome of a stage stands in its folder.
+#: Name of a stage's output, a file or directory, in the stage's directory.
 OUTPUT = "outcome"
-#: The file of a cut text, and of one with a sentence a line in each document.
+#: Files of the sampled text: documents as they are, or with one sentence per line.
 TEXT_FILE, SENTENCES_FILE = "text.jsonl", "sentences.jsonl"
-#: Under this name a result hands over a signal that came when the stage was done.
+#: Result field with the number of a signal that arrived when the stage had already finished.
 LATE_SIGNAL = "late"
-#: Points of a training curve that a result keeps.
-_POINTS = 100
+#: Maximum points of a training curve in a result.
+_CURVE_POINTS = 100
 
 
 class StoppedError(BertsmithError):
-    """A signal stopped a stage; what it had done is saved."""
+    """A signal stopped a stage after its progress was saved."""
 
     def __init__(self, number: int) -> None:
-        super().__init__("stopped, all saved; the same command goes on from there")
+        super().__init__("stopped, progress is saved; run the same command to resume")
         self.signal = number
 
 
-def cut_text(job: Job) -> dict[str, Any]:
-    """Keep the first documents of a corpus, up to a number of characters, as JSON lines."""
-    most, report = job.stage.settings["characters"], CorpusReport()
-    found = find_sources([str(file) for file in job.stage.files.values()])
-    documents = size = 0
-    presplit = True
-    with atomic_directory(job.folder / OUTPUT) as new:
-        with (new / TEXT_FILE).open("w", encoding="utf-8") as out, _told_of_corpus():
-            for document in read_documents(found, CorpusOptions(), report):
+def sample_text(job: Job) -> dict[str, Any]:
+    """Write the first documents of a corpus, up to a number of characters, as JSON lines."""
+    max_characters, report = job.stage.settings["characters"], CorpusReport()
+    text_sources = find_sources([str(file) for file in job.stage.files.values()])
+    num_documents = num_characters = 0
+    is_presplit = True
+    with atomic_directory(job.folder / OUTPUT) as folder:
+        with (folder / TEXT_FILE).open("w", encoding="utf-8") as out, _explain_corpus_errors():
+            for document in read_documents(text_sources, CorpusOptions(), report):
                 out.write(json.dumps({"text": document.text}, ensure_ascii=False) + "\n")
-                presplit = presplit and document.presplit
-                documents, size = documents + 1, size + len(document.text)
-                if size >= most:
+                is_presplit = is_presplit and document.presplit
+                num_documents += 1
+                num_characters += len(document.text)
+                if num_characters >= max_characters:
                     break
             report.require_documents()
-        if presplit:
-            (new / TEXT_FILE).rename(new / SENTENCES_FILE)
-    return {"documents": documents, "characters": size}
+        if is_presplit:
+            (folder / TEXT_FILE).rename(folder / SENTENCES_FILE)
+    return {"documents": num_documents, "characters": num_characters}
 
 
 @contextmanager
-def _told_of_corpus() -> Iterator[None]:
-    """Name the command that has options for text that the lab cannot read as it is."""
+def _explain_corpus_errors() -> Iterator[None]:
+    """Add to corpus errors which command converts text that the lab cannot read."""
     try:
         yield
     except CorpusError as error:
         raise CorpusError(
-            f"{error} (the lab has no such options: bring the text into JSON lines by `bertsmith "
-            "corpus convert`, and give it that)"
+            f"{error} (the lab has no options for text formats: convert the text to JSON lines "
+            "with `bertsmith corpus convert` first)"
         ) from error
 
 
-def _corpus(job: Job) -> tuple[list[Source], CorpusOptions]:
-    """Return the text that a stage needs, and how it is read."""
+def _find_text(job: Job) -> tuple[list[Source], CorpusOptions]:
+    """Return the sampled text that a stage reads, and the options to read it with."""
     folder = job.inputs["text"]
-    presplit = (folder / SENTENCES_FILE).exists()
-    file = folder / (SENTENCES_FILE if presplit else TEXT_FILE)
-    return find_sources([str(file)]), CorpusOptions(format="sentences" if presplit else "auto")
+    is_presplit = (folder / SENTENCES_FILE).exists()
+    file = folder / (SENTENCES_FILE if is_presplit else TEXT_FILE)
+    options = CorpusOptions(format="sentences" if is_presplit else "auto")
+    return find_sources([str(file)]), options
 
 
-def learn_words(job: Job) -> dict[str, Any]:
-    """Learn a vocabulary of the text that the stage needs."""
+def train_vocabulary(job: Job) -> dict[str, Any]:
+    """Learn a vocabulary from the sampled text."""
     options = VocabularyOptions(**job.stage.settings, threads=os.cpu_count() or 1)
-    learnt = learn_vocabulary(*_corpus(job), options, job.progress)
-    with atomic_directory(job.folder / OUTPUT) as new:
-        learnt.tokenizer.save(new)
-    shares = {name: value for name, value in learnt.quality.to_json().items()
+    learned = learn_vocabulary(*_find_text(job), options, job.progress)
+    with atomic_directory(job.folder / OUTPUT) as folder:
+        learned.tokenizer.save(folder)
+    shares = {name: value for name, value in learned.quality.to_json().items()
               if isinstance(value, float)}  # fmt: skip
-    return {"words": learnt.tokenizer.vocab_size, **shares}
+    return {"words": learned.tokenizer.vocab_size, **shares}
 
 
-def make_store(job: Job) -> dict[str, Any]:
-    """Turn the text that the stage needs into a store, with the vocabulary that it needs."""
-    words = Tokenizer.load(job.inputs["words"])
-    found, reading = _corpus(job)
-    options = PrepareOptions(**job.stage.settings, corpus=reading)
-    manifest = prepare(found, words, job.folder / OUTPUT, options, job.progress)
+def build_store(job: Job) -> dict[str, Any]:
+    """Tokenize the sampled text into a store."""
+    tokenizer = Tokenizer.load(job.inputs["words"])
+    text_sources, corpus_options = _find_text(job)
+    options = PrepareOptions(**job.stage.settings, corpus=corpus_options)
+    manifest = prepare(text_sources, tokenizer, job.folder / OUTPUT, options, job.progress)
     if not all(split.documents for split in manifest.splits.values()):
         num_sentences = sum(split.sentences for split in manifest.splits.values())
         raise StoreError(
-            f"the text is too short to hold out a part of it: {num_sentences:,} sentences; give "
-            "more: a folder of files, or a file of JSON lines with a document each"
+            f"the text is too short for a held-out split: {num_sentences:,} sentences; use more "
+            "text, in a folder of files or a JSON-lines file with one document per line"
         )
-    counts = {name: split.model_dump() for name, split in manifest.splits.items()}
-    return {"splits": counts, "characters": manifest.report["characters"]}
+    splits = {name: split.model_dump() for name, split in manifest.splits.items()}
+    return {"splits": splits, "characters": manifest.report["characters"]}
 
 
 def pretrain_model(job: Job) -> dict[str, Any]:
-    """Pre-train on the store that the stage needs. That it diverges is a result as well."""
+    """Pre-train a model on a store; a run that diverges is a result, not an error."""
     settings, run = dict(job.stage.settings), job.folder / OUTPUT
     steps, recipe = settings.pop("steps"), settings.pop("recipe")
     try:
-        done = pretrain(job.inputs["store"], run, steps=steps, recipe=recipe, values=settings,
-                        progress=job.progress)  # fmt: skip
+        pretrained = pretrain(job.inputs["store"], run, steps=steps, recipe=recipe,
+                              values=settings, progress=job.progress)  # fmt: skip
     except DivergedError as error:
-        return {"diverged": str(error), **_curves(run)}
-    if done.outcome.signal is not None:
-        raise StoppedError(done.outcome.signal)
-    assert done.model is not None
-    every = settings["checkpoint"]["every"]
-    for number, path in checkpoint.list_checkpoints(run):
-        # A run that is started once more after its end resumes from its last checkpoint.
-        if number % every and number != done.outcome.state.step:
+        return {"diverged": str(error), **_read_curves(run)}
+    if pretrained.outcome.signal is not None:
+        raise StoppedError(pretrained.outcome.signal)
+    assert pretrained.model is not None
+    checkpoint_every = settings["checkpoint"]["every"]
+    for step, path in checkpoint.list_checkpoints(run):
+        # The last checkpoint stays, because a later call for the finished run resumes from it.
+        if step % checkpoint_every and step != pretrained.outcome.state.step:
             shutil.rmtree(path)
-    parameters = count_parameters(load(done.model).model)
-    return {"heldout": done.heldout, "seconds": done.outcome.state.seconds,
-            "parameters": parameters, **_curves(run), LATE_SIGNAL: done.outcome.late_signal}  # fmt: skip
+    num_parameters = count_parameters(load(pretrained.model).model)
+    return {"heldout": pretrained.heldout, "seconds": pretrained.outcome.state.seconds,
+            "parameters": num_parameters, **_read_curves(run),
+            LATE_SIGNAL: pretrained.outcome.late_signal}  # fmt: skip
 
 
-def _curves(run: Path) -> dict[str, Any]:
-    """Return what the journal tells of a run: losses, and gradients' norms where they are there."""
-    lines = metrics_log.read_metrics(run)
-    told = [line for line in lines if line["kind"] == "train"]
-    every = max(1, len(told) // _POINTS)
+def _read_curves(run: Path) -> dict[str, Any]:
+    """Return the loss curves of a run, and its gradient norms if they were logged."""
+    records = metrics_log.read_metrics(run)
+    train_records = [record for record in records if record["kind"] == "train"]
+    sample_step = max(1, len(train_records) // _CURVE_POINTS)
+    sampled = train_records[::sample_step]
     return {
-        "training": [[line["step"], line["masked_lm"]] for line in told[::every]],
-        "gradients": [[line["step"], line["gradients"]] for line in told[::every]
-                      if "gradients" in line],
-        "heldout_curve": [[line["step"], line["masked_lm"]] for line in lines
-                          if line["kind"] == "heldout"],
+        "training": [[record["step"], record["masked_lm"]] for record in sampled],
+        "gradients": [[record["step"], record["gradients"]] for record in sampled
+                      if "gradients" in record],
+        "heldout_curve": [[record["step"], record["masked_lm"]] for record in records
+                          if record["kind"] == "heldout"],
     }  # fmt: skip
 
 
-def begin_model(job: Job) -> dict[str, Any]:
-    """Make the model that a run begins with."""
+def initialize_model(job: Job) -> dict[str, Any]:
+    """Write the model that a pre-training run starts from."""
     settings = dict(job.stage.settings)
     recipe = settings.pop("recipe")
     write_initial_model(job.inputs["store"], job.folder / OUTPUT, recipe=recipe, values=settings)
     return {}
 
 
-def take_snapshot(job: Job) -> dict[str, Any]:
-    """Make a model directory of a checkpoint on the way of a run."""
+def export_snapshot(job: Job) -> dict[str, Any]:
+    """Write the model directory of a run's intermediate checkpoint."""
     write_snapshot(job.inputs["run"], job.stage.settings["step"], job.folder / OUTPUT)
     return {}
 
 
-def tune_model(job: Job) -> dict[str, Any]:
-    """Fine-tune a model on a task; only the figures stay."""
+def finetune_model(job: Job) -> dict[str, Any]:
+    """Fine-tune a model on a task and return its metrics; the model is not kept."""
     settings = dict(job.stage.settings)
     task, values = settings["task"], settings["values"]
     files = {"train": str(job.stage.files["train"].resolve()),
              "heldout": {"dev": str(job.stage.files["dev"].resolve())}}  # fmt: skip
-    # The last step's score is the result: that there are no others is none of a stage's settings.
-    # So is which examples are read: results from before there was a choice have the first ones.
+    # These two settings are not part of the stage's key. Only the last step is evaluated. The
+    # first examples are used, as they were before this setting existed.
     task_values = {**files, "examples_draw": "first"}
     values = merge_settings(values, {"task": task_values, "run": {"evaluate": "end"}})
     run = job.folder / OUTPUT
-    data, begun = job.stage.files["train"].parent, run.exists()
-    begin = partial(finetune, task, job.model, run, data=data, values=values, progress=job.progress)
+    data, is_resumed = job.stage.files["train"].parent, run.exists()
+    start = partial(finetune, task, job.model, run, data=data, values=values, progress=job.progress)
     try:
         try:
-            done = begin()
+            finetuned = start()
         except RunError as error:
-            if not begun or isinstance(error, DivergedError):
+            if not is_resumed or isinstance(error, DivergedError):
                 raise
-            # It was stopped, and its files have moved since: the same ones, but not to the run.
+            # A run that was interrupted refuses to resume if its input files have moved since.
             shutil.rmtree(run)
-            done = begin()
+            finetuned = start()
     except DivergedError as error:
         return {"diverged": str(error)}
     except TaskError as error:
         hint = " (an option of finetune; the lab has none)" if "--skip-bad" in str(error) else ""
         raise TaskError(f"{error}{hint}") from error
-    if done.signal is not None:
-        raise StoppedError(done.signal)
-    return {"metrics": done.metrics, "figures": done.figures, "counts": done.counts,
-            "steps": done.steps, "seconds": done.seconds, LATE_SIGNAL: done.late}  # fmt: skip
+    if finetuned.signal is not None:
+        raise StoppedError(finetuned.signal)
+    return {"metrics": finetuned.metrics, "figures": finetuned.figures, "counts": finetuned.counts,
+            "steps": finetuned.steps, "seconds": finetuned.seconds,
+            LATE_SIGNAL: finetuned.late}  # fmt: skip
 
 
-#: Kinds of which only the result is kept: nothing is made of what they leave.
+#: Kinds whose output is deleted once the result is stored, because no other stage reads it.
 RESULT_ONLY_KINDS = ("finetune",)
-#: The kinds of stages that all experiments share.
+#: The functions of the kinds that experiments share.
 STAGE_FUNCTIONS: dict[str, StageFunction] = {
-    "text": cut_text,
-    "words": learn_words,
-    "store": make_store,
+    "text": sample_text,
+    "words": train_vocabulary,
+    "store": build_store,
     "pretrain": pretrain_model,
-    "begun": begin_model,
-    "snapshot": take_snapshot,
-    "finetune": tune_model,
+    "begun": initialize_model,
+    "snapshot": export_snapshot,
+    "finetune": finetune_model,
 }

@@ -1,6 +1,6 @@
-"""The stages that experiments are put together from, with the settings that a scale gives them.
+"""Creates the stages that experiments consist of, with the settings of a scale.
 
-It never makes one. Two experiments that ask for the same stage get the same one, by its hash.
+Experiments that create equal stages share their results, because stages are identified by a hash.
 """
 
 from dataclasses import dataclass
@@ -14,18 +14,25 @@ from bertsmith.settings import merge_settings
 from bertsmith.train.engine.settings import OptimSettings
 from bertsmith.train.pretraining.recipes import recipe_defaults
 
-#: Kinds of stages that train, of which it is a finding that one diverged.
+#: Kinds of stages that train; for these, divergence is a result.
 TRAINING_KINDS = ("pretrain", "finetune")
-#: Checkpoints that a pre-training run leaves, evenly on its way, and how many it may have while it
-#: runs: each best evaluation is one as well.
-NUM_SNAPSHOTS, _KEPT = 5, 30
-#: The rate of fine-tuning a model that was given, the middle of the paper's (appendix A.3).
-_GIVEN_RATE = 3e-5
+#: Evenly spaced checkpoints of a pre-training run.
+NUM_SNAPSHOTS = 5
+#: Checkpoints that a run may keep while it trains, which includes those of the best evaluations.
+_MAX_CHECKPOINTS = 30
+#: Learning rate for fine-tuning an external model, the middle of the paper's range (appendix A.3).
+_EXTERNAL_MODEL_LR = 3e-5
 
 
 @dataclass(frozen=True)
 class StageFactory:
-    """A scale and the sources. ``work``: where cut files of tasks are written."""
+    """Creates stages for a scale and its sources.
+
+    Attributes:
+        scale: The scale.
+        sources: The input files.
+        work_dir: The directory for subsampled task files.
+    """
 
     scale: Scale
     sources: Sources
@@ -33,31 +40,36 @@ class StageFactory:
 
     @property
     def learning_rate(self) -> float:
-        """The recipe's peak learning rate for the usual model."""
-        said = recipe_defaults(self.scale.recipe, self.scale.model_settings()).get("optim", {})
-        return OptimSettings.parse(said, "the recipe").lr
+        """The recipe's peak learning rate for the baseline model."""
+        model = self.scale.model_settings()
+        settings = recipe_defaults(self.scale.recipe, model).get("optim", {})
+        return OptimSettings.parse(settings, "the recipe").lr
 
     def text_stage(self, language: str = "en") -> Stage:
-        """Return the stage that cuts a language's text to the scale's size."""
+        """Return the stage that samples the text of a language."""
         return Stage("text", {"characters": self.scale.max_characters}, {},
-                    self.sources.text_files(language))  # fmt: skip
+                     self.sources.text_files(language))  # fmt: skip
 
     def vocabulary_stage(
         self, language: str = "en", size: int | None = None, segment: str | None = None
     ) -> Stage:
-        """Return the stage that learns a vocabulary."""
+        """Return the stage that learns a vocabulary.
+
+        Args:
+            language: The language of the text, "en" or "ko".
+            size: The vocabulary size, by default that of the scale.
+            segment: A morpheme segmenter that runs before WordPiece.
+        """
         settings = {"size": size or self.scale.vocab_size, "segment": segment}
         return Stage("words", settings, {"text": self.text_stage(language)})
 
     def store_stage(
         self, language: str = "en", size: int | None = None, segment: str | None = None
     ) -> Stage:
-        """Return the stage that tokenizes a language's text."""
-        needs = {
-            "text": self.text_stage(language),
-            "words": self.vocabulary_stage(language, size, segment),
-        }
-        return Stage("store", {"language": language, "held_out": 0.05}, needs)
+        """Return the stage that tokenizes the text of a language; see ``vocabulary_stage``."""
+        dependencies = {"text": self.text_stage(language),
+                        "words": self.vocabulary_stage(language, size, segment)}  # fmt: skip
+        return Stage("store", {"language": language, "held_out": 0.05}, dependencies)
 
     def pretraining_run(
         self,
@@ -66,107 +78,123 @@ class StageFactory:
         store: Stage | None = None,
         steps: int | None = None,
         model: dict[str, Any] | None = None,
-        **values: Any,
+        **overrides: Any,
     ) -> Stage:
-        """Return a pre-training run with both of the paper's tasks.
+        """Return a pre-training run with masked LM and next-sentence prediction.
 
-        values: tables of settings that differ.
+        Args:
+            seed: The random seed.
+            store: The store stage, by default the English one.
+            steps: The number of steps, by default that of the scale.
+            model: Model settings that differ from the baseline model.
+            overrides: Sections of other settings that differ.
         """
-        scale, count = self.scale, steps or self.scale.num_steps
-        sizes = scale.model_settings(**(model or {}))
-        usual: dict[str, Any] = {
-            "steps": count,
+        scale, num_steps = self.scale, steps or self.scale.num_steps
+        model_settings = scale.model_settings(**(model or {}))
+        settings: dict[str, Any] = {
+            "steps": num_steps,
             "recipe": scale.recipe,
             "data": {"length": scale.max_length, "batch": scale.batch_size},
             "run": {"seed": seed, "eval_sequences": scale.num_eval_sequences},
-            "checkpoint": {"every": max(1, count // NUM_SNAPSHOTS), "keep": _KEPT},
+            "checkpoint": {"every": max(1, num_steps // NUM_SNAPSHOTS), "keep": _MAX_CHECKPOINTS},
         }
-        # Written out, so that a recipe that has changed is another run.
-        whole = merge_settings(recipe_defaults(scale.recipe, sizes), usual)
-        return Stage(
-            "pretrain", merge_settings(whole, values), {"store": store or self.store_stage()}
+        # The recipe's settings are part of the stage's key, so that a changed recipe runs again.
+        settings = merge_settings(recipe_defaults(scale.recipe, model_settings), settings)
+        dependencies = {"store": store or self.store_stage()}
+        return Stage("pretrain", merge_settings(settings, overrides), dependencies)
+
+    def baseline_run(self, seed: int = 0, **overrides: Any) -> Stage:
+        """Return the run that most experiments start from; see ``pretraining_run``.
+
+        It includes next-sentence prediction only at scales that reliably learn it. Initialization
+        and learning rate are the same with and without.
+        """
+        create_run = self.pretraining_run if self.scale.nsp else self.mlm_only_run
+        return create_run(seed, **overrides)
+
+    def mlm_only_run(self, seed: int = 0, **overrides: Any) -> Stage:
+        """Return a run without next-sentence prediction; see ``pretraining_run``.
+
+        Experiments that compare MLM losses use it. Learning next-sentence prediction increases the
+        MLM loss, and in short runs it depends on small differences whether it is learned.
+        """
+        return self.pretraining_run(seed, **merge_settings({"data": {"nsp": False}}, overrides))
+
+    def left_to_right_run(self, seed: int = 0, **overrides: Any) -> Stage:
+        """Return a run with causal attention that predicts the next token."""
+        data = {"nsp": False, "objective": "left-to-right"}
+        return self.pretraining_run(
+            seed, model={"attention": "causal"}, **merge_settings({"data": data}, overrides)
         )
 
-    def baseline_run(self, seed: int = 0, **values: Any) -> Stage:
-        """Return the run that most experiments start from, with or without next sentence.
-
-        It is the paper's where a scale is large enough to learn it for certain. First weights and
-        rate are the same with and without, so that nothing else differs.
-        """
-        run = self.pretraining_run if self.scale.nsp else self.mlm_only_run
-        return run(seed, **values)
-
-    def mlm_only_run(self, seed: int = 0, **values: Any) -> Stage:
-        """Return a run without next sentence, for comparing losses of words.
-
-        Of two runs the one that learns next sentence pays for it in words, and a small difference
-        decides whether it does.
-        """
-        return self.pretraining_run(seed, **merge_settings({"data": {"nsp": False}}, values))
-
-    def left_to_right_run(self, seed: int = 0, **values: Any) -> Stage:
-        """Return a run that sees what stands before a word only, and predicts the next one."""
-        return self.pretraining_run(
-            seed, model={"attention": "causal"},
-            **merge_settings({"data": {"nsp": False, "objective": "left-to-right"}}, values),
-        )  # fmt: skip
-
     def initialized_model(self, run: Stage) -> Stage:
-        """Return the model that a run begins with: what a task owes to no pre-training."""
+        """Return the model that a run starts from, to measure tasks without pre-training."""
         settings = {name: run.settings[name] for name in ("recipe", "model", "data", "run")}
         return Stage("begun", settings, {"store": run.dependencies["store"]})
 
     def snapshots(self, run: Stage) -> dict[int, Stage]:
-        """Return the model of a run at each of its moments, by the step; the last is its own.
+        """Return the models of a run's evenly spaced checkpoints, by step.
 
-        The usual run and those beside it all have them, so that it is one run for all experiments.
+        The last one is the run itself. Every run keeps these checkpoints, so that experiments with
+        and without snapshots share it.
         """
         every, last = run.settings["checkpoint"]["every"], run.settings["steps"]
-        found = {step: Stage("snapshot", {"step": step}, {"run": run})
-                 for step in range(every, last, every)}  # fmt: skip
-        return {**found, last: run}
+        stages = {step: Stage("snapshot", {"step": step}, {"run": run})
+                  for step in range(every, last, every)}  # fmt: skip
+        return {**stages, last: run}
 
-    def finetuning_run(self, model: Stage | None, task: str, seed: int = 0, **values: Any) -> Stage:
-        """Return a fine-tuning of a stage's model, or of the model that was given, on a task."""
+    def finetuning_run(
+        self, model: Stage | None, task: str, seed: int = 0, **overrides: Any
+    ) -> Stage:
+        """Return a fine-tuning run.
+
+        Args:
+            model: The stage whose model is fine-tuned, None for the user's model.
+            task: The name of a public task.
+            seed: The random seed.
+            overrides: Sections of fine-tuning settings that differ.
+        """
         scale = self.scale
-        examples = scale.max_squad_examples if task == "squad" else scale.max_train_examples
-        usual: dict[str, Any] = {
-            "task": {"batch": scale.finetune_batch_size, "examples": examples},
+        max_examples = scale.max_squad_examples if task == "squad" else scale.max_train_examples
+        settings: dict[str, Any] = {
+            "task": {"batch": scale.finetune_batch_size, "examples": max_examples},
             "optim": {"lr": scale.finetune_lr},
             "schedule": {"epochs": scale.epochs},
             "run": {"seed": seed},
-            # A fine-tuning of minutes is made anew if it is stopped.
+            # No checkpoints: a run takes minutes and starts over after an interruption.
             "checkpoint": {"every": 10**9},
         }
         if scale.name == "smoke":
-            usual["task"] |= {"length": scale.max_positions}
+            settings["task"] |= {"length": scale.max_positions}
             if task == "squad":
-                usual["task"] |= {"stride": 16, "max_question_length": 16}
-        if model is None and "features" not in values:
-            # What suits a small model spoils a large one.
-            usual["optim"] = {"lr": _GIVEN_RATE}
-        train, dev = self._files(task)
+                settings["task"] |= {"stride": 16, "max_question_length": 16}
+        if model is None and "features" not in overrides:
+            # The scale's learning rate is too high for larger models.
+            settings["optim"] = {"lr": _EXTERNAL_MODEL_LR}
+        train, dev = self._task_files(task)
         files = {"train": train, "dev": dev}
         if model is None:
             files["model"] = Path(str(self.sources.model))
-        settings = {"task": task, "values": merge_settings(usual, values)}
+        settings = {"task": task, "values": merge_settings(settings, overrides)}
         return Stage("finetune", settings, {} if model is None else {"model": model}, files)
 
-    def _files(self, task: str) -> tuple[Path, Path]:
+    def _task_files(self, task: str) -> tuple[Path, Path]:
+        """Return the training file and the validation file of a task, SQuAD's subsampled."""
         train, dev = self.sources.task_files(task)
         if task == "squad" and self.scale.squad_article_step > 1:
-            train, dev = (self._cut(file) for file in (train, dev))
+            train, dev = (self._subsampled_squad(file) for file in (train, dev))
         return train, dev
 
-    def _cut(self, file: Path) -> Path:
-        """Return a file of SQuAD with some of its articles, from all over it."""
-        every = self.scale.squad_article_step
-        cut = self.work_dir / "tasks" / f"{file.stem}-{content_hash(file)[:8]}-every-{every}.json"
-        return cut if cut.exists() else subsample_squad(file, every, cut)
+    def _subsampled_squad(self, file: Path) -> Path:
+        """Return the file with every n-th article of a SQuAD file, written if it is missing."""
+        step = self.scale.squad_article_step
+        name = f"{file.stem}-{content_hash(file)[:8]}-every-{step}.json"
+        path = self.work_dir / "tasks" / name
+        return path if path.exists() else subsample_squad(file, step, path)
 
 
-#: The metric of each task, and its name in a table: the paper's tables 5 and 6 have accuracy for
-#: MRPC, where GLUE has F1 as well.
+#: The metric of each task, and its column title. For MRPC, the paper's tables 5 and 6 have
+#: accuracy, while GLUE also has F1.
 TASK_METRICS = {
     "mrpc": ("accuracy", "MRPC, accuracy"), "sts-b": ("spearman", "STS-B, Spearman"),
     "sst-2": ("accuracy", "SST-2, accuracy"), "squad": ("f1", "SQuAD, F1"),
@@ -175,17 +203,25 @@ TASK_METRICS = {
 
 
 def task_score(result: dict[str, Any] | None, task: str) -> float | None:
-    """Return a fine-tuning's metric; NaN where it has none or diverged, None without a result."""
+    """Return a fine-tuning run's metric.
+
+    Returns:
+        None without a result, NaN if the run diverged or the metric is undefined.
+    """
     if result is None:
         return None
-    found = None if "diverged" in result else result["figures"][TASK_METRICS[task][0]]
-    return float("nan") if found is None else float(found)
+    value = None if "diverged" in result else result["figures"][TASK_METRICS[task][0]]
+    return float("nan") if value is None else float(value)
 
 
-def validation_metric(result: dict[str, Any] | None, name: str = "masked_lm") -> float | None:
-    """Return a held-out figure of a run; NaN where it diverged, None without a result."""
+def heldout_metric(result: dict[str, Any] | None, name: str = "masked_lm") -> float | None:
+    """Return a held-out metric of a pre-training run.
+
+    Returns:
+        None without a result, NaN if the run diverged or the value is not finite.
+    """
     if result is None:
         return None
-    # What is not finite is null in a file.
-    found = None if "diverged" in result else result["heldout"].get(name)
-    return float("nan") if found is None else float(found)
+    # JSON has null for values that are not finite.
+    value = None if "diverged" in result else result["heldout"].get(name)
+    return float("nan") if value is None else float(value)

@@ -1,11 +1,11 @@
-"""A toy language, with tasks in the public ones' forms: what "smoke" reads if nothing is given.
+"""Generates toy text and toy tasks for scale "smoke", in the formats of the public files.
 
-It never trains. What is found in it says nothing of real text: it shows that every stage runs.
+Results on them mean nothing; they only show that every stage runs.
 """
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,125 +13,129 @@ from bertsmith.files import write_atomic
 from bertsmith.lab.senses import SENSES
 from bertsmith.lab.sources import Sources
 
-#: How many documents, and rows of a training file; held-out files have a third as many.
-_DOCUMENTS, _ROWS = 120, 72
+#: Documents per language, and rows of a training file; validation files have a third as many.
+_NUM_DOCUMENTS, _NUM_TRAIN_ROWS = 120, 72
 _NAMES = ("anna", "peter", "maria", "john", "sara", "paul")
-_PLACES = ("london", "paris", "rome", "oslo", "berlin", "madrid")
+_CITIES = ("london", "paris", "rome", "oslo", "berlin", "madrid")
 _ANIMALS = ("cat", "dog", "horse", "bird", "fish", "mouse")
-_GOOD, _BAD = ("fine", "lovely", "bright", "happy"), ("awful", "dull", "sad", "broken")
-_KOREAN = (
+_POSITIVE, _NEGATIVE = ("fine", "lovely", "bright", "happy"), ("awful", "dull", "sad", "broken")
+#: Choices for each word of a Korean sentence.
+_KOREAN_WORDS = (
     ("고양이가", "개가", "새가", "말이"), ("집에서", "강에서", "산에서", "바다에서"),
     ("물을", "밥을", "고기를", "과일을"), ("먹었다", "보았다", "샀다", "찾았다"),
 )  # fmt: skip
+#: Written last, so that an interrupted process writes all files again.
+_COMPLETE_FILE = "whole"
 
 
-def fill_missing_sources(given: Sources, folder: Path) -> Sources:
-    """Return the sources with a toy for each that is not given, written into ``folder``.
+def fill_missing_sources(sources: Sources, folder: Path) -> Sources:
+    """Return the sources with toy files, written to ``folder``, for everything that is missing.
 
-    Its Korean is asked of models alone that were made of it.
+    A user's model gets no toy Korean text, which it cannot know.
     """
-    if not (folder / "whole").exists():
-        _write(folder)
+    if not (folder / _COMPLETE_FILE).exists():
+        _write_files(folder)
     return replace(
-        given,
-        english=given.english or folder / "english.jsonl",
-        korean=given.korean or (None if given.model else folder / "korean.jsonl"),
-        tasks_dir=given.tasks_dir or folder / "tasks",
+        sources,
+        english=sources.english or folder / "english.jsonl",
+        korean=sources.korean or (None if sources.model else folder / "korean.jsonl"),
+        tasks_dir=sources.tasks_dir or folder / "tasks",
     )
 
 
-def _write(folder: Path) -> None:
-    chance = random.Random(0)
-    write_atomic(folder / "english.jsonl", _documents(_english, "en", chance))
-    write_atomic(folder / "korean.jsonl", _documents(_korean, "ko", chance))
+def _write_files(folder: Path) -> None:
+    rng = random.Random(0)
+    write_atomic(folder / "english.jsonl", _documents(_english_sentence, "en", rng))
+    write_atomic(folder / "korean.jsonl", _documents(_korean_sentence, "ko", rng))
     tasks = folder / "tasks"
-    for part, rows in (("train", _ROWS), ("dev", _ROWS // 3)):
-        write_atomic(tasks / "SST-2" / f"{part}.tsv", _sentiment(rows, chance))
-        write_atomic(tasks / "MRPC" / f"{part}.tsv", _pairs(rows, chance))
-        write_atomic(tasks / "STS-B" / f"{part}.tsv", _scores(rows, chance))
-        write_atomic(tasks / "squad" / f"{part}-v1.1.json", _questions(rows, chance))
-        name = "train" if part == "train" else "valid"
-        write_atomic(tasks / "conll2003" / f"{name}.txt", _entities(rows, chance))
-    # Last of all: a kill before it has everything written anew.
-    write_atomic(folder / "whole", "")
+    for split, num_rows in (("train", _NUM_TRAIN_ROWS), ("dev", _NUM_TRAIN_ROWS // 3)):
+        write_atomic(tasks / "SST-2" / f"{split}.tsv", _sst2(num_rows, rng))
+        write_atomic(tasks / "MRPC" / f"{split}.tsv", _mrpc(num_rows, rng))
+        write_atomic(tasks / "STS-B" / f"{split}.tsv", _stsb(num_rows, rng))
+        write_atomic(tasks / "squad" / f"{split}-v1.1.json", _squad(num_rows, rng))
+        name = "train" if split == "train" else "valid"
+        write_atomic(tasks / "conll2003" / f"{name}.txt", _conll(num_rows, rng))
+    write_atomic(folder / _COMPLETE_FILE, "")
 
 
-def _documents(sentence: object, language: str, chance: random.Random) -> str:
-    """Return documents as JSON lines: the toy's sentences, and those of words of two senses."""
-    assert callable(sentence)
-    known = [text for word in SENSES[language].values() for own in word.values() for text in own]
+def _documents(
+    make_sentence: Callable[[random.Random], str], language: str, rng: random.Random
+) -> str:
+    """Return documents as JSON lines, of generated sentences and sentences from ``SENSES``."""
+    sense_texts = [text for senses in SENSES[language].values()
+                   for texts in senses.values() for text in texts]  # fmt: skip
     lines = []
-    for _ in range(_DOCUMENTS):
-        own = [sentence(chance) for _ in range(8)] + chance.sample(known, 2)
-        lines.append(json.dumps({"text": " ".join(f"{one}." for one in own)}, ensure_ascii=False))
+    for _ in range(_NUM_DOCUMENTS):
+        sentences = [make_sentence(rng) for _ in range(8)] + rng.sample(sense_texts, 2)
+        text = " ".join(f"{sentence}." for sentence in sentences)
+        lines.append(json.dumps({"text": text}, ensure_ascii=False))
     return "\n".join(lines) + "\n"
 
 
-def _english(chance: random.Random) -> str:
-    who, animal = chance.choice(_NAMES), chance.choice(_ANIMALS)
-    mood = chance.choice((*_GOOD, *_BAD))
-    return f"{who} saw a {mood} {animal} in {chance.choice(_PLACES)}"
+def _english_sentence(rng: random.Random) -> str:
+    name, animal = rng.choice(_NAMES), rng.choice(_ANIMALS)
+    adjective = rng.choice((*_POSITIVE, *_NEGATIVE))
+    return f"{name} saw a {adjective} {animal} in {rng.choice(_CITIES)}"
 
 
-def _korean(chance: random.Random) -> str:
-    return " ".join(chance.choice(words) for words in _KOREAN)
+def _korean_sentence(rng: random.Random) -> str:
+    return " ".join(rng.choice(words) for words in _KOREAN_WORDS)
 
 
-def _table(header: str, rows: Iterator[tuple[object, ...]]) -> str:
+def _tsv(header: str, rows: Iterator[tuple[object, ...]]) -> str:
     return header + "\n" + "".join("\t".join(map(str, row)) + "\n" for row in rows)
 
 
-def _sentiment(count: int, chance: random.Random) -> str:
+def _sst2(num_rows: int, rng: random.Random) -> str:
     def rows() -> Iterator[tuple[object, ...]]:
-        for number in range(count):
-            mood = chance.choice(_GOOD if number % 2 else _BAD)
-            yield f"the {chance.choice(_ANIMALS)} of {chance.choice(_NAMES)} is {mood}", number % 2
+        for number in range(num_rows):
+            label = number % 2
+            adjective = rng.choice(_POSITIVE if label else _NEGATIVE)
+            yield f"the {rng.choice(_ANIMALS)} of {rng.choice(_NAMES)} is {adjective}", label
 
-    return _table("sentence\tlabel", rows())
+    return _tsv("sentence\tlabel", rows())
 
 
-def _pairs(count: int, chance: random.Random) -> str:
+def _mrpc(num_rows: int, rng: random.Random) -> str:
     def rows() -> Iterator[tuple[object, ...]]:
-        for number in range(count):
-            who, other = chance.sample(_NAMES, 2)
-            told = who if number % 2 else other
-            place = chance.choice(_PLACES)
-            yield number % 2, f"{who} lives in {place}", f"{place} is where {told} lives"
+        for number in range(num_rows):
+            label = number % 2
+            name, other_name = rng.sample(_NAMES, 2)
+            second_name = name if label else other_name
+            city = rng.choice(_CITIES)
+            yield label, f"{name} lives in {city}", f"{city} is where {second_name} lives"
 
-    return _table("Quality\t#1 String\t#2 String", rows())
+    return _tsv("Quality\t#1 String\t#2 String", rows())
 
 
-def _scores(count: int, chance: random.Random) -> str:
+def _stsb(num_rows: int, rng: random.Random) -> str:
     def rows() -> Iterator[tuple[object, ...]]:
-        for number in range(count):
-            words = [chance.choice(_NAMES), chance.choice(_ANIMALS), chance.choice(_PLACES)]
-            kept = number % 4
-            others = [chance.choice(_NAMES), chance.choice(_ANIMALS), chance.choice(_PLACES)]
-            second = [*words[:kept], *others[kept:]]
-            yield (
-                number,
-                *("{} has a {} in {}".format(*own) for own in (words, second)),
-                kept * 5 / 3,
-            )
+        for number in range(num_rows):
+            words = [rng.choice(_NAMES), rng.choice(_ANIMALS), rng.choice(_CITIES)]
+            num_shared = number % 4
+            others = [rng.choice(_NAMES), rng.choice(_ANIMALS), rng.choice(_CITIES)]
+            second = [*words[:num_shared], *others[num_shared:]]
+            texts = ("{} has a {} in {}".format(*triple) for triple in (words, second))
+            yield number, *texts, num_shared * 5 / 3
 
-    return _table("index\tsentence1\tsentence2\tscore", rows())
+    return _tsv("index\tsentence1\tsentence2\tscore", rows())
 
 
-def _questions(count: int, chance: random.Random) -> str:
+def _squad(num_questions: int, rng: random.Random) -> str:
     articles = []
-    for number in range(count):
-        who, place = chance.choice(_NAMES), chance.choice(_PLACES)
-        context = f"{who} lives in {place} with a {chance.choice(_ANIMALS)}."
-        answer = {"text": place, "answer_start": context.index(place)}
-        question = {"id": str(number), "question": f"where does {who} live?", "answers": [answer]}
-        articles.append({"title": who, "paragraphs": [{"context": context, "qas": [question]}]})
+    for number in range(num_questions):
+        name, city = rng.choice(_NAMES), rng.choice(_CITIES)
+        context = f"{name} lives in {city} with a {rng.choice(_ANIMALS)}."
+        answer = {"text": city, "answer_start": context.index(city)}
+        question = {"id": str(number), "question": f"where does {name} live?", "answers": [answer]}
+        articles.append({"title": name, "paragraphs": [{"context": context, "qas": [question]}]})
     return json.dumps({"version": "1.1", "data": articles})
 
 
-def _entities(count: int, chance: random.Random) -> str:
+def _conll(num_sentences: int, rng: random.Random) -> str:
     lines = ["-DOCSTART- -X- -X- O", ""]
-    for _ in range(count):
-        who, place = chance.choice(_NAMES), chance.choice(_PLACES)
-        words = ((who, "I-PER"), ("lives", "O"), ("in", "O"), (place, "I-LOC"), (".", "O"))
-        lines += [f"{word} X X {tag}" for word, tag in words] + [""]
+    for _ in range(num_sentences):
+        name, city = rng.choice(_NAMES), rng.choice(_CITIES)
+        tokens = ((name, "I-PER"), ("lives", "O"), ("in", "O"), (city, "I-LOC"), (".", "O"))
+        lines += [f"{token} X X {tag}" for token, tag in tokens] + [""]
     return "\n".join(lines) + "\n"

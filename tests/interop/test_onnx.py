@@ -91,7 +91,7 @@ def config(request: pytest.FixtureRequest) -> ModelConfig:
 def test_pretrained_logits(tmp_path: Path, config: ModelConfig) -> None:
     """Masked-LM logits of all tokens and next-sentence logits, to 1e-4, for batches of any form."""
     model = pretrained(tmp_path / "m", config)
-    assert write_onnx(tmp_path / "m", tmp_path / "o") == writing._notes(load(tmp_path / "m"))
+    assert write_onnx(tmp_path / "m", tmp_path / "o") == writing._build_notes(load(tmp_path / "m"))
     for lengths in BATCHES:
         packed = random_batch(config, lengths).packed
         feed = fed(packed, beyond=43 - max(lengths))
@@ -245,7 +245,7 @@ def test_weights_beyond_a_file_stand_in_one_beside_it(
         whole, parted = tmp_path / f"whole {int8}", tmp_path / f"parted {int8}"
         write_onnx(tmp_path / "m", whole, int8=int8)
         with monkeypatch.context() as patch:
-            patch.setattr(writing, "_LARGEST", 5000)
+            patch.setattr(writing, "_MAX_FILE_BYTES", 5000)
             write_onnx(tmp_path / "m", parted, int8=int8)
         files = sorted(file.name for file in parted.glob("*onnx*"))
         assert files == [name, f"{name}.data"]
@@ -261,7 +261,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.M
     head, words = HEADS[0], make_tokenizer(101)
     features = FeatureSettings(layers="last", width=5)
     save_fine_tuned(tmp_path / "f", head.build_model(prime_config(), features), words, head, {})
-    with pytest.raises(ModelError, match="BiLSTM on an encoder"):
+    with pytest.raises(ModelError, match="models with a BiLSTM"):
         write_onnx(tmp_path / "f", tmp_path / "o")
     pretrained(tmp_path / "m", prime_config())
     with pytest.raises(ModelError, match="something is there already"):

@@ -148,7 +148,7 @@ def test_what_they_write_is_read(
     write_sentence_transformers(tmp_path / "theirs", tmp_path / "ours")
     same(theirs(tmp_path / "ours"), wanted)
     same(embed(tmp_path / "ours", TEXTS), wanted)
-    with pytest.raises(ModelError, match="Dense was learnt on the pooling mean, cls, max"):
+    with pytest.raises(ModelError, match="Dense layer was trained with mean, cls, max"):
         write_sentence_transformers(tmp_path / "theirs", tmp_path / "no", pooling="max")
 
 
@@ -248,12 +248,12 @@ def test_what_they_cannot_say_is_refused(tmp_path: Path, tokenizer: Tokenizer, p
             tokenizer,
             {},
         )
-        with pytest.raises(ModelError, match="no BERT that is causal, with ELU or another norm"):
+        with pytest.raises(ModelError, match="transformers' BERT cannot represent this model"):
             write_sentence_transformers(tmp_path / f"{number}", tmp_path / "o")
     assert not (tmp_path / "o").exists()
     with pytest.raises(ModelError, match="something is there already"):
         write_sentence_transformers(plain, tmp_path / "0")
-    with pytest.raises(ModelError, match="pooling 'sum': expected one of cls, max"):
+    with pytest.raises(ModelError, match="pooling must be one of cls, max.*got 'sum'"):
         write_sentence_transformers(plain, tmp_path / "o", pooling="sum")  # type: ignore[arg-type]
 
 
@@ -273,22 +273,22 @@ FAULTS = [
     ("modules.json", '"1_Pooling"', '"/etc"', "the folder of Pooling is outside"),
     ("modules.json", "models.Pooling", "models.LSTM", "expected Pooling after Transformer"),
     ("modules.json", "models.Transformer", "models.CLIPModel", "expected Transformer and Pooling"),
-    ("modules.json", "models.Normalize", "models.CNN", "the module CNN is not known here"),
+    ("modules.json", "models.Normalize", "models.CNN", "module CNN is not supported"),
     ("modules.json", '"type"', '"kind"', "not a readable list of modules: KeyError"),
     ("modules.json", "[", "{", "not a readable list of modules"),
-    ("1_Pooling/config.json", "{", '{"pooling_mode": "median",', "pooling 'median'; known here"),
-    ("sentence_bert_config.json", "61", '"all"', "the longest text is 'all' tokens"),
-    ("sentence_bert_config.json", "{", '{"module_output_name": "x",', "the Transformer gives 'x'"),
-    ("config_sentence_transformers.json", "{", '{"default_prompt_name": "q",', "no prompt 'q'"),
-    ("2_Dense/config.json", "activation.Tanh", "os.system", "activation 'system'; known"),
+    ("1_Pooling/config.json", "{", '{"pooling_mode": "median",', "pooling 'median' is not supported"),
+    ("sentence_bert_config.json", "61", '"all"', "max_seq_length is 'all'"),
+    ("sentence_bert_config.json", "{", '{"module_output_name": "x",', "module_output_name is 'x'"),
+    ("config_sentence_transformers.json", "{", '{"default_prompt_name": "q",', "the default prompt 'q' is not"),
+    ("2_Dense/config.json", "activation.Tanh", "os.system", "activation 'system' is not supported"),
     ("2_Dense/config.json", "{", '{"use_residual": true,', "use_residual is True"),
-    ("2_Dense/config.json", '"out_features": 11', '"out_features": 10', "its config says"),
-    ("1_Pooling/config.json", "{", '{"pooling_mode": ["max", "cls"],', "takes vectors of width 26"),
+    ("2_Dense/config.json", '"out_features": 11', '"out_features": 10', "as in the config"),
+    ("1_Pooling/config.json", "{", '{"pooling_mode": ["max", "cls"],', "expects vectors of width 26"),
     (
         "2_Dense/model.safetensors",
         "linear.bias",
         "linear.bios",
-        "the tensor 'linear.bias' is missing",
+        "tensor 'linear.bias' is missing",
     ),
 ]
 

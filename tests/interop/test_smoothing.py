@@ -13,7 +13,7 @@ import torch
 from bertsmith.bundle import EncoderBundle
 from bertsmith.interop.onnx.heads import build_graph
 from bertsmith.interop.onnx.smoothquant import apply_smoothquant
-from bertsmith.interop.onnx.writing import _proto, _save
+from bertsmith.interop.onnx.writing import _to_model_proto, _save
 from bertsmith.model.bert import BertModel
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
@@ -43,7 +43,7 @@ def test_the_sums_stay_the_same(tmp_path: Path, norm: str) -> None:
             added = [node for node in graph.nodes if node.outputs[0].endswith(" evened")]
             # Queries, keys and values together, and what widens, in each of two layers.
             assert len(added) == 4
-        _save(_proto(graph, {}), tmp_path / f"{evened}.onnx")
+        _save(_to_model_proto(graph, {}), tmp_path / f"{evened}.onnx")
         session = onnxruntime.InferenceSession(
             tmp_path / f"{evened}.onnx", providers=["CPUExecutionProvider"]
         )

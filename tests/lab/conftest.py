@@ -1,7 +1,4 @@
-"""A folder in which all experiments run at smoke, so that what they share is made once.
-
-It never knows what is tested.
-"""
+"""Fixtures of the lab tests."""
 
 from pathlib import Path
 
@@ -12,11 +9,11 @@ from bertsmith.runtime import device
 
 @pytest.fixture(scope="session")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of results."""
+    """Return an output directory in which all slow tests share their stages."""
     return tmp_path_factory.mktemp("lab")
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the machine's ceiling: a part of a second in each of some hundred runs."""
+def skip_peak_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip the measurement of peak matrix-multiplication speed, which takes part of a second."""
     monkeypatch.setattr(device, "measure_peak_macs", lambda _: 1e9)

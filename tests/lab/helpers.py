@@ -1,24 +1,21 @@
-"""What tests give an experiment: two documents to read, and someone who hears what it says.
-
-It never knows what is tested.
-"""
+"""A tiny corpus and a recorder of log messages."""
 
 import json
 
 from bertsmith.progress import NullProgress
 
-#: Two documents of two sentences, as JSON lines.
+#: Two documents with two sentences each, as JSON lines.
 TWO_DOCUMENTS = "\n".join(
     json.dumps({"text": f"the {word} sat. it ran."}) for word in ("cat", "dog")
 )
 
 
 class RecordingProgress(NullProgress):
-    """Keeps what is said."""
+    """Records log messages."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
 
     def log(self, text: str) -> None:
-        """Keep it."""
+        """Record a message."""
         self.messages.append(text)

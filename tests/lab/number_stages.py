@@ -1,7 +1,4 @@
-"""Stages that make numbers, so that what a bench does is seen without any training.
-
-It never knows what is tested.
-"""
+"""Stages that compute numbers, to test the runner without training."""
 
 import json
 from pathlib import Path
@@ -15,32 +12,32 @@ from bertsmith.progress import NullProgress
 
 
 def run_number_stage(job: Job) -> dict[str, Any]:
-    """Write a number that is one more than those that it needs, and return it."""
-    needed = [int((path).read_text()) for path in job.inputs.values()]
-    value = 1 + sum(needed) + job.stage.settings.get("add", 0)
+    """Compute 1 + the inputs + the setting ``add``; other settings make the stage fail."""
+    inputs = [int(path.read_text()) for path in job.inputs.values()]
+    value = 1 + sum(inputs) + job.stage.settings.get("add", 0)
     if job.stage.settings.get("diverges"):
         return {"diverged": "the loss is nan"}
     if job.stage.settings.get("fails"):
-        raise RunError("it was to fail")
+        raise RunError("expected failure")
     if job.stage.settings.get("breaks"):
-        raise ZeroDivisionError("a fault of ours")
+        raise ZeroDivisionError("unexpected error")
     (job.folder / OUTPUT).write_text(str(value))
     return {"value": value}
 
 
 def make_runner(folder: Path) -> Runner:
-    """Return a bench that knows how numbers are made."""
+    """Return a runner for stages of kind "number"."""
     return Runner(folder / "out", folder / "work", NullProgress(), {"number": run_number_stage})
 
 
 def read_records(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the records of a results file by name, the last one of each."""
+    """Return the last record of each stage in a results file, by stage name."""
     lines = (folder / RESULTS_FILE).read_text(encoding="utf-8").splitlines()
     return {record["name"]: record for record in map(json.loads, lines)}
 
 
 def remove_record(folder: Path, name: str) -> None:
-    """Remove the lines of a name from a results file."""
+    """Remove the records of a stage from a results file."""
     path = folder / RESULTS_FILE
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     path.write_text("".join(line for line in lines if json.loads(line)["name"] != name))

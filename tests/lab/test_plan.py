@@ -1,4 +1,4 @@
-"""A plan: what is to be made, and what that costs here."""
+"""The plan of an experiment: which stages are missing and how long they will take."""
 
 import shutil
 from pathlib import Path
@@ -27,156 +27,167 @@ from tests.lab.helpers import TWO_DOCUMENTS
 from tests.lab.number_stages import make_runner, run_number_stage
 
 
-def test_a_plan_tells_runs_and_minutes_and_makes_nothing(tmp_path: Path) -> None:
-    """Every stage that is missing has its cost, by a probe of each shape; nothing is written."""
-    laboratory = ExperimentRun("masking", scale="smoke", out=tmp_path)
-    planned = laboratory.plan()
-    kinds = [own.stage.kind for own in planned]
+def make_factory(scale: str, folder: Path) -> StageFactory:
+    """Return a factory whose English text is ``TWO_DOCUMENTS``."""
+    (folder / "a.jsonl").write_text(TWO_DOCUMENTS)
+    return StageFactory(SCALES[scale], Sources(english=folder / "a.jsonl"), folder)
+
+
+def make_second_runner(folder: Path) -> Runner:
+    """Return a runner with the work directory of ``make_runner`` and another results file."""
+    functions = {"number": run_number_stage}
+    return Runner(folder / "other", folder / "work", NullProgress(), functions)
+
+
+def test_plan_lists_missing_stages_with_durations(tmp_path: Path) -> None:
+    """Every missing stage has a description, its steps and an estimate; no result is written."""
+    run = ExperimentRun("masking", scale="smoke", out=tmp_path)
+    planned = run.plan()
+    kinds = [stage.stage.kind for stage in planned]
     assert kinds.count("pretrain") == 6
     assert kinds.count("finetune") == 18
-    assert all(own.seconds is not None and own.seconds > 0 for own in planned)
-    words = [own.description for own in planned]
-    tuned = next(own for own in planned if own.stage.kind == "finetune")
-    values = tuned.stage.settings["values"]
-    assert tuned.num_steps == 48 * values["schedule"]["epochs"] / values["task"]["batch"] == 6
-    assert next(own for own in planned if own.stage.kind == "pretrain").num_steps == 12
-    assert words[:2] == [
+    assert all(stage.seconds is not None and stage.seconds > 0 for stage in planned)
+    descriptions = [stage.description for stage in planned]
+    finetuning = next(stage for stage in planned if stage.stage.kind == "finetune")
+    values = finetuning.stage.settings["values"]
+    num_steps = 48 * values["schedule"]["epochs"] / values["task"]["batch"]
+    assert finetuning.num_steps == num_steps == 6
+    assert next(stage for stage in planned if stage.stage.kind == "pretrain").num_steps == 12
+    assert descriptions[:2] == [
         "the text of (80, 10, 10), model, 0",
         "the words of (80, 10, 10), model, 0",
     ]
-    assert len(set(words)) == len(words)
+    assert len(set(descriptions)) == len(descriptions)
     assert not (tmp_path / "smoke" / "results.jsonl").exists()
+
+
+def test_estimate_includes_evaluations(tmp_path: Path) -> None:
+    """A run of 10 steps has one evaluation, a run of 1000 steps has twenty."""
+    factory = StageFactory(
+        SCALES["smoke"], fill_missing_sources(Sources(), tmp_path / "toy"), tmp_path
+    )
     costs = CostEstimator()
-    kit = laboratory.factory
-    short, long = (kit.pretraining_run(steps=steps) for steps in (10, 1000))
-    one, other = costs.estimate_seconds(short), costs.estimate_seconds(long)
-    assert one is not None
-    assert other is not None
-    # An evaluation of 32 sequences, forward alone, is a third of four steps; of ten steps there is
-    # one, of a thousand there are twenty.
-    assert other == pytest.approx(one * (1000 + 20 * 4 / 3) / (10 + 4 / 3))
+    short, long = (
+        costs.estimate_seconds(factory.pretraining_run(steps=steps)) for steps in (10, 1000)
+    )
+    assert short is not None
+    assert long is not None
+    # Each evaluation has 4 batches, whose forward passes take a third of a training step.
+    assert long == pytest.approx(short * (1000 + 20 * 4 / 3) / (10 + 4 / 3))
 
 
-def test_left_to_right_a_probe_predicts_every_word() -> None:
-    """As a run does, whose head costs most of a small model; of masked words it is a seventh."""
+def test_probe_predicts_every_token_left_to_right() -> None:
+    """A left-to-right probe predicts all tokens, a masked-LM probe about a seventh of them."""
     causal = DataSettings(batch=8, length=32, objective="left-to-right", nsp=False)
-    found = probe._batch(causal)
-    assert found.masked_positions.tolist() == list(range(len(found.ids)))
-    masked = probe._batch(DataSettings(batch=8, length=32))
+    batch = probe._random_batch(causal)
+    assert batch.masked_positions.tolist() == list(range(len(batch.ids)))
+    masked = probe._random_batch(DataSettings(batch=8, length=32))
     assert 0 < len(masked.masked_positions) < len(masked.ids) / 6
 
 
-def test_a_plan_counts_the_long_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tenth of the paper's steps have four times the tokens, and attention more than that."""
-    monkeypatch.setattr(cost, "seconds_of_a_step", lambda _, data, __: float(data.length))
-    (tmp_path / "a.jsonl").write_text(TWO_DOCUMENTS)
-    run = StageFactory(
-        SCALES["full"], Sources(english=tmp_path / "a.jsonl"), tmp_path
-    ).baseline_run()
-    scored = 20 * 4096 / 256 / 3
-    wanted = 1_000_000 * (0.9 * 128 + 0.1 * 512) + scored * 128
-    assert CostEstimator().estimate_seconds(run) == pytest.approx(wanted)
+def test_estimate_includes_the_long_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the paper's recipe, a tenth of the steps has sequences of 512 instead of 128 tokens."""
+    monkeypatch.setattr(cost, "measure_step_seconds", lambda _, data, __: float(data.length))
+    run = make_factory("full", tmp_path).baseline_run()
+    eval_batches = 20 * 4096 / 256
+    expected = 1_000_000 * (0.9 * 128 + 0.1 * 512) + eval_batches / 3 * 128
+    assert CostEstimator().estimate_seconds(run) == pytest.approx(expected)
 
 
-def test_a_plan_asks_a_given_model_for_no_more_than_it_has(
+def test_probe_respects_the_maximum_positions_of_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model of 64 positions is probed at 64."""
-    probed: list[int] = []
+    """A model with 64 positions is probed with 64 tokens although the examples are longer."""
+    probed_lengths: list[int] = []
 
-    def probe(_: ModelConfig, data: DataSettings, __: object) -> float:
-        probed.append(data.length)
+    def record_length(_: ModelConfig, data: DataSettings, __: object) -> float:
+        probed_lengths.append(data.length)
         return 1.0
 
-    monkeypatch.setattr(cost, "seconds_of_a_step", probe)
+    monkeypatch.setattr(cost, "measure_step_seconds", record_length)
     config = ModelConfig(
         vocab_size=99, layers=1, width=8, heads=1, feed_forward=8, max_positions=64
     )
     monkeypatch.setattr(cost, "load_encoder", lambda _: type("M", (), {"config": config}))
-    kit = StageFactory(SCALES["small"], Sources(model=str(tmp_path)), tmp_path)
-    files = {"train": tmp_path / "a.tsv", "dev": tmp_path / "a.tsv"}
-    (tmp_path / "a.tsv").write_text(f"{'a word ' * 50}\tb\n" * 9)
-    monkeypatch.setattr(Sources, "files", lambda *_: tuple(files.values()))
-    assert CostEstimator().estimate_seconds(kit.finetuning_run(None, "mrpc")) is not None
-    assert probed == [64]
+    factory = StageFactory(SCALES["small"], Sources(model=str(tmp_path)), tmp_path)
+    file = tmp_path / "a.tsv"
+    file.write_text(f"{'a word ' * 50}\tb\n" * 9)
+    monkeypatch.setattr(Sources, "task_files", lambda *_: (file, file))
+    stage = factory.finetuning_run(None, "mrpc")
+    assert CostEstimator().estimate_seconds(stage) is not None
+    assert probed_lengths == [64]
 
 
-def test_a_plan_leaves_out_what_another_folder_of_results_has(tmp_path: Path) -> None:
-    """With a shared work folder, what stands there is taken over and not made."""
+def test_plan_omits_outputs_in_a_shared_work_directory(tmp_path: Path) -> None:
+    """A stage that ran for another results file is copied instead of computed again."""
     base = Stage("number", {})
     first, second = (Stage("number", {"add": add}, {"base": base}) for add in (10, 20))
     make_runner(tmp_path).run_stages({"a": first})
-    other = Runner(
-        tmp_path / "other", tmp_path / "work", NullProgress(), {"number": run_number_stage}
-    )
-    assert other.missing_stages([first, second]) == [second]
-    other.run_stages({"a": first, "b": second})
-    assert [other.get_result(own) for own in (base, first, second)] == [
+    runner = make_second_runner(tmp_path)
+    assert runner.missing_stages([first, second]) == [second]
+    runner.run_stages({"a": first, "b": second})
+    assert [runner.get_result(stage) for stage in (base, first, second)] == [
         {"value": 1}, {"value": 12}, {"value": 22},
     ]  # fmt: skip
     (tmp_path / "work" / base.name / OUTPUT).unlink()
     third = Stage("number", {"add": 30}, {"base": base})
-    assert other.missing_stages([third]) == [base, third]
+    assert runner.missing_stages([third]) == [base, third]
 
 
-def test_the_moments_of_learning_outlive_its_best_evaluations(tmp_path: Path) -> None:
-    """Each evaluation may leave a checkpoint, and what is asked about is among the first ones."""
-    (tmp_path / "a.jsonl").write_text(TWO_DOCUMENTS)
-    kit = StageFactory(SCALES["small"], Sources(english=tmp_path / "a.jsonl"), tmp_path)
-    stages = EXPERIMENTS["learning"].build_stages(kit)
-    run, moments = stages["run"].settings, [key[1] for key in stages if key != "run"]
-    assert moments == [0, 400, 2000, 8000]
-    left = run["steps"] // run["run"]["eval_every"] + run["steps"] // run["checkpoint"]["every"]
-    assert run["checkpoint"]["keep"] >= left
-    assert all(moment % run["checkpoint"]["every"] == 0 for moment in moments)
+def test_learning_run_keeps_all_its_snapshots(tmp_path: Path) -> None:
+    """The run keeps enough checkpoints for all snapshots, even if every evaluation saves one."""
+    stages = EXPERIMENTS["learning"].build_stages(make_factory("small", tmp_path))
+    run, steps = stages["run"].settings, [key[1] for key in stages if key != "run"]
+    assert steps == [0, 400, 2000, 8000]
+    num_evaluations = run["steps"] // run["run"]["eval_every"]
+    num_snapshots = run["steps"] // run["checkpoint"]["every"]
+    assert run["checkpoint"]["keep"] >= num_evaluations + num_snapshots
+    assert all(step % run["checkpoint"]["every"] == 0 for step in steps)
 
 
 @pytest.mark.parametrize("task", ["mrpc", "sts-b", "conll2003", "squad"])
-def test_examples_are_counted_as_they_are_read(task: str, tmp_path: Path) -> None:
-    """A header and an empty line are none, whatever ends a line."""
+def test_examples_are_counted_without_headers_and_empty_lines(task: str, tmp_path: Path) -> None:
+    """The number of examples does not depend on the line endings."""
     train = fill_missing_sources(Sources(), tmp_path / "toy").task_files(task)[0]
-    assert cost._size(train)[1] == 72
+    assert cost._count_task_file(train)[1] == 72
     train.write_bytes(train.read_bytes().replace(b"\n", b"\r\n"))
-    assert cost._size(train)[1] == 72
+    assert cost._count_task_file(train)[1] == 72
 
 
-def test_what_is_taken_over_asks_for_nothing_that_it_was_made_of(tmp_path: Path) -> None:
-    """A base that was thrown away is not made again for a result that stands elsewhere."""
+def test_copied_result_does_not_need_its_dependencies(tmp_path: Path) -> None:
+    """A deleted dependency is not computed again for a result that only has to be copied."""
     base = Stage("number", {})
     first = Stage("number", {"add": 10}, {"base": base})
     make_runner(tmp_path).run_stages({"a": first})
     shutil.rmtree(tmp_path / "work" / base.name)
-    other = Runner(
-        tmp_path / "other", tmp_path / "work", NullProgress(), {"number": run_number_stage}
-    )
-    assert other.missing_stages([first]) == []
-    other.run_stages({"a": first})
-    assert other.get_result(first) == {"value": 12}
+    runner = make_second_runner(tmp_path)
+    assert runner.missing_stages([first]) == []
+    runner.run_stages({"a": first})
+    assert runner.get_result(first) == {"value": 12}
     assert not (tmp_path / "work" / base.name).exists()
 
 
-def test_what_diverged_for_another_folder_of_results_is_in_vain_here(tmp_path: Path) -> None:
-    """Neither it nor what needs it is planned."""
-    lost = Stage("number", {"diverges": True})
-    vain = Stage("number", {"add": 1}, {"base": lost})
-    make_runner(tmp_path).run_stages({"a": vain})
-    other = Runner(
-        tmp_path / "other", tmp_path / "work", NullProgress(), {"number": run_number_stage}
-    )
-    assert other.missing_stages([lost, vain]) == []
-    other.run_stages({"a": lost, "b": vain})
-    assert all("diverged" in (other.get_result(own) or {}) for own in (lost, vain))
+def test_plan_omits_stages_that_diverged_in_a_shared_work_directory(tmp_path: Path) -> None:
+    """Neither the diverged stage nor stages that depend on it are planned."""
+    diverged = Stage("number", {"diverges": True})
+    dependent = Stage("number", {"add": 1}, {"base": diverged})
+    make_runner(tmp_path).run_stages({"a": dependent})
+    runner = make_second_runner(tmp_path)
+    assert runner.missing_stages([diverged, dependent]) == []
+    runner.run_stages({"a": diverged, "b": dependent})
+    results = [runner.get_result(stage) for stage in (diverged, dependent)]
+    assert all("diverged" in (result or {}) for result in results)
 
 
-def test_characters_are_told_from_bytes(tmp_path: Path) -> None:
-    """Three bytes of Korean are one character, and cost what one does."""
+def test_characters_are_estimated_from_bytes(tmp_path: Path) -> None:
+    """A Korean character of three bytes counts as one character."""
     (tmp_path / "a.txt").write_text("가나다라 " * 1000, encoding="utf-8")
     assert estimate_characters(tmp_path / "a.txt") == 5000
 
 
 @pytest.mark.parametrize("frozen", [True, False])
-def test_a_bilstm_is_probed_as_it_is(frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The probe times training steps of a BiLSTM of the requested width on the given batch."""
+def test_bilstm_is_probed_with_its_settings(frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe trains a BiLSTM of the requested width on a batch of the requested size."""
     config = ModelConfig(
         vocab_size=99, layers=4, width=16, heads=2, feed_forward=32, max_positions=64
     )

@@ -1,4 +1,4 @@
-"""Stages are made once, go on after a stop, fail alone, and are told apart by what decides them."""
+"""The runner: stages run once, resume after a signal, and fail independently."""
 
 import json
 import shutil
@@ -24,181 +24,188 @@ from bertsmith.train.engine.step import take_step
 from tests.lab.number_stages import make_runner, read_records, remove_record
 
 
-def test_a_stage_is_its_settings_needs_and_files(tmp_path: Path) -> None:
-    """Equal content is the same stage wherever it lies; any difference is another one."""
-    one, other = tmp_path / "a.txt", tmp_path / "b" / "c.txt"
-    other.parent.mkdir()
-    one.write_text("text")
-    other.write_text("text")
+def make_stages(base: Stage) -> dict[str, Stage]:
+    """Return two stages that depend on ``base``; with base 1, their values are 12 and 22."""
+    return {name: Stage("number", {"add": add}, {"base": base})
+            for name, add in (("a", 10), ("b", 20))}  # fmt: skip
+
+
+def test_key_depends_on_content_only(tmp_path: Path) -> None:
+    """The key changes with kind, settings, dependencies and file contents, not with paths."""
+    file, copy = tmp_path / "a.txt", tmp_path / "b" / "c.txt"
+    copy.parent.mkdir()
+    file.write_text("text")
+    copy.write_text("text")
 
     def key(**changes: Any) -> str:
-        own = {"kind": "number", "settings": {"a": 1, "b": {"c": 2}}, "files": {"text": one}}
-        return Stage(**{**own, **changes}).key
+        fields = {"kind": "number", "settings": {"a": 1, "b": {"c": 2}}, "files": {"text": file}}
+        return Stage(**{**fields, **changes}).key
 
-    assert key() == key(files={"text": other}) == key(settings={"b": {"c": 2}, "a": 1})
-    need = Stage("number", {})
-    others = [
+    assert key() == key(files={"text": copy}) == key(settings={"b": {"c": 2}, "a": 1})
+    dependency = Stage("number", {})
+    changed_keys = [
         key(kind="other"), key(settings={"a": 1, "b": {"c": 3}}), key(files={}),
-        key(needs={"x": need}), key(needs={"y": need}), key(needs={"x": Stage("number", {"a": 1})}),
+        key(dependencies={"x": dependency}), key(dependencies={"y": dependency}),
+        key(dependencies={"x": Stage("number", {"a": 1})}),
     ]  # fmt: skip
-    other.write_text("other text")
-    others.append(key(files={"text": other}))
-    others.append(key(files={"text": other.parent}))
-    (other.parent / "more.txt").write_text("")
-    others.append(key(files={"text": other.parent}))
-    assert len({key(), *others}) == 1 + len(others)
+    copy.write_text("other text")
+    changed_keys.append(key(files={"text": copy}))
+    changed_keys.append(key(files={"text": copy.parent}))
+    (copy.parent / "more.txt").write_text("")
+    changed_keys.append(key(files={"text": copy.parent}))
+    assert len({key(), *changed_keys}) == 1 + len(changed_keys)
 
 
-def test_stages_are_made_once_and_in_order(tmp_path: Path) -> None:
-    """What is needed comes first; a stage that two others need is made a single time."""
+def test_stages_run_once_after_their_dependencies(tmp_path: Path) -> None:
+    """A dependency of two stages runs a single time, and a second call changes no file."""
     base = Stage("number", {})
-    wanted = {name: Stage("number", {"add": add}, {"base": base})
-              for name, add in (("a", 10), ("b", 20))}  # fmt: skip
-    made = make_runner(tmp_path)
-    assert [stage.name for stage in made.missing_stages(wanted.values())] == [
-        base.name, wanted["a"].name, wanted["b"].name,
-    ]  # fmt: skip
-    made.run_stages(wanted)
-    assert [made.get_result(stage) for stage in wanted.values()] == [{"value": 12}, {"value": 22}]
-    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    stages = make_stages(base)
+    runner = make_runner(tmp_path)
+    assert runner.missing_stages(stages.values()) == [base, stages["a"], stages["b"]]
+    runner.run_stages(stages)
+    assert [runner.get_result(stage) for stage in stages.values()] == [{"value": 12}, {"value": 22}]
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
     assert len(read_records(tmp_path / "out")) == 3
-    make_runner(tmp_path).run_stages(wanted)
-    assert files == {path: path.stat().st_mtime_ns for path in files}
-    record = read_records(tmp_path / "out")[wanted["a"].name]
+    make_runner(tmp_path).run_stages(stages)
+    assert times == {path: path.stat().st_mtime_ns for path in times}
+    record = read_records(tmp_path / "out")[stages["a"].name]
     assert record["settings"] == {"add": 10}
     assert record["needs"] == {"base": base.name}
     assert record["made_of"]["base"] == {name: record[name] for name in ("date", "machine")}
     assert record["machine"]["auto"] == device.describe_auto_device()
 
 
-def test_results_outlive_the_work(tmp_path: Path) -> None:
-    """Without the work folder nothing is made again, but what a missing result needs."""
+def test_results_do_not_need_the_work_directory(tmp_path: Path) -> None:
+    """After the work directory is deleted, only missing results and their dependencies run."""
     base = Stage("number", {})
-    wanted = {name: Stage("number", {"add": add}, {"base": base})
-              for name, add in (("a", 10), ("b", 20))}  # fmt: skip
-    make_runner(tmp_path).run_stages(wanted)
+    stages = make_stages(base)
+    make_runner(tmp_path).run_stages(stages)
     shutil.rmtree(tmp_path / "work")
-    assert make_runner(tmp_path).missing_stages(wanted.values()) == []
-    make_runner(tmp_path).run_stages(wanted)
+    assert make_runner(tmp_path).missing_stages(stages.values()) == []
+    make_runner(tmp_path).run_stages(stages)
     assert not (tmp_path / "work").exists()
-    remove_record(tmp_path / "out", wanted["b"].name)
-    assert make_runner(tmp_path).missing_stages(wanted.values()) == [base, wanted["b"]]
-    make_runner(tmp_path).run_stages(wanted)
-    assert make_runner(tmp_path).get_result(wanted["b"]) == {"value": 22}
+    remove_record(tmp_path / "out", stages["b"].name)
+    assert make_runner(tmp_path).missing_stages(stages.values()) == [base, stages["b"]]
+    make_runner(tmp_path).run_stages(stages)
+    assert make_runner(tmp_path).get_result(stages["b"]) == {"value": 22}
 
 
-def test_a_failure_stays_alone(tmp_path: Path) -> None:
-    """What needs a failed stage fails with it, by name; the rest is made; another try may do it."""
-    bad, good = Stage("number", {"fails": True}), Stage("number", {"add": 1})
+def test_failed_stage_does_not_stop_others(tmp_path: Path) -> None:
+    """Stages that depend on a failed stage fail too; the others run, and failures are retried."""
+    failing, working = Stage("number", {"fails": True}), Stage("number", {"add": 1})
     broken = Stage("number", {"breaks": True})
-    wanted = {
-        "x": Stage("number", {}, {"bad": bad}),
+    stages = {
+        "x": Stage("number", {}, {"bad": failing}),
         "y": broken,
-        "z": Stage("number", {}, {"g": good}),
+        "z": Stage("number", {}, {"g": working}),
     }
-    made = make_runner(tmp_path)
-    made.run_stages(wanted)
-    assert made.get_result(wanted["z"]) == {"value": 3}
-    assert made.get_result(wanted["x"]) is None
-    assert made.failures == {
-        bad.name: "it was to fail",
-        wanted["x"].name: f"its bad ({bad.name}) failed",
-        broken.name: "ZeroDivisionError: a fault of ours",
+    runner = make_runner(tmp_path)
+    runner.run_stages(stages)
+    assert runner.get_result(stages["z"]) == {"value": 3}
+    assert runner.get_result(stages["x"]) is None
+    assert runner.failures == {
+        failing.name: "expected failure",
+        stages["x"].name: f"its bad ({failing.name}) failed",
+        broken.name: "ZeroDivisionError: unexpected error",
     }
     trace = (tmp_path / "work" / broken.name / "traceback.txt").read_text()
-    assert "a fault of ours" in trace
-    assert make_runner(tmp_path).missing_stages(wanted.values()) == [bad, wanted["x"], broken]
+    assert "unexpected error" in trace
+    retried = make_runner(tmp_path).missing_stages(stages.values())
+    assert retried == [failing, stages["x"], broken]
 
 
-def test_nothing_is_made_of_what_diverged(tmp_path: Path) -> None:
-    """What needs a run that diverged has that as its result: to try it again would be in vain."""
-    bad = Stage("number", {"diverges": True})
-    wanted = {"x": Stage("number", {"add": 1}, {"bad": bad})}
-    made = make_runner(tmp_path)
-    made.run_stages(wanted)
-    assert made.failures == {}
-    assert made.get_result(wanted["x"]) == {"diverged": f"its bad ({bad.name}) did"}
-    assert make_runner(tmp_path).missing_stages(wanted.values()) == []
-    later = {"y": Stage("number", {"add": 2}, {"bad": bad})}
-    # A plan has nothing that costs nothing, nor what that would be for.
-    beyond = Stage("number", {"add": 3}, {"y": later["y"]})
-    assert make_runner(tmp_path).missing_stages([*later.values(), beyond]) == []
+def test_dependents_of_a_diverged_run_have_diverged(tmp_path: Path) -> None:
+    """They get this as their result without running, even after the work directory is deleted."""
+    diverged = Stage("number", {"diverges": True})
+    stages = {"x": Stage("number", {"add": 1}, {"bad": diverged})}
+    expected = {"diverged": f"its bad ({diverged.name}) did"}
+    runner = make_runner(tmp_path)
+    runner.run_stages(stages)
+    assert runner.failures == {}
+    assert runner.get_result(stages["x"]) == expected
+    assert make_runner(tmp_path).missing_stages(stages.values()) == []
+    later = {"y": Stage("number", {"add": 2}, {"bad": diverged})}
+    # The plan omits direct and indirect dependents, which take no time.
+    indirect = Stage("number", {"add": 3}, {"y": later["y"]})
+    assert make_runner(tmp_path).missing_stages([*later.values(), indirect]) == []
     shutil.rmtree(tmp_path / "work")
-    made.run_stages(later)
-    assert made.get_result(later["y"]) == {"diverged": f"its bad ({bad.name}) did"}
+    runner.run_stages(later)
+    assert runner.get_result(later["y"]) == expected
     assert not (tmp_path / "work").exists()
 
 
 @pytest.mark.parametrize("name", sorted(EXPERIMENTS))
-def test_an_experiment_tells_of_runs_that_diverged(name: str, tmp_path: Path) -> None:
-    """Nothing was measured on them: nothing is looked for in what is not there."""
-    laboratory = ExperimentRun(name, scale="smoke", out=tmp_path, num_seeds=2)
-    for stage in laboratory.stages.values():
+def test_report_with_only_diverged_runs(name: str, tmp_path: Path) -> None:
+    """Every experiment can report runs that all diverged."""
+    run = ExperimentRun(name, scale="smoke", out=tmp_path, num_seeds=2)
+    for stage in run.stages.values():
         result: dict[str, Any] = {"diverged": "the loss is nan"}
         if stage.kind == "pretrain":
             result |= {"training": [], "gradients": [], "heldout_curve": []}
-        laboratory.runner.results.append(stage.name, {"kind": stage.kind, "result": result})
-    done = laboratory.run()
-    assert (done.failures, done.num_missing) == ({}, 0)
+        run.runner.results.append(stage.name, {"kind": stage.kind, "result": result})
+    outcome = run.run()
+    assert (outcome.failures, outcome.num_missing) == ({}, 0)
 
 
-@pytest.mark.parametrize("at", [12, 17], ids=["last step of a run", "amid a run"])
-def test_a_stopped_experiment_goes_on(
-    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "signal_step", [12, 17], ids=["last step of a run", "in the middle of a run"]
+)
+def test_stopped_experiment_resumes(
+    signal_step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A signal ends it between two steps, or after a run's last; the same call does the rest."""
-    taken = 0
+    """After SIGTERM, a second call runs exactly the remaining steps."""
+    num_steps = 0
 
-    def counted(*arguments: Any, **named: Any) -> Any:
-        nonlocal taken
-        taken += 1
-        if taken == at:
+    def counting_step(*args: Any, **kwargs: Any) -> Any:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == signal_step:
             signal.raise_signal(signal.SIGTERM)
-        return take_step(*arguments, **named)
+        return take_step(*args, **kwargs)
 
-    monkeypatch.setattr(loop, "take_step", counted)
+    monkeypatch.setattr(loop, "take_step", counting_step)
     with pytest.raises(StoppedError) as stopped:
         ExperimentRun("activations", scale="smoke", out=tmp_path).run()
     assert stopped.value.signal == signal.SIGTERM
-    assert [name.partition("-")[0] for name in read_records(tmp_path / "smoke")].count(
-        "pretrain"
-    ) == 1
+    kinds = [name.partition("-")[0] for name in read_records(tmp_path / "smoke")]
+    assert kinds.count("pretrain") == 1
     assert (tmp_path / "smoke/activations.md").exists()
-    done = ExperimentRun("activations", scale="smoke", out=tmp_path).run()
-    assert (done.num_missing, done.failures) == (0, {})
-    # Four runs of twelve steps, and none of them twice.
-    assert taken == 4 * 12
+    outcome = ExperimentRun("activations", scale="smoke", out=tmp_path).run()
+    assert (outcome.num_missing, outcome.failures) == (0, {})
+    # Four runs of twelve steps.
+    assert num_steps == 4 * 12
 
 
-def test_a_run_that_diverges_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loss that is not finite any more is told in the table, and takes no other run with it."""
-    # Without any norm, at a rate beyond all reason, float32 ends within some steps.
-    monkeypatch.setattr(StageFactory, "rate", 1e18)
-    done = ExperimentRun("normalization", scale="smoke", out=tmp_path).run()
-    assert done.failures == {}
-    rows = {row[0]: row[1:] for row in done.report.tables[0].rows}
+def test_diverged_run_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table shows which runs diverged; the other runs are not affected."""
+    # Without normalization, this learning rate makes float32 overflow within a few steps.
+    monkeypatch.setattr(StageFactory, "learning_rate", 1e18)
+    outcome = ExperimentRun("normalization", scale="smoke", out=tmp_path).run()
+    assert outcome.failures == {}
+    rows = {row[0]: row[1:] for row in outcome.report.tables[0].rows}
     assert rows.keys() == set(NORMS.values())
     assert any("diverged" in cell for cell in rows["none"]), rows
 
 
-def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
-    """Unknown names, missing text or tasks, a model where none is asked: told with a way out."""
+def test_invalid_arguments_are_rejected(tmp_path: Path) -> None:
+    """Unknown names, missing inputs and an unsuitable --model are errors that say what to do."""
     text = tmp_path / "text.txt"
     text.write_text("text")
+    empty = tmp_path / "empty.txt"
+    empty.touch()
     with pytest.raises(SettingsError, match="unknown experiment 'tables'; known: pretr"):
         ExperimentRun("tables", out=tmp_path)
     with pytest.raises(SettingsError, match="unknown scale 'tiny'"):
         ExperimentRun("masking", scale="tiny", out=tmp_path)
-    with pytest.raises(TaskError, match="give it with --text FILE_OR_FOLDER"):
+    with pytest.raises(TaskError, match="needs text: pass --text FILE_OR_FOLDER"):
         ExperimentRun("masking", out=tmp_path)
-    with pytest.raises(TaskError, match="there is nothing there"):
+    with pytest.raises(TaskError, match="no such file or folder"):
         ExperimentRun("masking", out=tmp_path, sources=Sources(tmp_path / "none.txt"))
-    with pytest.raises(TaskError, match="give the folder of the labelled tasks with --tasks"):
+    with pytest.raises(TaskError, match="fine-tunes on sst-2: pass --tasks FOLDER"):
         ExperimentRun("masking", out=tmp_path, sources=Sources(text))
-    (tmp_path / "empty.txt").touch()
     with pytest.raises(TaskError, match=r"--text .*empty.txt: this file is empty"):
-        ExperimentRun("masking", out=tmp_path, sources=Sources(tmp_path / "empty.txt"))
-    with pytest.raises(TaskError, match="no folder SST-2 or glue/SST-2 there for sst-2"):
+        ExperimentRun("masking", out=tmp_path, sources=Sources(empty))
+    with pytest.raises(TaskError, match="no folder SST-2 or glue/SST-2 for sst-2"):
         ExperimentRun("masking", out=tmp_path, sources=Sources(text, tasks_dir=tmp_path))
     with pytest.raises(SettingsError, match="only features, pooling, context, positions take"):
         ExperimentRun("masking", out=tmp_path, sources=Sources(text, model="x"))
@@ -208,35 +215,34 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         ExperimentRun("masking", scale="smoke", out=text)
 
 
-def test_the_toy_is_the_same_every_time(tmp_path: Path) -> None:
-    """Two folders have the same bytes; what is given is kept."""
+def test_toy_files_are_deterministic(tmp_path: Path) -> None:
+    """Two folders get the same bytes, and the user's text is not replaced."""
     first, second = (fill_missing_sources(Sources(), tmp_path / name) for name in ("a", "b"))
 
-    def content(own: Sources) -> list[bytes]:
-        assert own.english is not None
-        assert own.tasks_dir is not None
-        files = sorted(path for path in own.english.parent.rglob("*") if path.is_file())
-        return [path.read_bytes() for path in files]
+    def read_all(sources: Sources) -> list[bytes]:
+        assert sources.english is not None
+        folder = sources.english.parent
+        return [path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()]
 
-    assert content(first) == content(second)
-    assert fill_missing_sources(Sources(english=tmp_path), tmp_path / "a").english == tmp_path
+    assert read_all(first) == read_all(second)
+    sources = fill_missing_sources(Sources(english=tmp_path), tmp_path / "a")
+    assert sources.english == tmp_path
 
 
-def test_files_of_a_task_are_found(tmp_path: Path) -> None:
-    """A part of a training file under a name that begins like its own stands in for it."""
+def test_part_of_a_training_file_is_found(tmp_path: Path) -> None:
+    """A training file whose name continues the original name is used; SQuAD is subsampled."""
     folder = tmp_path / "squad"
     folder.mkdir()
+    articles = [{"title": number, "paragraphs": []} for number in range(1, 6)]
     for name in ("train-v1.1-some.json", "dev-v1.1.json"):
-        articles = [{"title": number, "paragraphs": []} for number in range(1, 6)]
         (folder / name).write_text(json.dumps({"version": "1", "data": articles}))
     train, dev = Sources(tasks_dir=tmp_path).task_files("squad")
     assert (train.name, dev.name) == ("train-v1.1-some.json", "dev-v1.1.json")
-    cut = subsample_squad(dev, 2, tmp_path / "cut.json")
-    told = json.loads(cut.read_text())
-    assert told["version"] == "1"
-    assert [own["title"] for own in told["data"]] == [1, 3, 5]
-    kit = StageFactory(SCALES["small"], Sources(tasks_dir=tmp_path), tmp_path / "work")
-    found = kit._files("squad")
-    assert [path.parent for path in found] == [tmp_path / "work" / "tasks"] * 2
+    subsampled = json.loads(subsample_squad(dev, 2, tmp_path / "cut.json").read_text())
+    assert subsampled["version"] == "1"
+    assert [article["title"] for article in subsampled["data"]] == [1, 3, 5]
+    sources = Sources(tasks_dir=tmp_path)
+    factory = StageFactory(SCALES["small"], sources, tmp_path / "work")
+    assert {path.parent for path in factory._task_files("squad")} == {tmp_path / "work" / "tasks"}
     dev.write_text(json.dumps({"version": "2", "data": articles[:1]}))
-    assert json.loads(kit._files("squad")[1].read_text())["version"] == "2"
+    assert json.loads(factory._task_files("squad")[1].read_text())["version"] == "2"

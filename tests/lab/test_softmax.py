@@ -1,4 +1,4 @@
-"""What the softmax takes is measured whatever its caller has taken."""
+"""Time and memory measurements of the output softmax."""
 
 import pytest
 
@@ -6,22 +6,22 @@ from bertsmith.errors import BertsmithError
 from bertsmith.lab import softmax
 
 
-def test_memory_is_that_of_the_logits_whoever_asks() -> None:
-    """All logits at once take P x V numbers several times; in parts, far less than once."""
-    held = bytearray(400 * 2**20)
-    words, predictions = 60_000, 400
-    logits = 4 * words * predictions
-    whole, parts = (
-        softmax.measure_in_subprocess(form, words, 16, predictions, 1)
-        for form in softmax.IMPLEMENTATIONS
+def test_measured_memory_does_not_include_the_calling_process() -> None:
+    """All logits at once take several times P x V floats; chunks take less than P x V floats."""
+    allocated = bytearray(400 * 2**20)
+    vocab_size, num_predictions = 60_000, 400
+    logits_bytes = 4 * vocab_size * num_predictions
+    whole, chunked = (
+        softmax.measure_in_subprocess(name, vocab_size, 16, num_predictions, 1)
+        for name in softmax.IMPLEMENTATIONS
     )
-    assert 2 * logits < whole["bytes"] < 6 * logits
-    assert parts["bytes"] < logits
-    assert min(whole["seconds"], parts["seconds"]) > 0
-    assert len(held) == 400 * 2**20
+    assert 2 * logits_bytes < whole["bytes"] < 6 * logits_bytes
+    assert chunked["bytes"] < logits_bytes
+    assert min(whole["seconds"], chunked["seconds"]) > 0
+    assert len(allocated) == 400 * 2**20
 
 
-def test_a_measurement_that_fails_is_told() -> None:
-    """A process that cannot hold it ends, and so says the error."""
-    with pytest.raises(BertsmithError, match="the softmax of -1 words could not be measured"):
+def test_failed_measurement_is_reported() -> None:
+    """If the measuring process fails, the error names the vocabulary size."""
+    with pytest.raises(BertsmithError, match="measuring the softmax failed at a vocabulary of -1:"):
         softmax.measure_in_subprocess("whole", -1, 16, 4, 1)

@@ -1,4 +1,4 @@
-"""What an experiment tells: cells, tables and figures, and which of them may replace which."""
+"""Reports: cells, tables and figures, and when an existing report may be replaced."""
 
 import json
 from pathlib import Path
@@ -14,90 +14,98 @@ from bertsmith.lab.experiment import Results
 from bertsmith.lab.experiment_run import ExperimentRun
 from bertsmith.lab.experiments import vocabulary
 from bertsmith.lab.experiments.registry import EXPERIMENTS
-from bertsmith.lab.report import Panel, Table, _rows, format_mean_std, line_plot
+from bertsmith.lab.report import Panel, Table, _arrange_panels, format_mean_std, line_plot
 from bertsmith.lab.scale import SCALES
 from bertsmith.lab.sources import Sources
 from bertsmith.lab.stages import StageFactory
 from tests.lab.helpers import TWO_DOCUMENTS, RecordingProgress
 
 
-def test_a_whole_table_is_not_replaced_by_one_with_gaps(tmp_path: Path) -> None:
-    """A mistake in an option leaves what was found; what has all of that and more is written."""
-    heard = RecordingProgress()
-    laboratory = ExperimentRun(
-        "activations", scale="smoke", out=tmp_path, num_seeds=1, progress=heard
-    )
-    assert laboratory.write_report().num_missing == 4
+def test_complete_report_is_not_replaced_by_an_incomplete_one(tmp_path: Path) -> None:
+    """It is replaced only if no result of it is missing now, or if its JSON is unreadable."""
+    progress = RecordingProgress()
+
+    def make_run(**options: Any) -> ExperimentRun:
+        return ExperimentRun(
+            "activations", scale="smoke", out=tmp_path, progress=progress, **options
+        )
+
+    run = make_run(num_seeds=1)
+    assert run.write_report().num_missing == 4
     curves: dict[str, Any] = {"heldout_curve": [], "training": [], "gradients": []}
-    lost = {"kind": "pretrain", "result": {"diverged": "the loss is nan", **curves}}
-    for stage in laboratory.stages.values():
-        laboratory.runner.results.append(stage.name, lost)
-    assert laboratory.write_report().num_missing == 0
-    files = {path: path.read_bytes() for path in (tmp_path / "smoke").glob("activations.*")}
-    assert len(files) == 3
+    diverged = {"kind": "pretrain", "result": {"diverged": "the loss is nan", **curves}}
+    for stage in run.stages.values():
+        run.runner.results.append(stage.name, diverged)
+    assert run.write_report().num_missing == 0
+    contents = {path: path.read_bytes() for path in (tmp_path / "smoke").glob("activations.*")}
+    assert len(contents) == 3
     (tmp_path / "a.jsonl").write_text(TWO_DOCUMENTS)
-    other = ExperimentRun("activations", scale="smoke", out=tmp_path, num_seeds=1, progress=heard,
-                       sources=Sources(english=tmp_path / "a.jsonl"))  # fmt: skip
-    done = other.write_report()
-    assert (done.num_missing, done.files) == (4, [])
-    assert files == {path: path.read_bytes() for path in files}
-    assert any("stays as it was: it is whole" in own for own in heard.messages)
-    more = ExperimentRun(
-        "activations", scale="smoke", out=tmp_path, num_seeds=2, progress=heard
-    ).write_report()
-    assert (more.num_missing, len(more.files)) == (4, 3)
+    other_text = make_run(num_seeds=1, sources=Sources(english=tmp_path / "a.jsonl"))
+    outcome = other_text.write_report()
+    assert (outcome.num_missing, outcome.files) == (4, [])
+    assert contents == {path: path.read_bytes() for path in contents}
+    assert any("is not replaced: it is complete" in line for line in progress.messages)
+    more_seeds = make_run(num_seeds=2).write_report()
+    assert (more_seeds.num_missing, len(more_seeds.files)) == (4, 3)
     (tmp_path / "smoke/activations.json").write_text("[]")
-    assert len(other.write_report().files) == 3
+    assert len(other_text.write_report().files) == 3
 
 
-def test_a_table_of_another_model_is_not_replaced(
+def test_report_of_another_model_is_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two RUNs have their models under the same name."""
-    monkeypatch.setattr("bertsmith.lab.experiment_run.locate", Path)
+    """Models are told apart by their files, since the models of two runs have the same name."""
+    monkeypatch.setattr("bertsmith.lab.experiment_run.locate_model", Path)
     for name in ("a", "b"):
         (tmp_path / name / "model").mkdir(parents=True)
         (tmp_path / name / "model" / "config.json").write_text(name)
 
-    def asked(name: str) -> ExperimentRun:
-        given = Sources(model=str(tmp_path / name / "model"))
-        return ExperimentRun("positions", scale="smoke", out=tmp_path / "lab", sources=given)
+    def make_run(name: str) -> ExperimentRun:
+        sources = Sources(model=str(tmp_path / name / "model"))
+        return ExperimentRun("positions", scale="smoke", out=tmp_path / "lab", sources=sources)
 
-    asked("a").write_report()
-    told = json.loads((tmp_path / "lab/smoke/given-positions.json").read_text())
-    assert told["model"] == "model"
+    make_run("a").write_report()
+    facts = json.loads((tmp_path / "lab/smoke/given-positions.json").read_text())
+    assert facts["model"] == "model"
     (tmp_path / "a" / "model" / "README.md").write_text("a card")
-    asked("a").write_report()
-    with pytest.raises(RunError, match=r"given-positions.md is of another model; give another"):
-        asked("b")
+    make_run("a").write_report()
+    with pytest.raises(RunError, match=r"given-positions.md is the report of another model;"):
+        make_run("b")
 
 
-def test_a_constant_layer_of_one_seed_takes_no_other_with_it(tmp_path: Path) -> None:
-    """The picture and the figures have the mean of the seeds that have one, as the table has."""
-    one, other = [[0.5] * 5, [0.7] * 5], [[0.3] * 5, [None] * 5]
-    kit = StageFactory(SCALES["smoke"], Sources(), tmp_path)
-    found: Results = {("similarity", 0): {"layers": one}, ("similarity", 1): {"layers": other},
-                      ("map", 0): None}  # fmt: skip
-    report = EXPERIMENTS["pooling"].build_report(kit, found)
-    (values,) = report.data.values()
-    np.testing.assert_allclose(values, [[0.4] * 5, [0.7] * 5])
+def test_constant_layer_of_one_seed_does_not_affect_the_mean(tmp_path: Path) -> None:
+    """Figure and numbers are means over the seeds with a value, as in the table."""
+    layers, constant_layers = [[0.5] * 5, [0.7] * 5], [[0.3] * 5, [None] * 5]
+    factory = StageFactory(SCALES["smoke"], Sources(), tmp_path)
+    results: Results = {
+        ("similarity", 0): {"layers": layers},
+        ("similarity", 1): {"layers": constant_layers},
+        ("map", 0): None,
+    }
+    report = EXPERIMENTS["pooling"].build_report(factory, results)
+    (means,) = report.data.values()
+    np.testing.assert_allclose(means, [[0.4] * 5, [0.7] * 5])
     assert report.tables[0].rows[0][1] == "0.700 (1 of 2; 1 constant)"
 
 
-def test_a_cell_has_mean_and_deviation() -> None:
-    """Over seeds: mean ± standard deviation; a single one alone; nothing for nothing."""
+def test_cell_has_mean_and_standard_deviation() -> None:
+    """A single value has no deviation; missing and NaN values are counted."""
     assert format_mean_std([1.0, 2.0, 3.0]) == "2.000 ± 1.000"
-    assert (
-        format_mean_std([1.0, None, float("nan")], ".1f") == "1.0 (1 of 3; 1 diverged or constant)"
-    )
+    cell = format_mean_std([1.0, None, float("nan")], ".1f")
+    assert cell == "1.0 (1 of 3; 1 diverged or constant)"
     assert format_mean_std([None]) == "-"
     assert format_mean_std([float("nan")]) == "1 diverged or constant"
+
+
+def test_table_has_a_markdown_header() -> None:
+    """The header line is followed by a separator line and the rows."""
     table = Table("T", ["a", "b"], [["1", "2"]])
-    assert table.to_markdown().splitlines()[2:] == ["| a | b |", "| --- | --- |", "| 1 | 2 |"]
+    lines = table.to_markdown().splitlines()
+    assert lines[2:] == ["| a | b |", "| --- | --- |", "| 1 | 2 |"]
 
 
-def test_a_list_of_numbers_takes_a_line(tmp_path: Path) -> None:
-    """What is read is what was written, whatever else it has."""
+def test_lists_of_numbers_are_written_on_one_line(tmp_path: Path) -> None:
+    """The JSON still reads as the same value, also if it has strings that look like lists."""
     value = {"map": [[1.0, -0.5e-7, None], [3]], "names": ["[\n 1,\n 2\n]", "b"], "none": [],
              "mixed": [1, "a"], "table": [{"row": [1, 2]}]}  # fmt: skip
     write_json(tmp_path / "a.json", value, inline_numbers=True)
@@ -107,37 +115,39 @@ def test_a_list_of_numbers_takes_a_line(tmp_path: Path) -> None:
     assert '"row": [1, 2]' in text
 
 
-def test_a_wide_panel_has_a_row_of_its_own() -> None:
-    """Others stand two beside each other, in their order."""
+def test_full_width_panels_have_rows_of_their_own() -> None:
+    """Other panels are arranged in rows of two, in their order."""
 
-    def drawn(_: Any) -> None:
+    def draw_nothing(_: Any) -> None:
         pass
 
-    panels = [Panel(name, drawn, full_width=name.isupper()) for name in "abcDefG"]
-    rows = ["".join(panel.title for panel in row) for row in _rows(panels)]
+    panels = [Panel(name, draw_nothing, full_width=name.isupper()) for name in "abcDefG"]
+    rows = ["".join(panel.title for panel in row) for row in _arrange_panels(panels)]
     assert rows == ["ab", "c", "D", "ef", "G"]
 
 
-@pytest.mark.parametrize(("name", "told"), [("learning", 1), ("activations", 3)])
-def test_seeds_are_told_where_there_are_some(name: str, told: int, tmp_path: Path) -> None:
-    """One model's course is of one run, however many seeds are asked for."""
-    laboratory = ExperimentRun(name, scale="smoke", out=tmp_path, num_seeds=3)
-    laboratory.write_report()
-    assert json.loads((tmp_path / f"smoke/{name}.json").read_text())["seeds"] == told
+@pytest.mark.parametrize(("name", "expected"), [("learning", 1), ("activations", 3)])
+def test_number_of_seeds_is_reported(name: str, expected: int, tmp_path: Path) -> None:
+    """An experiment on a single run reports one seed, whatever number was requested."""
+    run = ExperimentRun(name, scale="smoke", out=tmp_path, num_seeds=3)
+    run.write_report()
+    assert json.loads((tmp_path / f"smoke/{name}.json").read_text())["seeds"] == expected
 
 
-def test_characters_are_counted_of_both_phases(tmp_path: Path) -> None:
-    """A tenth of the paper's steps have sequences of 512 tokens."""
+def test_training_tokens_include_both_phases(tmp_path: Path) -> None:
+    """In the paper's recipe, a tenth of the steps has sequences of 512 tokens."""
     (tmp_path / "a.jsonl").write_text(TWO_DOCUMENTS)
-    text = Sources(english=tmp_path / "a.jsonl")
-    small, full = (StageFactory(SCALES[name], text, tmp_path) for name in ("small", "full"))
-    assert vocabulary._tokens_read(small) == 400 * 32 * 128
-    assert vocabulary._tokens_read(full) == 500_000 * 256 * (0.9 * 128 + 0.1 * 512)
+    sources = Sources(english=tmp_path / "a.jsonl")
+    small, full = (StageFactory(SCALES[name], sources, tmp_path) for name in ("small", "full"))
+    assert vocabulary._max_training_tokens(small) == 400 * 32 * 128
+    expected = 500_000 * 256 * (0.9 * 128 + 0.1 * 512)
+    assert vocabulary._max_training_tokens(full) == expected
 
 
-def test_no_two_of_many_lines_look_alike() -> None:
-    """A model of the paper's size has more layers than there are colours."""
+def test_lines_differ_in_color_or_style() -> None:
+    """This holds for more lines than there are colors."""
     axes = Figure().subplots()
-    line_plot({f"layer {number}": [(0, 1.0), (1, 2.0)] for number in range(14)}, "x", "y")(axes)
-    looks = {(own.get_color(), own.get_linestyle()) for own in axes.get_lines()}
+    series = {f"layer {number}": [(0, 1.0), (1, 2.0)] for number in range(14)}
+    line_plot(series, "x", "y")(axes)
+    looks = {(line.get_color(), line.get_linestyle()) for line in axes.get_lines()}
     assert len(looks) == 14

@@ -1,4 +1,4 @@
-"""Models as ONNX graphs, for other runtimes. It never runs one."""
+"""Export of models as ONNX graphs."""
 
 from bertsmith.interop.onnx.writing import write_onnx
 

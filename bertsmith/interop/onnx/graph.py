@@ -1,6 +1,6 @@
-"""An ONNX graph while it grows: nodes, constants, inputs and outputs, each by its name.
+"""A mutable ONNX graph: nodes, initializers, inputs and outputs, connected by value names.
 
-It never knows of BERT, nor needs the package ``onnx``.
+It does not need the package ``onnx``.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,14 +10,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-#: Names of axes that are known only when the graph runs, and sizes of the others.
+#: Sizes of static axes and names of dynamic ones.
 Shape = tuple[str | int, ...]
 Attribute = int | float | str | list[int]
 
 
 @dataclass(frozen=True)
 class Node:
-    """One operator. inputs, outputs: names of values."""
+    """An operator with the names of its input and output values."""
 
     op_type: str
     inputs: tuple[str, ...]
@@ -27,7 +27,7 @@ class Node:
 
 @dataclass(frozen=True)
 class ValueInfo:
-    """An input or output of the whole graph."""
+    """An input or output of the graph."""
 
     name: str
     dtype: Literal["int64", "float32"]
@@ -36,9 +36,14 @@ class ValueInfo:
 
 @dataclass
 class Graph:
-    """Nodes stand in an order in which each finds its inputs made.
+    """An ONNX graph.
 
-    weights: what ``weight`` may take; constants: those that the graph uses, by name.
+    Attributes:
+        weights: The model's weights by name, of which the graph stores those it uses.
+        nodes: Topologically sorted operators.
+        initializers: Weights and constants of the graph, by name.
+        inputs: Inputs of the graph.
+        outputs: Outputs of the graph.
     """
 
     weights: Mapping[str, NDArray[np.float32]]
@@ -47,43 +52,43 @@ class Graph:
     inputs: list[ValueInfo] = field(default_factory=list)
     outputs: list[ValueInfo] = field(default_factory=list)
 
-    def add_node(self, operator: str, name: str, *inputs: str, **attributes: Attribute) -> str:
-        """Add an operator of one output; return the name of that output, which is ``name``."""
-        self.add_multi_output_node(operator, [name], *inputs, **attributes)
+    def add_node(self, op_type: str, name: str, *inputs: str, **attributes: Attribute) -> str:
+        """Add an operator with one output, called ``name``; return ``name``."""
+        self.add_multi_output_node(op_type, [name], *inputs, **attributes)
         return name
 
     def add_multi_output_node(
-        self, operator: str, names: Iterable[str], *inputs: str, **attributes: Attribute
+        self, op_type: str, names: Iterable[str], *inputs: str, **attributes: Attribute
     ) -> tuple[str, ...]:
-        """Add an operator of several outputs, named ``names``; return the names."""
+        """Add an operator with several outputs; return their names."""
         outputs = tuple(names)
-        self.nodes.append(Node(operator, inputs, outputs, attributes))
+        self.nodes.append(Node(op_type, inputs, outputs, attributes))
         return outputs
 
     def weight(self, name: str) -> str:
-        """Use a weight as it is; one that is used twice is stored once."""
+        """Store a weight in the graph, once however often it is used; return its name."""
         self.initializers[name] = self.weights[name]
         return name
 
     def transposed_weight(self, name: str) -> str:
-        """Use a weight [out, in] of a Linear as [in, out], as MatMul takes it."""
+        """Store a Linear's weight [out, in] as [in, out] for MatMul; return its name."""
         self.initializers[name] = np.ascontiguousarray(self.weights[name].T)
         return name
 
     def int64_vector(self, *values: int) -> str:
-        """Return the name of an int64 constant [n]."""
+        """Store an int64 constant [n]; return its name."""
         return self._constant(np.array(values, np.int64))
 
     def int64_scalar(self, value: int) -> str:
-        """Return the name of an int64 constant without axes."""
+        """Store an int64 scalar; return its name."""
         return self._constant(np.array(value, np.int64))
 
     def float32_scalar(self, value: float) -> str:
-        """Return the name of a float32 constant without axes."""
+        """Store a float32 scalar; return its name."""
         return self._constant(np.array(value, np.float32))
 
     def _constant(self, value: NDArray[Any]) -> str:
-        # Equal constants share a name, which tells the value.
+        # Equal constants share one initializer, because the name is derived from the value.
         name = f"constant {value.tolist()}"
         self.initializers[name] = value
         return name

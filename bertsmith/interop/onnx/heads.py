@@ -1,7 +1,6 @@
-"""What a model says, as the end of its graph: an output or two for each kind of model.
+"""Complete ONNX graphs of each kind of model, with their heads and outputs.
 
-It never knows files, nor needs the package ``onnx``. Outputs are named as Hugging Face's Optimum
-names them, so that its runtime classes take the graph.
+Outputs have the names that Hugging Face Optimum expects. The package ``onnx`` is not needed.
 """
 
 from torch import Tensor
@@ -16,36 +15,42 @@ AnyBundle = PretrainedBundle | FineTunedBundle | EncoderBundle
 
 
 def build_graph(bundle: AnyBundle, *, tied: bool = True) -> Graph:
-    """Return the graph of a model; ModelError for one that has a BiLSTM, or no LayerNorm.
+    """Return the graph of a model.
 
-    ``tied``: as for ``Bert.words``.
+    Args:
+        bundle: The model.
+        tied: Whether the MLM decoder shares the word embeddings; see ``BertGraph.mlm_logits``.
+
+    Raises:
+        ModelError: The model has a BiLSTM, or other norms than LayerNorm.
     """
     if bundle.config.norm not in ("post", "pre"):
         raise ModelError(
-            f"{bundle.path}: model.norm is {bundle.config.norm!r}; only models with LayerNorm are "
-            "written as ONNX"
+            f"{bundle.path}: only models with LayerNorm can be exported to ONNX, but model.norm is "
+            f"{bundle.config.norm!r}"
         )
     prefix = "bert." if isinstance(bundle, EncoderBundle) else ""
     state: dict[str, Tensor] = bundle.model.state_dict()
     graph = Graph({f"{prefix}{name}": value.numpy(force=True) for name, value in state.items()})
     if isinstance(bundle, EncoderBundle):
         hidden = BertGraph(graph, bundle.config).hidden_states()
-        _output(graph, "last_hidden_state", hidden, BATCH_AXIS, LENGTH_AXIS, bundle.config.width)
+        width = bundle.config.width
+        _add_output(graph, "last_hidden_state", hidden, BATCH_AXIS, LENGTH_AXIS, width)
     elif isinstance(bundle, PretrainedBundle):
-        _pretrained(graph, bundle, tied=tied)
+        _add_pretraining_heads(graph, bundle, tied=tied)
     else:
-        _task(graph, bundle)
+        _add_task_head(graph, bundle)
     return graph
 
 
-def _output(graph: Graph, name: str, value: str, *shape: str | int) -> None:
-    """Give out a value, float32, under a name of its own."""
+def _add_output(graph: Graph, name: str, value: str, *shape: str | int) -> None:
+    """Make a float32 value an output of the graph, called ``name``."""
     graph.add_node("Identity", name, value)
     graph.outputs.append(ValueInfo(name, "float32", shape))
 
 
-def _pretrained(graph: Graph, bundle: PretrainedBundle, *, tied: bool) -> None:
-    """Add the heads that the files have; one that was drawn anew knows nothing."""
+def _add_pretraining_heads(graph: Graph, bundle: PretrainedBundle, *, tied: bool) -> None:
+    """Add the pre-training model's heads, without an MLM head that is newly initialized."""
     config = bundle.config
     if not config.nsp:
         bundle.require_head("mlm.")
@@ -53,18 +58,19 @@ def _pretrained(graph: Graph, bundle: PretrainedBundle, *, tied: bool) -> None:
     hidden = bert.hidden_states()
     if not any(name.startswith("mlm.") for name in bundle.new_weights):
         logits = bert.mlm_logits(hidden, tied=tied)
-        _output(graph, "logits", logits, BATCH_AXIS, LENGTH_AXIS, config.vocab_size)
+        _add_output(graph, "logits", logits, BATCH_AXIS, LENGTH_AXIS, config.vocab_size)
     if config.nsp:
-        pairs = bert.linear("nsp.classifier", bert.pooler(bert.first_token(hidden)))
-        _output(graph, "seq_relationship_logits", pairs, BATCH_AXIS, 2)
+        nsp_logits = bert.linear("nsp.classifier", bert.pooler(bert.first_token(hidden)))
+        _add_output(graph, "seq_relationship_logits", nsp_logits, BATCH_AXIS, 2)
 
 
-def _task(graph: Graph, bundle: FineTunedBundle) -> None:
+def _add_task_head(graph: Graph, bundle: FineTunedBundle) -> None:
+    """Add the fine-tuned model and its head."""
     config, head = bundle.config, bundle.head
     if isinstance(bundle.model, BertWithBiLSTM):
         raise ModelError(
-            f"{bundle.path}: this model is a BiLSTM on an encoder (features), which is not "
-            "written as ONNX; fine-tune the whole model (without features) and export that"
+            f"{bundle.path}: models with a BiLSTM (features) cannot be exported to ONNX; fine-tune "
+            "the whole model without features and export that"
         )
     bert = BertGraph(graph, config, choices=head.kind == "choice")
     hidden = bert.hidden_states()
@@ -74,26 +80,21 @@ def _task(graph: Graph, bundle: FineTunedBundle) -> None:
             "Split", ["starts", "ends"], logits, axis=-1, num_outputs=2
         )
         for part, name in zip(parts, ("start_logits", "end_logits"), strict=True):
-            flat = graph.add_node("Squeeze", f"{part} of tokens", part, graph.int64_vector(-1))
-            _output(graph, name, flat, BATCH_AXIS, LENGTH_AXIS)
+            axis = graph.int64_vector(-1)
+            squeezed = graph.add_node("Squeeze", f"{part} of tokens", part, axis)
+            _add_output(graph, name, squeezed, BATCH_AXIS, LENGTH_AXIS)
     elif head.kind in ("entities", "tags"):
-        _output(
-            graph,
-            "logits",
-            bert.linear("output", hidden),
-            BATCH_AXIS,
-            LENGTH_AXIS,
-            head.num_outputs,
-        )
+        logits = bert.linear("output", hidden)
+        _add_output(graph, "logits", logits, BATCH_AXIS, LENGTH_AXIS, head.num_outputs)
     else:
-        # Under a causal mask [CLS] sees itself only, and the last token sees all.
-        token = (
-            bert.last_token(hidden) if config.attention == "causal" else bert.first_token(hidden)
-        )
+        # With causal attention, only the last token attends to all tokens.
+        is_causal = config.attention == "causal"
+        token = bert.last_token(hidden) if is_causal else bert.first_token(hidden)
         logits = bert.linear("output", bert.pooler(token))
         if head.kind != "choice":
-            _output(graph, "logits", logits, BATCH_AXIS, head.num_outputs)
+            _add_output(graph, "logits", logits, BATCH_AXIS, head.num_outputs)
             return
-        shape = graph.add_node("Shape", "prompts and choices", graph.inputs[0].name, start=0, end=2)
+        input_name = graph.inputs[0].name
+        shape = graph.add_node("Shape", "prompts and choices", input_name, start=0, end=2)
         scores = graph.add_node("Reshape", "scores", logits, shape)
-        _output(graph, "logits", scores, BATCH_AXIS, CHOICES_AXIS)
+        _add_output(graph, "logits", scores, BATCH_AXIS, CHOICES_AXIS)

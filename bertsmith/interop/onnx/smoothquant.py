@@ -1,7 +1,4 @@
-"""Evens out what the Linears of a graph read, so that 8 bits hold it better; no sum changes.
-
-It never knows a model: it finds each product whose input a LayerNorm made.
-"""
+"""SmoothQuant for ONNX graphs: moves the scale of outlier activations into the weights."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,30 +12,32 @@ from bertsmith.model.ops.smoothquant import smoothquant_scales
 
 
 def apply_smoothquant(graph: Graph) -> None:
-    """Divide the columns of such inputs, and multiply the weights that read them, by the same.
+    """Divide the input of each MatMul after a LayerNorm by scales, and multiply its weight by them.
 
-    One scale for all of an input then costs the small ones less; see ``smoothquant_scales``.
+    The products do not change, but inputs with a smaller range lose less when they are quantized
+    with a single scale; see ``smoothquant_scales``.
     """
-    scales = {
+    norm_weights = {
         node.outputs[0]: graph.initializers[node.inputs[1]]
         for node in graph.nodes if node.op_type == "LayerNormalization"
     }  # fmt: skip
     nodes: list[Node] = []
     for node in graph.nodes:
-        if node.op_type != "MatMul" or node.inputs[0] not in scales:
+        if node.op_type != "MatMul" or node.inputs[0] not in norm_weights:
             nodes.append(node)
             continue
-        read, weight = node.inputs
-        columns = _columns(scales[read], graph.initializers[weight])
-        evened, name = f"{node.outputs[0]} evened", f"{node.outputs[0]} columns"
-        graph.initializers[name] = (1 / columns).astype(np.float32)
-        graph.initializers[weight] = graph.initializers[weight] * columns[:, None]
-        nodes += [Node("Mul", (read, name), (evened,), {}), replace(node, inputs=(evened, weight))]
+        activation, weight = node.inputs
+        scales = _smoothing_scales(norm_weights[activation], graph.initializers[weight])
+        smoothed, factors = f"{node.outputs[0]} evened", f"{node.outputs[0]} columns"
+        graph.initializers[factors] = (1 / scales).astype(np.float32)
+        graph.initializers[weight] = graph.initializers[weight] * scales[:, None]
+        nodes += [Node("Mul", (activation, factors), (smoothed,), {}),
+                  replace(node, inputs=(smoothed, weight))]  # fmt: skip
     graph.nodes[:] = nodes
 
 
-def _columns(scale: NDArray[Any], weight: NDArray[Any]) -> NDArray[np.float32]:
-    """Return float32 [in] from a LayerNorm's weight [in] and a Linear's [in, out]."""
-    found = smoothquant_scales(torch.from_numpy(scale), torch.from_numpy(weight).T)
-    columns: NDArray[np.float32] = found.numpy()
-    return columns
+def _smoothing_scales(norm_weight: NDArray[Any], weight: NDArray[Any]) -> NDArray[np.float32]:
+    """Return float32 [in] from a LayerNorm's weight [in] and a Linear's weight [in, out]."""
+    scales = smoothquant_scales(torch.from_numpy(norm_weight), torch.from_numpy(weight).T)
+    result: NDArray[np.float32] = scales.numpy()
+    return result

@@ -1,6 +1,6 @@
-"""From a model directory to an ONNX file, with the tokenizer beside it.
+"""Writes a model as an ONNX file, with its config and tokenizer.
 
-It never runs the model. The packages ``onnx`` and, for int8, ``onnxruntime`` are an extra.
+The packages ``onnx`` and, for int8, ``onnxruntime`` are an optional extra.
 """
 
 import json
@@ -24,22 +24,32 @@ from bertsmith.interop.onnx.heads import AnyBundle, build_graph
 from bertsmith.interop.onnx.smoothquant import apply_smoothquant
 from bertsmith.version import __version__
 
-#: The names that Optimum looks for.
+#: File names that Optimum looks for.
 MODEL_FILE, QUANTIZED_MODEL_FILE = "model.onnx", "model_quantized.onnx"
-#: The newest set of operators that the pinned onnxruntime runs, and the oldest form of file that
-#: may name it.
+#: The newest opset that the tested onnxruntime supports, and the oldest IR version that allows it.
 OPSET, IR_VERSION = 26, 13
-#: A file of the format (protobuf) holds less than 2 GiB; weights beyond go into a file beside it.
-_LARGEST: int = 2**31 - 2**24
+#: Weights beyond this size go to an external file; protobuf files must be smaller than 2 GiB.
+_MAX_FILE_BYTES: int = 2**31 - 2**24
 
 
 def write_onnx(model: Path | str, out: Path | str, *, int8: bool = False) -> list[str]:
-    """Write a model directory or RUN as ONNX; return what a user should know.
+    """Write a model as ONNX.
 
-    ``out`` must not be there, or be empty. Inputs are input_ids, attention_mask and
-    token_type_ids, int64 [B, S] (of a choice [B, endings, S]), of any B and S. ``int8``: weights in
-    8 bits, activations quantized as they come (onnxruntime's dynamic form).
-    Raises ModelError for a model that it cannot be, MissingExtraError without the packages.
+    The graph's inputs are input_ids, attention_mask and token_type_ids, int64 [B, S], or
+    [B, choices, S] for multiple choice, with dynamic sizes.
+
+    Args:
+        model: A model directory or run directory.
+        out: A directory that is empty or does not exist.
+        int8: Whether to quantize weights to 8 bits (onnxruntime's dynamic quantization, which
+            quantizes activations at run time).
+
+    Returns:
+        Notes for the user.
+
+    Raises:
+        ModelError: The model cannot be exported, or ``out`` is not empty.
+        MissingExtraError: A package is not installed.
     """
     directory, out = locate_model(model), Path(out)
     check_new_directory(out)
@@ -47,42 +57,42 @@ def write_onnx(model: Path | str, out: Path | str, *, int8: bool = False) -> lis
     graph = build_graph(bundle, tied=not int8)
     if int8:
         apply_smoothquant(graph)
-    proto = _proto(graph, _metadata(bundle))
-    with atomic_directory(out) as new:
+    proto = _to_model_proto(graph, _build_metadata(bundle))
+    with atomic_directory(out) as folder:
         if int8:
-            _save(_quantized(proto, new / "work"), new / QUANTIZED_MODEL_FILE)
+            _save(_quantize(proto, folder / "work"), folder / QUANTIZED_MODEL_FILE)
         else:
-            _save(proto, new / MODEL_FILE)
-        shutil.copyfile(directory / CONFIG_FILE, new / CONFIG_FILE)
-        bundle.tokenizer.save(new, bundle.config.max_positions)
-    return _notes(bundle)
+            _save(proto, folder / MODEL_FILE)
+        shutil.copyfile(directory / CONFIG_FILE, folder / CONFIG_FILE)
+        bundle.tokenizer.save(folder, bundle.config.max_positions)
+    return _build_notes(bundle)
 
 
-def _metadata(bundle: AnyBundle) -> dict[str, str]:
-    """Return what one must know beside the graph to ask the model, as text."""
+def _build_metadata(bundle: AnyBundle) -> dict[str, str]:
+    """Return the metadata that inference needs besides the graph, as JSON values."""
     config, tokenizer = bundle.config, bundle.tokenizer
     kind = "encoder"
-    told: dict[str, Any] = {"max_length": config.max_positions, "lowercase": tokenizer.lowercase}
+    values: dict[str, Any] = {"max_length": config.max_positions, "lowercase": tokenizer.lowercase}
     if isinstance(bundle, FineTunedBundle):
         kind = bundle.head.kind
-        told["labels"] = list(bundle.head.labels)
+        values["labels"] = list(bundle.head.labels)
     elif isinstance(bundle, PretrainedBundle):
         kind = "pretrained"
-    return {"kind": kind, **{name: json.dumps(value) for name, value in told.items()}}
+    return {"kind": kind, **{name: json.dumps(value) for name, value in values.items()}}
 
 
-def _notes(bundle: AnyBundle) -> list[str]:
+def _build_notes(bundle: AnyBundle) -> list[str]:
     notes = []
     if bundle.tokenizer.segmenter is not None:
         notes.append(
-            "the model's text is segmented before WordPiece; tokenizer.json does not do it"
+            "this model's text is segmented before WordPiece, which tokenizer.json does not do"
         )
     if bundle.config.attention == "causal":
-        notes.append("attention is causal: put the padding after the text")
+        notes.append("attention is causal: pad after the text, not before it")
     return notes
 
 
-def _onnx() -> Any:
+def _import_onnx() -> Any:
     try:
         import onnx
         import onnx.checker
@@ -93,14 +103,14 @@ def _onnx() -> Any:
     return onnx
 
 
-def _proto(graph: Graph, metadata: dict[str, str]) -> Any:
-    """Return the graph as the package's ModelProto."""
-    onnx = _onnx()
+def _to_model_proto(graph: Graph, metadata: dict[str, str]) -> Any:
+    """Return the graph as an ``onnx.ModelProto``."""
+    onnx = _import_onnx()
     helper, types = onnx.helper, onnx.TensorProto
 
-    def port(own: ValueInfo) -> Any:
-        dtype = types.INT64 if own.dtype == "int64" else types.FLOAT
-        return helper.make_tensor_value_info(own.name, dtype, own.shape)
+    def to_value_info(info: ValueInfo) -> Any:
+        dtype = types.INT64 if info.dtype == "int64" else types.FLOAT
+        return helper.make_tensor_value_info(info.name, dtype, info.shape)
 
     nodes = [
         helper.make_node(
@@ -108,14 +118,13 @@ def _proto(graph: Graph, metadata: dict[str, str]) -> Any:
         )
         for node in graph.nodes
     ]
-    constants = [
-        onnx.numpy_helper.from_array(own, name) for name, own in graph.initializers.items()
+    initializers = [
+        onnx.numpy_helper.from_array(array, name) for name, array in graph.initializers.items()
     ]
-    body = helper.make_graph(
-        nodes, "bert", [*map(port, graph.inputs)], [*map(port, graph.outputs)], constants
-    )
+    inputs, outputs = ([*map(to_value_info, infos)] for infos in (graph.inputs, graph.outputs))
+    graph_proto = helper.make_graph(nodes, "bert", inputs, outputs, initializers)
     proto = helper.make_model(
-        body,
+        graph_proto,
         opset_imports=[helper.make_opsetid("", OPSET)],
         ir_version=IR_VERSION,
         producer_name="bertsmith",
@@ -126,53 +135,53 @@ def _proto(graph: Graph, metadata: dict[str, str]) -> Any:
 
 
 def _save(proto: Any, path: Path) -> None:
-    """Write and check a model; what does not fit into the file goes into one beside it."""
-    onnx = _onnx()
-    beside: dict[str, Any] = {}
-    if _size(proto) > _LARGEST:
-        beside = {"save_as_external_data": True, "location": f"{path.name}.data"}
-    onnx.save_model(proto, path, **beside)
+    """Write and check a model; large weights go to an external file."""
+    onnx = _import_onnx()
+    options: dict[str, Any] = {}
+    if _weight_bytes(proto) > _MAX_FILE_BYTES:
+        options = {"save_as_external_data": True, "location": f"{path.name}.data"}
+    onnx.save_model(proto, path, **options)
     onnx.checker.check_model(path, full_check=True)
 
 
-def _size(proto: Any) -> int:
-    return sum(len(constant.raw_data) for constant in proto.graph.initializer)
+def _weight_bytes(proto: Any) -> int:
+    return sum(len(initializer.raw_data) for initializer in proto.graph.initializer)
 
 
-def _quantized(proto: Any, folder: Path) -> Any:
-    """Return a model in 8 bits, by files in ``folder``, which is removed."""
+def _quantize(proto: Any, folder: Path) -> Any:
+    """Return the model with 8-bit weights, using temporary files in ``folder``."""
     try:
         from onnxruntime.quantization import QuantType, quantize_dynamic
     except ModuleNotFoundError:
         raise MissingExtraError("onnxruntime", "onnx", "quantizing to int8") from None
-    onnx = _onnx()
+    onnx = _import_onnx()
     folder.mkdir()
-    told = {own.key: own.value for own in proto.metadata_props}
-    # Else it warns that the graph was not simplified first: it has nothing to simplify.
+    metadata = {entry.key: entry.value for entry in proto.metadata_props}
+    # Suppresses a warning that the graph was not simplified; there is nothing to simplify.
     onnx.helper.set_model_props(proto, {"onnx.quant.pre_process": "onnxruntime.quant"})
     _save(proto, folder / MODEL_FILE)
     quantize_dynamic(
         folder / MODEL_FILE,
         folder / QUANTIZED_MODEL_FILE,
         op_types_to_quantize=["MatMul", "Gather"],
-        nodes_to_quantize=[node.name for node in proto.graph.node if _in_8_bits(node.name)],
-        # A scale for each output. Unsigned: on processors without instructions for 8 bits (VNNI)
-        # products of signed weights overflow.
+        nodes_to_quantize=[node.name for node in proto.graph.node if _is_quantized(node.name)],
+        # One scale per output channel. Weights are unsigned, because products of signed weights
+        # overflow on processors without 8-bit dot products (VNNI).
         per_channel=True,
         weight_type=QuantType.QUInt8,
-        use_external_data_format=_size(proto) > _LARGEST,
+        use_external_data_format=_weight_bytes(proto) > _MAX_FILE_BYTES,
     )
     result = onnx.load(folder / QUANTIZED_MODEL_FILE)
     shutil.rmtree(folder)
-    onnx.helper.set_model_props(result, told)
+    onnx.helper.set_model_props(result, metadata)
     result.producer_name, result.producer_version = proto.producer_name, proto.producer_version
     return result
 
 
-def _in_8_bits(node: str) -> bool:
-    """Tell whether a node is to have its weights in 8 bits: a Linear, or the table of words.
+def _is_quantized(node_name: str) -> bool:
+    """Return whether a node's weights are quantized: Linears and word embeddings.
 
-    What the feed-forward network's activation gives has a few large values, which one scale for
-    all cannot hold, so the Linear that takes it stays float32.
+    The second Linear of the feed-forward network stays float32, because its input has a few large
+    values that a single scale cannot represent.
     """
-    return node == "words" or (node.endswith(".product") and ".down." not in node)
+    return node_name == "words" or (node_name.endswith(".product") and ".down." not in node_name)

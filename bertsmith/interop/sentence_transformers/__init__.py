@@ -1,4 +1,4 @@
-"""Directories of sentence-transformers, in and out. It never embeds a text."""
+"""Reads and writes directories of sentence-transformers."""
 
 from bertsmith.interop.sentence_transformers.pooling import (
     Dense,

@@ -1,6 +1,6 @@
-"""What a directory of sentence-transformers says beside its encoder: how vectors come of texts.
+"""Reads how a sentence-transformers directory turns hidden states into a sentence vector.
 
-It never runs any of it, and executes nothing that a file names.
+Only known module types are read, as data; no code that a file names is executed.
 """
 
 from collections.abc import Mapping
@@ -18,14 +18,14 @@ from bertsmith.files import parse_json
 from bertsmith.text.tokenizer_files import TOKENIZER_CONFIG_FILE
 
 MODULES_FILE: Final = "modules.json"
-#: Files of the Transformer's folder, of the whole, and of each other module.
+#: Config files of the Transformer module, of the whole model, and of each other module.
 TRANSFORMER_CONFIG: Final = "sentence_bert_config.json"
 MODEL_CONFIG: Final = "config_sentence_transformers.json"
 MODULE_CONFIG: Final = "config.json"
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 Activation = Literal["Identity", "Tanh", "ReLU", "GELU", "Sigmoid"]
-#: The older way to say a mode: a key each, in the order in which their vectors are joined.
+#: The boolean keys of older releases, in the order in which the vectors are concatenated.
 POOLING_MODE_KEYS: Final[dict[str, PoolingMode]] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -38,7 +38,13 @@ POOLING_MODE_KEYS: Final[dict[str, PoolingMode]] = {
 
 @dataclass(frozen=True)
 class Dense:
-    """A Linear after pooling. weight: float32 [out, in]; bias: float32 [out] or None."""
+    """A Linear after pooling.
+
+    Attributes:
+        weight: float32 [out, in].
+        bias: float32 [out], or None.
+        activation: The activation of its output.
+    """
 
     weight: Tensor
     bias: Tensor | None
@@ -49,10 +55,13 @@ class Dense:
 class PoolingConfig:
     """How the hidden states of a text become one vector.
 
-    modes: each gives a vector of width D, which are joined. after: what follows, in its order.
-    max_seq_length: tokens of a text that are read, [CLS] and [SEP] counted; None: all that the model
-    takes. lowercase: whether text is lowered before the tokenizer sees it. prompt: what stands
-    before every text.
+    Attributes:
+        modes: Pooling modes; their vectors, each of width D, are concatenated.
+        post_modules: Modules after pooling, in order.
+        max_seq_length: Tokens of a text that are used, including [CLS] and [SEP]; None for the
+            model's maximum.
+        lowercase: Whether text is lowercased before tokenization.
+        prompt: Text that is added before every text.
     """
 
     modes: tuple[PoolingMode, ...] = ("mean",)
@@ -61,159 +70,179 @@ class PoolingConfig:
     lowercase: bool = False
     prompt: str = ""
 
-    def output_width(self, hidden: int) -> int:
-        """Return the width of the vectors of an encoder of width ``hidden``.
+    def output_width(self, hidden_width: int) -> int:
+        """Return the width of the vectors of an encoder with ``hidden_width``.
 
-        Raises ModelError where one step does not fit the one before.
+        Raises:
+            ModelError: A module's input width is not the output width of the one before.
         """
-        width = hidden * len(self.modes)
-        for own in self.post_modules:
-            if isinstance(own, Dense):
-                if own.weight.shape[1] != width:
+        width = hidden_width * len(self.modes)
+        for module in self.post_modules:
+            if isinstance(module, Dense):
+                if module.weight.shape[1] != width:
                     raise ModelError(
-                        f"Dense takes vectors of width {own.weight.shape[1]}, but pooling "
-                        f"({', '.join(self.modes)}) and what follows give {width}"
+                        f"Dense expects vectors of width {module.weight.shape[1]}, but pooling "
+                        f"({', '.join(self.modes)}) and the modules before it return {width}"
                     )
-                width = own.weight.shape[0]
+                width = module.weight.shape[0]
         return width
 
 
 def read_pooling(directory: Path) -> PoolingConfig | None:
-    """Read what stands in, or around, a model directory; None if it is not one of theirs.
+    """Read the pooling config in a model directory or in its parent directory.
 
-    Raises ModelError for a file that cannot be read, or a module that is not known here.
+    Returns:
+        None if it is not a sentence-transformers directory.
+
+    Raises:
+        ModelError: A file cannot be read, or a module is not supported.
     """
-    root = _root(directory)
+    root = _find_root(directory)
     if root is None:
         return None
-    (_, folder), (kind, place), *rest = _modules(root)
-    if kind != "Pooling":
-        raise ModelError(f"{root / MODULES_FILE}: expected Pooling after Transformer, found {kind}")
-    modes, prompted = _modes(place)
-    prompt = _prompt(root)
-    if prompt and not prompted:
+    (_, transformer_folder), (module_type, folder), *others = _read_modules(root)
+    if module_type != "Pooling":
         raise ModelError(
-            f"{place / MODULE_CONFIG}: the prompt is left out of pooling (include_prompt), which "
-            "is not known here"
+            f"{root / MODULES_FILE}: expected Pooling after Transformer, found {module_type}"
         )
-    longest, lowercase = _limits(folder)
-    after: list[Dense | Literal["normalize"]] = []
-    for kind, place in rest:
-        if kind == "Dense":
-            after.append(_dense(place))
-        elif kind == "Normalize":
-            after.append("normalize")
-        # Dropout does nothing outside training.
-        elif kind != "Dropout":
+    modes, includes_prompt = _read_modes(folder)
+    prompt = _read_prompt(root)
+    if prompt and not includes_prompt:
+        raise ModelError(
+            f"{folder / MODULE_CONFIG}: pooling without the prompt (include_prompt: false) is not "
+            "supported"
+        )
+    max_seq_length, lowercase = _read_transformer_config(transformer_folder)
+    post_modules: list[Dense | Literal["normalize"]] = []
+    for module_type, folder in others:
+        if module_type == "Dense":
+            post_modules.append(_read_dense(folder))
+        elif module_type == "Normalize":
+            post_modules.append("normalize")
+        # Dropout has no effect outside training.
+        elif module_type != "Dropout":
             raise ModelError(
-                f"{root / MODULES_FILE}: the module {kind} is not known here; known are Transformer, "
-                "Pooling, Dense, Normalize and Dropout"
+                f"{root / MODULES_FILE}: module {module_type} is not supported; supported are "
+                "Transformer, Pooling, Dense, Normalize and Dropout"
             )
     return PoolingConfig(
         modes=modes,
-        post_modules=tuple(after),
-        max_seq_length=longest,
+        post_modules=tuple(post_modules),
+        max_seq_length=max_seq_length,
         lowercase=lowercase,
         prompt=prompt,
     )
 
 
-def _root(directory: Path) -> Path | None:
-    """Return the folder of modules.json: the model's own, or the one around its Transformer."""
+def _find_root(directory: Path) -> Path | None:
+    """Return the folder of modules.json: the directory, or the parent of a Transformer folder."""
     if (directory / MODULES_FILE).is_file():
         return directory
-    around = directory.resolve().parent
-    inside = (around / MODULES_FILE).is_file() and _modules(around)[0][1] == directory.resolve()
-    return around if inside else None
+    parent = directory.resolve().parent
+    if (parent / MODULES_FILE).is_file() and _read_modules(parent)[0][1] == directory.resolve():
+        return parent
+    return None
 
 
-def _modules(root: Path) -> list[tuple[str, Path]]:
-    """Return the kind and the folder of each module, two or more, a Transformer first."""
+def _read_modules(root: Path) -> list[tuple[str, Path]]:
+    """Return the type and the folder of each module: a Transformer, then at least one more."""
     path = root / MODULES_FILE
     try:
-        found = parse_json(path.read_text(encoding="utf-8"))
-        listed = [(str(own["type"]).rpartition(".")[2], str(own["path"])) for own in found]
+        entries = parse_json(path.read_text(encoding="utf-8"))
+        names = [(str(entry["type"]).rpartition(".")[2], str(entry["path"])) for entry in entries]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ModelError(f"{path}: not a readable list of modules: {error!r}") from None
-    top = root.resolve()
-    modules = [(kind, (top / place).resolve()) for kind, place in listed]
-    for kind, place in modules:
-        if not place.is_relative_to(top):
-            raise ModelError(f"{path}: the folder of {kind} is outside of {root}")
+    resolved_root = root.resolve()
+    modules = [(module_type, (resolved_root / name).resolve()) for module_type, name in names]
+    for module_type, folder in modules:
+        if not folder.is_relative_to(resolved_root):
+            raise ModelError(f"{path}: the folder of {module_type} is outside {root}")
     if len(modules) < 2 or modules[0][0] != "Transformer":
-        names = ", ".join(kind for kind, _ in modules)
-        raise ModelError(f"{path}: expected Transformer and Pooling, found {names or 'nothing'}")
+        found = ", ".join(module_type for module_type, _ in modules) or "nothing"
+        raise ModelError(f"{path}: expected Transformer and Pooling, found {found}")
     return modules
 
 
-def _modes(folder: Path) -> tuple[tuple[PoolingMode, ...], bool]:
-    """Return the modes of pooling, and whether a prompt's tokens are pooled too."""
+def _read_modes(folder: Path) -> tuple[tuple[PoolingMode, ...], bool]:
+    """Return the pooling modes, and whether the tokens of a prompt are pooled too."""
     raw = read_json(folder / MODULE_CONFIG)
-    said = raw.get("pooling_mode")
-    if said is None:
-        said = [mode for key, mode in POOLING_MODE_KEYS.items() if raw.get(key)] or ["mean"]
-    modes: list[Any] = [said] if isinstance(said, str) else list(said)
+    value = raw.get("pooling_mode")
+    if value is None:
+        value = [mode for key, mode in POOLING_MODE_KEYS.items() if raw.get(key)] or ["mean"]
+    modes: list[Any] = [value] if isinstance(value, str) else list(value)
     for mode in modes:
         if mode not in get_args(PoolingMode):
-            known = ", ".join(get_args(PoolingMode))
-            raise ModelError(f"{folder / MODULE_CONFIG}: pooling {mode!r}; known here: {known}")
+            supported = ", ".join(get_args(PoolingMode))
+            raise ModelError(
+                f"{folder / MODULE_CONFIG}: pooling {mode!r} is not supported; supported: "
+                f"{supported}"
+            )
     return tuple(modes), bool(raw.get("include_prompt", True))
 
 
-def _limits(folder: Path) -> tuple[int | None, bool]:
-    """Return the longest text in tokens, and whether text is lowered first."""
+def _read_transformer_config(folder: Path) -> tuple[int | None, bool]:
+    """Return the maximum length in tokens, and whether text is lowercased first."""
     path = folder / TRANSFORMER_CONFIG
     raw = read_json(path) if path.is_file() else {}
     output = raw.get("module_output_name", "token_embeddings")
     if output != "token_embeddings":
-        raise ModelError(f"{path}: the Transformer gives {output!r}; expected token_embeddings")
-    longest = raw.get("max_seq_length")
-    beside = folder / TOKENIZER_CONFIG_FILE
-    if longest is None and beside.is_file():
-        longest = read_json(beside).get("model_max_length")
-    if longest is not None and (not isinstance(longest, int | float) or longest < 2):
-        raise ModelError(f"{path}: the longest text is {longest!r} tokens; expected 2 or more")
-    return None if longest is None else int(longest), bool(raw.get("do_lower_case"))
+        raise ModelError(f"{path}: module_output_name is {output!r}; expected token_embeddings")
+    max_seq_length = raw.get("max_seq_length")
+    tokenizer_config = folder / TOKENIZER_CONFIG_FILE
+    if max_seq_length is None and tokenizer_config.is_file():
+        max_seq_length = read_json(tokenizer_config).get("model_max_length")
+    if max_seq_length is None:
+        return None, bool(raw.get("do_lower_case"))
+    if not isinstance(max_seq_length, int | float) or max_seq_length < 2:
+        raise ModelError(f"{path}: max_seq_length is {max_seq_length!r}; expected 2 or more")
+    return int(max_seq_length), bool(raw.get("do_lower_case"))
 
 
-def _prompt(root: Path) -> str:
-    """Return what stands before every text that is embedded without being asked for."""
+def _read_prompt(root: Path) -> str:
+    """Return the default prompt, "" if there is none."""
     path = root / MODEL_CONFIG
     raw = read_json(path) if path.is_file() else {}
     name = raw.get("default_prompt_name")
     prompts = raw.get("prompts") or {}
     if name is not None and name not in prompts:
-        raise ModelError(f"{path}: there is no prompt {name!r}, which is the default one")
+        raise ModelError(f"{path}: the default prompt {name!r} is not among the prompts")
     return "" if name is None else str(prompts[name])
 
 
-def _dense(folder: Path) -> Dense:
+def _read_dense(folder: Path) -> Dense:
     raw = read_json(folder / MODULE_CONFIG)
-    own = {"use_residual": False, "module_input_name": "sentence_embedding",
-           "module_output_name": "sentence_embedding"}  # fmt: skip
-    for key, value in own.items():
+    supported_values = {"use_residual": False, "module_input_name": "sentence_embedding",
+                        "module_output_name": "sentence_embedding"}  # fmt: skip
+    for key, value in supported_values.items():
         if raw.get(key, value) not in (value, None):
-            raise ModelError(f"{folder / MODULE_CONFIG}: {key} is {raw[key]!r}; known: {value!r}")
+            raise ModelError(
+                f"{folder / MODULE_CONFIG}: {key} is {raw[key]!r}; only {value!r} is supported"
+            )
     activation: Any = str(raw.get("activation_function", "Tanh")).rpartition(".")[2]
     if activation not in get_args(Activation):
-        known = ", ".join(get_args(Activation))
-        raise ModelError(f"{folder / MODULE_CONFIG}: activation {activation!r}; known: {known}")
+        supported = ", ".join(get_args(Activation))
+        raise ModelError(
+            f"{folder / MODULE_CONFIG}: activation {activation!r} is not supported; supported: "
+            f"{supported}"
+        )
     shape = (raw.get("out_features"), raw.get("in_features"))
-    stored = list_tensors(folder)
-    weight = _tensor(stored, folder, "linear.weight", shape)
-    bias = _tensor(stored, folder, "linear.bias", shape[:1]) if raw.get("bias", True) else None
+    tensors = list_tensors(folder)
+    weight = _load_tensor(tensors, folder, "linear.weight", shape)
+    has_bias = raw.get("bias", True)
+    bias = _load_tensor(tensors, folder, "linear.bias", shape[:1]) if has_bias else None
     return Dense(weight, bias, activation)
 
 
-def _tensor(
-    stored: Mapping[str, StoredTensor], folder: Path, name: str, shape: tuple[Any, ...]
+def _load_tensor(
+    tensors: Mapping[str, StoredTensor], folder: Path, name: str, shape: tuple[Any, ...]
 ) -> Tensor:
-    own = stored.get(name)
-    if own is None:
-        raise ModelError(f"{folder}: the tensor {name!r} is missing")
-    if own.shape != shape or own.dtype not in FLOAT_DTYPES:
+    """Return a tensor as float32 after checking its shape and dtype."""
+    stored = tensors.get(name)
+    if stored is None:
+        raise ModelError(f"{folder}: tensor {name!r} is missing")
+    if stored.shape != shape or stored.dtype not in FLOAT_DTYPES:
         raise ModelError(
-            f"{own.file}: {name} is {own.dtype} of shape {own.shape}; expected floats, and its "
-            f"config says {shape}"
+            f"{stored.file}: {name} is {stored.dtype} of shape {stored.shape}; expected floats of "
+            f"shape {shape}, as in the config"
         )
-    return own.load().float()
+    return stored.load().float()

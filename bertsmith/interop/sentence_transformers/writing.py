@@ -1,7 +1,4 @@
-"""From a model directory to one of sentence-transformers.
-
-It never embeds a text.
-"""
+"""Writes the encoder of a model directory as a sentence-transformers directory."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,8 +33,8 @@ from bertsmith.interop.sentence_transformers.pooling import (
     read_pooling,
 )
 
-#: The names of the modules that every release of theirs knows.
-_TYPE = "sentence_transformers.models."
+#: The package of module types, which all releases of sentence-transformers understand.
+_TYPE_PREFIX = "sentence_transformers.models."
 
 
 def write_sentence_transformers(
@@ -47,115 +44,132 @@ def write_sentence_transformers(
     pooling: PoolingMode | None = None,
     normalize: bool | None = None,
 ) -> list[str]:
-    """Write the encoder of a model directory or RUN so that SentenceTransformer reads it.
+    """Write a model's encoder for ``SentenceTransformer``.
 
-    ``out`` must not be there, or be empty. ``pooling`` and ``normalize``: as the directory says if
-    it is one of theirs, else the mean, made a vector of length 1. Returns what a user should know.
-    Raises ModelError for a model that transformers' BERT cannot be.
+    Args:
+        model: A model directory or run directory.
+        out: A directory that is empty or does not exist.
+        pooling: The pooling mode, by default that of a sentence-transformers directory, else mean.
+        normalize: Whether vectors are scaled to length 1, by default as in a sentence-transformers
+            directory, else yes.
+
+    Returns:
+        Notes for the user.
+
+    Raises:
+        ModelError: transformers' BERT cannot represent the model, or ``out`` is not empty.
     """
     bundle, out = load_encoder(model), Path(out)
     check_new_directory(out)
-    raw = to_hf_config(bundle.config) | {"architectures": ["BertModel"]}
-    if raw["model_type"] != "bert":
+    hf_config = to_hf_config(bundle.config) | {"architectures": ["BertModel"]}
+    if hf_config["model_type"] != "bert":
         raise ModelError(
-            f"{bundle.path}: sentence-transformers has no BERT that is causal, with ELU or another "
-            "norm than post"
+            f"{bundle.path}: transformers' BERT cannot represent this model; it must be "
+            "bidirectional and post-norm, with another activation than ELU"
         )
     if bundle.tokenizer.segmenter is not None:
         raise ModelError(
-            f"{bundle.path}: sentence-transformers cannot segment text before WordPiece, as this "
-            "model's tokenizer does"
+            f"{bundle.path}: this model's tokenizer segments text before WordPiece, which "
+            "sentence-transformers cannot do"
         )
-    told = _asked(bundle.path, pooling, normalize)
-    pooler = _pooler(bundle)
-    with atomic_directory(out) as new:
+    config = _resolve_pooling(bundle.path, pooling, normalize)
+    pooler = _pooler_weights(bundle)
+    with atomic_directory(out) as folder:
         state = {f"bert.{name}": value for name, value in bundle.model.state_dict().items()}
         tensors = {
             name.removeprefix("bert."): value
             for name, value in to_hf_state_dict(state | pooler).items()
         }
-        save_tensors(tensors, new / WEIGHTS_FILE, metadata={"format": "pt"})
-        write_json(new / CONFIG_FILE, raw | {"pad_token_id": bundle.tokenizer.pad_id})
-        write_json(new / INFO_FILE, {**bundle.info, "positions": bundle.config.positions})
-        bundle.tokenizer.save(new, bundle.config.max_positions)
-        _write_modules(new, told, bundle, pooled=bool(pooler))
+        save_tensors(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+        write_json(folder / CONFIG_FILE, hf_config | {"pad_token_id": bundle.tokenizer.pad_id})
+        write_json(folder / INFO_FILE, {**bundle.info, "positions": bundle.config.positions})
+        bundle.tokenizer.save(folder, bundle.config.max_positions)
+        _write_modules(folder, config, bundle, has_pooler=bool(pooler))
     if pooler:
         return []
-    return ["the model has no pooler: transformers' AutoModel draws one anew, and says so"]
+    return ["the model has no pooler: transformers' AutoModel warns that it initializes a new one"]
 
 
-def _asked(directory: Path, pooling: PoolingMode | None, normalize: bool | None) -> PoolingConfig:
-    """Return what the directory says, with what is asked for in its place."""
+def _resolve_pooling(
+    directory: Path, pooling: PoolingMode | None, normalize: bool | None
+) -> PoolingConfig:
+    """Return the directory's pooling config with the requested changes."""
     if pooling is not None and pooling not in get_args(PoolingMode):
-        raise ModelError(f"pooling {pooling!r}: expected one of {', '.join(get_args(PoolingMode))}")
-    told = read_pooling(directory) or PoolingConfig(post_modules=("normalize",))
-    if pooling is not None and told.modes != (pooling,):
-        if any(isinstance(own, Dense) for own in told.post_modules):
+        supported = ", ".join(get_args(PoolingMode))
+        raise ModelError(f"pooling must be one of {supported}, got {pooling!r}")
+    config = read_pooling(directory) or PoolingConfig(post_modules=("normalize",))
+    if pooling is not None and config.modes != (pooling,):
+        if any(isinstance(module, Dense) for module in config.post_modules):
             raise ModelError(
-                f"{directory}: its Dense was learnt on the pooling {', '.join(told.modes)}; leave "
-                "pooling as it is"
+                f"{directory}: the model's Dense layer was trained with {', '.join(config.modes)} "
+                "pooling; do not change the pooling"
             )
-        told = replace(told, modes=(pooling,))
+        config = replace(config, modes=(pooling,))
     if normalize is not None:
-        kept = tuple(own for own in told.post_modules if own != "normalize")
-        told = replace(told, post_modules=(*kept, "normalize") if normalize else kept)
-    return told
+        modules = tuple(module for module in config.post_modules if module != "normalize")
+        config = replace(config, post_modules=(*modules, "normalize") if normalize else modules)
+    return config
 
 
-def _pooler(bundle: EncoderBundle) -> dict[str, Tensor]:
-    """Return the pooler's weights, which their BERT has though nothing reads them; {} if none."""
+def _pooler_weights(bundle: EncoderBundle) -> dict[str, Tensor]:
+    """Return the weights of BERT's pooler, empty if the model has none.
+
+    transformers' BertModel has a pooler even where sentence-transformers does not use it.
+    """
     if not open_weights(bundle.path, bundle.config).has_pooler:
         return {}
-    own = load_pooler(bundle.path, bundle.config).state_dict()
-    return {f"pooler.{name}": value for name, value in own.items()}
+    state = load_pooler(bundle.path, bundle.config).state_dict()
+    return {f"pooler.{name}": value for name, value in state.items()}
 
 
 def _write_modules(
-    folder: Path, told: PoolingConfig, bundle: EncoderBundle, *, pooled: bool
+    folder: Path, config: PoolingConfig, bundle: EncoderBundle, *, has_pooler: bool
 ) -> None:
-    longest = min(told.max_seq_length or bundle.config.max_positions, bundle.config.max_positions)
-    own: dict[str, Any] = {"max_seq_length": longest, "do_lower_case": told.lowercase}
-    if not pooled:
-        own["model_args"] = {"add_pooling_layer": False}
-    write_json(folder / TRANSFORMER_CONFIG, own)
-    prompts = {"prompts": {"default": told.prompt}, "default_prompt_name": "default"}
-    write_json(folder / MODEL_CONFIG, prompts if told.prompt else {"prompts": {}})
+    """Write modules.json and the config files and weights of all modules."""
+    max_positions = bundle.config.max_positions
+    max_seq_length = min(config.max_seq_length or max_positions, max_positions)
+    transformer: dict[str, Any] = {"max_seq_length": max_seq_length,
+                                   "do_lower_case": config.lowercase}  # fmt: skip
+    if not has_pooler:
+        transformer["model_args"] = {"add_pooling_layer": False}
+    write_json(folder / TRANSFORMER_CONFIG, transformer)
+    prompts = {"prompts": {"default": config.prompt}, "default_prompt_name": "default"}
+    write_json(folder / MODEL_CONFIG, prompts if config.prompt else {"prompts": {}})
+    mode_keys = {key: mode in config.modes for key, mode in POOLING_MODE_KEYS.items()}
     width = bundle.config.width
-    modes = {key: mode in told.modes for key, mode in POOLING_MODE_KEYS.items()}
-    raw: Any = {"word_embedding_dimension": width, **modes, "include_prompt": True}
-    if not _in_usual_order(told.modes):
-        raw["pooling_mode"] = list(told.modes)
+    pooling: Any = {"word_embedding_dimension": width, **mode_keys, "include_prompt": True}
+    if not _has_legacy_order(config.modes):
+        pooling["pooling_mode"] = list(config.modes)
     modules = [("Transformer", ""), ("Pooling", "1_Pooling")]
-    write_json(folder / "1_Pooling" / MODULE_CONFIG, raw)
-    for after in told.post_modules:
-        kind = "Dense" if isinstance(after, Dense) else "Normalize"
-        modules.append((kind, f"{len(modules)}_{kind}"))
-        if isinstance(after, Dense):
-            _write_dense(folder / modules[-1][1], after)
+    write_json(folder / "1_Pooling" / MODULE_CONFIG, pooling)
+    for module in config.post_modules:
+        module_type = "Dense" if isinstance(module, Dense) else "Normalize"
+        modules.append((module_type, f"{len(modules)}_{module_type}"))
+        if isinstance(module, Dense):
+            _write_dense(folder / modules[-1][1], module)
     write_json(
         folder / MODULES_FILE,
         [
-            {"idx": number, "name": str(number), "path": place, "type": _TYPE + kind}
-            for number, (kind, place) in enumerate(modules)
+            {"idx": index, "name": str(index), "path": path, "type": _TYPE_PREFIX + module_type}
+            for index, (module_type, path) in enumerate(modules)
         ],
     )
 
 
-def _in_usual_order(modes: Sequence[PoolingMode]) -> bool:
-    """Tell whether the older keys say it all; newer releases alone know another order."""
+def _has_legacy_order(modes: Sequence[PoolingMode]) -> bool:
+    """Return whether the boolean keys of older releases imply this order of the modes."""
     return [mode for mode in POOLING_MODE_KEYS.values() if mode in modes] == list(modes)
 
 
 def _write_dense(folder: Path, dense: Dense) -> None:
-    out, width = dense.weight.shape
-    activation = (
-        "linear.Identity" if dense.activation == "Identity" else (f"activation.{dense.activation}")
-    )
+    out_features, in_features = dense.weight.shape
+    is_identity = dense.activation == "Identity"
+    activation = "linear.Identity" if is_identity else f"activation.{dense.activation}"
     write_json(
         folder / MODULE_CONFIG,
         {
-            "in_features": width,
-            "out_features": out,
+            "in_features": in_features,
+            "out_features": out_features,
             "bias": dense.bias is not None,
             "activation_function": f"torch.nn.modules.{activation}",
         },

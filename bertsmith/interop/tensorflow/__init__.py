@@ -1,6 +1,6 @@
-"""The original google-research/bert release: TensorFlow checkpoints in and out.
+"""Imports and exports checkpoints of the original BERT (google-research/bert).
 
-It never needs TensorFlow.
+TensorFlow is not needed.
 """
 
 from bertsmith.interop.tensorflow.reading import read_tensorflow

@@ -1,6 +1,6 @@
-"""What the forms of checkpoints share: the types of values, shapes, and parts of a tensor.
+"""Data types, shapes and slices of tensors in TensorFlow checkpoints.
 
-It never opens a file. What is malformed is a ValueError.
+Malformed data raises ValueError.
 """
 
 import math
@@ -12,60 +12,68 @@ from numpy.typing import NDArray
 from bertsmith.interop.tensorflow.protobuf import bytes_fields, integer_fields
 
 Array = NDArray[Any]
-#: A part of a tensor: where it begins along each axis, and its length; None is the whole axis.
+#: Start and length along each axis; a length of None means the full axis.
 TensorSlice = tuple[tuple[int, int | None], ...]
 
-DT_FLOAT, DT_STRING, BFLOAT16 = 1, 7, 14
-#: TensorFlow's numbers of the types that are read, and how they lie on disk.
-NUMPY_DTYPES: Final = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", BFLOAT16: "<u2", 19: "<f2"}
-#: No tensor of a BERT has as many axes, nor do these make a number of elements without end.
-_MOST_AXES: Final = 8
+#: Values of TensorFlow's DataType enum.
+DT_FLOAT, DT_STRING, _DT_BFLOAT16 = 1, 7, 14
+#: Supported data types and their byte layout; bfloat16 is read as uint16.
+NUMPY_DTYPES: Final = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", _DT_BFLOAT16: "<u2", 19: "<f2"}
+#: More axes than any BERT tensor has; rejects damaged shapes.
+_MAX_AXES: Final = 8
 
 
 def parse_shape(data: memoryview) -> tuple[int, ...]:
-    """Return the shape that a TensorShapeProto says."""
+    """Return the shape in a TensorShapeProto."""
     shape = tuple(integer_fields(axis).get(1, 0) for axis in bytes_fields(data, 2))
-    # A negative size is a number beyond 2**63 on the wire.
-    if len(shape) > _MOST_AXES or any(size >= 1 << 63 for size in shape):
-        raise ValueError(f"the shape {shape}")
+    # Negative sizes are encoded as integers from 2**63 on.
+    if len(shape) > _MAX_AXES or any(size >= 1 << 63 for size in shape):
+        raise ValueError(f"invalid shape {shape}")
     return shape
 
 
 def parse_slice(data: memoryview) -> TensorSlice:
-    """Return the part that a TensorSliceProto says."""
+    """Return the slice in a TensorSliceProto."""
     extents = [integer_fields(extent) for extent in bytes_fields(data, 1)]
     return tuple((extent.get(1, 0), extent.get(2)) for extent in extents)
 
 
-def slice_shape(part: TensorSlice, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a part of a tensor, after checking that it lies inside."""
+def slice_shape(tensor_slice: TensorSlice, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a slice of a tensor with ``shape``; ValueError if it is out of bounds."""
     sizes = tuple(
-        size if length is None else length for (_, length), size in zip(part, shape, strict=True)
+        size if length is None else length
+        for (_, length), size in zip(tensor_slice, shape, strict=True)
     )
-    for (start, _), length, size in zip(part, sizes, shape, strict=True):
+    for (start, _), length, size in zip(tensor_slice, sizes, shape, strict=True):
         if start + length > size:
-            raise ValueError(f"the part {part} of a tensor of shape {shape}")
+            raise ValueError(f"slice {tensor_slice} of a tensor of shape {shape}")
     return sizes
 
 
-def join_slices(shape: tuple[int, ...], parts: list[tuple[TensorSlice, Array]]) -> Array:
-    """Return a tensor of its parts; one part that is the whole is returned as it is."""
-    if len(parts) == 1 and parts[0][1].shape == shape:
-        return parts[0][1]
-    if not parts or sum(array.size for _, array in parts) != math.prod(shape):
-        raise ValueError(f"{len(parts)} parts that do not make a tensor of shape {shape}")
-    whole = np.empty(shape, dtype=parts[0][1].dtype)
-    for part, array in parts:
-        starts = [start for start, _ in part]
-        sizes = zip(starts, array.shape, strict=True)
-        whole[tuple(slice(start, start + size) for start, size in sizes)] = array
-    return whole
+def join_slices(shape: tuple[int, ...], slices: list[tuple[TensorSlice, Array]]) -> Array:
+    """Return the tensor that consists of ``slices``; a single full slice is not copied."""
+    if len(slices) == 1 and slices[0][1].shape == shape:
+        return slices[0][1]
+    if not slices or sum(array.size for _, array in slices) != math.prod(shape):
+        raise ValueError(f"{len(slices)} slices do not cover a tensor of shape {shape}")
+    tensor = np.empty(shape, dtype=slices[0][1].dtype)
+    for tensor_slice, array in slices:
+        starts = [start for start, _ in tensor_slice]
+        extents = zip(starts, array.shape, strict=True)
+        tensor[tuple(slice(start, start + size) for start, size in extents)] = array
+    return tensor
 
 
-def decode_array(data: memoryview, kind: int, shape: tuple[int, ...]) -> Array:
-    """Return the array that ``data`` holds; bfloat16, which numpy does not know, as float32."""
-    array = np.frombuffer(data, dtype=NUMPY_DTYPES[kind]).reshape(shape)
-    if kind == BFLOAT16:
-        # The upper half of a float32 is what a bfloat16 is.
+def decode_array(data: memoryview, dtype: int, shape: tuple[int, ...]) -> Array:
+    """Return the array in ``data``; bfloat16 becomes float32.
+
+    Args:
+        data: The bytes of the array, which is not copied unless it is bfloat16.
+        dtype: A key of ``NUMPY_DTYPES``.
+        shape: The shape of the array.
+    """
+    array = np.frombuffer(data, dtype=NUMPY_DTYPES[dtype]).reshape(shape)
+    if dtype == _DT_BFLOAT16:
+        # bfloat16 is the upper half of float32.
         return (array.astype(np.uint32) << 16).view(np.float32)
     return array

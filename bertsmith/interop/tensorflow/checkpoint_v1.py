@@ -1,7 +1,4 @@
-"""TensorFlow's V1 checkpoints: one file, a sorted table that holds names and values alike.
-
-It never knows what a tensor is for, and never needs TensorFlow.
-"""
+"""Reads V1 checkpoints of TensorFlow: a single sorted table with names and values."""
 
 import math
 from collections.abc import Iterable
@@ -23,67 +20,95 @@ from bertsmith.interop.tensorflow.sstable import name_file_in_errors, read_entri
 
 
 class CheckpointV1:
-    """A V1 checkpoint opened for reading: walked through and verified once, mapped, not loaded.
+    """A V1 checkpoint, verified when it is opened; its values stay memory-mapped.
 
-    ``shapes``: of each tensor by its name, in the order of the file.
+    Attributes:
+        path: The checkpoint file.
+        format_name: "V1".
+        shapes: The shape of each tensor by name, in the order of the file.
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the file ``path``. Raises ModelError."""
+        """Read the index of the file ``path``.
+
+        Raises:
+            ModelError: The file is damaged.
+        """
         self.path = path
         self.format_name = "V1"
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self._kinds: dict[str, int] = {}
-        self._values: dict[str, list[tuple[TensorSlice, memoryview]]] = {}
-        table = read_entries(path)
+        self._dtypes: dict[str, int] = {}
+        self._slices: dict[str, list[tuple[TensorSlice, memoryview]]] = {}
+        entries = read_entries(path)
         with name_file_in_errors(path):
-            key, head = next(table, (b"?", memoryview(b"")))
+            key, header = next(entries, (b"?", memoryview(b"")))
             if key:
-                raise ValueError("its first entry is no list of tensors")
-            for said in [
-                tensor for meta in bytes_fields(head, 1) for tensor in bytes_fields(meta, 1)
-            ]:
-                name = string_field(said, 1)
-                self.shapes[name] = parse_shape((bytes_fields(said, 2) or [memoryview(b"")])[-1])
-                self._kinds[name] = integer_fields(said).get(3, 0)
-                self._values[name] = []
-            for _, value in table:
-                for one in bytes_fields(value, 2):
-                    part, data = bytes_fields(one, 2), bytes_fields(one, 3)
-                    if len(part) != 1 or len(data) != 1 or string_field(one, 1) not in self._values:
-                        raise ValueError("an entry without part, data or name")
-                    self._values[string_field(one, 1)].append((parse_slice(part[0]), data[0]))
+                raise ValueError("the first entry is not a list of tensors")
+            for meta in bytes_fields(header, 1):
+                for tensor in bytes_fields(meta, 1):
+                    self._add_tensor(tensor)
+            for _, value in entries:
+                for saved_slice in bytes_fields(value, 2):
+                    self._add_slice(saved_slice)
+
+    def _add_tensor(self, tensor: memoryview) -> None:
+        """Add the tensor that a SavedSliceMeta message describes."""
+        name = string_field(tensor, 1)
+        self.shapes[name] = parse_shape((bytes_fields(tensor, 2) or [memoryview(b"")])[-1])
+        self._dtypes[name] = integer_fields(tensor).get(3, 0)
+        self._slices[name] = []
+
+    def _add_slice(self, saved_slice: memoryview) -> None:
+        """Add the values in a SavedSlice message."""
+        name = string_field(saved_slice, 1)
+        slices, data = bytes_fields(saved_slice, 2), bytes_fields(saved_slice, 3)
+        if len(slices) != 1 or len(data) != 1 or name not in self._slices:
+            raise ValueError("an entry without slice, data or name")
+        self._slices[name].append((parse_slice(slices[0]), data[0]))
 
     def check_data(self, names: Iterable[str]) -> None:
-        """Raise ModelError unless the data of these tensors is there, as long as it should be."""
+        """Check that the data of tensors is complete.
+
+        Raises:
+            ModelError: A tensor is not float32, or its data has the wrong size.
+        """
         for name in names:
-            if self._kinds[name] != DT_FLOAT:
+            if self._dtypes[name] != DT_FLOAT:
                 raise ModelError(
-                    f"{self.path}: the tensor {name!r} is of type {self._kinds[name]}; "
-                    "expected float32 (1), the type of the weights in a V1 checkpoint"
+                    f"{self.path}: tensor {name!r} has data type {self._dtypes[name]}; weights of "
+                    "a V1 checkpoint must be float32 (1)"
                 )
             with name_file_in_errors(self.path):
-                sizes = [len(self._packed(data)) for _, data in self._values[name]]
-                if sum(sizes) != 4 * math.prod(self.shapes[name]):
+                num_bytes = sum(len(self._float_values(data)) for _, data in self._slices[name])
+                if num_bytes != 4 * math.prod(self.shapes[name]):
                     raise ValueError(
-                        f"the tensor {name!r} of shape {self.shapes[name]} has {sum(sizes):,} bytes"
+                        f"tensor {name!r} of shape {self.shapes[name]} has {num_bytes:,} bytes"
                     )
 
     def read(self, name: str) -> Array:
-        """Return a tensor, float32, mapped where it can be, not copied. Raises ModelError."""
+        """Return a tensor, float32, memory-mapped if possible.
+
+        Raises:
+            ModelError: The data is damaged.
+        """
         self.check_data([name])
         shape = self.shapes[name]
         with name_file_in_errors(self.path):
-            parts = [
-                (part, decode_array(self._packed(data), DT_FLOAT, slice_shape(part, shape)))
-                for part, data in self._values[name]
+            slices = [
+                (
+                    tensor_slice,
+                    decode_array(
+                        self._float_values(data), DT_FLOAT, slice_shape(tensor_slice, shape)
+                    ),
+                )
+                for tensor_slice, data in self._slices[name]
             ]
-            return join_slices(shape, parts)
+            return join_slices(shape, slices)
 
     @staticmethod
-    def _packed(data: memoryview) -> memoryview:
-        """Return the float32 values of a TensorProto, which lie one after another."""
-        found = bytes_fields(data, 5)
-        if len(found) != 1:
-            raise ValueError("a tensor whose values do not lie in one piece")
-        return found[0]
+    def _float_values(tensor: memoryview) -> memoryview:
+        """Return the packed float32 values of a TensorProto."""
+        values = bytes_fields(tensor, 5)
+        if len(values) != 1:
+            raise ValueError("a tensor without packed values")
+        return values[0]

@@ -1,7 +1,4 @@
-"""TensorFlow's V2 checkpoints: an index that is a sorted table, and flat files of data.
-
-It never knows what a tensor is for, and never needs TensorFlow.
-"""
+"""Reads V2 checkpoints of TensorFlow: an index, which is a sorted table, and data shards."""
 
 import math
 from collections.abc import Iterable
@@ -35,140 +32,168 @@ INDEX_SUFFIX: Final = ".index"
 
 
 @dataclass(frozen=True)
-class Stored:
-    """Where a tensor, or a part of one, lies: an index entry."""
+class _IndexEntry:
+    """The position of a tensor, or of a slice of one, in the data shards (BundleEntryProto).
 
-    kind: int
+    Attributes:
+        dtype: TensorFlow's DataType.
+        shape: The shape of the tensor or slice.
+        shard: The number of the data file.
+        offset: The first byte in the data file.
+        size: The number of bytes.
+        checksum: The masked CRC-32C of the bytes.
+        slices: The slices that a tensor consists of, empty if it is stored as a whole.
+    """
+
+    dtype: int
     shape: tuple[int, ...]
     shard: int
     offset: int
     size: int
     checksum: int
-    parts: tuple[TensorSlice, ...]
+    slices: tuple[TensorSlice, ...]
 
 
 class CheckpointV2:
-    """A V2 checkpoint opened for reading: the index is read, the data when it is asked for.
+    """A V2 checkpoint. Opening it reads the index; data is read on demand.
 
-    ``shapes``: of each tensor by its name, in the order of the index; for an object-based
-    checkpoint by the name that the variable had, where the object graph says it.
+    Attributes:
+        path: The index file.
+        format_name: "V2" or "object-based".
+        shapes: The shape of each tensor by name, in the order of the index. In an object-based
+            checkpoint, the name is that of the variable if the object graph has it.
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the index file ``path``. Raises ModelError."""
+        """Read the index file ``path``.
+
+        Raises:
+            ModelError: The file is damaged.
+        """
         self.path = path
         self.format_name = "V2"
         table = read_entries(path)
         with name_file_in_errors(path):
             key, header = next(table, (b"?", memoryview(b"")))
-            said = integer_fields(header)
-            self._shards = said.get(1, 0)
+            header_fields = integer_fields(header)
+            self._num_shards = header_fields.get(1, 0)
             version = integer_fields((bytes_fields(header, 3) or [memoryview(b"")])[-1])
-            if key or not self._shards:
-                raise ValueError("its first entry is no header of a checkpoint")
-            if said.get(2, 0) or version.get(2, 0) > 1:
-                raise ValueError("big-endian, or of a later form than 1")
-            stored = {key: _stored(value) for key, value in table}
-        # What begins with a zero byte is a part of a tensor; its entry names it.
-        self._parts = {key: entry for key, entry in stored.items() if key[:1] == b"\0"}
+            if key or not self._num_shards:
+                raise ValueError("the first entry is not the header of a checkpoint")
+            if header_fields.get(2, 0) or version.get(2, 0) > 1:
+                raise ValueError("big-endian, or a newer format version than 1")
+            entries = {key: _parse_entry(value) for key, value in table}
+        # Keys of slices start with a zero byte; the entry of their tensor refers to them.
+        self._slices = {key: entry for key, entry in entries.items() if key[:1] == b"\0"}
         with name_file_in_errors(path):
-            self._keys = {key.decode(): key for key in stored if key not in self._parts}
-        self._stored = stored
+            self._keys = {key.decode(): key for key in entries if key not in self._slices}
+        self._entries = entries
         if OBJECT_GRAPH in self._keys:
             self.format_name = "object-based"
-            self._keys = keys_by_name(self._graph(), self._keys, path)
-        self.shapes = {name: stored[key].shape for name, key in self._keys.items()}
+            self._keys = keys_by_name(self._read_object_graph(), self._keys, path)
+        self.shapes = {name: entries[key].shape for name, key in self._keys.items()}
 
     def check_data(self, names: Iterable[str]) -> None:
-        """Raise ModelError unless the data of these tensors is there, as long as it should be."""
+        """Check that the data of tensors exists and is complete.
+
+        Raises:
+            ModelError: A data file is missing or too short, or the index is inconsistent.
+        """
         for name in names:
-            for entry in self._pieces(name).values():
-                self._room(name, entry)
+            for entry in self._slice_entries(name).values():
+                self._check_data_file(name, entry)
 
     def read(self, name: str) -> Array:
-        """Return a tensor, its checksum verified; it is mapped where it can be, not copied.
+        """Return a tensor after verifying its checksum, memory-mapped if possible.
 
-        float32 for bfloat16, else as stored. Raises ModelError.
+        Returns:
+            The array with the stored data type, float32 for bfloat16.
+
+        Raises:
+            ModelError: The data is missing or damaged.
         """
-        whole = self._stored[self._keys[name]]
-        parts = []
-        for part, entry in self._pieces(name).items():
-            file = self._room(name, entry)
+        tensor = self._entries[self._keys[name]]
+        slices = []
+        for tensor_slice, entry in self._slice_entries(name).items():
+            file = self._check_data_file(name, entry)
             with name_file_in_errors(file):
                 data = read_bytes(map_file(file), entry.offset, entry.size)
                 if mask_crc(crc32c(data)) != entry.checksum:
-                    raise ValueError(f"the checksum of the tensor {name!r} does not agree")
-                parts.append((part, decode_array(data, entry.kind, entry.shape)))
+                    raise ValueError(f"wrong checksum of tensor {name!r}")
+                slices.append((tensor_slice, decode_array(data, entry.dtype, entry.shape)))
         with name_file_in_errors(self.path):
-            return join_slices(whole.shape, parts)
+            return join_slices(tensor.shape, slices)
 
-    def _pieces(self, name: str) -> dict[TensorSlice, Stored]:
-        """Return a tensor's entries by what they are a part of; mostly one, of all of it."""
+    def _slice_entries(self, name: str) -> dict[TensorSlice, _IndexEntry]:
+        """Return the entries of a tensor's slices; the slice () is the whole tensor."""
         key = self._keys[name]
-        whole = self._stored[key]
-        if not whole.parts:
-            return {(): whole}
-        found = {}
-        for part in whole.parts:
-            entry = self._parts.get(encode_slice_key(key, part))
+        tensor = self._entries[key]
+        if not tensor.slices:
+            return {(): tensor}
+        entries = {}
+        for tensor_slice in tensor.slices:
+            entry = self._slices.get(encode_slice_key(key, tensor_slice))
             with name_file_in_errors(self.path):
                 if entry is None:
-                    raise ValueError(f"the part {part} of the tensor {name!r} is missing")
-                if entry.shape != slice_shape(part, whole.shape):
-                    raise ValueError(f"the part {part} of {name!r} has shape {entry.shape}")
-            found[part] = entry
-        return found
+                    raise ValueError(f"slice {tensor_slice} of tensor {name!r} is missing")
+                if entry.shape != slice_shape(tensor_slice, tensor.shape):
+                    raise ValueError(f"slice {tensor_slice} of {name!r} has shape {entry.shape}")
+            entries[tensor_slice] = entry
+        return entries
 
-    def _file(self, entry: Stored) -> Path:
+    def _data_file(self, entry: _IndexEntry) -> Path:
         prefix = self.path.name.removesuffix(INDEX_SUFFIX)
-        return self.path.with_name(f"{prefix}.data-{entry.shard:05d}-of-{self._shards:05d}")
+        return self.path.with_name(f"{prefix}.data-{entry.shard:05d}-of-{self._num_shards:05d}")
 
-    def _room(self, name: str, entry: Stored) -> Path:
-        """Return the data file of an entry, after checking that it can hold what is promised."""
-        file = self._file(entry)
-        if entry.kind not in NUMPY_DTYPES:
-            raise ModelError(f"{self.path}: the tensor {name!r} is of type {entry.kind}, no number")
+    def _check_data_file(self, name: str, entry: _IndexEntry) -> Path:
+        """Return the data file of an entry after checking that it contains the entry's bytes."""
+        file = self._data_file(entry)
+        if entry.dtype not in NUMPY_DTYPES:
+            raise ModelError(
+                f"{self.path}: tensor {name!r} has data type {entry.dtype}, which is not numeric"
+            )
         if not file.is_file():
             raise ModelError(
-                f"{file}: no such file, and the tensor {name!r} is in it; "
-                f"copy it to where {self.path.name} stands"
+                f"{file}: no such file, but tensor {name!r} is stored in it; copy it to the folder "
+                f"of {self.path.name}"
             )
-        end, length = entry.offset + entry.size, file.stat().st_size
-        if end > length:
+        end, file_size = entry.offset + entry.size, file.stat().st_size
+        if end > file_size:
             raise ModelError(
-                f"{file}: cut off: it has {length:,} bytes, and the tensor {name!r} ends at byte "
+                f"{file}: truncated: it has {file_size:,} bytes, but tensor {name!r} ends at byte "
                 f"{end:,}; get the file again"
             )
-        wanted = math.prod(entry.shape) * int(NUMPY_DTYPES[entry.kind][2])
-        if entry.size != wanted:
+        expected = math.prod(entry.shape) * int(NUMPY_DTYPES[entry.dtype][2])
+        if entry.size != expected:
             raise ModelError(
-                f"{self.path}: the tensor {name!r} of shape {entry.shape} takes {wanted:,} bytes, "
-                f"but the index says {entry.size:,}"
+                f"{self.path}: tensor {name!r} of shape {entry.shape} needs {expected:,} bytes, "
+                f"but the index has {entry.size:,}"
             )
         return file
 
-    def _graph(self) -> memoryview:
-        """Return the object graph: one text, its length in front, and that one's checksum."""
-        entry = self._stored[self._keys[OBJECT_GRAPH]]
-        file = self._file(entry)
+    def _read_object_graph(self) -> memoryview:
+        """Return the object graph, a string tensor: length, checksum of the length, and content."""
+        entry = self._entries[self._keys[OBJECT_GRAPH]]
+        file = self._data_file(entry)
         with name_file_in_errors(file):
             data = read_bytes(map_file(file), entry.offset, entry.size)
-            length, place = read_varint(data, 0)
-            summed = length.to_bytes(4, "little") + bytes(data[place:])
-            if entry.kind != DT_STRING or mask_crc(crc32c(summed)) != entry.checksum:
-                raise ValueError("the checksum of the object graph does not agree")
-            return read_bytes(data, place + 4, length)
+            length, offset = read_varint(data, 0)
+            # The checksum covers the length as 4 bytes instead of a varint.
+            checked = length.to_bytes(4, "little") + bytes(data[offset:])
+            if entry.dtype != DT_STRING or mask_crc(crc32c(checked)) != entry.checksum:
+                raise ValueError("wrong checksum of the object graph")
+            return read_bytes(data, offset + 4, length)
 
 
-def _stored(data: memoryview) -> Stored:
-    said = integer_fields(data)
+def _parse_entry(data: memoryview) -> _IndexEntry:
+    fields = integer_fields(data)
     shape = (bytes_fields(data, 2) or [memoryview(b"")])[-1]
-    return Stored(
-        kind=said.get(1, 0),
+    return _IndexEntry(
+        dtype=fields.get(1, 0),
         shape=parse_shape(shape),
-        shard=said.get(3, 0),
-        offset=said.get(4, 0),
-        size=said.get(5, 0),
-        checksum=said.get(6, 0),
-        parts=tuple(parse_slice(part) for part in bytes_fields(data, 7)),
+        shard=fields.get(3, 0),
+        offset=fields.get(4, 0),
+        size=fields.get(5, 0),
+        checksum=fields.get(6, 0),
+        slices=tuple(parse_slice(tensor_slice) for tensor_slice in bytes_fields(data, 7)),
     )

@@ -1,7 +1,4 @@
-"""CRC-32C (Castagnoli), the checksum of TensorFlow's files, at hundreds of megabytes a second.
-
-It never knows what it sums up, and needs numpy only.
-"""
+"""CRC-32C (Castagnoli), the checksum of TensorFlow's files, vectorized with numpy."""
 
 from functools import cache
 from typing import Final
@@ -13,83 +10,87 @@ Words = NDArray[np.uint32]
 
 #: The generator polynomial of RFC 3720, bits reversed.
 _POLYNOMIAL: Final = 0x82F63B78
-#: Words of 4 bytes that are worked on side by side; a power of two. 64 KiB stay in the cache.
+#: 4-byte words that are processed in parallel, a power of two; 64 KiB fit into the cache.
 _LANES: Final = 1 << 14
-_ONES: Final = 0xFFFFFFFF
+_ALL_ONES: Final = 0xFFFFFFFF
 
 
 def crc32c(data: bytes | memoryview) -> int:
     """Return the CRC-32C of ``data``.
 
-    A CRC is linear: the sum (xor) of each 4-byte word, moved on by as many zero bits as stand
-    between it and the end. So the words are laid out in rows of ``_LANES``, each column is summed
-    by itself, a row at a time, and the columns are folded in halves at the end.
+    A CRC is linear: it is the xor of the CRCs of all 4-byte words, each followed by as many zero
+    bytes as there are bytes after the word. The words are therefore arranged in rows of ``_LANES``,
+    each column is reduced on its own, row by row, and the columns are combined by halving.
     """
     view = memoryview(data).cast("B")
     if len(view) < 4:
-        return _plain(view)
-    row = 4 * _LANES
-    # What does not fill a row stands in front, behind zeros, which change nothing. The register
-    # starts with ones: that is the same as turning the first four bytes over.
-    head = len(view) % row
-    head += row if head < 4 else 0
-    front = np.zeros(2 * row, dtype=np.uint8)
-    front[2 * row - head :] = np.frombuffer(view[:head], dtype=np.uint8)
-    front[2 * row - head :][:4] ^= 0xFF
-    first, lanes = front.view("<u4").reshape(2, _LANES).astype(np.uint32)
-    lanes ^= _moved(first, _LANES)
-    rest = np.frombuffer(view[head:], dtype="<u4").reshape(-1, _LANES)
-    for words in rest:
-        lanes = _moved(lanes, _LANES)
-        lanes ^= words
+        return _crc_bitwise(view)
+    row_bytes = 4 * _LANES
+    # An incomplete row comes first, padded with leading zeros, which do not change a CRC. The
+    # initial register of all ones is equivalent to inverting the first four bytes.
+    head_bytes = len(view) % row_bytes
+    head_bytes += row_bytes if head_bytes < 4 else 0
+    head = np.zeros(2 * row_bytes, dtype=np.uint8)
+    head[2 * row_bytes - head_bytes :] = np.frombuffer(view[:head_bytes], dtype=np.uint8)
+    head[2 * row_bytes - head_bytes :][:4] ^= 0xFF
+    first, lanes = head.view("<u4").reshape(2, _LANES).astype(np.uint32)
+    lanes ^= _append_zeros(first, _LANES)
+    rows = np.frombuffer(view[head_bytes:], dtype="<u4").reshape(-1, _LANES)
+    for row in rows:
+        lanes = _append_zeros(lanes, _LANES)
+        lanes ^= row
     while len(lanes) > 1:
         half = len(lanes) // 2
-        lanes = _moved(lanes[:half], half) ^ lanes[half:]
-    return int(_moved(lanes, 1)[0]) ^ _ONES
+        lanes = _append_zeros(lanes[:half], half) ^ lanes[half:]
+    return int(_append_zeros(lanes, 1)[0]) ^ _ALL_ONES
 
 
 def mask_crc(crc: int) -> int:
-    """Return how a checksum is stored, turned and shifted, so that no file is its own checksum."""
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & _ONES
+    """Return the masked form in which LevelDB and TensorFlow store a CRC."""
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & _ALL_ONES
 
 
-def _plain(data: memoryview) -> int:
-    """Return the checksum of a few bytes, bit by bit."""
-    crc = _ONES
+def _crc_bitwise(data: memoryview) -> int:
+    """Return the CRC-32C of a few bytes."""
+    crc = _ALL_ONES
     for byte in data:
         crc ^= byte
         for _ in range(8):
             crc = crc >> 1 ^ (_POLYNOMIAL if crc & 1 else 0)
-    return crc ^ _ONES
+    return crc ^ _ALL_ONES
 
 
-def _moved(registers: Words, words: int) -> Words:
-    """Return each register after ``words`` (a power of two) words of zeros."""
-    low, high = _tables(words.bit_length() - 1)
-    moved: Words = low.take(registers & 0xFFFF)
-    moved ^= high.take(registers >> 16)
-    return moved
+def _append_zeros(registers: Words, num_words: int) -> Words:
+    """Return each CRC register after ``num_words`` (a power of two) further words of zeros."""
+    low, high = _zero_tables(num_words.bit_length() - 1)
+    result: Words = low.take(registers & 0xFFFF)
+    result ^= high.take(registers >> 16)
+    return result
 
 
 @cache
-def _tables(power: int) -> tuple[Words, Words]:
-    """Return what 2**power words of zeros make of each low and each high half of a register."""
-    columns = _columns(power)
+def _zero_tables(power: int) -> tuple[Words, Words]:
+    """Return the effect of 2**power words of zeros on each low and each high half of a register.
+
+    Returns:
+        Two tables, uint32 [65536].
+    """
+    columns = _zero_matrix(power)
     tables = []
-    for part in (columns[:16], columns[16:]):
+    for half in (columns[:16], columns[16:]):
         table = np.zeros(1, dtype=np.uint32)
-        for column in part:
+        for column in half:
             table = np.concatenate([table, table ^ column])
         tables.append(table)
     return tables[0], tables[1]
 
 
 @cache
-def _columns(power: int) -> Words:
-    """Return what 2**power words of zeros make of each single bit: uint32 [32]."""
+def _zero_matrix(power: int) -> Words:
+    """Return the effect of 2**power words of zeros on each bit of a register, uint32 [32]."""
     if power:
-        once = _columns(power - 1)
-        bits = once[:, None] >> np.arange(32, dtype=np.uint32) & 1  # [bit before, bit after]
+        once = _zero_matrix(power - 1)
+        bits = once[:, None] >> np.arange(32, dtype=np.uint32) & 1  # [input bit, output bit]
         twice: Words = np.bitwise_xor.reduce(np.where(bits == 1, once, np.uint32(0)), axis=1)
         return twice
     columns = []

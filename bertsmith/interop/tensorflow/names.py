@@ -1,7 +1,6 @@
-"""The names of BERT's variables in TensorFlow: the original's, and those of the official TF2 model.
+"""Variable names of BERT in TensorFlow: the original's, and those of the official TF2 model.
 
-It never knows files. The names of Hugging Face's BERT, which the model directory has, come from the
-original's by rule, and so the way back is a rule too.
+The original's names are derived by rule from Hugging Face's names, which model directories use.
 """
 
 import re
@@ -12,12 +11,12 @@ WORD_EMBEDDINGS: Final = "bert/embeddings/word_embeddings"
 POSITION_EMBEDDINGS: Final = "bert/embeddings/position_embeddings"
 SEGMENT_EMBEDDINGS: Final = "bert/embeddings/token_type_embeddings"
 FIRST_FEED_FORWARD_KERNEL: Final = "bert/encoder/layer_0/intermediate/dense/kernel"
-#: Output layers of the original's run_classifier.py and run_squad.py.
+#: Output weights of the original's run_classifier.py and run_squad.py.
 CLASSIFIER_WEIGHTS: Final = "output_weights"
 SQUAD_WEIGHTS: Final = "cls/squad/output_weights"
 
-#: Where the original has no Linear but weights of its own, which it multiplies with transposed.
-_OUTPUTS: Final = {
+#: Variables that the original creates directly rather than in a dense layer.
+_IRREGULAR_NAMES: Final = {
     "cls.predictions.bias": "cls/predictions/output_bias",
     "cls.seq_relationship.weight": "cls/seq_relationship/output_weights",
     "cls.seq_relationship.bias": "cls/seq_relationship/output_bias",
@@ -26,9 +25,9 @@ _OUTPUTS: Final = {
     "qa_outputs.weight": SQUAD_WEIGHTS,
     "qa_outputs.bias": "cls/squad/output_bias",
 }
-#: In this order from the original's names to those of the official TF2 model, as the converter
-#: says that was published with it (tensorflow/models, tf1_bert_checkpoint_converter_lib.py).
-_OFFICIAL: Final = (
+#: Replacements, applied in this order, from the original's names to those of the official TF2
+#: model (tensorflow/models, tf1_bert_checkpoint_converter_lib.py).
+_OFFICIAL_REPLACEMENTS: Final = (
     ("bert/", ""),
     ("encoder", "transformer"),
     ("embeddings/word_embeddings", "word_embeddings/embeddings"),
@@ -47,12 +46,12 @@ _OFFICIAL: Final = (
     ("cls/seq_relationship/output_bias", "predictions/transform/logits/bias"),
     ("cls/seq_relationship/output_weights", "predictions/transform/logits/kernel"),
 )
-#: Adam's averages and the step, the TF2 optimizers' slots, and the counter of saves.
-_TRAINING: Final = re.compile(
+#: Adam's moments, the step, slots of TF2 optimizers, and the save counter.
+_TRAINING_STATE: Final = re.compile(
     r"/adam_[mv]$|^global_step$|^beta[12]_power$|^save_counter$|\.OPTIMIZER_SLOT|^optimizer/|^Adam"
 )
-#: Names by which other models are known, to refuse them by their own name.
-_FOREIGN: Final = (
+#: Parts of variable names by which other architectures are recognized.
+_OTHER_ARCHITECTURES: Final = (
     ("embedding_hidden_mapping_in", "ALBERT"),
     ("embedding_projection", "ALBERT"),
     ("electra/", "ELECTRA"),
@@ -62,42 +61,44 @@ _FOREIGN: Final = (
 _LAYER: Final = re.compile(r"^bert/encoder/layer_(\d{1,6})/")
 
 
-def to_original_name(name: str) -> str:
-    """Return the original's name of a weight, from its name in a model directory."""
-    if name in _OUTPUTS:
-        return _OUTPUTS[name]
-    module, _, kind = name.rpartition(".")
+def to_original_name(hf_name: str) -> str:
+    """Return the original's variable name for a Hugging Face weight name."""
+    if hf_name in _IRREGULAR_NAMES:
+        return _IRREGULAR_NAMES[hf_name]
+    module, _, parameter = hf_name.rpartition(".")
     path = module.replace(".layer.", ".layer_").replace(".", "/")
     if path.endswith("_embeddings"):
         return path
     if path.endswith("LayerNorm"):
-        return f"{path}/{'gamma' if kind == 'weight' else 'beta'}"
-    return f"{path}/{'kernel' if kind == 'weight' else kind}"
+        return f"{path}/{'gamma' if parameter == 'weight' else 'beta'}"
+    return f"{path}/{'kernel' if parameter == 'weight' else parameter}"
 
 
 def is_transposed(name: str) -> bool:
-    """Tell whether the original stores a weight turned: [in, out], where a Linear has [out, in]."""
+    """Return whether a variable is stored as [in, out], where a Linear has [out, in]."""
     return name.endswith("/kernel")
 
 
-def to_official_name(name: str) -> str:
-    """Return the official TF2 model's name of a weight, from the original's."""
-    for before, after in _OFFICIAL:
-        name = name.replace(before, after)
+def to_official_name(original_name: str) -> str:
+    """Return the official TF2 model's variable name for the original's."""
+    name = original_name
+    for old, new in _OFFICIAL_REPLACEMENTS:
+        name = name.replace(old, new)
     return name
 
 
 def is_training_state(name: str) -> bool:
-    """Tell whether a tensor belongs to the training, not to the model."""
-    return _TRAINING.search(name) is not None
+    """Return whether a tensor is optimizer or training state rather than a weight."""
+    return _TRAINING_STATE.search(name) is not None
 
 
 def identify_other_model(names: Iterable[str]) -> str | None:
-    """Return what model the names belong to, if it is a known one that is no BERT."""
-    found = list(names)
-    return next((model for part, model in _FOREIGN if any(part in name for name in found)), None)
+    """Return the architecture that variable names belong to if it is known and not BERT."""
+    all_names = list(names)
+    return next((architecture for part, architecture in _OTHER_ARCHITECTURES
+                 if any(part in name for name in all_names)), None)  # fmt: skip
 
 
 def count_layers(names: Iterable[str]) -> int:
-    """Return the number of layers that the original's names speak of."""
-    return len({found[1] for name in names if (found := _LAYER.match(name))})
+    """Return the number of layers that occur in the original's variable names."""
+    return len({match[1] for name in names if (match := _LAYER.match(name))})

@@ -1,74 +1,76 @@
-"""Protocol buffers on the wire: the numbered fields of a message, both ways.
+"""Reads and writes protocol buffer messages by field number, without a schema.
 
-It never knows what a field means. What is malformed is a ValueError.
+Malformed data raises ValueError.
 """
 
 from collections.abc import Iterator
 
-#: More than 64 bits are no number.
-_LONGEST_VARINT = 10
+#: Maximum length of a 64-bit varint.
+_MAX_VARINT_BYTES = 10
 
 
-def read_varint(data: memoryview, place: int) -> tuple[int, int]:
-    """Return the unsigned 64-bit varint at ``place``, and the place after it."""
+def read_varint(data: memoryview, offset: int) -> tuple[int, int]:
+    """Return the unsigned 64-bit varint at ``offset``, and the offset after it."""
     value = 0
-    for index, byte in enumerate(data[place : place + _LONGEST_VARINT]):
+    for index, byte in enumerate(data[offset : offset + _MAX_VARINT_BYTES]):
         value |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
-            return value & 0xFFFFFFFFFFFFFFFF, place + index + 1
-    raise ValueError(f"a number at byte {place:,} does not end")
+            return value & 0xFFFFFFFFFFFFFFFF, offset + index + 1
+    raise ValueError(f"unterminated varint at byte {offset:,}")
 
 
-def read_bytes(data: memoryview, place: int, length: int) -> memoryview:
-    """Return the ``length`` bytes at ``place``."""
-    if place + length > len(data):
-        raise ValueError(f"{length:,} bytes were promised at byte {place:,} of {len(data):,}")
-    return data[place : place + length]
+def read_bytes(data: memoryview, offset: int, length: int) -> memoryview:
+    """Return ``length`` bytes from ``offset``."""
+    if offset + length > len(data):
+        raise ValueError(
+            f"{length:,} bytes expected at byte {offset:,}, but there are only {len(data):,} bytes"
+        )
+    return data[offset : offset + length]
 
 
-def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Yield each field's number and value: an unsigned int, or the bytes of a longer value."""
-    place = 0
-    while place < len(data):
-        tag, place = read_varint(data, place)
-        number, kind = tag >> 3, tag & 7
-        if kind == 0:
-            value, place = read_varint(data, place)
+def iter_fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """Yield each field's number and value: an unsigned integer, or the bytes of another value."""
+    offset = 0
+    while offset < len(data):
+        tag, offset = read_varint(data, offset)
+        number, wire_type = tag >> 3, tag & 7
+        if wire_type == 0:
+            value, offset = read_varint(data, offset)
             yield number, value
-        elif kind == 2:
-            length, place = read_varint(data, place)
-            yield number, read_bytes(data, place, length)
-            place += length
-        elif kind in (1, 5):
-            length = 8 if kind == 1 else 4
-            yield number, int.from_bytes(read_bytes(data, place, length), "little")
-            place += length
+        elif wire_type == 2:
+            length, offset = read_varint(data, offset)
+            yield number, read_bytes(data, offset, length)
+            offset += length
+        elif wire_type in (1, 5):
+            length = 8 if wire_type == 1 else 4
+            yield number, int.from_bytes(read_bytes(data, offset, length), "little")
+            offset += length
         else:
-            raise ValueError(f"a field of the unknown wire type {kind} at byte {place:,}")
+            raise ValueError(f"unknown wire type {wire_type} at byte {offset:,}")
 
 
 def integer_fields(data: memoryview) -> dict[int, int]:
-    """Return the number fields of a message; of one that is repeated the last."""
-    return {number: value for number, value in fields(data) if isinstance(value, int)}
+    """Return a message's integers by field number; of a repeated field, the last value."""
+    return {number: value for number, value in iter_fields(data) if isinstance(value, int)}
 
 
-def bytes_fields(data: memoryview, wanted: int) -> list[memoryview]:
-    """Return the values of the repeated field ``wanted`` of messages, texts or bytes, in order."""
+def bytes_fields(data: memoryview, field_number: int) -> list[memoryview]:
+    """Return all values of a field that holds messages, strings or bytes."""
     return [
         value
-        for number, value in fields(data)
-        if number == wanted and isinstance(value, memoryview)
+        for number, value in iter_fields(data)
+        if number == field_number and isinstance(value, memoryview)
     ]
 
 
-def string_field(data: memoryview, wanted: int) -> str:
-    """Return the text field ``wanted``, an empty one if there is none."""
-    found = bytes_fields(data, wanted)
-    return bytes(found[-1]).decode("utf-8") if found else ""
+def string_field(data: memoryview, field_number: int) -> str:
+    """Return the string in a field, "" if there is none."""
+    values = bytes_fields(data, field_number)
+    return bytes(values[-1]).decode("utf-8") if values else ""
 
 
 def encode_varint(value: int) -> bytes:
-    """Return an unsigned varint."""
+    """Return the encoding of an unsigned varint."""
     result = bytearray()
     while value >= 0x80:
         result.append(value & 0x7F | 0x80)
@@ -78,12 +80,12 @@ def encode_varint(value: int) -> bytes:
 
 
 def encode_varint_field(number: int, value: int) -> bytes:
-    """Return a varint field; nothing for 0, which is what a field without a value says."""
+    """Return a varint field; 0, the default value, takes no bytes."""
     return encode_varint(number << 3) + encode_varint(value) if value else b""
 
 
 def encode_bytes_field(number: int, value: bytes) -> bytes:
-    """Return a field of a message, a text or bytes."""
+    """Return a field that holds a message, a string or bytes."""
     return encode_varint(number << 3 | 2) + encode_varint(len(value)) + value
 
 

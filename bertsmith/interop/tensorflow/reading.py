@@ -1,7 +1,4 @@
-"""From a TensorFlow checkpoint to a model: every name and shape checked, then tensor by tensor.
-
-It never knows how a checkpoint lies on disk, and never needs TensorFlow.
-"""
+"""Imports TensorFlow checkpoints: checks all names and shapes, then copies tensor by tensor."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -15,7 +12,7 @@ from bertsmith.bundle import INFO_FILE, FineTunedBundle, HeadConfig, PretrainedB
 from bertsmith.bundle.config import read_json
 from bertsmith.bundle.weight_names import hf_names
 from bertsmith.errors import ModelError
-from bertsmith.interop.tensorflow import names as there
+from bertsmith.interop.tensorflow import names as variable_names
 from bertsmith.interop.tensorflow.release import (
     CONFIG_FILE,
     Checkpoint,
@@ -28,178 +25,208 @@ from bertsmith.model.config import ModelConfig
 
 Model = TypeVar("Model", bound=nn.Module)
 
-#: Our heads that a checkpoint may lack as a whole: they are drawn anew, and named.
-_HEADS = ("mlm.", "nsp.")
-#: The seed of what is drawn anew, so that the same checkpoint always gives the same model.
+#: Prefixes of the heads that are newly initialized if a checkpoint has none of their weights.
+_OPTIONAL_HEADS = ("mlm.", "nsp.")
+#: Seed of newly initialized weights, so that a checkpoint always gives the same model.
 _SEED = 0
 
 
 def read_tensorflow(
     path: Path | str, *, lowercase: bool | None = None, files_from: Path | str | None = None
 ) -> PretrainedBundle | FineTunedBundle:
-    """Read an original BERT release, or a model that its code fine-tuned, in eval mode.
+    """Read an original BERT release, or a model fine-tuned with its code, in eval mode.
 
-    path: its folder, the checkpoint's prefix or one of its files; V1, V2 or object-based.
-    lowercase: whether text is lowered; see ``read_tokenizer``. files: the folder of
-    bert_config.json and vocab.txt, if they do not stand beside the checkpoint.
-    ``info["imported"]`` says what was left and assumed, and which weights are new.
-    Raises ModelError.
+    Args:
+        path: The folder, the checkpoint's prefix or one of its files, in V1, V2 or object-based
+            format.
+        lowercase: Whether text is lowercased; see ``read_tokenizer``.
+        files_from: The folder of bert_config.json and vocab.txt, by default that of the checkpoint.
+
+    Returns:
+        The model. ``info["imported"]`` lists newly initialized and unused tensors, and how the
+        tokenizer's case was decided.
+
+    Raises:
+        ModelError: A file is missing or damaged, or this is not a supported model.
     """
     checkpoint = open_checkpoint(Path(path))
     folder = checkpoint.path.parent if files_from is None else Path(files_from)
-    known = _by_original_name(checkpoint)
-    own = read_json(folder / INFO_FILE) if (folder / INFO_FILE).is_file() else {}
-    nsp = any(name.startswith("bert/pooler/") for name in known)
-    config = read_config(folder / CONFIG_FILE, nsp=nsp, positions=own.get("positions", "learned"))
-    _sizes_agree(checkpoint, known, config)
-    tokenizer, case = read_tokenizer(folder, lowercase)
+    stored_names = _stored_names(checkpoint)
+    info = read_json(folder / INFO_FILE) if (folder / INFO_FILE).is_file() else {}
+    has_nsp = any(name.startswith("bert/pooler/") for name in stored_names)
+    positions = info.get("positions", "learned")
+    config = read_config(folder / CONFIG_FILE, nsp=has_nsp, positions=positions)
+    _check_sizes(checkpoint, stored_names, config)
+    tokenizer, case_note = read_tokenizer(folder, lowercase)
     if tokenizer.vocab_size > config.vocab_size:
         raise ModelError(
-            f"{folder}: vocab.txt has {tokenizer.vocab_size} words, but the model only "
+            f"{folder}: vocab.txt has {tokenizer.vocab_size} words, but the model only has "
             f"{config.vocab_size}; use the vocabulary that the model was trained with"
         )
-    head = _head(checkpoint, known, own)
-    told = {"from": f"a TensorFlow checkpoint of the {checkpoint.format_name} form", "case": case}
+    head = _read_head(checkpoint, stored_names, info)
+    source = f"a TensorFlow checkpoint in {checkpoint.format_name} format"
+    imported = {"from": source, "case": case_note}
     if head is None:
-        model, report = _filled(lambda: BertForPreTraining(config), checkpoint, known)
-        return PretrainedBundle(model, tokenizer, config, folder, own | {"imported": told | report})
-    tuned, report = _filled(lambda: head.build_model(config), checkpoint, known)
-    return FineTunedBundle(
-        tuned, tokenizer, config, head, folder, own | {"imported": told | report}
-    )
+        model, report = _build_model(lambda: BertForPreTraining(config), checkpoint, stored_names)
+        info = info | {"imported": imported | report}
+        return PretrainedBundle(model, tokenizer, config, folder, info)
+    tuned, report = _build_model(lambda: head.build_model(config), checkpoint, stored_names)
+    info = info | {"imported": imported | report}
+    return FineTunedBundle(tuned, tokenizer, config, head, folder, info)
 
 
-def _by_original_name(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return the stored names by the original's; ModelError if this is no BERT."""
-    stored = list(checkpoint.shapes)
-    other = there.identify_other_model(stored)
-    if not other and there.WORD_EMBEDDINGS in checkpoint.shapes:
-        return {name: name for name in stored}
-    if not other and there.to_official_name(there.WORD_EMBEDDINGS) in checkpoint.shapes:
-        layers = range(sum(name.endswith("/intermediate/kernel") for name in stored))
-        ours = ModelConfig(vocab_size=1, layers=max(len(layers), 1), width=1, heads=1)
-        with torch.device("meta"):
-            wanted = hf_names(list(BertForPreTraining(ours).state_dict()))
-        originals = [there.to_original_name(name) for group in wanted.values() for name in group]
-        return {one: there.to_official_name(one) for one in originals
-                if there.to_official_name(one) in checkpoint.shapes}  # fmt: skip
-    weights = [name for name in stored if not there.is_training_state(name)]
-    what = f"this is {other}" if other else "this is no BERT"
-    raise ModelError(
-        f"{checkpoint.path}: {what}: its tensors are {', '.join(weights[:3]) or 'none'}, …; "
-        f"expected {there.WORD_EMBEDDINGS} and so on, as in the original BERT release"
-    )
+def _stored_names(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the checkpoint's tensor names by the original BERT's variable names.
 
-
-def _sizes_agree(checkpoint: Checkpoint, known: Mapping[str, str], config: ModelConfig) -> None:
-    """Compare the config's sizes with the checkpoint before any memory is taken for a model."""
-    layers = there.count_layers(known)
-    if layers != config.layers:
-        raise ModelError(
-            f"{checkpoint.path}: the checkpoint holds {layers} layers, "
-            f"and {CONFIG_FILE} says {config.layers}"
-        )
-    sizes = {
-        there.WORD_EMBEDDINGS: (config.vocab_size, config.width),
-        there.POSITION_EMBEDDINGS: (config.max_positions, config.width),
-        there.SEGMENT_EMBEDDINGS: (config.segments, config.width),
-        there.FIRST_FEED_FORWARD_KERNEL: (config.width, config.feed_forward),
-    }
-    for name, expected in sizes.items():
-        _expect(checkpoint, known, name, expected)
-    checkpoint.check_data([known[name] for name in sizes])
-
-
-def _expect(
-    checkpoint: Checkpoint, known: Mapping[str, str], name: str, expected: tuple[int, ...]
-) -> None:
-    """Raise ModelError unless a tensor is there and has this shape.
-
-    The official TF2 model keeps the axis of heads, [D, N, H]: the same numbers in the same order.
+    Raises:
+        ModelError: The checkpoint is not a BERT.
     """
-    if name not in known:
-        raise ModelError(f"{checkpoint.path}: the tensor {name!r} is missing")
-    found = checkpoint.shapes[known[name]]
-    heads = known[name] != name and math.prod(found) == math.prod(expected)
-    if found != expected and not (heads and "/self_attention/" in known[name]):
+    stored = list(checkpoint.shapes)
+    other_model = variable_names.identify_other_model(stored)
+    official_words = variable_names.to_official_name(variable_names.WORD_EMBEDDINGS)
+    if not other_model and variable_names.WORD_EMBEDDINGS in checkpoint.shapes:
+        return {name: name for name in stored}
+    if not other_model and official_words in checkpoint.shapes:
+        num_layers = sum(name.endswith("/intermediate/kernel") for name in stored)
+        config = ModelConfig(vocab_size=1, layers=max(num_layers, 1), width=1, heads=1)
+        with torch.device("meta"):
+            groups = hf_names(list(BertForPreTraining(config).state_dict()))
+        originals = [variable_names.to_original_name(name)
+                     for group in groups.values() for name in group]  # fmt: skip
+        official_names = {name: variable_names.to_official_name(name) for name in originals}
+        return {name: official for name, official in official_names.items()
+                if official in checkpoint.shapes}  # fmt: skip
+    weights = [name for name in stored if not variable_names.is_training_state(name)]
+    kind = f"this is {other_model}" if other_model else "this is not a BERT"
+    raise ModelError(
+        f"{checkpoint.path}: {kind}: its tensors are {', '.join(weights[:3]) or 'none'}, …; "
+        f"expected names as in the original BERT, such as {variable_names.WORD_EMBEDDINGS}"
+    )
+
+
+def _check_sizes(
+    checkpoint: Checkpoint, stored_names: Mapping[str, str], config: ModelConfig
+) -> None:
+    """Compare the config with the checkpoint before memory for a model is allocated."""
+    num_layers = variable_names.count_layers(stored_names)
+    if num_layers != config.layers:
         raise ModelError(
-            f"{checkpoint.path}: {known[name]} has shape {found}; {CONFIG_FILE} asks for {expected}"
+            f"{checkpoint.path}: the checkpoint has {num_layers} layers, but {CONFIG_FILE} has "
+            f"{config.layers}"
         )
+    expected_shapes = {
+        variable_names.WORD_EMBEDDINGS: (config.vocab_size, config.width),
+        variable_names.POSITION_EMBEDDINGS: (config.max_positions, config.width),
+        variable_names.SEGMENT_EMBEDDINGS: (config.segments, config.width),
+        variable_names.FIRST_FEED_FORWARD_KERNEL: (config.width, config.feed_forward),
+    }
+    for name, shape in expected_shapes.items():
+        _check_shape(checkpoint, stored_names, name, shape)
+    checkpoint.check_data([stored_names[name] for name in expected_shapes])
 
 
-def _head(
-    checkpoint: Checkpoint, known: Mapping[str, str], own: Mapping[str, Any]
+def _check_shape(
+    checkpoint: Checkpoint, stored_names: Mapping[str, str], name: str, expected: tuple[int, ...]
+) -> None:
+    """Raise ModelError unless a tensor exists and has the expected shape.
+
+    The official TF2 model has a separate axis for heads, [D, N, H], with the same memory layout.
+    """
+    if name not in stored_names:
+        raise ModelError(f"{checkpoint.path}: tensor {name!r} is missing")
+    stored_name = stored_names[name]
+    shape = checkpoint.shapes[stored_name]
+    is_official = stored_name != name and "/self_attention/" in stored_name
+    if shape == expected or (is_official and math.prod(shape) == math.prod(expected)):
+        return
+    raise ModelError(
+        f"{checkpoint.path}: {stored_name} has shape {shape}, but {CONFIG_FILE} requires {expected}"
+    )
+
+
+def _read_head(
+    checkpoint: Checkpoint, stored_names: Mapping[str, str], info: Mapping[str, Any]
 ) -> HeadConfig | None:
-    """Return what a fine-tuned checkpoint's outputs are; None for a pre-trained one."""
-    if there.SQUAD_WEIGHTS in known:
+    """Return the head of a fine-tuned checkpoint, None for a pre-trained one."""
+    if variable_names.SQUAD_WEIGHTS in stored_names:
         return HeadConfig("span")
-    if there.CLASSIFIER_WEIGHTS not in known:
+    if variable_names.CLASSIFIER_WEIGHTS not in stored_names:
         return None
-    shape = checkpoint.shapes[known[there.CLASSIFIER_WEIGHTS]]
-    checkpoint.check_data([known[there.CLASSIFIER_WEIGHTS]])
-    labels = tuple(f"LABEL_{index}" for index in range(shape[0] if shape else 0))
-    said = tuple(str(label) for label in own.get("labels", ()))
-    return HeadConfig("single", said if len(said) == len(labels) else labels)
+    stored_name = stored_names[variable_names.CLASSIFIER_WEIGHTS]
+    shape = checkpoint.shapes[stored_name]
+    checkpoint.check_data([stored_name])
+    default_labels = tuple(f"LABEL_{index}" for index in range(shape[0] if shape else 0))
+    labels = tuple(str(label) for label in info.get("labels", ()))
+    return HeadConfig("single", labels if len(labels) == len(default_labels) else default_labels)
 
 
-def _filled(
-    build: Callable[[], Model], checkpoint: Checkpoint, known: Mapping[str, str]
+def _build_model(
+    build: Callable[[], Model], checkpoint: Checkpoint, stored_names: Mapping[str, str]
 ) -> tuple[Model, dict[str, Any]]:
-    """Build a model and copy every weight into it; return what is new in it and what was left."""
+    """Build a model and copy the checkpoint's weights into it.
+
+    Returns:
+        The model in eval mode, and the names of newly initialized weights and unused tensors.
+    """
     with torch.device("meta"):
         model = build()
-    plan = _plan(model, checkpoint, known)
-    wanted = {known[name] for group in plan.values() for name in group}
-    checkpoint.check_data(sorted(wanted))
-    new = [name for name in hf_names(list(model.state_dict())) if name not in plan]
+    sources = _match_weights(model, checkpoint, stored_names)
+    used = {stored_names[name] for group in sources.values() for name in group}
+    checkpoint.check_data(sorted(used))
+    new = [name for name in hf_names(list(model.state_dict())) if name not in sources]
     if new:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(_SEED)
             model = build()
     else:
-        # Drawing a base model's weights takes longer than reading them.
+        # Skips the initialization, which takes longer than reading the weights.
         model.to_empty(device="cpu")
         if isinstance(model, BertForPreTraining):
             model.mlm.decoder.weight = model.bert.embeddings.words.weight
     state = model.state_dict()
-    for ours, theirs in plan.items():
-        for name, piece in zip(theirs, state[ours].chunk(len(theirs)), strict=True):
-            _copy(piece, checkpoint, known[name])
-    left = [name for name in checkpoint.shapes if name not in wanted]
-    training = [name for name in left if there.is_training_state(name)]
-    said = {"new": new, "left": [name for name in left if name not in training]}
-    return model.eval(), said | {"left_of_training": len(training)}
+    for name, group in sources.items():
+        # A fused weight, such as query_key_value, is stored as several tensors.
+        for original_name, chunk in zip(group, state[name].chunk(len(group)), strict=True):
+            _copy_tensor(chunk, checkpoint, stored_names[original_name])
+    unused = [name for name in checkpoint.shapes if name not in used]
+    training_state = [name for name in unused if variable_names.is_training_state(name)]
+    report = {"new": new, "left": [name for name in unused if name not in training_state]}
+    return model.eval(), report | {"left_of_training": len(training_state)}
 
 
-def _plan(
-    model: nn.Module, checkpoint: Checkpoint, known: Mapping[str, str]
+def _match_weights(
+    model: nn.Module, checkpoint: Checkpoint, stored_names: Mapping[str, str]
 ) -> dict[str, list[str]]:
-    """Return the original's names of each weight that the checkpoint has; all shapes checked.
+    """Return the original's names of each weight that the checkpoint has.
 
-    A head that is missing as a whole is left out; else what is missing is a ModelError.
+    Heads without any weights in the checkpoint are left out.
+
+    Raises:
+        ModelError: Another weight is missing, or a shape is wrong.
     """
     state = model.state_dict()
-    plan = {ours: [there.to_original_name(name) for name in theirs]
-            for ours, theirs in hf_names(list(state)).items()}  # fmt: skip
-    for head in _HEADS:
-        own = [name for name in plan if name.startswith(head)]
-        if not any(one in known for name in own for one in plan[name]):
-            plan = {ours: theirs for ours, theirs in plan.items() if ours not in own}
-    for ours, theirs in plan.items():
-        first, *rest = state[ours].shape
-        expected = (first // len(theirs), *rest)
-        for name in theirs:
-            turned = there.is_transposed(known.get(name, name))
-            _expect(checkpoint, known, name, expected[::-1] if turned else expected)
-    return plan
+    sources = {name: [variable_names.to_original_name(hf_name) for hf_name in group]
+               for name, group in hf_names(list(state)).items()}  # fmt: skip
+    for head in _OPTIONAL_HEADS:
+        head_weights = [name for name in sources if name.startswith(head)]
+        if not any(original in stored_names for name in head_weights for original in sources[name]):
+            sources = {name: group for name, group in sources.items() if name not in head_weights}
+    for name, group in sources.items():
+        rows, *other_axes = state[name].shape
+        shape = (rows // len(group), *other_axes)
+        for original in group:
+            is_transposed = variable_names.is_transposed(stored_names.get(original, original))
+            expected = shape[::-1] if is_transposed else shape
+            _check_shape(checkpoint, stored_names, original, expected)
+    return sources
 
 
 @torch.no_grad()
-def _copy(weight: Tensor, checkpoint: Checkpoint, name: str) -> None:
-    """Copy one stored tensor into a weight, or into its part; only this one is in memory."""
+def _copy_tensor(weight: Tensor, checkpoint: Checkpoint, name: str) -> None:
+    """Copy a stored tensor into a weight or a part of it; only one tensor is in memory."""
     array = checkpoint.read(name)
     if array.dtype.kind != "f":
-        raise ModelError(f"{checkpoint.path}: {name} is of {array.dtype}; weights are fractions")
-    shape, turned = tuple(weight.shape), there.is_transposed(name)
-    source = torch.from_numpy(array.reshape(shape[::-1] if turned else shape))
-    weight.copy_(source.t() if turned else source)
+        raise ModelError(f"{checkpoint.path}: {name} has dtype {array.dtype}; expected floats")
+    shape, is_transposed = tuple(weight.shape), variable_names.is_transposed(name)
+    source = torch.from_numpy(array.reshape(shape[::-1] if is_transposed else shape))
+    weight.copy_(source.t() if is_transposed else source)

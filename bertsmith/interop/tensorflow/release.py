@@ -1,7 +1,4 @@
-"""The folder of an original release: which checkpoint is in it, its config and its vocabulary.
-
-It never looks at a weight.
-"""
+"""Finds the checkpoint, the config and the vocabulary in the folder of an original release."""
 
 import re
 from dataclasses import replace
@@ -15,13 +12,12 @@ from bertsmith.interop.tensorflow.checkpoint_v1 import CheckpointV1
 from bertsmith.interop.tensorflow.checkpoint_v2 import INDEX_SUFFIX, CheckpointV2
 from bertsmith.interop.tensorflow.sstable import is_table
 from bertsmith.model.config import ModelConfig
-from bertsmith.text.tokenizer_files import TOKENIZER_CONFIG_FILE as TOKENIZER_CONFIG
-from bertsmith.text.tokenizer_files import TOKENIZER_FILE, VOCAB_FILE
+from bertsmith.text.tokenizer_files import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, VOCAB_FILE
 from bertsmith.text.wordpiece import Tokenizer
 
 CONFIG_FILE: Final = "bert_config.json"
-#: Our config fields -> the original's names for them.
-CONFIG_NAMES: Final = {
+#: Fields of ``ModelConfig`` and the original's names for them.
+_ORIGINAL_FIELDS: Final = {
     "vocab_size": "vocab_size",
     "layers": "num_hidden_layers",
     "width": "hidden_size",
@@ -33,38 +29,45 @@ CONFIG_NAMES: Final = {
     "attention_dropout": "attention_probs_dropout_prob",
     "init_range": "initializer_range",
 }
-#: The original's code computes the tanh form, and calls it gelu.
-ACTIVATIONS: Final = {"gelu_tanh": "gelu", "relu": "relu"}
-#: What LayerNorm adds to the variance there, always (tf.contrib.layers.layer_norm).
-NORM_EPS: Final = 1e-12
-#: Kinds of segment ids in a config that does not say it (the original's BertConfig).
-_SEGMENTS: Final = 16
-#: Folder names that tell the case, as the original's own check of it has them
-#: (tokenization.py, validate_case_matches_checkpoint); the first that is found speaks.
-_CASES: Final = (("uncased", True), ("cased", False), ("multilingual_L", True), ("chinese_L", True))
+#: The original calls the tanh form of GELU "gelu".
+_ORIGINAL_ACTIVATIONS: Final = {"gelu_tanh": "gelu", "relu": "relu"}
+#: The epsilon of LayerNorm, which the original's config does not contain
+#: (tf.contrib.layers.layer_norm).
+_NORM_EPS: Final = 1e-12
+#: The default type_vocab_size of the original's BertConfig.
+_DEFAULT_SEGMENTS: Final = 16
+#: Parts of folder names and whether they mean lowercase text; the first match counts, as in the
+#: original (tokenization.py, validate_case_matches_checkpoint).
+_CASE_BY_FOLDER_NAME: Final = (
+    ("uncased", True), ("cased", False), ("multilingual_L", True), ("chinese_L", True),
+)  # fmt: skip
 
 
 class Checkpoint(Protocol):
-    """A checkpoint of any form, opened for reading."""
+    """An open checkpoint in any format."""
 
     path: Path
     format_name: str
     shapes: dict[str, tuple[int, ...]]
 
     def check_data(self, names: list[str]) -> None:
-        """Raise ModelError unless the data of these tensors is there."""
+        """Raise ModelError unless the data of these tensors is complete."""
 
     def read(self, name: str) -> Array:
         """Return a tensor."""
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open the checkpoint at ``path``: a folder, a prefix, or one of its files.
+    """Open a checkpoint.
 
-    Raises ModelError where there is none, or several and nothing says which.
+    Args:
+        path: A folder, the checkpoint's prefix, or one of its files.
+
+    Raises:
+        ModelError: There is no checkpoint, or the folder has several.
     """
     if path.is_dir():
-        path = _in_folder(path)
+        path = _find_prefix(path)
     prefix = path.with_name(re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", path.name))
     index = prefix.with_name(prefix.name + INDEX_SUFFIX)
     if index.is_file():
@@ -73,28 +76,27 @@ def open_checkpoint(path: Path) -> Checkpoint:
         return CheckpointV1(prefix)
     if not path.exists():
         raise ModelError(
-            f"{path}: no such folder or checkpoint; expected the folder of a model, or the name of "
-            f"a TensorFlow checkpoint ({index.name} beside its data)"
+            f"{path}: no such folder or checkpoint; expected the folder of a model, or the prefix "
+            f"of a TensorFlow checkpoint ({index.name} and its data files)"
         )
     raise ModelError(
-        f"{path}: not a TensorFlow checkpoint, neither of the V2 form (no {index.name}) nor V1"
+        f"{path}: not a TensorFlow checkpoint, neither in the V2 format (no {index.name}) nor V1"
     )
 
 
-def _in_folder(folder: Path) -> Path:
-    """Return the prefix of the folder's checkpoint."""
-    said = folder / "checkpoint"
-    if said.is_file():
-        text = said.read_bytes()[:65536].decode("utf-8", "replace")
-        if found := re.search(r'^model_checkpoint_path: "([^"\n]+)"', text, re.MULTILINE):
-            # Its folder is where it was made; wherever that was, only this one is looked into.
-            named = folder / Path(found[1]).name
-            if named.is_file() or named.with_name(named.name + INDEX_SUFFIX).is_file():
-                return named
+def _find_prefix(folder: Path) -> Path:
+    """Return the prefix of the only or latest checkpoint in a folder."""
+    state_file = folder / "checkpoint"
+    if state_file.is_file():
+        text = state_file.read_bytes()[:65536].decode("utf-8", "replace")
+        if match := re.search(r'^model_checkpoint_path: "([^"\n]+)"', text, re.MULTILINE):
+            # The file may name the folder of another machine; only this folder is searched.
+            latest = folder / Path(match[1]).name
+            if latest.is_file() or latest.with_name(latest.name + INDEX_SUFFIX).is_file():
+                return latest
     files = [path for path in folder.iterdir() if path.is_file()]
-    prefixes = {
-        path.name.removesuffix(INDEX_SUFFIX) for path in files if path.suffix == INDEX_SUFFIX
-    }
+    prefixes = {path.name.removesuffix(INDEX_SUFFIX) for path in files
+                if path.suffix == INDEX_SUFFIX}  # fmt: skip
     prefixes |= {
         path.name for path in files if ".ckpt" in path.name and ".meta" not in path.name
         and ".data-" not in path.name and path.suffix != INDEX_SUFFIX and is_table(path)
@@ -104,7 +106,7 @@ def _in_folder(folder: Path) -> Path:
     if prefixes:
         raise ModelError(
             f"{folder}: found several checkpoints ({', '.join(sorted(prefixes)[:5])}); "
-            f"name one of them, such as {folder / min(prefixes)}"
+            f"choose one of them, such as {folder / min(prefixes)}"
         )
     raise ModelError(
         f"{folder}: found no TensorFlow checkpoint; expected files such as bert_model.ckpt.index "
@@ -113,70 +115,100 @@ def _in_folder(folder: Path) -> Path:
 
 
 def read_config(path: Path, *, nsp: bool, positions: str) -> ModelConfig:
-    """Read bert_config.json. ``nsp``, ``positions``: what it does not say. Raises ModelError."""
+    """Read bert_config.json.
+
+    Args:
+        path: The file.
+        nsp: Whether the model has a pooler and an NSP head.
+        positions: The kind of position embeddings.
+
+    Raises:
+        ModelError: The file is missing or not the config of a supported model.
+    """
     if not path.is_file():
         raise ModelError(
-            f"{path}: no such file; a release has it beside its checkpoint, "
-            "else --files-from names the folder that holds it and vocab.txt"
+            f"{path}: no such file; releases have it in the folder of the checkpoint; if it is in "
+            "another folder with vocab.txt, pass --files-from FOLDER"
         )
     raw = read_json(path)
     missing = [name for name in ("vocab_size", "hidden_size") if name not in raw]
     if missing:
         raise ModelError(f"{path}: {', '.join(missing)} is missing")
-    values: dict[str, Any] = {"segments": _SEGMENTS, "norm_eps": NORM_EPS, "positions": positions}
-    values |= {ours: raw[theirs] for ours, theirs in CONFIG_NAMES.items() if theirs in raw}
+    values: dict[str, Any] = {
+        "segments": _DEFAULT_SEGMENTS, "norm_eps": _NORM_EPS, "positions": positions,
+    }  # fmt: skip
+    values |= {field: raw[original] for field, original in _ORIGINAL_FIELDS.items()
+               if original in raw}  # fmt: skip
     activation = raw.get("hidden_act", "gelu")
-    known = {theirs: ours for ours, theirs in ACTIVATIONS.items()}
-    if activation not in known:
-        raise ModelError(f"{path}: hidden_act is {activation!r}; known here: {', '.join(known)}")
+    activations = {original: name for name, original in _ORIGINAL_ACTIVATIONS.items()}
+    if activation not in activations:
+        supported = ", ".join(activations)
+        raise ModelError(f"{path}: hidden_act is {activation!r}; supported: {supported}")
+    values |= {"activation": activations[activation], "nsp": nsp}
     try:
-        return ModelConfig.parse(values | {"activation": known[activation], "nsp": nsp}, str(path))
+        return ModelConfig.parse(values, str(path))
     except SettingsError as error:
         raise ModelError(str(error)) from None
 
 
 def to_original_config(config: ModelConfig) -> dict[str, Any]:
-    """Return bert_config.json's content; ModelError for a model that the original cannot be."""
-    plain = {"norm": "post", "attention": "bidirectional", "norm_eps": NORM_EPS}
-    for name, own in plain.items():
-        if getattr(config, name) != own:
+    """Return the content of bert_config.json.
+
+    Raises:
+        ModelError: The original BERT cannot represent the model.
+    """
+    required = {"norm": "post", "attention": "bidirectional", "norm_eps": _NORM_EPS}
+    for name, value in required.items():
+        if getattr(config, name) != value:
             raise ModelError(
-                f"the original BERT has {name} = {own!r} only, and this model {name} = "
-                f"{getattr(config, name)!r}; export it in another form"
+                f"the original BERT only supports {name} = {value!r}, but this model has {name} = "
+                f"{getattr(config, name)!r}; export it in another format"
             )
-    if config.activation not in ACTIVATIONS:
-        advice = (
-            " (its gelu is the tanh form); to export this model all the same, with slightly other "
-            "outputs, set hidden_act to gelu_new in its config.json"
-        )
+    if config.activation not in _ORIGINAL_ACTIVATIONS:
+        advice = "; export it in another format"
+        if config.activation == "gelu":
+            advice = (
+                " (its gelu is the tanh form); to export this model anyway, with slightly "
+                "different outputs, set hidden_act to gelu_new in its config.json"
+            )
         raise ModelError(
-            f"the original BERT knows no activation {config.activation!r}"
-            + (advice if config.activation == "gelu" else "; export it in another form")
+            f"the original BERT does not support activation {config.activation!r}{advice}"
         )
     values = config.model_dump()
-    result = {theirs: values[ours] for ours, theirs in CONFIG_NAMES.items()}
-    return result | {"hidden_act": ACTIVATIONS[config.activation]}
+    result = {original: values[field] for field, original in _ORIGINAL_FIELDS.items()}
+    return result | {"hidden_act": _ORIGINAL_ACTIVATIONS[config.activation]}
 
 
 def read_tokenizer(folder: Path, lowercase: bool | None) -> tuple[Tokenizer, str]:
-    """Read the tokenizer of a release, and say how its case was found out.
+    """Read the tokenizer of a release.
 
-    Bertsmith's or Hugging Face's files beside vocab.txt say it. Otherwise the text is cleaned as
-    the original does it, accents off with the case, and the case is what ``lowercase`` says, else
-    the folder's name, else whether any word has a capital letter.
+    Tokenizer files of Bertsmith or Hugging Face in the folder are used as they are. Otherwise text
+    is cleaned as in the original, which strips accents if and only if it lowercases.
+
+    Args:
+        folder: The folder with vocab.txt.
+        lowercase: Whether text is lowercased; None decides by tokenizer files, the folder's name,
+            or the absence of capital letters from the vocabulary, in this order.
+
+    Returns:
+        The tokenizer, and a note that says how the case was decided.
     """
-    beside = [name for name in (TOKENIZER_FILE, TOKENIZER_CONFIG) if (folder / name).is_file()]
-    if lowercase is None and beside:
-        return Tokenizer.load(folder), f"the case is what {beside[0]} says"
-    how = "the case is the one that was asked for"
+    tokenizer_files = [name for name in (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
+                       if (folder / name).is_file()]  # fmt: skip
+    if lowercase is None and tokenizer_files:
+        return Tokenizer.load(folder), f"the case is that of {tokenizer_files[0]}"
+    reason = "as requested"
     if lowercase is None:
         name = folder.resolve().name
-        part, lowercase = next((case for case in _CASES if case[0] in name), ("", None))
-        how = f"the case is taken from the folder's name, which says {part!r}"
-    recipe = Tokenizer.load(folder / VOCAB_FILE, lowercase=lowercase).spec
+        cases = (case for case in _CASE_BY_FOLDER_NAME if case[0] in name)
+        part, lowercase = next(cases, ("", None))
+        reason = f"because the folder's name contains {part!r}"
+    spec = Tokenizer.load(folder / VOCAB_FILE, lowercase=lowercase).spec
     if lowercase is None:
-        seen = "no word" if recipe.lowercase else "some words"
-        how = f"assumed from the vocabulary, of which {seen} have a capital letter"
-    case = "lower-cased, accents taken off" if recipe.lowercase else "left as it is (cased)"
-    recipe = replace(recipe, strip_accents=recipe.lowercase, whole_hangul=not recipe.lowercase)
-    return Tokenizer(recipe), f"text is {case}: {how}; --cased or --uncased says otherwise"
+        reason = (
+            "because no word in the vocabulary has a capital letter" if spec.lowercase
+            else "because words in the vocabulary have capital letters"
+        )  # fmt: skip
+    case = "lowercased, without accents" if spec.lowercase else "left as it is (cased)"
+    spec = replace(spec, strip_accents=spec.lowercase, whole_hangul=not spec.lowercase)
+    return Tokenizer(spec), f"text is {case}, {reason}; change it with --cased or --uncased"

@@ -1,8 +1,8 @@
-"""Sorted tables, the files of keys and values that LevelDB invented, both ways.
+"""Reads and writes LevelDB's sorted tables, the format of TensorFlow's checkpoint indexes.
 
-They never say what a key or a value means. A table is a row of blocks, an index block that says
-where each ends and begins, and a footer that says where the index block is. In a block each key
-gives only what differs from the key before it; each block carries a checksum.
+A table consists of blocks of sorted keys and values, an index block with the last key and the
+position of each block, and a footer with the position of the index block. Within a block, keys
+share prefixes with the key before them. Every block has a checksum.
 """
 
 import mmap
@@ -16,19 +16,19 @@ from bertsmith.interop.tensorflow.crc32c import crc32c, mask_crc
 from bertsmith.interop.tensorflow.protobuf import encode_varint, read_bytes, read_varint
 
 MAGIC: Final = (0xDB4775248B80FB57).to_bytes(8, "little")
-_FOOTER: Final = 48
-#: After a block: one byte that says how it is compressed, four of its checksum.
-_TRAILER: Final = 5
-#: Far beyond what a BERT's optimizer needs, so that a small file cannot ask for much memory:
-#: bytes of a key, and entries.
-_LONGEST_KEY, _MOST_ENTRIES = 1024, 1 << 16
-#: Keys after which a block spells one out, and the bytes of a block: LevelDB's own choices.
-_RESTART, _BLOCK = 16, 4096
+_FOOTER_BYTES: Final = 48
+#: After each block: one byte for the compression and four for the checksum.
+_TRAILER_BYTES: Final = 5
+#: Limits on keys and entries, so that a small damaged file cannot use much memory; a BERT with its
+#: optimizer stays far below them.
+_MAX_KEY_BYTES, _MAX_ENTRIES = 1024, 1 << 16
+#: LevelDB's defaults: every 16th key is stored in full, and a block has about 4 KiB.
+_RESTART_INTERVAL, _BLOCK_BYTES = 16, 4096
 
 
 @contextmanager
 def name_file_in_errors(path: Path) -> Iterator[None]:
-    """Turn what is found wrong with the bytes of a file into a ModelError that names the file."""
+    """Turn ValueError and OSError into a ModelError that names the file."""
     try:
         yield
     except ValueError as error:
@@ -40,9 +40,9 @@ def name_file_in_errors(path: Path) -> Iterator[None]:
 
 
 def map_file(path: Path) -> memoryview:
-    """Return a file's bytes, mapped into memory; what is not looked at takes none.
+    """Return the memory-mapped bytes of a file.
 
-    The copy-on-write mapping is for numpy and torch, which warn of memory that is read-only.
+    The mapping is copy-on-write because numpy and torch warn about read-only memory.
     """
     with path.open("rb") as file:
         if not path.stat().st_size:
@@ -51,115 +51,117 @@ def map_file(path: Path) -> memoryview:
 
 
 def is_table(path: Path) -> bool:
-    """Tell whether a file ends as a sorted table does."""
+    """Return whether a file ends with the magic number of sorted tables."""
     with name_file_in_errors(path), path.open("rb") as file:
         file.seek(max(path.stat().st_size - len(MAGIC), 0))
         return file.read() == MAGIC
 
 
 def read_entries(path: Path) -> Iterator[tuple[bytes, memoryview]]:
-    """Yield every key and value of a table in order, each block's checksum verified first.
+    """Yield the keys and values of a table in order, after verifying each block's checksum.
 
-    Raises ModelError for a file that is none, or is damaged.
+    Raises:
+        ModelError: The file is not a sorted table, or is damaged.
     """
     with name_file_in_errors(path):
         data = map_file(path)
-        if len(data) < _FOOTER or data[-len(MAGIC) :] != MAGIC:
-            raise ValueError("the mark of a sorted table is not at its end")
-        footer = data[-_FOOTER:]
-        _, place = _handle(footer, 0)
-        index, _ = _handle(footer, place)
-        end, last, count = 0, b"", 0
-        for _, value in _pairs(_block(data, index)):
-            handle, _ = _handle(value, 0)
-            # Blocks that overlap would let a small file be read without end.
-            if handle[0] < end:
+        if len(data) < _FOOTER_BYTES or data[-len(MAGIC) :] != MAGIC:
+            raise ValueError("no magic number of a sorted table at the end")
+        footer = data[-_FOOTER_BYTES:]
+        _, offset = _read_handle(footer, 0)
+        index_handle, _ = _read_handle(footer, offset)
+        block_end, last_key, count = 0, b"", 0
+        for _, value in _iter_block(_read_block(data, index_handle)):
+            handle, _ = _read_handle(value, 0)
+            # Overlapping blocks could make a small file endless to read.
+            if handle[0] < block_end:
                 raise ValueError(f"the block at byte {handle[0]:,} overlaps the one before")
-            end = sum(handle)
-            for key, content in _pairs(_block(data, handle)):
+            block_end = sum(handle)
+            for key, content in _iter_block(_read_block(data, handle)):
                 count += 1
-                if count > _MOST_ENTRIES or (count > 1 and key <= last):
-                    raise ValueError(f"entry {count:,} is one too many or out of order")
-                last = key
+                if count > _MAX_ENTRIES or (count > 1 and key <= last_key):
+                    raise ValueError(f"entry {count:,} is out of order or beyond the limit")
+                last_key = key
                 yield key, content
 
 
-def _handle(data: memoryview, place: int) -> tuple[tuple[int, int], int]:
-    """Return where a block stands, offset and size, and the place after these two."""
-    offset, place = read_varint(data, place)
-    size, place = read_varint(data, place)
-    return (offset, size), place
+def _read_handle(data: memoryview, offset: int) -> tuple[tuple[int, int], int]:
+    """Return a block's offset and size, and the offset after this handle."""
+    block_offset, offset = read_varint(data, offset)
+    block_size, offset = read_varint(data, offset)
+    return (block_offset, block_size), offset
 
 
-def _block(data: memoryview, handle: tuple[int, int]) -> memoryview:
-    """Return a block's bytes, verified."""
+def _read_block(data: memoryview, handle: tuple[int, int]) -> memoryview:
+    """Return a block's bytes after verifying its checksum."""
     offset, size = handle
-    stored = read_bytes(data, offset, size + _TRAILER)
+    stored = read_bytes(data, offset, size + _TRAILER_BYTES)
     expected = int.from_bytes(stored[size + 1 :], "little")
     if mask_crc(crc32c(stored[: size + 1])) != expected:
-        raise ValueError(f"the checksum of the block at byte {offset:,} does not agree")
+        raise ValueError(f"wrong checksum of the block at byte {offset:,}")
     if stored[size]:
         raise ValueError(
-            f"the block at byte {offset:,} is compressed (kind {stored[size]}, 1 is snappy), which "
-            "TensorFlow's own writers never do and this reader does not know"
+            f"the block at byte {offset:,} is compressed (type {stored[size]}, 1 is snappy), which "
+            "TensorFlow does not write and this reader does not support"
         )
     return stored[:size]
 
 
-def _pairs(block: memoryview) -> Iterator[tuple[bytes, memoryview]]:
+def _iter_block(block: memoryview) -> Iterator[tuple[bytes, memoryview]]:
     """Yield the keys and values of a block."""
     if len(block) < 4:
         raise ValueError("a block is too short")
-    restarts = int.from_bytes(block[-4:], "little")
-    end = len(block) - 4 - 4 * restarts
+    num_restarts = int.from_bytes(block[-4:], "little")
+    end = len(block) - 4 - 4 * num_restarts
     if end < 0:
-        raise ValueError("a block is too short for its restarts")
-    body, place, key = block[:end], 0, b""
-    while place < end:
-        shared, place = read_varint(body, place)
-        own, place = read_varint(body, place)
-        size, place = read_varint(body, place)
-        if shared > len(key) or shared + own > _LONGEST_KEY:
-            raise ValueError(f"a key of {shared + own:,} bytes")
-        key = key[:shared] + bytes(read_bytes(body, place, own))
-        place += own
-        yield key, read_bytes(body, place, size)
-        place += size
+        raise ValueError("a block is too short for its restart points")
+    body, offset, key = block[:end], 0, b""
+    while offset < end:
+        shared_length, offset = read_varint(body, offset)
+        suffix_length, offset = read_varint(body, offset)
+        value_length, offset = read_varint(body, offset)
+        if shared_length > len(key) or shared_length + suffix_length > _MAX_KEY_BYTES:
+            raise ValueError(f"invalid key of {shared_length + suffix_length:,} bytes")
+        key = key[:shared_length] + bytes(read_bytes(body, offset, suffix_length))
+        offset += suffix_length
+        yield key, read_bytes(body, offset, value_length)
+        offset += value_length
 
 
-def encode_table(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return a table's bytes. ``pairs`` are in the order of their keys."""
+def encode_table(entries: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return the bytes of a table with ``entries``, which are sorted by key."""
     blocks: list[list[tuple[bytes, bytes]]] = []
-    size = _BLOCK
-    for key, value in pairs:
-        if size >= _BLOCK:
+    size = _BLOCK_BYTES
+    for key, value in entries:
+        if size >= _BLOCK_BYTES:
             blocks.append([])
             size = 0
         blocks[-1].append((key, value))
         size += len(key) + len(value)
     result = bytearray()
-    index = [(block[-1][0], _append(result, block)) for block in blocks]
-    meta = _append(result, [])
-    footer = meta + _append(result, index)
-    return bytes(result) + footer.ljust(_FOOTER - len(MAGIC), b"\0") + MAGIC
+    index = [(block[-1][0], _append_block(result, block)) for block in blocks]
+    metaindex_handle = _append_block(result, [])
+    footer = metaindex_handle + _append_block(result, index)
+    return bytes(result) + footer.ljust(_FOOTER_BYTES - len(MAGIC), b"\0") + MAGIC
 
 
-def _append(file: bytearray, pairs: list[tuple[bytes, bytes]]) -> bytes:
-    """Append a block, and return its handle."""
-    block, restarts, last = bytearray(), [0], b""
-    for number, (key, value) in enumerate(pairs):
-        shared = 0
-        if number % _RESTART:
-            while shared < min(len(key), len(last)) and key[shared] == last[shared]:
-                shared += 1
+def _append_block(file: bytearray, entries: list[tuple[bytes, bytes]]) -> bytes:
+    """Append a block to ``file``, and return its encoded handle."""
+    block, restarts, last_key = bytearray(), [0], b""
+    for number, (key, value) in enumerate(entries):
+        shared_length = 0
+        if number % _RESTART_INTERVAL:
+            shorter = min(len(key), len(last_key))
+            while shared_length < shorter and key[shared_length] == last_key[shared_length]:
+                shared_length += 1
         elif number:
             restarts.append(len(block))
-        for length in (shared, len(key) - shared, len(value)):
+        for length in (shared_length, len(key) - shared_length, len(value)):
             block += encode_varint(length)
-        block += key[shared:] + value
-        last = key
-    for place in (*restarts, len(restarts)):
-        block += place.to_bytes(4, "little")
+        block += key[shared_length:] + value
+        last_key = key
+    for restart in (*restarts, len(restarts)):
+        block += restart.to_bytes(4, "little")
     handle = encode_varint(len(file)) + encode_varint(len(block))
     block.append(0)
     file += block + mask_crc(crc32c(bytes(block))).to_bytes(4, "little")

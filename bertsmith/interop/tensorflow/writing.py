@@ -1,13 +1,11 @@
-"""From a model directory to an original BERT release: checkpoint, config, vocabulary.
-
-It never needs TensorFlow.
-"""
+"""Exports a model directory as an original BERT release: checkpoint, config and vocabulary."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
+from bertsmith.bundle import CONFIG_FILE as HF_CONFIG_FILE
 from bertsmith.bundle import (
     INFO_FILE,
     FineTunedBundle,
@@ -16,15 +14,14 @@ from bertsmith.bundle import (
     load_fine_tuned,
     locate_model,
 )
-from bertsmith.bundle.config import CONFIG_FILE as DIRECTORY_CONFIG
 from bertsmith.bundle.config import read_json
 from bertsmith.bundle.weight_names import hf_names
 from bertsmith.errors import ModelError
 from bertsmith.files import atomic_directory, check_new_directory, write_json
-from bertsmith.interop.tensorflow import names as there
 from bertsmith.interop.tensorflow.arrays import DT_FLOAT, Array
 from bertsmith.interop.tensorflow.checkpoint_v2 import INDEX_SUFFIX
 from bertsmith.interop.tensorflow.crc32c import crc32c, mask_crc
+from bertsmith.interop.tensorflow.names import is_transposed, to_original_name
 from bertsmith.interop.tensorflow.protobuf import (
     encode_bytes_field,
     encode_fixed32_field,
@@ -34,89 +31,108 @@ from bertsmith.interop.tensorflow.release import CONFIG_FILE, to_original_config
 from bertsmith.interop.tensorflow.sstable import encode_table
 from bertsmith.text.wordpiece import Tokenizer
 
-#: The checkpoint's prefix in every release of the original.
+#: The checkpoint's prefix in all original releases.
 CHECKPOINT_PREFIX = "bert_model.ckpt"
 
 
 def write_tensorflow(model: Path | str, out: Path | str) -> list[str]:
-    """Write a model directory or RUN as an original release; return what a user should know.
+    """Write a model as an original BERT release.
 
-    ``out`` must not be there, or be empty. Bertsmith's and Hugging Face's tokenizer files are
-    written beside vocab.txt, for what the original cannot say. Raises ModelError for a model that
-    it cannot be: pre-norm, causal, another activation, another task than labels or spans.
+    Tokenizer files of Bertsmith and Hugging Face are written in addition to vocab.txt, because the
+    original's format does not cover all of their settings.
+
+    Args:
+        model: A model directory or run directory.
+        out: A directory that is empty or does not exist.
+
+    Returns:
+        Notes for the user.
+
+    Raises:
+        ModelError: The original BERT cannot represent the model, or ``out`` is not empty.
     """
     directory, out = locate_model(Path(model)), Path(out)
     check_new_directory(out)
-    classes = read_json(directory / DIRECTORY_CONFIG).get("architectures") or []
-    plain = any(str(name).endswith(("ForPreTraining", "ForMaskedLM")) for name in classes)
-    bundle = load(directory) if plain else load_fine_tuned(directory)
+    architectures = read_json(directory / HF_CONFIG_FILE).get("architectures") or []
+    is_pretrained = any(
+        str(name).endswith(("ForPreTraining", "ForMaskedLM")) for name in architectures
+    )
+    bundle = load(directory) if is_pretrained else load_fine_tuned(directory)
     info = {**bundle.info, "positions": bundle.config.positions}
     if isinstance(bundle, FineTunedBundle):
         if bundle.head.kind not in ("single", "span"):
             raise ModelError(
-                f"{directory}: the original release has models for one label of several and for "
-                f"answers in a text, not for {bundle.head.kind!r}; export it in another form"
+                f"{directory}: the original release supports single-label classification and "
+                f"question answering, not {bundle.head.kind!r}; export it in another format"
             )
         info["labels"] = list(bundle.head.labels)
     else:
         bundle.require_head("mlm.")
-    notes = _doubts(bundle.tokenizer)
-    raw = to_original_config(bundle.config)
-    with atomic_directory(out) as new:
-        write_checkpoint(new / CHECKPOINT_PREFIX, _weights(bundle))
-        write_json(new / CONFIG_FILE, raw)
-        write_json(new / INFO_FILE, info)
-        bundle.tokenizer.save(new, bundle.config.max_positions)
+    notes = _compare_tokenizers(bundle.tokenizer)
+    config = to_original_config(bundle.config)
+    with atomic_directory(out) as folder:
+        write_checkpoint(folder / CHECKPOINT_PREFIX, _iter_weights(bundle))
+        write_json(folder / CONFIG_FILE, config)
+        write_json(folder / INFO_FILE, info)
+        bundle.tokenizer.save(folder, bundle.config.max_positions)
     return notes
 
 
-def _doubts(tokenizer: Tokenizer) -> list[str]:
-    """Return what the original's tokenizer does otherwise; ModelError for what it cannot do."""
+def _compare_tokenizers(tokenizer: Tokenizer) -> list[str]:
+    """Return notes on how the original's tokenizer differs.
+
+    Raises:
+        ModelError: The original's tokenizer cannot represent this one.
+    """
     if not tokenizer.spec.is_plain_bert or not tokenizer.split_chinese:
         raise ModelError(
-            "the original's tokenizer cannot do what this model's does before WordPiece (a "
-            "segmenter, Hangul kept whole without accents, or Chinese left together), or has no "
-            "place for tokens beside the vocabulary"
+            "the original's tokenizer cannot represent this model's tokenizer (a segmenter, Hangul "
+            "that is kept composed without accents, Chinese that is not split, or added tokens "
+            "outside the vocabulary); export the model in another format"
         )
     if tokenizer.lowercase == tokenizer.strip_accents:
         return []
-    return [
-        (
-            "the original's code takes accents off when, and only when, it lower-cases; this "
-            "model does otherwise, so words with accents (and Hangul) are cut differently there"
-        )
-    ]
+    note = (
+        "the original's code strips accents if and only if it lowercases, unlike this model, so it "
+        "tokenizes words with accents (and Hangul) differently"
+    )
+    return [note]
 
 
-def _weights(bundle: PretrainedBundle | FineTunedBundle) -> Iterator[tuple[str, Array]]:
-    """Yield name and values of each weight, float32, one at a time."""
+def _iter_weights(bundle: PretrainedBundle | FineTunedBundle) -> Iterator[tuple[str, Array]]:
+    """Yield the original's name and the float32 values of each weight."""
     state = bundle.model.state_dict()
-    for ours, theirs in hf_names(list(state)).items():
-        for name, piece in zip(theirs, state[ours].chunk(len(theirs)), strict=True):
-            own = there.to_original_name(name)
-            yield own, (piece.t() if there.is_transposed(own) else piece).float().cpu().numpy()
+    for name, group in hf_names(list(state)).items():
+        # A fused weight, such as query_key_value, is stored as several tensors.
+        for hf_name, chunk in zip(group, state[name].chunk(len(group)), strict=True):
+            original_name = to_original_name(hf_name)
+            tensor = chunk.t() if is_transposed(original_name) else chunk
+            yield original_name, tensor.float().cpu().numpy()
 
 
 def write_checkpoint(prefix: Path, tensors: Iterable[tuple[str, Array]]) -> None:
-    """Write a V2 checkpoint of float32 tensors, in one shard: ``prefix`` and its two endings."""
+    """Write float32 tensors as a V2 checkpoint with one shard.
+
+    Args:
+        prefix: The path of the checkpoint without the suffixes of its two files.
+        tensors: Names and values.
+    """
     entries = {}
-    place = 0
+    offset = 0
     with prefix.with_name(f"{prefix.name}.data-00000-of-00001").open("wb") as file:
         for name, array in tensors:
             data = np.ascontiguousarray(array, dtype="<f4").data.cast("B")
             file.write(data)
+            axes = (encode_bytes_field(2, encode_varint_field(1, size)) for size in array.shape)
             entries[name.encode()] = (
                 encode_varint_field(1, DT_FLOAT)
-                + encode_bytes_field(
-                    2,
-                    b"".join(encode_bytes_field(2, encode_varint_field(1, n)) for n in array.shape),
-                )
-                + encode_varint_field(4, place)
+                + encode_bytes_field(2, b"".join(axes))
+                + encode_varint_field(4, offset)
                 + encode_varint_field(5, len(data))
                 + encode_fixed32_field(6, mask_crc(crc32c(data)))
             )
-            place += len(data)
-    # One shard; little-endian is what a header says that says nothing; written by form 1.
+            offset += len(data)
+    # The header: one shard, format version 1, and little-endian by default.
     header = encode_varint_field(1, 1) + encode_bytes_field(3, encode_varint_field(1, 1))
     index = encode_table([(b"", header), *sorted(entries.items())])
     prefix.with_name(prefix.name + INDEX_SUFFIX).write_bytes(index)

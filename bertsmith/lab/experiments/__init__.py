@@ -1,1 +1,1 @@
-"""The experiments, one file each. They never train: each says what to make, and tells of it."""
+"""The experiments of the lab, one module each."""

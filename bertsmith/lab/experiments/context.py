@@ -1,7 +1,4 @@
-"""The same word in different sentences: contextual vectors against static ones.
-
-It never knows how a model was trained.
-"""
+"""Contextual word vectors: do they separate the senses of ambiguous words?"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,159 +18,184 @@ from bertsmith.lab.stages import StageFactory
 from bertsmith.use.embed import Embedder
 from bertsmith.use.similar import cosine_distances
 
-#: The kind of its stages.
+#: The kind of the stages that measure word senses.
 SENSES_KIND = "senses"
-_NAMES = {"en": "English", "ko": "Korean"}
-#: Values of each seed, by what they are and by layer.
-_Courses = dict[str, dict[int, list[float | None]]]
+_LANGUAGE_NAMES = {"en": "English", "ko": "Korean"}
+#: Values of all seeds, by measure and by layer; layer -1 has the static word embeddings.
+_ValuesByLayer = dict[str, dict[int, list[float | None]]]
 
 
 def measure_senses(job: Job) -> dict[str, Any]:
-    """Return, by layer, the distances of one word in one sense and in two, and how well they part.
+    """Compare the vectors of a word within one sense and between senses, by layer.
 
-    parted: how often two of one sense are nearer than two of different ones (the area under the
-    ROC curve; ties count half). static: of the word's own embedding, the mean of its pieces'. It
-    is the same everywhere, unless a Korean noun has become one piece with its particle. Words that
-    the model does not know are left out.
+    Words that the tokenizer maps to [UNK] are left out.
+
+    Returns:
+        ``words``, the words that were measured; ``static``, measures of the static embeddings (the
+        mean over a word's pieces); and ``layers``, the same measures for each layer. The measures
+        are the mean cosine distances ``same`` and ``other`` and the share ``parted``, see
+        ``_measure_layer``. Static vectors of a word differ only where a Korean noun and its
+        particle are one piece.
     """
     embedder = Embedder.load(job.model)
-    asked: dict[str, dict[str, list[str]]] = job.stage.settings["words"]
-    words = {word: senses for word, senses in asked.items() if _knows(embedder, word, senses)}
+    all_words: dict[str, dict[str, list[str]]] = job.stage.settings["words"]
+    words = {word: senses for word, senses in all_words.items()
+             if _is_in_vocabulary(embedder, word, senses)}  # fmt: skip
     if not words:
-        language = _NAMES[job.stage.settings["language"]]
+        language = _LANGUAGE_NAMES[job.stage.settings["language"]]
         raise ModelError(
-            f"{job.model}: its vocabulary has none of the {language} words {', '.join(asked)}; "
-            "ask a model of that language"
+            f"{job.model}: its vocabulary has none of the {language} words {', '.join(all_words)}; "
+            "use a model of that language"
         )
     layers = range(embedder.config.layers + 1)
-    return {"words": list(words), "static": _apart(embedder, words, None),
-            "layers": [_apart(embedder, words, layer) for layer in layers]}  # fmt: skip
+    return {"words": list(words), "static": _measure_layer(embedder, words, None),
+            "layers": [_measure_layer(embedder, words, layer) for layer in layers]}  # fmt: skip
 
 
-def _knows(embedder: Embedder, word: str, senses: Mapping[str, list[str]]) -> bool:
-    """Tell whether no piece of the word is [UNK] where it stands; alone it may have others."""
-    texts = [text for own in senses.values() for text in own]
-    unknown = embedder.tokenizer.unk_id
-    marks = [replace(one, vectors=np.array([[own == unknown] for own in one.ids], np.float32))
-             for one in embedder.encode_tokens(texts, layer=0)]  # fmt: skip
-    return not any(own.vector.any() for own in embedder.word_vectors(texts, word, marks))
+def _is_in_vocabulary(embedder: Embedder, word: str, senses: Mapping[str, list[str]]) -> bool:
+    """Return whether the word has no [UNK] piece in its sentences.
+
+    The word's pieces can depend on the sentence, because Korean particles are attached to it.
+    """
+    texts = [text for sense_texts in senses.values() for text in sense_texts]
+    unk_id = embedder.tokenizer.unk_id
+    unk_marks = [
+        replace(tokens, vectors=np.array([[token_id == unk_id] for token_id in tokens.ids],
+                                         np.float32))
+        for tokens in embedder.encode_tokens(texts, layer=0)
+    ]  # fmt: skip
+    occurrences = embedder.word_vectors(texts, word, unk_marks)
+    return not any(occurrence.vector.any() for occurrence in occurrences)
 
 
-def _apart(
+def _measure_layer(
     embedder: Embedder, words: Mapping[str, Mapping[str, list[str]]], layer: int | None
 ) -> dict[str, float]:
-    same: list[float] = []
-    other: list[float] = []
+    """Return how well a layer separates senses; ``layer`` None means the static embeddings.
+
+    Returns:
+        ``same`` and ``other``, the mean cosine distances of two occurrences with the same sense
+        and with different senses; and ``parted``, the share of comparisons in which the former is
+        smaller than the latter for the same word (the area under the ROC curve; ties count half).
+    """
+    all_same: list[float] = []
+    all_other: list[float] = []
     wins: list[float] = []
     for word, senses in words.items():
-        own, far = _distances(embedder, word, senses, layer)
-        same, other = same + own, other + far
-        wins += [(a < b) + 0.5 * (a == b) for a in own for b in far]
-    return {"same": float(np.mean(same)), "other": float(np.mean(other)),
+        same, other = _sense_distances(embedder, word, senses, layer)
+        all_same, all_other = all_same + same, all_other + other
+        wins += [(a < b) + 0.5 * (a == b) for a in same for b in other]
+    return {"same": float(np.mean(all_same)), "other": float(np.mean(all_other)),
             "parted": float(np.mean(wins))}  # fmt: skip
 
 
-def _distances(
+def _sense_distances(
     embedder: Embedder, word: str, senses: Mapping[str, list[str]], layer: int | None
 ) -> tuple[list[float], list[float]]:
-    """Return the distances of a word's vectors within its senses, and between them."""
-    texts = [text for own in senses.values() for text in own]
-    sense = [name for name, own in senses.items() for _ in own]
+    """Return the cosine distances of a word's occurrences within senses and between senses."""
+    texts = [text for sense_texts in senses.values() for text in sense_texts]
+    sense_of_text = [name for name, sense_texts in senses.items() for _ in sense_texts]
     vectors = embedder.encode_tokens(texts, layer=layer or 0)
     if layer is None:
         table = embedder.encoder.embeddings.words.weight.numpy(force=True)
-        vectors = [replace(one, vectors=table[one.ids]) for one in vectors]
-    found = embedder.word_vectors(texts, word, vectors)
-    # Equal vectors are no distance apart, whatever rounding says.
-    distances = cosine_distances(np.stack([own.vector for own in found])).round(6)
-    pairs = list(combinations(range(len(found)), 2))
+        vectors = [replace(tokens, vectors=table[tokens.ids]) for tokens in vectors]
+    occurrences = embedder.word_vectors(texts, word, vectors)
+    stacked = np.stack([occurrence.vector for occurrence in occurrences])
+    # Rounding makes the distance of equal vectors exactly 0.
+    distances = cosine_distances(stacked).round(6)
     same: list[float] = []
     other: list[float] = []
-    for a, b in pairs:
-        if found[a].text == found[b].text:
-            continue  # Two places of one sentence are near for another reason.
-        alike = sense[found[a].text] == sense[found[b].text]
-        (same if alike else other).append(float(distances[a, b]))
+    for a, b in combinations(range(len(occurrences)), 2):
+        first_index, second_index = occurrences[a].text, occurrences[b].text
+        if first_index == second_index:
+            continue  # The shared sentence makes these similar, whatever the sense.
+        is_same_sense = sense_of_text[first_index] == sense_of_text[second_index]
+        (same if is_same_sense else other).append(float(distances[a, b]))
     return same, other
 
 
-def senses_stage(kit: StageFactory, language: str, seed: int) -> Stage:
-    """Return the stage that measures the usual model of a language, or the one that was given."""
+def senses_stage(factory: StageFactory, language: str, seed: int) -> Stage:
+    """Return the stage that measures the user's model, or the baseline model of a language."""
     words = {word: {name: list(texts) for name, texts in senses.items()}
              for word, senses in SENSES[language].items()}  # fmt: skip
     settings = {"language": language, "words": words}
-    if kit.sources.model:
-        return Stage(SENSES_KIND, settings, {}, {"model": Path(kit.sources.model)})
-    return Stage(
-        SENSES_KIND, settings, {"model": kit.baseline_run(seed, store=kit.store_stage(language))}
-    )
+    if factory.sources.model:
+        return Stage(SENSES_KIND, settings, {}, {"model": Path(factory.sources.model)})
+    run = factory.baseline_run(seed, store=factory.store_stage(language))
+    return Stage(SENSES_KIND, settings, {"model": run})
 
 
-def _stages(kit: StageFactory) -> Stages:
-    languages = ["en"] + (["ko"] if kit.sources.korean else [])
-    seeds = range(1 if kit.sources.model else kit.scale.num_seeds)
-    return {(language, seed): senses_stage(kit, language, seed)
+def _build_stages(factory: StageFactory) -> Stages:
+    languages = ["en"] + (["ko"] if factory.sources.korean else [])
+    seeds = range(1 if factory.sources.model else factory.scale.num_seeds)
+    return {(language, seed): senses_stage(factory, language, seed)
             for language in languages for seed in seeds}  # fmt: skip
 
 
-def _report(kit: StageFactory, found: Results) -> Report:  # noqa: ARG001 - all reports are asked alike
-    tables, panels, figures = [], [], {}
-    for language in dict.fromkeys(key[0] for key in found):  # type: ignore[index]
-        runs = [[own["static"], *own["layers"]] if own else None for key, own in found.items()
-                if key[0] == language]  # type: ignore[index] # fmt: skip
-        known = next((own for own in runs if own), None)
-        if known is None:
+def _build_report(factory: StageFactory, results: Results) -> Report:  # noqa: ARG001 - same signature in all experiments
+    tables, panels, data = [], [], {}
+    for language in dict.fromkeys(key[0] for key in results):  # type: ignore[index]
+        # Static embeddings first, then layer by layer.
+        runs = [[result["static"], *result["layers"]] if result else None
+                for key, result in results.items() if key[0] == language]  # type: ignore[index] # fmt: skip
+        first_run = next((run for run in runs if run), None)
+        if first_run is None:
             continue
-        name, rows = _NAMES[language], []
-        courses: _Courses = {what: {} for what in known[0]}
+        name, rows = _LANGUAGE_NAMES[language], []
+        values_by_layer: _ValuesByLayer = {measure: {} for measure in first_run[0]}
         vectors = ["the word's own (static)", "embeddings, with position",
-                   *(f"layer {layer}" for layer in range(1, len(known) - 1))]  # fmt: skip
-        for place, vector in enumerate(vectors):
-            told = {what: [own[place][what] if own else None for own in runs] for what in courses}
-            rows.append(
-                [vector, *(format_mean_std(told[what]) for what in ("same", "other", "parted"))]
-            )
-            figures[f"{name}, {vector}"] = told
-            for what, values in told.items():
-                courses[what][place - 1] = values
+                   *(f"layer {layer}" for layer in range(1, len(first_run) - 1))]  # fmt: skip
+        for index, vector in enumerate(vectors):
+            values = {measure: [run[index][measure] if run else None for run in runs]
+                      for measure in values_by_layer}  # fmt: skip
+            cells = (format_mean_std(values[measure]) for measure in ("same", "other", "parted"))
+            rows.append([vector, *cells])
+            data[f"{name}, {vector}"] = values
+            for measure, seed_values in values.items():
+                values_by_layer[measure][index - 1] = seed_values
         tables.append(Table(
-            f"{name}: cosine distance of a word in two sentences",
-            ["vector", "same sense", "different senses", "same is nearer than different"], rows,
+            f"{name}: cosine distance between two occurrences of a word",
+            ["vector", "same sense", "different senses", "same sense is closer (AUC)"], rows,
         ))  # fmt: skip
-        panels += _panels(name, courses)
-    return Report(tables, panels, figures)
+        panels += _panels(name, values_by_layer)
+    return Report(tables, panels, data)
 
 
-def _panels(name: str, courses: _Courses) -> list[Panel]:
-    """Return how well senses are parted and how far apart they are, by layer; -1 is static."""
-    parted = mean_plot(
-        {"layers": courses["parted"]}, "", "same sense is nearer, share", by_chance=0.5
-    )
-    apart = {"same sense": courses["same"], "different senses": courses["other"]}
-    distances = mean_plot(apart, "", "cosine distance")
-    layers = max(courses["parted"])
-    # One scale for all models and languages; chance is in its middle.
+def _panels(name: str, values_by_layer: _ValuesByLayer) -> list[Panel]:
+    """Return plots of sense separation and distance by layer."""
+    separation = mean_plot({"layers": values_by_layer["parted"]}, "",
+                           "share of pairs with the same sense closer", chance=0.5)  # fmt: skip
+    curves = {"same sense": values_by_layer["same"], "different senses": values_by_layer["other"]}
+    distances = mean_plot(curves, "", "cosine distance")
+    num_layers = max(values_by_layer["parted"])
+    # Fixed limits make plots of different models and languages comparable.
     return [
-        Panel(f"{name}: are senses told apart?", _by_layer(parted, layers, (0.0, 1.0))),
-        Panel(f"{name}: how far apart?", _by_layer(distances, layers, (0.0, None))),
+        Panel(
+            f"{name}: separation of senses", _with_layer_axis(separation, num_layers, (0.0, 1.0))
+        ),
+        Panel(f"{name}: distance", _with_layer_axis(distances, num_layers, (0.0, None))),
     ]
 
 
-def _by_layer(draw: DrawFunction, layers: int, limits: tuple[float, float | None]) -> DrawFunction:
-    def drawn(axes: Any) -> None:
+def _with_layer_axis(
+    draw: DrawFunction, num_layers: int, limits: tuple[float, float | None]
+) -> DrawFunction:
+    """Return ``draw`` with layer names on the x axis and fixed limits of the y axis."""
+
+    def draw_by_layer(axes: Any) -> None:
         draw(axes)
-        names = ["static", "embed-\ndings", *map(str, range(1, layers + 1))]
-        axes.set_xticks(range(-1, layers + 1), names, fontsize=8)
+        labels = ["static", "embed-\ndings", *map(str, range(1, num_layers + 1))]
+        axes.set_xticks(range(-1, num_layers + 1), labels, fontsize=8)
         axes.set_ylim(*limits)
 
-    return drawn
+    return draw_by_layer
 
 
 EXPERIMENT = Experiment(
     name="context",
     source="section 2.1 and 5.3 (contextual against static vectors)",
-    question="Does a word's vector tell its senses apart, and from which layer on?",
-    build_stages=_stages,
-    build_report=_report,
+    question="Do word vectors separate the senses of a word, and from which layer on?",
+    build_stages=_build_stages,
+    build_report=_build_report,
     stage_functions={SENSES_KIND: measure_senses},
 )

@@ -1,23 +1,20 @@
-"""Table 6: whether a larger model does better, on held-out text and on tasks.
-
-It never knows how a stage is made.
-"""
+"""Table 6: the effect of model size on held-out perplexity and on tasks."""
 
 from typing import Any
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.report import EMPTY_CELL, Panel, Report, Table, dot_plot, format_mean_std
-from bertsmith.lab.stages import TASK_METRICS, StageFactory, task_score, validation_metric
+from bertsmith.lab.stages import TASK_METRICS, StageFactory, heldout_metric, task_score
 
 TASKS = ("mrpc", "sts-b", "sst-2")
-#: Layers, width, heads. The usual model of the scale is one of them.
+#: Layers, width and heads by scale. The baseline model of the scale is one of them.
 _SIZES: dict[str, list[tuple[int, int, int]]] = {
     "smoke": [(2, 16, 2), (4, 16, 2)],
     "small": [(2, 128, 4), (4, 128, 2), (4, 128, 4), (8, 128, 4), (2, 256, 4), (4, 256, 4)],
     "full": [(3, 768, 12), (6, 768, 3), (6, 768, 12), (12, 768, 12), (12, 1024, 16),
              (24, 1024, 16)],
 }  # fmt: skip
-#: The paper's perplexity, and accuracy on MRPC and SST-2.
+#: The paper's perplexity, and its accuracy on MRPC and SST-2.
 _PAPER = {
     (3, 768, 12): (5.84, 79.8, 88.4), (6, 768, 3): (5.24, 82.2, 90.7),
     (6, 768, 12): (4.68, 84.8, 91.3), (12, 768, 12): (3.99, 86.7, 92.9),
@@ -25,57 +22,57 @@ _PAPER = {
 }  # fmt: skip
 
 
-def _stages(kit: StageFactory) -> Stages:
+def _build_stages(factory: StageFactory) -> Stages:
     stages: Stages = {}
-    for seed in range(kit.scale.num_seeds):
-        for size in _SIZES[kit.scale.name]:
-            sizes = dict(zip(("layers", "width", "heads"), size, strict=True))
-            model = kit.baseline_run(seed, model=sizes)
+    for seed in range(factory.scale.num_seeds):
+        for size in _SIZES[factory.scale.name]:
+            settings = dict(zip(("layers", "width", "heads"), size, strict=True))
+            model = factory.baseline_run(seed, model=settings)
             stages[size, "model", seed] = model
             for task in TASKS:
-                stages[size, task, seed] = kit.finetuning_run(model, task, seed)
+                stages[size, task, seed] = factory.finetuning_run(model, task, seed)
     return stages
 
 
-def _report(kit: StageFactory, found: Results) -> Report:
-    seeds = range(kit.scale.num_seeds)
-    rows, figures = [], {}
-    for size in _SIZES[kit.scale.name]:
-        models = [found[size, "model", seed] for seed in seeds]
-        known: dict[str, Any] = {
-            "parameters": next((own["parameters"] for own in models
-                                if own and "parameters" in own), None),
-            "perplexity": [validation_metric(own, "perplexity") for own in models],
+def _build_report(factory: StageFactory, results: Results) -> Report:
+    seeds = range(factory.scale.num_seeds)
+    rows, data = [], {}
+    for size in _SIZES[factory.scale.name]:
+        models = [results[size, "model", seed] for seed in seeds]
+        values: dict[str, Any] = {
+            "parameters": next((model["parameters"] for model in models
+                                if model and "parameters" in model), None),
+            "perplexity": [heldout_metric(model, "perplexity") for model in models],
         }  # fmt: skip
-        known |= {
-            task: [task_score(found[size, task, seed], task) for seed in seeds] for task in TASKS
-        }
-        figures[" x ".join(map(str, size))] = known
-        count = known["parameters"]
+        for task in TASKS:
+            values[task] = [task_score(results[size, task, seed], task) for seed in seeds]
+        data[" x ".join(map(str, size))] = values
+        num_parameters = values["parameters"]
         rows.append([
-            *map(str, size), EMPTY_CELL if count is None else f"{count / 1e6:.2f} M",
-            format_mean_std(known["perplexity"], ".1f"), *(format_mean_std(known[task]) for task in TASKS),
+            *map(str, size),
+            EMPTY_CELL if num_parameters is None else f"{num_parameters / 1e6:.2f} M",
+            format_mean_std(values["perplexity"], ".1f"),
+            *(format_mean_std(values[task]) for task in TASKS),
         ])  # fmt: skip
     columns = ["layers", "width", "heads", "parameters", "perplexity",
                *(TASK_METRICS[task][1] for task in TASKS)]  # fmt: skip
-    paper = [[*map(str, size), *map(str, told)] for size, told in _PAPER.items()]
+    paper_columns = ["layers", "width", "heads", "perplexity", "MRPC, %", "SST-2, %"]
+    paper_rows = [[*map(str, size), *map(str, values)] for size, values in _PAPER.items()]
     tables = [
-        Table("Table 6: model size (learning rate of the recipe)", columns, rows),
-        Table(
-            "The paper's", ["layers", "width", "heads", "perplexity", "MRPC, %", "SST-2, %"], paper
-        ),
+        Table("Table 6: model size (same learning rate for all)", columns, rows),
+        Table("Results of the paper", paper_columns, paper_rows),
     ]
-    return Report(tables, _panels(figures), figures)
+    return Report(tables, _panels(data), data)
 
 
-def _panels(figures: dict[str, Any]) -> list[Panel]:
-    """Return perplexity and scores of each size: some differ in their heads alone."""
-    losses = {size: {"masked LM": own["perplexity"]} for size, own in figures.items()}
-    scores = {size: {TASK_METRICS[task][1]: own[task] for task in TASKS}
-              for size, own in figures.items()}  # fmt: skip
+def _panels(data: dict[str, Any]) -> list[Panel]:
+    """Return plots of perplexity and task scores by size, since sizes can differ in heads only."""
+    perplexities = {size: {"masked LM": values["perplexity"]} for size, values in data.items()}
+    scores = {size: {TASK_METRICS[task][1]: values[task] for task in TASKS}
+              for size, values in data.items()}  # fmt: skip
     sizes = "layers x width x heads"
     return [
-        Panel(f"held-out perplexity by {sizes}", dot_plot(losses, "perplexity")),
+        Panel(f"held-out perplexity by {sizes}", dot_plot(perplexities, "perplexity")),
         Panel(f"fine-tuned, by {sizes}", dot_plot(scores, "score, held out")),
     ]
 
@@ -83,7 +80,7 @@ def _panels(figures: dict[str, Any]) -> list[Panel]:
 EXPERIMENT = Experiment(
     name="model-size",
     source="section 5.2, table 6",
-    question="Do more layers, width and heads pay, on held-out text and on tasks?",
-    build_stages=_stages,
-    build_report=_report,
+    question="Do more layers, width and heads improve held-out perplexity and task scores?",
+    build_stages=_build_stages,
+    build_report=_build_report,
 )

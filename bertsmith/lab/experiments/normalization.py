@@ -1,7 +1,4 @@
-"""Layer norm after and before each sum, batch norm, and none, at two rates and two batch sizes.
-
-It never knows how a stage is made.
-"""
+"""Post-norm, pre-norm, batch norm and no normalization, at two learning rates and batch sizes."""
 
 from itertools import product
 from statistics import mean, median, pstdev
@@ -9,133 +6,152 @@ from typing import Any
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.report import Panel, Report, Table, format_mean_std, line_plot
-from bertsmith.lab.stages import StageFactory, validation_metric
+from bertsmith.lab.stages import StageFactory, heldout_metric
 
 NORMS = {
-    "post": "layer norm after each sum", "pre": "layer norm before each part",
-    "batch": "batch norm after each sum", "none": "none",
-}  # fmt: skip
-#: Of the usual steps, how many; of the usual batch, the smaller one; of the usual rate, the lower.
-_STEPS, _BATCH, _RATE = 2, 4, 8
-#: Figures of a run's way: how fast it was; how far from training it ended (training's loss still
-#: falls in that quarter, and has dropout); how smooth.
-_COURSE = {
-    "early": "held out, after a quarter",
-    "gap": "held out - training in the last quarter",
-    "rough": "deviation of the gradient's norm / its mean, second half",
-}  # fmt: skip
+    "post": "LayerNorm after each sublayer (post-norm)",
+    "pre": "LayerNorm before each sublayer (pre-norm)",
+    "batch": "batch norm after each sublayer",
+    "none": "none",
+}
+#: Divisors of the usual number of steps, and of batch size and learning rate for the lower values.
+_STEPS_DIVISOR, _BATCH_DIVISOR, _LR_DIVISOR = 2, 4, 8
+#: Measures of a training curve and their column titles: convergence speed; generalization gap (the
+#: training loss includes dropout and still falls in the last quarter); and smoothness.
+_CURVE_MEASURES = {
+    "early": "held-out loss after a quarter",
+    "gap": "held-out - training loss, last quarter",
+    "rough": "gradient norm: standard deviation / mean, second half",
+}
 
 
-def _steps(kit: StageFactory) -> int:
-    return max(2, kit.scale.num_steps // _STEPS)
+def _num_steps(factory: StageFactory) -> int:
+    return max(2, factory.scale.num_steps // _STEPS_DIVISOR)
 
 
-def _places(kit: StageFactory) -> list[tuple[str, float, int]]:
-    """Return each norm at each rate and batch."""
-    high, whole = kit.learning_rate, kit.scale.batch_size
-    rates, batches = (high, high / _RATE), (whole, max(1, whole // _BATCH))
-    return list(product(NORMS, rates, batches))
+def _configurations(factory: StageFactory) -> list[tuple[str, float, int]]:
+    """Return all combinations of normalization, learning rate and batch size."""
+    lr, batch_size = factory.learning_rate, factory.scale.batch_size
+    rates, batch_sizes = (lr, lr / _LR_DIVISOR), (batch_size, max(1, batch_size // _BATCH_DIVISOR))
+    return list(product(NORMS, rates, batch_sizes))
 
 
-def _stages(kit: StageFactory) -> Stages:
+def _build_stages(factory: StageFactory) -> Stages:
     return {
-        (*place, seed): kit.mlm_only_run(
-            seed, steps=_steps(kit), model={"norm": place[0]}, data={"batch": place[2]},
-            optim={"lr": place[1]}, run={"log_gradients": True},
+        (norm, lr, batch_size, seed): factory.mlm_only_run(
+            seed, steps=_num_steps(factory), model={"norm": norm}, data={"batch": batch_size},
+            optim={"lr": lr}, run={"log_gradients": True},
         )
-        for seed in range(kit.scale.num_seeds)
-        for place in _places(kit)
+        for seed in range(factory.scale.num_seeds)
+        for norm, lr, batch_size in _configurations(factory)
     }  # fmt: skip
 
 
-def _report(kit: StageFactory, found: Results) -> Report:
-    places, seeds = _places(kit), range(kit.scale.num_seeds)
-    settings = sorted({(rate, batch) for _, rate, batch in places}, reverse=True)
-    figures: dict[str, Any] = {}
-    rows, courses = [], []
-    for norm, words in NORMS.items():
-        row = [words]
-        for rate, batch in settings:
-            runs = [found[norm, rate, batch, seed] for seed in seeds]
-            told, losses = [_course(run) for run in runs], [validation_metric(run) for run in runs]
-            place = f"{norm}, rate {rate:g}, batch {batch}"
-            figures[place] = {"heldout": losses, "course": told}
-            row.append(format_mean_std(losses))
-            cells = (
-                format_mean_std([own[what] if own else None for own in told]) for what in _COURSE
-            )
-            courses.append([words, f"{rate:g}", str(batch), *cells])
-        rows.append(row)
-    columns = ["normalization", *(f"rate {rate:g}, batch {batch}" for rate, batch in settings)]
-    title = f"Held-out masked-LM loss, nats, after {_steps(kit):,} steps (small batches read less)"
+def _build_report(factory: StageFactory, results: Results) -> Report:
+    seeds = range(factory.scale.num_seeds)
+    # Pairs of learning rate and batch size, one column each.
+    pairs = sorted(
+        {(lr, batch_size) for _, lr, batch_size in _configurations(factory)}, reverse=True
+    )
+    data: dict[str, Any] = {}
+    loss_rows, curve_rows = [], []
+    for norm, label in NORMS.items():
+        loss_row = [label]
+        for lr, batch_size in pairs:
+            runs = [results[norm, lr, batch_size, seed] for seed in seeds]
+            measures = [_measure_curve(run) for run in runs]
+            losses = [heldout_metric(run) for run in runs]
+            data[f"{norm}, rate {lr:g}, batch {batch_size}"] = {
+                "heldout": losses, "course": measures,
+            }  # fmt: skip
+            loss_row.append(format_mean_std(losses))
+            cells = (format_mean_std([run[name] if run else None for run in measures])
+                     for name in _CURVE_MEASURES)  # fmt: skip
+            curve_rows.append([label, f"{lr:g}", str(batch_size), *cells])
+        loss_rows.append(loss_row)
+    columns = ["normalization", *(f"lr {lr:g}, batch {batch_size}" for lr, batch_size in pairs)]
+    title = (
+        f"Held-out MLM loss, nats, after {_num_steps(factory):,} steps (smaller batches see less "
+        "text)"
+    )
+    curve_columns = ["normalization", "lr", "batch", *_CURVE_MEASURES.values()]
     tables = [
-        Table(title, columns, rows),
-        Table("On the way", ["normalization", "rate", "batch", *_COURSE.values()], courses),
-        _gradients(kit, found),
+        Table(title, columns, loss_rows),
+        Table("Training curves", curve_columns, curve_rows),
+        _gradient_table(factory, results),
     ]
+    return Report(tables, _panels(factory, results, pairs), data)
+
+
+def _panels(factory: StageFactory, results: Results, pairs: list[tuple[float, int]]) -> list[Panel]:
+    """Return plots of the held-out loss and of gradient norms, for seed 0."""
     panels = []
-    for rate, batch in settings:
-        firsts = {words: found[norm, rate, batch, 0] for norm, words in NORMS.items()}
-        series = {words: own["heldout_curve"] if own else [] for words, own in firsts.items()}
-        drawn = line_plot(series, "steps", "held-out masked-LM loss, nats")
-        panels.append(Panel(f"rate {rate:g}, batch {batch}, seed 0", drawn))
-    for norm, words in NORMS.items():
-        parts = _by_part(found[norm, kit.learning_rate, kit.scale.batch_size, 0])
-        panels.append(
-            Panel(f"gradients: {words}", line_plot(parts, "steps", "norm of the gradient"))
-        )
-    return Report(tables, panels, figures)
+    for lr, batch_size in pairs:
+        runs = {label: results[norm, lr, batch_size, 0] for norm, label in NORMS.items()}
+        curves = {label: run["heldout_curve"] if run else [] for label, run in runs.items()}
+        plot = line_plot(curves, "steps", "held-out MLM loss, nats")
+        panels.append(Panel(f"lr {lr:g}, batch {batch_size}, seed 0", plot))
+    for norm, label in NORMS.items():
+        norms = _gradient_norms(_main_run(factory, results, norm))
+        panels.append(Panel(f"gradients: {label}", line_plot(norms, "steps", "gradient norm")))
+    return panels
 
 
-def _course(run: dict[str, Any] | None) -> dict[str, float] | None:
-    """Return the figures of a run's way, NaN where it diverged; None where there is none."""
+def _main_run(factory: StageFactory, results: Results, norm: str) -> dict[str, Any] | None:
+    """Return the result with the usual learning rate and batch size, for seed 0."""
+    return results[norm, factory.learning_rate, factory.scale.batch_size, 0]
+
+
+def _measure_curve(run: dict[str, Any] | None) -> dict[str, float] | None:
+    """Return the ``_CURVE_MEASURES`` of a run, NaN if it diverged, None without a result."""
     if run is None:
         return None
-    curve, end = run["heldout_curve"], validation_metric(run)
-    if "diverged" in run or not curve or end is None:
-        return dict.fromkeys(_COURSE, float("nan"))
-    last = max(step for step, _ in run["training"])
-    training = [loss for step, loss in run["training"] if step > 0.75 * last]
-    norms = [sum(part**2 for part in parts.values()) ** 0.5
-             for step, parts in run["gradients"] if step > 0.5 * last]  # fmt: skip
+    curve, final_loss = run["heldout_curve"], heldout_metric(run)
+    if "diverged" in run or not curve or final_loss is None:
+        return dict.fromkeys(_CURVE_MEASURES, float("nan"))
+    last_step = max(step for step, _ in run["training"])
+    train_losses = [loss for step, loss in run["training"] if step > 0.75 * last_step]
+    total_norms = [sum(norm**2 for norm in part_norms.values()) ** 0.5
+                   for step, part_norms in run["gradients"]
+                   if step > 0.5 * last_step]  # fmt: skip
     return {
-        "early": _number(next(loss for step, loss in curve if step >= 0.25 * last)),
-        "gap": end - mean(training),
-        "rough": pstdev(norms) / mean(norms) if any(norms) else float("nan"),
+        "early": _nan_if_none(next(loss for step, loss in curve if step >= 0.25 * last_step)),
+        "gap": final_loss - mean(train_losses),
+        "rough": pstdev(total_norms) / mean(total_norms) if any(total_norms) else float("nan"),
     }
 
 
-def _number(value: float | None) -> float:
-    """Return a figure of a file, where what is not finite is null."""
+def _nan_if_none(value: float | None) -> float:
+    """Return a value read from JSON, which has null for values that are not finite."""
     return float("nan") if value is None else value
 
 
-def _by_part(run: dict[str, Any] | None) -> dict[str, list[tuple[int, float]]]:
-    """Return the norms of the gradient over the steps, by part of the model."""
-    told: dict[str, list[tuple[int, float]]] = {}
-    for step, parts in run["gradients"] if run else ():
-        for name, value in parts.items():
-            told.setdefault(name, []).append((step, value))
-    return told
+def _gradient_norms(run: dict[str, Any] | None) -> dict[str, list[tuple[int, float]]]:
+    """Return the [step, norm] curve of the gradient for each part of the model."""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for step, part_norms in run["gradients"] if run else ():
+        for part, value in part_norms.items():
+            curves.setdefault(part, []).append((step, value))
+    return curves
 
 
-def _gradients(kit: StageFactory, found: Results) -> Table:
-    """Return the norm of the gradient in each layer: which of them hear of the loss."""
-    rows, names = [], []
-    for norm, words in NORMS.items():
-        told = _by_part(found[norm, kit.learning_rate, kit.scale.batch_size, 0])
-        if told:
-            names = list(told)
-            rows.append([words, *(f"{median(value for _, value in own):.3g} ({own[0][1]:.3g})"
-                                  for own in told.values())])  # fmt: skip
-    title = "Norm of the gradient, median of logged steps (first step), seed 0, higher rate"
-    return Table(title, ["normalization", *names], rows)
+def _gradient_table(factory: StageFactory, results: Results) -> Table:
+    """Return a table of gradient norms by part of the model, to compare the layers."""
+    rows, parts = [], []
+    for norm, label in NORMS.items():
+        curves = _gradient_norms(_main_run(factory, results, norm))
+        if curves:
+            parts = list(curves)
+            rows.append([label, *(f"{median(value for _, value in curve):.3g} ({curve[0][1]:.3g})"
+                                  for curve in curves.values())])  # fmt: skip
+    title = "Gradient norm: median of logged steps (first step), seed 0, higher lr, larger batch"
+    return Table(title, ["normalization", *parts], rows)
 
 
 EXPERIMENT = Experiment(
     name="normalization",
     source="section 3 (after Ba et al. 2016, and Xiong et al. 2020 for its place)",
-    question="Does layer norm train faster, smoother, better, and whatever the batch size?",
-    build_stages=_stages,
-    build_report=_report,
+    question="Does LayerNorm train faster, more smoothly and better, at any batch size?",
+    build_stages=_build_stages,
+    build_report=_build_report,
 )

@@ -1,7 +1,4 @@
-"""Which layer, pooled how, makes the best sentence vectors; and what they look like.
-
-It never knows how a model was trained.
-"""
+"""Sentence vectors by layer and pooling, compared on STS-B and drawn as 2-D maps of SST-2."""
 
 import csv
 import math
@@ -16,7 +13,15 @@ from numpy.typing import NDArray
 from bertsmith.errors import TaskError
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.experiments.context import SENSES_KIND, measure_senses, senses_stage
-from bertsmith.lab.report import EMPTY_CELL, Panel, Report, Table, format_mean_std, heatmap
+from bertsmith.lab.report import (
+    EMPTY_CELL,
+    DrawFunction,
+    Panel,
+    Report,
+    Table,
+    format_mean_std,
+    heatmap,
+)
 from bertsmith.lab.stage import Stage
 from bertsmith.lab.stage_runners import Job
 from bertsmith.lab.stages import StageFactory
@@ -24,34 +29,37 @@ from bertsmith.tasks.metrics import spearman
 from bertsmith.use.embed import Embedder
 
 POOLINGS = ("mean", "max", "mean-max", "first", "last")
-#: Sentences of the map.
-_MAPPED = 300
-_SIMILARITY, _MAP = "layer-similarity", "sentence-map"
-#: The column of word vectors, each the mean of its word's pieces.
-_WORDS = "words: same sense nearer than different (see context)"
-#: Deviations from the middle of a map to its edge.
-_EDGE = 3.0
-#: SST-2's labels in words.
-_LIKED = {"0": "negative", "1": "positive"}
+#: Sentences in a map.
+_MAP_SENTENCES = 300
+_SIMILARITY_KIND, _MAP_KIND = "layer-similarity", "sentence-map"
+#: Column title of the sense separation that experiment "context" measures.
+_SENSES_COLUMN = "words: same sense is closer (see context)"
+#: Limit of the map's axes, in standard deviations; points farther out are drawn at the edge.
+_MAP_LIMIT = 3.0
+#: Names of SST-2's labels.
+_SENTIMENTS = {"0": "negative", "1": "positive"}
 Floats = NDArray[np.float32]
 
 
 def measure_similarity(job: Job) -> dict[str, Any]:
-    """Score the cosine of pairs against people's scores, by layer and pooling (Spearman)."""
+    """Return Spearman's correlation of cosine and human similarity, by layer and pooling."""
     embedder = Embedder.load(job.model)
-    pairs = _pairs(job.stage.files["pairs"], job.stage.settings["most"])
-    sides = [first for first, _, _ in pairs], [second for _, second, _ in pairs]
+    pairs = _read_pairs(job.stage.files["pairs"], job.stage.settings["most"])
+    first_texts = [first for first, _, _ in pairs]
+    second_texts = [second for _, second, _ in pairs]
+    human_scores = np.array([score for _, _, score in pairs])
     layers, poolings = range(embedder.config.layers + 1), job.stage.settings["poolings"]
     job.progress.start("embedding pairs", len(layers) * len(poolings), "layers x poolings")
     table: list[list[float]] = []
     for layer in layers:
         row: list[float] = []
         for pooling in poolings:
-            left, right = (
-                embedder.encode(own, layer=layer, pooling=pooling, normalize=True) for own in sides
+            first, second = (
+                embedder.encode(texts, layer=layer, pooling=pooling, normalize=True)
+                for texts in (first_texts, second_texts)
             )
-            cosines = (left * right).sum(-1).astype(np.float64)
-            row.append(round(spearman(cosines, np.array([score for _, _, score in pairs])), 4))
+            cosines = (first * second).sum(-1).astype(np.float64)
+            row.append(round(spearman(cosines, human_scores), 4))
             job.progress.advance(1)
         table.append(row)
     job.progress.finish()
@@ -59,54 +67,70 @@ def measure_similarity(job: Job) -> dict[str, Any]:
 
 
 def measure_map(job: Job) -> dict[str, Any]:
-    """Lay labelled sentences out on a plane, layer by layer: the two axes along which most vary."""
+    """Project labeled sentences onto their two principal components, for each layer."""
     embedder = Embedder.load(job.model)
-    rows = _rows(job.stage.files["sentences"], ("sentence", "label"), job.stage.settings["most"])
-    sentences, labels = ([row[place] for row in rows] for place in range(2))
-    maps, parted = [], []
+    rows = _read_tsv(
+        job.stage.files["sentences"], ("sentence", "label"), job.stage.settings["most"]
+    )
+    sentences, labels = ([row[column] for row in rows] for column in range(2))
+    maps, neighbor_accuracies = [], []
     for layer in range(embedder.config.layers + 1):
         vectors = embedder.encode(sentences, layer=layer, pooling="mean")
-        maps.append([[round(float(x), 3) for x in point] for point in _plane(vectors)])
-        parted.append(_parted(vectors, labels))
-    return {"labels": labels, "maps": maps, "parted": parted}
+        components = _principal_components(vectors)
+        maps.append([[round(float(x), 3) for x in point] for point in components])
+        neighbor_accuracies.append(_nearest_neighbor_accuracy(vectors, labels))
+    return {"labels": labels, "maps": maps, "parted": neighbor_accuracies}
 
 
-def _pairs(path: Path, most: int) -> list[tuple[str, str, float]]:
-    """Read pairs of STS-B's form: sentence1, sentence2 and score."""
+def _read_pairs(path: Path, max_rows: int) -> list[tuple[str, str, float]]:
+    """Return two sentences and their similarity from each row of an STS-B file."""
+    columns = ("sentence1", "sentence2", "score")
     return [
-        (one, other, float(score))
-        for one, other, score in _rows(path, ("sentence1", "sentence2", "score"), most, "score")
+        (first, second, float(score))
+        for first, second, score in _read_tsv(path, columns, max_rows, "score")
     ]
 
 
-def _rows(
-    path: Path, columns: tuple[str, ...], most: int, number: str | None = None
+def _read_tsv(
+    path: Path, columns: tuple[str, ...], max_rows: int, number_column: str | None = None
 ) -> list[tuple[str, ...]]:
-    """Return the columns of a TSV file's first lines. TaskError, by line, where there are none.
+    """Return some columns of a TSV file's first rows.
 
-    ``number``: which of them is a number.
+    Args:
+        path: A file with a header line.
+        columns: The columns to return.
+        max_rows: Rows to read at most.
+        number_column: A column whose cells must be finite numbers.
+
+    Raises:
+        TaskError: The file is not UTF-8, a column or a cell is missing, a cell of the number
+            column is not a number, or there are fewer than two rows.
     """
-    found = []
+    result = []
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
             for name in columns:
                 if name not in (rows.fieldnames or ()):
-                    told = ", ".join(columns)
-                    raise TaskError(f"{path}, line 1: no column {name}; it needs {told}")
-            for row in islice(rows, most):
+                    raise TaskError(
+                        f"{path}, line 1: no column {name}; the columns {', '.join(columns)} are "
+                        "needed"
+                    )
+            for row in islice(rows, max_rows):
                 cells = tuple(row[name] for name in columns)
-                place = f"{path}, line {rows.line_num}"
+                line = f"{path}, line {rows.line_num}"
                 if None in cells:
-                    raise TaskError(f"{place}: it has fewer columns than the first line")
-                if number is not None and not _is_number(row[number]):
-                    raise TaskError(f"{place}: the {number} {row[number]!r} is no number")
-                found.append(cells)
+                    raise TaskError(f"{line}: fewer columns than in the header")
+                if number_column is not None and not _is_number(row[number_column]):
+                    raise TaskError(
+                        f"{line}: the {number_column} is not a number: {row[number_column]!r}"
+                    )
+                result.append(cells)
     except UnicodeDecodeError as error:
-        raise TaskError(f"{path}: it is not UTF-8 text ({error.reason})") from None
-    if len(found) <= 1:
-        raise TaskError(f"{path}: it holds {len(found)} lines beside the header, too few")
-    return found
+        raise TaskError(f"{path}: not UTF-8 text ({error.reason})") from None
+    if len(result) <= 1:
+        raise TaskError(f"{path}: {len(result)} rows after the header; at least 2 are needed")
+    return result
 
 
 def _is_number(cell: str) -> bool:
@@ -116,116 +140,126 @@ def _is_number(cell: str) -> bool:
         return False
 
 
-def _plane(vectors: Floats) -> Floats:
-    """Return the two principal components [n, 2], each scaled to a deviation of 1."""
-    centred = vectors - vectors.mean(0)
-    _, _, axes = np.linalg.svd(centred, full_matrices=False)
-    found = centred @ axes[:2].T
-    plane: Floats = (found / found.std(0).clip(1e-9)).astype(np.float32)
-    return plane
+def _principal_components(vectors: Floats) -> Floats:
+    """Return the first two principal components [n, 2], scaled to a standard deviation of 1."""
+    centered = vectors - vectors.mean(0)
+    _, _, axes = np.linalg.svd(centered, full_matrices=False)
+    projected = centered @ axes[:2].T
+    scaled: Floats = (projected / projected.std(0).clip(1e-9)).astype(np.float32)
+    return scaled
 
 
-def _parted(vectors: Floats, labels: list[str]) -> float:
-    """Return how often a sentence's nearest neighbour (by cosine) has its label."""
-    units = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True).clip(1e-9)
-    near = units @ units.T
-    np.fill_diagonal(near, -np.inf)
-    best = near.argmax(-1)
-    return float(np.mean([labels[own] == label for own, label in zip(best, labels, strict=True)]))
+def _nearest_neighbor_accuracy(vectors: Floats, labels: list[str]) -> float:
+    """Return the share of sentences whose nearest neighbor (by cosine) has the same label."""
+    normalized = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True).clip(1e-9)
+    similarities = normalized @ normalized.T
+    np.fill_diagonal(similarities, -np.inf)
+    nearest = similarities.argmax(-1)
+    matches = [labels[index] == label for index, label in zip(nearest, labels, strict=True)]
+    return float(np.mean(matches))
 
 
-def _stages(kit: StageFactory) -> Stages:
-    settings = {"most": kit.scale.num_eval_sequences * 4, "poolings": list(POOLINGS)}
-    files = {"pairs": kit.sources.task_files("sts-b")[1]}
-    shown = {"sentences": kit.sources.task_files("sst-2")[1]}
-    if kit.sources.model:
-        given = {"model": Path(kit.sources.model)}
+def _build_stages(factory: StageFactory) -> Stages:
+    similarity_settings = {"most": factory.scale.num_eval_sequences * 4,
+                           "poolings": list(POOLINGS)}  # fmt: skip
+    map_settings = {"most": _MAP_SENTENCES}
+    pairs = {"pairs": factory.sources.task_files("sts-b")[1]}
+    sentences = {"sentences": factory.sources.task_files("sst-2")[1]}
+    if factory.sources.model:
+        model = {"model": Path(factory.sources.model)}
         return {
-            ("similarity", 0): Stage(_SIMILARITY, settings, {}, files | given),
-            ("map", 0): Stage(_MAP, {"most": _MAPPED}, {}, shown | given),
+            ("similarity", 0): Stage(_SIMILARITY_KIND, similarity_settings, {}, pairs | model),
+            ("map", 0): Stage(_MAP_KIND, map_settings, {}, sentences | model),
         }
     stages: Stages = {}
-    for seed in range(kit.scale.num_seeds):
-        needs = {"model": kit.baseline_run(seed)}
-        stages["words", seed] = senses_stage(kit, "en", seed)
-        stages["similarity", seed] = Stage(_SIMILARITY, settings, needs, files)
-    stages["map", 0] = Stage(_MAP, {"most": _MAPPED}, {"model": kit.baseline_run(0)}, shown)
+    for seed in range(factory.scale.num_seeds):
+        run = {"model": factory.baseline_run(seed)}
+        stages["words", seed] = senses_stage(factory, "en", seed)
+        stages["similarity", seed] = Stage(_SIMILARITY_KIND, similarity_settings, run, pairs)
+    run = {"model": factory.baseline_run(0)}
+    stages["map", 0] = Stage(_MAP_KIND, map_settings, run, sentences)
     return stages
 
 
-def _report(kit: StageFactory, found: Results) -> Report:  # noqa: ARG001 - all reports are asked alike
-    # A correlation with a constant is no number, and null in a file.
-    runs = [np.array(own["layers"], np.float64) if own else None
-            for key, own in found.items() if key[0] == "similarity"]  # type: ignore[index] # fmt: skip
-    known = [own for own in runs if own is not None]
-    shown = found["map", 0]
-    tables, panels, figures = [], [], {}
-    if known:
-        finite = np.ma.masked_invalid(np.stack(known)).mean(0)
-        mean = np.ma.filled(finite, np.nan)
-        last = len(mean) - 1
-        names = [f"{layer} ({layer - last - 1})" if layer else "embeddings"
-                 for layer in range(last + 1)]  # fmt: skip
-        parted = shown["parted"] if shown else [None] * (last + 1)
-        words = [own for key, own in found.items() if key[0] == "words"]  # type: ignore[index]
+def _build_report(factory: StageFactory, results: Results) -> Report:  # noqa: ARG001 - same signature in all experiments
+    map_result = results["map", 0]
+    tables, panels, data = [], [], {}
+    # float64 turns null, which JSON has for the correlation with a constant, into NaN.
+    runs = [np.array(result["layers"], np.float64) if result else None
+            for key, result in results.items() if key[0] == "similarity"]  # type: ignore[index] # fmt: skip
+    finished = [run for run in runs if run is not None]
+    if finished:
+        means = np.ma.filled(np.ma.masked_invalid(np.stack(finished)).mean(0), np.nan)
+        names = _layer_names(len(means))
+        accuracies = map_result["parted"] if map_result else [None] * len(means)
+        senses = [result for key, result in results.items() if key[0] == "words"]  # type: ignore[index]
         rows = [
             [names[layer],
-             *(format_mean_std([None if own is None else float(own[layer, place]) for own in runs],
-                      nonfinite_label="constant")
-               for place in range(len(POOLINGS))),
-             EMPTY_CELL if parted[layer] is None else f"{parted[layer]:.3f}",
-             *_word_cell(words, layer)]
-            for layer in range(last, -1, -1)
+             *(format_mean_std([None if run is None else float(run[layer, column]) for run in runs],
+                               nonfinite_label="constant")
+               for column in range(len(POOLINGS))),
+             EMPTY_CELL if accuracies[layer] is None else f"{accuracies[layer]:.3f}",
+             *_senses_cell(senses, layer)]
+            for layer in reversed(range(len(means)))
         ]  # fmt: skip
-        title = "Spearman of the cosine with people's scores (STS-B, held out), no fine-tuning"
-        columns = ["layer", *POOLINGS, "neighbour of the same label (SST-2, mean, seed 0)"]
-        columns += [_WORDS] if words else []
+        title = "Spearman correlation of cosine and human similarity (STS-B, held out), pre-trained"
+        columns = ["layer", *POOLINGS, "nearest neighbor has the same label (SST-2, mean, seed 0)"]
+        columns += [_SENSES_COLUMN] if senses else []
         tables.append(Table(title, columns, rows))
-        figures["spearman by layer from the embeddings on"] = mean.tolist()
-        drawn = heatmap(mean.tolist()[::-1], names[::-1], POOLINGS)
-        panels.append(Panel("Spearman by layer and pooling", drawn))
-    if shown:
-        for layer in range(len(shown["maps"]) - 1, -1, -1):
+        data["spearman by layer from the embeddings on"] = means.tolist()
+        plot = heatmap(means.tolist()[::-1], names[::-1], POOLINGS)
+        panels.append(Panel("Spearman by layer and pooling", plot))
+    if map_result:
+        for layer in reversed(range(len(map_result["maps"]))):
             title = f"layer {layer}" if layer else "embeddings"
-            panels.append(Panel(title, _scattered(shown["maps"][layer], shown["labels"])))
-    return Report(tables, panels, figures)
+            plot = _scatter_plot(map_result["maps"][layer], map_result["labels"])
+            panels.append(Panel(title, plot))
+    return Report(tables, panels, data)
 
 
-def _word_cell(words: Sequence[Mapping[str, Any] | None], layer: int) -> list[str]:
-    """Return the cell of word vectors; a given model has a table of its own, of `context`."""
-    parted = [own["layers"][layer]["parted"] if own else None for own in words]
-    return [format_mean_std(parted)] if words else []
+def _layer_names(num_states: int) -> list[str]:
+    """Return names for the embeddings and each layer, numbered from both ends."""
+    return [f"{layer} ({layer - num_states})" if layer else "embeddings"
+            for layer in range(num_states)]  # fmt: skip
 
 
-def _scattered(points: list[list[float]], labels: list[str]) -> Any:
-    def drawn(axes: Any) -> None:
-        for label, colour in zip(sorted(set(labels)), ("#D55E00", "#0072B2"), strict=False):
-            # What lies far out stands at the edge, so that the rest is not pressed together.
-            own = [
-                [min(max(x, -_EDGE), _EDGE) for x in point]
-                for point, name in zip(points, labels, strict=True)
-                if name == label
+def _senses_cell(senses: Sequence[Mapping[str, Any] | None], layer: int) -> list[str]:
+    """Return the cell with the sense separation of a layer, no cell for the user's model."""
+    shares = [result["layers"][layer]["parted"] if result else None for result in senses]
+    return [format_mean_std(shares)] if senses else []
+
+
+def _scatter_plot(points: list[list[float]], labels: list[str]) -> DrawFunction:
+    """Return a function that draws points [n, 2] with a color per label."""
+
+    def draw(axes: Any) -> None:
+        for label, color in zip(sorted(set(labels)), ("#D55E00", "#0072B2"), strict=False):
+            # Clipping keeps outliers from compressing the other points.
+            clipped = [
+                [min(max(x, -_MAP_LIMIT), _MAP_LIMIT) for x in point]
+                for point, point_label in zip(points, labels, strict=True)
+                if point_label == label
             ]
-            told = _LIKED.get(label, label)
-            axes.scatter(*zip(*own, strict=True), s=8, color=colour, alpha=0.6, label=told)
+            axes.scatter(*zip(*clipped, strict=True), s=8, color=color, alpha=0.6,
+                         label=_SENTIMENTS.get(label, label))  # fmt: skip
         axes.set_xticks([])
         axes.set_yticks([])
         axes.set_xlabel("first principal component", fontsize=8)
         axes.set_ylabel("second", fontsize=8)
         axes.legend(frameon=False, fontsize=8)
 
-    return drawn
+    return draw
 
 
 EXPERIMENT = Experiment(
     name="pooling",
     source="section 5.3 (features), after bert-as-service",
-    question="Which layer, pooled how, makes the best vectors of sentences, and of words?",
-    build_stages=_stages,
-    build_report=_report,
+    question="Which layer and which pooling give the best sentence vectors and word vectors?",
+    build_stages=_build_stages,
+    build_report=_build_report,
     stage_functions={
-        _SIMILARITY: measure_similarity,
-        _MAP: measure_map,
+        _SIMILARITY_KIND: measure_similarity,
+        _MAP_KIND: measure_map,
         SENSES_KIND: measure_senses,
     },
 )

@@ -1,7 +1,4 @@
-"""Learned against sinusoidal positions, and how alike the learned ones are.
-
-It never knows how a run is made.
-"""
+"""Learned and sinusoidal position embeddings, and the similarity of learned positions."""
 
 from pathlib import Path
 from typing import Any
@@ -12,6 +9,7 @@ from bertsmith.bundle import load_encoder
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.report import (
     EMPTY_CELL,
+    DrawFunction,
     Panel,
     Report,
     Table,
@@ -22,104 +20,108 @@ from bertsmith.lab.report import (
 )
 from bertsmith.lab.stage import Stage
 from bertsmith.lab.stage_runners import Job
-from bertsmith.lab.stages import StageFactory, validation_metric
+from bertsmith.lab.stages import StageFactory, heldout_metric
 
-#: What differs from the usual run, of which positions begin as sinusoids in dimensions of their
-#: own, by which two heads begin to look at the neighbours (`cross-segment-heads`).
+#: The rows of the table, with the settings that differ from the baseline run. In the baseline,
+#: position embeddings start as sinusoids in dimensions of their own, and two heads start by
+#: attending to the neighboring tokens (`initialization` is "cross-segment-heads").
 MODELS: dict[str, dict[str, Any]] = {
     "learned, from chance": {"run": {"initialization": "random"}},
     "sinusoidal": {"model": {"positions": "sinusoidal"}, "run": {"initialization": "random"}},
-    # These two also begin with the words' shares as output bias.
+    # The last two also initialize the output bias with word frequencies.
     "learned, from sinusoids": {"run": {"initialization": "unigram"}},
     "learned, from sinusoids, with first heads": {},
 }
-#: Positions that the map compares.
-_MOST = 128
-_MAP = "position-map"
+#: Positions in the similarity map at most.
+_MAX_MAP_POSITIONS = 128
+_MAP_KIND = "position-map"
+#: Distances in the table.
+_DISTANCES = (1, 2, 4, 8, 16, 32)
 
 
-def _map_stage(kit: StageFactory, model: Stage | None) -> Stage:
-    settings = {"most": min(_MOST, kit.scale.max_length)}
+def _map_stage(factory: StageFactory, model: Stage | None) -> Stage:
+    """Return the stage that compares positions, of the user's model if ``model`` is None."""
     if model is None:
-        return Stage(_MAP, {"most": _MOST}, {}, {"model": Path(str(kit.sources.model))})
-    return Stage(_MAP, settings, {"model": model})
+        files = {"model": Path(str(factory.sources.model))}
+        return Stage(_MAP_KIND, {"most": _MAX_MAP_POSITIONS}, {}, files)
+    num_positions = min(_MAX_MAP_POSITIONS, factory.scale.max_length)
+    return Stage(_MAP_KIND, {"most": num_positions}, {"model": model})
 
 
 def measure_map(job: Job) -> dict[str, Any]:
-    """Return the cosine similarity of each two learned positions, [n, n]."""
-    found = load_encoder(job.model)
-    table = found.model.embeddings.positions.weight.detach()[: job.stage.settings["most"]]
-    # What all have in common tells nothing of where a position is.
-    own = torch.nn.functional.normalize(table - table.mean(0), dim=-1)
-    similar = own @ own.T
-    near = [float(similar.diagonal(shift).mean()) for shift in range(len(own))]
-    return {"map": [[round(value, 3) for value in row] for row in similar.tolist()],
-            "by_distance": near}  # fmt: skip
+    """Return the cosine similarities of the position embeddings, [n, n], and means by distance."""
+    encoder = load_encoder(job.model).model
+    table = encoder.embeddings.positions.weight.detach()[: job.stage.settings["most"]]
+    # The mean is subtracted because it says nothing about the position.
+    normalized = torch.nn.functional.normalize(table - table.mean(0), dim=-1)
+    similarities = normalized @ normalized.T
+    by_distance = [float(similarities.diagonal(distance).mean())
+                   for distance in range(len(normalized))]  # fmt: skip
+    return {"map": [[round(value, 3) for value in row] for row in similarities.tolist()],
+            "by_distance": by_distance}  # fmt: skip
 
 
-def _stages(kit: StageFactory) -> Stages:
-    if kit.sources.model:
-        return {("map", Path(kit.sources.model).name): _map_stage(kit, None)}
+def _build_stages(factory: StageFactory) -> Stages:
+    if factory.sources.model:
+        return {("map", Path(factory.sources.model).name): _map_stage(factory, None)}
     stages: Stages = {}
-    for seed in range(kit.scale.num_seeds):
-        for name, changes in MODELS.items():
-            looking = (
-                {}
-                if kit.scale.recipe == "fast"
-                else {"run": {"initialization": "cross-segment-heads"}}
-            )
-            stages[name, seed] = kit.mlm_only_run(seed, **(changes or looking))
+    for seed in range(factory.scale.num_seeds):
+        for name, overrides in MODELS.items():
+            is_fast = factory.scale.recipe == "fast"
+            baseline = {} if is_fast else {"run": {"initialization": "cross-segment-heads"}}
+            stages[name, seed] = factory.mlm_only_run(seed, **(overrides or baseline))
     for name in MODELS:
         if name != "sinusoidal":
-            stages["map", name] = _map_stage(kit, stages[name, 0])
+            stages["map", name] = _map_stage(factory, stages[name, 0])
     return stages
 
 
-def _report(kit: StageFactory, found: Results) -> Report:
-    maps = {key[1]: own for key, own in found.items() if key[0] == "map" and own}  # type: ignore[index]
+def _build_report(factory: StageFactory, results: Results) -> Report:
+    maps = {key[1]: result for key, result in results.items() if key[0] == "map" and result}  # type: ignore[index]
     tables: list[Table] = []
-    figures: dict[str, Any] = {}
-    if not kit.sources.model:
-        seeds = range(kit.scale.num_seeds)
-        figures = {
-            name: [validation_metric(found[name, seed]) for seed in seeds] for name in MODELS
-        }
-        rows = [[name, format_mean_std(losses, ".4f")] for name, losses in figures.items()]
-        title = "Positions; the last two rows also begin with the words' shares as output bias"
-        columns = ["positions", "held-out masked-LM loss, nats"]
-        tables.append(Table(title, columns, rows))
-    shown = (1, 2, 4, 8, 16, 32)
+    losses: dict[str, Any] = {}
+    if not factory.sources.model:
+        seeds = range(factory.scale.num_seeds)
+        losses = {name: [heldout_metric(results[name, seed]) for seed in seeds] for name in MODELS}
+        rows = [[name, format_mean_std(values, ".4f")] for name, values in losses.items()]
+        title = "Positions; the last two rows also start with word frequencies as output bias"
+        tables.append(Table(title, ["positions", "held-out MLM loss, nats"], rows))
     rows = []
-    for name, own in maps.items():
-        near = own["by_distance"]
-        told = (f"{near[shift]:.2f}" if shift < len(near) else EMPTY_CELL for shift in shown)
-        rows.append([name, *told])
-    columns = ["table", *(f"{shift} apart" for shift in shown)]
-    tables.append(Table("Cosine similarity of two positions, their mean taken off", columns, rows))
-    panels = [Panel(name, _drawn(own["map"])) for name, own in maps.items()]
-    if figures:
-        losses = {name: {"loss": own} for name, own in figures.items()}
-        panels.insert(0, Panel("held out", dot_plot(losses, "masked-LM loss, nats")))
-    curves = {name: list(enumerate(own["by_distance"]))[:-1] for name, own in maps.items()}
-    panels.append(Panel("by distance", line_plot(curves, "positions apart", "cosine similarity")))
-    return Report(tables, panels, figures)
+    for name, result in maps.items():
+        by_distance = result["by_distance"]
+        cells = (f"{by_distance[distance]:.2f}" if distance < len(by_distance) else EMPTY_CELL
+                 for distance in _DISTANCES)  # fmt: skip
+        rows.append([name, *cells])
+    columns = ["model", *(f"distance {distance}" for distance in _DISTANCES)]
+    title = "Mean cosine similarity of two positions by distance, after subtracting their mean"
+    tables.append(Table(title, columns, rows))
+    panels = [Panel(name, _similarity_map(result["map"])) for name, result in maps.items()]
+    if losses:
+        groups = {name: {"loss": values} for name, values in losses.items()}
+        panels.insert(0, Panel("held-out loss", dot_plot(groups, "MLM loss, nats")))
+    # The last distance has a single pair of positions.
+    curves = {name: list(enumerate(result["by_distance"]))[:-1] for name, result in maps.items()}
+    panels.append(Panel("by distance", line_plot(curves, "distance", "cosine similarity")))
+    return Report(tables, panels, losses)
 
 
-def _drawn(values: list[list[float]]) -> Any:
-    def drawn(axes: Any) -> None:
+def _similarity_map(values: list[list[float]]) -> DrawFunction:
+    """Return a function that draws similarities [n, n] as an image."""
+
+    def draw(axes: Any) -> None:
         image = axes.imshow(values, cmap="RdBu_r", vmin=-1, vmax=1)
         style_axes(axes, "position", "position")
         axes.grid(visible=False)
         axes.figure.colorbar(image, ax=axes, shrink=0.8)
 
-    return drawn
+    return draw
 
 
 EXPERIMENT = Experiment(
     name="positions",
     source="section 3 (learned positions, unlike Vaswani et al. 2017, section 3.5)",
-    question="Do learned positions beat sinusoids, and what do they look like?",
-    build_stages=_stages,
-    build_report=_report,
-    stage_functions={_MAP: measure_map},
+    question="Are learned positions better than sinusoidal ones, and what do they look like?",
+    build_stages=_build_stages,
+    build_report=_build_report,
+    stage_functions={_MAP_KIND: measure_map},
 )

@@ -1,7 +1,4 @@
-"""All experiments by name, in the order of the paper.
-
-It never knows what one does.
-"""
+"""All experiments by name, in the order of the paper."""
 
 from bertsmith.lab.experiment import Experiment
 from bertsmith.lab.experiments import (
@@ -20,8 +17,8 @@ from bertsmith.lab.experiments import (
 )
 
 EXPERIMENTS: dict[str, Experiment] = {
-    own.EXPERIMENT.name: own.EXPERIMENT
-    for own in (
+    module.EXPERIMENT.name: module.EXPERIMENT
+    for module in (
         pretraining_tasks, model_size, training_steps, features, masking, pooling, context,
         activations, normalization, positions, vocabulary, learning,
     )

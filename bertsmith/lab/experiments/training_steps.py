@@ -1,7 +1,4 @@
-"""Figure 5: fine-tuned accuracy against pre-training steps, masked LM against left to right.
-
-It never knows how a stage is made.
-"""
+"""Figure 5: fine-tuned scores by pre-training steps, for masked LM and left-to-right LM."""
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
 from bertsmith.lab.report import Panel, Report, Table, format_mean_std, mean_plot
@@ -12,57 +9,56 @@ TASKS = ("sst-2", "sts-b")
 _MODELS = ("masked LM", "left to right")
 
 
-def _runs(kit: StageFactory, seed: int) -> dict[str, Stage]:
-    return {"masked LM": kit.baseline_run(seed), "left to right": kit.left_to_right_run(seed)}
+def _pretraining_runs(factory: StageFactory, seed: int) -> dict[str, Stage]:
+    return {"masked LM": factory.baseline_run(seed),
+            "left to right": factory.left_to_right_run(seed)}  # fmt: skip
 
 
-def _moments(kit: StageFactory) -> list[int]:
-    return [0, *kit.snapshots(kit.baseline_run())]
+def _evaluated_steps(factory: StageFactory) -> list[int]:
+    return [0, *factory.snapshots(factory.baseline_run())]
 
 
-def _stages(kit: StageFactory) -> Stages:
+def _build_stages(factory: StageFactory) -> Stages:
     stages: Stages = {}
-    for seed in range(kit.scale.num_seeds):
-        for name, run in _runs(kit, seed).items():
+    for seed in range(factory.scale.num_seeds):
+        for name, run in _pretraining_runs(factory, seed).items():
             stages[name, "run", seed] = run
-            for moment, model in {0: kit.initialized_model(run), **kit.snapshots(run)}.items():
+            models = {0: factory.initialized_model(run), **factory.snapshots(run)}
+            for step, model in models.items():
                 for task in TASKS:
-                    stages[name, task, moment, seed] = kit.finetuning_run(model, task, seed)
+                    stages[name, task, step, seed] = factory.finetuning_run(model, task, seed)
     return stages
 
 
-def _report(kit: StageFactory, found: Results) -> Report:
-    seeds, moments = range(kit.scale.num_seeds), _moments(kit)
+def _build_report(factory: StageFactory, results: Results) -> Report:
+    seeds, steps = range(factory.scale.num_seeds), _evaluated_steps(factory)
     scores = {
-        (name, task, moment): [task_score(found[name, task, moment, seed], task) for seed in seeds]
-        for name in _MODELS for task in TASKS for moment in moments
+        (name, task, step): [task_score(results[name, task, step, seed], task) for seed in seeds]
+        for name in _MODELS for task in TASKS for step in steps
     }  # fmt: skip
     rows = [
-        [
-            f"{moment:,}",
-            *(format_mean_std(scores[name, task, moment]) for task in TASKS for name in _MODELS),
-        ]
-        for moment in moments
-    ]
+        [f"{step:,}", *(format_mean_std(scores[name, task, step])
+                        for task in TASKS for name in _MODELS)]
+        for step in steps
+    ]  # fmt: skip
     columns = ["steps", *(f"{task}, {name}" for task in TASKS for name in _MODELS)]
     title = (
-        "Figure 5: held-out score against pre-training steps, at 0 of the first weights (the "
-        "paper, MNLI: left to right rises faster at first, masked LM is ahead almost at once and "
-        "stays there)"
+        "Figure 5: held-out score by pre-training steps; step 0 is the initialization (the paper, "
+        "MNLI: left to right rises faster at first, but masked LM is ahead almost immediately and "
+        "stays ahead)"
     )
     panels = []
     for task in TASKS:
-        courses = {name: {moment: scores[name, task, moment] for moment in moments}
-                   for name in _MODELS}  # fmt: skip
-        panels.append(Panel(task, mean_plot(courses, "pre-training steps", "held-out score")))
-    figures = {f"{name}, {task}, {moment}": own for (name, task, moment), own in scores.items()}
-    return Report([Table(title, columns, rows)], panels, figures)
+        curves = {name: {step: scores[name, task, step] for step in steps} for name in _MODELS}
+        panels.append(Panel(task, mean_plot(curves, "pre-training steps", "held-out score")))
+    data = {f"{name}, {task}, {step}": values for (name, task, step), values in scores.items()}
+    return Report([Table(title, columns, rows)], panels, data)
 
 
 EXPERIMENT = Experiment(
     name="training-steps",
     source="appendix C.1, figure 5",
-    question="Does masked LM start slower than left to right, and end higher?",
-    build_stages=_stages,
-    build_report=_report,
+    question="Does masked LM learn more slowly than left to right at first, and end higher?",
+    build_stages=_build_stages,
+    build_report=_build_report,
 )

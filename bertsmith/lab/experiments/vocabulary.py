@@ -1,7 +1,4 @@
-"""Vocabulary size against loss a character, and what the full output softmax costs.
-
-It never knows how a run is made.
-"""
+"""Vocabulary size: loss per character, and the cost of the output softmax."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,179 +17,196 @@ from bertsmith.lab.report import (
 )
 from bertsmith.lab.stage import Stage
 from bertsmith.lab.stage_runners import Job
-from bertsmith.lab.stages import StageFactory, validation_metric
+from bertsmith.lab.stages import StageFactory, heldout_metric
 from bertsmith.train.engine.schedule import ScheduleSettings, build_phases
 
-#: Words of a vocabulary, by scale.
+#: Vocabulary sizes by scale.
 _SIZES = {"smoke": (300, 400), "small": (8000, 16000, 32000), "full": (8000, 16000, 32000)}
-#: Words of the softmax whose cost is measured, and how often.
-_OUTPUTS, _TIMES = (8000, 16000, 32000, 64000, 128000), 5
-_SOFTMAX = "softmax"
-#: Of the usual steps, how many: each word is predicted here, by outputs of up to 32,000 words.
-_STEPS = 2
-_LANGUAGES = {("en", None): "English", ("ko", None): "Korean", ("ko", "kiwi"): "Korean, morphemes"}
+#: Vocabulary sizes at which the softmax is measured, and the number of timed passes.
+_SOFTMAX_SIZES, _SOFTMAX_REPEATS = (8000, 16000, 32000, 64000, 128000), 5
+_SOFTMAX_KIND = "softmax"
+#: Divisor of the usual number of steps, because predicting every token is expensive with large
+#: vocabularies.
+_STEPS_DIVISOR = 2
+#: Names of the combinations of language and segmenter.
+_TEXT_NAMES = {("en", None): "English", ("ko", None): "Korean", ("ko", "kiwi"): "Korean, morphemes"}
+#: Measures of a vocabulary that have a column each, and the format of their cells.
+_CELL_FORMATS = {"words learnt": ",.0f", "tokens a sentence": ".1f", "unknown": ".3%",
+                 "characters a token": ".2f", "characters read": ",.0f"}  # fmt: skip
 
 
 def measure_softmax(job: Job) -> dict[str, Any]:
-    """Measure the output softmax of a batch's predictions by its words; see ``lab.softmax``."""
+    """Return time and memory of the output softmax by vocabulary size; see ``lab.softmax``."""
     settings = job.stage.settings
     rows = []
-    for words in settings["words"]:
-        shape = words, settings["width"], settings["predictions"], settings["times"]
-        costs = {
-            form: softmax.measure_in_subprocess(form, *shape) for form in softmax.IMPLEMENTATIONS
-        }
-        # Weights and biases, and Adam's two moments of them.
-        held = 3 * 4 * words * (settings["width"] + 1)
-        rows.append({"words": words, "weights_bytes": held, **costs})
+    for vocab_size in settings["words"]:
+        sizes = vocab_size, settings["width"], settings["predictions"], settings["times"]
+        costs = {name: softmax.measure_in_subprocess(name, *sizes)
+                 for name in softmax.IMPLEMENTATIONS}  # fmt: skip
+        # Weights and biases in float32, and Adam's two moments.
+        weights_bytes = 3 * 4 * vocab_size * (settings["width"] + 1)
+        rows.append({"words": vocab_size, "weights_bytes": weights_bytes, **costs})
     return {"rows": rows}
 
 
-def _steps(kit: StageFactory) -> int:
-    return max(1, kit.scale.num_steps // _STEPS)
+def _num_steps(factory: StageFactory) -> int:
+    return max(1, factory.scale.num_steps // _STEPS_DIVISOR)
 
 
-def _languages(kit: StageFactory) -> list[tuple[str, str | None]]:
-    return [own for own in _LANGUAGES if own[0] == "en" or kit.sources.korean is not None]
+def _texts(factory: StageFactory) -> list[tuple[str, str | None]]:
+    """Return the combinations of language and segmenter for which there is text."""
+    return [text for text in _TEXT_NAMES if text[0] == "en" or factory.sources.korean is not None]
 
 
-def _stages(kit: StageFactory) -> Stages:
-    scale = kit.scale
-    predictions = round(0.15 * scale.batch_size * scale.max_length)
-    words = _OUTPUTS if scale.name != "smoke" else _OUTPUTS[:2]
-    settings = {
+def _build_stages(factory: StageFactory) -> Stages:
+    scale = factory.scale
+    softmax_settings = {
         "width": scale.width,
-        "predictions": predictions,
-        "words": list(words),
-        "times": _TIMES,
+        "predictions": round(0.15 * scale.batch_size * scale.max_length),
+        "words": list(_SOFTMAX_SIZES if scale.name != "smoke" else _SOFTMAX_SIZES[:2]),
+        "times": _SOFTMAX_REPEATS,
     }
-    stages: Stages = {"softmax": Stage(_SOFTMAX, settings)}
-    for language, segment in _languages(kit):
+    stages: Stages = {"softmax": Stage(_SOFTMAX_KIND, softmax_settings)}
+    for language, segment in _texts(factory):
         for size in _SIZES[scale.name]:
-            place = (language, segment, size)
-            store = kit.store_stage(language, size, segment)
-            stages[*place, "words"] = store.dependencies["words"]
-            stages[*place, "store"] = store
+            store = factory.store_stage(language, size, segment)
+            stages[language, segment, size, "words"] = store.dependencies["words"]
+            stages[language, segment, size, "store"] = store
             for seed in range(scale.num_seeds):
-                # A masked piece is told by the other pieces of its word, a morpheme by those beside
-                # it: masked losses of texts that are cut otherwise are no measure of each other.
-                # Left to right, all words of a text together are as probable as the text itself;
-                # of morphemes, as the text with spaces between all of them.
-                stages[*place, seed] = kit.left_to_right_run(seed, store=store, steps=_steps(kit))
+                # MLM losses of different vocabularies are not comparable, because the other pieces
+                # of a masked piece's word give it away. The probability that a left-to-right model
+                # assigns to a text is comparable; with morphemes, the text has spaces between them.
+                stages[language, segment, size, seed] = factory.left_to_right_run(
+                    seed, store=store, steps=_num_steps(factory)
+                )
     return stages
 
 
-def _report(kit: StageFactory, found: Results) -> Report:
+def _build_report(factory: StageFactory, results: Results) -> Report:
     rows: list[list[str]] = []
-    figures: dict[str, Any] = {}
+    data: dict[str, Any] = {}
     losses: dict[str, dict[int, list[float | None]]] = {}
-    for language, segment in _languages(kit):
-        name = _LANGUAGES[language, segment]
-        for size in _SIZES[kit.scale.name]:
-            told = _row(kit, found, (language, segment, size))
-            figures[f"{name}, {size}"] = told
-            losses.setdefault(name, {})[size] = told["nats a character"]
-            rows.append([
-                name, f"{size:,}", *(_told(told[key], form) for key, form in (
-                    ("words learnt", ",.0f"), ("tokens a sentence", ".1f"), ("unknown", ".3%"),
-                    ("characters a token", ".2f"), ("characters read", ",.0f"))),
-                format_mean_std(told["nats a token"]), format_mean_std(told["nats a character"], ".4f"),
-            ])  # fmt: skip
-    columns = ["text", "words asked", "words learnt", "tokens a sentence", "[UNK], of words",
-               "characters a token", "characters read at most, thousands", "nats a token",
-               "nats a character"]  # fmt: skip
-    measured = found["softmax"]
-    figures["softmax"] = measured["rows"] if measured else []
+    for language, segment in _texts(factory):
+        name = _TEXT_NAMES[language, segment]
+        for size in _SIZES[factory.scale.name]:
+            values = _measure_vocabulary(factory, results, (language, segment, size))
+            data[f"{name}, {size}"] = values
+            losses.setdefault(name, {})[size] = values["nats a character"]
+            cells = (_format_cell(values[key], format_spec)
+                     for key, format_spec in _CELL_FORMATS.items())  # fmt: skip
+            token_loss = format_mean_std(values["nats a token"])
+            character_loss = format_mean_std(values["nats a character"], ".4f")
+            rows.append([name, f"{size:,}", *cells, token_loss, character_loss])
+    columns = ["text", "requested size", "vocabulary size", "tokens per sentence",
+               "share of [UNK] words", "characters per token",
+               "characters seen at most, thousands", "nats per token",
+               "nats per character"]  # fmt: skip
+    measured = results["softmax"]
+    data["softmax"] = measured["rows"] if measured else []
     title = (
-        f"Vocabularies, left to right, after {_steps(kit):,} steps (the paper's has 30,000 words; "
-        "[UNK] is not predicted, nor whether a space stands before a morpheme)"
+        f"Vocabularies, left to right, after {_num_steps(factory):,} steps (the paper's vocabulary "
+        "has 30,000 entries; [UNK] and spaces before morphemes are not predicted)"
     )
-    costs, panels = _softmax(figures["softmax"])
-    return Report([Table(title, columns, rows), costs], [*_panels(losses), *panels], figures)
+    softmax_table, softmax_panels = _softmax_report(data["softmax"])
+    tables = [Table(title, columns, rows), softmax_table]
+    return Report(tables, [*_loss_panels(losses), *softmax_panels], data)
 
 
-def _panels(losses: Mapping[str, Mapping[int, Sequence[float | None]]]) -> Iterator[Panel]:
-    """Draw the losses of each language: between languages, characters are no common measure."""
+def _loss_panels(
+    losses: Mapping[str, Mapping[int, Sequence[float | None]]],
+) -> Iterator[Panel]:
+    """Yield one plot per language, since losses per character of two languages do not compare."""
     for language in ("English", "Korean"):
-        own = {name: course for name, course in losses.items() if name.startswith(language)}
-        if own:
-            drawn = mean_plot(own, "words asked", "nats a character")
-            sizes = next(iter(own.values()))
-            yield Panel(f"loss by vocabulary, {language}", _at_sizes(drawn, sizes))
+        curves = {name: curve for name, curve in losses.items() if name.startswith(language)}
+        if curves:
+            plot = mean_plot(curves, "vocabulary size", "nats per character")
+            sizes = next(iter(curves.values()))
+            yield Panel(f"loss by vocabulary size, {language}", _with_size_axis(plot, sizes))
 
 
-def _at_sizes(draw: DrawFunction, sizes: Iterable[int]) -> DrawFunction:
-    def drawn(axes: Any) -> None:
+def _with_size_axis(draw: DrawFunction, sizes: Iterable[int]) -> DrawFunction:
+    """Return ``draw`` with the vocabulary sizes as ticks of the x axis."""
+
+    def draw_by_size(axes: Any) -> None:
         draw(axes)
         axes.set_xticks(list(sizes), [f"{size:,}" for size in sizes])
 
-    return drawn
+    return draw_by_size
 
 
-def _softmax(costs: list[dict[str, Any]]) -> tuple[Table, list[Panel]]:
-    """Return the table and the panels of what the output softmax costs."""
-    forms = softmax.IMPLEMENTATIONS
+def _softmax_report(costs: list[dict[str, Any]]) -> tuple[Table, list[Panel]]:
+    """Return the table and the plots of the softmax costs."""
+    labels = softmax.IMPLEMENTATIONS
     rows = [
-        [f"{own['words']:,}", f"{own['weights_bytes'] / 2**20:,.0f}",
-         *(f"{1000 * own[form]['seconds']:,.1f}" for form in forms),
-         *(f"{own[form]['bytes'] / 2**20:,.0f}" for form in forms)]
-        for own in costs
+        [f"{cost['words']:,}", f"{cost['weights_bytes'] / 2**20:,.0f}",
+         *(f"{1000 * cost[name]['seconds']:,.1f}" for name in labels),
+         *(f"{cost[name]['bytes'] / 2**20:,.0f}" for name in labels)]
+        for cost in costs
     ]  # fmt: skip
     columns = [
-        "words", "weights, Adam's moments: MiB", *(f"ms a step, {own}" for own in forms.values()),
-        *(f"MiB on top, gradient included, {own}" for own in forms.values()),
+        "vocabulary size", "MiB of weights and Adam's moments",
+        *(f"ms per step, {label}" for label in labels.values()),
+        *(f"additional MiB with gradient, {label}" for label in labels.values()),
     ]  # fmt: skip
     panels = []
-    for what, unit, scale in (("seconds", "ms a step", 1000), ("bytes", "MiB", 2**-20)):
-        series = {words: [(own["words"] / 1000, scale * own[form][what]) for own in costs]
-                  for form, words in forms.items()}  # fmt: skip
-        panels.append(Panel(f"the output softmax alone: {unit}",
-                            line_plot(series, "thousand words", unit)))  # fmt: skip
-    title = "The output softmax by its words, forward and backward"
+    for field, unit, factor in (("seconds", "ms per step", 1000), ("bytes", "MiB", 2**-20)):
+        series = {label: [(cost["words"] / 1000, factor * cost[name][field]) for cost in costs]
+                  for name, label in labels.items()}  # fmt: skip
+        panels.append(Panel(f"output softmax: {unit}",
+                            line_plot(series, "vocabulary size, thousands", unit)))  # fmt: skip
+    title = "Output softmax by vocabulary size, forward and backward"
     return Table(title, columns, rows), panels
 
 
-def _row(kit: StageFactory, found: Results, place: tuple[str, str | None, int]) -> dict[str, Any]:
-    """Return the figures of a vocabulary; characters are those of the text as it was given."""
-    words, store = found[*place, "words"], found[*place, "store"]
-    losses = [validation_metric(found[*place, seed]) for seed in range(kit.scale.num_seeds)]
-    row: dict[str, Any] = dict.fromkeys(
-        ("words learnt", "tokens a sentence", "unknown", "characters a token", "characters read")
-    )
-    row |= {"nats a token": losses, "nats a character": []}
-    if words is None or store is None:
-        return row
-    counts = store["splits"].values()
-    tokens = sum(own["tokens"] for own in counts)
-    a_token = store["characters"] / tokens
-    row |= {
-        "words learnt": words["words"],
-        "tokens a sentence": tokens / sum(own["sentences"] for own in counts),
-        "unknown": words["unknown_share"],
-        "characters a token": a_token,
-        "characters read": _tokens_read(kit) * a_token / 1000,
-        "nats a character": [None if loss is None else loss / a_token for loss in losses],
-    }
-    return row
+def _measure_vocabulary(
+    factory: StageFactory, results: Results, key: tuple[str, str | None, int]
+) -> dict[str, Any]:
+    """Return the measures of a vocabulary; characters are counted before segmentation.
+
+    Args:
+        factory: The scale.
+        results: The results of the experiment.
+        key: Language, segmenter and requested size.
+    """
+    vocabulary, store = results[*key, "words"], results[*key, "store"]
+    losses = [heldout_metric(results[*key, seed]) for seed in range(factory.scale.num_seeds)]
+    values: dict[str, Any] = dict.fromkeys(_CELL_FORMATS)
+    values |= {"nats a token": losses, "nats a character": []}
+    if vocabulary is None or store is None:
+        return values
+    splits = store["splits"].values()
+    num_tokens = sum(split["tokens"] for split in splits)
+    characters_per_token = store["characters"] / num_tokens
+    values |= {
+        "words learnt": vocabulary["words"],
+        "tokens a sentence": num_tokens / sum(split["sentences"] for split in splits),
+        "unknown": vocabulary["unknown_share"],
+        "characters a token": characters_per_token,
+        "characters read": _max_training_tokens(factory) * characters_per_token / 1000,
+        "nats a character": [None if loss is None else loss / characters_per_token
+                             for loss in losses],
+    }  # fmt: skip
+    return values
 
 
-def _tokens_read(kit: StageFactory) -> int:
-    """Return the tokens of a run if each sequence is full: of both phases, where it has two."""
-    settings = kit.left_to_right_run(0, steps=_steps(kit)).settings
+def _max_training_tokens(factory: StageFactory) -> int:
+    """Return the tokens of all phases of a run if every sequence has its maximum length."""
+    settings = factory.left_to_right_run(0, steps=_num_steps(factory)).settings
     schedule = ScheduleSettings.parse({**settings["schedule"], "steps": settings["steps"]}, "a run")
-    parts = build_phases(schedule, kit.scale.max_length)
-    return kit.scale.batch_size * sum((own.end_step - own.start_step) * own.length for own in parts)
+    phases = build_phases(schedule, factory.scale.max_length)
+    num_tokens = sum((phase.end_step - phase.start_step) * phase.length for phase in phases)
+    return factory.scale.batch_size * num_tokens
 
 
-def _told(value: float | None, form: str) -> str:
-    return EMPTY_CELL if value is None else format(value, form)
+def _format_cell(value: float | None, format_spec: str) -> str:
+    return EMPTY_CELL if value is None else format(value, format_spec)
 
 
 EXPERIMENT = Experiment(
     name="vocabulary",
     source="section 3 (WordPiece of 30,000 words)",
-    question="How many words, of raw text or morphemes, and what does the softmax over them cost?",
-    build_stages=_stages,
-    build_report=_report,
-    stage_functions={_SOFTMAX: measure_softmax},
+    question="How large a vocabulary, of words or morphemes, and what does its softmax cost?",
+    build_stages=_build_stages,
+    build_report=_build_report,
+    stage_functions={_SOFTMAX_KIND: measure_softmax},
 )

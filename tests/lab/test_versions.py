@@ -1,0 +1,85 @@
+"""Versions of stages: results made with other defaults or older code are not reused."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertsmith.data.plan import PrepareOptions
+from bertsmith.lab import stage as stage_module
+from bertsmith.lab.scale import SCALES
+from bertsmith.lab.sources import Sources
+from bertsmith.lab.stage import KIND_VERSIONS, Stage
+from bertsmith.lab.stages import TASK_METRICS, StageFactory
+from bertsmith.model.config import ModelConfig
+from bertsmith.tasks.public import PUBLIC_TASKS
+from bertsmith.text.corpus import CorpusOptions
+from bertsmith.text.vocabulary import VocabularyOptions
+from bertsmith.train.finetuning.settings import FinetuneSettings
+from bertsmith.train.pretraining.recipes import PretrainSettings
+from tests.lab.helpers import TWO_DOCUMENTS
+
+DEFAULTS_FILE = Path(__file__).with_name("defaults.json")
+
+
+def collect_defaults() -> dict[str, Any]:
+    """Return the default settings of each kind of stage, which are not part of its key."""
+    model = ModelConfig(vocab_size=1)
+    settings = {
+        "text": CorpusOptions(),
+        "words": VocabularyOptions(),
+        "store": PrepareOptions(),
+        "pretrain": PretrainSettings(model=model),
+        "finetune": FinetuneSettings(model=model),
+    }
+    tasks = {
+        name: {
+            **asdict(PUBLIC_TASKS[name]),
+            "fixed_settings": dict(PUBLIC_TASKS[name].fixed_settings),
+        }
+        for name in TASK_METRICS
+    }
+    return {
+        **{kind: defaults.model_dump(mode="json") for kind, defaults in settings.items()},
+        "tasks": json.loads(json.dumps(tasks, default=dict)),
+    }
+
+
+def test_defaults_have_not_changed() -> None:
+    """Defaults are those with which the stored results were made.
+
+    If this fails because results would be different now, increase the kind's version in
+    ``KIND_VERSIONS`` (bertsmith/lab/stage.py), so that stages run again. Then store the new
+    defaults with `python -m tests.lab.test_versions`.
+    """
+    assert collect_defaults() == json.loads(DEFAULTS_FILE.read_text())
+
+
+def test_version_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new version of a kind changes its keys; kinds without a version keep theirs."""
+    key = Stage("number", {"a": 1}).key
+    monkeypatch.setitem(KIND_VERSIONS, "other", 2)
+    assert Stage("number", {"a": 1}).key == key
+    monkeypatch.setitem(KIND_VERSIONS, "number", 2)
+    assert Stage("number", {"a": 1}).key != key
+
+
+def test_old_pre_norm_results_are_not_reused(tmp_path: Path) -> None:
+    """Only runs with pre-norm, which had no LayerNorm after the embeddings, have a new version."""
+    (tmp_path / "a.jsonl").write_text(TWO_DOCUMENTS)
+    factory = StageFactory(SCALES["smoke"], Sources(english=tmp_path / "a.jsonl"), tmp_path)
+    pre, post = (factory.baseline_run(0, model={"norm": norm}) for norm in ("pre", "post"))
+    assert pre.key != _key_without_model_version(pre)
+    assert post.key == _key_without_model_version(post)
+
+
+def _key_without_model_version(stage: Stage) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage_module, "_MODEL_VERSIONS", {})
+        return Stage(stage.kind, stage.settings, stage.dependencies, stage.files).key
+
+
+if __name__ == "__main__":
+    DEFAULTS_FILE.write_text(json.dumps(collect_defaults(), indent=1) + "\n")
