@@ -1,6 +1,6 @@
-"""Checkpoints that real TensorFlow made: those of the repository, and fresh ones where it is there.
+"""Fixtures: TensorFlow checkpoints, stored in the repository and newly written by TensorFlow.
 
-It never loads TensorFlow into this process.
+TensorFlow runs in a separate process; tests that need it are skipped if it is not installed.
 """
 
 import importlib.util
@@ -29,52 +29,51 @@ CONFIG = {
     "attention_probs_dropout_prob": 0.0,
     "initializer_range": 0.03,
 }
-#: Runs the script beside the checkpoints with TensorFlow, in a process of its own.
+#: Runs ``checkpoints.py`` with TensorFlow in a separate process.
 Script = Callable[..., None]
 
 
 @pytest.fixture(scope="session")
-def script() -> Script:
-    """Run the script; skip where TensorFlow is not installed."""
+def run_tensorflow() -> Script:
+    """Return a function that runs ``checkpoints.py``; skip if TensorFlow is not installed."""
     if importlib.util.find_spec("tensorflow") is None:
-        pytest.skip("TensorFlow is not installed; its checkpoints in the repository are still read")
+        pytest.skip("TensorFlow is not installed; stored checkpoints are still tested")
 
     def run(*arguments: object) -> None:
         command = [sys.executable, str(DATA / "checkpoints.py"), *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-        assert done.returncode == 0, done.stderr
+        process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        assert process.returncode == 0, process.stderr
 
     return run
 
 
 @pytest.fixture(scope="session")
-def fresh(tmp_path_factory: pytest.TempPathFactory, script: Script) -> Path:
-    """Checkpoints of every form, made now."""
+def new_checkpoints(tmp_path_factory: pytest.TempPathFactory, run_tensorflow: Script) -> Path:
+    """Return a folder with a checkpoint in every format, written now."""
     folder = tmp_path_factory.mktemp("tensorflow")
-    script("make", folder)
+    run_tensorflow("make", folder)
     return folder
 
 
-@pytest.fixture(scope="session", params=["kept", "fresh"])
-def made(request: pytest.FixtureRequest) -> Path:
-    """The folder of checkpoints, a folder a form: the repository's, then fresh ones."""
-    folder: Path = DATA if request.param == "kept" else request.getfixturevalue("fresh")
+@pytest.fixture(scope="session", params=["stored", "new"])
+def checkpoint_dir(request: pytest.FixtureRequest) -> Path:
+    """Return a folder with a checkpoint in every format: the stored ones, then new ones."""
+    is_stored = request.param == "stored"
+    folder: Path = DATA if is_stored else request.getfixturevalue("new_checkpoints")
     return folder
 
 
 def write_config_and_vocab(folder: Path, **changes: object) -> Path:
-    """Write bert_config.json, with keys changed, and vocab.txt into a folder, and return it."""
+    """Write bert_config.json, with changed keys, and vocab.txt; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "bert_config.json").write_text(json.dumps(CONFIG | changes))
-    words = [
-        *SPECIAL_TOKENS,
-        *(f"word{index}" for index in range(checkpoints.VOCAB_SIZE - len(SPECIAL_TOKENS))),
-    ]
+    num_words = checkpoints.VOCAB_SIZE - len(SPECIAL_TOKENS)
+    words = [*SPECIAL_TOKENS, *(f"word{index}" for index in range(num_words))]
     (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
     return folder
 
 
 @pytest.fixture
-def beside(tmp_path: Path) -> Path:
-    """A folder with the config and the vocabulary of the checkpoints."""
+def config_dir(tmp_path: Path) -> Path:
+    """Return a folder with the config and the vocabulary of the checkpoints."""
     return write_config_and_vocab(tmp_path / "uncased_files")

@@ -1,6 +1,6 @@
-"""A hub on this machine: as much of the Hugging Face hub's HTTP as its own client needs.
+"""A local HTTP server with the part of the Hugging Face Hub's API that its client needs.
 
-It never keeps more than one commit a branch, and knows no large-file storage.
+Each branch has a single commit, and large-file storage is not supported.
 """
 
 import base64
@@ -21,10 +21,15 @@ RepoFiles = dict[str, bytes]
 
 @dataclass
 class FakeHub:
-    """A running hub.
+    """The state of the server.
 
-    repos: files by model, branch and name. log: (method, path, Range header, token) of each
-    request. broken: file name -> the bytes after which the connection ends, once.
+    Attributes:
+        url: The server's URL.
+        repos: File contents by repository, branch and file name.
+        requests: Method, path, Range header and Authorization header of each request.
+        truncated_files: The number of bytes, by file name, after which the next download of the
+            file is cut off.
+        private: Repositories that need the token "secret".
     """
 
     url: str = ""
@@ -34,14 +39,16 @@ class FakeHub:
     private: set[str] = field(default_factory=set)
 
     def range_headers(self, method: str, name: str) -> list[str | None]:
-        """Return the Range headers of the requests for a file."""
+        """Return the Range headers of all requests for a file with this method."""
         return [
-            span for how, path, span, _ in self.requests if how == method and path.endswith(name)
+            byte_range
+            for request_method, path, byte_range, _ in self.requests
+            if request_method == method and path.endswith(name)
         ]
 
 
 def commit_hash(files: RepoFiles) -> str:
-    """Return the hash of a commit: of all names and contents."""
+    """Return the hash of a commit, computed from all file names and contents."""
     digest = hashlib.sha1()
     for name, content in sorted(files.items()):
         digest.update(name.encode() + b"\0" + content)
@@ -50,7 +57,7 @@ def commit_hash(files: RepoFiles) -> str:
 
 @contextmanager
 def run_fake_hub() -> Iterator[FakeHub]:
-    """Yield a hub that answers on a port of its own."""
+    """Run the server on a free port while the context is active."""
     hub = FakeHub()
     handler = type("Bound", (Handler,), {"hub": hub})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -67,24 +74,24 @@ def run_fake_hub() -> Iterator[FakeHub]:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """The requests of the client, one method a verb."""
+    """Answers the client's requests."""
 
     hub: FakeHub
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Suppress the access log."""
 
-    def _note(self) -> str:
+    def _log_request(self) -> str:
         path = unquote(urlsplit(self.path).path)
-        said = self.headers.get
-        self.hub.requests.append((self.command, path, said("Range"), said("Authorization")))
+        header = self.headers.get
+        self.hub.requests.append((self.command, path, header("Range"), header("Authorization")))
         return path
 
-    def _json(self, value: Any, status: int = 200, **headers: str) -> None:
-        self._bytes(json.dumps(value).encode(), status, **headers)
+    def _send_json(self, value: Any, status: int = 200, **headers: str) -> None:
+        self._send_bytes(json.dumps(value).encode(), status, **headers)
 
-    def _bytes(self, content: bytes, status: int = 200, **headers: str) -> None:
+    def _send_bytes(self, content: bytes, status: int = 200, **headers: str) -> None:
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
@@ -93,54 +100,54 @@ class Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(content)
 
-    def _missing(self, code: str) -> None:
-        self._json({"error": code}, 404, X_Error_Code=code)
+    def _send_not_found(self, code: str) -> None:
+        self._send_json({"error": code}, 404, X_Error_Code=code)
 
     def _files(self, name: str, revision: str) -> RepoFiles | None:
-        """Return the files of a branch or a commit; answer for what is not there."""
+        """Return the files of a branch or a commit; if it does not exist, send a 404 response."""
         if name not in self.hub.repos or (
             name in self.hub.private and self.headers.get("Authorization") != "Bearer secret"
         ):
-            self._missing("RepoNotFound")
+            self._send_not_found("RepoNotFound")
             return None
         branches = self.hub.repos[name]
         for branch, files in branches.items():
             if revision in (branch, commit_hash(files)):
                 return files
-        self._missing("RevisionNotFound")
+        self._send_not_found("RevisionNotFound")
         return None
 
     def do_GET(self) -> None:
-        """Tell of a model, list its files, or send one."""
-        path = self._note()
-        if told := re.fullmatch(r"/api/models/([^/]+/[^/]+)/revision/(.+)", path):
-            if (files := self._files(told[1], told[2])) is not None:
+        """Send information about a repository, the list of its files, or a file."""
+        path = self._log_request()
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/revision/(.+)", path):
+            if (files := self._files(match[1], match[2])) is not None:
                 siblings = [{"rfilename": name} for name in files]
-                self._json({"id": told[1], "sha": commit_hash(files), "siblings": siblings})
-        elif told := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)/?", path):
-            if (files := self._files(told[1], told[2])) is not None:
-                self._json([{"type": "file", "path": name, "size": len(content),
+                self._send_json({"id": match[1], "sha": commit_hash(files), "siblings": siblings})
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)/?", path):
+            if (files := self._files(match[1], match[2])) is not None:
+                self._send_json([{"type": "file", "path": name, "size": len(content),
                              "oid": hashlib.sha1(content).hexdigest()}
                             for name, content in files.items()])  # fmt: skip
-        elif told := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
-            if (files := self._files(told[1], told[2])) is not None:
-                self._send(files, told[3])
+        elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+            if (files := self._files(match[1], match[2])) is not None:
+                self._send_file(files, match[3])
         else:
-            self._missing("EntryNotFound")
+            self._send_not_found("EntryNotFound")
 
-    do_HEAD = do_GET  # noqa: N815 - the name that the library calls
+    do_HEAD = do_GET  # noqa: N815 - name required by BaseHTTPRequestHandler
 
-    def _send(self, files: RepoFiles, name: str) -> None:
+    def _send_file(self, files: RepoFiles, name: str) -> None:
         if name not in files:
-            self._missing("EntryNotFound")
+            self._send_not_found("EntryNotFound")
             return
         content = files[name]
         tag = f'"{hashlib.sha1(content).hexdigest()}"'
-        span = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
-        first = int(span[1]) if span else 0
+        byte_range = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
+        start = int(byte_range[1]) if byte_range else 0
         headers = {"ETag": tag, "X_Repo_Commit": commit_hash(files)}
-        if span:
-            headers["Content_Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
+        if byte_range:
+            headers["Content_Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
         if self.command == "GET" and name in self.hub.truncated_files:
             end = self.hub.truncated_files.pop(name)
             self.send_response(200)
@@ -151,37 +158,42 @@ class Handler(BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_RDWR)
             self.close_connection = True
             return
-        self._bytes(content[first:], 206 if span else 200, **headers)
+        self._send_bytes(content[start:], 206 if byte_range else 200, **headers)
 
     def do_POST(self) -> None:
-        """Make a repository or a branch, or take a commit."""
-        path, body = self._note(), self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        """Create a repository, a branch or a commit."""
+        path, body = (
+            self._log_request(),
+            self.rfile.read(int(self.headers.get("Content-Length") or 0)),
+        )
         if path == "/api/repos/create":
-            said = json.loads(body)
-            name = f"{said['organization']}/{said['name']}"
-            known = name in self.hub.repos
+            request = json.loads(body)
+            name = f"{request['organization']}/{request['name']}"
+            exists = name in self.hub.repos
             self.hub.repos.setdefault(name, {"main": {}})
-            if said.get("visibility") == "private":
+            if request.get("visibility") == "private":
                 self.hub.private.add(name)
-            self._json({"url": f"{self.hub.url}/{name}"}, 409 if known else 200)
+            self._send_json({"url": f"{self.hub.url}/{name}"}, 409 if exists else 200)
         elif path == "/api/validate-yaml":
-            self._json({"errors": [], "warnings": []})
-        elif told := re.fullmatch(r"/api/models/([^/]+/[^/]+)/branch/(.+)", path):
-            branches = self.hub.repos[told[1]]
-            branches.setdefault(told[2], dict(branches["main"]))
-            self._json({})
+            self._send_json({"errors": [], "warnings": []})
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/branch/(.+)", path):
+            branches = self.hub.repos[match[1]]
+            branches.setdefault(match[2], dict(branches["main"]))
+            self._send_json({})
         elif re.fullmatch(r"/api/models/[^/]+/[^/]+/preupload/.+", path):
-            self._json({"files": [{"path": one["path"], "uploadMode": "regular",
+            self._send_json({"files": [{"path": file["path"], "uploadMode": "regular",
                                    "shouldIgnore": False}
-                                  for one in json.loads(body)["files"]]})  # fmt: skip
-        elif told := re.fullmatch(r"/api/models/([^/]+/[^/]+)/commit/(.+)", path):
-            files = self.hub.repos[told[1]][told[2]]
+                                  for file in json.loads(body)["files"]]})  # fmt: skip
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/commit/(.+)", path):
+            files = self.hub.repos[match[1]][match[2]]
             for line in body.splitlines():
-                one = json.loads(line)
-                if one["key"] == "file":
-                    files[one["value"]["path"]] = base64.b64decode(one["value"]["content"])
+                operation = json.loads(line)
+                if operation["key"] == "file":
+                    files[operation["value"]["path"]] = base64.b64decode(
+                        operation["value"]["content"]
+                    )
             sha = commit_hash(files)
-            url = f"{self.hub.url}/{told[1]}/commit/{sha}"
-            self._json({"success": True, "commitOid": sha, "commitUrl": url})
+            url = f"{self.hub.url}/{match[1]}/commit/{sha}"
+            self._send_json({"success": True, "commitOid": sha, "commitUrl": url})
         else:
-            self._missing("EntryNotFound")
+            self._send_not_found("EntryNotFound")

@@ -1,7 +1,4 @@
-"""What a checkpoint of the original should become here, written out name by name.
-
-It never uses the package's own table of names.
-"""
+"""Conversion of the original BERT's variables, independent of the package's own name tables."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +9,7 @@ from torch import Tensor
 
 
 def expected_state_dict(values: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the state of our pre-training model from the original's variables."""
+    """Return the state dict of BertForPreTraining in Bertsmith from the original's variables."""
     result = {
         "bert.embeddings.words.weight": values["bert/embeddings/word_embeddings"],
         "bert.embeddings.positions.weight": values["bert/embeddings/position_embeddings"],
@@ -33,10 +30,12 @@ def expected_state_dict(values: Mapping[str, Any]) -> dict[str, Tensor]:
     layer = 0
     while f"bert/encoder/layer_{layer}/output/dense/bias" in values:
         ours, theirs = f"bert.encoder.layers.{layer}", f"bert/encoder/layer_{layer}"
-        three = [f"{theirs}/attention/self/{name}" for name in ("query", "key", "value")]
-        joint = f"{ours}.attention.query_key_value"
-        result[f"{joint}.weight"] = np.concatenate([values[f"{one}/kernel"].T for one in three])
-        result[f"{joint}.bias"] = np.concatenate([values[f"{one}/bias"] for one in three])
+        projections = [f"{theirs}/attention/self/{name}" for name in ("query", "key", "value")]
+        fused = f"{ours}.attention.query_key_value"
+        result[f"{fused}.weight"] = np.concatenate(
+            [values[f"{one}/kernel"].T for one in projections]
+        )
+        result[f"{fused}.bias"] = np.concatenate([values[f"{one}/bias"] for one in projections])
         linears[f"{ours}.attention.output"] = f"{theirs}/attention/output/dense"
         linears[f"{ours}.up"] = f"{theirs}/intermediate/dense"
         linears[f"{ours}.down"] = f"{theirs}/output/dense"
@@ -53,11 +52,11 @@ def expected_state_dict(values: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def original_variables(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the original's variables from the state of `transformers`' BertForPreTraining."""
+    """Return the original's variables from the state dict of transformers' BertForPreTraining."""
     result = {}
     for name, weight in state.items():
         if name.startswith("cls.predictions.decoder") or name.endswith("position_ids"):
-            continue  # Tied to what is there under another name.
+            continue  # The decoder is tied to the word embeddings; position_ids is a buffer.
         stem, _, kind = name.rpartition(".")
         path = stem.replace("layer.", "layer_").replace(".", "/")
         array = weight.numpy()

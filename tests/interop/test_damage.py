@@ -1,4 +1,4 @@
-"""Damaged, lying and foreign checkpoints: refused with file and tensor named, and nothing else."""
+"""Damaged or inconsistent checkpoints and those of other models raise a ModelError."""
 
 import json
 import random
@@ -30,12 +30,12 @@ from bertsmith.interop.tensorflow.writing import write_checkpoint
 from tests.interop.conftest import DATA, write_config_and_vocab
 from tests.interop.data import checkpoints
 
-#: A footer's length, and a block's trailer of kind and checksum.
-FOOTER, TRAILER = 48, 5
+#: Length of a table's footer, and of a block's trailer with compression type and checksum.
+FOOTER_BYTES, TRAILER_BYTES = 48, 5
 
 
-def bitwise(data: bytes) -> int:
-    """Return the CRC-32C by its definition, a bit at a time."""
+def crc32c_bitwise(data: bytes) -> int:
+    """Return the CRC-32C by its definition, bit by bit."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
@@ -44,18 +44,18 @@ def bitwise(data: bytes) -> int:
     return crc ^ 0xFFFFFFFF
 
 
-def test_crc32c() -> None:
-    """The check value of RFC 3720's sum, and the definition at lengths around every border."""
+def test_crc32c_matches_its_definition() -> None:
+    """The check values of RFC 3720, and lengths around the size of a row."""
     assert crc32c(b"123456789") == 0xE3069283
     assert crc32c(bytes(32)) == 0x8A9136AA
     data = random.Random(0).randbytes(3 * 65536 + 7)
     for length in (*range(9), 65535, 65536, 65537, 65539, 65540, 2 * 65536 + 3, len(data)):
-        assert crc32c(memoryview(data)[:length]) == bitwise(data[:length]), length
+        assert crc32c(memoryview(data)[:length]) == crc32c_bitwise(data[:length]), length
 
 
 @given(st.dictionaries(st.binary(min_size=1, max_size=40), st.binary(max_size=90), max_size=300))
-def test_a_table_gives_back_what_went_in(pairs: dict[bytes, bytes]) -> None:
-    """Any keys and values, in any number of blocks."""
+def test_table_round_trip(pairs: dict[bytes, bytes]) -> None:
+    """Any keys and values are read back, from any number of blocks."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "table"
         path.write_bytes(encode_table(sorted(pairs.items())))
@@ -63,105 +63,111 @@ def test_a_table_gives_back_what_went_in(pairs: dict[bytes, bytes]) -> None:
 
 
 @given(st.integers(-(2**40), 2**40), st.integers(-(2**40), 2**40))
-def test_encode_ordered_numbers_are_in_order(a: int, b: int) -> None:
-    """The bytes of two numbers compare as the numbers do."""
+def test_ordered_encoding_preserves_order(a: int, b: int) -> None:
+    """Encoded integers compare as the integers do."""
     assert (_encode_ordered(a) < _encode_ordered(b)) == (a < b)
-    assert (_encode_ordered(0), _encode_ordered(-1), _encode_ordered(64)) == (b"\x80", b"\x7f", b"\xc0\x40")
+    assert (_encode_ordered(0), _encode_ordered(-1), _encode_ordered(64)) == (
+        b"\x80",
+        b"\x7f",
+        b"\xc0\x40",
+    )
 
 
 @pytest.fixture
 def release(tmp_path: Path) -> Path:
-    """A sound release, to be damaged."""
+    """Return a valid release, which tests damage."""
     folder = write_config_and_vocab(tmp_path / "uncased")
     write_checkpoint(folder / "bert_model.ckpt", checkpoints.make_variables().items())
     return folder
 
 
-INDEX, SHARD = "bert_model.ckpt.index", "bert_model.ckpt.data-00000-of-00001"
+INDEX_FILE, SHARD_FILE = "bert_model.ckpt.index", "bert_model.ckpt.data-00000-of-00001"
 
 
-def cut(name: str, length: int) -> Callable[[Path], None]:
-    """Return what keeps only the first bytes of a file."""
+def truncate(name: str, length: int) -> Callable[[Path], None]:
+    """Return a function that keeps only the first bytes of a file."""
 
-    def change(folder: Path) -> None:
+    def damage(folder: Path) -> None:
         data = (folder / name).read_bytes()
         (folder / name).write_bytes(data[:length])
 
-    return change
+    return damage
 
 
-def lengthen(folder: Path) -> None:
+def add_word(folder: Path) -> None:
     """Add a word to the vocabulary."""
     with (folder / "vocab.txt").open("a") as file:
         file.write("more\n")
 
 
-def turn(name: str, place: int) -> Callable[[Path], None]:
-    """Return what turns one bit of a file over."""
+def flip_bit(name: str, offset: int) -> Callable[[Path], None]:
+    """Return a function that flips one bit of a file."""
 
-    def change(folder: Path) -> None:
+    def damage(folder: Path) -> None:
         data = bytearray((folder / name).read_bytes())
-        data[place] ^= 4
+        data[offset] ^= 4
         (folder / name).write_bytes(data)
 
-    return change
+    return damage
 
 
-def without(*names: str) -> Callable[[Path], None]:
-    """Return what takes tensors out."""
+def remove_tensors(*names: str) -> Callable[[Path], None]:
+    """Return a function that removes tensors from the checkpoint."""
 
-    def change(folder: Path) -> None:
+    def damage(folder: Path) -> None:
         values = checkpoints.make_variables()
         write_checkpoint(
             folder / "bert_model.ckpt", [pair for pair in values.items() if pair[0] not in names]
         )
 
-    return change
+    return damage
 
 
-def instead(**arrays: Any) -> Callable[[Path], None]:
-    """Return what puts other tensors into the checkpoint; ``__`` in a name stands for a slash."""
-    more = {name.replace("__", "/"): array for name, array in arrays.items()}
+def replace_tensors(**arrays: Any) -> Callable[[Path], None]:
+    """Return a function that replaces tensors; ``__`` in a name stands for a slash."""
+    replaced = {name.replace("__", "/"): array for name, array in arrays.items()}
     return lambda folder: write_checkpoint(
-        folder / "bert_model.ckpt", (checkpoints.make_variables() | more).items()
+        folder / "bert_model.ckpt", (checkpoints.make_variables() | replaced).items()
     )
 
 
-def only(*names: str) -> Callable[[Path], None]:
-    """Return what makes a checkpoint of other names altogether."""
-    one = np.ones(3, dtype=np.float32)
+def use_other_names(*names: str) -> Callable[[Path], None]:
+    """Return a function that writes a checkpoint with other tensor names only."""
+    ones = np.ones(3, dtype=np.float32)
     return lambda folder: write_checkpoint(
-        folder / "bert_model.ckpt", [(name, one) for name in names]
+        folder / "bert_model.ckpt", [(name, ones) for name in names]
     )
 
 
-def edit(**changes: Any) -> Callable[[Path], None]:
-    """Return what changes keys of bert_config.json; None takes one away."""
+def edit_config(**changes: Any) -> Callable[[Path], None]:
+    """Return a function that changes keys of bert_config.json; None removes a key."""
 
-    def change(folder: Path) -> None:
+    def damage(folder: Path) -> None:
         path = folder / "bert_config.json"
         raw = json.loads(path.read_text()) | changes
         path.write_text(json.dumps({key: raw[key] for key in raw if raw[key] is not None}))
 
-    return change
+    return damage
 
 
-def compress(folder: Path) -> None:
-    """Say that the first block of the index is compressed, with a right checksum."""
-    data = bytearray((folder / INDEX).read_bytes())
-    footer = memoryview(bytes(data[-FOOTER:]))
-    _, place = read_varint(footer, read_varint(footer, 0)[1])
-    index = read_varint(footer, place)[0]
-    # The first block ends where the second, or the empty one of the table's notes, begins.
-    end = next(end for end in range(1, index) if checked(data, end))
+def mark_compressed(folder: Path) -> None:
+    """Mark the first block of the index as compressed, with a correct checksum."""
+    data = bytearray((folder / INDEX_FILE).read_bytes())
+    footer = memoryview(bytes(data[-FOOTER_BYTES:]))
+    _, offset = read_varint(footer, read_varint(footer, 0)[1])
+    index_offset = read_varint(footer, offset)[0]
+    # The first block ends where the next block begins: the second, or the empty metaindex block.
+    end = next(end for end in range(1, index_offset) if has_checksum_at(data, end))
     data[end] = 1
-    data[end + 1 : end + TRAILER] = mask_crc(crc32c(bytes(data[: end + 1]))).to_bytes(4, "little")
-    (folder / INDEX).write_bytes(data)
+    data[end + 1 : end + TRAILER_BYTES] = mask_crc(crc32c(bytes(data[: end + 1]))).to_bytes(
+        4, "little"
+    )
+    (folder / INDEX_FILE).write_bytes(data)
 
 
-def checked(data: bytearray, end: int) -> bool:
-    """Tell whether a block that began at 0 ends at ``end``."""
-    return bytes(data[end + 1 : end + TRAILER]) == mask_crc(
+def has_checksum_at(data: bytearray, end: int) -> bool:
+    """Return whether a block from byte 0 to ``end`` is followed by its checksum."""
+    return bytes(data[end + 1 : end + TRAILER_BYTES]) == mask_crc(
         crc32c(bytes(data[: end + 1]))
     ).to_bytes(4, "little")
 
@@ -170,61 +176,119 @@ KERNEL = "bert/encoder/layer_1/attention/self/key/kernel"
 FAULTS: list[tuple[str, Callable[[Path], None], str]] = [
     (
         "no shard",
-        lambda f: (f / SHARD).unlink(),
-        rf"{SHARD}: no such file, but tensor 'bert/em",
+        lambda f: (f / SHARD_FILE).unlink(),
+        rf"{SHARD_FILE}: no such file, but tensor 'bert/em",
     ),
-    ("cut shard", cut(SHARD, 500), rf"{SHARD}: truncated: it has 500 bytes, but tensor 'bert/"),
-    ("cut a little", cut(SHARD, -1), rf"{SHARD}: truncated: .* tensor '[a-z/_A-Z0-9]+' ends at"),
-    ("cut index", cut(INDEX, 300), rf"{INDEX}: damaged, or not a TensorFlow checkpoint: no magic"),
-    ("empty index", cut(INDEX, 0), rf"{INDEX}: damaged, or not .* no magic number of a sorted table"),
-    ("magic", turn(INDEX, -1), rf"{INDEX}: damaged, or not .* no magic number of a sorted table"),
-    ("block", turn(INDEX, 9), rf"{INDEX}: damaged, .* wrong checksum of the block at byte 0"),
-    ("data", turn(SHARD, 5), rf"{SHARD}: damaged, .* wrong checksum of tensor 'bert/embeddings/word"),
-    ("snappy", compress, rf"{INDEX}: .* compressed \(type 1, 1 is snappy\)"),
-    ("kernel", without(KERNEL), rf"{INDEX}: tensor '{KERNEL}' is missing"),
-    ("half a head", without("cls/predictions/output_bias"), r"'cls/predictions/output_bias' is mi"),
+    (
+        "truncated shard",
+        truncate(SHARD_FILE, 500),
+        rf"{SHARD_FILE}: truncated: it has 500 bytes, but tensor 'bert/",
+    ),
+    (
+        "missing last byte",
+        truncate(SHARD_FILE, -1),
+        rf"{SHARD_FILE}: truncated: .* tensor '[a-z/_A-Z0-9]+' ends at",
+    ),
+    (
+        "truncated index",
+        truncate(INDEX_FILE, 300),
+        rf"{INDEX_FILE}: damaged, or not a TensorFlow checkpoint: no magic",
+    ),
+    (
+        "empty index",
+        truncate(INDEX_FILE, 0),
+        rf"{INDEX_FILE}: damaged, or not .* no magic number of a sorted table",
+    ),
+    (
+        "magic",
+        flip_bit(INDEX_FILE, -1),
+        rf"{INDEX_FILE}: damaged, or not .* no magic number of a sorted table",
+    ),
+    (
+        "block",
+        flip_bit(INDEX_FILE, 9),
+        rf"{INDEX_FILE}: damaged, .* wrong checksum of the block at byte 0",
+    ),
+    (
+        "data",
+        flip_bit(SHARD_FILE, 5),
+        rf"{SHARD_FILE}: damaged, .* wrong checksum of tensor 'bert/embeddings/word",
+    ),
+    ("snappy", mark_compressed, rf"{INDEX_FILE}: .* compressed \(type 1, 1 is snappy\)"),
+    ("kernel", remove_tensors(KERNEL), rf"{INDEX_FILE}: tensor '{KERNEL}' is missing"),
+    (
+        "half a head",
+        remove_tensors("cls/predictions/output_bias"),
+        r"'cls/predictions/output_bias' is mi",
+    ),
     (
         "shape",
-        instead(bert__pooler__dense__kernel=np.ones((6, 5), dtype=np.float32)),
+        replace_tensors(bert__pooler__dense__kernel=np.ones((6, 5), dtype=np.float32)),
         r"bert/pooler/dense/kernel has shape \(6, 5\), but bert_config\.json requires \(6, 6\)",
     ),
-    ("ALBERT", only("bert/encoder/embedding_hidden_mapping_in/kernel"), r"this is ALBERT"),
-    ("ELECTRA", only("electra/embeddings/word_embeddings"), r"this is ELECTRA"),
-    ("ResNet", only("resnet/conv1", "global_step"), r"not a BERT: its tensors are resnet/conv1, …;"),
-    ("layers", edit(num_hidden_layers=3), r"has 2 layers, but bert_config\.json has 3"),
-    ("words", edit(vocab_size=10**12), r"word_embeddings has shape \(11, 6\); .* \(10{12}, 6\)"),
-    ("width", edit(hidden_size=10**12), r"word_embeddings has shape \(11, 6\)"),
     (
-        "inner",
-        edit(intermediate_size=10**12),
+        "ALBERT",
+        use_other_names("bert/encoder/embedding_hidden_mapping_in/kernel"),
+        r"this is ALBERT",
+    ),
+    ("ELECTRA", use_other_names("electra/embeddings/word_embeddings"), r"this is ELECTRA"),
+    (
+        "ResNet",
+        use_other_names("resnet/conv1", "global_step"),
+        r"not a BERT: its tensors are resnet/conv1, …;",
+    ),
+    ("layers", edit_config(num_hidden_layers=3), r"has 2 layers, but bert_config\.json has 3"),
+    (
+        "vocab size",
+        edit_config(vocab_size=10**12),
+        r"word_embeddings has shape \(11, 6\), .* \(10{12}, 6\)",
+    ),
+    ("width", edit_config(hidden_size=10**12), r"word_embeddings has shape \(11, 6\)"),
+    (
+        "feed-forward",
+        edit_config(intermediate_size=10**12),
         r"layer_0/intermediate/dense/kernel has shape \(6, 7",
     ),
     (
-        "layers too",
-        edit(num_hidden_layers=10**12),
+        "too many layers",
+        edit_config(num_hidden_layers=10**12),
         r"has 2 layers, but bert_config\.json has 10",
     ),
-    ("heads", edit(num_attention_heads=4), r"bert_config\.json: .*width 6 is not a multiple of"),
-    ("no size", edit(hidden_size=None), r"bert_config\.json: hidden_size is missing"),
-    ("activation", edit(hidden_act="linear"), r"hidden_act is 'linear'; supported: gelu, relu"),
+    (
+        "heads",
+        edit_config(num_attention_heads=4),
+        r"bert_config\.json: .*width 6 is not a multiple of",
+    ),
+    ("no size", edit_config(hidden_size=None), r"bert_config\.json: hidden_size is missing"),
+    (
+        "activation",
+        edit_config(hidden_act="linear"),
+        r"hidden_act is 'linear'; supported: gelu, relu",
+    ),
     ("no config", lambda f: (f / "bert_config.json").unlink(), r"no such file; releases have it"),
-    ("no checkpoint", lambda f: (f / INDEX).unlink(), r"found no TensorFlow checkpoint; expected"),
-    ("vocabulary", lengthen, r"vocab\.txt has 12 words, but the model only has 11"),
+    (
+        "no checkpoint",
+        lambda f: (f / INDEX_FILE).unlink(),
+        r"found no TensorFlow checkpoint; expected",
+    ),
+    ("vocabulary", add_word, r"vocab\.txt has 12 words, but the model only has 11"),
 ]
 
 
-@pytest.mark.parametrize(("fault", "said"), [fault[1:] for fault in FAULTS],
+@pytest.mark.parametrize(("damage", "message"), [fault[1:] for fault in FAULTS],
                          ids=[fault[0] for fault in FAULTS])  # fmt: skip
-def test_each_fault_is_told(fault: Callable[[Path], None], said: str, release: Path) -> None:
-    """Whatever is wrong with a release is a ModelError that names file, tensor and sizes."""
+def test_faults_raise_model_errors(
+    damage: Callable[[Path], None], message: str, release: Path
+) -> None:
+    """The error names the file, the tensor and the sizes."""
     read_tensorflow(release)
-    fault(release)
-    with pytest.raises(ModelError, match=said):
+    damage(release)
+    with pytest.raises(ModelError, match=message):
         read_tensorflow(release)
 
 
-def test_a_path_without_a_checkpoint(tmp_path: Path) -> None:
-    """A path that is not there, and a file of another kind, are told."""
+def test_path_without_checkpoint_is_an_error(tmp_path: Path) -> None:
+    """A missing path and a text file are reported."""
     with pytest.raises(ModelError, match="no such folder or checkpoint"):
         read_tensorflow(tmp_path / "nowhere")
     (tmp_path / "notes.txt").write_text("just some notes")
@@ -232,44 +296,46 @@ def test_a_path_without_a_checkpoint(tmp_path: Path) -> None:
         read_tensorflow(tmp_path / "notes.txt")
 
 
-def test_a_damaged_v1_file(tmp_path: Path) -> None:
-    """A turned bit anywhere in the values, and a cut, are found."""
+def test_damaged_v1_checkpoint_is_an_error(tmp_path: Path) -> None:
+    """A flipped bit in the values and a truncated file are detected."""
     data = bytearray((DATA / "v1" / "bert_model.ckpt").read_bytes())
     data[9000] ^= 1
     (tmp_path / "model.ckpt").write_bytes(data)
-    with pytest.raises(ModelError, match=r"model\.ckpt: damaged, .* wrong checksum of the block at"):
+    with pytest.raises(
+        ModelError, match=r"model\.ckpt: damaged, .* wrong checksum of the block at"
+    ):
         CheckpointV1(tmp_path / "model.ckpt")
-    (tmp_path / "cut").write_bytes(bytes(data[:9000]))
+    (tmp_path / "truncated").write_bytes(bytes(data[:9000]))
     with pytest.raises(ModelError, match="neither in the V2 format"):
-        read_tensorflow(tmp_path / "cut")
+        read_tensorflow(tmp_path / "truncated")
 
 
-def test_a_size_that_only_the_index_promises(release: Path) -> None:
-    """A tensor of 10^12 words, said by config and index alike, is refused before any is taken."""
-    edit(vocab_size=10**12)(release)
-    pairs = {key: bytes(value) for key, value in read_entries(release / INDEX)}
+def test_tensor_larger_than_its_file_is_an_error(release: Path) -> None:
+    """A tensor of 10^12 rows in config and index fails before memory is allocated."""
+    edit_config(vocab_size=10**12)(release)
+    entries = {key: bytes(value) for key, value in read_entries(release / INDEX_FILE)}
     shape = b"".join(encode_bytes_field(2, encode_varint_field(1, size)) for size in (10**12, 6))
     size = 4 * 6 * 10**12
     words = encode_varint_field(1, 1) + encode_bytes_field(2, shape) + encode_varint_field(5, size)
-    pairs[b"bert/embeddings/word_embeddings"] = words
-    (release / INDEX).write_bytes(encode_table(sorted(pairs.items())))
+    entries[b"bert/embeddings/word_embeddings"] = words
+    (release / INDEX_FILE).write_bytes(encode_table(sorted(entries.items())))
     with pytest.raises(ModelError, match=r"truncated: .*word_embeddings' ends at byte 24,000,"):
         read_tensorflow(release)
 
 
-def test_a_table_that_reads_one_block_again_and_again(tmp_path: Path) -> None:
-    """An index of ten thousand entries that all name the same block is refused at the second."""
+def test_repeated_block_is_an_error(tmp_path: Path) -> None:
+    """An index whose 10,000 entries refer to the same block fails at the second one."""
     file = bytearray()
     handle = _append_block(file, [(b"a", b"1")])
     index = _append_block(file, [(b"%05d" % number, handle) for number in range(10_000)])
-    file += (handle + index).ljust(FOOTER - 8, b"\0") + encode_table([])[-8:]
+    file += (handle + index).ljust(FOOTER_BYTES - 8, b"\0") + encode_table([])[-8:]
     (tmp_path / "table").write_bytes(file)
     with pytest.raises(ModelError, match="overlaps the one before"):
         list(read_entries(tmp_path / "table"))
 
 
-def test_a_shard_is_found_beside_its_index_only(tmp_path: Path) -> None:
-    """A lying number of shards cannot lead out of the folder, nor a negative size into memory."""
+def test_invalid_shard_numbers_are_an_error(tmp_path: Path) -> None:
+    """Huge shard numbers and sizes lead neither out of the folder nor to an allocation."""
     header = encode_varint_field(1, 2**63 + 5)
     entry = (
         encode_varint_field(1, 1)
@@ -281,42 +347,42 @@ def test_a_shard_is_found_beside_its_index_only(tmp_path: Path) -> None:
         CheckpointV2(tmp_path / "x.index").read("bert/x")
 
 
-def faults_of(path: Path) -> list[str]:
-    """Return what is said against a checkpoint, as a whole or against its tensors."""
-    faults = []
+def collect_errors(path: Path) -> list[str]:
+    """Return the error of opening a checkpoint, or the errors of reading its tensors."""
+    errors = []
     try:
-        opened = CheckpointV2(path) if path.suffix == ".index" else CheckpointV1(path)
+        checkpoint = CheckpointV2(path) if path.suffix == ".index" else CheckpointV1(path)
     except ModelError as error:
         return [str(error)]
-    for name in opened.shapes:
+    for name in checkpoint.shapes:
         try:
-            opened.check_data([name])
-            opened.read(name)
+            checkpoint.check_data([name])
+            checkpoint.read(name)
         except ModelError as error:
-            faults.append(str(error))
-    return faults
+            errors.append(str(error))
+    return errors
 
 
 @given(st.data())
-def test_no_index_makes_anything_but_a_model_error(data: st.DataObject) -> None:
-    """Entries with any bytes changed, under right checksums, are read or are a ModelError."""
-    form = data.draw(st.sampled_from(["parts", "object", "types", "v1"]))
+def test_random_index_changes_raise_only_model_errors(data: st.DataObject) -> None:
+    """Entries with random bytes and correct checksums are read or raise a ModelError."""
+    checkpoint_format = data.draw(st.sampled_from(["parts", "object", "types", "v1"]))
     with TemporaryDirectory() as folder:
-        for file in (DATA / form).iterdir():
+        for file in (DATA / checkpoint_format).iterdir():
             shutil.copy(file, folder)
         names = {"object": "bert_model.ckpt-1.index", "v1": "bert_model.ckpt"}
-        path = Path(folder) / names.get(form, INDEX)
+        path = Path(folder) / names.get(checkpoint_format, INDEX_FILE)
         pairs = [(key, bytearray(value)) for key, value in read_entries(path)]
         for _ in range(data.draw(st.integers(1, 4))):
             value = pairs[data.draw(st.integers(0, len(pairs) - 1))][1]
             if value:
                 value[data.draw(st.integers(0, len(value) - 1))] = data.draw(st.integers(0, 255))
         path.write_bytes(encode_table([(key, bytes(value)) for key, value in pairs]))
-        assert all(folder in fault for fault in faults_of(path))
+        assert all(folder in error for error in collect_errors(path))
 
 
-def test_a_varint_ends() -> None:
-    """Numbers of any size come back; one without an end is refused."""
+def test_varint_round_trip() -> None:
+    """Integers of any size are read back, and an unterminated varint is an error."""
     for number in (0, 1, 127, 128, 2**32, 2**64 - 1):
         assert read_varint(memoryview(encode_varint(number)), 0) == (
             number,

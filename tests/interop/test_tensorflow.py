@@ -44,12 +44,14 @@ def assert_same(model: torch.nn.Module, expected: dict[str, torch.Tensor]) -> No
 
 
 @pytest.mark.parametrize("form", ["v2", "v1", "object", "parts"])
-def test_every_form_gives_the_same_weights(made: Path, form: str, beside: Path) -> None:
+def test_every_form_gives_the_same_weights(
+    checkpoint_dir: Path, form: str, config_dir: Path
+) -> None:
     """V1, V2 (one shard, or two with a tensor in parts) and object-based: each weight, bit for bit.
 
     The optimizer's averages and the step are left, and counted.
     """
-    found = read(made / form, files_from=beside)
+    found = read(checkpoint_dir / form, files_from=config_dir)
     assert_same(found.model, expected_state_dict(checkpoints.make_variables()))
     assert found.model.mlm.decoder.weight is found.model.bert.embeddings.words.weight
     assert not found.model.training
@@ -63,19 +65,21 @@ def test_every_form_gives_the_same_weights(made: Path, form: str, beside: Path) 
     assert (found.config.segments, found.config.nsp) == (3, True)
 
 
-def test_every_type_of_number_is_read(made: Path, beside: Path) -> None:
+def test_every_type_of_number_is_read(checkpoint_dir: Path, config_dir: Path) -> None:
     """float16, bfloat16 and float64 become float32, each with the value that it has."""
     kinds = (torch.float16, torch.bfloat16, torch.float64, torch.float32)
     values = {
         name: torch.tensor(array).to(kinds[index % 4]).float().numpy()
         for index, (name, array) in enumerate(checkpoints.make_variables().items())
     }
-    assert_same(read(made / "types", files_from=beside).model, expected_state_dict(values))
+    assert_same(
+        read(checkpoint_dir / "types", files_from=config_dir).model, expected_state_dict(values)
+    )
 
 
-def test_the_official_tf2_encoder_is_read(made: Path, beside: Path) -> None:
+def test_the_official_tf2_encoder_is_read(checkpoint_dir: Path, config_dir: Path) -> None:
     """Its names and its kernels with an axis of heads give the same encoder; the heads are new."""
-    found = read(made / "official", files_from=beside)
+    found = read(checkpoint_dir / "official", files_from=config_dir)
     state, expected = found.model.state_dict(), expected_state_dict(checkpoints.make_variables())
     new = found.info["imported"]["new"]
     assert set(new) == {name for name in expected if name.startswith(("mlm.", "nsp."))} - {
@@ -85,7 +89,7 @@ def test_the_official_tf2_encoder_is_read(made: Path, beside: Path) -> None:
         assert torch.equal(state[name], expected[name]), name
     # What is new is the same at each reading, whatever was drawn before.
     torch.rand(3)
-    assert_same(read(made / "official", files_from=beside).model, state)
+    assert_same(read(checkpoint_dir / "official", files_from=config_dir).model, state)
     assert found.info["imported"]["left"] == []
 
 
@@ -146,7 +150,7 @@ def test_out_and_in_again_is_the_same(tmp_path: Path, changes: dict[str, Any]) -
     assert found.info["imported"]["left"] == found.info["imported"]["new"] == []
 
 
-def test_tensorflow_reads_what_is_written(tmp_path: Path, script: Script) -> None:
+def test_tensorflow_reads_what_is_written(tmp_path: Path, run_tensorflow: Script) -> None:
     """Real TensorFlow finds exactly the original's names, and every value bit for bit.
 
     A release with enough layers that its index has several blocks.
@@ -154,7 +158,7 @@ def test_tensorflow_reads_what_is_written(tmp_path: Path, script: Script) -> Non
     saved(tmp_path / "model", layers=11)
     write_tensorflow(tmp_path / "model", tmp_path / "release")
     prefix = tmp_path / "release" / "bert_model.ckpt"
-    script("read", prefix)
+    run_tensorflow("read", prefix)
     values = dict(np.load(f"{prefix}.npz"))
     assert_same(bundle.load(tmp_path / "model").model, expected_state_dict(values))
     # Three of each layer's pieces are one here: all that is written was looked at.
@@ -213,9 +217,7 @@ def test_the_index_of_a_real_release(chinese: Path) -> None:
     assert {name for group in plan.values() for name in group} == set(index.shapes)
     assert len(index.shapes) == 206
     assert index.shapes["bert/encoder/layer_11/intermediate/dense/kernel"] == (768, 3072)
-    with pytest.raises(
-        ModelError, match=r"data-00000-of-00001: no such file, but tensor 'bert"
-    ):
+    with pytest.raises(ModelError, match=r"data-00000-of-00001: no such file, but tensor 'bert"):
         read(chinese)
 
 
@@ -362,9 +364,9 @@ def test_what_belongs_to_training() -> None:
     assert not any(is_training_state(name) for name in checkpoints.variable_shapes())
 
 
-def test_an_imported_model_answers(tmp_path: Path, beside: Path) -> None:
+def test_an_imported_model_answers(tmp_path: Path, config_dir: Path) -> None:
     """Saved as a model directory and loaded again, it gives the same logits."""
-    found = read(Path(__file__).parent / "data" / "v1", files_from=beside)
+    found = read(Path(__file__).parent / "data" / "v1", files_from=config_dir)
     bundle.save(tmp_path / "model", found.model, found.tokenizer, found.info)
     again = bundle.load(tmp_path / "model")
     packed = pack_sequences([([5, 6, 7], [0, 1, 2])])

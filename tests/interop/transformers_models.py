@@ -1,7 +1,4 @@
-"""Random models of transformers, written in every form that its users have left behind.
-
-It never asks Bertsmith to read them.
-"""
+"""Random BERT models of transformers, saved in all weight formats of its releases."""
 
 import json
 import re
@@ -26,7 +23,7 @@ from transformers import (
 
 from tests.model.examples import make_tokenizer
 
-#: Every class of BERT, by its name; the config's fields that a class needs beside the sizes.
+#: The classes by test name, with the config fields that a class config_fields besides the sizes.
 MODEL_CLASSES: dict[str, tuple[Any, dict[str, Any]]] = {
     "BertModel": (BertModel, {}),
     "BertForPreTraining": (BertForPreTraining, {}),
@@ -48,8 +45,8 @@ MODEL_CLASSES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def make_transformers_model(name: str, **changes: Any) -> Any:
-    """Return a random model of a class, in eval mode; no two of its weights are alike."""
-    kind, needs = MODEL_CLASSES[name]
+    """Return a random model in eval mode, without constant weights such as zero biases."""
+    model_class, config_fields = MODEL_CLASSES[name]
     sizes = {
         "vocab_size": 101,
         "hidden_size": 21,
@@ -59,20 +56,20 @@ def make_transformers_model(name: str, **changes: Any) -> Any:
         "max_position_embeddings": 43,
     }
     torch.manual_seed(0)
-    model = kind(BertConfig(**(sizes | needs | changes))).eval()
+    model = model_class(BertConfig(**(sizes | config_fields | changes))).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.2 * torch.randn_like(weight))
     return model
 
 
-def state_of(model: Any) -> dict[str, Tensor]:
-    """Return the tensors that a release of transformers stored, each a copy."""
+def copy_state(model: Any) -> dict[str, Tensor]:
+    """Return a copy of the state dict."""
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
-def old_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state as releases before 2019 named it, with the buffers of those of 2021."""
+def rename_to_old(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state dict with the names of releases before 2019 and the buffers of 2021."""
     result = {}
     for name, value in state.items():
         if "LayerNorm" in name:
@@ -81,16 +78,16 @@ def old_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
     prefix = "bert." if any(name.startswith("bert.") for name in state) else ""
     result[f"{prefix}embeddings.position_ids"] = torch.arange(43)[None]
     if "cls.predictions.bias" in result:
-        # Some stored the decoder's bias under this name alone.
+        # Some releases stored the decoder's bias only under this name.
         result["cls.predictions.decoder.bias"] = result.pop("cls.predictions.bias")
     return result
 
 
-def doubled(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state that was wrapped once too often: "bert.bert.", and "module." before it."""
-    bare = not any(name.startswith("bert.") for name in state)
+def double_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state dict with doubled prefixes: "bert.bert.", and "module." before it."""
+    is_bare = not any(name.startswith("bert.") for name in state)
     return {
-        f"module.{'bert.bert.' + name if bare else re.sub(r'^bert', 'bert.bert', name)}": value
+        f"module.{'bert.bert.' + name if is_bare else re.sub(r'^bert', 'bert.bert', name)}": value
         for name, value in state.items()
     }
 
@@ -109,28 +106,28 @@ def _bin(model: Any, directory: Path) -> None:
 
 
 def _old_bin(model: Any, directory: Path) -> None:
-    state = old_names(state_of(model))
+    state = rename_to_old(copy_state(model))
     torch.save(state, directory / "pytorch_model.bin", _use_new_zipfile_serialization=False)
 
 
 def _sharded_bin(model: Any, directory: Path) -> None:
     state = model.state_dict()
     names = list(state)
-    places: dict[str, str] = {}
-    for part, chosen in enumerate((names[::2], names[1::2]), 1):
+    shard_of: dict[str, str] = {}
+    for part, shard_names in enumerate((names[::2], names[1::2]), 1):
         file = f"pytorch_model-{part:05}-of-00002.bin"
-        torch.save({name: state[name] for name in chosen}, directory / file)
-        places |= dict.fromkeys(chosen, file)
-    index = {"metadata": {}, "weight_map": places}
+        torch.save({name: state[name] for name in shard_names}, directory / file)
+        shard_of |= dict.fromkeys(shard_names, file)
+    index = {"metadata": {}, "weight_map": shard_of}
     (directory / "pytorch_model.bin.index.json").write_text(json.dumps(index))
 
 
 def _old_names(model: Any, directory: Path) -> None:
-    save_file(old_names(state_of(model)), directory / "model.safetensors")
+    save_file(rename_to_old(copy_state(model)), directory / "model.safetensors")
 
 
 def _doubled(model: Any, directory: Path) -> None:
-    save_file(doubled(state_of(model)), directory / "model.safetensors")
+    save_file(double_prefixes(copy_state(model)), directory / "model.safetensors")
 
 
 WEIGHT_FORMATS: dict[str, Callable[[Any, Path], None]] = {
@@ -144,10 +141,10 @@ WEIGHT_FORMATS: dict[str, Callable[[Any, Path], None]] = {
 }
 
 
-def write_model_directory(model: Any, directory: Path, form: str = "safetensors") -> Path:
-    """Write a model directory in a form of weights, with a plain vocab.txt only."""
+def write_model_directory(model: Any, directory: Path, weight_format: str = "safetensors") -> Path:
+    """Write a model directory in a weight format, with vocab.txt as its only tokenizer file."""
     directory.mkdir(parents=True, exist_ok=True)
-    WEIGHT_FORMATS[form](model, directory)
+    WEIGHT_FORMATS[weight_format](model, directory)
     config = model.config.to_dict() | {"architectures": [type(model).__name__]}
     (directory / "config.json").write_text(json.dumps(config))
     words = make_tokenizer(model.config.vocab_size).vocab

@@ -1,7 +1,7 @@
-"""Makes checkpoints of a very small BERT with real TensorFlow, and reads ours with it.
+"""Writes and reads checkpoints of a very small BERT with TensorFlow.
 
-It never imports Bertsmith. ``make FOLDER`` writes a folder a form, as those beside this file are;
-``read PREFIX`` puts every tensor of a checkpoint into PREFIX.npz.
+As a script: ``make FOLDER`` writes a checkpoint in every format, as stored in this folder, and
+``read PREFIX`` writes all tensors of a checkpoint to PREFIX.npz. Bertsmith is not imported.
 """
 
 import os
@@ -25,7 +25,7 @@ FORMATS = ("v2", "parts", "types", "v1", "object", "official")
 
 
 def variable_shapes() -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the original's variables by their names."""
+    """Return the shapes of the original BERT's variables by name."""
     result: dict[str, tuple[int, ...]] = {
         "bert/embeddings/word_embeddings": (VOCAB_SIZE, WIDTH),
         "bert/embeddings/position_embeddings": (MAX_POSITIONS, WIDTH),
@@ -53,20 +53,20 @@ def variable_shapes() -> dict[str, tuple[int, ...]]:
 
 
 def make_values(name: str, shape: tuple[int, ...]) -> Any:
-    """Return float32 values that only the name decides."""
-    chance = np.random.default_rng(zlib.crc32(name.encode()))
-    return chance.normal(size=shape).astype(np.float32)
+    """Return random float32 values, seeded by the variable's name."""
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    return rng.normal(size=shape).astype(np.float32)
 
 
 def make_variables() -> dict[str, Any]:
-    """Return the values of the original's variables by their names."""
+    """Return the values of the original BERT's variables by name."""
     return {name: make_values(name, shape) for name, shape in variable_shapes().items()}
 
 
 def official_name(name: str) -> tuple[str, tuple[int, ...] | None]:
-    """Return what the official TF2 encoder calls a variable, and its shape if that differs."""
+    """Return a variable's name in the official TF2 encoder, and its shape if it differs."""
     name = name.removeprefix("bert/")
-    whole = {
+    embedding_names = {
         "embeddings/word_embeddings": "word_embeddings/embeddings",
         "embeddings/position_embeddings": "position_embedding/embeddings",
         "embeddings/token_type_embeddings": "type_embeddings/embeddings",
@@ -75,11 +75,11 @@ def official_name(name: str) -> tuple[str, tuple[int, ...] | None]:
         "pooler/dense/kernel": "pooler_transform/kernel",
         "pooler/dense/bias": "pooler_transform/bias",
     }
-    if name in whole:
-        return whole[name], None
-    _, layer, rest = name.split("/", 2)
-    part, _, kind = rest.rpartition("/")
-    inner = {
+    if name in embedding_names:
+        return embedding_names[name], None
+    _, layer, layer_name = name.split("/", 2)
+    part, _, parameter = layer_name.rpartition("/")
+    official_part = {
         "attention/self/query": "self_attention/query",
         "attention/self/key": "self_attention/key",
         "attention/self/value": "self_attention/value",
@@ -91,24 +91,27 @@ def official_name(name: str) -> tuple[str, tuple[int, ...] | None]:
     }[part]
     shape: tuple[int, ...] | None = None
     if part.startswith("attention/self/"):
-        shape = (WIDTH, NUM_HEADS, WIDTH // NUM_HEADS)[kind == "bias" :]
-    if inner.endswith("attention_output") and kind == "kernel":
+        shape = (WIDTH, NUM_HEADS, WIDTH // NUM_HEADS)[parameter == "bias" :]
+    if official_part.endswith("attention_output") and parameter == "kernel":
         shape = (NUM_HEADS, WIDTH // NUM_HEADS, WIDTH)
-    return f"transformer/{layer}/{inner}/{kind}", shape
+    return f"transformer/{layer}/{official_part}/{parameter}", shape
 
 
 def write_checkpoints(folder: Path) -> None:
-    """Write a checkpoint of each form to ``folder/FORM/bert_model.ckpt``."""
-    tf = _tensorflow()
-    for form in FORMATS:
-        (folder / form).mkdir(parents=True)
-    prefixes = {form: str(folder / form / "bert_model.ckpt") for form in FORMATS}
+    """Write a checkpoint in each format to ``folder/FORMAT/bert_model.ckpt``."""
+    tf = _import_tensorflow()
+    for checkpoint_format in FORMATS:
+        (folder / checkpoint_format).mkdir(parents=True)
+    prefixes = {
+        checkpoint_format: str(folder / checkpoint_format / "bert_model.ckpt")
+        for checkpoint_format in FORMATS
+    }
     values = make_variables()
-    more = {"global_step": np.array(1000, dtype=np.int64)}
+    training_state = {"global_step": np.array(1000, dtype=np.int64)}
     for name, array in values.items():
-        more |= {f"{name}/adam_m": array / 10, f"{name}/adam_v": array**2 / 10}
-    all_of_it = values | more
-    names, arrays = list(all_of_it), list(all_of_it.values())
+        training_state |= {f"{name}/adam_m": array / 10, f"{name}/adam_v": array**2 / 10}
+    variables = values | training_state
+    names, arrays = list(variables), list(variables.values())
     tf.raw_ops.SaveV2(
         prefix=prefixes["v2"],
         tensor_names=names,
@@ -119,7 +122,7 @@ def write_checkpoints(folder: Path) -> None:
         filename=prefixes["v1"], tensor_names=names, shapes_and_slices=[""] * len(names),
         data=arrays,
     )  # fmt: skip
-    _parts(tf, prefixes["parts"], values)
+    _write_sliced(tf, prefixes["parts"], values)
     kinds = (tf.float16, tf.bfloat16, tf.float64, tf.float32)
     tf.raw_ops.SaveV2(
         prefix=prefixes["types"], tensor_names=list(values), shape_and_slices=[""] * len(values),
@@ -136,32 +139,34 @@ def write_checkpoints(folder: Path) -> None:
     tf.train.Checkpoint(model=tf.train.Checkpoint(**encoder)).write(prefixes["official"])
 
 
-def _parts(tf: Any, prefix: str, values: dict[str, Any]) -> None:
-    """Write two shards, with the word embeddings in three parts, of which two are in the second."""
+def _write_sliced(tf: Any, prefix: str, values: dict[str, Any]) -> None:
+    """Write two shards; the first has one of three slices of the word embeddings."""
     words = "bert/embeddings/word_embeddings"
-    cuts = [(0, 4), (4, 5), (9, 2)]
-    pieces = [(words, f"{VOCAB_SIZE} {WIDTH} {start},{size}:-", values[words][start : start + size])
-              for start, size in cuts]  # fmt: skip
-    pieces += [(name, "", array) for name, array in values.items() if name != words]
-    shards = [pieces[0:1] + pieces[3:20], pieces[1:3] + pieces[20:]]
+    extents = [(0, 4), (4, 5), (9, 2)]
+    entries = []
+    for start, size in extents:
+        slice_spec = f"{VOCAB_SIZE} {WIDTH} {start},{size}:-"
+        entries.append((words, slice_spec, values[words][start : start + size]))
+    entries += [(name, "", array) for name, array in values.items() if name != words]
+    shards = [entries[0:1] + entries[3:20], entries[1:3] + entries[20:]]
     temporary = [f"{prefix}_{number}" for number in range(len(shards))]
-    for own, shard in zip(temporary, shards, strict=True):
+    for shard_prefix, shard in zip(temporary, shards, strict=True):
         names, slices, arrays = zip(*shard, strict=True)
         tf.raw_ops.SaveV2(
-            prefix=own, tensor_names=names, shape_and_slices=slices, tensors=list(arrays)
+            prefix=shard_prefix, tensor_names=names, shape_and_slices=slices, tensors=list(arrays)
         )
     tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=temporary, destination_prefix=prefix)
 
 
 def read_with_tensorflow(prefix: str) -> None:
-    """Put every tensor that TensorFlow finds into ``PREFIX.npz``."""
-    reader = _tensorflow().train.load_checkpoint(prefix)
+    """Write all tensors of a checkpoint to ``PREFIX.npz``."""
+    reader = _import_tensorflow().train.load_checkpoint(prefix)
     np.savez(
         prefix, **{name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
     )
 
 
-def _tensorflow() -> Any:
+def _import_tensorflow() -> Any:
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     import tensorflow as tf
 
