@@ -1,4 +1,4 @@
-"""Mutated files: a good load or an error that a user can mend, never another exception."""
+"""Mutated model files either load or raise a BertsmithError, never another exception."""
 
 import contextlib
 import json
@@ -20,8 +20,8 @@ from bertsmith.text.wordpiece import Tokenizer
 from tests.interop.transformers_models import make_transformers_model, write_model_directory
 from tests.model.examples import make_tokenizer, prime_config, randomize_weights
 
-#: Values that a JSON file may hold where something else is expected.
-STRANGE: st.SearchStrategy[Any] = st.one_of(
+#: Values that replace others in JSON files.
+JSON_VALUES: st.SearchStrategy[Any] = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(-2, 200),
@@ -34,7 +34,7 @@ STRANGE: st.SearchStrategy[Any] = st.one_of(
     st.lists(st.one_of(st.integers(), st.text(max_size=3), st.none()), max_size=3),
     st.dictionaries(st.text(max_size=3), st.one_of(st.integers(), st.text(max_size=3)), max_size=3),
 )
-EXAMPLES = settings(
+FUZZ_SETTINGS = settings(
     max_examples=25,
     derandomize=True,
     database=None,
@@ -42,48 +42,48 @@ EXAMPLES = settings(
 )
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return every place of nested JSON; of a long table the first and the last few."""
-    found = [path]
+def list_paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the paths of all values in nested JSON; of long tables the first and last few."""
+    paths = [path]
     keys: list[Any] = []
     if isinstance(value, dict):
         keys = list(value)
     elif isinstance(value, list):
         keys = list(range(len(value)))
     for key in keys[:12] + keys[-3:]:
-        found += places(value[key], (*path, key))
-    return found
+        paths += list_paths(value[key], (*path, key))
+    return paths
 
 
-def mutated(draw: st.DataObject, value: Any) -> Any:
-    """Return JSON with one to three places changed, taken out or given another name."""
+def mutate_json(draw: st.DataObject, value: Any) -> Any:
+    """Return JSON with one to three values changed, removed or renamed."""
     value = json.loads(json.dumps(value))
     for _ in range(draw.draw(st.integers(1, 3))):
-        path = draw.draw(st.sampled_from(places(value)))
+        path = draw.draw(st.sampled_from(list_paths(value)))
         if not path:
             continue
         parent = value
         for key in path[:-1]:
             parent = parent[key]
-        how = draw.draw(st.sampled_from(["change", "change", "remove", "rename"]))
-        if how == "change":
-            parent[path[-1]] = draw.draw(STRANGE)
-        elif how == "remove":
+        change = draw.draw(st.sampled_from(["change", "change", "remove", "rename"]))
+        if change == "change":
+            parent[path[-1]] = draw.draw(JSON_VALUES)
+        elif change == "remove":
             del parent[path[-1]]
         elif isinstance(parent, dict):
             parent[draw.draw(st.text(max_size=6))] = parent.pop(path[-1])
     return value
 
 
-def noisy(draw: st.DataObject, content: bytes) -> bytes:
-    """Return bytes with a few of them changed, or cut off."""
+def mutate_bytes(draw: st.DataObject, content: bytes) -> bytes:
+    """Return bytes with a few of them changed, possibly truncated."""
     result = bytearray(content)
     for _ in range(draw.draw(st.integers(1, 4))):
         result[draw.draw(st.integers(0, len(result) - 1))] = draw.draw(st.integers(0, 255))
     return bytes(result[: draw.draw(st.sampled_from([len(result), len(result) // 2, 3]))])
 
 
-#: The ways in which a directory is read.
+#: The ways to load a directory.
 READERS: dict[str, Callable[[Path], Any]] = {
     "load": bundle.load,
     "load_task": bundle.load_fine_tuned,
@@ -91,17 +91,17 @@ READERS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def tried(draw: st.DataObject, directory: Path) -> None:
-    """Read a directory in one of the ways; what is refused is refused as a user's mistake."""
+def load_any_way(draw: st.DataObject, directory: Path) -> None:
+    """Load a directory in one of the ways; an error must be a BertsmithError with a message."""
     try:
         READERS[draw.draw(st.sampled_from(sorted(READERS)))](directory)
     except BertsmithError as error:
-        assert str(error).strip()  # noqa: PT017 - an error is one of two good ends
+        assert str(error).strip()  # noqa: PT017 - both outcomes are valid
 
 
 @pytest.fixture(scope="module")
 def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make the directories that are changed: ours, a task's, a sharded one, an old checkpoint."""
+    """Return valid directories: pre-trained, fine-tuned, sharded, and two pickle formats."""
     root = tmp_path_factory.mktemp("valid")
     bundle.save(
         root / "plain",
@@ -119,28 +119,30 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def changed(source: Path, target: Path, name: str, how: Callable[[bytes], bytes]) -> Path:
-    """Return a copy of a directory in which one file is changed; the others are links."""
+def copy_with_change(
+    source: Path, target: Path, name: str, change: Callable[[bytes], bytes]
+) -> Path:
+    """Return a copy of a directory with one changed file; the other files are links."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
     for file in source.iterdir():
         if file.name != name:
             (target / file.name).symlink_to(file)
-    (target / name).write_bytes(how((source / name).read_bytes()))
+    (target / name).write_bytes(change((source / name).read_bytes()))
     return target
 
 
-def in_json(draw: st.DataObject) -> Callable[[bytes], bytes]:
-    """Return what changes a JSON file."""
-    return lambda content: json.dumps(mutated(draw, json.loads(content))).encode()
+def change_json(draw: st.DataObject) -> Callable[[bytes], bytes]:
+    """Return a function that mutates a JSON file."""
+    return lambda content: json.dumps(mutate_json(draw, json.loads(content))).encode()
 
 
-def in_header(draw: st.DataObject) -> Callable[[bytes], bytes]:
-    """Return what changes the header of a safetensors file."""
+def change_header(draw: st.DataObject) -> Callable[[bytes], bytes]:
+    """Return a function that mutates the header of a safetensors file."""
 
     def change(content: bytes) -> bytes:
         size = struct.unpack("<Q", content[:8])[0]
-        new = json.dumps(mutated(draw, json.loads(content[8 : 8 + size]))).encode()
+        new = json.dumps(mutate_json(draw, json.loads(content[8 : 8 + size]))).encode()
         return struct.pack("<Q", len(new)) + new + content[8 + size :]
 
     return change
@@ -157,33 +159,38 @@ def in_header(draw: st.DataObject) -> Callable[[bytes], bytes]:
         ("plain", "tokenizer.json"),
     ],
 )
-@EXAMPLES
+@FUZZ_SETTINGS
 @given(draw=st.data())
-def test_changed_json(
+def test_mutated_json(
     directory: str, name: str, valid: Path, tmp_path: Path, draw: st.DataObject
 ) -> None:
-    """config.json, bertsmith.json, an index and tokenizer.json with places changed."""
-    tried(draw, changed(valid / directory, tmp_path / "m", name, in_json(draw)))
+    """Mutated config.json, bertsmith.json, index and tokenizer.json."""
+    load_any_way(draw, copy_with_change(valid / directory, tmp_path / "m", name, change_json(draw)))
 
 
 @pytest.mark.parametrize("name", ["id2label", "architectures", "hidden_act", "hidden_size"])
-@EXAMPLES
-@given(value=STRANGE)
-def test_a_strange_value(name: str, valid: Path, tmp_path: Path, value: Any) -> None:
-    """A key of config.json that the readers take apart, with a value of any kind."""
+@FUZZ_SETTINGS
+@given(value=JSON_VALUES)
+def test_unexpected_config_values(name: str, valid: Path, tmp_path: Path, value: Any) -> None:
+    """Any JSON value for keys of config.json that are parsed further."""
 
     def change(content: bytes) -> bytes:
         return json.dumps(json.loads(content) | {name: value}).encode()
 
     with contextlib.suppress(BertsmithError):
-        bundle.load_fine_tuned(changed(valid / "task", tmp_path / "m", "config.json", change))
+        bundle.load_fine_tuned(
+            copy_with_change(valid / "task", tmp_path / "m", "config.json", change)
+        )
 
 
-@EXAMPLES
+@FUZZ_SETTINGS
 @given(draw=st.data())
-def test_a_changed_header(valid: Path, tmp_path: Path, draw: st.DataObject) -> None:
-    """The header of safetensors with places changed."""
-    tried(draw, changed(valid / "plain", tmp_path / "m", "model.safetensors", in_header(draw)))
+def test_mutated_safetensors_header(valid: Path, tmp_path: Path, draw: st.DataObject) -> None:
+    """The header of a safetensors file with mutated values."""
+    load_any_way(
+        draw,
+        copy_with_change(valid / "plain", tmp_path / "m", "model.safetensors", change_header(draw)),
+    )
 
 
 @pytest.mark.parametrize(
@@ -197,20 +204,23 @@ def test_a_changed_header(valid: Path, tmp_path: Path, draw: st.DataObject) -> N
         ("old", "pytorch_model.bin"),
     ],
 )
-@EXAMPLES
+@FUZZ_SETTINGS
 @given(draw=st.data())
-def test_changed_bytes(
+def test_mutated_bytes(
     directory: str, name: str, valid: Path, tmp_path: Path, draw: st.DataObject
 ) -> None:
-    """Any of the files with bytes changed, or cut off."""
-    how = lambda content: noisy(draw, content)  # noqa: E731 - one line says it
-    tried(draw, changed(valid / directory, tmp_path / "m", name, how))
+    """Any file with changed bytes, or truncated."""
+
+    def change(content: bytes) -> bytes:
+        return mutate_bytes(draw, content)
+
+    load_any_way(draw, copy_with_change(valid / directory, tmp_path / "m", name, change))
 
 
-@EXAMPLES
+@FUZZ_SETTINGS
 @given(draw=st.data())
-def test_a_changed_vocabulary(tmp_path: Path, draw: st.DataObject) -> None:
-    """vocab.txt with lines repeated, emptied, or of any characters, beside any choices."""
+def test_mutated_vocabulary(tmp_path: Path, draw: st.DataObject) -> None:
+    """vocab.txt with repeated, empty or arbitrary lines, and a mutated tokenizer config."""
     lines = list(make_tokenizer(40).vocab)
     for _ in range(draw.draw(st.integers(1, 4))):
         line = draw.draw(st.one_of(st.sampled_from(lines), st.text(max_size=4)))
@@ -218,9 +228,9 @@ def test_a_changed_vocabulary(tmp_path: Path, draw: st.DataObject) -> None:
     text = "\n".join(lines).encode("utf-8", "surrogatepass")
     (tmp_path / "vocab.txt").write_bytes(text)
     config = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(mutated(draw, config)))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(mutate_json(draw, config)))
     try:
         tokenizer = Tokenizer.load(tmp_path)
         assert tokenizer.encode("word3 [MASK]", allow_special=True)
     except BertsmithError as error:
-        assert str(error).strip()  # noqa: PT017 - an error is one of two good ends
+        assert str(error).strip()  # noqa: PT017 - both outcomes are valid

@@ -1,4 +1,4 @@
-"""A model by its hub id: downloaded, resumed, offline; and sent. The real client, a local hub."""
+"""Downloads from and uploads to the Hugging Face Hub, with its client and a local server."""
 
 import json
 import os
@@ -29,173 +29,178 @@ from tests.interop.fake_hub import FakeHub, RepoFiles, commit_hash, run_fake_hub
 from tests.interop.transformers_models import make_transformers_model, write_model_directory
 from tests.model.examples import make_tokenizer, prime_config, randomize_weights
 
-NAME = "acme/tiny-bert"
+REPO_ID = "acme/tiny-bert"
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """Start a hub; the client of this process may go online, which tests otherwise forbid."""
+    """Start a fake hub, and allow the client in this process to go online."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     with run_fake_hub() as hub:
         yield hub
 
 
-def files_of(directory: Path) -> RepoFiles:
-    """Return the files of a directory."""
+def read_files(directory: Path) -> RepoFiles:
+    """Return the contents of all files in a directory by name."""
     return {file.name: file.read_bytes() for file in directory.iterdir()}
 
 
-def model_files(directory: Path, seed: int = 0) -> RepoFiles:
-    """Return the files of a random model directory of ours."""
+def write_model(directory: Path, seed: int = 0) -> RepoFiles:
+    """Write a random model directory and return its files."""
     model = randomize_weights(BertForPreTraining(prime_config()), seed)
     bundle.save(directory, model, make_tokenizer(101), {})
-    return files_of(directory)
+    return read_files(directory)
 
 
-def test_a_model_is_downloaded_by_its_id(hub: FakeHub, tmp_path: Path) -> None:
-    """Branch, commit and default; what a model needs comes, other frameworks' weights stay."""
-    first = model_files(tmp_path / "m")
-    other = model_files(tmp_path / "n", seed=1)
+def test_model_is_downloaded_by_id(hub: FakeHub, tmp_path: Path) -> None:
+    """The default branch, a branch or a commit; only needed files are downloaded."""
+    first = write_model(tmp_path / "m")
+    other = write_model(tmp_path / "n", seed=1)
     extra = {"tf_model.h5": b"0" * 100, "pytorch_model.bin": b"1" * 100, "picture.png": b"2"}
-    hub.repos[NAME] = {"main": first | extra, "next/one": other}
-    found = download_from_hub(NAME, endpoint=hub.url, cache_dir=tmp_path / "cache")
-    assert files_of(found) == first
-    assert found.name == commit_hash(first | extra)
-    assert hub_id_of(found) == NAME
-    assert not bundle.load(found).new_weights
+    hub.repos[REPO_ID] = {"main": first | extra, "next/one": other}
+    directory = download_from_hub(REPO_ID, endpoint=hub.url, cache_dir=tmp_path / "cache")
+    assert read_files(directory) == first
+    assert directory.name == commit_hash(first | extra)
+    assert hub_id_of(directory) == REPO_ID
+    assert not bundle.load(directory).new_weights
     by_branch = download_from_hub(
-        f"{NAME}@next/one", endpoint=hub.url, cache_dir=tmp_path / "cache"
+        f"{REPO_ID}@next/one", endpoint=hub.url, cache_dir=tmp_path / "cache"
     )
-    assert files_of(by_branch) == other
+    assert read_files(by_branch) == other
     by_commit = download_from_hub(
-        f"{NAME}@{found.name}", endpoint=hub.url, cache_dir=tmp_path / "cache"
+        f"{REPO_ID}@{directory.name}", endpoint=hub.url, cache_dir=tmp_path / "cache"
     )
-    assert by_commit == found
+    assert by_commit == directory
 
 
-def test_old_weights_are_fetched_where_there_are_no_others(hub: FakeHub, tmp_path: Path) -> None:
-    """A model with pytorch_model.bin alone is fetched with it, and loads."""
-    hub.repos[NAME] = {
-        "main": files_of(
+def test_pytorch_weights_are_downloaded_without_safetensors(hub: FakeHub, tmp_path: Path) -> None:
+    """pytorch_model.bin is downloaded if it is the only weights file, and loads."""
+    hub.repos[REPO_ID] = {
+        "main": read_files(
             write_model_directory(
                 make_transformers_model("BertForMaskedLM"), tmp_path / "m", "old bin"
             )
         )
     }
-    found = download_from_hub(NAME, endpoint=hub.url, cache_dir=tmp_path / "cache")
-    assert (found / "pytorch_model.bin").is_file()
-    assert not bundle.load(found).new_weights
+    directory = download_from_hub(REPO_ID, endpoint=hub.url, cache_dir=tmp_path / "cache")
+    assert (directory / "pytorch_model.bin").is_file()
+    assert not bundle.load(directory).new_weights
 
 
-def test_a_broken_download_goes_on_where_it_ended(
+def test_interrupted_download_resumes(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a connection that ended in the middle, the rest alone is asked for."""
-    # The client keeps whole pieces; its own are of 10 MB, and the model is smaller.
+    """After a lost connection, only the missing bytes are requested."""
+    # The client resumes after complete chunks, and the default chunk size exceeds the model's size.
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 4096)
-    files = model_files(tmp_path / "m")
-    hub.repos[NAME] = {"main": files}
+    files = write_model(tmp_path / "m")
+    hub.repos[REPO_ID] = {"main": files}
     hub.truncated_files = {"model.safetensors": 10_000}
-    found = download_from_hub(NAME, endpoint=hub.url, cache_dir=tmp_path / "cache")
-    assert files_of(found) == files
+    directory = download_from_hub(REPO_ID, endpoint=hub.url, cache_dir=tmp_path / "cache")
+    assert read_files(directory) == files
     assert hub.range_headers("GET", "model.safetensors") == [None, "bytes=8192-"]
 
 
-def test_offline_works_from_the_cache(
+def test_cached_model_loads_offline(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With HF_HUB_OFFLINE, or with no hub to be reached, what was fetched before is found."""
-    hub.repos[NAME] = {"main": model_files(tmp_path / "m")}
-    found = download_from_hub(NAME, endpoint=hub.url, cache_dir=tmp_path / "cache")
-    count = len(hub.requests)
+    """With HF_HUB_OFFLINE or without a connection, downloaded models are found."""
+    hub.repos[REPO_ID] = {"main": write_model(tmp_path / "m")}
+    directory = download_from_hub(REPO_ID, endpoint=hub.url, cache_dir=tmp_path / "cache")
+    num_requests = len(hub.requests)
     assert (
-        download_from_hub(NAME, endpoint="http://127.0.0.1:9", cache_dir=tmp_path / "cache")
-        == found
+        download_from_hub(REPO_ID, endpoint="http://127.0.0.1:9", cache_dir=tmp_path / "cache")
+        == directory
     )
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert download_from_hub(NAME, endpoint=hub.url, cache_dir=tmp_path / "cache") == found
-    assert len(hub.requests) == count
-    with pytest.raises(
-        ModelError, match=r"acme/other: no such file.*the local cache is incomplete"
-    ):
+    assert download_from_hub(REPO_ID, endpoint=hub.url, cache_dir=tmp_path / "cache") == directory
+    assert len(hub.requests) == num_requests
+    with pytest.raises(ModelError, match=r"acme/other: no such file.*nor is all of it in the loc"):
         download_from_hub("acme/other", endpoint=hub.url, cache_dir=tmp_path / "cache")
 
 
-def test_what_a_hub_has_not_is_said(hub: FakeHub, tmp_path: Path) -> None:
-    """An unknown model, an unknown revision, and a repository without weights."""
-    hub.repos[NAME] = {"main": {"config.json": b"{}"}}
+def test_missing_models_are_reported(hub: FakeHub, tmp_path: Path) -> None:
+    """An unknown model, an unknown revision and a repository without weights are errors."""
+    hub.repos[REPO_ID] = {"main": {"config.json": b"{}"}}
     for name, message in (
         ("acme/nothing", "the hub has no such model, or it is private"),
-        (f"{NAME}@nowhere", "the hub's model has no such revision"),
-        (NAME, r"the hub repository has no config\.json with model\.safetensors"),
+        (f"{REPO_ID}@nowhere", "the hub's model has no such revision"),
+        (REPO_ID, r"the hub has this, but no config\.json with model\.safetensors"),
     ):
         with pytest.raises(ModelError, match=message):
             download_from_hub(name, endpoint=hub.url, cache_dir=tmp_path / "cache")
 
 
-def test_a_slip_in_a_path_asks_no_hub(
+def test_mistyped_paths_are_not_sent_to_the_hub(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name whose folder is here, or that has no owner, can only be meant for this machine."""
+    """Names whose parent folder exists, or without an owner, are local paths."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     (tmp_path / "runs").mkdir()
-    own = ("my-rum/model", "my-rum/config.json", "acme/model.safetensors")
-    for name in ("runs/one", "bert-base-uncased", "a/b/c", "/acme/tiny", "acme/tiny@", *own):
+    local_names = ("my-rum/model", "my-rum/config.json", "acme/model.safetensors")
+    for name in (
+        "runs/one",
+        "bert-base-uncased",
+        "a/b/c",
+        "/acme/tiny",
+        "acme/tiny@",
+        *local_names,
+    ):
         assert not is_hub_id(Path(name)), name
         with pytest.raises(ModelError, match=r"no such file or directory; expected a model dir"):
             locate_model(name)
     assert hub.requests == []
     assert is_hub_id(Path("google-bert/bert-base-uncased"))
     assert is_hub_id(Path("google-bert/bert-base-uncased@refs/pr/5"))
-    assert identify_artifact(Path(NAME)) == ("model", Path(NAME))
+    assert identify_artifact(Path(REPO_ID)) == ("model", Path(REPO_ID))
     with pytest.raises(InputError, match="no such file or directory"):
         identify_artifact(Path("runs/one"))
 
 
-def test_a_push_sends_what_a_model_needs(hub: FakeHub, tmp_path: Path) -> None:
-    """One commit with the model's files; it comes back the same; a branch and privacy are said."""
-    files = model_files(tmp_path / "m")
+def test_push_uploads_the_model_files(hub: FakeHub, tmp_path: Path) -> None:
+    """One commit has all files of the model; a branch and a private repository are supported."""
+    files = write_model(tmp_path / "m")
     (tmp_path / "m" / "notes.txt").write_text("mine")
-    done = push_to_hub(tmp_path / "m", NAME, private=True, endpoint=hub.url, token="secret")
-    assert hub.repos[NAME]["main"] == files
-    assert done.commit == commit_hash(files)
-    assert set(done.files) == set(files)
-    assert hub.private == {NAME}
+    uploaded = push_to_hub(tmp_path / "m", REPO_ID, private=True, endpoint=hub.url, token="secret")
+    assert hub.repos[REPO_ID]["main"] == files
+    assert uploaded.commit == commit_hash(files)
+    assert set(uploaded.files) == set(files)
+    assert hub.private == {REPO_ID}
     assert {token for *_, token in hub.requests} == {"Bearer secret"}
-    again = model_files(tmp_path / "n", seed=1)
-    push_to_hub(tmp_path / "n", NAME, revision="next", endpoint=hub.url, token="secret")
-    assert hub.repos[NAME]["main"] == files
-    assert hub.repos[NAME]["next"] == again
+    second_files = write_model(tmp_path / "n", seed=1)
+    push_to_hub(tmp_path / "n", REPO_ID, revision="next", endpoint=hub.url, token="secret")
+    assert hub.repos[REPO_ID]["main"] == files
+    assert hub.repos[REPO_ID]["next"] == second_files
     hub.private.clear()
-    found = download_from_hub(f"{NAME}@next", endpoint=hub.url, cache_dir=tmp_path / "cache")
-    assert files_of(found) == again
+    directory = download_from_hub(f"{REPO_ID}@next", endpoint=hub.url, cache_dir=tmp_path / "cache")
+    assert read_files(directory) == second_files
 
 
-def test_a_push_of_what_is_no_model_sends_nothing(hub: FakeHub, tmp_path: Path) -> None:
-    """A directory whose weights do not fit its config, and one of old weights, stay here."""
-    files = model_files(tmp_path / "m")
+def test_push_of_an_invalid_model_uploads_nothing(hub: FakeHub, tmp_path: Path) -> None:
+    """Inconsistent config and weights, and directories without safetensors, are errors."""
+    files = write_model(tmp_path / "m")
     config = files["config.json"].replace(b'"vocab_size": 101', b'"vocab_size": 103')
     (tmp_path / "m" / "config.json").write_bytes(config)
-    with pytest.raises(ModelError, match="set vocab_size to 101"):
-        push_to_hub(tmp_path / "m", NAME, endpoint=hub.url, token="secret")
+    with pytest.raises(ModelError, match="vocab_size should be 101"):
+        push_to_hub(tmp_path / "m", REPO_ID, endpoint=hub.url, token="secret")
     write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path / "old", "bin")
     with pytest.raises(ModelError, match="no safetensors weights"):
-        push_to_hub(tmp_path / "old", NAME, endpoint=hub.url, token="secret")
+        push_to_hub(tmp_path / "old", REPO_ID, endpoint=hub.url, token="secret")
     assert hub.requests == []
 
 
-def test_the_command_line_takes_an_id(hub: FakeHub, tmp_path: Path) -> None:
-    """``bertsmith fill OWNER/NAME`` with HF_ENDPOINT, HF_HOME and HF_TOKEN; then offline."""
-    hub.repos[NAME] = {"main": model_files(tmp_path / "m")}
-    hub.private.add(NAME)
+def test_commands_accept_hub_ids(hub: FakeHub, tmp_path: Path) -> None:
+    """HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE apply to all commands."""
+    hub.repos[REPO_ID] = {"main": write_model(tmp_path / "m")}
+    hub.private.add(REPO_ID)
     environment = os.environ | {
         "HF_ENDPOINT": hub.url,
         "HF_HOME": str(tmp_path / "home"),
         "HF_HUB_OFFLINE": "0",
         "HF_TOKEN": "secret",
     }
-    command = [sys.executable, "-m", "bertsmith", "fill", NAME, "word3 [MASK]"]
+    command = [sys.executable, "-m", "bertsmith", "fill", REPO_ID, "word3 [MASK]"]
 
     def run(**changes: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -205,55 +210,55 @@ def test_the_command_line_takes_an_id(hub: FakeHub, tmp_path: Path) -> None:
 
     first = run()
     assert first.returncode == 0, first.stderr
-    count = len(hub.requests)
-    assert count > 0
+    num_requests = len(hub.requests)
+    assert num_requests > 0
     offline = run(HF_HUB_OFFLINE="1")
     assert offline.returncode == 0, offline.stderr
     assert offline.stdout == first.stdout
-    assert len(hub.requests) == count
+    assert len(hub.requests) == num_requests
     (tmp_path / "text.jsonl").write_text('{"text": "word3"}\n{"text": "word4 word5"}\n')
-    command[3:] = ["prepare", "text.jsonl", "--tokenizer", NAME, "--out", "s", "--workers", "1"]
+    command[3:] = ["prepare", "text.jsonl", "--tokenizer", REPO_ID, "--out", "s", "--workers", "1"]
     prepared = run(HF_HUB_OFFLINE="1")
     assert prepared.returncode == 0, prepared.stderr
     command[3:] = ["push", str(tmp_path / "m"), "acme/again", "--private", "--json"]
-    sent = run()
-    assert sent.returncode == 0, sent.stderr
-    assert json.loads(sent.stdout)["commit"] == commit_hash(hub.repos["acme/again"]["main"])
-    assert "next: bertsmith fill acme/again" in sent.stderr
-    assert hub.private == {NAME, "acme/again"}
+    pushed = run()
+    assert pushed.returncode == 0, pushed.stderr
+    assert json.loads(pushed.stdout)["commit"] == commit_hash(hub.repos["acme/again"]["main"])
+    assert "next: bertsmith fill acme/again" in pushed.stderr
+    assert hub.private == {REPO_ID, "acme/again"}
 
 
-def test_the_client_is_loaded_for_a_hub_id_only(tmp_path: Path) -> None:
-    """A model of this machine is loaded without huggingface_hub."""
-    model_files(tmp_path / "m")
+def test_hub_client_is_imported_only_for_hub_ids(tmp_path: Path) -> None:
+    """Loading a local model does not import huggingface_hub."""
+    write_model(tmp_path / "m")
     code = (
         "import sys; from bertsmith import bundle; bundle.load(sys.argv[1])\n"
         "assert 'huggingface_hub' not in sys.modules"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "m")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert process.returncode == 0, process.stderr
 
 
-def test_an_id_is_pinned_to_its_commit(
+def test_hub_id_is_pinned_to_its_commit(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a run goes on from is the directory of the commit, so a resume meets the same model."""
-    hub.repos[NAME] = {"main": model_files(tmp_path / "m")}
-    here = partial(download_from_hub, endpoint=hub.url, cache_dir=tmp_path / "cache")
-    monkeypatch.setattr("bertsmith.bundle.directory.download_from_hub", here)
+    """A run stores the directory of the commit, so that resuming uses the same model."""
+    hub.repos[REPO_ID] = {"main": write_model(tmp_path / "m")}
+    download = partial(download_from_hub, endpoint=hub.url, cache_dir=tmp_path / "cache")
+    monkeypatch.setattr("bertsmith.bundle.directory.download_from_hub", download)
     rows = [f"word{number} word{number + 1},{'ab'[number % 2]}" for number in range(12)]
     (tmp_path / "rows.csv").write_text("\n".join(["text,label", *rows]) + "\n")
-    done = finetune(
-        "classify", NAME, tmp_path / "run", data=tmp_path / "rows.csv",
+    finetuned = finetune(
+        "classify", REPO_ID, tmp_path / "run", data=tmp_path / "rows.csv",
         values={"task": {"text": "text", "label": "label", "batch": 4, "length": 16},
                 "schedule": {"steps": 1}, "run": {"threads": 1}},
     )  # fmt: skip
-    assert done.model is not None
-    # The card names the model of the hub, and no folder.
-    assert ModelCard.load(done.model / "README.md").data.base_model == NAME
-    found = pin_model_path(NAME)
-    assert str(found) == read_toml(tmp_path / "run" / "settings.toml")["run"]["start_from"]
-    assert found.is_absolute()
-    assert found.name == commit_hash(hub.repos[NAME]["main"])
+    assert finetuned.model is not None
+    # The model card names the hub id instead of a local folder.
+    assert ModelCard.load(finetuned.model / "README.md").data.base_model == REPO_ID
+    directory = pin_model_path(REPO_ID)
+    assert str(directory) == read_toml(tmp_path / "run" / "settings.toml")["run"]["start_from"]
+    assert directory.is_absolute()
+    assert directory.name == commit_hash(hub.repos[REPO_ID]["main"])
     assert pin_model_path(tmp_path / "m") == (tmp_path / "m").resolve()

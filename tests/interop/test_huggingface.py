@@ -1,4 +1,4 @@
-"""Models of Hugging Face's, in and out: every class, every form of file, the same numbers."""
+"""Models of transformers load and save with the same outputs, in all classes and formats."""
 
 import json
 import subprocess
@@ -33,33 +33,33 @@ from tests.interop.transformers_models import (
 )
 from tests.model.examples import make_tokenizer, prime_config, randomize_weights
 
-#: Two sequences as (ids, segments): of unlike lengths, one with both segments.
+#: Two sequences (ids, segments) of different lengths, one with both segments.
 ROWS = [([2, 17, 5, 3, 9, 33, 3], [0, 0, 0, 0, 1, 1, 1]), ([2, 8, 3], [0, 0, 0])]
 
 
-def asked(model: Any, name: str) -> list[Tensor]:
-    """Return what transformers' model says of each row, its tensors on end."""
-    found = []
+def run_transformers(model: Any, name: str) -> list[Tensor]:
+    """Return the outputs of a transformers model for each row, flattened."""
+    outputs = []
     for ids, segments in ROWS:
-        one = {"input_ids": torch.tensor([ids]), "token_type_ids": torch.tensor([segments])}
+        inputs = {"input_ids": torch.tensor([ids]), "token_type_ids": torch.tensor([segments])}
         if name == "BertForMultipleChoice":
-            one = {key: value[None] for key, value in one.items()}
+            inputs = {key: value[None] for key, value in inputs.items()}
         with torch.no_grad():
-            output = model(**one)
+            result = model(**inputs)
         if name == "BertModel":
-            found.append(output.last_hidden_state[0])
+            outputs.append(result.last_hidden_state[0])
         elif name == "BertForPreTraining":
-            pairs = output.seq_relationship_logits.flatten()
-            found.append(torch.cat([output.prediction_logits.flatten(), pairs]))
+            nsp_logits = result.seq_relationship_logits.flatten()
+            outputs.append(torch.cat([result.prediction_logits.flatten(), nsp_logits]))
         elif name == "BertForQuestionAnswering":
-            found.append(torch.stack([output.start_logits[0], output.end_logits[0]], -1))
+            outputs.append(torch.stack([result.start_logits[0], result.end_logits[0]], -1))
         else:
-            found.append(output.logits)
-    return [one.flatten() for one in found]
+            outputs.append(result.logits)
+    return [output.flatten() for output in outputs]
 
 
-def answered(directory: Path, name: str) -> list[Tensor]:
-    """Return what Bertsmith says of each row, its tensors on end."""
+def run_bertsmith(directory: Path, name: str) -> list[Tensor]:
+    """Return the outputs of Bertsmith for each row, flattened."""
     packed = pack_sequences(ROWS)
     lengths = [len(ids) for ids, _ in ROWS]
     with torch.no_grad():
@@ -68,26 +68,31 @@ def answered(directory: Path, name: str) -> list[Tensor]:
             hidden = model.bert(packed)
             rows = (hidden if name == "BertModel" else model.mlm(hidden)).split(lengths)
             if name == "BertForPreTraining":
-                pairs = model.next_sentence_logits(hidden, packed)
-                return [torch.cat([a.flatten(), b]) for a, b in zip(rows, pairs, strict=True)]
+                nsp_logits = model.next_sentence_logits(hidden, packed)
+                return [
+                    torch.cat([mlm.flatten(), nsp])
+                    for mlm, nsp in zip(rows, nsp_logits, strict=True)
+                ]
             return [row.flatten() for row in rows]
         if name == "BertForNextSentencePrediction":
             model = bundle.load(directory).model
             return list(model.next_sentence_logits(model.bert(packed), packed))
-        found = bundle.load_fine_tuned(directory).model(packed)
-    return [row.flatten() for row in (found if len(found) == 2 else found.split(lengths))]
+        output = bundle.load_fine_tuned(directory).model(packed)
+    return [row.flatten() for row in (output if len(output) == 2 else output.split(lengths))]
 
 
 @pytest.mark.parametrize("form", WEIGHT_FORMATS)
 @pytest.mark.parametrize("name", MODEL_CLASSES)
-def test_every_class_in_every_form_gives_the_same_numbers(
+def test_all_classes_and_formats_give_the_same_outputs(
     name: str, form: str, tmp_path: Path
 ) -> None:
-    """What transformers wrote, in any form of file and under old names, answers alike to 1e-5."""
-    theirs = make_transformers_model(name)
-    write_model_directory(theirs, tmp_path, form)
-    for ours, wanted in zip(answered(tmp_path, name), asked(theirs, name), strict=True):
-        torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-5)
+    """All model classes agree to 1e-5 in all weight formats and with old names."""
+    reference = make_transformers_model(name)
+    write_model_directory(reference, tmp_path, form)
+    for actual, expected in zip(
+        run_bertsmith(tmp_path, name), run_transformers(reference, name), strict=True
+    ):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -102,13 +107,13 @@ def test_every_class_in_every_form_gives_the_same_numbers(
     ],
 )
 def test_label_maps_are_read(name: str, head: HeadConfig, tmp_path: Path) -> None:
-    """A config's labels and problem type say what the outputs mean."""
+    """Labels and problem type in the config determine the head."""
     write_model_directory(make_transformers_model(name), tmp_path)
     assert bundle.load_fine_tuned(tmp_path).head == head
 
 
 @pytest.mark.parametrize(
-    ("name", "new", "pairs"),
+    ("name", "lacks_mlm", "has_nsp"),
     [
         ("BertModel", True, False),
         ("one label", True, False),
@@ -117,76 +122,76 @@ def test_label_maps_are_read(name: str, head: HeadConfig, tmp_path: Path) -> Non
         ("BertForPreTraining", False, True),
     ],
 )
-def test_a_head_that_is_not_there_never_answers(
-    name: str, new: bool, pairs: bool, tmp_path: Path
+def test_missing_heads_are_not_used(
+    name: str, lacks_mlm: bool, has_nsp: bool, tmp_path: Path
 ) -> None:
-    """New weights are named; fill and score refuse to speak from them, pair without its head."""
+    """New weights are reported; fill, score and pair raise an error without their head."""
     write_model_directory(make_transformers_model(name), tmp_path)
-    found = bundle.load(tmp_path)
-    heads = {name.partition(".")[0] for name in found.new_weights}
-    assert heads == ({"mlm"} if new else set())
-    if new:
-        assert any("newly initialized" in note and "mlm.transform.weight" in note
-                   for note in found.notes())  # fmt: skip
-        for question in (lambda: fill(found, "[MASK]"), lambda: score(found, "word3")):
+    loaded = bundle.load(tmp_path)
+    heads = {name.partition(".")[0] for name in loaded.new_weights}
+    assert heads == ({"mlm"} if lacks_mlm else set())
+    if lacks_mlm:
+        assert any("drawn anew" in note and "mlm.transform.weight" in note
+                   for note in loaded.notes())  # fmt: skip
+        for use_head in (lambda: fill(loaded, "[MASK]"), lambda: score(loaded, "word3")):
             with pytest.raises(ModelError, match="has no masked-LM head"):
-                question()
+                use_head()
     else:
-        assert fill(found, "word3 [MASK]")
-        assert score(found, "word3").total < 0
-    if pairs:
-        assert 0 < pair(found, "word3", "word4") < 1
+        assert fill(loaded, "word3 [MASK]")
+        assert score(loaded, "word3").total < 0
+    if has_nsp:
+        assert 0 < pair(loaded, "word3", "word4") < 1
     else:
         with pytest.raises(ModelError, match="no next-sentence head"):
-            pair(found, "word3", "word4")
+            pair(loaded, "word3", "word4")
 
 
-def test_the_weights_say_which_heads_there_are(tmp_path: Path) -> None:
-    """A config of BertForMaskedLM beside weights with a next-sentence head: pair uses it."""
+def test_heads_are_detected_from_weights(tmp_path: Path) -> None:
+    """An NSP head is used even if the config names BertForMaskedLM."""
     write_model_directory(make_transformers_model("BertForPreTraining"), tmp_path)
     edit(tmp_path, architectures=["BertForMaskedLM"])
     assert bundle.load(tmp_path).config.nsp
 
 
-def test_what_is_unexpected_is_named(tmp_path: Path) -> None:
-    """A tensor that no BERT has is left out and named; one of another head likewise."""
+def test_unexpected_tensors_are_reported(tmp_path: Path) -> None:
+    """Tensors that are not in BERT or belong to another head are reported as unused."""
     write_model_directory(make_transformers_model("one label"), tmp_path)
     change(tmp_path, lambda state: state | {"bert.extra": torch.ones(3)})
     assert bundle.load_fine_tuned(tmp_path).unused_weights == ("bert.extra",)
-    left = set(bundle.load(tmp_path).unused_weights)
+    unused = set(bundle.load(tmp_path).unused_weights)
     pooler = {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
-    assert left == {"bert.extra", "classifier.weight", "classifier.bias"} | pooler
-    told = bundle.load_for_fine_tuning(tmp_path, HeadConfig("regression"))
-    assert set(told.unused_weights) == {"bert.extra", "classifier.weight", "classifier.bias"}
-    assert told.info["new"] == ["output.bias", "output.weight"]
-    done = CliRunner().invoke(app, ["predict", str(tmp_path), "word3"])
-    assert done.exit_code == 0, done.stderr
-    assert "ignored, since the model has no such weights: bert.extra" in done.stderr
+    assert unused == {"bert.extra", "classifier.weight", "classifier.bias"} | pooler
+    started = bundle.load_for_fine_tuning(tmp_path, HeadConfig("regression"))
+    assert set(started.unused_weights) == {"bert.extra", "classifier.weight", "classifier.bias"}
+    assert started.info["new"] == ["output.bias", "output.weight"]
+    process = CliRunner().invoke(app, ["predict", str(tmp_path), "word3"])
+    assert process.exit_code == 0, process.stderr
+    assert "left out, since the model has no place for it: bert.extra" in process.stderr
 
 
-def test_a_bare_encoder_without_a_pooler_is_a_start(tmp_path: Path) -> None:
-    """Names without "bert." and no pooler: the pooler is new, and named."""
-    theirs = make_transformers_model("BertModel")
-    write_model_directory(theirs, tmp_path)
+def test_bare_encoder_can_be_fine_tuned(tmp_path: Path) -> None:
+    """Without the prefix "bert." and a pooler, the pooler is initialized and reported."""
+    reference = make_transformers_model("BertModel")
+    write_model_directory(reference, tmp_path)
     change(tmp_path, lambda state: {k: v for k, v in state.items() if "pooler" not in k})
-    found = bundle.load_for_fine_tuning(tmp_path, HeadConfig("single", ("a", "b")))
-    assert {name for name in found.info["new"] if name.startswith("pooler")} == {
+    loaded = bundle.load_for_fine_tuning(tmp_path, HeadConfig("single", ("a", "b")))
+    assert {name for name in loaded.info["new"] if name.startswith("pooler")} == {
         "pooler.dense.weight",
         "pooler.dense.bias",
     }
 
 
-def test_half_a_head_is_broken(tmp_path: Path) -> None:
-    """A head of which a part is there is not drawn anew: the missing tensor is named."""
+def test_incomplete_head_is_an_error(tmp_path: Path) -> None:
+    """A partially missing head is not initialized; the error names the missing tensor."""
     write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path)
-    gone = "cls.predictions.transform.dense.weight"
-    change(tmp_path, lambda state: {k: v for k, v in state.items() if k != gone})
-    with pytest.raises(ModelError, match=rf"'{gone}' is missing"):
+    missing = "cls.predictions.transform.dense.weight"
+    change(tmp_path, lambda state: {k: v for k, v in state.items() if k != missing})
+    with pytest.raises(ModelError, match=rf"'{missing}' is missing"):
         bundle.load(tmp_path)
 
 
-def test_a_decoder_of_its_own_is_refused(tmp_path: Path) -> None:
-    """A stored decoder that is not the word embeddings would be lost silently."""
+def test_untied_decoder_is_an_error(tmp_path: Path) -> None:
+    """A decoder that differs from the word embeddings cannot be represented."""
     write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path)
     name = "cls.predictions.decoder.weight"
     change(tmp_path, lambda state: state | {name: torch.ones(101, 21)})
@@ -194,22 +199,23 @@ def test_a_decoder_of_its_own_is_refused(tmp_path: Path) -> None:
         bundle.load(tmp_path)
 
 
-def test_a_resized_vocabulary_is_told(tmp_path: Path) -> None:
-    """More rows than words are noted; a config that is not resized is refused with the number."""
+def test_vocabulary_size_mismatch_is_reported(tmp_path: Path) -> None:
+    """Unused embedding rows are a note; a config with the wrong size is an error."""
     write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path)
     words = make_tokenizer(97).vocab
     (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
-    found = bundle.load(tmp_path)
-    assert any("97 tokens, 101 word embeddings; 4 are unused" in note for note in found.notes())
+    loaded = bundle.load(tmp_path)
+    assert any("97 words, 101 word embeddings; 4 stand unused" in note for note in loaded.notes())
     assert all(int(word.removeprefix("word")) < 92
-               for word, _ in fill(found, "[MASK]", top=97)[0].words if "word" in word)  # fmt: skip
+               for word, _ in fill(loaded, "[MASK]", top=97)[0].words
+               if "word" in word)  # fmt: skip
     edit(tmp_path, vocab_size=97)
-    with pytest.raises(ModelError, match=r"\(101, 21\).*set vocab_size to 101"):
+    with pytest.raises(ModelError, match=r"\(101, 21\).*vocab_size should be 101"):
         bundle.load(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("kind", "classes"),
+    ("model_type", "classes"),
     [
         ("roberta", ["RobertaForMaskedLM"]),
         ("distilbert", ["DistilBertModel"]),
@@ -219,11 +225,15 @@ def test_a_resized_vocabulary_is_told(tmp_path: Path) -> None:
         ("bert", ["DistilBertModel"]),
     ],
 )
-def test_relatives_are_refused_by_name(kind: str, classes: list[str], tmp_path: Path) -> None:
-    """By the config's type or class, and the message names it."""
+def test_other_architectures_are_rejected_by_config(
+    model_type: str, classes: list[str], tmp_path: Path
+) -> None:
+    """The error names the model type or class."""
     write_model_directory(make_transformers_model("BertModel"), tmp_path)
-    edit(tmp_path, model_type=kind, architectures=classes)
-    with pytest.raises(ModelError, match=rf"model_type is '{kind}'|contains {classes[0]}") as error:
+    edit(tmp_path, model_type=model_type, architectures=classes)
+    with pytest.raises(
+        ModelError, match=rf"model_type is '{model_type}'|names {classes[0]}"
+    ) as error:
         bundle.load(tmp_path)
     assert classes[0].partition("For")[0].removesuffix("Model").lower() in str(error.value).lower()
 
@@ -237,62 +247,64 @@ def test_relatives_are_refused_by_name(kind: str, classes: list[str], tmp_path: 
         ("electra.embeddings_project.weight", "an ELECTRA"),
     ],
 )
-def test_weights_of_relatives_are_refused_by_name(tensor: str, name: str, tmp_path: Path) -> None:
-    """A config that says BERT does not make a BERT of other weights."""
+def test_other_architectures_are_rejected_by_weights(
+    tensor: str, name: str, tmp_path: Path
+) -> None:
+    """Weights of another model are an error even if the config says BERT."""
     write_model_directory(make_transformers_model("BertModel"), tmp_path)
     save_file({tensor: torch.ones(2)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=f"weights of {name}, not of a BERT"):
         bundle.load(tmp_path)
 
 
-def test_a_config_from_before_model_types_is_read(tmp_path: Path) -> None:
-    """A config.json without model_type and architectures is a BERT's if the weights are."""
+def test_config_without_model_type_is_read(tmp_path: Path) -> None:
+    """A config.json without model_type and architectures is accepted with BERT weights."""
     write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
-    kept = {k: v for k, v in raw.items() if k not in ("model_type", "architectures")}
-    (tmp_path / "config.json").write_text(json.dumps(kept))
+    config = {k: v for k, v in raw.items() if k not in ("model_type", "architectures")}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     assert not bundle.load(tmp_path).new_weights
 
 
 @pytest.mark.parametrize("form", ["sharded", "old bin"])
-def test_inspect_shows_every_form(form: str, tmp_path: Path) -> None:
-    """``bertsmith inspect`` lists the tensors of shards and of an old checkpoint."""
+def test_inspect_lists_tensors_of_all_formats(form: str, tmp_path: Path) -> None:
+    """``bertsmith inspect`` lists the tensors of shards and of old checkpoints."""
     write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path, form)
     kind, path = identify_artifact(tmp_path)
-    found = describe_model(path)
+    description = describe_model(path)
     assert kind == "model"
-    shown = {one["name"]: one["shape"] for one in found.facts["tensors"]}
-    assert shown["bert.embeddings.word_embeddings.weight"] == [101, 21]
-    assert len(shown) > 40
+    shapes = {tensor["name"]: tensor["shape"] for tensor in description.facts["tensors"]}
+    assert shapes["bert.embeddings.word_embeddings.weight"] == [101, 21]
+    assert len(shapes) > 40
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_file_stands_for_its_directory(name: str, tmp_path: Path) -> None:
-    """A model may be named by its weights or its config."""
+def test_model_is_found_by_one_of_its_files(name: str, tmp_path: Path) -> None:
+    """A model can be given by its weights file or its config."""
     write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path)
     assert bundle.load(tmp_path / name).path == tmp_path
 
 
 def test_do_lower_case_is_read(tmp_path: Path) -> None:
-    """With only vocab.txt, tokenizer_config.json says whether text is lowered."""
+    """With only vocab.txt, tokenizer_config.json decides whether text is lowercased."""
     write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path)
-    for lowered in (True, False):
-        text = json.dumps({"do_lower_case": lowered, "strip_accents": False})
+    for lowercase in (True, False):
+        text = json.dumps({"do_lower_case": lowercase, "strip_accents": False})
         (tmp_path / "tokenizer_config.json").write_text(text)
         tokenizer = bundle.load(tmp_path).tokenizer
-        assert tokenizer.lowercase is lowered
-        assert (tokenizer.encode("WORD3") == tokenizer.encode("word3")) is lowered
+        assert tokenizer.lowercase is lowercase
+        assert (tokenizer.encode("WORD3") == tokenizer.encode("word3")) is lowercase
 
 
-#: What we write: a directory's name and what makes it.
+#: The heads of the exported models, by class name.
 HEADS = {
     "BertForSequenceClassification": HeadConfig("single", ("bad", "fair", "good")),
     "BertForTokenClassification": HeadConfig("entities", ("O", "B-X", "I-X")),
     "BertForQuestionAnswering": HeadConfig("span"),
     "BertForMultipleChoice": HeadConfig("choice"),
 }
-#: A fresh process, so that nothing that was loaded before keeps a warning from being shown.
-FRESH = """
+#: Runs in a new process, because some warnings are shown only once per process.
+LOAD_SCRIPT = """
 import json, sys, warnings
 from pathlib import Path
 import torch, transformers
@@ -300,36 +312,36 @@ warnings.simplefilter("error")
 from transformers.utils import logging
 logging.disable_progress_bar()
 print("START", file=sys.stderr)
-found = {}
+outputs = {}
 rows = json.loads(sys.argv[2])
-for place in sorted(Path(sys.argv[1]).iterdir()):
-    kind = getattr(transformers, place.name)
-    model, loading = kind.from_pretrained(place, output_loading_info=True)
-    transformers.AutoTokenizer.from_pretrained(place)
-    faults = {key: sorted(map(str, value)) for key, value in loading.items() if value}
+for path in sorted(Path(sys.argv[1]).iterdir()):
+    model_class = getattr(transformers, path.name)
+    model, loading = model_class.from_pretrained(path, output_loading_info=True)
+    transformers.AutoTokenizer.from_pretrained(path)
+    problems = {key: sorted(map(str, value)) for key, value in loading.items() if value}
     answers = []
     for ids, segments in rows:
-        one = [torch.tensor([ids]), torch.tensor([segments])]
-        if place.name == "BertForMultipleChoice":
-            one = [each[None] for each in one]
+        inputs = [torch.tensor([ids]), torch.tensor([segments])]
+        if path.name == "BertForMultipleChoice":
+            inputs = [tensor[None] for tensor in inputs]
         with torch.no_grad():
-            output = model.eval()(one[0], token_type_ids=one[1])
-        if place.name == "BertForQuestionAnswering":
+            output = model.eval()(inputs[0], token_type_ids=inputs[1])
+        if path.name == "BertForQuestionAnswering":
             answers.append(torch.stack([output.start_logits[0], output.end_logits[0]], -1))
-        elif place.name == "BertForPreTraining":
+        elif path.name == "BertForPreTraining":
             pairs = output.seq_relationship_logits.flatten()
             answers.append(torch.cat([output.prediction_logits.flatten(), pairs]))
         else:
             answers.append(output.logits)
-    found[place.name] = [faults, [answer.flatten().tolist() for answer in answers]]
-json.dump(found, sys.stdout)
+    outputs[path.name] = [problems, [answer.flatten().tolist() for answer in answers]]
+json.dump(outputs, sys.stdout)
 """
 
 
-def test_transformers_loads_every_class_that_is_written(tmp_path: Path) -> None:
-    """In a fresh process: no warning, no key missing or too many, the same numbers to 1e-5."""
-    for name, pairs in (("BertForPreTraining", True), ("BertForMaskedLM", False)):
-        config = prime_config(nsp=pairs)
+def test_transformers_loads_all_exported_classes(tmp_path: Path) -> None:
+    """In a new process: no warning, no missing or unexpected key, the same outputs to 1e-5."""
+    for name, nsp in (("BertForPreTraining", True), ("BertForMaskedLM", False)):
+        config = prime_config(nsp=nsp)
         bundle.save(
             tmp_path / name, randomize_weights(BertForPreTraining(config)), make_tokenizer(101), {}
         )
@@ -337,41 +349,43 @@ def test_transformers_loads_every_class_that_is_written(tmp_path: Path) -> None:
         torch.manual_seed(3)
         model = head.build_model(prime_config(init_range=0.3))
         bundle.save_fine_tuned(tmp_path / name, model, make_tokenizer(101), head, {"task": "none"})
-    command = [sys.executable, "-c", FRESH, str(tmp_path), json.dumps(ROWS)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.rpartition("START")[2].strip() == ""
-    results = json.loads(done.stdout)
+    command = [sys.executable, "-c", LOAD_SCRIPT, str(tmp_path), json.dumps(ROWS)]
+    process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert process.returncode == 0, process.stderr
+    assert process.stderr.rpartition("START")[2].strip() == ""
+    results = json.loads(process.stdout)
     assert results.keys() == {"BertForPreTraining", "BertForMaskedLM", *HEADS}
-    for name, (faults, answers) in results.items():
-        assert not faults, name
-        for ours, theirs in zip(answered(tmp_path / name, name), answers, strict=True):
-            torch.testing.assert_close(ours, torch.tensor(theirs), rtol=1e-5, atol=1e-5)
+    for name, (problems, answers) in results.items():
+        assert not problems, name
+        for actual, reference in zip(run_bertsmith(tmp_path / name, name), answers, strict=True):
+            torch.testing.assert_close(actual, torch.tensor(reference), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["BertForPreTraining", "BertForMaskedLM", *HEADS])
-def test_there_and_back_is_bit_for_bit(name: str, tmp_path: Path) -> None:
-    """Written here, loaded and saved by transformers, read here: no bit of a weight differs."""
+def test_round_trip_through_transformers_is_exact(name: str, tmp_path: Path) -> None:
+    """Saved here, loaded and saved by transformers, loaded here: all weights are equal."""
     if name in HEADS:
         model: Any = HEADS[name].build_model(prime_config())
-        bundle.save_fine_tuned(tmp_path / "ours", model, make_tokenizer(101), HEADS[name], {})
+        bundle.save_fine_tuned(tmp_path / "bertsmith", model, make_tokenizer(101), HEADS[name], {})
     else:
         model = randomize_weights(
             BertForPreTraining(prime_config(nsp=name == "BertForPreTraining"))
         )
-        bundle.save(tmp_path / "ours", model, make_tokenizer(101), {})
-    kind = next(kind for kind, _ in MODEL_CLASSES.values() if kind.__name__ == name)
-    kind.from_pretrained(tmp_path / "ours").save_pretrained(tmp_path / "theirs")
-    make_tokenizer(101).save(tmp_path / "theirs")
+        bundle.save(tmp_path / "bertsmith", model, make_tokenizer(101), {})
+    model_class = next(
+        model_class for model_class, _ in MODEL_CLASSES.values() if model_class.__name__ == name
+    )
+    model_class.from_pretrained(tmp_path / "bertsmith").save_pretrained(tmp_path / "transformers")
+    make_tokenizer(101).save(tmp_path / "transformers")
     read = bundle.load_fine_tuned if name in HEADS else bundle.load
-    back = read(tmp_path / "theirs").model.state_dict()
-    assert back.keys() == model.state_dict().keys()
+    state = read(tmp_path / "transformers").model.state_dict()
+    assert state.keys() == model.state_dict().keys()
     for key, value in model.state_dict().items():
-        assert torch.equal(back[key], value), key
+        assert torch.equal(state[key], value), key
 
 
-def test_a_model_card_says_what_is_known(tmp_path: Path) -> None:
-    """The hub's own parser reads the front matter; no folder of the machine is named."""
+def test_model_card_has_the_provenance(tmp_path: Path) -> None:
+    """The hub's parser reads the metadata; local folders are not named."""
     info = {
         "recipe": "fast",
         "heldout": {"masked_lm": 2.5, "steps": 7},
@@ -399,15 +413,15 @@ def test_a_model_card_says_what_is_known(tmp_path: Path) -> None:
     assert card.data.pipeline_tag == "fill-mask"
     assert card.data.library_name == "transformers"
     assert card.data.license is None
-    for known in ("`corpus.jsonl.xz`", "1,234 documents", "| masked_lm | 2.5 |", "recipe: fast",
+    for text in ("`corpus.jsonl.xz`", "1,234 documents", "| masked_lm | 2.5 |", "recipe: fast",
                   "2 layers, width 21, 3 attention heads"):  # fmt: skip
-        assert known in card.content, known
+        assert text in card.content, text
     assert "# license: fill this in" in (tmp_path / "m" / "README.md").read_text()
     assert "somebody" not in card.content
 
 
-def test_a_card_of_a_task_names_labels_and_results(tmp_path: Path) -> None:
-    """A fine-tuned model's card has the task, its labels and the run that it started from."""
+def test_model_card_of_a_task_has_labels_and_results(tmp_path: Path) -> None:
+    """The card of a fine-tuned model has the task, its labels and its results."""
     head = HeadConfig("single", ("bad", "a|b"))
     info = {
         "task": "sst-2",
@@ -423,9 +437,9 @@ def test_a_card_of_a_task_names_labels_and_results(tmp_path: Path) -> None:
     card = ModelCard.load(tmp_path / "m" / "README.md")
     assert card.data.pipeline_tag == "text-classification"
     assert card.data.base_model is None
-    for known in ("# BERT fine-tuned on sst-2", "- bad", "- a\\|b", "| accuracy | 0.925 |",
+    for text in ("# BERT fine-tuned on sst-2", "- bad", "- a\\|b", "| accuracy | 0.925 |",
                   "`train.tsv`", "started from `my-run`", "seed: 3"):  # fmt: skip
-        assert known in card.content, known
+        assert text in card.content, text
     assert "somebody" not in card.content
 
 

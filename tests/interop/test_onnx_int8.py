@@ -1,6 +1,6 @@
-"""ONNX in 8 bits: on real sentences it says what the model says.
+"""Int8 ONNX models agree with float32 on real sentences.
 
-Random weights would be no test: their outputs have no margin. So a small classifier learns first.
+The test trains a small classifier, because outputs of random weights are too close to each other.
 """
 
 import csv
@@ -22,94 +22,105 @@ from bertsmith.model.packed import batch_by_length, pack_sequences
 from bertsmith.text.wordpiece_trainer import train_wordpiece
 from bertsmith.use.embed import embed
 
-QUANTIZED = "model_quantized.onnx"
+QUANTIZED_FILE = "model_quantized.onnx"
 HEAD = HeadConfig("single", ("negative", "positive"))
 
 
-def rows(path: Path, most: int) -> list[tuple[str, int]]:
-    """Return the first sentences of a table of SST-2 and their labels."""
+def read_sst2(path: Path, most: int) -> list[tuple[str, int]]:
+    """Return the first sentences of an SST-2 file and their labels."""
     with path.open(encoding="utf-8") as file:
         table = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
         return [(row["sentence"], int(row["label"])) for row in islice(table, most)]
 
 
-def ran(file: Path, sequences: list[list[int]]) -> list[NDArray[np.float32]]:
-    """Return the first output for each sequence, each by itself."""
+def run_graph(file: Path, sequences: list[list[int]]) -> list[NDArray[np.float32]]:
+    """Return the first output for each sequence, run one by one."""
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    found = []
+    outputs = []
     for ids in sequences:
-        one = np.array([ids], np.int64)
-        feed = {"input_ids": one, "attention_mask": one * 0 + 1, "token_type_ids": one * 0}
-        found.append(session.run(None, feed)[0][0])
-    return found
+        input_ids = np.array([ids], np.int64)
+        feed = {
+            "input_ids": input_ids,
+            "attention_mask": input_ids * 0 + 1,
+            "token_type_ids": input_ids * 0,
+        }
+        outputs.append(session.run(None, feed)[0][0])
+    return outputs
 
 
 @pytest.fixture(scope="module")
-def learnt(
+def classifier(
     labelled: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, list[str], list[list[int]]]:
-    """Teach a small BERT the sentiment of 4,000 reviews: its directory, texts and ids held out."""
-    examples = rows(labelled / "glue" / "SST-2" / "train.tsv", 4000)
-    texts = [text for text, _ in rows(labelled / "glue" / "SST-2" / "dev.tsv", 872)]
-    words = train_wordpiece((text for text, _ in examples), 3000)
+    """Train a small sentiment classifier; return its directory, held-out texts and their ids."""
+    examples = read_sst2(labelled / "glue" / "SST-2" / "train.tsv", 4000)
+    texts = [text for text, _ in read_sst2(labelled / "glue" / "SST-2" / "dev.tsv", 872)]
+    tokenizer = train_wordpiece((text for text, _ in examples), 3000)
     torch.manual_seed(0)
     config = ModelConfig(
         vocab_size=3000, layers=2, width=64, heads=4, feed_forward=256, max_positions=96
     )
     model = HEAD.build_model(config)
 
-    def encoded(some: list[str]) -> list[list[int]]:
-        return [[words.cls_id, *ids[:94], words.sep_id] for ids in words.encode_batch(some)]
+    def encoded(texts_to_encode: list[str]) -> list[list[int]]:
+        return [
+            [tokenizer.cls_id, *ids[:94], tokenizer.sep_id]
+            for ids in tokenizer.encode_batch(texts_to_encode)
+        ]
 
     inputs = encoded([text for text, _ in examples])
     targets = torch.tensor([label for _, label in examples])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batches = list(batch_by_length([len(ids) for ids in inputs], 1024))
     for epoch in range(3):
-        chance = torch.Generator().manual_seed(epoch)
-        for number in torch.randperm(len(batches), generator=chance).tolist():
+        rng = torch.Generator().manual_seed(epoch)
+        for number in torch.randperm(len(batches), generator=rng).tolist():
             batch = batches[number]
-            logits = model(pack_sequences([(inputs[one], [0] * len(inputs[one])) for one in batch]))
+            logits = model(
+                pack_sequences([(inputs[index], [0] * len(inputs[index])) for index in batch])
+            )
             optimizer.zero_grad()
             loss = F.cross_entropy(logits, targets[batch])
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     folder = tmp_path_factory.mktemp("learnt") / "model"
-    save_fine_tuned(folder, model.eval(), words, HEAD, {})
+    save_fine_tuned(folder, model.eval(), tokenizer, HEAD, {})
     return folder, texts, encoded(texts)
 
 
 @pytest.mark.data
-def test_the_same_label(tmp_path: Path, learnt: tuple[Path, list[str], list[list[int]]]) -> None:
-    """Of 872 held-out sentences at least 99 % get the label of the model in float32."""
-    folder, _, sequences = learnt
-    said = []
-    for int8, name in ((False, "model.onnx"), (True, QUANTIZED)):
+def test_labels_agree_with_float32(
+    tmp_path: Path, classifier: tuple[Path, list[str], list[list[int]]]
+) -> None:
+    """At least 99 % of 872 held-out sentences get the same label as in float32."""
+    folder, _, sequences = classifier
+    logits_by_precision = []
+    for int8, name in ((False, "model.onnx"), (True, QUANTIZED_FILE)):
         write_onnx(folder, tmp_path / name, int8=int8)
-        said.append(np.stack(ran(tmp_path / name / name, sequences)))
-    assert len(said[0]) == 872
-    # It has learnt: both labels are given, and with a margin.
-    assert 0.2 < said[0].argmax(-1).mean() < 0.8
-    same = (said[0].argmax(-1) == said[1].argmax(-1)).mean()
-    assert same >= 0.99, same
-    # It is in 8 bits.
-    assert np.abs(said[0] - said[1]).max() > 0
-    files = [next((tmp_path / name).glob("*.onnx")) for name in ("model.onnx", QUANTIZED)]
+        logits_by_precision.append(np.stack(run_graph(tmp_path / name / name, sequences)))
+    assert len(logits_by_precision[0]) == 872
+    # The classifier has learned something: both labels occur.
+    assert 0.2 < logits_by_precision[0].argmax(-1).mean() < 0.8
+    agreement = (logits_by_precision[0].argmax(-1) == logits_by_precision[1].argmax(-1)).mean()
+    assert agreement >= 0.99, agreement
+    # The model really is quantized.
+    assert np.abs(logits_by_precision[0] - logits_by_precision[1]).max() > 0
+    files = [next((tmp_path / name).glob("*.onnx")) for name in ("model.onnx", QUANTIZED_FILE)]
     assert files[1].stat().st_size < 0.45 * files[0].stat().st_size
 
 
 @pytest.mark.data
-def test_the_same_direction(
-    tmp_path: Path, learnt: tuple[Path, list[str], list[list[int]]]
+def test_sentence_vectors_agree_with_float32(
+    tmp_path: Path, classifier: tuple[Path, list[str], list[list[int]]]
 ) -> None:
-    """The mean hidden state of each sentence has a cosine of at least 0.99 with float32's."""
-    folder, texts, sequences = learnt
+    """Mean hidden states have a cosine similarity of at least 0.99 with float32."""
+    folder, texts, sequences = classifier
     write_sentence_transformers(folder, tmp_path / "encoder", normalize=True)
     write_onnx(tmp_path / "encoder", tmp_path / "int8", int8=True)
-    hidden = ran(tmp_path / "int8" / QUANTIZED, sequences)
-    means = np.stack([own.mean(0) for own in hidden])
+    hidden = run_graph(tmp_path / "int8" / QUANTIZED_FILE, sequences)
+    means = np.stack([states.mean(0) for states in hidden])
     means /= np.linalg.norm(means, axis=-1, keepdims=True)
     cosines = (means * embed(tmp_path / "encoder", texts)).sum(-1)
     assert cosines.min() >= 0.99, cosines.min()
-    # It is in 8 bits.
+    # The model really is quantized.
     assert cosines.min() < 0.99999

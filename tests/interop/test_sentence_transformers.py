@@ -1,4 +1,4 @@
-"""sentence-transformers and Bertsmith give the same vectors, whoever wrote the directory."""
+"""Directories of sentence-transformers give the same vectors in both libraries."""
 
 import json
 import re
@@ -62,12 +62,12 @@ MODES: list[PoolingMode] = [
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    """A vocabulary learnt from the texts, lowered."""
+    """Return a lowercase tokenizer whose vocabulary is learned from the texts."""
     return train_wordpiece(iter(TEXTS * 3), 200)
 
 
-def config_of(tokenizer: Tokenizer, **changes: Any) -> ModelConfig:
-    """Return a small config for a vocabulary."""
+def make_config(tokenizer: Tokenizer, **changes: Any) -> ModelConfig:
+    """Return a small config for the vocabulary of a tokenizer."""
     sizes: dict[str, Any] = {
         "vocab_size": tokenizer.vocab_size, "layers": 2, "width": 26, "heads": 2,
         "feed_forward": 37, "max_positions": 61, "activation": "gelu",
@@ -76,62 +76,72 @@ def config_of(tokenizer: Tokenizer, **changes: Any) -> ModelConfig:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
-    """The directory of a random pre-trained model."""
+def pretrained_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
+    """Return the model directory of a random pre-trained model."""
     folder = tmp_path_factory.mktemp("models") / "plain"
-    save(folder, randomize_weights(BertForPreTraining(config_of(tokenizer))), tokenizer, {})
+    save(folder, randomize_weights(BertForPreTraining(make_config(tokenizer))), tokenizer, {})
     return folder
 
 
-def theirs(folder: Path, texts: Sequence[str] = TEXTS) -> NDArray[np.float32]:
-    """Return what sentence-transformers makes of texts."""
-    found: NDArray[np.float32] = SentenceTransformer(str(folder), device="cpu").encode(list(texts))
-    return found
+def encode_with_sentence_transformers(
+    folder: Path, texts: Sequence[str] = TEXTS
+) -> NDArray[np.float32]:
+    """Return the vectors that sentence-transformers computes."""
+    vectors: NDArray[np.float32] = SentenceTransformer(str(folder), device="cpu").encode(
+        list(texts)
+    )
+    return vectors
 
 
-def same(ours: NDArray[np.float32], peer: NDArray[np.float32]) -> None:
-    """Compare to 1e-5."""
-    assert ours.dtype == np.float32
-    np.testing.assert_allclose(ours, peer, rtol=0, atol=1e-5)
+def assert_close(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
+    """Compare vectors to 1e-5."""
+    assert actual.dtype == np.float32
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_is_written_gives_the_same_vectors(
-    tmp_path: Path, plain: Path, mode: PoolingMode
+def test_exported_directory_gives_the_same_vectors(
+    tmp_path: Path, pretrained_dir: Path, mode: PoolingMode
 ) -> None:
-    """In every mode, with lengths 2 to too long, SentenceTransformer(ours) equals ours to 1e-5."""
-    unit = mode != "mean_sqrt_len_tokens"
-    assert not write_sentence_transformers(plain, tmp_path / "o", pooling=mode, normalize=unit)
-    told = read_pooling(tmp_path / "o")
-    wanted = PoolingConfig(modes=(mode,), max_seq_length=61)
-    assert told == (replace(wanted, post_modules=("normalize",)) if unit else wanted)
-    same(embed(tmp_path / "o", TEXTS), theirs(tmp_path / "o"))
-    # Asked for by hand, of the model as it was, the vectors are the same.
+    """In every mode, for short and truncated texts, both libraries agree to 1e-5."""
+    normalize = mode != "mean_sqrt_len_tokens"
+    assert not write_sentence_transformers(
+        pretrained_dir, tmp_path / "o", pooling=mode, normalize=normalize
+    )
+    config = read_pooling(tmp_path / "o")
+    expected = PoolingConfig(modes=(mode,), max_seq_length=61)
+    assert config == (replace(expected, post_modules=("normalize",)) if normalize else expected)
+    assert_close(embed(tmp_path / "o", TEXTS), encode_with_sentence_transformers(tmp_path / "o"))
+    # Options of embed on the original model give the same vectors.
     name = {"cls": "first", "lasttoken": "last"}.get(mode, mode)
-    found = embed(plain, TEXTS, pooling=name, normalize=unit)
-    same(found, embed(tmp_path / "o", TEXTS))
+    vectors = embed(pretrained_dir, TEXTS, pooling=name, normalize=normalize)
+    assert_close(vectors, embed(tmp_path / "o", TEXTS))
 
 
-def test_a_plain_model_is_embedded_as_they_do(tmp_path: Path, plain: Path) -> None:
-    """Without modules.json both take the mean of all tokens; loaded or by its path."""
-    peer = SentenceTransformer(modules=[models.Transformer(str(plain)), models.Pooling(26)])
-    wanted = peer.encode(TEXTS)
-    same(embed(plain, TEXTS), wanted)
-    same(embed(load(plain), TEXTS), wanted)
-    assert read_pooling(plain) is None
-    assert embed(plain, []).shape == (0, 26)
+def test_default_pooling_is_that_of_sentence_transformers(
+    tmp_path: Path, pretrained_dir: Path
+) -> None:
+    """Without modules.json both compute the mean over all tokens."""
+    peer = SentenceTransformer(
+        modules=[models.Transformer(str(pretrained_dir)), models.Pooling(26)]
+    )
+    expected = peer.encode(TEXTS)
+    assert_close(embed(pretrained_dir, TEXTS), expected)
+    assert_close(embed(load(pretrained_dir), TEXTS), expected)
+    assert read_pooling(pretrained_dir) is None
+    assert embed(pretrained_dir, []).shape == (0, 26)
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("activation", [torch.nn.Tanh, torch.nn.Identity, torch.nn.ReLU])
-def test_what_they_write_is_read(
-    tmp_path: Path, plain: Path, bias: bool, activation: type[torch.nn.Module]
+def test_directory_of_sentence_transformers_is_read(
+    tmp_path: Path, pretrained_dir: Path, bias: bool, activation: type[torch.nn.Module]
 ) -> None:
-    """Several modes joined, Dense, Normalize, a shorter length, a prompt; and out again by us."""
+    """Several modes, Dense, Normalize, max_seq_length and a prompt are read and written again."""
     torch.manual_seed(3)
     peer = SentenceTransformer(
         modules=[
-            models.Transformer(str(plain), max_seq_length=17),
+            models.Transformer(str(pretrained_dir), max_seq_length=17),
             models.Pooling(26, pooling_mode=("mean", "cls", "max")),
             models.Dense(3 * 26, 11, bias=bias, activation_function=activation()),
             models.Normalize(),
@@ -140,61 +150,61 @@ def test_what_they_write_is_read(
         default_prompt_name="query",
         device="cpu",
     )
-    wanted = peer.encode(TEXTS)
-    peer.save(str(tmp_path / "theirs"))
-    same(theirs(tmp_path / "theirs"), wanted)
-    same(embed(tmp_path / "theirs", TEXTS), wanted)
-    assert embed(tmp_path / "theirs", []).shape == (0, 11)
-    write_sentence_transformers(tmp_path / "theirs", tmp_path / "ours")
-    same(theirs(tmp_path / "ours"), wanted)
-    same(embed(tmp_path / "ours", TEXTS), wanted)
+    expected = peer.encode(TEXTS)
+    peer.save(str(tmp_path / "peer"))
+    assert_close(encode_with_sentence_transformers(tmp_path / "peer"), expected)
+    assert_close(embed(tmp_path / "peer", TEXTS), expected)
+    assert embed(tmp_path / "peer", []).shape == (0, 11)
+    write_sentence_transformers(tmp_path / "peer", tmp_path / "exported")
+    assert_close(encode_with_sentence_transformers(tmp_path / "exported"), expected)
+    assert_close(embed(tmp_path / "exported", TEXTS), expected)
     with pytest.raises(ModelError, match="Dense layer was trained with mean, cls, max"):
-        write_sentence_transformers(tmp_path / "theirs", tmp_path / "no", pooling="max")
+        write_sentence_transformers(tmp_path / "peer", tmp_path / "no", pooling="max")
 
 
-def test_text_lowered_before_a_cased_tokenizer(tmp_path: Path) -> None:
-    """do_lower_case of the Transformer is heard, though the tokenizer keeps capitals."""
+def test_lowercasing_before_a_cased_tokenizer(tmp_path: Path) -> None:
+    """do_lower_case of the Transformer applies although the tokenizer is cased."""
     cased = train_wordpiece(iter(TEXTS * 3), 260, cased=True)
     assert not cased.lowercase
-    save(tmp_path / "m", randomize_weights(BertForPreTraining(config_of(cased))), cased, {})
+    save(tmp_path / "m", randomize_weights(BertForPreTraining(make_config(cased))), cased, {})
     write_sentence_transformers(tmp_path / "m", tmp_path / "o")
-    before = embed(tmp_path / "o", TEXTS)
+    cased_vectors = embed(tmp_path / "o", TEXTS)
     path = tmp_path / "o" / "sentence_bert_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"do_lower_case": True}))
-    lowered = embed(tmp_path / "o", TEXTS)
-    same(lowered, theirs(tmp_path / "o"))
-    assert np.abs(lowered - before).max() > 0.1
+    lowercase_vectors = embed(tmp_path / "o", TEXTS)
+    assert_close(lowercase_vectors, encode_with_sentence_transformers(tmp_path / "o"))
+    assert np.abs(lowercase_vectors - cased_vectors).max() > 0.1
 
 
-def test_the_model_may_stand_in_a_folder_of_its_own(
-    tmp_path: Path, plain: Path, tokenizer: Tokenizer
+def test_model_in_its_own_folder_is_read(
+    tmp_path: Path, pretrained_dir: Path, tokenizer: Tokenizer
 ) -> None:
-    """Older directories keep it in 0_Transformer: vectors, and a start for fine-tuning."""
-    write_sentence_transformers(plain, tmp_path / "root", pooling="cls")
+    """Older directories with 0_Transformer give the same vectors and can be fine-tuned."""
+    write_sentence_transformers(pretrained_dir, tmp_path / "root", pooling="cls")
     old = tmp_path / "old"
     shutil.copytree(tmp_path / "root", old / "0_Transformer")
     shutil.move(old / "0_Transformer" / "1_Pooling", old / "1_Pooling")
-    listed = json.loads((old / "0_Transformer" / "modules.json").read_text())
+    entries = json.loads((old / "0_Transformer" / "modules.json").read_text())
     (old / "0_Transformer" / "modules.json").unlink()
-    listed[0]["path"] = "0_Transformer"
-    (old / "modules.json").write_text(json.dumps(listed))
-    wanted = embed(tmp_path / "root", TEXTS)
-    same(theirs(old), wanted)
-    same(embed(old, TEXTS), wanted)
-    same(embed(old / "0_Transformer", TEXTS), wanted)
-    started = load_for_fine_tuning(old, HeadConfig("single", ("a", "b")))
-    assert started.info["new"] == ["output.bias", "output.weight"]
-    own = load(plain).model.bert.state_dict()
-    for name, value in started.model.bert.state_dict().items():
-        assert torch.equal(value, own[name]), name
+    entries[0]["path"] = "0_Transformer"
+    (old / "modules.json").write_text(json.dumps(entries))
+    expected = embed(tmp_path / "root", TEXTS)
+    assert_close(encode_with_sentence_transformers(old), expected)
+    assert_close(embed(old, TEXTS), expected)
+    assert_close(embed(old / "0_Transformer", TEXTS), expected)
+    fine_tuned = load_for_fine_tuning(old, HeadConfig("single", ("a", "b")))
+    assert fine_tuned.info["new"] == ["output.bias", "output.weight"]
+    pretrained_state = load(pretrained_dir).model.bert.state_dict()
+    for name, value in fine_tuned.model.bert.state_dict().items():
+        assert torch.equal(value, pretrained_state[name]), name
 
 
 @pytest.mark.parametrize("nsp", [True, False])
-def test_transformers_reads_it_without_a_warning(
+def test_transformers_reads_it_without_warnings(
     tmp_path: Path, tokenizer: Tokenizer, nsp: bool
 ) -> None:
-    """In a fresh process: theirs with and without a pooler, AutoModel where there is one."""
-    config = config_of(tokenizer, nsp=nsp, positions="sinusoidal")
+    """In a new process, with and without pooler; AutoModel only with a pooler."""
+    config = make_config(tokenizer, nsp=nsp, positions="sinusoidal")
     save(tmp_path / "m", randomize_weights(BertForPreTraining(config)), tokenizer, {})
     notes = write_sentence_transformers(tmp_path / "m", tmp_path / "o")
     assert [*map(len, notes)] == ([] if nsp else [len(notes[0])])
@@ -206,45 +216,49 @@ def test_transformers_reads_it_without_a_warning(
         "SentenceTransformer(sys.argv[1], device='cpu').encode(['iron'])\n"
         "if sys.argv[2] == 'True': AutoModel.from_pretrained(sys.argv[1])\n"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "o"), str(nsp)],
         capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    told = re.sub(r"Loading weights: .*?(it/s\]|\?it/s\])", "", done.stderr)
-    assert not told.strip()
+    assert process.returncode == 0, process.stderr
+    messages = re.sub(r"Loading weights: .*?(it/s\]|\?it/s\])", "", process.stderr)
+    assert not messages.strip()
 
 
-def test_the_encoder_of_a_fine_tuned_model(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """A classifier, and a frozen encoder under a BiLSTM, are embedded by their encoder alone."""
+def test_encoder_of_a_fine_tuned_model(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """For a classifier and for a BiLSTM on a frozen encoder, only the encoder is used."""
     for name, features in (("tuned", None), ("frozen", FeatureSettings(layers="last", width=5))):
         head = HeadConfig("single", ("a", "b"))
         torch.manual_seed(9)
-        model = head.build_model(config_of(tokenizer, init_range=0.3), features)
+        model = head.build_model(make_config(tokenizer, init_range=0.3), features)
         save_fine_tuned(tmp_path / name, model, tokenizer, head, {})
         write_sentence_transformers(tmp_path / name, tmp_path / f"{name} out", normalize=False)
-        wanted = theirs(tmp_path / f"{name} out")
-        same(embed(tmp_path / name, TEXTS), wanted)
-        same(embed(load_fine_tuned(tmp_path / name), TEXTS), wanted)
-        same(embed(load_encoder(tmp_path / name), TEXTS), wanted)
+        expected = encode_with_sentence_transformers(tmp_path / f"{name} out")
+        assert_close(embed(tmp_path / name, TEXTS), expected)
+        assert_close(embed(load_fine_tuned(tmp_path / name), TEXTS), expected)
+        assert_close(embed(load_encoder(tmp_path / name), TEXTS), expected)
 
 
-def test_the_order_of_the_batches_is_not_seen(plain: Path) -> None:
-    """Many texts of mixed lengths: each vector is that of the text alone, in the input's order."""
+def test_vectors_do_not_depend_on_batching(pretrained_dir: Path) -> None:
+    """Each vector of many texts is that of the text alone, in input order."""
     texts = [" ".join(["iron", "hammer", "smith"][: 1 + n % 3] * (n % 50)) for n in range(700)]
-    found = embed(plain, texts)
+    vectors = embed(pretrained_dir, texts)
     for number in (0, 1, 49, 50, 333, 699):
-        same(found[number : number + 1], embed(plain, texts[number : number + 1]))
+        assert_close(
+            vectors[number : number + 1], embed(pretrained_dir, texts[number : number + 1])
+        )
 
 
-def test_what_they_cannot_say_is_refused(tmp_path: Path, tokenizer: Tokenizer, plain: Path) -> None:
-    """Pre-norm, causal, ELU; a folder in use; an unknown pooling."""
+def test_unsupported_models_are_not_exported(
+    tmp_path: Path, tokenizer: Tokenizer, pretrained_dir: Path
+) -> None:
+    """Pre-norm, causal or ELU models, a folder in use, and an unknown pooling are errors."""
     for number, change in enumerate(
         ({"norm": "pre"}, {"attention": "causal"}, {"activation": "elu"})
     ):
         save(
             tmp_path / f"{number}",
-            BertForPreTraining(config_of(tokenizer, **change)),
+            BertForPreTraining(make_config(tokenizer, **change)),
             tokenizer,
             {},
         )
@@ -252,22 +266,22 @@ def test_what_they_cannot_say_is_refused(tmp_path: Path, tokenizer: Tokenizer, p
             write_sentence_transformers(tmp_path / f"{number}", tmp_path / "o")
     assert not (tmp_path / "o").exists()
     with pytest.raises(ModelError, match="something is there already"):
-        write_sentence_transformers(plain, tmp_path / "0")
-    with pytest.raises(ModelError, match="pooling must be one of cls, max.*got 'sum'"):
-        write_sentence_transformers(plain, tmp_path / "o", pooling="sum")  # type: ignore[arg-type]
+        write_sentence_transformers(pretrained_dir, tmp_path / "0")
+    with pytest.raises(ModelError, match=r"pooling must be one of cls, max.*got 'sum'"):
+        write_sentence_transformers(pretrained_dir, tmp_path / "o", pooling="sum")  # type: ignore[arg-type]
 
 
-def test_a_dense_in_the_old_form(tmp_path: Path, dense: Path) -> None:
-    """Its weights in pytorch_model.bin, as older releases wrote them, give the same vectors."""
-    folder = shutil.copytree(dense, tmp_path / "o")
+def test_dense_weights_in_pytorch_format(tmp_path: Path, dense_dir: Path) -> None:
+    """Weights in pytorch_model.bin, as in older releases, give the same vectors."""
+    folder = shutil.copytree(dense_dir, tmp_path / "o")
     weights = folder / "2_Dense" / "model.safetensors"
     torch.save(load_file(weights), weights.with_name("pytorch_model.bin"))
     weights.unlink()
-    same(embed(folder, TEXTS), embed(dense, TEXTS))
-    same(theirs(folder), embed(dense, TEXTS))
+    assert_close(embed(folder, TEXTS), embed(dense_dir, TEXTS))
+    assert_close(encode_with_sentence_transformers(folder), embed(dense_dir, TEXTS))
 
 
-#: A file of a directory, what replaces a part of it, and what is then said.
+#: A file, a replacement in its content, and the resulting error.
 FAULTS = [
     ("modules.json", '"1_Pooling"', '"../../1_Pooling"', "the folder of Pooling is outside"),
     ("modules.json", '"1_Pooling"', '"/etc"', "the folder of Pooling is outside"),
@@ -309,23 +323,23 @@ FAULTS = [
 
 
 @pytest.fixture(scope="module")
-def dense(tmp_path_factory: pytest.TempPathFactory, plain: Path) -> Path:
-    """A directory of ours with every module: Transformer, Pooling, Dense, Normalize."""
+def dense_dir(tmp_path_factory: pytest.TempPathFactory, pretrained_dir: Path) -> Path:
+    """Return an exported directory with Transformer, Pooling, Dense and Normalize."""
     peer = SentenceTransformer(
-        modules=[models.Transformer(str(plain)), models.Pooling(26), models.Dense(26, 11)]
+        modules=[models.Transformer(str(pretrained_dir)), models.Pooling(26), models.Dense(26, 11)]
     )
     folder = tmp_path_factory.mktemp("dense")
-    peer.save(str(folder / "theirs"))
-    write_sentence_transformers(folder / "theirs", folder / "ours", normalize=True)
-    return folder / "ours"
+    peer.save(str(folder / "peer"))
+    write_sentence_transformers(folder / "peer", folder / "exported", normalize=True)
+    return folder / "exported"
 
 
 @pytest.mark.parametrize(("file", "old", "new", "message"), FAULTS)
-def test_a_fault_is_told(
-    tmp_path: Path, dense: Path, file: str, old: str, new: str, message: str
+def test_invalid_directories_are_rejected(
+    tmp_path: Path, dense_dir: Path, file: str, old: str, new: str, message: str
 ) -> None:
-    """What is broken, unknown or climbs out of the directory is an error that names the place."""
-    folder = shutil.copytree(dense, tmp_path / "o")
+    """Damaged, unsupported or escaping entries are errors that name the file."""
+    folder = shutil.copytree(dense_dir, tmp_path / "o")
     content = (folder / file).read_bytes()
     assert old.encode() in content
     (folder / file).write_bytes(content.replace(old.encode(), new.encode(), 1))
