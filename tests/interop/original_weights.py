@@ -29,25 +29,29 @@ def expected_state_dict(values: Mapping[str, Any]) -> dict[str, Tensor]:
     }
     layer = 0
     while f"bert/encoder/layer_{layer}/output/dense/bias" in values:
-        ours, theirs = f"bert.encoder.layers.{layer}", f"bert/encoder/layer_{layer}"
-        projections = [f"{theirs}/attention/self/{name}" for name in ("query", "key", "value")]
-        fused = f"{ours}.attention.query_key_value"
+        name, original_name = f"bert.encoder.layers.{layer}", f"bert/encoder/layer_{layer}"
+        projections = [
+            f"{original_name}/attention/self/{name}" for name in ("query", "key", "value")
+        ]
+        fused = f"{name}.attention.query_key_value"
         result[f"{fused}.weight"] = np.concatenate(
-            [values[f"{one}/kernel"].T for one in projections]
+            [values[f"{projection}/kernel"].T for projection in projections]
         )
-        result[f"{fused}.bias"] = np.concatenate([values[f"{one}/bias"] for one in projections])
-        linears[f"{ours}.attention.output"] = f"{theirs}/attention/output/dense"
-        linears[f"{ours}.up"] = f"{theirs}/intermediate/dense"
-        linears[f"{ours}.down"] = f"{theirs}/output/dense"
-        norms[f"{ours}.attention_norm"] = f"{theirs}/attention/output/LayerNorm"
-        norms[f"{ours}.feed_forward_norm"] = f"{theirs}/output/LayerNorm"
+        result[f"{fused}.bias"] = np.concatenate(
+            [values[f"{projection}/bias"] for projection in projections]
+        )
+        linears[f"{name}.attention.output"] = f"{original_name}/attention/output/dense"
+        linears[f"{name}.up"] = f"{original_name}/intermediate/dense"
+        linears[f"{name}.down"] = f"{original_name}/output/dense"
+        norms[f"{name}.attention_norm"] = f"{original_name}/attention/output/LayerNorm"
+        norms[f"{name}.feed_forward_norm"] = f"{original_name}/output/LayerNorm"
         layer += 1
-    for ours, theirs in linears.items():
-        result[f"{ours}.weight"] = values[f"{theirs}/kernel"].T
-        result[f"{ours}.bias"] = values[f"{theirs}/bias"]
-    for ours, theirs in norms.items():
-        result[f"{ours}.weight"] = values[f"{theirs}/gamma"]
-        result[f"{ours}.bias"] = values[f"{theirs}/beta"]
+    for name, original_name in linears.items():
+        result[f"{name}.weight"] = values[f"{original_name}/kernel"].T
+        result[f"{name}.bias"] = values[f"{original_name}/bias"]
+    for name, original_name in norms.items():
+        result[f"{name}.weight"] = values[f"{original_name}/gamma"]
+        result[f"{name}.bias"] = values[f"{original_name}/beta"]
     return {name: torch.tensor(value) for name, value in result.items()}
 
 

@@ -256,7 +256,7 @@ def test_large_weights_go_to_an_external_file(
     save_pretrained(tmp_path / "m", prime_config())
     feed = make_feed(random_batch(prime_config()).packed)
     for int8, name in ((False, "model.onnx"), (True, "model_quantized.onnx")):
-        single_file, split = tmp_path / f"whole {int8}", tmp_path / f"parted {int8}"
+        single_file, split = tmp_path / f"single {int8}", tmp_path / f"split {int8}"
         write_onnx(tmp_path / "m", single_file, int8=int8)
         with monkeypatch.context() as patch:
             patch.setattr(writing, "_MAX_FILE_BYTES", 5000)

@@ -83,7 +83,7 @@ def classifier(
             loss = F.cross_entropy(logits, targets[batch])
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-    folder = tmp_path_factory.mktemp("learnt") / "model"
+    folder = tmp_path_factory.mktemp("classifier") / "model"
     save_fine_tuned(folder, model.eval(), tokenizer, HEAD, {})
     return folder, texts, encoded(texts)
 

@@ -122,10 +122,10 @@ def test_default_pooling_is_that_of_sentence_transformers(
     tmp_path: Path, pretrained_dir: Path
 ) -> None:
     """Without modules.json both compute the mean over all tokens."""
-    peer = SentenceTransformer(
+    reference = SentenceTransformer(
         modules=[models.Transformer(str(pretrained_dir)), models.Pooling(26)]
     )
-    expected = peer.encode(TEXTS)
+    expected = reference.encode(TEXTS)
     assert_close(embed(pretrained_dir, TEXTS), expected)
     assert_close(embed(load(pretrained_dir), TEXTS), expected)
     assert read_pooling(pretrained_dir) is None
@@ -139,7 +139,7 @@ def test_directory_of_sentence_transformers_is_read(
 ) -> None:
     """Several modes, Dense, Normalize, max_seq_length and a prompt are read and written again."""
     torch.manual_seed(3)
-    peer = SentenceTransformer(
+    reference = SentenceTransformer(
         modules=[
             models.Transformer(str(pretrained_dir), max_seq_length=17),
             models.Pooling(26, pooling_mode=("mean", "cls", "max")),
@@ -150,16 +150,16 @@ def test_directory_of_sentence_transformers_is_read(
         default_prompt_name="query",
         device="cpu",
     )
-    expected = peer.encode(TEXTS)
-    peer.save(str(tmp_path / "peer"))
-    assert_close(encode_with_sentence_transformers(tmp_path / "peer"), expected)
-    assert_close(embed(tmp_path / "peer", TEXTS), expected)
-    assert embed(tmp_path / "peer", []).shape == (0, 11)
-    write_sentence_transformers(tmp_path / "peer", tmp_path / "exported")
+    expected = reference.encode(TEXTS)
+    reference.save(str(tmp_path / "reference"))
+    assert_close(encode_with_sentence_transformers(tmp_path / "reference"), expected)
+    assert_close(embed(tmp_path / "reference", TEXTS), expected)
+    assert embed(tmp_path / "reference", []).shape == (0, 11)
+    write_sentence_transformers(tmp_path / "reference", tmp_path / "exported")
     assert_close(encode_with_sentence_transformers(tmp_path / "exported"), expected)
     assert_close(embed(tmp_path / "exported", TEXTS), expected)
     with pytest.raises(ModelError, match="Dense layer was trained with mean, cls, max"):
-        write_sentence_transformers(tmp_path / "peer", tmp_path / "no", pooling="max")
+        write_sentence_transformers(tmp_path / "reference", tmp_path / "no", pooling="max")
 
 
 def test_lowercasing_before_a_cased_tokenizer(tmp_path: Path) -> None:
@@ -325,12 +325,12 @@ FAULTS = [
 @pytest.fixture(scope="module")
 def dense_dir(tmp_path_factory: pytest.TempPathFactory, pretrained_dir: Path) -> Path:
     """Return an exported directory with Transformer, Pooling, Dense and Normalize."""
-    peer = SentenceTransformer(
+    reference = SentenceTransformer(
         modules=[models.Transformer(str(pretrained_dir)), models.Pooling(26), models.Dense(26, 11)]
     )
     folder = tmp_path_factory.mktemp("dense")
-    peer.save(str(folder / "peer"))
-    write_sentence_transformers(folder / "peer", folder / "exported", normalize=True)
+    reference.save(str(folder / "reference"))
+    write_sentence_transformers(folder / "reference", folder / "exported", normalize=True)
     return folder / "exported"
 
 

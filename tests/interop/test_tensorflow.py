@@ -349,9 +349,9 @@ def test_unsupported_tasks_and_tokenizers_are_not_exported(tmp_path: Path) -> No
         write_tensorflow(tmp_path / "tagger", tmp_path / "release")
     vocab = make_tokenizer(101).vocab
     composed = Tokenizer(TokenizerSpec(vocab=vocab, strip_accents=True, whole_hangul=True))
-    bundle.save(tmp_path / "whole", BertForPreTraining(prime_config()), composed, {})
+    bundle.save(tmp_path / "composed", BertForPreTraining(prime_config()), composed, {})
     with pytest.raises(ModelError, match="the original's tokenizer cannot"):
-        write_tensorflow(tmp_path / "whole", tmp_path / "release")
+        write_tensorflow(tmp_path / "composed", tmp_path / "release")
     for lowercase, accents, notes in ((True, False, 1), (True, True, 0), (False, False, 0)):
         spec = TokenizerSpec(
             vocab=vocab, lowercase=lowercase, strip_accents=accents, whole_hangul=not accents
