@@ -115,7 +115,7 @@ def test_cached_model_loads_offline(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert download_from_hub(REPO_ID, endpoint=hub.url, cache_dir=tmp_path / "cache") == directory
     assert len(hub.requests) == num_requests
-    with pytest.raises(ModelError, match=r"acme/other: no such file.*nor is all of it in the loc"):
+    with pytest.raises(ModelError, match=r"acme/other: no such file.*loc"):
         download_from_hub("acme/other", endpoint=hub.url, cache_dir=tmp_path / "cache")
 
 
@@ -125,7 +125,7 @@ def test_missing_models_are_reported(hub: FakeHub, tmp_path: Path) -> None:
     for name, message in (
         ("acme/nothing", "the hub has no such model, or it is private"),
         (f"{REPO_ID}@nowhere", "the hub's model has no such revision"),
-        (REPO_ID, r"the hub has this, but no config\.json with model\.safetensors"),
+        (REPO_ID, r"the hub .*no config\.json with model\.safetensors"),
     ):
         with pytest.raises(ModelError, match=message):
             download_from_hub(name, endpoint=hub.url, cache_dir=tmp_path / "cache")
@@ -182,7 +182,7 @@ def test_push_of_an_invalid_model_uploads_nothing(hub: FakeHub, tmp_path: Path) 
     files = write_model(tmp_path / "m")
     config = files["config.json"].replace(b'"vocab_size": 101', b'"vocab_size": 103')
     (tmp_path / "m" / "config.json").write_bytes(config)
-    with pytest.raises(ModelError, match="vocab_size should be 101"):
+    with pytest.raises(ModelError, match=r"vocab_size .*101"):
         push_to_hub(tmp_path / "m", REPO_ID, endpoint=hub.url, token="secret")
     write_model_directory(make_transformers_model("BertForMaskedLM"), tmp_path / "old", "bin")
     with pytest.raises(ModelError, match="no safetensors weights"):
