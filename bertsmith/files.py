@@ -20,7 +20,7 @@ _NUMBER_LIST = re.compile(r"\[\n\s+((?:(?:null|[-+.\deE]+),\s+)*(?:null|[-+.\deE
 def check_new_directory(path: Path) -> None:
     """Raise ModelError unless ``path`` does not exist or is an empty directory."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise ModelError(f"{path}: something is there already; choose a new folder")
+        raise ModelError(f"{path}: already exists and is not an empty folder; choose a new folder")
 
 
 def check_new_file(path: Path) -> None:

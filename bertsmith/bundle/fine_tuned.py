@@ -125,7 +125,7 @@ class FineTunedBundle:
         """Return messages about unused weights and unused embedding rows."""
         notes = describe_names(
             self.path,
-            "ignored, since the model has no such weights",
+            "not used",
             self.unused_weights,
         )
         return notes + describe_unused_rows(self.path, self.config, self.tokenizer)

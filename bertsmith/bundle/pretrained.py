@@ -79,12 +79,12 @@ class PretrainedBundle:
         """Return messages about newly initialized and unused weights and unused embedding rows."""
         notes = describe_names(
             self.path,
-            "newly initialized, since it is not stored",
+            "newly initialized",
             self.new_weights,
         )
         notes += describe_names(
             self.path,
-            "ignored, since the model has no such weights",
+            "not used",
             self.unused_weights,
         )
         return notes + describe_unused_rows(self.path, self.config, self.tokenizer)

@@ -68,7 +68,7 @@ INVALID_COMMANDS = [
     ("pretrain --data S --out T", "this is a file"),
     ("export M --to pickle --out x", "--to pickle: expected one of hf"),
     ("export M --to hf --int8 --out x", "--int8: not an option of the format hf"),
-    ("export M --to hf --out M", "something is there already"),
+    ("export M --to hf --out M", "already exists"),
     ("export nowhere --to hf --out x", "nowhere: no such file or directory"),
     ("compare nowhere M", "nowhere: no such file or directory"),
     ("compare M M --text no.txt", "no.txt: cannot be read"),

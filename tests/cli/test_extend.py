@@ -86,7 +86,7 @@ def test_existing_folder_is_not_overwritten(run: Run, model: Path) -> None:
     """A folder that is not empty is rejected as output."""
     completed = run("vocab", "extend", model, "--words", "-", "--out", model, stdin=b"pilots\n")
     assert completed.status == 2
-    assert "something is there already" in completed.err
+    assert "already exists" in completed.err
 
 
 def test_learn_is_the_default_command(run: Run, tmp_path: Path) -> None:

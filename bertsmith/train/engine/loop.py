@@ -248,7 +248,7 @@ class _Loop:
             self._metrics_log.write(line)
         self._progress.advance(
             1, loss=f"{result.loss:.3f}", **self._progress_fields,
-            **{"tokens/s": f"{tokens_per_second:,.0f}", "MFU": f"{mfu:.0%}"},
+            **{"tokens/s": f"{tokens_per_second:,.0f}", "at": f"{mfu:.0%} of peak matmul speed"},
         )  # fmt: skip
 
     def _evaluate(self) -> bool:
