@@ -352,6 +352,8 @@ def is_refused(port: int) -> bool:
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signal_shuts_down_gracefully(model_dirs: dict[str, Path], signal_number: int) -> None:
     """The running request is answered, new connections are refused, and the exit status is 0."""
+    # A child of `nohup` inherits an ignored SIGHUP, and the server leaves it ignored.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
