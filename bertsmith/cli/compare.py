@@ -142,12 +142,10 @@ def _print_outputs(comparison: "Comparison") -> None:
         print_line(f"  {comparison.num_truncated:,} texts truncated to the shorter maximum length")
     if comparison.num_skipped_pairs:
         print_line(
-            f"  {comparison.num_skipped_pairs:,} pairs skipped: one of the models has a single segment"
+            f"  {comparison.num_skipped_pairs:,} pairs skipped: a model has only one segment"
         )
     if comparison.tokenized_differently:
-        print_line(
-            f"  {len(comparison.tokenized_differently):,} texts skipped: their tokenizations differ:"
-        )
+        print_line(f"  {len(comparison.tokenized_differently):,} texts skipped: different tokens:")
         text, *tokenizations = comparison.tokenized_differently[0]
         print_line(f"  {text}")
         for name, tokens in zip("AB", tokenizations, strict=True):
