@@ -145,7 +145,8 @@ def _print_outputs(comparison: "Comparison") -> None:
             f"  {comparison.num_skipped_pairs:,} pairs skipped: a model has only one segment"
         )
     if comparison.tokenized_differently:
-        print_line(f"  {len(comparison.tokenized_differently):,} texts skipped: different tokens:")
+        num_texts = len(comparison.tokenized_differently)
+        print_line(f"  {num_texts:,} texts skipped: their tokenizations differ:")
         text, *tokenizations = comparison.tokenized_differently[0]
         print_line(f"  {text}")
         for name, tokens in zip("AB", tokenizations, strict=True):

@@ -118,7 +118,8 @@ def _count_words(
 def _log_word_check(check: "WordCheck") -> None:
     """Log which words are known, normalized or rejected."""
     if check.existing:
-        log(f"note: {len(check.existing):,} already known: {_list_words(check.existing)}")
+        words = _list_words(check.existing)
+        log(f"note: {len(check.existing):,} already in the vocabulary: {words}")
     if check.normalized:
         normalized = [f"{written} as {word}" for written, word in check.normalized.items()]
         log(f"note: {len(normalized):,} normalized by the tokenizer: {_list_words(normalized)}")
