@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.bundle import FineTunedBundle, load_fine_tuned
+from bertsmith.compatibility import upgrade_settings
 from bertsmith.errors import SettingsError, TaskError
 from bertsmith.tasks.families import get_family, get_task_settings, reject_unused_fields
 from bertsmith.tasks.outputs import compute_outputs
@@ -41,7 +42,8 @@ def evaluate(
     Raises:
         BertsmithError: The model or the data cannot be read, or a setting is invalid.
     """
-    unknown_fields = [name for name in changes or {} if name not in _FIELDS]
+    changes = upgrade_settings(changes or {}, "task")
+    unknown_fields = [name for name in changes if name not in _FIELDS]
     if unknown_fields:
         raise SettingsError(
             f"task.{unknown_fields[0]}: evaluation does not use this field; expected one of "
@@ -49,7 +51,7 @@ def evaluate(
         )
     bundle = model if isinstance(model, FineTunedBundle) else load_fine_tuned(model)
     data = _find_heldout_file(Path(data), bundle)
-    reject_unused_fields(bundle.head.kind, changes or {}, [data])
+    reject_unused_fields(bundle.head.kind, changes, [data])
     task, family = get_task_settings(bundle, changes), get_family(bundle.head.kind)
     if task.null_threshold is None:
         # A model trained without unanswerable questions always answers, as in ``answer``.
