@@ -12,8 +12,10 @@ from bertsmith.compatibility import (
     upgrade_metrics,
     upgrade_settings,
 )
+from bertsmith.data.settings import DataSettings  # noqa: F401 (a subclass)
 from bertsmith.errors import SettingsError
-from bertsmith.settings import user_settings
+from bertsmith.settings import SettingsTable, user_settings
+from bertsmith.tasks.settings import TaskSettings  # noqa: F401 (a subclass)
 from bertsmith.train.engine.settings import OptimSettings
 from bertsmith.train.pretraining.recipes import PretrainSettings
 from bertsmith.train.pretraining.recipes import RunSettings as PretrainRunSettings
@@ -81,6 +83,15 @@ def test_downgrade_inverts_upgrade() -> None:
         }
     assert new != old
     assert downgrade_settings(new) == old
+
+
+def test_settings_classes_accept_old_names() -> None:
+    """Every class whose table has renamed keys reads them."""
+    for table, names in RENAMED_SETTINGS.items():
+        classes = [cls for cls in SettingsTable.__subclasses__() if cls.table == table]
+        assert classes, table
+        for old, new in names.items():
+            assert any(new in cls.model_fields for cls in classes), (table, old)
 
 
 def test_metrics_of_version_0_1_are_read() -> None:

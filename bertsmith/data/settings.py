@@ -4,10 +4,10 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from bertsmith.settings import Settings
+from bertsmith.settings import SettingsTable
 
 
-class DataSettings(Settings):
+class DataSettings(SettingsTable):
     """How sentences become training examples; the defaults are those of the paper.
 
     The shares are those of section 3.1 and appendix A.2 of the paper, and of its code.

@@ -47,5 +47,5 @@ def test_model_that_cannot_fit_is_rejected(monkeypatch: pytest.MonkeyPatch) -> N
     with torch.device("meta"):
         model = nn.Linear(1000, 1000)
     monkeypatch.setattr(weights, "total_memory_bytes", lambda: 1000)
-    with pytest.raises(ModelError, match="this model takes"):
+    with pytest.raises(ModelError, match="this model needs"):
         weights.allocate_on_cpu(model, Path("model"))
