@@ -85,8 +85,8 @@ def test_downgrade_inverts_upgrade() -> None:
     assert downgrade_settings(new) == old
 
 
-def test_settings_classes_accept_old_names() -> None:
-    """Every class whose table has renamed keys reads them."""
+def test_renamed_settings_map_to_existing_fields() -> None:
+    """Each renamed key maps to a field of a settings class of its table."""
     for table, names in RENAMED_SETTINGS.items():
         classes = [cls for cls in SettingsTable.__subclasses__() if cls.table == table]
         assert classes, table

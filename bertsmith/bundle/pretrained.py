@@ -24,7 +24,7 @@ from bertsmith.text.wordpiece import Tokenizer
 #: Prefix of a head's weights -> its name in messages.
 _HEAD_NAMES = {"mlm.": "masked-LM head", "nsp.": "next-sentence head", "pooler.": "pooler"}
 
-#: Weights of the masked-LM head, except the decoder weight, which is the word embeddings.
+#: Weights of the masked-LM head, except the decoder weight, which is tied to the word embeddings.
 _MLM_WEIGHTS = (
     "mlm.transform.weight", "mlm.transform.bias", "mlm.norm.weight", "mlm.norm.bias",
     "mlm.decoder.bias",
@@ -154,7 +154,7 @@ def load(path: Path | str, *, device: torch.device | str = "cpu") -> PretrainedB
 
 @torch.no_grad()
 def _initialize_mlm_head(model: BertForPreTraining) -> None:
-    """Initialize the masked-LM head, except the decoder weight, which is the word embeddings."""
+    """Initialize the masked-LM head, except the decoder weight, which is tied to the word embeddings."""
     for module in (model.mlm.transform, model.mlm.norm):
         initialize_weights(module, model.config.init_range)
     model.mlm.decoder.bias.zero_()

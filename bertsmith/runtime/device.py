@@ -230,7 +230,7 @@ class CpuLoad:
 def measure_load(seconds: float = 0.3) -> CpuLoad:
     """Measure for ``seconds`` how many of this process's cores other processes use.
 
-    Without /proc/stat (other systems than Linux), the last minute's load stands for both values.
+    Without /proc/stat (outside Linux), the one-minute load average is used for both values.
     """
     last_minute = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     before = _busy_core_seconds()

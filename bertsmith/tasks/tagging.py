@@ -237,7 +237,7 @@ def _build_document_windows(
     half = max(max_tokens // 2, 1)
     begin = num_predicted = 0
     while begin < len(ids):
-        # Predict whole sentences if one fits, otherwise a part of a sentence.
+        # Tag as many whole sentences as fit; if none fits, tag a part of one.
         end = starts[bisect_right(starts, begin + half) - 1]
         if end <= begin:
             end = min(begin + half, len(ids))

@@ -125,7 +125,7 @@ def pack_on_device(
 def predict_masked_tokens(
     bundle: PretrainedBundle, lengths: Sequence[int], get_sequence: Callable[[int], MaskedSequence]
 ) -> Iterator[MaskedPredictions]:
-    """Predict the tokens at masked positions, batch by batch, in order of computation.
+    """Predict the tokens at masked positions, batch by batch, in the order computed.
 
     Only masked positions go through the masked-LM head.
 

@@ -85,7 +85,7 @@ def _flush(file: IO[bytes]) -> None:
 
 
 class NpyWriter:
-    """Writes one array, float32 [n, W], in the format of numpy.load."""
+    """Writes one array, float32 [n, W], as a .npy file."""
 
     def __init__(self, path: Path, width: int, position: int) -> None:
         """Open the file; ``position`` is the number of rows already written."""

@@ -265,7 +265,7 @@ def pickle_tensor(num_elements: int) -> bytes:
         """Pickles a storage with a declared size."""
 
         def persistent_id(self, value: Any) -> Any:
-            """Return the reference that PyTorch writes for a storage."""
+            """Return the persistent id that torch.save writes for a storage."""
             if value is storage:
                 return ("storage", torch.FloatStorage, "0", "cpu", num_elements)
             return None

@@ -25,7 +25,7 @@ DEFAULTS_FILE = Path(__file__).with_name("defaults.json")
 
 
 def collect_defaults() -> dict[str, Any]:
-    """Return the default settings of each kind of stage, which are not part of its key."""
+    """Return each stage kind's default settings; defaults are not part of a stage's key."""
     model = ModelConfig(vocab_size=1)
     settings = {
         "text": CorpusOptions(),

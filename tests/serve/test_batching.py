@@ -90,7 +90,7 @@ def deadline_at(expires_at: float) -> Deadline:
 
 
 def test_queued_calls_share_batches_up_to_the_token_budget(create_batcher: BatcherFactory) -> None:
-    """Ten calls of 25 tokens fill batches of four, and each call gets its own result."""
+    """Ten calls of 25 tokens run at most four per batch of 100, and each gets its own result."""
     batcher, model = create_batcher(), FakeModel()
     occupy(batcher, model)
     futures = [batcher.submit("key", model, [(25, n)], Deadline(60)) for n in range(10)]

@@ -153,7 +153,7 @@ def test_equal_numbers_are_the_same_label(tmp_path: Path) -> None:
 
 
 def test_missing_column_is_an_error_even_with_skip_bad(tmp_path: Path) -> None:
-    """The settings are wrong, not a row; the message lists the columns of the file."""
+    """The error blames the settings rather than a row, and lists the file's columns."""
     (tmp_path / "a.csv").write_text("words,label\nred,1\n")
     with pytest.raises(TaskError, match=r"no column 'text'; the columns are 'words', 'label'"):
         read_examples(tmp_path / "a.csv", TaskSettings(skip_bad=True))

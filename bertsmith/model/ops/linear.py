@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from bertsmith.model.ops.cpu import has_slow_mkl
 
-#: Multiply-adds from which oneDNN is faster than MKL (benchmarks/products.py).
+#: Minimum number of multiply-adds at which oneDNN is faster than MKL (benchmarks/products.py).
 ONEDNN_MIN_MACS = 4_000_000
 
 

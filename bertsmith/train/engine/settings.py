@@ -1,4 +1,4 @@
-"""Optimizer and checkpoint settings of pre-training and fine-tuning; loads no torch."""
+"""Optimizer and checkpoint settings of pre-training and fine-tuning; does not import torch."""
 
 from typing import Annotated, ClassVar
 

@@ -1,4 +1,4 @@
-"""Settings of a fine-tuning run; loads no torch."""
+"""Settings of a fine-tuning run; does not import torch."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Checks the arguments of ``pretrain`` before a run starts; loads no torch.
+"""Checks the arguments of ``pretrain`` before a run starts; does not import torch.
 
 The run itself repeats these checks. Here they report a mistake before torch is loaded.
 """

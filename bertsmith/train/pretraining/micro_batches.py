@@ -22,7 +22,7 @@ class MicroBatch:
 
     @property
     def num_sequences(self) -> int:
-        """The number of sequences B."""
+        """B, the number of sequences (batch size)."""
         return self.packed.cu_seqlens.shape[0] - 1
 
 
