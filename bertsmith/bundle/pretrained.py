@@ -154,7 +154,7 @@ def load(path: Path | str, *, device: torch.device | str = "cpu") -> PretrainedB
 
 @torch.no_grad()
 def _initialize_mlm_head(model: BertForPreTraining) -> None:
-    """Initialize the masked-LM head, except the decoder weight, which is tied to the word embeddings."""
+    """Initialize the masked-LM head, except its decoder, which is tied to the embeddings."""
     for module in (model.mlm.transform, model.mlm.norm):
         initialize_weights(module, model.config.init_range)
     model.mlm.decoder.bias.zero_()

@@ -1,4 +1,4 @@
-"""Settings of a pre-training run, and the recipes that provide their defaults; does not import torch."""
+"""Settings of a pre-training run, and recipes with their defaults; does not import torch."""
 
 import math
 from collections.abc import Mapping
