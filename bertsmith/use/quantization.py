@@ -103,7 +103,7 @@ def quantize(encoder: BertModel) -> BertModel:
 
     CUDA and CPUs with bfloat16 instructions use bfloat16. Other CPUs use 8 bits for all Linear
     layers except the value projections. These are a twelfth of all multiplications, but would cost
-    more precision in 8 bits than all other layers together (docs/measurements.md).
+    more precision in 8 bits than all other layers together (docs/benchmarks.md).
 
     Raises:
         ModelError: The CPU needs 8 bits and the model does not use LayerNorm.
