@@ -5,9 +5,11 @@ With ``--check``, write nothing and exit with status 1 if a file is out of date.
 
 import argparse
 import ast
+import inspect
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
@@ -15,12 +17,22 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pydantic_core import PydanticUndefined
 from typer.main import get_command
 
 import bertsmith
 from bertsmith.cli import commands as registered_commands  # noqa: F401
 from bertsmith.cli import lab
 from bertsmith.cli.app import app
+from bertsmith.data.settings import DataSettings
+from bertsmith.model.config import FeatureSettings, ModelConfig
+from bertsmith.serve.settings import ServeSettings
+from bertsmith.settings import Settings
+from bertsmith.tasks.settings import TaskSettings
+from bertsmith.train.engine.schedule import ScheduleSettings
+from bertsmith.train.engine.settings import CheckpointSettings, OptimSettings
+from bertsmith.train.finetuning.settings import FinetuneRunSettings
+from bertsmith.train.pretraining.recipes import RunSettings
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Environment that makes help pages independent of the terminal.
@@ -29,20 +41,35 @@ TERMINAL_ENVIRONMENT = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
 OTHER_FOLDERS = {
     "benchmarks": "speed and quality compared with other libraries",
     "examples": "notebooks with their outputs; the tests execute them",
-    "docs": "paper section map, deviations, glossary, help pages",
+    "docs": "the documentation site: guides, reference, paper section map, experiments",
     "tests": "mirrors the package; architecture/ and walk/ test the project as a whole",
 }
+#: Settings tables of docs/reference/settings.md: title, prefix of ``--set`` and class.
+SETTINGS_TABLES: tuple[tuple[str, str, type[Settings]], ...] = (
+    ("Model", "model", ModelConfig),
+    ("Training examples", "data", DataSettings),
+    ("Optimizer", "optim", OptimSettings),
+    ("Schedule", "schedule", ScheduleSettings),
+    ("Checkpoints", "checkpoint", CheckpointSettings),
+    ("Pre-training run", "run", RunSettings),
+    ("Fine-tuning run", "run", FinetuneRunSettings),
+    ("Fine-tuning task", "task", TaskSettings),
+    ("Fine-tuning on frozen features", "features", FeatureSettings),
+    ("Server limits", "serve", ServeSettings),
+)
 #: The primary metric of each task.
 PRIMARY_METRICS = ("matthews", "spearman", "f1", "accuracy")
 #: Experiments that docs/lab.md also shows for models that were not trained with Bertsmith.
 EXPERIMENTS_ON_EXTERNAL_MODELS = ("pooling", "context", "positions")
 
 
-def iterate_command_paths(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the path of each command, groups before their members; ``()`` is the program."""
-    yield path
-    for name, command in getattr(group, "commands", {}).items():
-        yield from iterate_command_paths(command, (*path, name))
+def iterate_commands(
+    command: Any, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the path and object of each command, groups first; ``()`` is the program."""
+    yield path, command
+    for name, member in getattr(command, "commands", {}).items():
+        yield from iterate_commands(member, (*path, name))
 
 
 def render_help(path: tuple[str, ...]) -> str:
@@ -57,7 +84,7 @@ def render_help(path: tuple[str, ...]) -> str:
 def render_help_pages() -> dict[Path, str]:
     """Return the help page of each command and of the program, keyed by file."""
     pages = {}
-    for path in iterate_command_paths(get_command(app)):
+    for path, _ in iterate_commands(get_command(app)):
         title = " ".join(("bertsmith", *path))
         file = ROOT / "docs" / "cli" / f"{'-'.join(path) or 'bertsmith'}.md"
         pages[file] = f"# {title}\n\n```text\n{render_help(path)}\n```\n"
@@ -90,9 +117,9 @@ def render_tree() -> str:
     return f"```text\n{tree}\n```"
 
 
-def render_public_names() -> str:
-    """Return a table of the public names and their docstring summaries, without importing them."""
-    rows = ["| name | description |", "| --- | --- |"]
+def read_public_docstrings() -> dict[str, str]:
+    """Return the docstring of each public name, without importing its module."""
+    docstrings = {}
     for name, module in sorted(bertsmith._MODULE_OF_NAME.items()):  # noqa: SLF001
         source = (ROOT / Path(*module.split("."))).with_suffix(".py").read_text(encoding="utf-8")
         definitions = [
@@ -100,10 +127,76 @@ def render_public_names() -> str:
             for node in ast.parse(source).body
             if isinstance(node, ast.ClassDef | ast.FunctionDef)
         ]
-        docstring = next(ast.get_docstring(node) or "" for node in definitions if node.name == name)
+        docstrings[name] = next(
+            ast.get_docstring(node) or "" for node in definitions if node.name == name
+        )
+    return docstrings
+
+
+def render_public_names() -> str:
+    """Return a table of the public names and their docstring summaries."""
+    rows = ["| name | description |", "| --- | --- |"]
+    for name, docstring in read_public_docstrings().items():
         summary = docstring.partition("\n")[0].replace("``", "`")
         rows.append(f"| `bertsmith.{name}` | {summary} |")
     return "\n".join(rows)
+
+
+def render_public_objects() -> str:
+    """Return one mkdocstrings directive per public name."""
+    names = sorted(bertsmith._MODULE_OF_NAME.items())  # noqa: SLF001
+    return "\n\n".join(f"::: {module}.{name}" for name, module in names)
+
+
+def render_command_table() -> str:
+    """Return a table of all commands that links to their help pages."""
+    rows = ["| command | description |", "| --- | --- |"]
+    for path, command in iterate_commands(get_command(app)):
+        if path and not getattr(command, "commands", {}):
+            summary = inspect.cleandoc(command.help or "").partition("\n")[0]
+            page = f"../cli/{'-'.join(path)}.md"
+            rows.append(f"| [`bertsmith {' '.join(path)}`]({page}) | {summary} |")
+    return "\n".join(rows)
+
+
+def render_settings() -> str:
+    """Return a table of each settings class: its keys, defaults and descriptions."""
+    sections = []
+    for title, table, settings in SETTINGS_TABLES:
+        rows = ["| key | default | description |", "| --- | --- | --- |"]
+        descriptions = read_field_descriptions(settings)
+        for name, field in settings.model_fields.items():
+            default = field.get_default(call_default_factory=True)
+            if default is PydanticUndefined:
+                shown = "required"
+            elif default is None:
+                shown = "none"
+            elif isinstance(default, bool):
+                shown = f"`{str(default).lower()}`"
+            else:
+                shown = f"`{json.dumps(default)}`"
+            rows.append(f"| `{table}.{name}` | {shown} | {descriptions.get(name, '')} |")
+        sections.append(f"## {title}\n\n" + "\n".join(rows))
+    return "\n\n".join(sections)
+
+
+def read_field_descriptions(settings: type[Settings]) -> dict[str, str]:
+    """Return the description of each field: its ``#:`` comment or its entry in the docstring."""
+    entries = re.split(r"^    (\w+): ", inspect.getdoc(settings) or "", flags=re.MULTILINE)[1:]
+    descriptions = dict(zip(entries[::2], entries[1::2], strict=True))
+    comment: list[str] = []
+    for line in inspect.getsource(settings).splitlines():
+        if match := re.match(r"    #: ?(.*)", line):
+            comment.append(match[1])
+        elif match := re.match(r"    (\w+): ", line):
+            descriptions.setdefault(match[1], " ".join(comment))
+            comment = []
+        else:
+            comment = []
+    return {
+        name: " ".join(text.split()).replace("``", "`").replace("|", "\\|")
+        for name, text in descriptions.items()
+    }
 
 
 def render_task_results() -> str:
@@ -256,7 +349,12 @@ def render_files() -> dict[Path, str]:
     for machine in ("avx512", "avx2"):
         task_sections[f"trainer, {machine}"] = render_trainer_comparison(machine)
     sections = {
-        ROOT / "README.md": {"public names": render_public_names()},
+        ROOT / "docs" / "reference" / "cli.md": {"commands": render_command_table()},
+        ROOT / "docs" / "reference" / "python.md": {
+            "public names": render_public_names(),
+            "public objects": render_public_objects(),
+        },
+        ROOT / "docs" / "reference" / "settings.md": {"settings": render_settings()},
         ROOT / "docs" / "architecture.md": {"tree": render_tree()},
         ROOT / "docs" / "results.md": task_sections,
         ROOT / "docs" / "lab.md": render_lab_tables(),
