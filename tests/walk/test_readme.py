@@ -1,4 +1,4 @@
-"""Tests that run the README's commands in order on a small corpus, with reduced budgets."""
+"""Tests that run the commands of the README and the guides in order, with reduced budgets."""
 
 import ast
 import json
@@ -15,7 +15,14 @@ import numpy as np
 import pytest
 
 NUM_STEPS = 10
-#: Options of the README that are too expensive for a test, and their replacements.
+#: The documents whose commands are run, in this order.
+DOCUMENTS = (
+    "README.md",
+    "docs/guides/train-your-own.md",
+    "docs/guides/fine-tuning.md",
+    "docs/guides/embeddings.md",
+)
+#: Options of the documents that are too expensive for a test, and their replacements.
 REDUCED_BUDGETS = {
     r"--minutes \d+(\.\d+)?": f"--steps {NUM_STEPS} --set run.eval_every={NUM_STEPS}",
     r"minutes=\d+": f"steps={NUM_STEPS}, assignments=['run.eval_every={NUM_STEPS}']",
@@ -30,18 +37,19 @@ VECTOR_COMMANDS = ["embed", "similar", "embed", "search"]
 MIN_CORPUS_CHARACTERS = 400_000
 
 
-def read_readme_commands(root: Path) -> list[str]:
-    """Return the commands after ``$`` in the README's console blocks."""
-    text = (root / "README.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```console\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-    console = "\n".join(blocks).replace("\\\n", " ")
+def read_code_blocks(root: Path, language: str) -> list[str]:
+    """Return the code blocks of a language in all documents."""
+    pattern = rf"^```{language}\n(.*?)^```"
+    texts = [(root / document).read_text(encoding="utf-8") for document in DOCUMENTS]
+    return [
+        block for text in texts for block in re.findall(pattern, text, re.MULTILINE | re.DOTALL)
+    ]
+
+
+def read_commands(root: Path) -> list[str]:
+    """Return the commands after ``$`` in the console blocks."""
+    console = "\n".join(read_code_blocks(root, "console")).replace("\\\n", " ")
     return [line[2:].strip() for line in console.splitlines() if line.startswith("$ ")]
-
-
-def read_readme_python(root: Path) -> list[str]:
-    """Return the README's Python blocks."""
-    text = (root / "README.md").read_text(encoding="utf-8")
-    return re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def reduce_budget(command: str) -> str:
@@ -144,9 +152,9 @@ def run_python(code: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_readme_commands_work_in_order(root: Path, tmp_path: Path) -> None:
-    """Each command of the README works on the output of the previous ones, and so does Python."""
-    commands = read_readme_commands(root)
+def test_commands_work_in_order(root: Path, tmp_path: Path) -> None:
+    """Each command works on the output of the previous ones, and so do the Python blocks."""
+    commands = read_commands(root)
     names = [*PRETRAINING_COMMANDS, *CLASSIFIER_COMMANDS, *TASK_COMMANDS, *VECTOR_COMMANDS]
     assert [command.split()[:2] for command in commands] == [["bertsmith", name] for name in names]
     remaining = iter(commands)
@@ -180,15 +188,15 @@ def test_readme_commands_work_in_order(root: Path, tmp_path: Path) -> None:
     assert len(np.load(tmp_path / "vectors.npy")) == 3
     assert "the name of a file" in outputs[3].stdout.splitlines()[0]
 
-    blocks = read_readme_python(root)
+    blocks = read_code_blocks(root, "python")
     assert len(blocks) == 4
     for block in blocks:
         run_python(reduce_budget(block), tmp_path)
 
 
 def test_only_budgets_are_changed(root: Path) -> None:
-    """``reduce_budget`` changes two of the README's commands, and only their budgets."""
-    commands = read_readme_commands(root)
+    """``reduce_budget`` changes two of the commands, and only their budgets."""
+    commands = read_commands(root)
     changed = [command for command in commands if reduce_budget(command) != command]
     assert [command.split()[1] for command in changed] == ["vocab", "pretrain"]
     assert reduce_budget("bertsmith pretrain --data x --size mini --minutes 30 --out y") == (
