@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?=
 DEMO_EXTRAS := plot
-DEV_EXTRAS := plot,parquet,korean,tensorboard,onnx,search,serve,dev
+DEV_EXTRAS := plot,parquet,korean,tensorboard,onnx,search,serve,docs,dev
 
 # A virtual environment contains its absolute path, so one that was moved is created again.
 ifneq "$(shell cat $(VENV)/place 2>/dev/null)" "$(CURDIR)"
@@ -56,7 +56,7 @@ $(VENV)/ready-dev: pyproject.toml constraints.txt
 	$(call install,$(DEV_EXTRAS))
 	@touch $@ $(VENV)/ready-demo
 
-.PHONY: help demo test lint types docs clean
+.PHONY: help demo test lint types docs site clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile
@@ -74,9 +74,13 @@ lint: $(VENV)/ready-dev ## check style and formatting
 types: $(VENV)/ready-dev ## check types with mypy in strict mode
 	@$(BIN)/mypy
 
-docs: $(VENV)/ready-dev ## regenerate help pages and tables in README.md and docs/
+docs: $(VENV)/ready-dev ## regenerate the reference pages in docs/ and build the site
 	@$(BIN)/python docs/generate.py
+	@$(BIN)/mkdocs build --strict --quiet
+
+site: $(VENV)/ready-dev ## build the documentation site in site/, without regenerating pages
+	@$(BIN)/mkdocs build --strict --quiet
 
 clean: ## remove the virtual environment, caches, build files and the demo's output
-	rm -rf $(VENV) build dist bertsmith.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis bertsmith-demo
+	rm -rf $(VENV) build dist site bertsmith.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis bertsmith-demo
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

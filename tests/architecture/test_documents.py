@@ -11,13 +11,17 @@ import bertsmith
 
 #: A repository path in backticks: contains a slash and no space.
 PATH = re.compile(r"`((?:bertsmith|tests|docs|benchmarks)/[^`\s]*)`")
-LINK = re.compile(r"\]\(([^)#:]+)\)")
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+ROOT = Path(__file__).resolve().parents[2]
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
+#: Options of the scripts in benchmarks/ that no command has.
+BENCHMARK_OPTIONS = {"--precision", "--store", "--sample", "--texts", "--kills", "--mode"}
 #: Cells of docs/paper.md that name no file.
 NO_FILE = {"not yet", "none"}
 
 
 def test_generated_files_are_up_to_date(root: Path) -> None:
-    """The help pages, the file tree and the tables are the output of ``make docs``."""
+    """The help pages, the file tree and the tables are the output of docs/generate.py."""
     command = [sys.executable, str(root / "docs" / "generate.py"), "--check"]
     completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert completed.returncode == 0, f"run `make docs`\n{completed.stdout}{completed.stderr}"
@@ -60,6 +64,51 @@ def test_help_page_equals_the_output_of_help(root: Path) -> None:
     assert help_text in page
 
 
+def test_site_navigation_contains_every_page(root: Path) -> None:
+    """The navigation of the site lists each help page, guide and reference page, and no others."""
+    text = (root / "mkdocs.yml").read_text(encoding="utf-8")
+    listed = {
+        path
+        for path in re.findall(r"^ *- (?:.*: )?(\S+\.md)$", text, re.MULTILINE)
+        if path.startswith(("cli/", "guides/", "reference/"))
+    }
+    folders = ("cli", "guides", "reference")
+    pages = {
+        path.relative_to(root / "docs").as_posix()
+        for folder in folders
+        for path in (root / "docs" / folder).glob("*.md")
+    }
+    assert listed == pages
+
+
+def test_every_option_in_the_guides_exists(root: Path) -> None:
+    """Each ``--option`` in the guides is an option of a command, according to the help pages."""
+    documents = [root / "README.md", root / "docs" / "index.md"]
+    documents += sorted((root / "docs" / "guides").glob("*.md"))
+    help_text = "\n".join(
+        page.read_text(encoding="utf-8") for page in (root / "docs" / "cli").glob("*.md")
+    )
+    existing = set(OPTION.findall(help_text))
+    for document in documents:
+        lines = document.read_text(encoding="utf-8").splitlines()
+        text = "\n".join(line for line in lines if "pip install" not in line)
+        missing = set(OPTION.findall(text)) - existing - BENCHMARK_OPTIONS
+        assert not missing, f"{document} names options that do not exist: {sorted(missing)}"
+
+
+def test_every_setting_in_the_guides_exists(root: Path) -> None:
+    """Each ``--set KEY=`` and each `table.key` in the guides is listed in the settings page."""
+    reference = (root / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
+    existing = set(re.findall(r"^\| `([a-z_.]+)` \|", reference, re.MULTILINE))
+    tables = {key.partition(".")[0] for key in existing}
+    for document in [root / "README.md", *sorted((root / "docs" / "guides").glob("*.md"))]:
+        text = document.read_text(encoding="utf-8")
+        names = re.findall(r"--set ([a-z_.]+)=|`([a-z]+\.[a-z_]+)`", text)
+        keys = {key for pair in names for key in pair if key.partition(".")[0] in tables}
+        keys -= {"model.onnx", "model.safetensors"}  # files
+        assert keys <= existing, f"{document} names unknown settings: {sorted(keys - existing)}"
+
+
 def test_public_names_can_be_imported() -> None:
     """Every name in ``__all__`` is listed once and resolves; other names raise AttributeError."""
     assert len(set(bertsmith.__all__)) == len(bertsmith.__all__)
@@ -75,7 +124,18 @@ def test_lazy_names_match_all() -> None:
 
 
 @pytest.mark.parametrize(
-    "document", ["README.md", "CONTRIBUTING.md", "docs/paper.md", "docs/deviations.md"]
+    "document",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/paper.md",
+        "docs/deviations.md",
+        "docs/index.md",
+        "docs/architecture.md",
+        "docs/formats.md",
+        *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("guides/*.md")),
+        *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("reference/*.md")),
+    ],
 )
 def test_paths_and_links_in_documents_exist(root: Path, document: str) -> None:
     """Every repository path and relative link in a document exists."""
