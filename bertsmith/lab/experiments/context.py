@@ -143,7 +143,7 @@ def _build_report(factory: StageFactory, results: Results) -> Report:  # noqa: A
             continue
         name, rows = _LANGUAGE_NAMES[language], []
         values_by_layer: _ValuesByLayer = {measure: {} for measure in first_run[0]}
-        vectors = ["the word's own (static)", "embeddings, with position",
+        vectors = ["static word embedding", "embeddings, with position",
                    *(f"layer {layer}" for layer in range(1, len(first_run) - 1))]  # fmt: skip
         for index, vector in enumerate(vectors):
             values = {measure: [run[index][measure] if run else None for run in runs]

@@ -26,11 +26,11 @@ from bertsmith.lab.stages import StageFactory, heldout_metric
 #: position embeddings start as sinusoids in dimensions of their own, and two heads start by
 #: attending to the neighboring tokens (`initialization` is "cross-segment-heads").
 MODELS: dict[str, dict[str, Any]] = {
-    "learned, from chance": {"run": {"initialization": "random"}},
+    "learned, random initialization": {"run": {"initialization": "random"}},
     "sinusoidal": {"model": {"positions": "sinusoidal"}, "run": {"initialization": "random"}},
     # The last two also initialize the output bias with word frequencies.
-    "learned, from sinusoids": {"run": {"initialization": "unigram"}},
-    "learned, from sinusoids, with first heads": {},
+    "learned, initialized as sinusoids": {"run": {"initialization": "unigram"}},
+    "learned, initialized as sinusoids, with neighbor heads": {},
 }
 #: Positions in the similarity map at most.
 _MAX_MAP_POSITIONS = 128

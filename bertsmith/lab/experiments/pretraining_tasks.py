@@ -9,7 +9,9 @@ TASKS = ("mrpc", "sts-b", "sst-2", "squad")
 #: Models without pre-training: randomly initialized, and with the recipe's structured
 #: initialization, in which some heads start by attending to neighbors and to equal words of the
 #: other segment.
-_RANDOM, _STRUCTURED = "not pre-trained, from chance", "not pre-trained, first weights"
+_RANDOM, _STRUCTURED = (
+    "not pre-trained, random initialization", "not pre-trained, structured initialization"
+)  # fmt: skip
 #: The rows of the table, with the paper's results for the tasks that it has.
 PAPER: dict[str, dict[str, float]] = {
     _RANDOM: {},
