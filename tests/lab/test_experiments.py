@@ -110,7 +110,8 @@ def test_experiments_share_the_baseline_run(out: Path) -> None:
     assert mlm_only != with_nsp
     assert mlm_only == stages["masking"]["(80, 10, 10), model, 0"]
     assert mlm_only == stages["activations"]["gelu, 0"]
-    assert mlm_only == stages["positions"]["learned, initialized as sinusoids, with neighbor heads, 0"]
+    key = "learned, initialized as sinusoids, with neighbor heads, 0"
+    assert mlm_only == stages["positions"][key]
     other_stages = {stage for by_key in stages.values() for stage in by_key.values()} - {with_nsp}
     runs = [stage for stage in other_stages if stage.startswith("pretrain-")]
     assert len(runs) == 2 + 5 + 3 + 3
