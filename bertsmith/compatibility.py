@@ -1,8 +1,7 @@
 """Names that version 0.1 gave to settings and fields, and the names they have now.
 
-Settings files, ``--set`` options and files written by version 0.1 keep working: every reader passes
-through the tables below, and a setting under its old name raises a FutureWarning that says the new
-one. New files always have the new names.
+Settings files, ``--set`` options and metrics logs of version 0.1 keep working. A setting under its
+old name raises a FutureWarning with the new one. New files always have the new names.
 """
 
 import warnings
@@ -33,7 +32,7 @@ RENAMED_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = MappingProxyType(
         },
     }
 )
-#: Fields of a line of metrics.jsonl, and of the held-out metrics in other files.
+#: Old field of a line of metrics.jsonl -> new field.
 RENAMED_METRICS: Mapping[str, str] = MappingProxyType({"ceiling_share": "mfu"})
 
 
@@ -84,7 +83,7 @@ def downgrade_settings(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def upgrade_metrics(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a line of metrics.jsonl, or a table of metrics, under its current names."""
+    """Return a line of metrics.jsonl under its current names."""
     return {RENAMED_METRICS.get(key, key): value for key, value in record.items()}
 
 

@@ -168,14 +168,14 @@ def render_settings() -> str:
         for name, field in settings.model_fields.items():
             default = field.get_default(call_default_factory=True)
             if default is PydanticUndefined:
-                shown = "required"
+                default_text = "required"
             elif default is None:
-                shown = "none"
+                default_text = "none"
             elif isinstance(default, bool):
-                shown = f"`{str(default).lower()}`"
+                default_text = f"`{str(default).lower()}`"
             else:
-                shown = f"`{json.dumps(default)}`"
-            rows.append(f"| `{table}.{name}` | {shown} | {descriptions.get(name, '')} |")
+                default_text = f"`{json.dumps(default)}`"
+            rows.append(f"| `{table}.{name}` | {default_text} | {descriptions.get(name, '')} |")
         sections.append(f"## {title}\n\n" + "\n".join(rows))
     return "\n\n".join(sections)
 

@@ -138,9 +138,9 @@ class StageFactory:
         The last one is the run itself. Every run keeps these checkpoints, so that experiments with
         and without snapshots share it.
         """
-        every, last = run.settings["checkpoint"]["every"], run.settings["steps"]
+        interval, last = run.settings["checkpoint"]["every"], run.settings["steps"]
         stages = {step: Stage("snapshot", {"step": step}, {"run": run})
-                  for step in range(every, last, every)}  # fmt: skip
+                  for step in range(interval, last, interval)}  # fmt: skip
         return {**stages, last: run}
 
     def finetuning_run(

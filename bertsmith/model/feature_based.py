@@ -7,7 +7,7 @@ from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 from bertsmith.model.attention import Kernel
 from bertsmith.model.bert import BertModel, initialize_weights
 from bertsmith.model.config import FeatureSettings, ModelConfig
-from bertsmith.model.encoder import DROPOUTS_PER_LAYER
+from bertsmith.model.encoder import next_dropout_index
 from bertsmith.model.ops.dropout import Dropout, DropoutSeed
 from bertsmith.model.packed import PackedBatch
 
@@ -75,8 +75,7 @@ class BertWithBiLSTM(nn.Module):
         )
         self.layer_scale = nn.Parameter(torch.ones(1)) if is_weighted_sum else None
         input_width = config.width * (1 if is_weighted_sum else len(self.state_indices))
-        # Indices 0 to L * DROPOUTS_PER_LAYER belong to the embeddings and the layers.
-        dropout_index = 1 + config.layers * DROPOUTS_PER_LAYER
+        dropout_index = next_dropout_index(config)
         self.dropout = Dropout(features.dropout, dropout_index)
         self.lstm = nn.LSTM(input_width, features.width, num_layers=2, bidirectional=True)
         self.last_dropout = Dropout(features.dropout, dropout_index + 1)

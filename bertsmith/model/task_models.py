@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bertsmith.model.attention import Kernel
 from bertsmith.model.bert import BertModel, initialize_weights
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.encoder import DROPOUTS_PER_LAYER
+from bertsmith.model.encoder import next_dropout_index
 from bertsmith.model.feature_based import BertWithBiLSTM
 from bertsmith.model.heads import Pooler
 from bertsmith.model.ops.dropout import Dropout, DropoutSeed
@@ -17,8 +17,8 @@ from bertsmith.model.packed import PackedBatch
 
 
 def _output_dropout(config: ModelConfig) -> Dropout:
-    """Return the dropout before the output layer; its index follows those of the encoder."""
-    return Dropout(config.dropout, 1 + config.layers * DROPOUTS_PER_LAYER)
+    """Return the dropout before the output layer."""
+    return Dropout(config.dropout, next_dropout_index(config))
 
 
 class BertForSequenceClassification(nn.Module):

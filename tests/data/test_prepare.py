@@ -397,8 +397,8 @@ def test_unknown_tokens_are_counted(tmp_path: Path) -> None:
     assert "% of the training tokens, " in summary
     assert summary.count("warning: ") == 1
     assert "are [UNK]: the vocabulary does not cover this text" in summary
-    known_manifest = Store.open(tmp_path / "known").manifest
-    assert "warning" not in "\n".join(summarize_store(known_manifest))
+    manifest_of_known_words = Store.open(tmp_path / "known").manifest
+    assert "warning" not in "\n".join(summarize_store(manifest_of_known_words))
 
 
 def test_unknown_tokens_of_an_old_store_are_counted_on_demand(tmp_path: Path) -> None:

@@ -26,11 +26,11 @@ QUANTIZED_FILE = "model_quantized.onnx"
 HEAD = HeadConfig("single", ("negative", "positive"))
 
 
-def read_sst2(path: Path, most: int) -> list[tuple[str, int]]:
+def read_sst2(path: Path, max_rows: int) -> list[tuple[str, int]]:
     """Return the first sentences of an SST-2 file and their labels."""
     with path.open(encoding="utf-8") as file:
         table = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-        return [(row["sentence"], int(row["label"])) for row in islice(table, most)]
+        return [(row["sentence"], int(row["label"])) for row in islice(table, max_rows)]
 
 
 def run_graph(file: Path, sequences: list[list[int]]) -> list[NDArray[np.float32]]:

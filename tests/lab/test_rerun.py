@@ -186,8 +186,8 @@ def test_unwritable_results_file_fails_all_stages(tmp_path: Path) -> None:
 
 def run_in_parallel(runners: list[Runner], stages: list[dict[str, Stage]]) -> None:
     """Run the stages of each runner in a thread of its own."""
-    threads = [threading.Thread(target=runner.run_stages, args=(own_stages,))
-               for runner, own_stages in zip(runners, stages, strict=True)]  # fmt: skip
+    threads = [threading.Thread(target=runner.run_stages, args=(runner_stages,))
+               for runner, runner_stages in zip(runners, stages, strict=True)]  # fmt: skip
     for thread in threads:
         thread.start()
     for thread in threads:

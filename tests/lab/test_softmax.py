@@ -11,13 +11,13 @@ def test_measured_memory_does_not_include_the_calling_process() -> None:
     allocated = bytearray(400 * 2**20)
     vocab_size, num_predictions = 60_000, 400
     logits_bytes = 4 * vocab_size * num_predictions
-    whole, chunked = (
+    full, chunked = (
         softmax.measure_in_subprocess(name, vocab_size, 16, num_predictions, 1)
         for name in softmax.IMPLEMENTATIONS
     )
-    assert 2 * logits_bytes < whole["bytes"] < 6 * logits_bytes
+    assert 2 * logits_bytes < full["bytes"] < 6 * logits_bytes
     assert chunked["bytes"] < logits_bytes
-    assert min(whole["seconds"], chunked["seconds"]) > 0
+    assert min(full["seconds"], chunked["seconds"]) > 0
     assert len(allocated) == 400 * 2**20
 
 

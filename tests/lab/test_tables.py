@@ -45,8 +45,8 @@ def test_complete_report_is_not_replaced_by_an_incomplete_one(tmp_path: Path) ->
     assert (outcome.num_missing, outcome.files) == (4, [])
     assert contents == {path: path.read_bytes() for path in contents}
     assert any("is not replaced: it is complete" in line for line in progress.messages)
-    more_seeds = make_run(num_seeds=2).write_report()
-    assert (more_seeds.num_missing, len(more_seeds.files)) == (4, 3)
+    two_seeds = make_run(num_seeds=2).write_report()
+    assert (two_seeds.num_missing, len(two_seeds.files)) == (4, 3)
     (tmp_path / "smoke/activations.json").write_text("[]")
     assert len(other_text.write_report().files) == 3
 

@@ -158,8 +158,8 @@ def _read_modules(root: Path) -> list[tuple[str, Path]]:
         if not folder.is_relative_to(resolved_root):
             raise ModelError(f"{path}: the folder of {module_type} is outside {root}")
     if len(modules) < 2 or modules[0][0] != "Transformer":
-        found = ", ".join(module_type for module_type, _ in modules) or "nothing"
-        raise ModelError(f"{path}: expected Transformer and Pooling, found {found}")
+        module_types = ", ".join(module_type for module_type, _ in modules) or "nothing"
+        raise ModelError(f"{path}: expected Transformer and Pooling, found {module_types}")
     return modules
 
 

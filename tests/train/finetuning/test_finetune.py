@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from bertsmith import bundle
 from bertsmith.bundle import HeadConfig
 from bertsmith.errors import RunError, SettingsError
-from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.packed import pack_sequences
 from bertsmith.settings import read_toml
 from bertsmith.tasks.classification import compute_losses
@@ -26,8 +25,7 @@ from bertsmith.train.finetuning.finetune import FinetuneResult, finetune
 from bertsmith.train.finetuning.sweep import run_sweep
 from bertsmith.use.evaluate import evaluate
 from bertsmith.use.predict import predict
-from tests.model.examples import prime_config
-from tests.train.conftest import WORDS, make_tokenizer
+from tests.train.conftest import WORDS
 
 #: A model of width 32 learns more reliably without dropout.
 NO_DROPOUT: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0}
@@ -37,19 +35,6 @@ FAST_SETTINGS: dict[str, dict[str, Any]] = {
     "run": {"threads": 1},
     "task": {"batch": 8},
 }
-
-
-@pytest.fixture(scope="session")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model with the vocabulary WORDS."""
-    tokenizer = make_tokenizer()
-    torch.manual_seed(0)
-    config = prime_config(
-        vocab_size=tokenizer.vocab_size, width=32, heads=2, feed_forward=61, init_range=0.1
-    )
-    directory = tmp_path_factory.mktemp("start") / "model"
-    bundle.save(directory, BertForPreTraining(config), tokenizer, {})
-    return directory
 
 
 def write_table(path: Path, kind: str, count: int = 160, seed: int = 0) -> Path:

@@ -5,30 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from bertsmith import bundle
 from bertsmith.errors import RunError
-from bertsmith.model.bert import BertForPreTraining
 from bertsmith.train.finetuning.finetune import FinetuneResult, finetune
 from bertsmith.use.choose import choose
 from bertsmith.use.evaluate import evaluate
-from tests.model.examples import prime_config
-from tests.train.conftest import WORDS, make_tokenizer
+from tests.train.conftest import WORDS
 from tests.train.finetuning.test_finetune import NO_DROPOUT
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model with the vocabulary WORDS."""
-    tokenizer = make_tokenizer()
-    torch.manual_seed(0)
-    config = prime_config(
-        vocab_size=tokenizer.vocab_size, width=32, heads=2, feed_forward=61, init_range=0.1
-    )
-    directory = tmp_path_factory.mktemp("start") / "model"
-    bundle.save(directory, BertForPreTraining(config), tokenizer, {})
-    return directory
 
 
 def write_choices(path: Path, count: int, seed: int, answers: Path | None = None) -> Path:

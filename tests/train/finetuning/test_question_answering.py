@@ -6,36 +6,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from bertsmith import bundle
 from bertsmith.bundle import load_fine_tuned
 from bertsmith.errors import SettingsError, TaskError
-from bertsmith.model.bert import BertForPreTraining
 from bertsmith.train.engine.metrics_log import read_metrics
 from bertsmith.train.finetuning.finetune import finetune
 from bertsmith.use.answer import answer
 from bertsmith.use.evaluate import evaluate
-from tests.model.examples import prime_config
-from tests.train.conftest import WORDS, make_tokenizer
+from tests.train.conftest import WORDS
 from tests.train.finetuning.test_finetune import NO_DROPOUT
 from tests.train.finetuning.test_task_data import RecordingProgress
 
 #: The answer is the word after MARK; a context without MARK has no answer.
 MARK = WORDS[0]
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model with the vocabulary WORDS."""
-    tokenizer = make_tokenizer()
-    torch.manual_seed(0)
-    config = prime_config(
-        vocab_size=tokenizer.vocab_size, width=32, heads=2, feed_forward=61, init_range=0.1
-    )
-    directory = tmp_path_factory.mktemp("answering") / "model"
-    bundle.save(directory, BertForPreTraining(config), tokenizer, {})
-    return directory
 
 
 def write_questions(path: Path, count: int, unanswerable: float, seed: int = 0) -> Path:

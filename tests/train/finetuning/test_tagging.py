@@ -18,9 +18,7 @@ from bertsmith.use.predict import predict
 from bertsmith.use.predict_lines import predict_lines
 from bertsmith.use.tag import tag
 from tests.train.conftest import WORDS
-from tests.train.finetuning.test_finetune import FAST_SETTINGS, NO_DROPOUT, start, write_table
-
-__all__ = ["start"]
+from tests.train.finetuning.test_finetune import FAST_SETTINGS, NO_DROPOUT, write_table
 
 NAMES, PLACES = WORDS[:6], WORDS[6:12]
 #: Punctuation is repeated so that it occurs in the training data.

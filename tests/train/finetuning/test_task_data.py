@@ -19,11 +19,8 @@ from tests.train.conftest import WORDS
 from tests.train.finetuning.test_finetune import (
     FAST_SETTINGS,
     finetune_table,
-    start,
     write_table,
 )
-
-__all__ = ["start"]
 
 
 class RecordingProgress(NullProgress):

@@ -1,0 +1,24 @@
+"""The model that fine-tuning tests start from."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bertsmith import bundle
+from bertsmith.model.bert import BertForPreTraining
+from tests.model.examples import prime_config
+from tests.train.conftest import make_tokenizer
+
+
+@pytest.fixture(scope="session")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model with the vocabulary WORDS."""
+    tokenizer = make_tokenizer()
+    torch.manual_seed(0)
+    config = prime_config(
+        vocab_size=tokenizer.vocab_size, width=32, heads=2, feed_forward=61, init_range=0.1
+    )
+    directory = tmp_path_factory.mktemp("start") / "model"
+    bundle.save(directory, BertForPreTraining(config), tokenizer, {})
+    return directory
