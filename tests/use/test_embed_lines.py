@@ -371,7 +371,7 @@ def test_run_can_be_resumed_after_a_full_disk(
     assert has_same_contents(tmp_path / name, uninterrupted)
 
 
-#: Script: prints by how many MiB peak memory grows from 5,000 to 20,000 lines.
+#: Script: prints by how many MiB peak memory grows from 10,000 to 50,000 lines.
 PEAK_MEMORY_SCRIPT = """
 import sys
 from dataclasses import replace
@@ -387,7 +387,7 @@ wide_spec = replace(
     spec, layer_indices=spec.layer_indices * repetitions, width=spec.width * repetitions
 )
 embedder.resolve_settings = lambda settings: wide_spec
-for count in (5_000, 20_000):
+for count in (10_000, 50_000):
     # Lines have equal lengths, because the peak depends on the size of batches.
     lines = ("some hammers and the smith who lifted many of them" for _ in range(count))
     out = sys.argv[2].replace(".", f"-{count}.")
@@ -406,19 +406,21 @@ print(peaks[1] - peaks[0])
 def test_memory_does_not_grow_with_the_input(
     model_dir: Path, tmp_path: Path, name: str, pooling: str, repetitions: str
 ) -> None:
-    """15,000 more lines, whose vectors take over 60 MiB, need at most 35 MiB more memory."""
+    """40,000 more lines, whose vectors take over 157 MiB, need at most 80 MiB more memory."""
     process = subprocess.run(
         [sys.executable, "-c", PEAK_MEMORY_SCRIPT, model_dir, tmp_path / name, pooling,
          repetitions],
         capture_output=True, text=True, check=False, timeout=300,
         # Use one heap for all threads and mmap for large blocks: glibc adapts its thresholds at
-        # run time, which makes the peak depend on the order of frees.
+        # run time, which makes the peak depend on the order of frees. Arrow uses the same heap.
         env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1",
-             "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"},
+             "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536",
+             "ARROW_DEFAULT_MEMORY_POOL": "system"},
     )  # fmt: skip
     assert process.returncode == 0, process.stderr
-    # Measured: 6 to 28 MiB. Keeping all windows would need at least 59 MiB.
-    assert float(process.stdout) < 35
+    # Keeping all windows would need at least 157 MiB. The heap itself grows by 20 to 45 MiB, which
+    # varies from run to run.
+    assert float(process.stdout) < 80
 
 
 def test_all_settings_are_used(embedder: Embedder, tmp_path: Path) -> None:
