@@ -153,7 +153,7 @@ def run_bertsmith(options: argparse.Namespace, seed: int) -> dict[str, Any]:
         )  # fmt: skip
         seconds = time.perf_counter() - start
     return {"seconds": seconds, "training_seconds": result.seconds,
-            **{name: result.figures[name] for name in result.metrics}}  # fmt: skip
+            **{name: result.metrics[name] for name in result.metric_names}}  # fmt: skip
 
 
 def run_transformers(options: argparse.Namespace, seed: int, sampling: str) -> dict[str, Any]:
@@ -275,13 +275,13 @@ def compare(options: argparse.Namespace) -> None:
             ]
             if (name, seed) in finished:
                 continue
-            figures = run_bertsmith(options, seed) if name == "bertsmith" else (
+            scores = run_bertsmith(options, seed) if name == "bertsmith" else (
                 run_transformers(options, seed, BASELINES[name]))  # fmt: skip
-            record = {"name": name, "seed": seed, **settings, **figures,
+            record = {"name": name, "seed": seed, **settings, **scores,
                       "load": os.getloadavg()[0], "machine": describe_machine()}  # fmt: skip
             with options.out.open("a") as file:
                 file.write(json.dumps(record) + "\n")
-            print(name, seed, {k: round(v, 4) for k, v in figures.items()}, flush=True)
+            print(name, seed, {k: round(v, 4) for k, v in scores.items()}, flush=True)
     print_summary(
         read_records(options.out, settings), PUBLIC_TASKS[options.task].fixed_settings["metrics"]
     )

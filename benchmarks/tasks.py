@@ -1,6 +1,6 @@
 """Run the `bertsmith finetune` commands of the task results table, with several seeds each.
 
-Each row of the table is one command. Its figures are written to benchmarks/results/tasks/ROW.json
+Each row of the table is one command. Its metrics are written to benchmarks/results/tasks/ROW.json
 after every seed, so an interrupted run continues where it stopped.
 
     python benchmarks/tasks.py --data FOLDER --model DIR --work DIR [--seeds N] [ROW …]
@@ -141,7 +141,7 @@ def main() -> None:
 
 
 def run_row(name: str, row: Row, model: Path, options: argparse.Namespace, num_seeds: int) -> str:
-    """Run a row with this many seeds, write its figures, and return a summary."""
+    """Run a row with this many seeds, write its metrics, and return a summary."""
     file = RESULTS / f"{name}.json"
     arguments_without_paths = row.arguments.replace("{data}", "DATA").replace("{work}", "WORK")
     command = f"bertsmith finetune {arguments_without_paths} --model {row.model.upper()} --out RUN"
@@ -168,15 +168,15 @@ def run_row(name: str, row: Row, model: Path, options: argparse.Namespace, num_s
     content: dict[str, Any] = {
         "name": name,
         "command": command,
-        "metrics": runs[0]["metrics"],
+        "metric_names": runs[0]["metric_names"],
         "date": datetime.now(UTC).date().isoformat(),
-        "runs": [{"figures": run["figures"], "seconds": run["seconds"]} for run in runs],
+        "runs": [{"metrics": run["metrics"], "seconds": run["seconds"]} for run in runs],
         "counts": runs[0]["counts"],
         "machine": describe_machine(),
     }
     file.write_text(json.dumps(content, indent=2) + "\n")
-    metric = runs[0]["metrics"][0]
-    return f"{num_seeds} seeds, {metric} {median(run['figures'][metric] for run in runs):.4f}"
+    metric = runs[0]["metric_names"][0]
+    return f"{num_seeds} seeds, {metric} {median(run['metrics'][metric] for run in runs):.4f}"
 
 
 def split_squad2(directory: Path, work: Path) -> None:

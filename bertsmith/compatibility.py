@@ -34,6 +34,10 @@ RENAMED_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = MappingProxyType(
 )
 #: Old field of a line of metrics.jsonl -> new field.
 RENAMED_METRICS: Mapping[str, str] = MappingProxyType({"ceiling_share": "mfu"})
+#: Old field of a fine-tuning run's result -> new field, if the result has ``figures``.
+RENAMED_RESULT_FIELDS: Mapping[str, str] = MappingProxyType(
+    {"metrics": "metric_names", "figures": "metrics"}
+)
 
 
 def upgrade_settings(values: Mapping[str, Any], table: str) -> dict[str, Any]:
@@ -85,6 +89,23 @@ def downgrade_settings(tables: Mapping[str, Any]) -> dict[str, Any]:
 def upgrade_metrics(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a line of metrics.jsonl under its current names."""
     return {RENAMED_METRICS.get(key, key): value for key, value in record.items()}
+
+
+def upgrade_finetuning_result(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a fine-tuning run's result.json, or a copy in the lab's results, in current names."""
+    if "figures" not in result:
+        return dict(result)
+    return {RENAMED_RESULT_FIELDS.get(key, key): value for key, value in result.items()}
+
+
+def upgrade_lab_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record of the lab's results under its current names."""
+    upgraded = dict(record)
+    if isinstance(record.get("result"), Mapping):
+        upgraded["result"] = upgrade_finetuning_result(record["result"])
+    if isinstance(record.get("again"), list):
+        upgraded["again"] = [upgrade_finetuning_result(rerun) for rerun in record["again"]]
+    return upgraded
 
 
 def _warn(message: str) -> None:

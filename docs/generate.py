@@ -216,8 +216,8 @@ def render_task_results() -> str:
         # Metrics of additional held-out files are prefixed with the file's name.
         metrics = [
             key
-            for metric in row["metrics"]
-            for key in row["runs"][0]["figures"]
+            for metric in row["metric_names"]
+            for key in row["runs"][0]["metrics"]
             if key == metric or key.endswith(f"_{metric}")
         ]
         scores = "; ".join(format_metric_range(metric, row["runs"]) for metric in metrics)
@@ -265,7 +265,7 @@ def render_seed_comparison() -> str:
         scores = " | ".join(
             format_metric_range(
                 metric,
-                [{"figures": run} for run in runs if run["seed"] in seeds and run["name"] == name],
+                [{"metrics": run} for run in runs if run["seed"] in seeds and run["name"] == name],
             )
             for name in ("bertsmith", "transformers")
         )
@@ -304,7 +304,7 @@ def format_time_ratio(seconds: float, peer_runs: list[dict[str, Any]]) -> str:
 
 def format_score_and_seconds(metric: str, runs: list[dict[str, Any]]) -> str:
     """Return the metric and the median time of a trainer's runs."""
-    scored = [{"figures": run} for run in runs if metric in run]
+    scored = [{"metrics": run} for run in runs if metric in run]
     score = format_metric_range(metric, scored) if scored else "not scored"
     seeds = f", {len(runs)} seeds" if len(runs) > 1 else ""
     return f"{score}; {median(run['seconds'] for run in runs):.0f} s{seeds}"
@@ -321,7 +321,7 @@ def format_settings(run: dict[str, Any]) -> str:
 
 def format_metric_range(metric: str, runs: list[dict[str, Any]]) -> str:
     """Return a metric's median over the runs, followed by its range if there are several."""
-    values = [run["figures"][metric] for run in runs]
+    values = [run["metrics"][metric] for run in runs]
     score = f"{metric} {median(values):.4f}"
     return score if len(values) == 1 else f"{score} ({min(values):.4f} to {max(values):.4f})"
 

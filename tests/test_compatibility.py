@@ -9,6 +9,8 @@ import pytest
 from bertsmith.compatibility import (
     RENAMED_SETTINGS,
     downgrade_settings,
+    upgrade_finetuning_result,
+    upgrade_lab_record,
     upgrade_metrics,
     upgrade_settings,
 )
@@ -97,3 +99,25 @@ def test_renamed_settings_map_to_existing_fields() -> None:
 def test_metrics_of_version_0_1_are_read() -> None:
     """A field of an old metrics.jsonl gets its current name; other fields stay."""
     assert upgrade_metrics({"step": 1, "ceiling_share": 0.5}) == {"step": 1, "mfu": 0.5}
+
+
+def test_finetuning_results_of_version_0_1_are_read() -> None:
+    """``metrics`` were the names and ``figures`` the values; current results stay unchanged."""
+    old = {"step": 3, "metrics": ["f1"], "figures": {"f1": 0.5}}
+    current = {"step": 3, "metric_names": ["f1"], "metrics": {"f1": 0.5}}
+    assert upgrade_finetuning_result(old) == current
+    assert upgrade_finetuning_result(current) == current
+
+
+def test_lab_records_of_version_0_1_are_read() -> None:
+    """The result of a record and those of its repetitions get the current names."""
+    old = {
+        "name": "finetune-1",
+        "result": {"metrics": ["f1"], "figures": {"f1": 0.5}},
+        "again": [{"date": "2026-01-01", "figures": {"f1": 0.6}}],
+    }
+    assert upgrade_lab_record(old) == {
+        "name": "finetune-1",
+        "result": {"metric_names": ["f1"], "metrics": {"f1": 0.5}},
+        "again": [{"date": "2026-01-01", "metrics": {"f1": 0.6}}],
+    }

@@ -214,7 +214,7 @@ def _run_sweep(
             _print_result_json(sweep.stopped_run)
         _exit_stopped(sweep.stopped_run)
     assert sweep.best is not None
-    metric = sweep.best.metrics[0]
+    metric = sweep.best.metric_names[0]
     if as_json:
         print_json(json.loads((sweep.out / "results.json").read_text(encoding="utf-8")))
     else:
@@ -260,7 +260,7 @@ def _print_result_json(result: "FinetuneResult") -> None:
             "model": str(result.model) if result.model else None,
             "step": result.step,
             "steps": result.steps,
-            "heldout": result.figures,
+            "heldout": result.metrics,
             "counts": result.counts,
         }
     )
@@ -268,10 +268,10 @@ def _print_result_json(result: "FinetuneResult") -> None:
 
 def _print_metrics(result: "FinetuneResult") -> None:
     """Print the validation metrics, and how many examples of each file were used."""
-    metrics = ", ".join(f"{name} {result.figures[name]:.4f}" for name in result.metrics)
+    metrics = ", ".join(f"{name} {result.metrics[name]:.4f}" for name in result.metric_names)
     print_line(
-        f"held out ({result.figures['examples']:,.0f} examples): {metrics}, "
-        f"loss {result.figures['loss']:.4f}"
+        f"held out ({result.metrics['examples']:,.0f} examples): {metrics}, "
+        f"loss {result.metrics['loss']:.4f}"
     )
     for name, counts in result.counts.items():
         print_counts(counts, f"{name}: ")

@@ -115,7 +115,7 @@ def lab(
         print_json(
             {
                 "experiment": name,
-                "figures": outcome.report.data,
+                "data": outcome.report.data,
                 "failures": outcome.failures,
                 "files": files,
             }

@@ -252,7 +252,7 @@ class ExperimentRun:
             "missing": [_describe_key(key) for key, result in results.items() if result is None],
             "failures": self.runner.failures,
             "tables": [table.to_json() for table in report.tables],
-            "figures": report.data,
+            "data": report.data,
         }
 
 

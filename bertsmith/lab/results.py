@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bertsmith.compatibility import upgrade_lab_record
 from bertsmith.files import dump_json, sync
 
 RESULTS_FILE = "results.jsonl"
@@ -91,9 +92,9 @@ class ResultsFile:
         if not line.strip():
             return
         try:
-            record = json.loads(line)
+            record = upgrade_lab_record(json.loads(line))
             self._records[record["name"]] = record
-        except (ValueError, LookupError, TypeError, RecursionError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             self._warn(f"{self.path}, line {self._num_lines}: not a result; it counts as missing")
 
     def _legacy_record(self, name: str) -> dict[str, Any] | None:
@@ -110,7 +111,7 @@ class ResultsFile:
         self._warn(
             f"{path.parent}: reading results of version 0.1; new results go to {self.path.name}"
         )
-        return record
+        return upgrade_lab_record(record)
 
     def _warn(self, message: str) -> None:
         """Log each message once."""

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from bertsmith.compatibility import upgrade_lab_record
 from bertsmith.errors import BertsmithError, RunError, StoreError
 from bertsmith.files import dump_json, write_json
 from bertsmith.lab.results import RESULTS_FILE, ResultsFile
@@ -40,11 +41,11 @@ from bertsmith.version import __version__
 _RECORD_FILE = "result.json"
 #: Fields compared when a stage runs again. Even these may differ in the last digits on another
 #: machine or with another number of threads.
-_COMPARED_FIELDS = ("heldout", "figures")
+_COMPARED_FIELDS = ("heldout", "metrics")
 #: Fields that a complete result has, by kind, unless the run diverged.
 _REQUIRED_FIELDS = {
     "pretrain": ("heldout", "heldout_curve", "training", "gradients"),
-    "finetune": ("figures",),
+    "finetune": ("metric_names", "metrics"),
 }
 
 
@@ -320,7 +321,10 @@ def _read_record(path: Path) -> dict[str, Any] | None:
         record: Any = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None
-    return record if isinstance(record, dict) and _is_complete(record) else None
+    if not isinstance(record, dict):
+        return None
+    record = upgrade_lab_record(record)
+    return record if _is_complete(record) else None
 
 
 def _build_record(stage: Stage, result: dict[str, Any], seconds: float | None) -> dict[str, Any]:

@@ -234,8 +234,8 @@ def finetune_model(job: Job) -> dict[str, Any]:
         raise TaskError(f"{error}{hint}") from error
     if finetuned.signal is not None:
         raise StoppedError(finetuned.signal)
-    return {"metrics": finetuned.metrics, "figures": finetuned.figures, "counts": finetuned.counts,
-            "steps": finetuned.steps, "seconds": finetuned.seconds,
+    return {"metric_names": finetuned.metric_names, "metrics": finetuned.metrics,
+            "counts": finetuned.counts, "steps": finetuned.steps, "seconds": finetuned.seconds,
             LATE_SIGNAL: finetuned.late}  # fmt: skip
 
 

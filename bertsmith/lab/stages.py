@@ -210,7 +210,7 @@ def task_score(result: dict[str, Any] | None, task: str) -> float | None:
     """
     if result is None:
         return None
-    value = None if "diverged" in result else result["figures"][TASK_METRICS[task][0]]
+    value = None if "diverged" in result else result["metrics"][TASK_METRICS[task][0]]
     return float("nan") if value is None else float(value)
 
 

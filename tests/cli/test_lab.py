@@ -36,7 +36,7 @@ def test_experiment_is_planned_run_and_reused(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "lab/smoke/activations.png").exists()
     assert "0 stages to run for 4 results" in run("lab", *options, "--plan").out
     results = json.loads(run("lab", *options, "--json").out)
-    assert set(results["figures"]) == {"GELU, erf", "GELU, tanh", "ReLU", "ELU"}
+    assert set(results["data"]) == {"GELU, erf", "GELU, tanh", "ReLU", "ELU"}
 
 
 def test_failed_run_is_reported_and_retried(

@@ -201,7 +201,7 @@ def test_two_runners_share_their_results(tmp_path: Path) -> None:
     def run_slowly(job: Job) -> dict[str, Any]:
         started.append(job.stage.name)
         time.sleep(0.3)
-        return {"figures": {}}
+        return {"metric_names": [], "metrics": {}}
 
     stages = {str(add): Stage("finetune", {"add": add}) for add in range(3)}
     runners = [make_runner_with(tmp_path, finetune=run_slowly) for _ in range(2)]

@@ -17,6 +17,7 @@ from bertsmith.bundle import (
     pin_model_path,
     save_fine_tuned,
 )
+from bertsmith.compatibility import upgrade_finetuning_result
 from bertsmith.errors import SettingsError
 from bertsmith.files import restore_nan, write_atomic, write_json
 from bertsmith.model.feature_based import BertWithBiLSTM
@@ -69,8 +70,8 @@ class FinetuneResult:
         signal: The signal that stopped the run.
         step: Completed steps.
         steps: Total number of steps.
-        metrics: Names of the task's metrics; the first one selects the best epoch or run.
-        figures: Held-out metrics of the weights in ``model``.
+        metric_names: Names of the task's metrics; the first one selects the best epoch or run.
+        metrics: Held-out metrics of the weights in ``model``.
         counts: For each file, how many examples were read, skipped and truncated.
         seconds: Time spent training.
         late: A signal that arrived when the run was finished anyway.
@@ -81,8 +82,8 @@ class FinetuneResult:
     signal: int | None
     step: int
     steps: int
-    metrics: list[str]
-    figures: dict[str, float]
+    metric_names: list[str]
+    metrics: dict[str, float]
     counts: dict[str, dict[str, Any]]
     seconds: float
     late: int | None = None
@@ -220,8 +221,8 @@ def _choose_thread_count(options: FinetuneRunSettings, progress: Progress) -> in
 
 def _load_result(run: Path) -> FinetuneResult:
     """Return the result of a finished run."""
-    fields = json.loads((run / RESULT_FILE).read_text(encoding="utf-8"))
-    fields["figures"] = restore_nan(fields["figures"])
+    fields = upgrade_finetuning_result(json.loads((run / RESULT_FILE).read_text(encoding="utf-8")))
+    fields["metrics"] = restore_nan(fields["metrics"])
     return FinetuneResult(run=run, model=run / MODEL_DIR, **fields)
 
 

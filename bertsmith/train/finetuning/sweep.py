@@ -34,7 +34,7 @@ class GridPoint:
 
     def metric_over_seeds(self, metric: str) -> tuple[float, float, float]:
         """Return median, minimum and maximum of a metric over the seeds; NaN is the worst."""
-        scores = [_nan_to_worst(run.figures[metric], metric) for run in self.runs]
+        scores = [_nan_to_worst(run.metrics[metric], metric) for run in self.runs]
         statistics = (median(scores), min(scores), max(scores))
         middle, lowest, highest = (math.nan if math.isinf(score) else score for score in statistics)
         return middle, lowest, highest
@@ -169,9 +169,9 @@ def _finish(out: Path, points: list[GridPoint], stopped_run: FinetuneResult | No
     runs = [run for point in points for run in point.runs]
     if stopped_run or not runs:
         return SweepResult(out, points, None, None, stopped_run)
-    metric = runs[0].metrics[0]
+    metric = runs[0].metric_names[0]
     select = min if metric in LOWER_IS_BETTER else max
-    best = select(runs, key=lambda run: _nan_to_worst(run.figures[metric], metric))
+    best = select(runs, key=lambda run: _nan_to_worst(run.metrics[metric], metric))
     if not (best.run / MODEL_DIR).exists():
         raise RunError(
             f"{best.run}: this is the best run, but its model directory is missing; remove the run "
@@ -183,7 +183,7 @@ def _finish(out: Path, points: list[GridPoint], stopped_run: FinetuneResult | No
     table = [
         {"chosen": point.hyperparameters,
          **dict(zip(statistic_names, point.metric_over_seeds(metric), strict=True)),
-         "runs": {run.run.name: run.figures for run in point.runs}}
+         "runs": {run.run.name: run.metrics for run in point.runs}}
         for point in points
     ]  # fmt: skip
     results = {

@@ -69,11 +69,11 @@ def test_each_kind_is_learned(start: Path, tmp_path: Path, kind: str, min_score:
     result = finetune_table(
         start, tmp_path / "run", data, kind, model=NO_DROPOUT, schedule={"epochs": 10.0}
     )
-    assert result.figures[result.metrics[0]] >= min_score
-    assert result.figures["examples"] == 32
+    assert result.metrics[result.metric_names[0]] >= min_score
+    assert result.metrics["examples"] == 32
     new_file = write_table(tmp_path / "new.jsonl", kind, 60, seed=9)
     assert result.model is not None
-    assert evaluate(result.model, new_file)[result.metrics[0]] >= min_score - 0.1
+    assert evaluate(result.model, new_file)[result.metric_names[0]] >= min_score - 0.1
     rows = [json.loads(line) for line in new_file.read_text().splitlines()]
     predictions = predict(tmp_path / "run", [row["text"] for row in rows])
     if kind == "single":
@@ -115,7 +115,7 @@ def test_interrupted_run_ends_with_the_same_weights(
     weights = load_file(resumed.model / bundle.WEIGHTS_FILE)
     for name, tensor in load_file(expected.model / bundle.WEIGHTS_FILE).items():
         assert torch.equal(tensor, weights[name]), name
-    assert resumed.figures == expected.figures
+    assert resumed.metrics == expected.metrics
 
 
 def test_finished_run_is_not_repeated(start: Path, tmp_path: Path) -> None:
@@ -146,13 +146,13 @@ def test_early_stopping_keeps_the_best_weights(start: Path, tmp_path: Path) -> N
     assert result.step == 3 * steps_per_epoch
     lines = (run / "metrics.jsonl").read_text().splitlines()
     first = json.loads(next(line for line in lines if '"heldout"' in line))
-    assert result.figures == {k: v for k, v in first.items() if k not in ("step", "kind")}
+    assert result.metrics == {k: v for k, v in first.items() if k not in ("step", "kind")}
     # The finished run needs no optimizer state to write its model again.
     assert not list(run.rglob("moments.safetensors"))
     weights = (run / "model" / bundle.WEIGHTS_FILE).read_bytes()
     shutil.rmtree(run / "model")
     repeated = finetune_table(start, run, data, "single", **changes)
-    assert repeated.figures == result.figures
+    assert repeated.metrics == result.metrics
     assert (run / "model" / bundle.WEIGHTS_FILE).read_bytes() == weights
 
 
@@ -166,7 +166,7 @@ def test_evaluation_only_at_the_end(start: Path, tmp_path: Path) -> None:
         )
         for setting in ("epoch", "end")
     ]  # fmt: skip
-    assert results[0].figures == results[1].figures
+    assert results[0].metrics == results[1].metrics
     logs = [(result.run / "metrics.jsonl").read_text() for result in results]
     assert [log.count('"heldout"') for log in logs] == [3, 1]
     for name, value in (("choose", "best"), ("patience", 1)):
@@ -184,13 +184,13 @@ def test_sweep_keeps_the_best_seed(start: Path, tmp_path: Path) -> None:
     out = tmp_path / "sweep"
     result = run_sweep("classify", start, out, seeds=3, data=data, values=values)
     (point,) = result.points
-    scores = [run.figures["accuracy"] for run in point.runs]
+    scores = [run.metrics["accuracy"] for run in point.runs]
     assert point.metric_over_seeds("accuracy") == (sorted(scores)[1], min(scores), max(scores))
     assert result.best is not None
-    assert result.best.figures["accuracy"] == max(scores)
+    assert result.best.metrics["accuracy"] == max(scores)
     best_weights = (result.best.run / "model" / bundle.WEIGHTS_FILE).read_bytes()
     assert (out / "model" / bundle.WEIGHTS_FILE).read_bytes() == best_weights
-    assert len({run.figures["loss"] for run in point.runs}) == 3
+    assert len({run.metrics["loss"] for run in point.runs}) == 3
     repeated = run_sweep("classify", start, out, seeds=3, data=data, values=values)
     assert repeated.points == result.points
 
@@ -257,13 +257,13 @@ def test_lowest_error_is_the_best(start: Path, tmp_path: Path) -> None:
               "run": {"threads": 1, "choose": "best"}}  # fmt: skip
     result = run_sweep("classify", start, tmp_path / "sweep", seeds=3, data=data, values=values)
     (point,) = result.points
-    errors = [run.figures["mse"] for run in point.runs]
+    errors = [run.metrics["mse"] for run in point.runs]
     assert len(set(errors)) == 3
     assert result.best is not None
-    assert result.best.figures["mse"] == min(errors)
+    assert result.best.metrics["mse"] == min(errors)
     for run in point.runs:
         lines = map(json.loads, (run.run / "metrics.jsonl").read_text().splitlines())
-        assert run.figures["mse"] == min(line["mse"] for line in lines if line["kind"] == "heldout")
+        assert run.metrics["mse"] == min(line["mse"] for line in lines if line["kind"] == "heldout")
 
 
 def test_nan_is_the_worst_score(tmp_path: Path) -> None:
@@ -366,7 +366,7 @@ def test_micro_batches_with_class_weights_equal_one_batch(start: Path, tmp_path:
             start, tmp_path / str(micro_batch_tokens), data, "single", task=task, model=NO_DROPOUT,
             schedule={"steps": 3}, run=run,
         )  # fmt: skip
-        losses.append(result.figures["loss"])
+        losses.append(result.metrics["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 

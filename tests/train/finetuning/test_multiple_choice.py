@@ -50,9 +50,9 @@ def test_multiple_choice_is_learned(start: Path, tmp_path: Path) -> None:
     """The held-out accuracy is near 1, and evaluate and choose agree on a new file."""
     data = write_choices(tmp_path / "train.csv", 160, 0)
     result = finetune_choices(start, tmp_path / "run", data)
-    assert result.metrics == ["accuracy"]
-    assert result.figures["accuracy"] >= 0.9
-    assert result.figures["examples"] == 16
+    assert result.metric_names == ["accuracy"]
+    assert result.metrics["accuracy"] >= 0.9
+    assert result.metrics["examples"] == 16
     assert result.model is not None
     new_file = write_choices(tmp_path / "new.csv", 60, 9)
     metrics = evaluate(result.model, new_file)
@@ -73,7 +73,7 @@ def test_answer_files_are_part_of_a_run(start: Path, tmp_path: Path) -> None:
     assert (result.counts["train"]["used"], result.counts["dev"]["used"]) == (40, 20)
     assert result.model is not None
     metrics = evaluate(result.model, dev)
-    assert metrics["accuracy"] == pytest.approx(result.figures["accuracy"])
+    assert metrics["accuracy"] == pytest.approx(result.metrics["accuracy"])
     info = json.loads((result.model / bundle.INFO_FILE).read_text())
     assert info["provenance"]["task"]["answers"] == "-right"
     answers = (tmp_path / "d-right.csv").read_text()
@@ -93,5 +93,5 @@ def test_micro_batches_equal_one_batch(start: Path, tmp_path: Path) -> None:
             "run": {"threads": 1, "micro_batch_tokens": micro_batch_tokens, "precision": "fp32"},
         }  # fmt: skip
         out = tmp_path / str(micro_batch_tokens)
-        losses.append(finetune("choose", start, out, data=data, values=values).figures["loss"])
+        losses.append(finetune("choose", start, out, data=data, values=values).metrics["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)

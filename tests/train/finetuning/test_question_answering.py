@@ -57,15 +57,15 @@ def test_spans_are_learned(start: Path, tmp_path: Path, unanswerable: float) -> 
                 "model": NO_DROPOUT,
                 "task": {"batch": 16, "length": 24, "stride": 8, "heldout": {"dev": str(dev)}}},
     )  # fmt: skip
-    assert result.metrics == ["f1", "exact"]
-    assert result.figures["f1"] >= 0.9
-    assert ("null_threshold" in result.figures) == (unanswerable > 0)
+    assert result.metric_names == ["f1", "exact"]
+    assert result.metrics["f1"] >= 0.9
+    assert ("null_threshold" in result.metrics) == (unanswerable > 0)
     assert result.model is not None
     metrics = evaluate(result.model, dev)
     assert metrics["counts"]["used"] == 80
     # The best thresholds depend on the precision, which differs between training and evaluate.
     for name in set(metrics) - {"counts", "best_f1_thresh", "best_exact_thresh"}:
-        assert metrics[name] == pytest.approx(result.figures[name], abs=1e-4), name
+        assert metrics[name] == pytest.approx(result.metrics[name], abs=1e-4), name
     rows = [json.loads(line) for line in dev.read_text().splitlines()]
     answers = answer(result.model, [(row["question"], row["context"]) for row in rows])
     expected = ["".join(row["answers"]["text"]) for row in rows]
@@ -85,7 +85,7 @@ def test_null_threshold_can_be_set(start: Path, tmp_path: Path) -> None:
         values={"schedule": {"steps": 1}, "run": {"threads": 1}, "task": {"length": 24}},
     )  # fmt: skip
     assert result.model is not None
-    assert result.figures["null_threshold"] == -99.0
+    assert result.metrics["null_threshold"] == -99.0
     answers = answer(load_fine_tuned(result.model), [("la", "le li lo")])
     assert {prediction.text for prediction in answers} == {""}
 
@@ -108,8 +108,8 @@ def test_answers_without_a_token_are_not_trained_on(start: Path, tmp_path: Path)
     assert result.counts["train"]["untaught"] == 20
     message = "train: of 40 examples 20 inputs without a target, not trained on"
     assert message in progress.messages
-    assert result.figures["examples"] == 20
-    assert math.isnan(result.figures["loss"])
+    assert result.metrics["examples"] == 20
+    assert math.isnan(result.metrics["loss"])
     train_lines = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "train"]
     assert all(math.isfinite(line["loss"]) for line in train_lines)
 

@@ -58,12 +58,12 @@ def test_tags_are_learned(start: Path, tmp_path: Path, kind: str, context: str, 
             "heldout": {"dev": str(dev)}}  # fmt: skip
     values = {**FAST_SETTINGS, "model": NO_DROPOUT, "task": task, "schedule": {"epochs": 20.0}}
     result = finetune("tag", start, tmp_path / "run", data=data, values=values)
-    metric = result.metrics[0]
+    metric = result.metric_names[0]
     # An entity is correct only if all of its words are, so the score is lower than for tags.
-    assert result.figures[metric] > (0.95 if kind == "tags" else 0.85)
-    assert result.figures["examples"] == 40
+    assert result.metrics[metric] > (0.95 if kind == "tags" else 0.85)
+    assert result.metrics["examples"] == 40
     assert result.model is not None
-    assert evaluate(result.model, dev)[metric] == pytest.approx(result.figures[metric])
+    assert evaluate(result.model, dev)[metric] == pytest.approx(result.metrics[metric])
     model = load_fine_tuned(result.model)
     assert model.head.kind == kind
     text = f"{WORDS[20]} {NAMES[0]} {NAMES[3]}, {WORDS[21]} {PLACES[2]}."
@@ -101,8 +101,8 @@ def test_sentences_without_a_token_are_not_trained_on(
     # Two documents of two windows each, or eight sentences.
     num_inputs = 8 if context == "sentence" else 4
     assert result.steps == 2 * num_inputs
-    assert result.figures["examples"] == 16
-    assert math.isfinite(result.figures["loss"])
+    assert result.metrics["examples"] == 16
+    assert math.isfinite(result.metrics["loss"])
     data.write_text(empty_sentences + "\n\u200b N B-X\n")
     with pytest.raises(TaskError, match=r"train\.txt: no training target is left after tokeniz"):
         finetune("tag", start, tmp_path / "other", data=data, values=values)
@@ -161,8 +161,8 @@ def test_bilstm_learns_on_a_frozen_encoder(start: Path, tmp_path: Path, family: 
         "optim": {"lr": 1e-2},
     }
     result = finetune(family, start, tmp_path / "run", data=data, values=values)
-    metric = result.metrics[0]
-    assert result.figures[metric] > 0.9
+    metric = result.metric_names[0]
+    assert result.metrics[metric] > 0.9
     assert result.model is not None
     start_weights, weights = (load_file(path / WEIGHTS_FILE) for path in (start, result.model))
     encoder_names = [name for name in weights if name.startswith("bert.")]

@@ -163,12 +163,12 @@ def test_nan_metric_is_null_on_disk(start: Path, tmp_path: Path) -> None:
     result = finetune_table(start, run, data, "regression", **changes)
     repeated = finetune_table(start, run, data, "regression", **changes)
     assert result.model is not None
-    for figures in (result.figures, repeated.figures):
-        assert math.isnan(figures["pearson"])
-        assert math.isfinite(figures["loss"])
+    for metrics in (result.metrics, repeated.metrics):
+        assert math.isnan(metrics["pearson"])
+        assert math.isfinite(metrics["loss"])
     for file in (run / "result.json", result.model / bundle.INFO_FILE):
         json.loads(file.read_text(), parse_constant=reject_constant)
-    assert json.loads((run / "result.json").read_text())["figures"]["pearson"] is None
+    assert json.loads((run / "result.json").read_text())["metrics"]["pearson"] is None
     for line in (run / "metrics.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=reject_constant)
     sweep_task = {**FAST_SETTINGS["task"], **task, "kind": "regression"}
@@ -274,7 +274,7 @@ def test_folds_partition_the_training_file(start: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     assert result.counts["train"]["used"] == 30
     assert result.counts["train"]["skipped"] == {"not among the task.examples = 30": 10}
-    assert result.figures["examples"] == 6
+    assert result.metrics["examples"] == 6
     write_table(data, "single", 41)
     task = TaskSettings(train=str(data), heldout_share=0.2)
     folds = [read_task_data(task.model_copy(update={"heldout_fold": fold})) for fold in range(5)]
@@ -296,7 +296,7 @@ def test_numeric_labels_are_classes_only_on_request(start: Path, tmp_path: Path)
         "classify", start, tmp_path / "run", data=data,
         values={**FAST_SETTINGS, "task": {"kind": "single"}, "schedule": {"steps": 1}},
     )  # fmt: skip
-    assert result.figures["examples"] == 3
+    assert result.metrics["examples"] == 3
 
 
 def test_examples_with_a_common_context_are_held_out_together(tmp_path: Path) -> None:
