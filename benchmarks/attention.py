@@ -23,9 +23,10 @@ import torch
 from reporting import report
 from torch import Tensor
 
-from bertsmith.model import attention
-from bertsmith.model.attention import SelfAttention, build_layout, padded_attention
+from bertsmith.model.attention import SelfAttention
 from bertsmith.model.config import ModelConfig
+from bertsmith.model.ops import attention_layout, padded_attention
+from bertsmith.model.ops.attention_layout import build_attention_layout
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.model.packed import pack_sequences
 from bertsmith.runtime.device import keep_freed_memory
@@ -55,32 +56,32 @@ def time_layer(layer: SelfAttention, lengths: list[int], *, one_bucket: bool) ->
     """Return the seconds of a forward and backward pass."""
     batch = pack_sequences([([0] * length, [0] * length) for length in lengths])
     hidden = torch.randn(sum(lengths), layer.output.in_features, requires_grad=True)
-    bucket_sequences = attention.bucket_sequences
-    attention.bucket_sequences = (lambda _: None) if one_bucket else bucket_sequences
+    bucket_sequences = attention_layout.bucket_sequences
+    attention_layout.bucket_sequences = (lambda _: None) if one_bucket else bucket_sequences
     try:
         start = time.perf_counter()
-        layout = build_layout(batch, "padded", causal=False, dtype=torch.float32)
+        layout = build_attention_layout(batch, "padded", is_causal=False, dtype=torch.float32)
         layer(hidden, layout, DropoutSeed(torch.tensor(1))).sum().backward()
         return time.perf_counter() - start
     finally:
-        attention.bucket_sequences = bucket_sequences
+        attention_layout.bucket_sequences = bucket_sequences
 
 
 def time_bf16(qkv: Tensor, length: int, *, use_math: bool) -> float:
     """Return the seconds of a forward and backward pass for qkv [T, 3, N, H]."""
     num_sequences = qkv.shape[0] // length
     batch = pack_sequences([([0] * length, [0] * length)] * num_sequences)
-    layout = build_layout(batch, "padded", causal=False, dtype=torch.float32)
-    max_seqlen = attention.MATH_ATTENTION_MAX_SEQLEN
-    attention.MATH_ATTENTION_MAX_SEQLEN = max_seqlen if use_math else 0
+    layout = build_attention_layout(batch, "padded", is_causal=False, dtype=torch.float32)
+    max_seqlen = padded_attention.MATH_ATTENTION_MAX_SEQLEN
+    padded_attention.MATH_ATTENTION_MAX_SEQLEN = max_seqlen if use_math else 0
     try:
         start = time.perf_counter()
         with torch.autocast("cpu", torch.bfloat16):
-            output = padded_attention(qkv, layout, None, 0.0)
+            output = padded_attention.padded_attention(qkv, layout, None, 0.0)
         output.backward(torch.ones_like(output))  # type: ignore[no-untyped-call]
         return time.perf_counter() - start
     finally:
-        attention.MATH_ATTENTION_MAX_SEQLEN = max_seqlen
+        padded_attention.MATH_ATTENTION_MAX_SEQLEN = max_seqlen
 
 
 def compare_bf16_kernels(ratios: dict[str, float], figures: dict[str, float]) -> None:

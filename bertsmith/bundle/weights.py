@@ -22,8 +22,8 @@ from bertsmith.bundle.weight_names import (
     normalize_names,
 )
 from bertsmith.errors import ModelError
+from bertsmith.memory import format_bytes, get_total_memory_bytes
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.memory import format_bytes, total_memory_bytes
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -149,10 +149,11 @@ def allocate_on_cpu(meta_model: Model, directory: Path) -> Model:
         ModelError: The machine has too little memory.
     """
     num_bytes = sum(weight.numel() * weight.element_size() for weight in meta_model.parameters())
-    if num_bytes > total_memory_bytes():
+    total_bytes = get_total_memory_bytes()
+    if num_bytes > total_bytes:
         raise ModelError(
             f"{directory}: this model needs {format_bytes(num_bytes)} of memory, and this machine "
-            f"has {format_bytes(total_memory_bytes())}; use a smaller model or a larger machine",
+            f"has {format_bytes(total_bytes)}; use a smaller model or a larger machine",
         )
     try:
         return meta_model.to_empty(device="cpu")

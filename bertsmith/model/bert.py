@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bertsmith.model.attention import Kernel, build_layout
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.embeddings import Embeddings, sinusoidal_positions
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import MLMHead, NSPHead, Pooler
+from bertsmith.model.ops.attention_layout import Kernel, build_attention_layout
 from bertsmith.model.ops.cross_entropy import MAX_CHUNK_LOGITS, linear_cross_entropy
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.model.ops.norms import BatchNorm
@@ -52,7 +52,7 @@ class BertModel(nn.Module):
         """
         x = self.embeddings(batch, dropout_seed)
         causal = self.config.attention == "causal"
-        layout = build_layout(batch, self.kernel, causal=causal, dtype=x.dtype)
+        layout = build_attention_layout(batch, self.kernel, is_causal=causal, dtype=x.dtype)
         yield x
         yield from self.encoder.iter_layer_outputs(
             x, layout, dropout_seed, token_indices, num_layers

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from bertsmith.model.attention import Layout, SelfAttention
+from bertsmith.model.attention import SelfAttention
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.ops.activations import ACTIVATIONS
+from bertsmith.model.ops.attention_layout import AttentionLayout
 from bertsmith.model.ops.dropout import Dropout, DropoutSeed
 from bertsmith.model.ops.linear import Linear
 from bertsmith.model.ops.norms import build_norm
@@ -43,7 +44,7 @@ class EncoderLayer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        layout: Layout,
+        layout: AttentionLayout,
         dropout_seed: DropoutSeed | None,
         token_indices: Tensor | None = None,
     ) -> Tensor:
@@ -54,7 +55,7 @@ class EncoderLayer(nn.Module):
 
         Args:
             x: [T, D].
-            layout: Layout of the batch.
+            layout: AttentionLayout of the batch.
             dropout_seed: Seed of this forward pass; None for no dropout.
             token_indices: int64 [M], tokens to compute the output for; None for all T.
 
@@ -72,7 +73,7 @@ class EncoderLayer(nn.Module):
             return output
         return x + self._feed_forward(self.feed_forward_norm(x), dropout_seed)
 
-    def compute_probabilities(self, x: Tensor, layout: Layout) -> list[Tensor]:
+    def compute_probabilities(self, x: Tensor, layout: AttentionLayout) -> list[Tensor]:
         """Return each sequence's attention probabilities [N, S_b, S_b] for layer input [T, D]."""
         normed = x if self.is_post_norm else self.attention_norm(x)
         probabilities: list[Tensor] = self.attention.compute_probabilities(normed, layout)
@@ -102,7 +103,7 @@ class Encoder(nn.Module):
     def iter_layer_outputs(
         self,
         x: Tensor,
-        layout: Layout,
+        layout: AttentionLayout,
         dropout_seed: DropoutSeed | None,
         token_indices: Tensor | None = None,
         num_layers: int | None = None,
@@ -111,7 +112,7 @@ class Encoder(nn.Module):
 
         Args:
             x: Embeddings, [T, D].
-            layout: Layout of the batch.
+            layout: AttentionLayout of the batch.
             dropout_seed: Seed of this forward pass; None for no dropout.
             token_indices: int64 [M], tokens whose last yielded output is needed. The last output
                 is then [M, D].

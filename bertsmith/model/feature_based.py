@@ -4,10 +4,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
-from bertsmith.model.attention import Kernel
 from bertsmith.model.bert import BertModel, initialize_weights
 from bertsmith.model.config import FeatureSettings, ModelConfig
 from bertsmith.model.encoder import next_dropout_index
+from bertsmith.model.ops.attention_layout import Kernel
 from bertsmith.model.ops.dropout import Dropout, DropoutSeed
 from bertsmith.model.packed import PackedBatch
 

@@ -1,18 +1,11 @@
 """Packed batches: all sequences concatenated into one row of T tokens, without padding."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
 from torch import Tensor
-
-#: Default maximum number of tokens in an inference batch, counting each sequence at the longest
-#: one's length. Needs several hundred megabytes for BERT-large.
-MAX_BATCH_TOKENS = 8192
-#: Values in a batch's widest activation (T * F) at which CPU inference is fastest: 16 MB in
-#: float32, which mostly fits in the cache. GPUs are faster with larger batches.
-_CPU_ACTIVATION_VALUES = 2**22
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,36 +62,3 @@ def pack_sequences(sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> 
         cu_seqlens=boundaries.cumsum(0).int(),
         max_seqlen=max(lengths),
     )
-
-
-def preferred_batch_tokens(device: torch.device, feed_forward: int) -> int:
-    """Return the number of tokens per batch at which inference is fastest.
-
-    Args:
-        device: Where the model runs.
-        feed_forward: The model's feed-forward width.
-    """
-    if device.type == "cpu":
-        return min(MAX_BATCH_TOKENS, _CPU_ACTIVATION_VALUES // feed_forward)
-    return MAX_BATCH_TOKENS
-
-
-def batch_by_length(
-    lengths: Sequence[int], max_tokens: int = MAX_BATCH_TOKENS
-) -> Iterator[list[int]]:
-    """Group sequences of similar length into batches, longest first.
-
-    Args:
-        lengths: Length of each sequence.
-        max_tokens: Limit for the number of sequences in a batch times its longest length. A longer
-            sequence gets its own batch.
-
-    Yields:
-        The indices of each batch's sequences.
-    """
-    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
-    start = 0
-    while start < len(order):
-        num_sequences = max(max_tokens // lengths[order[start]], 1)
-        yield order[start : start + num_sequences]
-        start += num_sequences

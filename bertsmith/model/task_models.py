@@ -6,12 +6,12 @@ for, and a dropout seed.
 
 from torch import Tensor, nn
 
-from bertsmith.model.attention import Kernel
 from bertsmith.model.bert import BertModel, initialize_weights
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.encoder import next_dropout_index
 from bertsmith.model.feature_based import BertWithBiLSTM
 from bertsmith.model.heads import Pooler
+from bertsmith.model.ops.attention_layout import Kernel
 from bertsmith.model.ops.dropout import Dropout, DropoutSeed
 from bertsmith.model.packed import PackedBatch
 

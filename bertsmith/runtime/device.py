@@ -19,16 +19,12 @@ import torch
 import torch.utils.deterministic
 
 from bertsmith.errors import RunError
-from bertsmith.model.attention import Kernel
+from bertsmith.memory import format_bytes, get_total_memory_bytes
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.memory import (
-    format_bytes,
-    num_parameters,
-    total_memory_bytes,
-    training_bytes,
-)
+from bertsmith.model.ops.attention_layout import Kernel
 from bertsmith.model.ops.cpu import has_bf16
 from bertsmith.model.ops.linear import onednn_linear, uses_onednn
+from bertsmith.runtime.memory_estimates import estimate_num_parameters, estimate_training_bytes
 
 Precision = Literal["fp32", "bf16"]
 
@@ -126,20 +122,20 @@ def check_memory(
     Raises:
         RunError: If even the lower bound exceeds the memory.
     """
-    available = total_memory_bytes()
+    available = get_total_memory_bytes()
     if machine.device.type == "cuda":
         available = torch.cuda.get_device_properties(machine.device).total_memory
     tokens_at_once = min(batch_tokens, micro_batch_tokens)
-    weights = training_bytes(config, 0)
+    weight_bytes = estimate_training_bytes(config, 0)
     # The whole batch is drawn before it is split: ids, segments and positions, 8 bytes each.
-    needed = training_bytes(config, tokens_at_once) + 24 * batch_tokens
+    needed = estimate_training_bytes(config, tokens_at_once) + 24 * batch_tokens
     if needed > available:
         raise RunError(
             f"not enough memory: this run needs at least {format_bytes(needed)} "
-            f"({format_bytes(weights)} for {num_parameters(config):,} weights and their optimizer "
-            f"state, the rest for batches of {batch_tokens:,} tokens in micro-batches of "
-            f"{tokens_at_once:,}), but {machine.device} has {format_bytes(available)}; use a "
-            "smaller model, batch or run.micro_batch_tokens"
+            f"({format_bytes(weight_bytes)} for {estimate_num_parameters(config):,} weights and "
+            f"their optimizer state, the rest for batches of {batch_tokens:,} tokens in "
+            f"micro-batches of {tokens_at_once:,}), but {machine.device} has "
+            f"{format_bytes(available)}; use a smaller model, batch or run.micro_batch_tokens"
         )
 
 

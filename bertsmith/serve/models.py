@@ -18,8 +18,8 @@ from bertsmith.bundle import (
     locate_model,
 )
 from bertsmith.bundle.any_model import is_bare_encoder
-from bertsmith.model.packed import MAX_BATCH_TOKENS
 from bertsmith.model.task_models import TaskModel
+from bertsmith.runtime.inference_batches import MAX_BATCH_TOKENS
 from bertsmith.serve.deadline import NotFiniteError
 from bertsmith.tasks.inputs import ModelInputs
 from bertsmith.tasks.outputs import compute_outputs

@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bertsmith.model.packed import batch_by_length, pack_sequences, preferred_batch_tokens
+from bertsmith.model.packed import pack_sequences
 from bertsmith.model.task_models import TaskModel
+from bertsmith.runtime.inference_batches import batch_by_length, choose_batch_tokens
 from bertsmith.runtime.thread_pool import map_in_threads
 from bertsmith.tasks.inputs import ModelInputs, to_batch_token_indices
 
@@ -29,7 +30,7 @@ def compute_outputs(
         autocast: Creates the autocast context of each batch.
     """
     device = next(model.parameters()).device
-    max_tokens = preferred_batch_tokens(device, model.config.feed_forward)
+    max_tokens = choose_batch_tokens(device, model.config.feed_forward)
     sequences = [
         (unit, sequence)
         for unit, unit_sequences in enumerate(inputs.sequences)

@@ -17,10 +17,12 @@ from bertsmith.bundle import EncoderBundle, FineTunedBundle, PretrainedBundle, l
 from bertsmith.bundle.encoder import load_pooler
 from bertsmith.errors import InputError, ModelError
 from bertsmith.interop.sentence_transformers import PoolingConfig, read_pooling
+from bertsmith.memory import format_bytes, get_total_memory_bytes
 from bertsmith.model.heads import Pooler
-from bertsmith.model.memory import format_bytes, inference_bytes, total_memory_bytes
-from bertsmith.model.packed import batch_by_length, pack_sequences, preferred_batch_tokens
+from bertsmith.model.packed import pack_sequences
 from bertsmith.runtime.device import keep_freed_memory
+from bertsmith.runtime.inference_batches import batch_by_length, choose_batch_tokens
+from bertsmith.runtime.memory_estimates import estimate_inference_bytes
 from bertsmith.runtime.thread_pool import map_in_threads
 from bertsmith.text.unknown import TokenCounter
 from bertsmith.use.masked_lm import check_is_text_list
@@ -322,7 +324,7 @@ class Embedder:
         self, sequences: Sequence[list[int]], spec: VectorSpec, batch_tokens: int | None = None
     ) -> Batches:
         """Yield the indices of each batch's sequences and their vectors; see ``Batches``."""
-        max_tokens = batch_tokens or preferred_batch_tokens(self.device, self.config.feed_forward)
+        max_tokens = batch_tokens or choose_batch_tokens(self.device, self.config.feed_forward)
         pooler = self._pooler if spec.pooling == "pooled" else None
 
         @torch.inference_mode()
@@ -346,11 +348,11 @@ class Embedder:
 
     def _check_memory(self, num_tokens: int) -> None:
         """Raise InputError if a batch of this many tokens cannot fit in memory."""
-        required = inference_bytes(self.config, num_tokens)
-        if self.device.type == "cpu" and required > total_memory_bytes():
+        required = estimate_inference_bytes(self.config, num_tokens)
+        if self.device.type == "cpu" and required > get_total_memory_bytes():
             raise InputError(
                 f"a batch of {num_tokens:,} tokens needs at least {format_bytes(required)} of "
-                f"memory, and this machine has {format_bytes(total_memory_bytes())}; lower "
+                f"memory, and this machine has {format_bytes(get_total_memory_bytes())}; lower "
                 "batch_tokens (--batch-tokens)"
             )
 

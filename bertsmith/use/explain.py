@@ -8,8 +8,8 @@ import torch
 
 from bertsmith.bundle import EncoderBundle, FineTunedBundle, PretrainedBundle, load_encoder
 from bertsmith.errors import InputError
-from bertsmith.model.attention import build_layout
 from bertsmith.model.encoder import EncoderLayer
+from bertsmith.model.ops.attention_layout import build_attention_layout
 from bertsmith.model.packed import pack_sequences
 from bertsmith.use.embed import Floats
 from bertsmith.use.pair import truncate_pair
@@ -62,7 +62,7 @@ def attention(
     # The layers come first in zip, so that the output of the last layer is not computed.
     for layer, x in zip(encoder.encoder.layers, encoder.hidden_states(batch), strict=False):
         assert isinstance(layer, EncoderLayer)
-        layout = build_layout(batch, "reference", causal=causal, dtype=x.dtype)
+        layout = build_attention_layout(batch, "reference", is_causal=causal, dtype=x.dtype)
         probabilities.append(layer.compute_probabilities(x, layout)[0].float().cpu().numpy())
     tokens = bundle.tokenizer.ids_to_tokens(ids)
     return AttentionMaps(tokens, segments, np.stack(probabilities), num_removed)

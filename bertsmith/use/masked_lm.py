@@ -11,7 +11,8 @@ from torch import Tensor
 
 from bertsmith.bundle import FineTunedBundle, PretrainedBundle, TaskKind, load, load_fine_tuned
 from bertsmith.errors import BertsmithError, InputError, ModelError
-from bertsmith.model.packed import PackedBatch, batch_by_length, pack_sequences
+from bertsmith.model.packed import PackedBatch, pack_sequences
+from bertsmith.runtime.inference_batches import batch_by_length
 
 #: A loaded model, or the path of a model directory or run directory.
 ModelOrPath = PretrainedBundle | Path | str

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bertsmith.bundle import PretrainedBundle
 from bertsmith.errors import InputError, ModelError
-from bertsmith.model.packed import batch_by_length
+from bertsmith.runtime.inference_batches import batch_by_length
 from bertsmith.use.masked_lm import ModelOrPath, chunked, pack_on_device, resolve_model
 
 #: Token ids and segment ids of a sequence [CLS] A [SEP] B [SEP].

@@ -18,7 +18,8 @@ from bertsmith.bundle import HeadConfig, save_fine_tuned
 from bertsmith.interop.onnx import write_onnx
 from bertsmith.interop.sentence_transformers import write_sentence_transformers
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.packed import batch_by_length, pack_sequences
+from bertsmith.model.packed import pack_sequences
+from bertsmith.runtime.inference_batches import batch_by_length
 from bertsmith.text.wordpiece_trainer import train_wordpiece
 from bertsmith.use.embed import embed
 

@@ -14,9 +14,8 @@ from transformers import BertForPreTraining as HFBertForPreTraining
 from transformers.models.bert import modeling_bert
 
 from bertsmith import bundle
-from bertsmith.model import attention as attention_module
 from bertsmith.model.bert import BertForPreTraining
-from bertsmith.model.ops import bucketing
+from bertsmith.model.ops import attention_layout, bucketing
 from bertsmith.model.ops.dropout import Dropout, DropoutSeed
 from tests.model.examples import PreTrainingBatch, make_tokenizer
 
@@ -101,7 +100,7 @@ def patch_bertsmith_dropout(
 
     monkeypatch.setattr(Dropout, "draw_mask", draw_mask)
     # Transformers pads all sequences together. test_attention.py tests bucketing.
-    monkeypatch.setattr(attention_module, "bucket_sequences", lambda _: None)
+    monkeypatch.setattr(attention_layout, "bucket_sequences", lambda _: None)
     monkeypatch.setattr(bucketing, "_simd_width", lambda: 1)
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bertsmith.model import attention as attention_module
-from bertsmith.model.attention import Kernel, SelfAttention, build_layout, reference_attention
+from bertsmith.model.attention import SelfAttention, reference_attention
 from bertsmith.model.bert import BertModel
-from bertsmith.model.ops import bucketing
+from bertsmith.model.ops import attention_layout, bucketing, padded_attention
+from bertsmith.model.ops.attention_layout import Kernel, build_attention_layout
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.model.packed import PackedBatch, pack_sequences
 from tests.model.examples import EQUAL, RAGGED, prime_config, random_batch
@@ -70,9 +70,11 @@ def test_reference_equals_plain_loops(
     dropout_mask = None
     if use_dropout:
         dropout_mask = (torch.rand(len(lengths), 3, max(lengths), max(lengths)) > 0.4) / 0.6
-        monkeypatch.setattr(attention_module, "bucket_sequences", lambda _: None)
+        monkeypatch.setattr(attention_layout, "bucket_sequences", lambda _: None)
         monkeypatch.setattr(bucketing, "_simd_width", lambda: 1)
-    layout = build_layout(pack_zeros(lengths), "reference", causal=causal, dtype=torch.float32)
+    layout = build_attention_layout(
+        pack_zeros(lengths), "reference", is_causal=causal, dtype=torch.float32
+    )
     q, k, v = qkv.unbind(1)
     draw_mask = None if dropout_mask is None else lambda _: dropout_mask
     output, probabilities = reference_attention(q, k, v, layout, draw_mask)
@@ -92,7 +94,9 @@ def run_attention(
     config = prime_config(attention="causal" if causal else "bidirectional", attention_dropout=0.3)
     attention = SelfAttention(config, dropout_index=5).train(train)
     hidden = torch.randn(sum(lengths), config.width, requires_grad=True)
-    layout = build_layout(pack_zeros(lengths), kernel, causal=causal, dtype=torch.float32)
+    layout = build_attention_layout(
+        pack_zeros(lengths), kernel, is_causal=causal, dtype=torch.float32
+    )
     output = attention(hidden, layout, DropoutSeed(torch.tensor(11)))
     inputs = [hidden, *attention.parameters()]
     return output, list(torch.autograd.grad((output * torch.randn(output.shape)).sum(), inputs))
@@ -122,7 +126,9 @@ def test_bucketing_does_not_change_the_output(
     causal: bool, train: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With several buckets, `padded` still equals `reference`, with the same dropout masks."""
-    layout = build_layout(pack_zeros(VARIED), "padded", causal=causal, dtype=torch.float32)
+    layout = build_attention_layout(
+        pack_zeros(VARIED), "padded", is_causal=causal, dtype=torch.float32
+    )
     assert len(layout.buckets) > 2
     num_rows = sum(bucket.num_sequences * bucket.max_seqlen for bucket in layout.buckets)
     assert num_rows < 0.6 * len(VARIED) * max(VARIED)
@@ -134,7 +140,7 @@ def test_bucketing_does_not_change_the_output(
     for grad, expected_grad in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(grad, expected_grad, rtol=1e-5, atol=2e-5)
     if not train:
-        monkeypatch.setattr(attention_module, "bucket_sequences", lambda _: None)
+        monkeypatch.setattr(attention_layout, "bucket_sequences", lambda _: None)
         one_bucket, _ = run_attention(VARIED, "padded", causal, train)
         torch.testing.assert_close(output, one_bucket, rtol=0, atol=1e-5)
 
@@ -148,7 +154,9 @@ def test_bucket_lengths_are_rounded_to_the_simd_width(
     for lengths, expected in (
         (VARIED, None), ((3, simd_width - 2, 1), simd_width), ((3, simd_width + 1), simd_width + 1),
     ):  # fmt: skip
-        layout = build_layout(pack_zeros(lengths), "padded", causal=False, dtype=torch.float32)
+        layout = build_attention_layout(
+            pack_zeros(lengths), "padded", is_causal=False, dtype=torch.float32
+        )
         for bucket in layout.buckets:
             longest = max(
                 lengths[index] for index in bucket.sequence_indices or range(len(lengths))
@@ -159,7 +167,9 @@ def test_bucket_lengths_are_rounded_to_the_simd_width(
             )
             assert 0 <= bucket.max_seqlen - longest <= simd_width // 2
         assert expected in (None, layout.buckets[0].max_seqlen)
-    equal = build_layout(pack_zeros((9, 9)), "padded", causal=False, dtype=torch.float32)
+    equal = build_attention_layout(
+        pack_zeros((9, 9)), "padded", is_causal=False, dtype=torch.float32
+    )
     assert (equal.unpad_indices, equal.buckets[0].max_seqlen) == (None, 9)
 
 
@@ -168,7 +178,9 @@ def test_non_finite_values_stay_in_their_sequence(causal: bool) -> None:
     """An infinite value in one sequence does not reach others through padding."""
     attention = SelfAttention(prime_config(attention_dropout=0.0), dropout_index=0).eval()
     torch.manual_seed(3)
-    layout = build_layout(pack_zeros(RAGGED), "padded", causal=causal, dtype=torch.float32)
+    layout = build_attention_layout(
+        pack_zeros(RAGGED), "padded", is_causal=causal, dtype=torch.float32
+    )
     assert layout.unpad_indices is not None
     hidden = torch.randn(sum(RAGGED), 21)
     for start, end in itertools.pairwise(itertools.accumulate(RAGGED, initial=0)):
@@ -184,7 +196,9 @@ def test_buckets_have_different_dropout_masks() -> None:
     attention = SelfAttention(prime_config(attention_dropout=0.5), dropout_index=0).train()
     sequence = torch.randn(100, 21)
     hidden = torch.cat([sequence[:1], sequence, sequence, sequence[:1]])
-    layout = build_layout(pack_zeros((1, 100, 100, 1)), "padded", causal=False, dtype=torch.float32)
+    layout = build_attention_layout(
+        pack_zeros((1, 100, 100, 1)), "padded", is_causal=False, dtype=torch.float32
+    )
     assert [bucket.sequence_indices for bucket in layout.buckets] == [[1, 2], [0, 3]]
     output = attention(hidden, layout, DropoutSeed(torch.tensor(1)))
     assert not torch.allclose(output[1:101], output[101:201], atol=1e-3)
@@ -235,7 +249,7 @@ def test_bf16_training_uses_math_attention(
 
 def test_long_sequences_use_fused_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long sequences and inference use PyTorch's kernel also in bf16."""
-    monkeypatch.setattr(attention_module, "MATH_ATTENTION_MAX_SEQLEN", max(EQUAL))
+    monkeypatch.setattr(padded_attention, "MATH_ATTENTION_MAX_SEQLEN", max(EQUAL))
     monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", None)
     with torch.autocast("cpu", torch.bfloat16):
         run_attention(EQUAL, "padded", causal=False, train=False)
@@ -252,7 +266,9 @@ def test_sequences_have_different_dropout_masks(kernel: Kernel) -> None:
     torch.manual_seed(3)
     attention = SelfAttention(prime_config(attention_dropout=0.5), dropout_index=0).train()
     hidden = torch.randn(19, 21).repeat(2, 1)
-    layout = build_layout(pack_zeros((19, 19)), kernel, causal=False, dtype=torch.float32)
+    layout = build_attention_layout(
+        pack_zeros((19, 19)), kernel, is_causal=False, dtype=torch.float32
+    )
     first, second = attention(hidden, layout, DropoutSeed(torch.tensor(1))).chunk(2)
     assert not torch.allclose(first, second, atol=1e-3)
 
@@ -351,7 +367,7 @@ def test_varlen_is_as_accurate_as_padded(
         layer = SelfAttention(config, dropout_index=0).cuda().to(run_dtype).eval()
         layer.load_state_dict(exact_layer.state_dict())
         layer_input = hidden.to(run_dtype).requires_grad_()
-        layout = build_layout(packed, kernel, causal=causal, dtype=run_dtype)
+        layout = build_attention_layout(packed, kernel, is_causal=causal, dtype=run_dtype)
         output = layer(layer_input, layout, None)
         grads = torch.autograd.grad(
             output, [layer_input, *layer.parameters()], grad_output.to(run_dtype)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from bertsmith.model.attention import Kernel
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import Activation, ModelConfig, size_preset
+from bertsmith.model.ops.attention_layout import Kernel
 from tests.model.examples import (
     EQUAL,
     RAGGED,

@@ -34,7 +34,7 @@ def test_outputs_do_not_depend_on_number_of_threads(
 ) -> None:
     """One and four threads give equal outputs, in the order of the inputs."""
     # Small enough that there are many batches.
-    monkeypatch.setattr("bertsmith.tasks.outputs.preferred_batch_tokens", lambda *_: 128)
+    monkeypatch.setattr("bertsmith.tasks.outputs.choose_batch_tokens", lambda *_: 128)
     rng, model = np.random.default_rng(3), build_model(name)
     lengths = rng.integers(3, 60, 90)
     sequences = [[(rng.integers(5, 99, length).tolist(), [0] * int(length))] for length in lengths]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertsmith.errors import InputError
-from bertsmith.model.packed import batch_by_length
+from bertsmith.runtime.inference_batches import batch_by_length
 from bertsmith.use.masked_lm import chunked
 
 

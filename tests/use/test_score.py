@@ -10,7 +10,7 @@ import torch
 import bertsmith
 from bertsmith.bundle import PretrainedBundle
 from bertsmith.errors import InputError
-from bertsmith.model.packed import batch_by_length
+from bertsmith.runtime.inference_batches import batch_by_length
 from bertsmith.use import masked_lm
 from bertsmith.use.score import Score, iter_scores, score
 

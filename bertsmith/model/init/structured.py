@@ -57,7 +57,7 @@ def init_neighbor_heads(model: BertForPreTraining) -> None:
     """
     if (subspaces := _Subspaces.split(model)) is not None:
         attention = _attention_layers(model)[0]
-        for head, shift in enumerate(_neighbor_shifts(model)[: attention.heads]):
+        for head, shift in enumerate(_neighbor_shifts(model)[: attention.num_heads]):
             _init_shift_head(subspaces, _HeadWeights(attention, head), shift)
 
 
@@ -82,7 +82,7 @@ def init_cross_segment_heads(model: BertForPreTraining, cls_id: int) -> None:
     first, *others = _attention_layers(model)
     if (
         not others
-        or 1 in (first.heads, model.config.segments)
+        or 1 in (first.num_heads, model.config.segments)
         or first.head_width < _MIN_HEAD_WIDTH
     ):
         init_neighbor_heads(model)
@@ -90,7 +90,7 @@ def init_cross_segment_heads(model: BertForPreTraining, cls_id: int) -> None:
     if (subspaces := _Subspaces.split(model)) is None:
         return
     (previous, following), second, has_two_heads = (
-        _neighbor_shifts(model), others[0], first.heads == 2
+        _neighbor_shifts(model), others[0], first.num_heads == 2
     )  # fmt: skip
     _init_shift_head(subspaces, _HeadWeights(first, 0), previous)
     _init_shift_head(
@@ -124,7 +124,7 @@ class _HeadWeights:
 
     def __init__(self, attention: SelfAttention, head: int) -> None:
         self.head_width, width = attention.head_width, attention.output.in_features
-        shape = (3, attention.heads, self.head_width)
+        shape = (3, attention.num_heads, self.head_width)
         self.query, self.key, self.value = attention.query_key_value.weight.view(*shape, width)[
             :, head
         ]

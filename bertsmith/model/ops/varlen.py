@@ -10,14 +10,16 @@ from torch.nn.attention.varlen import varlen_attn
 _HAS_WINDOW_SIZE = "window_size" in inspect.signature(varlen_attn).parameters
 
 
-def varlen_attention(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *, causal: bool) -> Tensor:
+def varlen_attention(
+    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *, is_causal: bool
+) -> Tensor:
     """Compute attention within each sequence: [T, 3, N, H] -> [T, N, H].
 
     Args:
         qkv: [T, 3, N, H], 16 bits, on CUDA.
         cu_seqlens: int32 [B + 1], cumulative sequence lengths.
         max_seqlen: S.
-        causal: Whether a token attends only to itself and earlier tokens.
+        is_causal: Whether a token attends only to itself and earlier tokens.
 
     Raises:
         ValueError: If the tensors are not on CUDA.
@@ -28,9 +30,9 @@ def varlen_attention(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *, causal
             "kernel"
         )
     query, key, value = qkv.unbind(1)
-    options: dict[str, Any] = {"is_causal": causal}
+    options: dict[str, Any] = {"is_causal": is_causal}
     if _HAS_WINDOW_SIZE:
-        options = {"window_size": (-1, 0) if causal else (-1, -1)}
+        options = {"window_size": (-1, 0) if is_causal else (-1, -1)}
     output = varlen_attn(
         query, key, value, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, **options
     )

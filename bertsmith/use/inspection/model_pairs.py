@@ -21,8 +21,9 @@ from bertsmith.bundle.any_model import is_bare_encoder
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.feature_based import BertWithBiLSTM
-from bertsmith.model.packed import batch_by_length, pack_sequences
+from bertsmith.model.packed import pack_sequences
 from bertsmith.model.task_models import BertForSequenceClassification, TaskModel
+from bertsmith.runtime.inference_batches import batch_by_length
 from bertsmith.tasks.inputs import TokenSequence
 from bertsmith.tasks.text_pairs import add_special_tokens, truncate_texts
 from bertsmith.text.wordpiece import Tokenizer

@@ -8,10 +8,11 @@ from torch import nn
 
 from bertsmith.bundle import weights
 from bertsmith.errors import ModelError, RunError
+from bertsmith.memory import get_total_memory_bytes
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.memory import num_parameters, total_memory_bytes, training_bytes
 from bertsmith.runtime import device
+from bertsmith.runtime.memory_estimates import estimate_num_parameters, estimate_training_bytes
 
 
 def make_config(**changes: int) -> ModelConfig:
@@ -24,16 +25,16 @@ def test_estimated_parameters_are_a_lower_bound() -> None:
     """The estimate is between 80 and 100 percent of the model's number of parameters."""
     model = BertForPreTraining(make_config())
     actual = sum(parameter.numel() for parameter in model.parameters())
-    assert 0.8 * actual < num_parameters(make_config()) <= actual
-    assert total_memory_bytes() > 0
+    assert 0.8 * actual < estimate_num_parameters(make_config()) <= actual
+    assert get_total_memory_bytes() > 0
 
 
 def test_training_that_cannot_fit_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training is rejected if the model, the batch or the micro-batch is too large."""
     config = make_config()
     machine = device.Machine(torch.device("cpu"), "fp32", "padded")
-    limit = training_bytes(config, 0) + 2_000_000
-    monkeypatch.setattr(device, "total_memory_bytes", lambda: limit)
+    limit = estimate_training_bytes(config, 0) + 2_000_000
+    monkeypatch.setattr(device, "get_total_memory_bytes", lambda: limit)
     device.check_memory(machine, config, 1000, 1000)
     for changes, batch_tokens, micro_tokens in (
         ({"layers": 60}, 10, 10), ({}, 100_000, 10), ({}, 5000, 5000),
@@ -46,6 +47,6 @@ def test_model_that_cannot_fit_is_rejected(monkeypatch: pytest.MonkeyPatch) -> N
     """A model larger than the memory is rejected before it is allocated."""
     with torch.device("meta"):
         model = nn.Linear(1000, 1000)
-    monkeypatch.setattr(weights, "total_memory_bytes", lambda: 1000)
+    monkeypatch.setattr(weights, "get_total_memory_bytes", lambda: 1000)
     with pytest.raises(ModelError, match="this model needs"):
         weights.allocate_on_cpu(model, Path("model"))

@@ -1,0 +1,39 @@
+"""The memory of this machine, and the formatting of memory sizes."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+#: Files with the memory limit of a container in bytes: cgroup v2, then v1.
+_CGROUP_LIMITS: Final = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+_MEMINFO: Final = Path("/proc/meminfo")
+
+
+def get_total_memory_bytes() -> int:
+    """Return the memory of this machine or container in bytes, including swap."""
+    total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for path in _CGROUP_LIMITS:
+        limit = path.read_text(encoding="ascii").strip() if path.is_file() else ""
+        # Without a limit, the file of cgroup v2 contains the word "max".
+        if limit.isdecimal():
+            total_bytes = min(total_bytes, int(limit))
+    return total_bytes + _get_swap_bytes()
+
+
+def _get_swap_bytes() -> int:
+    """Return the size of the swap space in bytes; 0 if it is unknown."""
+    if not _MEMINFO.is_file():
+        return 0
+    for line in _MEMINFO.read_text(encoding="utf-8").splitlines():
+        if line.startswith("SwapTotal:"):
+            # The unit is KiB (proc(5)).
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def format_bytes(num_bytes: int) -> str:
+    """Format a size in GiB, such as "23.5 GiB"."""
+    return f"{num_bytes / 2**30:,.1f} GiB"

@@ -1,0 +1,35 @@
+"""Lower bounds for the memory that a model needs.
+
+A run whose estimate exceeds the available memory is rejected. A run with a lower estimate may still
+run out of memory.
+"""
+
+from bertsmith.model.config import ModelConfig
+
+
+def estimate_num_parameters(config: ModelConfig) -> int:
+    """Return the number of weights in the embeddings and in the linear layers of the encoder."""
+    num_embeddings = config.vocab_size + config.max_positions + config.segments
+    weights_per_layer = 4 * config.width * config.width + 2 * config.width * config.feed_forward
+    return num_embeddings * config.width + config.layers * weights_per_layer
+
+
+def estimate_training_bytes(config: ModelConfig, num_tokens: int) -> int:
+    """Return the memory of a training step with ``num_tokens`` tokens per micro-batch, in bytes.
+
+    Counts the weights, the gradients and Adam's two moments in float32, and the activations saved
+    for the backward pass in 16 bits: the inputs of each layer's linear layers and of its
+    activation function.
+    """
+    weight_bytes = 4 * estimate_num_parameters(config)
+    activation_bytes_per_token = 2 * config.layers * (5 * config.width + 2 * config.feed_forward)
+    return 4 * weight_bytes + num_tokens * activation_bytes_per_token
+
+
+def estimate_inference_bytes(config: ModelConfig, num_tokens: int) -> int:
+    """Return the memory of a forward pass on a batch of ``num_tokens`` tokens, in bytes.
+
+    Assumes 8 bits per weight and activation, so that it is a lower bound for every precision.
+    """
+    activation_bytes = num_tokens * (4 * config.width + config.feed_forward)
+    return estimate_num_parameters(config) + activation_bytes
