@@ -34,8 +34,14 @@ def bind_socket(host: str, port: int) -> socket.socket:
     """Return a socket bound to an address.
 
     Raises:
-        SettingsError: the address cannot be bound.
+        SettingsError: the address is empty or cannot be bound.
     """
+    if not host.strip():
+        # The socket API takes an empty address for all interfaces.
+        raise SettingsError(
+            "--host is empty; give an address, such as 127.0.0.1 for this machine only or 0.0.0.0 "
+            "for all interfaces"
+        )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family)
     # Allows to restart a server while connections of the old one are still closing.

@@ -6,12 +6,29 @@ from sentencex import segment
 
 from bertsmith.errors import SettingsError
 
+#: The two-letter codes of ISO 639-1.
+_ISO_639_1 = """
+aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy da
+de dv dz ee el en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz
+ia id ie ig ii ik io is it iu ja jv ka kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln
+lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng nl nn no nr nv ny oc oj om or os pa pi
+pl ps pt qu rm rn ro ru rw sa sc sd se sg sh si sk sl sm sn so sq sr ss st su sv sw ta te tg th
+ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu
+"""
+
 
 def check_language(code: str) -> str:
-    """Return ``code`` if it has the form of a language code; else raise SettingsError."""
-    if not re.fullmatch("[a-z]{2,3}(-[a-z]{2,8})*", code):
+    """Return ``code`` if it is a language code, optionally with subtags such as ``zh-hans``.
+
+    Raises:
+        SettingsError: If it does not have the form of a language code, or its two letters are not
+            in ISO 639-1. Three-letter codes (ISO 639-3) are not looked up.
+    """
+    form = re.fullmatch("([a-z]{2,3})(-[a-z]{2,8})*", code)
+    if form is None or (len(form[1]) == 2 and form[1] not in _ISO_639_1.split()):
         raise SettingsError(
-            f"language {code!r}: expected a language's ISO 639-1 code, such as en or ko"
+            f"language {code!r}: not a language code; give the ISO 639-1 code of the text's "
+            "language, such as en or ko"
         )
     return code
 

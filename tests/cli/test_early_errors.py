@@ -82,6 +82,7 @@ INVALID_COMMANDS = [
     ("inspect nowhere", "nowhere: no such file or directory"),
     ("lab nothing", "nothing"),
     ("corpus stats ''", "empty name"),
+    ("corpus stats T --language xx", "language 'xx': not a language code"),
 ]
 
 

@@ -24,6 +24,8 @@ Run = Callable[..., Any]
         (["nowhere", "--device", "tpu"], "--device tpu: expected auto, cpu"),
         (["nowhere", "--api-key", ""], "--api-key is empty; set a key, or unset it"),
         (["nowhere", "--host", "300.1.1.1"], "300.1.1.1"),
+        (["nowhere", "--host", ""], "--host is empty; give an address"),
+        (["nowhere", "--host", " "], "--host is empty; give an address"),
         (["nowhere", "--allow-host", "https://a.example"], "--allow-host"),
     ],
 )

@@ -244,9 +244,10 @@ def test_source_can_be_corrected_before_the_first_shard(corpus: Path, tmp_path: 
 
 
 def test_invalid_language_is_rejected(corpus: Path, tmp_path: Path) -> None:
-    """The name of a language is not a language code; nothing is written."""
-    with pytest.raises(SettingsError, match=r"language 'Korean': expected .*such as en or ko"):
-        prepare_store(corpus, tmp_path / "store", language="Korean")
+    """The name of a language and codes that are not in ISO 639-1 are errors; nothing is written."""
+    for language in ("Korean", "xx", "xx-hans"):
+        with pytest.raises(SettingsError, match=f"{language!r}: not a language code.*en or ko"):
+            prepare_store(corpus, tmp_path / "store", language=language)
     assert not (tmp_path / "store").exists()
 
 
