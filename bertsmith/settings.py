@@ -74,18 +74,29 @@ def merge_settings(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dic
 
 
 def user_settings(
-    config: Path | None,
+    config: Path | Mapping[str, Any] | None,
     values: Mapping[str, Any] | None = None,
     assignments: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the settings of the user: the TOML file, then ``values``, then ``assignments``.
 
-    Later sources override earlier ones. Raises SettingsError for an unreadable file or an invalid
-    assignment.
+    Later sources override earlier ones. Keys of version 0.1 get their current names. Raises
+    SettingsError for an unreadable file or an invalid assignment.
     """
-    settings = merge_settings(read_toml(config) if config else {}, values or {})
-    settings = merge_settings(settings, parse_assignments(assignments))
-    # Keys of version 0.1 are renamed before defaults with the current names are merged in.
+    file_values = read_toml(config) if isinstance(config, Path) else config or {}
+    # Keys are renamed before the sources are merged, so that a new name overrides an old one.
+    settings = merge_settings(_upgrade_tables(file_values), _upgrade_tables(values or {}))
+    return merge_settings(settings, _upgrade_tables(parse_assignments(assignments)))
+
+
+def get_table(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a copy of a table of nested settings; empty if it is missing or not a table."""
+    table = settings.get(name)
+    return dict(table) if isinstance(table, Mapping) else {}
+
+
+def _upgrade_tables(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested settings with the current names of their keys."""
     return {
         name: upgrade_settings(table, name) if isinstance(table, Mapping) else table
         for name, table in settings.items()

@@ -93,3 +93,19 @@ def test_old_checkpoints_can_be_inspected_and_exported(old_files: Path, tmp_path
     assert describe_checkpoint(run / "checkpoints" / "step-6").facts["moments"]
     write_snapshot(run, 3, tmp_path / "snapshot")
     assert bundle.load(tmp_path / "snapshot").info["provenance"]["step"] == 3
+
+
+def test_settings_of_a_run_are_a_settings_file(old_files: Path, tmp_path: Path) -> None:
+    """A new run with ``config=RUN/settings.toml`` ends with the weights of that run."""
+    finished = old_files / "pretrain-finished"
+    pretrained = pretrain(
+        old_files / "store", tmp_path / "pretrain", config=finished / "settings.toml"
+    )
+    assert pretrained.outcome.state.step == 12
+    _assert_same_weights(tmp_path / "pretrain", finished)
+    finished = old_files / "finetune-finished"
+    for number, data in enumerate((old_files / "table.jsonl", None)):
+        run = tmp_path / f"finetune-{number}"
+        finetune("classify", old_files / "pretrain-finished", run, data=data,
+                 config=finished / "settings.toml")  # fmt: skip
+        _assert_same_weights(run, finished)

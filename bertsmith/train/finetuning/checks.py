@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.bundle.directory import locate_model, pin_model_path
-from bertsmith.settings import user_settings
 from bertsmith.train.engine.run_directory import check_run_directory
-from bertsmith.train.finetuning.settings import check_files_exist, resolve_settings
+from bertsmith.train.finetuning.settings import (
+    check_files_exist,
+    read_overrides,
+    resolve_settings,
+)
 
 
 def check_finetuning(
@@ -28,7 +31,7 @@ def check_finetuning(
     """
     if out is not None:
         check_run_directory(out)
-    overrides = user_settings(config, values, assignments)
+    overrides = read_overrides(task, data, config, values, assignments)
     locate_model(model)
     settings = resolve_settings(task, pin_model_path(model), data, overrides)
     check_files_exist(settings.task)

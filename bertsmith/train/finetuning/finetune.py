@@ -23,7 +23,6 @@ from bertsmith.files import restore_nan, write_atomic, write_json
 from bertsmith.model.feature_based import BertWithBiLSTM
 from bertsmith.progress import NullProgress, Progress
 from bertsmith.runtime import device
-from bertsmith.settings import user_settings
 from bertsmith.tasks.families import get_family, resolve_metrics
 from bertsmith.tasks.inputs import ModelInputs
 from bertsmith.tasks.metrics import LOWER_IS_BETTER
@@ -43,6 +42,7 @@ from bertsmith.train.finetuning.settings import (
     FinetuneSettings,
     check_files_exist,
     model_overrides,
+    read_overrides,
 )
 from bertsmith.train.finetuning.summary import log_run_summary, warn_below_majority_class
 from bertsmith.train.finetuning.task_data import (
@@ -119,8 +119,9 @@ def finetune(
     """
     run, progress, model = Path(out), progress or NullProgress(), pin_model_path(model)
     check_run_directory(run)
-    overrides = user_settings(config, values, assignments)
-    settings = resolve_task_settings(task, model, Path(data) if data else None, overrides)
+    data = Path(data) if data else None
+    overrides = read_overrides(task, data, config, values, assignments)
+    settings = resolve_task_settings(task, model, data, overrides)
     check_files_exist(settings.task)
     examples = read_task_data(settings.task, allow_numeric="kind" in overrides.get("task", {}))
     head = build_head(settings.task, examples)

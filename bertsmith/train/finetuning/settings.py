@@ -1,6 +1,6 @@
 """Settings of a fine-tuning run; does not import torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -8,7 +8,14 @@ from pydantic import Field, model_validator
 
 from bertsmith.errors import SettingsError, TaskError
 from bertsmith.model.config import FeatureSettings, ModelConfig
-from bertsmith.settings import Settings, SettingsTable, merge_settings
+from bertsmith.settings import (
+    Settings,
+    SettingsTable,
+    get_table,
+    merge_settings,
+    parse_assignments,
+    user_settings,
+)
 from bertsmith.tasks.public import PUBLIC_TASKS
 from bertsmith.tasks.settings import FAMILY_DEFAULTS, FAMILY_KINDS, TaskSettings
 from bertsmith.train.engine import compute_settings
@@ -68,6 +75,84 @@ class FinetuneSettings(Settings):
     #: A BiLSTM on the frozen or trained encoder; None: only the task's linear layer.
     features: FeatureSettings | None = None
     checkpoint: CheckpointSettings = CheckpointSettings()
+
+
+def read_overrides(
+    task: str,
+    data: Path | None,
+    config: Path | None,
+    values: Mapping[str, Any] | None,
+    assignments: Sequence[str],
+) -> dict[str, Any]:
+    """Return the user's settings: the TOML file, then ``values``, then ``assignments``.
+
+    The file may be the settings.toml of a run. Its values that a run computes are left out.
+
+    Args:
+        task: Name of a public task or of a task family.
+        data: Folder of a public task, or training file.
+        config: The TOML file.
+        values: Nested settings.
+        assignments: Settings as "section.name=value".
+
+    Raises:
+        SettingsError: If the file is invalid, or of a run on another task.
+    """
+    settings = user_settings(config)
+    if get_table(settings, "run").get("store"):
+        raise SettingsError(
+            f"{config}: these are the settings of a pre-training run; give the settings of a "
+            "fine-tuning run, or use --set"
+        )
+    if config is not None and get_table(settings, "task").get("fingerprint"):
+        settings = _drop_computed_values(settings, task, data, config)
+        command_line = merge_settings(values or {}, parse_assignments(assignments))
+        if get_table(command_line, "schedule").keys() & {"steps", "epochs"}:
+            settings["schedule"] = {
+                name: value for name, value in get_table(settings, "schedule").items()
+                if name not in ("steps", "epochs")
+            }  # fmt: skip
+    return user_settings(settings, values, assignments)
+
+
+def _drop_computed_values(
+    settings: Mapping[str, Any], task: str, data: Path | None, config: Path
+) -> dict[str, Any]:
+    """Return the settings of another run without the values that this run computes.
+
+    These are the config and path of the start model, the number of steps of the epochs, the
+    defaults of the task, and the labels of another training file.
+    """
+    task_table, schedule = get_table(settings, "task"), get_table(settings, "schedule")
+    name = task_table.pop("name", task)
+    if name != task:
+        raise SettingsError(
+            f"{config}: these are the settings of a run on the task {name!r}, not on {task!r}; "
+            "give the settings of a run on the same task"
+        )
+    del task_table["fingerprint"]
+    if task in PUBLIC_TASKS:
+        folder = Path(task_table.pop("train", "")).parent
+        dev_files = PUBLIC_TASKS[task].dev_files.items()
+        defaults = {**PUBLIC_TASKS[task].fixed_settings,
+                    "heldout": {dev: str(folder / file) for dev, file in dev_files}}  # fmt: skip
+    else:
+        defaults = FAMILY_DEFAULTS.get(task, {})
+    if data is not None and task_table.get("train") != str(data.resolve()):
+        for key in ("train", "labels"):
+            task_table.pop(key, None)
+    for key, field in TaskSettings.model_fields.items():
+        default = defaults.get(key, field.get_default(call_default_factory=True))
+        # A kind that is set allows numeric labels.
+        if key != "kind" and task_table.get(key) in (default, {}):
+            task_table.pop(key, None)
+    if schedule.get("epochs") is not None:
+        schedule.pop("steps", None)
+    model = {name: value for name, value in get_table(settings, "model").items()
+             if name in _MUTABLE_MODEL_FIELDS}  # fmt: skip
+    run = {name: value for name, value in get_table(settings, "run").items()
+           if name != "start_from"}  # fmt: skip
+    return {**settings, "task": task_table, "schedule": schedule, "model": model, "run": run}
 
 
 def resolve_settings(

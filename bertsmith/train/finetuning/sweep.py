@@ -12,11 +12,12 @@ from typing import Any
 from bertsmith.errors import RunError, SettingsError
 from bertsmith.files import atomic_directory, write_json
 from bertsmith.progress import NullProgress, Progress
-from bertsmith.settings import merge_settings, parse_assignments, user_settings
+from bertsmith.settings import merge_settings, parse_assignments
 from bertsmith.tasks.metrics import LOWER_IS_BETTER
 from bertsmith.train.engine.checkpoint import CHECKPOINTS_DIR
 from bertsmith.train.engine.run_directory import SETTINGS_FILE
 from bertsmith.train.finetuning.finetune import MODEL_DIR, FinetuneResult, finetune
+from bertsmith.train.finetuning.settings import read_overrides
 
 #: Batch size, learning rate and epochs of appendix A.3.
 GRID: dict[str, tuple[Any, ...]] = {
@@ -95,7 +96,8 @@ def run_sweep(
     """
     out, progress = Path(out), progress or NullProgress()
     _check_sweep_directory(out)
-    overrides = user_settings(config, values, assignments)
+    data = Path(data) if data else None
+    overrides = read_overrides(task, data, config, values, assignments)
     if grid:
         _check_no_grid_settings(overrides)
     run_table = overrides.get("run", {})

@@ -1,7 +1,7 @@
 """Resolves the settings of a pre-training run from recipe, size, settings file and overrides."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from bertsmith.data.store import MANIFEST_FILE, Store
 from bertsmith.errors import RunError, SettingsError
 from bertsmith.files import sha256_of_file
 from bertsmith.model.config import SIZES, size_preset
-from bertsmith.settings import merge_settings, user_settings
+from bertsmith.settings import get_table, merge_settings, user_settings
 from bertsmith.train.pretraining import recipes
 from bertsmith.train.pretraining.recipes import PretrainSettings, RecipeName
 
@@ -19,6 +19,9 @@ from bertsmith.train.pretraining.recipes import PretrainSettings, RecipeName
 _SHAPE_FIELDS = (
     "vocab_size", "layers", "width", "heads", "feed_forward", "max_positions", "segments",
 )  # fmt: skip
+
+#: Fields of the model config that continued pre-training takes from the settings of a run.
+_DROPOUT_FIELDS = ("dropout", "attention_dropout")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +55,10 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
     Raises:
         SettingsError: If a setting is unknown or contradicts another one.
     """
-    user_values = user_settings(overrides.config, overrides.values, overrides.assignments)
+    file_values = user_settings(overrides.config)
+    if get_table(file_values, "run").get("store"):
+        overrides, file_values = _adopt_run_settings(overrides, file_values, store)
+    user_values = user_settings(file_values, overrides.values, overrides.assignments)
     if overrides.start_from and overrides.size:
         raise SettingsError("--size and --from exclude each other: the model has its own size")
     if overrides.start_from:
@@ -79,7 +85,7 @@ def resolve_settings(overrides: Overrides, store: Store) -> PretrainSettings:
     base = merge_settings(base, {"run": run_values})
     base["model"]["nsp"] = nsp
     source = str(overrides.config) if overrides.config else "the settings"
-    settings = _parse(base, user_settings(overrides.config), user_values, source)
+    settings = _parse(base, file_values, user_values, source)
     if overrides.start_from:
         _check_shape(settings, model, overrides.start_from)
     _check_consistency(settings, store, source)
@@ -107,7 +113,7 @@ def resolve_run_settings(
     settings = resolve_settings(overrides, store)
     timing = settings.schedule
     if user_length:
-        unset = {"steps": None, "epochs": None, "minutes": None}
+        unset = dict.fromkeys(("steps", "epochs", "minutes", "replanned_at", "planned_steps"), None)
         timing = timing.model_copy(update={**unset, **user_length})
     elif timing.steps is None and timing.epochs is None and timing.minutes is None:
         is_paper = settings.run.recipe == "paper"
@@ -115,6 +121,57 @@ def resolve_run_settings(
         timing = timing.model_copy(update=default_length)
     settings = settings.model_copy(update={"schedule": timing})
     return PretrainSettings.parse(settings.model_dump(), "the settings")
+
+
+def _adopt_run_settings(
+    overrides: Overrides, settings: Mapping[str, Any], store: Store
+) -> tuple[Overrides, dict[str, Any]]:
+    """Return arguments and settings that start a new run like the one with these settings.
+
+    The values that a run computes are left out: its store, the number of steps of its epochs, and
+    the intervals that depend on the number of steps. A run with a time budget is repeated with its
+    number of steps.
+
+    Args:
+        overrides: Arguments, whose ``config`` is the settings.toml of a run.
+        settings: The settings in that file.
+        store: Token store of the new run.
+
+    Raises:
+        SettingsError: If the arguments contradict the file.
+    """
+    run, schedule = get_table(settings, "run"), get_table(settings, "schedule")
+    model, checkpoint = get_table(settings, "model"), get_table(settings, "checkpoint")
+    if overrides.size:
+        raise SettingsError(
+            f"{overrides.config}: --size has no effect, because these are the settings of a run, "
+            "with its model size; leave out --size"
+        )
+    recipe, start_from = run.get("recipe", overrides.recipe), run.pop("start_from", None)
+    if overrides.recipe not in (recipe, Overrides.recipe):
+        raise SettingsError(
+            f"{overrides.config}: --recipe {overrides.recipe} has no effect, because these are the "
+            f"settings of a run with the recipe {recipe!r}; leave out --recipe"
+        )
+    overrides = replace(overrides, recipe=recipe, start_from=overrides.start_from or start_from)
+    run.pop("data", None)
+    if run.pop("store") != store_id(store):
+        model.pop("vocab_size", None)
+    if overrides.start_from:
+        # The start model has its own config.
+        model = {name: value for name, value in model.items() if name in _DROPOUT_FIELDS}
+    steps = schedule.get("steps")
+    if type(steps) is int:
+        interval = recipes.default_interval(steps)
+        for table, name in ((run, "eval_every"), (checkpoint, "every")):
+            if table.get(name) == interval:
+                del table[name]
+    if schedule.get("epochs") is not None:
+        schedule.pop("steps", None)
+    elif steps is not None:
+        schedule.pop("minutes", None)
+    changes = {"run": run, "schedule": schedule, "model": model, "checkpoint": checkpoint}
+    return overrides, {**settings, **changes}
 
 
 def _parse(

@@ -22,7 +22,9 @@ from bertsmith.train.engine import loop
 from bertsmith.train.engine.step import take_step
 from bertsmith.train.finetuning import sweep
 from bertsmith.train.finetuning.finetune import FinetuneResult, finetune
+from bertsmith.train.finetuning.settings import read_overrides
 from bertsmith.train.finetuning.sweep import run_sweep
+from bertsmith.train.finetuning.task_data import resolve_task_settings, with_task
 from bertsmith.use.evaluate import evaluate
 from bertsmith.use.predict import predict
 from tests.train.conftest import WORDS
@@ -353,6 +355,44 @@ def test_steps_and_epochs_exclude_each_other(start: Path, tmp_path: Path) -> Non
         finetune("classify", start, tmp_path / "run", data=data, config=tmp_path / "s.toml",
                  assignments=["schedule.steps=2"])  # fmt: skip
     assert not (tmp_path / "run").exists()
+
+
+def test_settings_of_a_run_are_a_settings_file(start: Path, tmp_path: Path) -> None:
+    """A run with ``config=RUN/settings.toml`` ends with the same weights, also on other data."""
+    data = write_table(tmp_path / "train.jsonl", "single", 40)
+    first = finetune_table(start, tmp_path / "first", data, "single", schedule={"epochs": 1.0},
+                           task={"class_weights": "balanced"})  # fmt: skip
+    config = tmp_path / "first" / "settings.toml"
+    second = finetune("classify", start, tmp_path / "second", data=data, config=config)
+    assert read_toml(config) == read_toml(tmp_path / "second" / "settings.toml")
+    assert second.figures == first.figures
+    other = write_table(tmp_path / "other.jsonl", "single", 80)
+    other.write_text(other.read_text().replace("yes", "true").replace('"no"', '"false"'))
+    for number, assignments in enumerate(([], ["schedule.steps=3"])):
+        run = tmp_path / f"other-{number}"
+        result = finetune(
+            "classify", start, run, data=other, config=config, assignments=assignments
+        )
+        assert result.steps == (3 if assignments else 9)
+        task = read_toml(run / "settings.toml")["task"]
+        assert (task["labels"], task["train"]) == (["false", "true"], str(other))
+    with pytest.raises(SettingsError, match="settings of a run on the task 'classify', not on"):
+        finetune("tag", start, tmp_path / "third", data=data, config=config)
+    config.write_text('[run]\nstore = "1a2b"\n')
+    with pytest.raises(SettingsError, match="settings of a pre-training run"):
+        finetune("classify", start, tmp_path / "third", data=data, config=config)
+
+
+@pytest.mark.parametrize(
+    "task", ["classify", "tag", "answer", "choose", "rte", "squad", "conll2003"]
+)
+def test_stored_task_settings_are_read_back(start: Path, tmp_path: Path, task: str) -> None:
+    """The settings that a run of any task stores resolve to themselves."""
+    settings = resolve_task_settings(task, start, tmp_path, {"task": {"skip_bad": True}})
+    config = tmp_path / "settings.toml"
+    config.write_text(with_task(settings, {"fingerprint": "1a2b"}).to_toml())
+    overrides = read_overrides(task, tmp_path, config, None, ())
+    assert resolve_task_settings(task, start, tmp_path, overrides) == settings
 
 
 def test_micro_batches_with_class_weights_equal_one_batch(start: Path, tmp_path: Path) -> None:

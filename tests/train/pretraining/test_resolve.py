@@ -1,6 +1,7 @@
 """Resolving the settings of a run, and checking them against the run directory."""
 
 import fcntl
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,11 @@ from bertsmith.train.engine.run_directory import (
 )
 from bertsmith.train.pretraining.pretrain import pretrain
 from bertsmith.train.pretraining.recipes import PretrainSettings, with_steps
-from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
+from bertsmith.train.pretraining.resolve import (
+    Overrides,
+    resolve_run_settings,
+    resolve_settings,
+)
 from tests.train.conftest import Train, assignments
 
 
@@ -167,6 +172,40 @@ def test_stored_settings_are_complete(resolve: Any, tmp_path: Path) -> None:
     # The default is a twentieth of the run and at least ten steps.
     assert [intervals(steps) for steps in (4, 40, 1000)] == [(4, 4), (10, 10), (50, 50)]
     assert intervals(1000, assignments=["run.eval_every=7", "checkpoint.every=9"]) == (7, 9)
+
+
+def test_settings_of_a_run_are_a_settings_file(train: Train, store: Path, tmp_path: Path) -> None:
+    """A new run with ``config=RUN/settings.toml`` has the same settings; arguments replace them."""
+    train("first", epochs=0.2, optim__lr=5e-4)
+    config = tmp_path / "first" / SETTINGS_FILE
+    pretrain(store, tmp_path / "second", config=config)
+    first, second = read_toml(config), read_toml(tmp_path / "second" / SETTINGS_FILE)
+    assert first == second
+    weights = [(tmp_path / name / "model/model.safetensors").read_bytes()
+               for name in ("first", "second")]  # fmt: skip
+    assert weights[0] == weights[1]
+    overrides = Overrides(data=store, config=config)
+    resolved = resolve_run_settings(overrides, Store.open(store), {"steps": 77})
+    assert (resolved.schedule.steps, resolved.schedule.epochs) == (77, None)
+    # The intervals depend on the number of steps, which has changed.
+    assert resolved.run.eval_every is resolved.checkpoint.every is None
+    for arguments, message in (({"size": "tiny"}, "--size"), ({"recipe": "paper"}, "--recipe")):
+        with pytest.raises(SettingsError, match=f"{message}.*leave out"):
+            resolve_settings(replace(overrides, **arguments), Store.open(store))
+
+
+def test_settings_of_a_continued_run_are_a_settings_file(
+    train: Train, store: Path, tmp_path: Path
+) -> None:
+    """A new run with the settings of a continued run starts from the same model."""
+    train("first", steps=2)
+    train("second", steps=2, start_from=str(tmp_path / "first"), optim__lr=5e-4)
+    config = tmp_path / "second" / SETTINGS_FILE
+    pretrain(store, tmp_path / "third", config=config)
+    assert read_toml(config) == read_toml(tmp_path / "third" / SETTINGS_FILE)
+    weights = [(tmp_path / name / "model/model.safetensors").read_bytes()
+               for name in ("second", "third")]  # fmt: skip
+    assert weights[0] == weights[1]
 
 
 def test_differences_to_stored_settings_are_listed(resolve: Any, tmp_path: Path) -> None:
