@@ -8,12 +8,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bertsmith.errors import RunError
-from bertsmith.settings import Settings, read_toml
+from bertsmith.files import write_atomic
+from bertsmith.progress import Progress
+from bertsmith.settings import Settings, get_table, read_toml
 
 SETTINGS_FILE, LOCK_FILE = "settings.toml", ".lock"
 #: Settings that may change when a run is resumed, because they do not affect the weights.
-#: The store may have moved: ``run.store`` identifies it.
-_MUTABLE_KEYS = ("checkpoint.keep", "checkpoint.keep_optimizer", "run.tensorboard", "run.data")
+_MUTABLE_KEYS = (
+    "checkpoint.every", "checkpoint.keep", "checkpoint.keep_optimizer",
+    "run.log_every", "run.log_gradients", "run.tensorboard",
+)  # fmt: skip
+#: The path of the store, which may have moved: ``run.store`` identifies it.
+_STORE_KEY = "run.data"
 #: Settings that a time budget (schedule.minutes) determines before the first step.
 _BUDGET_KEYS = ("run.eval_every", "run.eval_sequences", "schedule.min_steps")
 #: Prefixes of settings that a run stores only if the user has set them.
@@ -45,28 +51,46 @@ def check_run_directory(run: Path) -> None:
             )
 
 
-def load_run_settings(run: Path, settings: SettingsType) -> SettingsType | None:
+def load_run_settings(
+    run: Path,
+    settings: SettingsType,
+    user_values: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> SettingsType | None:
     """Return the settings stored in ``run``, or None if it has none yet.
+
+    Settings of the user that do not affect the weights replace the stored ones, also in the file.
 
     Args:
         run: Run directory.
         settings: The settings of the current command.
+        user_values: Those of them that the user has set, as nested tables.
+        progress: Where changed settings are logged.
 
     Raises:
-        RunError: If the stored settings differ; the message lists all differences.
+        RunError: If other stored settings differ; the message lists all differences.
     """
     path = run / SETTINGS_FILE
     if not path.exists():
         return None
     stored = type(settings).parse(read_toml(path), str(path))
     stored_values = stored.model_dump()
-    has_budget = stored_values["schedule"]["minutes"] is not None
-    mutable_keys = (*_MUTABLE_KEYS, *_BUDGET_KEYS) if has_budget else _MUTABLE_KEYS
-    differences = [
-        f"  {key}: {_describe_change(old, new)}"
-        for key, old, new in _find_differences(stored_values, settings.model_dump())
-        if key not in mutable_keys
-    ]
+    budget_keys = _BUDGET_KEYS if stored_values["schedule"]["minutes"] is not None else ()
+    differences, changes = [], {}
+    for key, old, new in _find_differences(stored_values, settings.model_dump()):
+        table, _, name = key.partition(".")
+        is_set_by_user = name in get_table(user_values or {}, table)
+        change = f"{key}: {_describe_change(old, new)}"
+        if key == _STORE_KEY or (key in _MUTABLE_KEYS and is_set_by_user):
+            changes[key] = new
+            if progress is not None:
+                progress.log(f"{run}: {change}; using the new value")
+        elif key in budget_keys and is_set_by_user and progress is not None:
+            progress.log(
+                f"{run}: {change}; using the value in the run, which the time budget determined"
+            )
+        elif key not in (*_MUTABLE_KEYS, *budget_keys):
+            differences.append(f"  {change}")
     if differences:
         raise RunError(
             f"{run}: this run was started with other settings:\n" + "\n".join(differences) + "\n"
@@ -74,7 +98,14 @@ def load_run_settings(run: Path, settings: SettingsType) -> SettingsType | None:
             "new run; to train a finished model further, start a new run from it: "
             "--from RUN --out NEW (pretrain), --model RUN --out NEW (finetune)"
         )
-    return stored
+    if not changes:
+        return stored
+    for key, value in changes.items():
+        table, _, name = key.partition(".")
+        stored_values[table][name] = value
+    changed = type(settings).parse(stored_values, str(path))
+    write_atomic(path, changed.to_toml())
+    return changed
 
 
 def _describe_change(old: Any, new: Any) -> str:

@@ -1,6 +1,5 @@
 """Fine-tunes a model directory on a task and writes a fine-tuned model directory."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,8 +17,8 @@ from bertsmith.bundle import (
     save_fine_tuned,
 )
 from bertsmith.compatibility import upgrade_finetuning_result
-from bertsmith.errors import SettingsError
-from bertsmith.files import restore_nan, write_atomic, write_json
+from bertsmith.errors import RunError, SettingsError
+from bertsmith.files import parse_json, restore_nan, write_atomic, write_json
 from bertsmith.model.feature_based import BertWithBiLSTM
 from bertsmith.progress import NullProgress, Progress
 from bertsmith.runtime import device
@@ -136,7 +135,7 @@ def finetune(
     run.mkdir(parents=True, exist_ok=True)
     with lock_run(run), restore_num_threads(settings.run.threads):
         check_files_unchanged(run, settings.task)
-        stored = load_run_settings(run, settings)
+        stored = load_run_settings(run, settings, overrides, progress)
         # A deleted model directory is written again from the checkpoints, if there are any.
         must_rewrite_model = not (run / MODEL_DIR).exists() and checkpoint.list_checkpoints(run)
         if stored is not None and (run / RESULT_FILE).exists() and not must_rewrite_model:
@@ -145,9 +144,8 @@ def finetune(
                 "new one"
             )
             return _load_result(run)
-        result = _train(
-            stored or settings, start, head, examples, run, progress, is_new=stored is None
-        )
+        settings = stored or settings
+        result = _train(settings, start, head, examples, run, progress, is_new=stored is None)
         if result.model is not None and not settings.checkpoint.keep_optimizer:
             checkpoint.remove_optimizer_state(run, progress)
         return result
@@ -221,10 +219,21 @@ def _choose_thread_count(options: FinetuneRunSettings, progress: Progress) -> in
 
 
 def _load_result(run: Path) -> FinetuneResult:
-    """Return the result of a finished run."""
-    fields = upgrade_finetuning_result(json.loads((run / RESULT_FILE).read_text(encoding="utf-8")))
-    fields["metrics"] = restore_nan(fields["metrics"])
-    return FinetuneResult(run=run, model=run / MODEL_DIR, **fields)
+    """Return the result of a finished run.
+
+    Raises:
+        RunError: If the file is damaged.
+    """
+    path = run / RESULT_FILE
+    try:
+        fields = upgrade_finetuning_result(parse_json(path.read_bytes()))
+        fields["metrics"] = restore_nan(fields["metrics"])
+        return FinetuneResult(run=run, model=run / MODEL_DIR, **fields)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise RunError(
+            f"{path}: damaged; remove this file and run the same command again, which writes it "
+            "from the last checkpoint"
+        ) from None
 
 
 def _build_objective(

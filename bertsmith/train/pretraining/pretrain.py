@@ -16,6 +16,7 @@ from bertsmith.model.bert import count_parameters
 from bertsmith.progress import NullProgress, Progress
 from bertsmith.runtime import device
 from bertsmith.runtime.device import CpuLoad
+from bertsmith.settings import user_settings
 from bertsmith.train.engine import checkpoint, curve, loop, metrics_log, probe, schedule
 from bertsmith.train.engine.budget import RevisedSchedule, TimeBudget
 from bertsmith.train.engine.loop import LoopOptions, Outcome
@@ -103,7 +104,10 @@ def pretrain(
     settings = _resolve_arguments(store, Path(data), size, steps, epochs, minutes, overrides)
     run.mkdir(parents=True, exist_ok=True)
     with lock_run(run), restore_num_threads(settings.run.threads):
-        stored = load_run_settings(run, settings)
+        user_values = user_settings(
+            overrides.get("config"), overrides.get("values"), overrides.get("assignments", ())
+        )
+        stored = load_run_settings(run, settings, user_values, progress)
         if stored is None:
             # A resumed run skips the verification, which reads the whole store.
             store.verify(progress)
@@ -118,7 +122,7 @@ def pretrain(
             session.settings = resolve_on_machine(session, progress, start_time)
             write_atomic(run / SETTINGS_FILE, session.settings.to_toml())
         result = _run(session, run, progress, start_time)
-        if result.model is not None and not settings.checkpoint.keep_optimizer:
+        if result.model is not None and not session.settings.checkpoint.keep_optimizer:
             checkpoint.remove_optimizer_state(run, progress)
         return result
 

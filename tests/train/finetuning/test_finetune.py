@@ -134,6 +134,22 @@ def test_finished_run_is_not_repeated(start: Path, tmp_path: Path) -> None:
         finetune_table(start, tmp_path / "run", data, "single", schedule=schedule)
 
 
+@pytest.mark.parametrize("content", ["", "{", "[1, 2]", '{"step": 3}', '{"metrics": 3}', "\xff"])
+def test_damaged_result_is_an_error(start: Path, tmp_path: Path, content: str) -> None:
+    """The message names the file; without the file, the same call writes it again."""
+    data = write_table(tmp_path / "train.jsonl", "single", 40)
+    schedule = {"steps": 1}
+    result = finetune_table(start, tmp_path / "run", data, "single", schedule=schedule)
+    path = tmp_path / "run" / "result.json"
+    original = path.read_bytes()
+    path.write_text(content, encoding="latin-1")
+    with pytest.raises(RunError, match=rf"{path}: damaged; remove this file"):
+        finetune_table(start, tmp_path / "run", data, "single", schedule=schedule)
+    path.unlink()
+    assert finetune_table(start, tmp_path / "run", data, "single", schedule=schedule) == result
+    assert path.read_bytes() == original
+
+
 def test_early_stopping_keeps_the_best_weights(start: Path, tmp_path: Path) -> None:
     """Without improvement after the first epoch, the run stops early with its weights."""
     data = write_table(tmp_path / "train.jsonl", "single", 40)
@@ -365,7 +381,7 @@ def test_settings_of_a_run_are_a_settings_file(start: Path, tmp_path: Path) -> N
     config = tmp_path / "first" / "settings.toml"
     second = finetune("classify", start, tmp_path / "second", data=data, config=config)
     assert read_toml(config) == read_toml(tmp_path / "second" / "settings.toml")
-    assert second.figures == first.figures
+    assert second.metrics == first.metrics
     other = write_table(tmp_path / "other.jsonl", "single", 80)
     other.write_text(other.read_text().replace("yes", "true").replace('"no"', '"false"'))
     for number, assignments in enumerate(([], ["schedule.steps=3"])):

@@ -1,6 +1,7 @@
 """Resolving the settings of a run, and checking them against the run directory."""
 
 import fcntl
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from bertsmith.data.store import Store
 from bertsmith.errors import RunError, SettingsError
+from bertsmith.progress import NullProgress
 from bertsmith.settings import read_toml
 from bertsmith.train.engine.run_directory import (
     SETTINGS_FILE,
@@ -232,12 +234,44 @@ def test_differences_to_stored_settings_are_listed(resolve: Any, tmp_path: Path)
     }
 
 
+def test_new_values_that_do_not_affect_the_weights_are_used(train: Train, tmp_path: Path) -> None:
+    """A resumed run uses and stores them; if they are not set again, the stored ones remain."""
+    run = tmp_path / "run"
+    train(steps=6, checkpoint__every=1, checkpoint__keep=9, checkpoint__keep_optimizer="true")
+    weights = (run / "model" / "model.safetensors").read_bytes()
+    for step in (4, 5, 6):
+        shutil.rmtree(run / "checkpoints" / f"step-{step}")
+    train(steps=6, checkpoint__keep=1, checkpoint__every=2, run__log_every=5)
+    assert (run / "model" / "model.safetensors").read_bytes() == weights
+    stored = read_toml(run / SETTINGS_FILE)
+    assert stored["checkpoint"] == {"every": 2, "keep": 1, "keep_optimizer": True}
+    assert stored["run"]["log_every"] == 5
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-6"]
+    train(steps=6, run__log_every=5)
+    assert read_toml(run / SETTINGS_FILE) == stored
+
+
+def test_settings_that_a_time_budget_determines_are_kept(resolve: Any, tmp_path: Path) -> None:
+    """A message says that a new value of them has no effect."""
+    budget = ["schedule.minutes=3", "schedule.steps=40"]
+    stored = with_steps(resolve(assignments=budget), 40)
+    (tmp_path / SETTINGS_FILE).write_text(stored.to_toml())
+    logged: list[str] = []
+    progress = NullProgress()
+    progress.log = logged.append  # type: ignore[method-assign]
+    changed = resolve(assignments=[*budget, "run.eval_every=7"])
+    user_values = {"run": {"eval_every": 7}}
+    assert load_run_settings(tmp_path, changed, user_values, progress) == stored
+    assert "run.eval_every: 10 in the run, 7 now; using the value in the run" in logged[0]
+
+
 def test_store_may_move_but_not_change(resolve: Any, tmp_path: Path) -> None:
-    """Another path of the same store is accepted, another store is rejected."""
+    """Another path of the same store is accepted and stored, another store is rejected."""
     (tmp_path / SETTINGS_FILE).write_text(with_steps(resolve(), 5).to_toml())
     settings = resolve()
     moved = settings.model_copy(update={"run": settings.run.model_copy(update={"data": "/else"})})
     assert load_run_settings(tmp_path, moved)
+    assert read_toml(tmp_path / SETTINGS_FILE)["run"]["data"] == "/else"
     other = settings.model_copy(update={"run": settings.run.model_copy(update={"store": "0" * 16})})
     with pytest.raises(RunError, match=r"run\.store: .* in the run, '0000000000000000' now"):
         load_run_settings(tmp_path, other)
