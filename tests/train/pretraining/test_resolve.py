@@ -27,6 +27,17 @@ from bertsmith.train.pretraining.resolve import (
 from tests.train.conftest import Train, assignments
 
 
+class _RecordingProgress(NullProgress):
+    """Collects log messages."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def log(self, text: str) -> None:
+        """Add a message to ``lines``."""
+        self.lines.append(text)
+
+
 @pytest.fixture(scope="session")
 def opened_store(store: Path) -> Store:
     """The store, opened."""
@@ -191,9 +202,12 @@ def test_settings_of_a_run_are_a_settings_file(train: Train, store: Path, tmp_pa
     assert (resolved.schedule.steps, resolved.schedule.epochs) == (77, None)
     # The intervals depend on the number of steps, which has changed.
     assert resolved.run.eval_every is resolved.checkpoint.every is None
-    for arguments, message in (({"size": "tiny"}, "--size"), ({"recipe": "paper"}, "--recipe")):
-        with pytest.raises(SettingsError, match=f"{message}.*leave out"):
-            resolve_settings(replace(overrides, **arguments), Store.open(store))
+    for other, option in (
+        (replace(overrides, size="tiny"), "--size"),
+        (replace(overrides, recipe="paper"), "--recipe"),
+    ):
+        with pytest.raises(SettingsError, match=f"{option}.*leave out"):
+            resolve_settings(other, Store.open(store))
 
 
 def test_settings_of_a_continued_run_are_a_settings_file(
@@ -256,13 +270,11 @@ def test_settings_that_a_time_budget_determines_are_kept(resolve: Any, tmp_path:
     budget = ["schedule.minutes=3", "schedule.steps=40"]
     stored = with_steps(resolve(assignments=budget), 40)
     (tmp_path / SETTINGS_FILE).write_text(stored.to_toml())
-    logged: list[str] = []
-    progress = NullProgress()
-    progress.log = logged.append  # type: ignore[method-assign]
+    progress = _RecordingProgress()
     changed = resolve(assignments=[*budget, "run.eval_every=7"])
     user_values = {"run": {"eval_every": 7}}
     assert load_run_settings(tmp_path, changed, user_values, progress) == stored
-    assert "run.eval_every: 10 in the run, 7 now; using the value in the run" in logged[0]
+    assert "run.eval_every: 10 in the run, 7 now; using the value in the run" in progress.lines[0]
 
 
 def test_store_may_move_but_not_change(resolve: Any, tmp_path: Path) -> None:
