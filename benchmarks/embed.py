@@ -38,7 +38,7 @@ from transformers import AutoModel
 from bertsmith.bundle import EncoderBundle
 from bertsmith.interop.onnx import write_onnx
 from bertsmith.model.bert import BertModel
-from bertsmith.model.config import ModelConfig, size_preset
+from bertsmith.model.config import ModelConfig, get_size_preset
 from bertsmith.runtime import device
 from bertsmith.use.embed import Embedder
 
@@ -226,7 +226,7 @@ def cosine_figures(
 def time_layers(texts: list[str], embedder: Embedder, directory: Path) -> dict[str, list[float]]:
     """Return the seconds of the last and the lowest layer of a random model of base size."""
     torch.manual_seed(0)
-    config = ModelConfig(vocab_size=embedder.tokenizer.vocab_size, **size_preset("base"))
+    config = ModelConfig(vocab_size=embedder.tokenizer.vocab_size, **get_size_preset("base"))
     base = Embedder(EncoderBundle(BertModel(config).eval(), embedder.tokenizer, config, directory))
     for layer in (-1, -12):
         base.encode(texts[:8], layer=layer)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bertsmith.data.packing import Batch
 from bertsmith.model.bert import BertForPreTraining
-from bertsmith.model.config import ModelConfig, size_preset
+from bertsmith.model.config import ModelConfig, get_size_preset
 from bertsmith.runtime import device
 from bertsmith.runtime.device import Machine
 from bertsmith.train.engine import optimizer
@@ -57,7 +57,7 @@ def make_batch(num_sequences: int, length: int, generator: torch.Generator) -> B
 
 def make_config(size: str) -> ModelConfig:
     """Return a config of a named size with transformers' defaults."""
-    values = {"vocab_size": VOCAB_SIZE, "activation": "gelu", **size_preset(size)}
+    values = {"vocab_size": VOCAB_SIZE, "activation": "gelu", **get_size_preset(size)}
     return ModelConfig.parse(values, size)
 
 
@@ -85,7 +85,7 @@ def transformers_step(
     machine: Machine, size: str, batch: MicroBatch, compiled: bool
 ) -> Callable[[], None]:
     """Return a function that runs one training step of transformers."""
-    sizes = size_preset(size)
+    sizes = get_size_preset(size)
     config = transformers.BertConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=sizes["width"],

@@ -25,7 +25,7 @@ from bertsmith.cli import commands as registered_commands  # noqa: F401
 from bertsmith.cli import lab
 from bertsmith.cli.app import app
 from bertsmith.data.settings import DataSettings
-from bertsmith.model.config import FeatureSettings, ModelConfig
+from bertsmith.model.config import BiLSTMSettings, ModelConfig
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.settings import Settings
 from bertsmith.tasks.settings import TaskSettings
@@ -54,7 +54,7 @@ SETTINGS_TABLES: tuple[tuple[str, str, type[Settings]], ...] = (
     ("Pre-training run", "run", RunSettings),
     ("Fine-tuning run", "run", FinetuneRunSettings),
     ("Fine-tuning task", "task", TaskSettings),
-    ("Fine-tuning on frozen features", "features", FeatureSettings),
+    ("Fine-tuning on frozen features", "features", BiLSTMSettings),
     ("Server limits", "serve", ServeSettings),
 )
 #: The primary metric of each task.

@@ -103,7 +103,7 @@ def is_hub_id(path: Path) -> bool:
     return _HUB_ID.fullmatch(str(path)) is not None and not owner.exists()
 
 
-def hub_id_of(directory: Path) -> str | None:
+def get_hub_id(directory: Path) -> str | None:
     """Return the hub id of a directory in the hub's cache (…/models--OWNER--NAME/snapshots/…)."""
     parts = directory.parts
     if len(parts) < 3 or parts[-2] != "snapshots" or not parts[-3].startswith("models--"):

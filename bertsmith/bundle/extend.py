@@ -68,9 +68,9 @@ def _extend_rows(rows: Tensor, extension: VocabularyExtension, size: int) -> Ten
     """Extend [V, ...] to [size, ...]; new rows are means over the rows of their subtokens."""
     extended = torch.cat([rows, rows.new_zeros(size - len(rows), *rows.shape[1:])])
     for token_id, subtoken_ids in enumerate(extension.piece_ids, extension.first_id):
-        extended[token_id] = rows[_to_index(subtoken_ids)].mean(0)
+        extended[token_id] = rows[_to_index_tensor(subtoken_ids)].mean(0)
     return extended
 
 
-def _to_index(token_ids: Sequence[int]) -> Tensor:
+def _to_index_tensor(token_ids: Sequence[int]) -> Tensor:
     return torch.tensor(token_ids, dtype=torch.int64)

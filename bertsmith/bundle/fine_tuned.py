@@ -31,7 +31,7 @@ from bertsmith.bundle.weights import (
 from bertsmith.errors import ModelError
 from bertsmith.files import atomic_directory, write_atomic, write_json
 from bertsmith.model.bert import initialize_weights
-from bertsmith.model.config import FeatureSettings, ModelConfig
+from bertsmith.model.config import BiLSTMSettings, ModelConfig
 from bertsmith.model.feature_based import BertWithBiLSTM
 from bertsmith.model.task_models import (
     BertForQuestionAnswering,
@@ -76,7 +76,7 @@ class HeadConfig:
     def build_model(
         self,
         config: ModelConfig,
-        features: FeatureSettings | None = None,
+        features: BiLSTMSettings | None = None,
     ) -> TaskModel:
         """Build a randomly initialized model with this head.
 
@@ -184,7 +184,7 @@ def load_fine_tuned(path: Path | str, *, device: torch.device | str = "cpu") -> 
     feature_values = info.get("features")
     features = None
     if feature_values:
-        features = FeatureSettings.parse(feature_values, f"{directory / INFO_FILE}")
+        features = BiLSTMSettings.parse(feature_values, f"{directory / INFO_FILE}")
     model, unused = build_with_weights(lambda: head.build_model(config, features), weights)
     return FineTunedBundle(
         model.to(device).eval(),
@@ -201,7 +201,7 @@ def load_for_fine_tuning(
     path: Path | str,
     head: HeadConfig,
     config_overrides: Mapping[str, Any] | None = None,
-    features: FeatureSettings | None = None,
+    features: BiLSTMSettings | None = None,
 ) -> FineTunedBundle:
     """Load the encoder of any BERT and add a newly initialized head.
 

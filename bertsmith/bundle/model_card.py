@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bertsmith.bundle.directory import hub_id_of
+from bertsmith.bundle.directory import get_hub_id
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
 
@@ -173,7 +173,7 @@ def _base_model_name(info: Mapping[str, Any]) -> str:
         if isinstance(start_from, str) and start_from:
             path = Path(start_from)
             folder = path.parent if path.name == "model" else path
-            return hub_id_of(path) or _to_line(folder.name)
+            return get_hub_id(path) or _to_line(folder.name)
     return ""
 
 

@@ -46,7 +46,7 @@ _ZIP_ERRORS: Final = (
 _LEGACY_MAGIC: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 
 
-def check_checkpoint(path: Path) -> bool:
+def check_pickled_checkpoint(path: Path) -> bool:
     """Check a checkpoint and return whether it is a zip file, which can be memory-mapped.
 
     Raises:

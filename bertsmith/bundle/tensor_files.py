@@ -165,7 +165,7 @@ def _load_tensor(file: Any, name: str, path: Path) -> Tensor:
 
 def _list_pickled(path: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a pickled checkpoint, memory-mapped if it is a zip file."""
-    is_zip = pickles.check_checkpoint(path)
+    is_zip = pickles.check_pickled_checkpoint(path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except Exception as error:  # noqa: BLE001 - reported below

@@ -50,7 +50,7 @@ _OTHER_ARCHITECTURES: Final = {
 _HF_QKV = tuple(f"attention.self.{name}" for name in ("query", "key", "value"))
 
 
-def hf_names(parameter_names: Iterator[str] | list[str]) -> dict[str, tuple[str, ...]]:
+def map_to_hf_names(parameter_names: Iterator[str] | list[str]) -> dict[str, tuple[str, ...]]:
     """Map each parameter name to its Hugging Face names.
 
     There are three names for the combined query, key and value weights, otherwise one.
@@ -81,7 +81,7 @@ def hf_names(parameter_names: Iterator[str] | list[str]) -> dict[str, tuple[str,
 def to_hf_state_dict(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a state dict under Hugging Face's names, float32 on the CPU."""
     hf_state = {}
-    for name, names in hf_names(list(state)).items():
+    for name, names in map_to_hf_names(list(state)).items():
         chunks = state[name].detach().float().cpu().chunk(len(names))
         hf_state.update(
             {hf_name: chunk.contiguous() for hf_name, chunk in zip(names, chunks, strict=True)},

@@ -17,8 +17,8 @@ from bertsmith.bundle.tensor_files import FLOAT_DTYPES, StoredTensor, list_tenso
 from bertsmith.bundle.weight_names import (
     DECODER_WEIGHT,
     detect_other_architecture,
-    hf_names,
     is_redundant,
+    map_to_hf_names,
     normalize_names,
 )
 from bertsmith.errors import ModelError
@@ -188,7 +188,7 @@ def match_weights(
     """
     state = model.state_dict()
     stored = {}
-    for name, stored_names in hf_names(list(state)).items():
+    for name, stored_names in map_to_hf_names(list(state)).items():
         is_missing = not any(stored_name in weights.tensors for stored_name in stored_names)
         if name in excluded or (name in optional and is_missing):
             continue

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bertsmith.data.packing import Batch
 from bertsmith.data.settings import DataSettings
 from bertsmith.model.bert import BertForPreTraining
-from bertsmith.model.config import FeatureSettings, ModelConfig
+from bertsmith.model.config import BiLSTMSettings, ModelConfig
 from bertsmith.model.feature_based import BertWithBiLSTM
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.runtime import device
@@ -53,7 +53,7 @@ def measure_step_seconds(
         model = BertForPreTraining(config, machine.kernel)
         loss_fn = partial(compute_mean_losses, model)
     else:
-        settings = FeatureSettings.parse(features, "the probe")
+        settings = BiLSTMSettings.parse(features, "the probe")
         model = BertWithBiLSTM(config, 2, settings, is_sequence_level=True, kernel=machine.kernel)
         loss_fn = partial(_bilstm_loss, model)
     model = model.to(machine.device).train()

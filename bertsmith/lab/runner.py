@@ -338,6 +338,6 @@ def _build_record(stage: Stage, result: dict[str, Any], seconds: float | None) -
         "result": result,
         "wall_seconds": None if seconds is None else round(seconds, 1),
         "date": datetime.now(UTC).date().isoformat(),
-        "machine": {"processor": device.processor_name(), "threads": torch.get_num_threads(),
+        "machine": {"processor": device.get_processor_name(), "threads": torch.get_num_threads(),
                     "torch": torch.__version__, "auto": device.describe_auto_device()},
     }  # fmt: skip

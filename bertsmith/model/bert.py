@@ -34,7 +34,7 @@ class BertModel(nn.Module):
         self.embeddings = Embeddings(config, dropout_index=0)
         self.encoder = Encoder(config, first_dropout_index=1)
 
-    def hidden_states(
+    def iter_hidden_states(
         self,
         batch: PackedBatch,
         dropout_seed: DropoutSeed | None = None,
@@ -65,7 +65,7 @@ class BertModel(nn.Module):
         token_indices: Tensor | None = None,
     ) -> Tensor:
         """Return the last hidden states: [T, D], or [M, D] for ``token_indices``, int64 [M]."""
-        states = self.hidden_states(batch, dropout_seed, token_indices)
+        states = self.iter_hidden_states(batch, dropout_seed, token_indices)
         hidden = next(states)
         for hidden in states:  # noqa: B007 - keeps no reference to earlier layers' outputs
             pass
@@ -113,13 +113,13 @@ class BertForPreTraining(nn.Module):
             table = sinusoidal_positions(*embeddings.positions.weight.shape)
             embeddings.positions.weight.copy_(table * self.config.init_range * 2**0.5)
 
-    def next_sentence_logits(self, hidden: Tensor, batch: PackedBatch) -> Tensor:
+    def compute_nsp_logits(self, hidden: Tensor, batch: PackedBatch) -> Tensor:
         """Return next-sentence logits [B, 2] from the last hidden states [T, D].
 
         Raises:
             ValueError: If the model has no next-sentence head.
         """
-        return self._nsp_logits(hidden.index_select(0, batch.first_token_indices))
+        return self._apply_nsp_head(hidden.index_select(0, batch.first_token_indices))
 
     def forward(
         self,
@@ -138,17 +138,17 @@ class BertForPreTraining(nn.Module):
             nsp_labels: int64 [B], 0 if B follows A, else 1; None skips the next-sentence loss.
             dropout_seed: Seed of this forward pass; None for no dropout.
         """
-        masked, first = self._loss_inputs(batch, masked_positions, nsp_labels, dropout_seed)
+        masked, first = self._compute_loss_inputs(batch, masked_positions, nsp_labels, dropout_seed)
         decoder = self.mlm.decoder
         mlm_loss = linear_cross_entropy(
             self.mlm.apply_transform(masked), decoder.weight, decoder.bias, masked_labels
         )
         if nsp_labels is None:
             return Losses(mlm_loss, None)
-        logits = self._nsp_logits(first).float()
+        logits = self._apply_nsp_head(first).float()
         return Losses(mlm_loss, F.cross_entropy(logits, nsp_labels, reduction="sum"))
 
-    def _loss_inputs(
+    def _compute_loss_inputs(
         self,
         batch: PackedBatch,
         masked_positions: Tensor,
@@ -170,7 +170,7 @@ class BertForPreTraining(nn.Module):
         hidden = self.bert(batch, dropout_seed, token_indices)
         return hidden[:num_predictions], hidden[num_predictions:]
 
-    def _nsp_logits(self, first: Tensor) -> Tensor:
+    def _apply_nsp_head(self, first: Tensor) -> Tensor:
         if self.pooler is None or self.nsp is None:
             raise ValueError(
                 "this model has no next-sentence head: its config has nsp = false; use a model "
@@ -188,11 +188,11 @@ class BertForPreTraining(nn.Module):
         nsp_labels: Tensor | None,
     ) -> Losses:
         """Return losses and numbers of correct predictions; arguments as for ``forward``."""
-        masked, first = self._loss_inputs(batch, masked_positions, nsp_labels)
+        masked, first = self._compute_loss_inputs(batch, masked_positions, nsp_labels)
         mlm_loss, mlm_correct = self._evaluate_mlm(masked, masked_labels)
         if nsp_labels is None:
             return Losses(mlm_loss, None, mlm_correct, None)
-        logits = self._nsp_logits(first).float()
+        logits = self._apply_nsp_head(first).float()
         nsp_loss = F.cross_entropy(logits, nsp_labels, reduction="sum")
         return Losses(mlm_loss, nsp_loss, mlm_correct, (logits.argmax(-1) == nsp_labels).sum())
 

@@ -79,7 +79,7 @@ class ModelConfig(Settings):
         return self.width * self.width + self.width * self.vocab_size
 
 
-class FeatureSettings(Settings):
+class BiLSTMSettings(Settings):
     """A BiLSTM on top of the encoder, and the hidden states that it reads.
 
     With a frozen encoder this is the feature-based approach of section 5.3, otherwise the
@@ -100,7 +100,7 @@ class FeatureSettings(Settings):
     frozen: bool = True
 
 
-def size_preset(name: str) -> dict[str, int]:
+def get_size_preset(name: str) -> dict[str, int]:
     """Return the ``ModelConfig`` fields of a named size.
 
     Raises:

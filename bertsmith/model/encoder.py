@@ -16,7 +16,7 @@ from bertsmith.model.ops.norms import build_norm
 DROPOUTS_PER_LAYER = 3
 
 
-def next_dropout_index(config: ModelConfig) -> int:
+def output_dropout_index(config: ModelConfig) -> int:
     """Return the first dropout index after those of the embeddings (0) and the layers."""
     return 1 + config.layers * DROPOUTS_PER_LAYER
 

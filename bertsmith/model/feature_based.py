@@ -5,14 +5,14 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 from bertsmith.model.bert import BertModel, initialize_weights
-from bertsmith.model.config import FeatureSettings, ModelConfig
-from bertsmith.model.encoder import next_dropout_index
+from bertsmith.model.config import BiLSTMSettings, ModelConfig
+from bertsmith.model.encoder import output_dropout_index
 from bertsmith.model.ops.attention_layout import Kernel
 from bertsmith.model.ops.dropout import Dropout, DropoutSeed
 from bertsmith.model.packed import PackedBatch
 
 
-def hidden_state_indices(features: FeatureSettings, num_layers: int) -> range:
+def hidden_state_indices(features: BiLSTMSettings, num_layers: int) -> range:
     """Return the indices of the hidden states to read: 0 is the embeddings, i is layer i's output.
 
     Raises:
@@ -45,7 +45,7 @@ class BertWithBiLSTM(nn.Module):
         self,
         config: ModelConfig,
         num_outputs: int,
-        features: FeatureSettings,
+        features: BiLSTMSettings,
         *,
         is_sequence_level: bool,
         kernel: Kernel = "padded",
@@ -75,7 +75,7 @@ class BertWithBiLSTM(nn.Module):
         )
         self.layer_scale = nn.Parameter(torch.ones(1)) if is_weighted_sum else None
         input_width = config.width * (1 if is_weighted_sum else len(self.state_indices))
-        dropout_index = next_dropout_index(config)
+        dropout_index = output_dropout_index(config)
         self.dropout = Dropout(features.dropout, dropout_index)
         self.lstm = nn.LSTM(input_width, features.width, num_layers=2, bidirectional=True)
         self.last_dropout = Dropout(features.dropout, dropout_index + 1)
@@ -121,7 +121,7 @@ class BertWithBiLSTM(nn.Module):
         encoder_seed = None if self.features.frozen else dropout_seed
         with torch.set_grad_enabled(trains_encoder):
             states = []
-            for index, state in enumerate(self.bert.hidden_states(batch, encoder_seed)):
+            for index, state in enumerate(self.bert.iter_hidden_states(batch, encoder_seed)):
                 if index in self.state_indices:
                     states.append(state)
                 if index == self.state_indices[-1]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from bertsmith.model.bert import BertModel, initialize_weights
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.encoder import next_dropout_index
+from bertsmith.model.encoder import output_dropout_index
 from bertsmith.model.feature_based import BertWithBiLSTM
 from bertsmith.model.heads import Pooler
 from bertsmith.model.ops.attention_layout import Kernel
@@ -18,7 +18,7 @@ from bertsmith.model.packed import PackedBatch
 
 def _output_dropout(config: ModelConfig) -> Dropout:
     """Return the dropout before the output layer."""
-    return Dropout(config.dropout, next_dropout_index(config))
+    return Dropout(config.dropout, output_dropout_index(config))
 
 
 class BertForSequenceClassification(nn.Module):

@@ -92,13 +92,13 @@ def resolve_machine(
     # Set even if it is the default: an explicit number stops MKL from using fewer threads for small
     # products. Otherwise a resumed run, which always sets the number, would sum in another order.
     torch.set_num_threads(threads or torch.get_num_threads())
-    make_deterministic(cuda=cuda)
+    configure_determinism(cuda=cuda)
     if not cuda:
         keep_freed_memory()
     return Machine(torch.device(device), precision, kernel)  # type: ignore[arg-type]
 
 
-def make_deterministic(*, cuda: bool) -> None:
+def configure_determinism(*, cuda: bool) -> None:
     """Make CPU runs bit-for-bit reproducible; on CUDA, prefer speed and allow TF32."""
     if cuda:
         torch.set_float32_matmul_precision("high")
@@ -139,7 +139,7 @@ def check_memory(
         )
 
 
-def is_cpu(device: str) -> bool:
+def resolves_to_cpu(device: str) -> bool:
     """Return whether a device setting, such as "auto", means the CPU on this machine."""
     return device == "cpu" or (device == "auto" and not torch.cuda.is_available())
 
@@ -206,7 +206,7 @@ def synchronize(machine: Machine) -> None:
         torch.cuda.synchronize(machine.device)
 
 
-def peak_memory_bytes(machine: Machine) -> int:
+def get_peak_memory_bytes(machine: Machine) -> int:
     """Return the peak memory of this process in bytes: allocated on CUDA, or resident."""
     if machine.device.type == "cuda":
         return torch.cuda.max_memory_allocated(machine.device)
@@ -223,7 +223,7 @@ class CpuLoad:
     last_minute: float
 
 
-def measure_load(seconds: float = 0.3) -> CpuLoad:
+def measure_cpu_load(seconds: float = 0.3) -> CpuLoad:
     """Measure for ``seconds`` how many of this process's cores other processes use.
 
     Without /proc/stat (outside Linux), the one-minute load average is used for both values.
@@ -252,7 +252,7 @@ def _busy_core_seconds() -> float | None:
     return sum(busy) / os.sysconf("SC_CLK_TCK") if busy else None
 
 
-def processor_name() -> str:
+def get_processor_name() -> str:
     """Return the name of the GPU if there is one, otherwise of the CPU."""
     if torch.cuda.is_available():
         return str(torch.cuda.get_device_name())

@@ -22,7 +22,7 @@ _MAX_WORKERS = 4
 _NUM_THREADS_LOCK = threading.Lock()
 
 
-def pool_size(device: torch.device) -> int:
+def choose_num_workers(device: torch.device) -> int:
     """Return the number of batches to compute at once on a device.
 
     It is the number of equal shares that leaves the fewest threads idle. Shares are equal so that
@@ -65,7 +65,7 @@ def map_in_threads(
         items: May be endless.
         device: Where ``function`` computes; on other devices than the CPU, items run one by one.
     """
-    remaining, max_workers = iter(items), pool_size(device)
+    remaining, max_workers = iter(items), choose_num_workers(device)
     first = list(islice(remaining, max_workers))
     # A single item runs in the calling thread, with all of PyTorch's threads.
     if len(first) < 2:

@@ -15,7 +15,7 @@ import numpy as np
 from bertsmith.bundle import FineTunedBundle, PretrainedBundle
 from bertsmith.errors import ModelError, SettingsError
 from bertsmith.model.task_models import TaskModel
-from bertsmith.runtime.thread_pool import pool_size
+from bertsmith.runtime.thread_pool import choose_num_workers
 from bertsmith.serve.batching import Batcher
 from bertsmith.serve.deadline import Deadline, RequestTooLargeError, wait_for_result
 from bertsmith.serve.limits import check_limit, check_surrogates, check_top
@@ -101,7 +101,8 @@ class Service:
             call_tokens=self.settings.tokens,
             max_wait=self.settings.wait_ms / 1000,
             num_threads=min(
-                (pool_size(model.embedder.device) for model in self.models.values()), default=1
+                (choose_num_workers(model.embedder.device) for model in self.models.values()),
+                default=1,
             ),
             on_batch=on_batch,
         )

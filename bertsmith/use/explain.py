@@ -60,7 +60,7 @@ def attention(
     causal = encoder.config.attention == "causal"
     probabilities = []
     # The layers come first in zip, so that the output of the last layer is not computed.
-    for layer, x in zip(encoder.encoder.layers, encoder.hidden_states(batch), strict=False):
+    for layer, x in zip(encoder.encoder.layers, encoder.iter_hidden_states(batch), strict=False):
         assert isinstance(layer, EncoderLayer)
         layout = build_attention_layout(batch, "reference", is_causal=causal, dtype=x.dtype)
         probabilities.append(layer.compute_probabilities(x, layout)[0].float().cpu().numpy())

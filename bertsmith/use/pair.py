@@ -135,5 +135,5 @@ def next_sentence_probabilities(
 def _batch_probabilities(bundle: PretrainedBundle, sequences: list[EncodedPair]) -> Tensor:
     """Return the probability of label 0 for each sequence, float32 [B]."""
     batch = pack_on_device(bundle, sequences)
-    logits = bundle.model.next_sentence_logits(bundle.model.bert(batch), batch)
+    logits = bundle.model.compute_nsp_logits(bundle.model.bert(batch), batch)
     return logits.float().softmax(-1)[:, 0]

@@ -10,7 +10,7 @@ from bertsmith.errors import ModelError
 from bertsmith.model.bert import BertModel
 from bertsmith.model.encoder import EncoderLayer
 from bertsmith.model.ops.cpu import has_bf16, has_vnni
-from bertsmith.model.ops.linear import bucket_rows
+from bertsmith.model.ops.linear import round_up_num_rows
 from bertsmith.model.ops.smoothquant import smoothquant_scales
 
 #: Largest absolute values of 7-bit and 8-bit weights. CPUs without VNNI add two products in 16
@@ -65,7 +65,7 @@ class Int8Linear(nn.Module):
         token_scales.clamp_(min=1e-12)
         num_tokens = x.shape[0]
         # Row counts are bucketed because oneDNN caches code per shape.
-        padded = x.new_empty(bucket_rows(num_tokens), x.shape[1])
+        padded = x.new_empty(round_up_num_rows(num_tokens), x.shape[1])
         torch.div(x, token_scales, out=padded[:num_tokens])
         padded[num_tokens:].zero_()
         padded_product = torch.ops.quantized.linear_dynamic(padded, self.packed, self.reduce_range)

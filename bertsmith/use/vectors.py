@@ -156,7 +156,7 @@ def _combine_layers(
 ) -> Tensor:
     """Return the combined hidden states, float32 [T, W], or [M, W] at M ``token_indices``."""
     states_by_index: dict[int, Tensor] = {}
-    states = encoder.hidden_states(batch, None, token_indices, spec.num_layers)
+    states = encoder.iter_hidden_states(batch, None, token_indices, spec.num_layers)
     for index, state in enumerate(states):
         if index in spec.layer_indices:
             if index == 0 and token_indices is not None:

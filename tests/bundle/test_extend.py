@@ -13,12 +13,12 @@ from bertsmith.bundle import FineTunedBundle, HeadConfig, PretrainedBundle
 from bertsmith.bundle.extend import extend_vocabulary
 from bertsmith.errors import ModelError
 from bertsmith.model.bert import BertForPreTraining
-from bertsmith.model.config import FeatureSettings
+from bertsmith.model.config import BiLSTMSettings
 from bertsmith.model.packed import PackedBatch, pack_sequences
 from bertsmith.text import vocabulary_extension
 from bertsmith.text.tokenizer_spec import SPECIAL_TOKENS, TokenizerSpec
 from bertsmith.text.wordpiece import Tokenizer
-from tests.model.examples import prime_config
+from tests.model.examples import make_prime_size_config
 
 #: "river" is listed twice.
 PIECES = "river the ferry ##man ##men 한 ##국 ##어 river cross ##es ."
@@ -31,7 +31,7 @@ OLD_TEXT = "the river crosses the ferry . 한"
 def create_pretrained(directory: Path, num_spare_rows: int = 0) -> PretrainedBundle:
     """Save and load a random pre-trained model with embedding rows beyond its vocabulary."""
     torch.manual_seed(11)
-    config = prime_config(vocab_size=len(WORDS) + num_spare_rows, init_range=0.3)
+    config = make_prime_size_config(vocab_size=len(WORDS) + num_spare_rows, init_range=0.3)
     model = BertForPreTraining(config)
     with torch.no_grad():
         model.mlm.decoder.bias.normal_()
@@ -83,8 +83,8 @@ def test_text_without_new_words_gives_identical_outputs(tmp_path: Path) -> None:
     new_batch = encode_packed(new.tokenizer, OLD_TEXT)
     assert torch.equal(old_batch.ids, new_batch.ids)
     for old_hidden, new_hidden in zip(
-        old.model.bert.hidden_states(old_batch),
-        new.model.bert.hidden_states(new_batch),
+        old.model.bert.iter_hidden_states(old_batch),
+        new.model.bert.iter_hidden_states(new_batch),
         strict=True,
     ):
         assert torch.equal(old_hidden, new_hidden)
@@ -119,17 +119,17 @@ def test_transformers_loads_extended_model(tmp_path: Path) -> None:
         (HeadConfig("entities", ("O", "B-X", "I-X")), None),
         (HeadConfig("span"), None),
         (HeadConfig("choice"), None),
-        (HeadConfig("tags", ("N", "V")), FeatureSettings(layers="last", width=7)),
+        (HeadConfig("tags", ("N", "V")), BiLSTMSettings(layers="last", width=7)),
     ],
     ids=["single", "entities", "span", "choice", "features"],
 )
 @torch.no_grad()
 def test_fine_tuned_model_keeps_its_head(
-    tmp_path: Path, head: HeadConfig, features: FeatureSettings | None
+    tmp_path: Path, head: HeadConfig, features: BiLSTMSettings | None
 ) -> None:
     """Labels, kind, and outputs for text without new words are unchanged."""
     torch.manual_seed(13)
-    config = prime_config(vocab_size=len(WORDS), init_range=0.3)
+    config = make_prime_size_config(vocab_size=len(WORDS), init_range=0.3)
     model = head.build_model(config, features).eval()
     tokenizer = Tokenizer(TokenizerSpec(vocab=WORDS))
     bundle.save_fine_tuned(tmp_path / "old", model, tokenizer, head, {"task": "x"})

@@ -20,7 +20,7 @@ from bertsmith.bundle import HeadConfig, load_fine_tuned, load_for_fine_tuning, 
 from bertsmith.errors import ModelError
 from bertsmith.model.packed import pack_sequences
 from bertsmith.model.task_models import TaskModel
-from tests.model.examples import make_tokenizer, prime_config
+from tests.model.examples import make_prime_size_config, make_tokenizer
 
 HEADS = [
     HeadConfig("single", ("bad", "fair", "good")),
@@ -44,7 +44,7 @@ SEQUENCES = [([2, 17, 5, 3, 9, 3], [0, 0, 0, 0, 1, 1]), ([2, 8, 3], [0, 0, 0])]
 def save_random_model(directory: Path, head: HeadConfig) -> TaskModel:
     """Save a random model and return it."""
     torch.manual_seed(5)
-    config = prime_config(init_range=0.3)
+    config = make_prime_size_config(init_range=0.3)
     model = head.build_model(config).eval()
     save_fine_tuned(directory, model, make_tokenizer(config.vocab_size), head, {"task": "none"})
     return model
@@ -108,7 +108,7 @@ def test_fine_tuning_keeps_encoder_and_initializes_head(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pooler", [True, False])
 def test_bare_encoder_can_be_fine_tuned(tmp_path: Path, pooler: bool) -> None:
     """A saved BertModel of transformers, with or without pooler, gives the same hidden states."""
-    config = prime_config()
+    config = make_prime_size_config()
     torch.manual_seed(2)
     hf_config = bundle.to_hf_config(config)
     del hf_config["architectures"]

@@ -16,23 +16,23 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertForMaskedLM
 from transformers import BertForPreTraining as HFBertForPreTraining
 
 from bertsmith import bundle, fill
-from bertsmith.bundle.weight_names import hf_names
+from bertsmith.bundle.weight_names import map_to_hf_names
 from bertsmith.errors import ModelError, TokenizerError
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.packed import pack_sequences
 from tests.model.examples import (
     PreTrainingBatch,
+    draw_batch,
+    make_prime_size_config,
     make_tokenizer,
-    prime_config,
-    random_batch,
     randomize_weights,
 )
 
 
 def save_random_model(directory: Path, **config_changes: Any) -> BertForPreTraining:
     """Save a random model and return it."""
-    config = prime_config(**config_changes)
+    config = make_prime_size_config(**config_changes)
     model = randomize_weights(BertForPreTraining(config)).eval()
     bundle.save(directory, model, make_tokenizer(config.vocab_size), {"recipe": "none"})
     return model
@@ -44,7 +44,7 @@ def compute_logits(
     """Return masked-LM logits of all tokens, and next-sentence logits if the model has them."""
     with torch.no_grad():
         hidden = model.bert(batch.packed)
-        nsp_logits = model.next_sentence_logits(hidden, batch.packed) if model.config.nsp else None
+        nsp_logits = model.compute_nsp_logits(hidden, batch.packed) if model.config.nsp else None
         return model.mlm(hidden), nsp_logits
 
 
@@ -184,7 +184,7 @@ def test_model_saved_by_transformers_gives_equal_outputs(
     assert loaded.config.dropout == 0.17
     assert loaded.config.attention_dropout == 0.0
     assert loaded.config.norm_eps == 1e-7
-    batch = random_batch(loaded.config, (17,))
+    batch = draw_batch(loaded.config, (17,))
     mlm_logits, nsp_logits = compute_logits(loaded.model, batch)
     with torch.no_grad():
         output = hf_model(batch.packed.ids[None], token_type_ids=batch.packed.segments[None])
@@ -232,7 +232,7 @@ def test_transformers_loads_sinusoidal_positions(tmp_path: Path) -> None:
     """They are stored as an ordinary position table, which gives the same logits."""
     model = save_random_model(tmp_path / "model", positions="sinusoidal")
     hf_model = HFBertForPreTraining.from_pretrained(tmp_path / "model").eval()
-    batch = random_batch(model.config, (31,))
+    batch = draw_batch(model.config, (31,))
     mlm_logits, _ = compute_logits(model, batch)
     with torch.no_grad():
         output = hf_model(batch.packed.ids[None], token_type_ids=batch.packed.segments[None])
@@ -245,7 +245,9 @@ def test_pad_token_id_follows_the_vocabulary(tmp_path: Path) -> None:
     tokenizer = make_tokenizer(101)
     reversed_recipe = type(tokenizer.spec)(vocab=tokenizer.vocab[::-1])
     reversed_tokenizer = type(tokenizer)(reversed_recipe)
-    bundle.save(tmp_path / "model", BertForPreTraining(prime_config()), reversed_tokenizer, {})
+    bundle.save(
+        tmp_path / "model", BertForPreTraining(make_prime_size_config()), reversed_tokenizer, {}
+    )
     hf_config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert hf_config["pad_token_id"] == reversed_tokenizer.pad_id == 100
     hf_tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
@@ -286,7 +288,7 @@ def remove_tensor(name: str) -> Callable[[Path], None]:
 def shrink_vocabulary(directory: Path) -> None:
     """Replace config and weights by those of a model with a smaller vocabulary."""
     other_directory = directory.parent / "other"
-    model = BertForPreTraining(prime_config(vocab_size=97))
+    model = BertForPreTraining(make_prime_size_config(vocab_size=97))
     bundle.save(other_directory, model, make_tokenizer(97), {})
     for name in ("config.json", "model.safetensors"):
         shutil.copy(other_directory / name, directory / name)
@@ -434,7 +436,7 @@ def test_failed_save_keeps_the_old_directory(
 def test_stored_names_are_distinct_and_complete() -> None:
     """Every parameter is stored once: query, key and value separately, the others as one tensor."""
     model = BertForPreTraining(ModelConfig(vocab_size=11, width=6, heads=2, layers=3))
-    groups = hf_names(list(model.state_dict())).values()
+    groups = map_to_hf_names(list(model.state_dict())).values()
     names = [name for group in groups for name in group]
     assert len(names) == len(set(names))
     assert {len(group) for group in groups} == {1, 3}

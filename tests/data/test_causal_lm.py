@@ -13,7 +13,7 @@ from bertsmith.errors import SettingsError
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.packed import PackedBatch
 from bertsmith.train.pretraining.evaluation import _count_unmasked_tokens
-from tests.model.examples import prime_config
+from tests.model.examples import make_prime_size_config
 
 SETTINGS = DataSettings(nsp=False, objective="left-to-right")
 
@@ -54,7 +54,7 @@ def test_prediction_does_not_depend_on_later_tokens(
     split: Split, vocabulary: VocabularyInfo
 ) -> None:
     """With causal attention, changing a token and those after it keeps the hidden state before."""
-    config = prime_config(attention="causal", nsp=False, max_positions=48)
+    config = make_prime_size_config(attention="causal", nsp=False, max_positions=48)
     torch.manual_seed(0)
     model = BertForPreTraining(config).eval()
     batch = ExampleStream(split, vocabulary, SETTINGS, 48, 0, 0).batch(0, 1)

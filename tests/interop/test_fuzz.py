@@ -18,7 +18,7 @@ from bertsmith.errors import BertsmithError
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.text.wordpiece import Tokenizer
 from tests.interop.transformers_models import make_transformers_model, write_model_directory
-from tests.model.examples import make_tokenizer, prime_config, randomize_weights
+from tests.model.examples import make_prime_size_config, make_tokenizer, randomize_weights
 
 #: Values that replace others in JSON files.
 JSON_VALUES: st.SearchStrategy[Any] = st.one_of(
@@ -105,13 +105,13 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("valid")
     bundle.save(
         root / "plain",
-        randomize_weights(BertForPreTraining(prime_config())),
+        randomize_weights(BertForPreTraining(make_prime_size_config())),
         make_tokenizer(101),
         {},
     )
     head = HeadConfig("single", ("a", "b"))
     bundle.save_fine_tuned(
-        root / "task", head.build_model(prime_config()), make_tokenizer(101), head, {}
+        root / "task", head.build_model(make_prime_size_config()), make_tokenizer(101), head, {}
     )
     write_model_directory(make_transformers_model("BertForMaskedLM"), root / "sharded", "sharded")
     write_model_directory(make_transformers_model("BertForMaskedLM"), root / "bin", "bin")

@@ -22,7 +22,7 @@ from bertsmith.bundle import HeadConfig
 from bertsmith.errors import BertsmithError, ModelError, TokenizerError
 from bertsmith.model.bert import BertForPreTraining
 from tests.interop.transformers_models import make_transformers_model, write_model_directory
-from tests.model.examples import make_tokenizer, prime_config, randomize_weights
+from tests.model.examples import make_prime_size_config, make_tokenizer, randomize_weights
 
 #: Additional address space that a test may use. The declared sizes of 10^12 would need a thousand
 #: times as much.
@@ -32,7 +32,7 @@ EXTRA_MEMORY_BYTES = 2 * 2**30
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """Return a valid model directory, which tests damage."""
-    saved = randomize_weights(BertForPreTraining(prime_config()))
+    saved = randomize_weights(BertForPreTraining(make_prime_size_config()))
     bundle.save(tmp_path / "m", saved, make_tokenizer(101), {})
     return tmp_path / "m"
 
@@ -146,7 +146,7 @@ def test_config_sizes_are_checked_before_allocation(key: str, match: str, model:
 def test_lstm_width_is_checked_before_allocation(tmp_path: Path) -> None:
     """The BiLSTM width in bertsmith.json is compared with the weights, too."""
     head = HeadConfig("single", ("a", "b"))
-    classifier = head.build_model(prime_config())
+    classifier = head.build_model(make_prime_size_config())
     bundle.save_fine_tuned(tmp_path, classifier, make_tokenizer(101), head, {})
     for width in (10**6, 10**12):
         info = {"features": {"layers": "last", "width": width}}

@@ -14,7 +14,7 @@ from huggingface_hub import ModelCard, constants
 from bertsmith import bundle
 from bertsmith.bundle.directory import (
     download_from_hub,
-    hub_id_of,
+    get_hub_id,
     is_hub_id,
     locate_model,
     pin_model_path,
@@ -27,7 +27,7 @@ from bertsmith.train.finetuning.finetune import finetune
 from bertsmith.use.inspection.artifacts import identify_artifact
 from tests.interop.fake_hub import FakeHub, RepoFiles, commit_hash, run_fake_hub
 from tests.interop.transformers_models import make_transformers_model, write_model_directory
-from tests.model.examples import make_tokenizer, prime_config, randomize_weights
+from tests.model.examples import make_prime_size_config, make_tokenizer, randomize_weights
 
 REPO_ID = "acme/tiny-bert"
 
@@ -47,7 +47,7 @@ def read_files(directory: Path) -> RepoFiles:
 
 def write_model(directory: Path, seed: int = 0) -> RepoFiles:
     """Write a random model directory and return its files."""
-    model = randomize_weights(BertForPreTraining(prime_config()), seed)
+    model = randomize_weights(BertForPreTraining(make_prime_size_config()), seed)
     bundle.save(directory, model, make_tokenizer(101), {})
     return read_files(directory)
 
@@ -61,7 +61,7 @@ def test_model_is_downloaded_by_id(hub: FakeHub, tmp_path: Path) -> None:
     directory = download_from_hub(REPO_ID, endpoint=hub.url, cache_dir=tmp_path / "cache")
     assert read_files(directory) == first
     assert directory.name == commit_hash(first | extra)
-    assert hub_id_of(directory) == REPO_ID
+    assert get_hub_id(directory) == REPO_ID
     assert not bundle.load(directory).new_weights
     by_branch = download_from_hub(
         f"{REPO_ID}@next/one", endpoint=hub.url, cache_dir=tmp_path / "cache"

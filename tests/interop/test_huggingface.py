@@ -31,7 +31,7 @@ from tests.interop.transformers_models import (
     make_transformers_model,
     write_model_directory,
 )
-from tests.model.examples import make_tokenizer, prime_config, randomize_weights
+from tests.model.examples import make_prime_size_config, make_tokenizer, randomize_weights
 
 #: Two sequences (ids, segments) of different lengths, one with both segments.
 ROWS = [([2, 17, 5, 3, 9, 33, 3], [0, 0, 0, 0, 1, 1, 1]), ([2, 8, 3], [0, 0, 0])]
@@ -68,7 +68,7 @@ def run_bertsmith(directory: Path, name: str) -> list[Tensor]:
             hidden = model.bert(packed)
             rows = (hidden if name == "BertModel" else model.mlm(hidden)).split(lengths)
             if name == "BertForPreTraining":
-                nsp_logits = model.next_sentence_logits(hidden, packed)
+                nsp_logits = model.compute_nsp_logits(hidden, packed)
                 return [
                     torch.cat([mlm.flatten(), nsp])
                     for mlm, nsp in zip(rows, nsp_logits, strict=True)
@@ -76,7 +76,7 @@ def run_bertsmith(directory: Path, name: str) -> list[Tensor]:
             return [row.flatten() for row in rows]
         if name == "BertForNextSentencePrediction":
             model = bundle.load(directory).model
-            return list(model.next_sentence_logits(model.bert(packed), packed))
+            return list(model.compute_nsp_logits(model.bert(packed), packed))
         output = bundle.load_fine_tuned(directory).model(packed)
     return [row.flatten() for row in (output if len(output) == 2 else output.split(lengths))]
 
@@ -339,13 +339,13 @@ json.dump(outputs, sys.stdout)
 def test_transformers_loads_all_exported_classes(tmp_path: Path) -> None:
     """In a new process: no warning, no missing or unexpected key, the same outputs to 1e-5."""
     for name, nsp in (("BertForPreTraining", True), ("BertForMaskedLM", False)):
-        config = prime_config(nsp=nsp)
+        config = make_prime_size_config(nsp=nsp)
         bundle.save(
             tmp_path / name, randomize_weights(BertForPreTraining(config)), make_tokenizer(101), {}
         )
     for name, head in HEADS.items():
         torch.manual_seed(3)
-        model = head.build_model(prime_config(init_range=0.3))
+        model = head.build_model(make_prime_size_config(init_range=0.3))
         bundle.save_fine_tuned(tmp_path / name, model, make_tokenizer(101), head, {"task": "none"})
     command = [sys.executable, "-c", LOAD_SCRIPT, str(tmp_path), json.dumps(ROWS)]
     process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
@@ -363,11 +363,11 @@ def test_transformers_loads_all_exported_classes(tmp_path: Path) -> None:
 def test_round_trip_through_transformers_is_exact(name: str, tmp_path: Path) -> None:
     """Saved here, loaded and saved by transformers, loaded here: all weights are equal."""
     if name in HEADS:
-        model: Any = HEADS[name].build_model(prime_config())
+        model: Any = HEADS[name].build_model(make_prime_size_config())
         bundle.save_fine_tuned(tmp_path / "bertsmith", model, make_tokenizer(101), HEADS[name], {})
     else:
         model = randomize_weights(
-            BertForPreTraining(prime_config(nsp=name == "BertForPreTraining"))
+            BertForPreTraining(make_prime_size_config(nsp=name == "BertForPreTraining"))
         )
         bundle.save(tmp_path / "bertsmith", model, make_tokenizer(101), {})
     model_class = next(
@@ -401,7 +401,7 @@ def test_model_card_has_the_provenance(tmp_path: Path) -> None:
     }
     bundle.save(
         tmp_path / "m",
-        randomize_weights(BertForPreTraining(prime_config())),
+        randomize_weights(BertForPreTraining(make_prime_size_config())),
         make_tokenizer(101),
         info,
     )
@@ -430,7 +430,7 @@ def test_model_card_of_a_task_has_labels_and_results(tmp_path: Path) -> None:
         },
     }
     bundle.save_fine_tuned(
-        tmp_path / "m", head.build_model(prime_config()), make_tokenizer(101), head, info
+        tmp_path / "m", head.build_model(make_prime_size_config()), make_tokenizer(101), head, info
     )
     card = ModelCard.load(tmp_path / "m" / "README.md")
     assert card.data.pipeline_tag == "text-classification"

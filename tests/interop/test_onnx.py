@@ -20,9 +20,14 @@ from bertsmith.bundle import HeadConfig, load, load_encoder, load_fine_tuned, sa
 from bertsmith.errors import MissingExtraError, ModelError
 from bertsmith.interop.onnx import write_onnx, writing
 from bertsmith.model.bert import BertForPreTraining
-from bertsmith.model.config import FeatureSettings, ModelConfig
+from bertsmith.model.config import BiLSTMSettings, ModelConfig
 from bertsmith.model.packed import PackedBatch
-from tests.model.examples import make_tokenizer, prime_config, random_batch, randomize_weights
+from tests.model.examples import (
+    draw_batch,
+    make_prime_size_config,
+    make_tokenizer,
+    randomize_weights,
+)
 
 HEADS = [
     HeadConfig("single", ("bad", "fair", "good")),
@@ -89,7 +94,7 @@ def save_pretrained(folder: Path, config: ModelConfig) -> BertForPreTraining:
 )
 def config(request: pytest.FixtureRequest) -> ModelConfig:
     """Return a model config with one of the combinations of options."""
-    return prime_config(**request.param)
+    return make_prime_size_config(**request.param)
 
 
 @torch.no_grad()
@@ -98,14 +103,14 @@ def test_pretrained_logits(tmp_path: Path, config: ModelConfig) -> None:
     model = save_pretrained(tmp_path / "m", config)
     assert write_onnx(tmp_path / "m", tmp_path / "o") == writing._build_notes(load(tmp_path / "m"))
     for lengths in BATCHES:
-        packed = random_batch(config, lengths).packed
+        packed = draw_batch(config, lengths).packed
         feed = make_feed(packed, extra_padding=43 - max(lengths))
         outputs = run_graph(tmp_path / "o" / "model.onnx", feed)
         hidden = model.bert(packed)
         assert_close(outputs["logits"], model.mlm(hidden), feed)
         if config.nsp:
             assert_close(
-                outputs["seq_relationship_logits"], model.next_sentence_logits(hidden, packed)
+                outputs["seq_relationship_logits"], model.compute_nsp_logits(hidden, packed)
             )
         assert len(outputs) == 1 + config.nsp
 
@@ -118,7 +123,7 @@ def test_fine_tuned_logits(tmp_path: Path, head: HeadConfig, config: ModelConfig
     save_fine_tuned(tmp_path / "m", model, make_tokenizer(config.vocab_size), head, {})
     write_onnx(tmp_path / "m", tmp_path / "o")
     for lengths in BATCHES:
-        packed = random_batch(config, lengths).packed
+        packed = draw_batch(config, lengths).packed
         feed, expected = make_feed(packed), model(packed)
         outputs = run_graph(tmp_path / "o" / "model.onnx", feed)
         if head.kind == "span":
@@ -139,7 +144,7 @@ def test_multiple_choice_logits(tmp_path: Path, config: ModelConfig) -> None:
     save_fine_tuned(tmp_path / "m", model, make_tokenizer(config.vocab_size), head, {})
     write_onnx(tmp_path / "m", tmp_path / "o")
     for prompts, num_choices in ((3, 2), (1, 5), (2, 1)):
-        packed = random_batch(config, (23, 5, 41, 1, 13, 7)[: prompts * num_choices]).packed
+        packed = draw_batch(config, (23, 5, 41, 1, 13, 7)[: prompts * num_choices]).packed
         feed = {
             name: array.reshape(prompts, num_choices, -1)
             for name, array in make_feed(packed).items()
@@ -151,13 +156,13 @@ def test_multiple_choice_logits(tmp_path: Path, config: ModelConfig) -> None:
 @torch.no_grad()
 def test_bare_encoder_returns_hidden_states(tmp_path: Path) -> None:
     """Transformers' BertModel, whose weight names have no prefix, agrees to 1e-4."""
-    config = prime_config(activation="gelu")
+    config = make_prime_size_config(activation="gelu")
     raw = bundle.to_hf_config(config) | {"architectures": None}
     torch.manual_seed(2)
     BertModel(BertConfig(**raw)).save_pretrained(tmp_path / "m")
     make_tokenizer(config.vocab_size).save(tmp_path / "m")
     write_onnx(tmp_path / "m", tmp_path / "o")
-    packed = random_batch(config).packed
+    packed = draw_batch(config).packed
     feed = make_feed(packed)
     outputs = run_graph(tmp_path / "o" / "model.onnx", feed)
     assert list(outputs) == ["last_hidden_state"]
@@ -166,13 +171,13 @@ def test_bare_encoder_returns_hidden_states(tmp_path: Path) -> None:
 
 def test_missing_heads_are_not_exported(tmp_path: Path) -> None:
     """Without an MLM head only NSP logits are returned; without both it is an error."""
-    save_pretrained(tmp_path / "m", prime_config())
+    save_pretrained(tmp_path / "m", make_prime_size_config())
     weights = tmp_path / "m" / "model.safetensors"
     state = {k: v for k, v in load_file(weights).items() if not k.startswith("cls.predictions")}
     save_file(state, weights)
     write_onnx(tmp_path / "m", tmp_path / "o")
     outputs = run_graph(
-        tmp_path / "o" / "model.onnx", make_feed(random_batch(prime_config()).packed)
+        tmp_path / "o" / "model.onnx", make_feed(draw_batch(make_prime_size_config()).packed)
     )
     assert list(outputs) == ["seq_relationship_logits"]
     save_file({k: v for k, v in state.items() if not k.startswith("cls.")}, weights)
@@ -182,7 +187,7 @@ def test_missing_heads_are_not_exported(tmp_path: Path) -> None:
 
 def test_inputs_outputs_and_opset(tmp_path: Path) -> None:
     """The model passes the checker and has the documented opset, axes and types."""
-    save_pretrained(tmp_path / "m", prime_config())
+    save_pretrained(tmp_path / "m", make_prime_size_config())
     write_onnx(tmp_path / "m", tmp_path / "o")
     file = tmp_path / "o" / "model.onnx"
     onnx.checker.check_model(file, full_check=True)
@@ -205,7 +210,7 @@ def test_inputs_outputs_and_opset(tmp_path: Path) -> None:
 
 def test_opset_is_the_newest_supported(tmp_path: Path) -> None:
     """Onnxruntime rejects the next opset; if this fails, increase ``OPSET``."""
-    save_pretrained(tmp_path / "m", prime_config())
+    save_pretrained(tmp_path / "m", make_prime_size_config())
     write_onnx(tmp_path / "m", tmp_path / "o")
     proto = onnx.load(tmp_path / "o" / "model.onnx")
     proto.opset_import[0].version += 1
@@ -215,7 +220,7 @@ def test_opset_is_the_newest_supported(tmp_path: Path) -> None:
 
 def test_export_is_deterministic(tmp_path: Path) -> None:
     """Two exports of a model have the same bytes, in float32 and int8."""
-    save_pretrained(tmp_path / "m", prime_config())
+    save_pretrained(tmp_path / "m", make_prime_size_config())
     for int8 in (False, True):
         for name in ("a", "b"):
             write_onnx(tmp_path / "m", tmp_path / f"{name}{int8}", int8=int8)
@@ -229,7 +234,9 @@ def test_metadata_and_tokenizer_are_exported(tmp_path: Path) -> None:
     """The graph has its metadata, and the folder a tokenizer that transformers can load."""
     head = HEADS[0]
     torch.manual_seed(1)
-    save_fine_tuned(tmp_path / "m", head.build_model(prime_config()), make_tokenizer(101), head, {})
+    save_fine_tuned(
+        tmp_path / "m", head.build_model(make_prime_size_config()), make_tokenizer(101), head, {}
+    )
     for int8, name in ((False, "model.onnx"), (True, "model_quantized.onnx")):
         out = tmp_path / f"o{int8}"
         write_onnx(tmp_path / "m", out, int8=int8)
@@ -253,8 +260,8 @@ def test_large_weights_go_to_an_external_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a lower limit than 2 GB, weights are in a second file and outputs are equal."""
-    save_pretrained(tmp_path / "m", prime_config())
-    feed = make_feed(random_batch(prime_config()).packed)
+    save_pretrained(tmp_path / "m", make_prime_size_config())
+    feed = make_feed(draw_batch(make_prime_size_config()).packed)
     for int8, name in ((False, "model.onnx"), (True, "model_quantized.onnx")):
         single_file, split = tmp_path / f"single {int8}", tmp_path / f"split {int8}"
         write_onnx(tmp_path / "m", single_file, int8=int8)
@@ -273,11 +280,13 @@ def test_large_weights_go_to_an_external_file(
 def test_unsupported_exports_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A BiLSTM, a folder in use, and missing packages are errors."""
     head, tokenizer = HEADS[0], make_tokenizer(101)
-    features = FeatureSettings(layers="last", width=5)
-    save_fine_tuned(tmp_path / "f", head.build_model(prime_config(), features), tokenizer, head, {})
+    features = BiLSTMSettings(layers="last", width=5)
+    save_fine_tuned(
+        tmp_path / "f", head.build_model(make_prime_size_config(), features), tokenizer, head, {}
+    )
     with pytest.raises(ModelError, match="models with a BiLSTM"):
         write_onnx(tmp_path / "f", tmp_path / "o")
-    save_pretrained(tmp_path / "m", prime_config())
+    save_pretrained(tmp_path / "m", make_prime_size_config())
     with pytest.raises(ModelError, match="already exists"):
         write_onnx(tmp_path / "m", tmp_path / "f")
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime.quantization", None)

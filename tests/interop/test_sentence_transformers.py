@@ -35,7 +35,7 @@ from bertsmith.interop.sentence_transformers import (
     write_sentence_transformers,
 )
 from bertsmith.model.bert import BertForPreTraining
-from bertsmith.model.config import FeatureSettings, ModelConfig
+from bertsmith.model.config import BiLSTMSettings, ModelConfig
 from bertsmith.text.wordpiece import Tokenizer
 from bertsmith.text.wordpiece_trainer import train_wordpiece
 from bertsmith.use.embed import embed
@@ -227,7 +227,7 @@ def test_transformers_reads_it_without_warnings(
 
 def test_encoder_of_a_fine_tuned_model(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """For a classifier and for a BiLSTM on a frozen encoder, only the encoder is used."""
-    for name, features in (("tuned", None), ("frozen", FeatureSettings(layers="last", width=5))):
+    for name, features in (("tuned", None), ("frozen", BiLSTMSettings(layers="last", width=5))):
         head = HeadConfig("single", ("a", "b"))
         torch.manual_seed(9)
         model = head.build_model(make_config(tokenizer, init_range=0.3), features)

@@ -26,7 +26,12 @@ from bertsmith.text.wordpiece import Tokenizer
 from tests.interop.conftest import CONFIG, Script, write_config_and_vocab
 from tests.interop.data import checkpoints
 from tests.interop.original_weights import expected_state_dict, original_variables
-from tests.model.examples import make_tokenizer, prime_config, random_batch, randomize_weights
+from tests.model.examples import (
+    draw_batch,
+    make_prime_size_config,
+    make_tokenizer,
+    randomize_weights,
+)
 
 
 def read_pretrained(path: Path, **options: Any) -> PretrainedBundle:
@@ -137,7 +142,7 @@ def test_checkpoint_file_selects_the_checkpoint(tmp_path: Path) -> None:
 
 def save_random_model(directory: Path, **changes: Any) -> BertForPreTraining:
     """Save a random model and return it."""
-    config = prime_config(**changes)
+    config = make_prime_size_config(**changes)
     model = randomize_weights(BertForPreTraining(config)).eval()
     bundle.save(directory, model, make_tokenizer(config.vocab_size), {"recipe": "none"})
     return model
@@ -193,12 +198,12 @@ def test_imported_weights_give_the_logits_of_transformers(tmp_path: Path) -> Non
     write_config_and_vocab(tmp_path, **sizes)
     imported = read_pretrained(tmp_path)
     assert imported.info["imported"]["left"] == imported.info["imported"]["new"] == []
-    batch = random_batch(imported.config, (17,))
+    batch = draw_batch(imported.config, (17,))
     with torch.no_grad():
         output = reference(batch.packed.ids[None], token_type_ids=batch.packed.segments[None])
         hidden = imported.model.bert(batch.packed)
         words = imported.model.mlm(hidden)
-        pairs = imported.model.next_sentence_logits(hidden, batch.packed)
+        pairs = imported.model.compute_nsp_logits(hidden, batch.packed)
     torch.testing.assert_close(words, output.prediction_logits[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(pairs, output.seq_relationship_logits, rtol=1e-5, atol=1e-5)
 
@@ -237,7 +242,7 @@ def test_fine_tuned_round_trip_is_exact(tmp_path: Path, kind: str) -> None:
     labels = ("bad", "fine", "good") if kind == "single" else ()
     head = HeadConfig("single", labels) if kind == "single" else HeadConfig("span")
     torch.manual_seed(0)
-    model = head.build_model(prime_config()).eval()
+    model = head.build_model(make_prime_size_config()).eval()
     bundle.save_fine_tuned(tmp_path / "model", model, make_tokenizer(101), head, {})
     write_tensorflow(tmp_path / "model", tmp_path / "release")
     imported = read_tensorflow(tmp_path / "release")
@@ -343,13 +348,17 @@ def test_unsupported_tasks_and_tokenizers_are_not_exported(tmp_path: Path) -> No
     """Taggers and special Hangul handling are errors; differences in accents are notes."""
     head = HeadConfig("tags", ("A", "B"))
     bundle.save_fine_tuned(
-        tmp_path / "tagger", head.build_model(prime_config()), make_tokenizer(101), head, {}
+        tmp_path / "tagger",
+        head.build_model(make_prime_size_config()),
+        make_tokenizer(101),
+        head,
+        {},
     )
     with pytest.raises(ModelError, match="not 'tags'"):
         write_tensorflow(tmp_path / "tagger", tmp_path / "release")
     vocab = make_tokenizer(101).vocab
     composed = Tokenizer(TokenizerSpec(vocab=vocab, strip_accents=True, whole_hangul=True))
-    bundle.save(tmp_path / "composed", BertForPreTraining(prime_config()), composed, {})
+    bundle.save(tmp_path / "composed", BertForPreTraining(make_prime_size_config()), composed, {})
     with pytest.raises(ModelError, match="the original's tokenizer cannot"):
         write_tensorflow(tmp_path / "composed", tmp_path / "release")
     for lowercase, accents, notes in ((True, False, 1), (True, True, 0), (False, False, 0)):
@@ -357,7 +366,7 @@ def test_unsupported_tasks_and_tokenizers_are_not_exported(tmp_path: Path) -> No
             vocab=vocab, lowercase=lowercase, strip_accents=accents, whole_hangul=not accents
         )
         directory = tmp_path / f"{lowercase}-{accents}"
-        bundle.save(directory, BertForPreTraining(prime_config()), Tokenizer(spec), {})
+        bundle.save(directory, BertForPreTraining(make_prime_size_config()), Tokenizer(spec), {})
         assert len(write_tensorflow(directory, directory / "release")) == notes
         assert read_pretrained(directory / "release").tokenizer.spec == spec
 

@@ -30,7 +30,7 @@ PRIMES: dict[str, Any] = {
 }
 Model = TypeVar("Model", bound=BertForPreTraining | TaskModel)
 #: Sequence lengths of two batches, one with different lengths and one with equal lengths.
-RAGGED, EQUAL = (23, 5, 41, 1, 13), (19, 19, 19)
+RAGGED_LENGTHS, EQUAL_LENGTHS = (23, 5, 41, 1, 13), (19, 19, 19)
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class PreTrainingBatch:
         return self.packed, self.masked_positions, self.masked_labels, self.nsp_labels
 
 
-def prime_config(**changes: Any) -> ModelConfig:
+def make_prime_size_config(**changes: Any) -> ModelConfig:
     """Return a config whose sizes are distinct primes."""
     return ModelConfig(**(PRIMES | changes))
 
 
-def random_batch(
-    config: ModelConfig, lengths: tuple[int, ...] = RAGGED, seed: int = 0
+def draw_batch(
+    config: ModelConfig, lengths: tuple[int, ...] = RAGGED_LENGTHS, seed: int = 0
 ) -> PreTrainingBatch:
     """Draw a batch without id 0 ([PAD]), whose embedding transformers does not train."""
     generator = torch.Generator().manual_seed(seed)

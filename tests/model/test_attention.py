@@ -14,9 +14,11 @@ from bertsmith.model.ops import attention_layout, bucketing, padded_attention
 from bertsmith.model.ops.attention_layout import Kernel, build_attention_layout
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.model.packed import PackedBatch, pack_sequences
-from tests.model.examples import EQUAL, RAGGED, prime_config, random_batch
+from tests.model.examples import EQUAL_LENGTHS, RAGGED_LENGTHS, draw_batch, make_prime_size_config
 
-SHAPES = pytest.mark.parametrize("lengths", [RAGGED, EQUAL, (7,)], ids=["ragged", "equal", "one"])
+SHAPES = pytest.mark.parametrize(
+    "lengths", [RAGGED_LENGTHS, EQUAL_LENGTHS, (7,)], ids=["ragged", "equal", "one"]
+)
 DIRECTIONS = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 MODES = pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
 
@@ -91,7 +93,9 @@ def run_attention(
 ) -> tuple[Tensor, list[Tensor]]:
     """Return an attention layer's output and the gradients of its input and weights."""
     torch.manual_seed(2)
-    config = prime_config(attention="causal" if causal else "bidirectional", attention_dropout=0.3)
+    config = make_prime_size_config(
+        attention="causal" if causal else "bidirectional", attention_dropout=0.3
+    )
     attention = SelfAttention(config, dropout_index=5).train(train)
     hidden = torch.randn(sum(lengths), config.width, requires_grad=True)
     layout = build_attention_layout(
@@ -117,7 +121,7 @@ def test_padded_equals_reference(lengths: tuple[int, ...], causal: bool, train: 
 
 
 #: Lengths that need several buckets, unordered and with duplicates.
-VARIED = (61, 5, 5, 130, 7, 64, 128, 5, 33)
+VARIED_LENGTHS = (61, 5, 5, 130, 7, 64, 128, 5, 33)
 
 
 @DIRECTIONS
@@ -127,21 +131,21 @@ def test_bucketing_does_not_change_the_output(
 ) -> None:
     """With several buckets, `padded` still equals `reference`, with the same dropout masks."""
     layout = build_attention_layout(
-        pack_zeros(VARIED), "padded", is_causal=causal, dtype=torch.float32
+        pack_zeros(VARIED_LENGTHS), "padded", is_causal=causal, dtype=torch.float32
     )
     assert len(layout.buckets) > 2
     num_rows = sum(bucket.num_sequences * bucket.max_seqlen for bucket in layout.buckets)
-    assert num_rows < 0.6 * len(VARIED) * max(VARIED)
+    assert num_rows < 0.6 * len(VARIED_LENGTHS) * max(VARIED_LENGTHS)
     assert layout.unpad_indices is not None
-    assert len(set(layout.unpad_indices.tolist())) == sum(VARIED)
-    expected, expected_grads = run_attention(VARIED, "reference", causal, train)
-    output, grads = run_attention(VARIED, "padded", causal, train)
+    assert len(set(layout.unpad_indices.tolist())) == sum(VARIED_LENGTHS)
+    expected, expected_grads = run_attention(VARIED_LENGTHS, "reference", causal, train)
+    output, grads = run_attention(VARIED_LENGTHS, "padded", causal, train)
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-5)
     for grad, expected_grad in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(grad, expected_grad, rtol=1e-5, atol=2e-5)
     if not train:
         monkeypatch.setattr(attention_layout, "bucket_sequences", lambda _: None)
-        one_bucket, _ = run_attention(VARIED, "padded", causal, train)
+        one_bucket, _ = run_attention(VARIED_LENGTHS, "padded", causal, train)
         torch.testing.assert_close(output, one_bucket, rtol=0, atol=1e-5)
 
 
@@ -152,8 +156,10 @@ def test_bucket_lengths_are_rounded_to_the_simd_width(
     """A bucket is padded to a multiple of the SIMD width if one is near, else to its maximum."""
     monkeypatch.setattr(bucketing, "_simd_width", lambda: simd_width)
     for lengths, expected in (
-        (VARIED, None), ((3, simd_width - 2, 1), simd_width), ((3, simd_width + 1), simd_width + 1),
-    ):  # fmt: skip
+        (VARIED_LENGTHS, None),
+        ((3, simd_width - 2, 1), simd_width),
+        ((3, simd_width + 1), simd_width + 1),
+    ):
         layout = build_attention_layout(
             pack_zeros(lengths), "padded", is_causal=False, dtype=torch.float32
         )
@@ -176,14 +182,14 @@ def test_bucket_lengths_are_rounded_to_the_simd_width(
 @DIRECTIONS
 def test_non_finite_values_stay_in_their_sequence(causal: bool) -> None:
     """An infinite value in one sequence does not reach others through padding."""
-    attention = SelfAttention(prime_config(attention_dropout=0.0), dropout_index=0).eval()
+    attention = SelfAttention(make_prime_size_config(attention_dropout=0.0), dropout_index=0).eval()
     torch.manual_seed(3)
     layout = build_attention_layout(
-        pack_zeros(RAGGED), "padded", is_causal=causal, dtype=torch.float32
+        pack_zeros(RAGGED_LENGTHS), "padded", is_causal=causal, dtype=torch.float32
     )
     assert layout.unpad_indices is not None
-    hidden = torch.randn(sum(RAGGED), 21)
-    for start, end in itertools.pairwise(itertools.accumulate(RAGGED, initial=0)):
+    hidden = torch.randn(sum(RAGGED_LENGTHS), 21)
+    for start, end in itertools.pairwise(itertools.accumulate(RAGGED_LENGTHS, initial=0)):
         with_inf = hidden.clone()
         with_inf[start:end] = math.inf
         is_finite = attention(with_inf, layout, None).isfinite().all(1)
@@ -193,7 +199,9 @@ def test_non_finite_values_stay_in_their_sequence(causal: bool) -> None:
 def test_buckets_have_different_dropout_masks() -> None:
     """Two buckets with the same content get different dropout masks."""
     torch.manual_seed(3)
-    attention = SelfAttention(prime_config(attention_dropout=0.5), dropout_index=0).train()
+    attention = SelfAttention(
+        make_prime_size_config(attention_dropout=0.5), dropout_index=0
+    ).train()
     sequence = torch.randn(100, 21)
     hidden = torch.cat([sequence[:1], sequence, sequence, sequence[:1]])
     layout = build_attention_layout(
@@ -231,7 +239,9 @@ def test_bucketing_has_the_least_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(index for bucket in buckets for index in bucket) == list(range(8))
 
 
-@pytest.mark.parametrize("lengths", [RAGGED, EQUAL, VARIED], ids=["ragged", "equal", "varied"])
+@pytest.mark.parametrize(
+    "lengths", [RAGGED_LENGTHS, EQUAL_LENGTHS, VARIED_LENGTHS], ids=["ragged", "equal", "varied"]
+)
 @DIRECTIONS
 @MODES
 def test_bf16_training_uses_math_attention(
@@ -249,22 +259,24 @@ def test_bf16_training_uses_math_attention(
 
 def test_long_sequences_use_fused_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long sequences and inference use PyTorch's kernel also in bf16."""
-    monkeypatch.setattr(padded_attention, "MATH_ATTENTION_MAX_SEQLEN", max(EQUAL))
+    monkeypatch.setattr(padded_attention, "MATH_ATTENTION_MAX_SEQLEN", max(EQUAL_LENGTHS))
     monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", None)
     with torch.autocast("cpu", torch.bfloat16):
-        run_attention(EQUAL, "padded", causal=False, train=False)
+        run_attention(EQUAL_LENGTHS, "padded", causal=False, train=False)
         with pytest.raises(TypeError, match="not callable"):
-            run_attention((max(EQUAL) + 1,), "padded", causal=False, train=False)
+            run_attention((max(EQUAL_LENGTHS) + 1,), "padded", causal=False, train=False)
         # Inference, without gradients.
         with torch.no_grad(), pytest.raises(TypeError, match="not callable"):
-            run_attention(EQUAL, "padded", causal=False, train=False)
+            run_attention(EQUAL_LENGTHS, "padded", causal=False, train=False)
 
 
 @pytest.mark.parametrize("kernel", ["reference", "padded"])
 def test_sequences_have_different_dropout_masks(kernel: Kernel) -> None:
     """Two equal sequences in a batch get different dropout masks."""
     torch.manual_seed(3)
-    attention = SelfAttention(prime_config(attention_dropout=0.5), dropout_index=0).train()
+    attention = SelfAttention(
+        make_prime_size_config(attention_dropout=0.5), dropout_index=0
+    ).train()
     hidden = torch.randn(19, 21).repeat(2, 1)
     layout = build_attention_layout(
         pack_zeros((19, 19)), kernel, is_causal=False, dtype=torch.float32
@@ -279,7 +291,7 @@ def test_sequences_have_different_dropout_masks(kernel: Kernel) -> None:
 def test_hidden_states_do_not_depend_on_the_batch(kernel: Kernel, norm: str, causal: bool) -> None:
     """A sequence has the same hidden states alone and between other sequences."""
     torch.manual_seed(4)
-    config = prime_config(
+    config = make_prime_size_config(
         norm=norm, attention="causal" if causal else "bidirectional", init_range=0.3
     )
     model = BertModel(config, kernel).eval()
@@ -304,8 +316,8 @@ def test_hidden_states_do_not_depend_on_the_batch(kernel: Kernel, norm: str, cau
 @pytest.mark.parametrize("kernel", ["reference", "padded"])
 def test_causal_attention_does_not_see_later_tokens(kernel: Kernel) -> None:
     """Changing the last token changes all earlier hidden states, but none if causal."""
-    causal_config = prime_config(attention="causal")
-    bidirectional_config = prime_config()
+    causal_config = make_prime_size_config(attention="causal")
+    bidirectional_config = make_prime_size_config()
     ids = list(range(1, 24))
     changed_ids = [*ids[:-1], 99]
     segments = [0] * len(ids)
@@ -325,10 +337,10 @@ def test_causal_attention_does_not_see_later_tokens(kernel: Kernel) -> None:
 def test_hidden_states_yields_embeddings_and_all_layers() -> None:
     """``hidden_states`` yields L + 1 tensors, and the last equals ``forward``'s output."""
     for norm in ("post", "pre"):
-        config = prime_config(layers=3, norm=norm)
+        config = make_prime_size_config(layers=3, norm=norm)
         model = BertModel(config).eval()
-        batch = random_batch(config)
-        states = list(model.hidden_states(batch.packed))
+        batch = draw_batch(config)
+        states = list(model.iter_hidden_states(batch.packed))
         assert len(states) == 4
         torch.testing.assert_close(states[-1], model(batch.packed), rtol=0, atol=0)
         assert not torch.allclose(states[-1], states[-2], atol=1e-2)
@@ -336,9 +348,9 @@ def test_hidden_states_yields_embeddings_and_all_layers() -> None:
 
 def test_varlen_is_rejected_where_it_cannot_run() -> None:
     """On the CPU, and with attention dropout, the error of `varlen` says what to do."""
-    config = prime_config()
+    config = make_prime_size_config()
     model = BertModel(config, "varlen")
-    batch = random_batch(config).packed
+    batch = draw_batch(config).packed
     with pytest.raises(ValueError, match=r"CUDA only.*use the padded kernel"):
         model.eval()(batch)
     with pytest.raises(ValueError, match="set attention_dropout to 0"):
@@ -357,7 +369,7 @@ def test_varlen_is_as_accurate_as_padded(
     torch.manual_seed(6)
     direction: Any = "causal" if causal else "bidirectional"
     # Head width 64, because flash attention needs a multiple of 8.
-    config = prime_config(width=192, attention=direction, attention_dropout=0.0)
+    config = make_prime_size_config(width=192, attention=direction, attention_dropout=0.0)
     exact_layer = SelfAttention(config, dropout_index=0).cuda().to(dtype).eval()
     hidden = torch.randn(sum(lengths), 192, device="cuda").to(dtype)
     grad_output = torch.randn(sum(lengths), 192, device="cuda").to(dtype)

@@ -9,7 +9,12 @@ from torch import nn
 
 from bertsmith.model.bert import BertForPreTraining, BertModel
 from bertsmith.model.task_models import BertForSequenceClassification
-from tests.model.examples import RAGGED, prime_config, random_batch, randomize_weights
+from tests.model.examples import (
+    RAGGED_LENGTHS,
+    draw_batch,
+    make_prime_size_config,
+    randomize_weights,
+)
 
 
 def to_pytorch_encoder(model: BertModel) -> nn.TransformerEncoder:
@@ -46,14 +51,14 @@ def to_pytorch_encoder(model: BertModel) -> nn.TransformerEncoder:
 @pytest.mark.parametrize("attention", ["bidirectional", "causal"])
 def test_encoder_equals_pytorch(norm: str, attention: str) -> None:
     """Hidden states equal those of nn.TransformerEncoder, for both norms and attention types."""
-    config = prime_config(norm=norm, attention=attention, activation="relu", layers=3)
+    config = make_prime_size_config(norm=norm, attention=attention, activation="relu", layers=3)
     model = randomize_weights(BertForPreTraining(config)).bert.eval()
-    batch = random_batch(config, (29,))
+    batch = draw_batch(config, (29,))
     mask = None
     if attention == "causal":
         mask = torch.ones(29, 29, dtype=torch.bool).triu(1)
     with torch.no_grad():
-        embeddings, *_, hidden = model.hidden_states(batch.packed)
+        embeddings, *_, hidden = model.iter_hidden_states(batch.packed)
         expected = to_pytorch_encoder(model)(embeddings[None], mask=mask)
     torch.testing.assert_close(hidden, expected[0], rtol=1e-5, atol=1e-5)
 
@@ -95,9 +100,9 @@ def to_roberta_prelayernorm(model: BertModel) -> Any:
 
 def test_pre_norm_equals_transformers() -> None:
     """A pre-norm model equals transformers' RoBERTa-PreLayerNorm."""
-    config = prime_config(norm="pre", activation="gelu", layers=3)
+    config = make_prime_size_config(norm="pre", activation="gelu", layers=3)
     model = randomize_weights(BertForPreTraining(config)).bert.eval()
-    batch = random_batch(config, (29,))
+    batch = draw_batch(config, (29,))
     packed = batch.packed
     with torch.no_grad():
         hidden = model(packed)
@@ -114,18 +119,18 @@ def test_classifier_computes_the_last_layer_for_one_token_per_sequence(
     norm: str, attention: str
 ) -> None:
     """The last feed-forward network gets B rows instead of T, with the same logits."""
-    config = prime_config(norm=norm, attention=attention, layers=3)
+    config = make_prime_size_config(norm=norm, attention=attention, layers=3)
     torch.manual_seed(0)
     model = BertForSequenceClassification(config, 5).eval()
-    batch = random_batch(config, RAGGED)
+    batch = draw_batch(config, RAGGED_LENGTHS)
     row_counts = []
     layers: Any = model.bert.encoder.layers
     for layer in layers:
         layer.up.register_forward_hook(lambda _, inputs, __: row_counts.append(len(inputs[0])))
     with torch.no_grad():
         logits = model(batch.packed)
-        num_tokens = sum(RAGGED)
-        assert row_counts == [num_tokens, num_tokens, len(RAGGED)]
+        num_tokens = sum(RAGGED_LENGTHS)
+        assert row_counts == [num_tokens, num_tokens, len(RAGGED_LENGTHS)]
         hidden = model.bert(batch.packed)
     is_causal = attention == "causal"
     token_indices = (
@@ -138,8 +143,8 @@ def test_classifier_computes_the_last_layer_for_one_token_per_sequence(
 def test_pre_training_computes_the_last_layer_only_where_losses_need_it() -> None:
     """The last layer runs for masked tokens and [CLS] only, with the same losses and gradients."""
     torch.manual_seed(0)
-    model = BertForPreTraining(prime_config(layers=2)).eval()
-    batch = random_batch(model.config, RAGGED)
+    model = BertForPreTraining(make_prime_size_config(layers=2)).eval()
+    batch = draw_batch(model.config, RAGGED_LENGTHS)
     row_counts = []
     layers: Any = model.bert.encoder.layers
     layers[-1].down.register_forward_hook(lambda _, inputs, __: row_counts.append(len(inputs[0])))
@@ -148,11 +153,11 @@ def test_pre_training_computes_the_last_layer_only_where_losses_need_it() -> Non
     torch.autograd.backward(losses.mlm_loss + losses.nsp_loss)
     gradients = {name: weight.grad.clone() for name, weight in model.named_parameters()
                  if weight.grad is not None}  # fmt: skip
-    assert row_counts == [len(batch.masked_labels) + len(RAGGED)]
+    assert row_counts == [len(batch.masked_labels) + len(RAGGED_LENGTHS)]
     model.zero_grad()
     hidden = model.bert(batch.packed)
     mlm_logits = model.mlm(hidden[batch.masked_positions])
-    nsp_logits = model.next_sentence_logits(hidden, batch.packed)
+    nsp_logits = model.compute_nsp_logits(hidden, batch.packed)
     f = torch.nn.functional
     mlm_loss = f.cross_entropy(mlm_logits, batch.masked_labels, reduction="sum")
     torch.autograd.backward(

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from bertsmith.model.config import FeatureSettings
+from bertsmith.model.config import BiLSTMSettings
 from bertsmith.model.feature_based import BertWithBiLSTM, hidden_state_indices
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.model.packed import pack_sequences
-from tests.model.examples import prime_config
+from tests.model.examples import make_prime_size_config
 
 SEQUENCES = [
     ([2, 17, 5, 3, 9, 3], [0, 0, 0, 0, 1, 1]), ([2, 8, 3], [0, 0, 0]), ([2, 3], [0, 0]),
@@ -24,8 +24,8 @@ def make_model(
 ) -> BertWithBiLSTM:
     """Return a random model."""
     torch.manual_seed(3)
-    config = prime_config(layers=num_layers, init_range=0.3)
-    features = FeatureSettings.parse({"layers": layers, "width": 11}, "the test")
+    config = make_prime_size_config(layers=num_layers, init_range=0.3)
+    features = BiLSTMSettings.parse({"layers": layers, "width": 11}, "the test")
     return BertWithBiLSTM(config, 3, features, is_sequence_level=is_sequence_level).eval()
 
 
@@ -38,7 +38,9 @@ def make_model(
 def test_bilstm_reads_the_hidden_states_of_table_7(layers: str, indices: list[int]) -> None:
     """The BiLSTM reads exactly the chosen hidden states, and layers above are not computed."""
     model = make_model(layers)
-    all_states = [state.detach() for state in model.bert.hidden_states(pack_sequences(SEQUENCES))]
+    all_states = [
+        state.detach() for state in model.bert.iter_hidden_states(pack_sequences(SEQUENCES))
+    ]
     states = [all_states[index] for index in indices]
     features = model._compute_features(pack_sequences(SEQUENCES))
     expected = torch.stack(states).mean(0) if "sum" in layers else torch.cat(states, -1)
@@ -98,20 +100,20 @@ def test_frozen_encoder_has_no_dropout() -> None:
 def test_last_four_layers_of_a_three_layer_model_are_rejected() -> None:
     """The error names the setting and the model's number of layers."""
     with pytest.raises(ValueError, match="'concat-last-four', but the model has 3"):
-        hidden_state_indices(FeatureSettings(), 3)
+        hidden_state_indices(BiLSTMSettings(), 3)
 
 
 def test_unfrozen_encoder_is_trained() -> None:
     """All layers that are read get gradients and dropout; eval outputs equal the frozen model's."""
     torch.manual_seed(3)
-    config = prime_config(layers=5, init_range=0.3)
+    config = make_prime_size_config(layers=5, init_range=0.3)
     settings = {"layers": "second-to-last", "width": 11}
     trained = BertWithBiLSTM(
-        config, 3, FeatureSettings.parse({**settings, "frozen": False}, "the test"),
+        config, 3, BiLSTMSettings.parse({**settings, "frozen": False}, "the test"),
         is_sequence_level=False,
     )  # fmt: skip
     frozen = BertWithBiLSTM(
-        config, 3, FeatureSettings.parse(settings, "the test"), is_sequence_level=False
+        config, 3, BiLSTMSettings.parse(settings, "the test"), is_sequence_level=False
     )
     frozen.load_state_dict(trained.state_dict())
     batch = pack_sequences(SEQUENCES)

@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from bertsmith.model.bert import BertForPreTraining
-from bertsmith.model.config import Activation, ModelConfig, size_preset
+from bertsmith.model.config import Activation, ModelConfig, get_size_preset
 from bertsmith.model.ops.attention_layout import Kernel
 from tests.model.examples import (
-    EQUAL,
-    RAGGED,
+    EQUAL_LENGTHS,
+    RAGGED_LENGTHS,
     PreTrainingBatch,
-    prime_config,
-    random_batch,
+    draw_batch,
+    make_prime_size_config,
     randomize_weights,
 )
-from tests.model.peer import (
+from tests.model.transformers_comparison import (
     MIN_SCALE,
     DropoutMasks,
     ModelOutputs,
@@ -92,21 +92,21 @@ def assert_all_same(
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
 def test_model_with_prime_sizes_equals_transformers(activation: Activation, tmp_path: Path) -> None:
     """A model with distinct prime sizes and random weights agrees to 1e-5."""
-    config = prime_config(activation=activation)
+    config = make_prime_size_config(activation=activation)
     model = randomize_weights(BertForPreTraining(config))
     hf_model = to_transformers(model, tmp_path / "model")
-    for lengths in (RAGGED, EQUAL):
-        assert_all_same(model, hf_model, random_batch(config, lengths))
+    for lengths in (RAGGED_LENGTHS, EQUAL_LENGTHS):
+        assert_all_same(model, hf_model, draw_batch(config, lengths))
 
 
 def test_mini_equals_transformers(tmp_path: Path) -> None:
     """A newly initialized model of size mini with 30,522 words agrees to 1e-5."""
     torch.manual_seed(0)
-    sizes: dict[str, Any] = size_preset("mini")
+    sizes: dict[str, Any] = get_size_preset("mini")
     config = ModelConfig(vocab_size=30522, **sizes)
     model = BertForPreTraining(config)
     hf_model = to_transformers(model, tmp_path / "model")
-    assert_all_same(model, hf_model, random_batch(config, (47, 13)))
+    assert_all_same(model, hf_model, draw_batch(config, (47, 13)))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -118,7 +118,7 @@ def test_models_with_random_sizes_equal_transformers(seed: int, tmp_path: Path) 
         return choices[int(torch.randint(len(choices), (), generator=generator))]
 
     heads = draw(1, 2, 5)
-    config = prime_config(
+    config = make_prime_size_config(
         heads=heads,
         width=heads * draw(3, 11),
         layers=draw(1, 3),
@@ -133,7 +133,7 @@ def test_models_with_random_sizes_equal_transformers(seed: int, tmp_path: Path) 
     model = randomize_weights(BertForPreTraining(config))
     hf_model = to_transformers(model, tmp_path / "model")
     # Some of these models are ill-conditioned and amplify rounding errors.
-    assert_all_same(model, hf_model, random_batch(config, lengths, seed + 1), min_scale=1.0)
+    assert_all_same(model, hf_model, draw_batch(config, lengths, seed + 1), min_scale=1.0)
 
 
 def _move_embedding_dropout(model: BertForPreTraining) -> None:
@@ -168,19 +168,19 @@ def test_wrong_dropout_is_detected(
     add_fault: Callable[[BertForPreTraining], None], tmp_path: Path
 ) -> None:
     """Dropout that is moved, swapped, removed or has another rate fails the comparison."""
-    config = prime_config()
+    config = make_prime_size_config()
     model = randomize_weights(BertForPreTraining(config))
     hf_model = to_transformers(model, tmp_path / "model")
-    outputs, expected = run_both(model, hf_model, random_batch(config), True, add_fault)
+    outputs, expected = run_both(model, hf_model, draw_batch(config), True, add_fault)
     assert max(outputs.differences(expected).values()) > DETECTED
 
 
 def test_dropout_changes_the_loss(tmp_path: Path) -> None:
     """Losses with and without dropout differ, so the comparison in train mode is not redundant."""
-    config = prime_config()
+    config = make_prime_size_config()
     model = randomize_weights(BertForPreTraining(config))
     hf_model = to_transformers(model, tmp_path / "model")
-    batch = random_batch(config)
+    batch = draw_batch(config)
     (eval_outputs, _), (train_outputs, _) = (
         run_both(model, hf_model, batch, train) for train in (False, True)
     )

@@ -12,10 +12,10 @@ from transformers import BertForPreTraining as HFBertForPreTraining
 
 from bertsmith.errors import SettingsError
 from bertsmith.model.bert import BertForPreTraining, count_parameters
-from bertsmith.model.config import SIZES, ModelConfig, size_preset
+from bertsmith.model.config import SIZES, ModelConfig, get_size_preset
 from bertsmith.model.embeddings import sinusoidal_positions
 from bertsmith.model.packed import pack_sequences
-from tests.model.examples import prime_config, random_batch
+from tests.model.examples import draw_batch, make_prime_size_config
 
 #: Number of parameters of the pre-training model with 30,522 words.
 NUM_PARAMETERS = {
@@ -40,7 +40,7 @@ def expected_num_parameters(layers: int, width: int, feed_forward: int, vocab_si
 
 def config_for_size(size: str) -> ModelConfig:
     """Return the config of a named size with 30,522 words."""
-    sizes: dict[str, Any] = size_preset(size)
+    sizes: dict[str, Any] = get_size_preset(size)
     return ModelConfig(vocab_size=30522, **sizes)
 
 
@@ -75,7 +75,9 @@ def test_named_sizes_have_as_many_parameters_as_transformers(size: str, nsp: boo
 def test_initial_weights_follow_a_truncated_normal() -> None:
     """Weights have mean 0, the standard deviation of a normal truncated at 2, and its bounds."""
     torch.manual_seed(0)
-    model = BertForPreTraining(prime_config(width=3 * 31, vocab_size=499, init_range=0.05))
+    model = BertForPreTraining(
+        make_prime_size_config(width=3 * 31, vocab_size=499, init_range=0.05)
+    )
     # Of a standard normal truncated at 2: sqrt(1 - 4 phi(2) / (2 Phi(2) - 1)).
     expected_std = 0.05 * math.sqrt(1 - 4 * 0.05399097 / 0.95449974)
     num_large_weights = 0
@@ -95,7 +97,7 @@ def test_initial_weights_follow_a_truncated_normal() -> None:
 
 def test_initial_biases_are_zero_and_norm_weights_one() -> None:
     """Biases are 0 and LayerNorm weights 1, also after the weights are initialized again."""
-    model = BertForPreTraining(prime_config())
+    model = BertForPreTraining(make_prime_size_config())
     for initialize_again in (False, True):
         if initialize_again:
             with torch.no_grad():
@@ -116,7 +118,7 @@ def test_equal_seeds_give_equal_weights() -> None:
     state_dicts = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        state_dicts.append(BertForPreTraining(prime_config()).state_dict())
+        state_dicts.append(BertForPreTraining(make_prime_size_config()).state_dict())
     first, same_seed, other_seed = state_dicts
     assert all(torch.equal(first[name], same_seed[name]) for name in first)
     assert not torch.equal(first["mlm.transform.weight"], other_seed["mlm.transform.weight"])
@@ -124,7 +126,7 @@ def test_equal_seeds_give_equal_weights() -> None:
 
 def test_mlm_decoder_shares_the_word_embeddings() -> None:
     """The MLM decoder's weight is the word embedding table, and its bias is separate."""
-    model = BertForPreTraining(prime_config())
+    model = BertForPreTraining(make_prime_size_config())
     assert model.mlm.decoder.weight is model.bert.embeddings.words.weight
     assert model.mlm.decoder.bias.shape == (101,)
 
@@ -144,19 +146,19 @@ def test_sinusoidal_positions_follow_the_formula(width: int) -> None:
 
 def test_sinusoidal_positions_are_not_trained() -> None:
     """Sinusoidal position embeddings get no gradient."""
-    model = BertForPreTraining(prime_config(positions="sinusoidal"))
+    model = BertForPreTraining(make_prime_size_config(positions="sinusoidal"))
     table = model.bert.embeddings.positions.weight
     std = model.config.init_range
     torch.testing.assert_close(table, sinusoidal_positions(43, 21) * std * 2**0.5)
-    losses = model(*random_batch(model.config).arguments)
+    losses = model(*draw_batch(model.config).arguments)
     losses.mlm_loss.backward()
     assert table.grad is None
 
 
 def test_evaluate_returns_the_losses_and_correct_predictions() -> None:
     """``evaluate`` returns ``forward``'s losses and the number of correct predictions, as sums."""
-    model = BertForPreTraining(prime_config(init_range=0.3)).eval()
-    batch = random_batch(model.config)
+    model = BertForPreTraining(make_prime_size_config(init_range=0.3)).eval()
+    batch = draw_batch(model.config)
     packed, positions, labels, nsp_labels = batch.arguments
     losses, evaluated = model(*batch.arguments), model.evaluate(*batch.arguments)
     torch.testing.assert_close(losses.mlm_loss, evaluated.mlm_loss)
@@ -164,7 +166,7 @@ def test_evaluate_returns_the_losses_and_correct_predictions() -> None:
     with torch.no_grad():
         hidden = model.bert(packed)
         predictions = model.mlm(hidden[positions]).argmax(-1)
-        nsp_predictions = model.next_sentence_logits(hidden, packed).argmax(-1)
+        nsp_predictions = model.compute_nsp_logits(hidden, packed).argmax(-1)
     all_correct = model.evaluate(packed, positions, predictions, nsp_predictions)
     assert int(all_correct.mlm_correct) == len(labels)  # type: ignore[arg-type]
     assert int(all_correct.nsp_correct) == len(nsp_labels)  # type: ignore[arg-type]
@@ -177,8 +179,8 @@ def test_evaluate_returns_the_losses_and_correct_predictions() -> None:
 
 def test_evaluate_computes_logits_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluation in chunks gives the same sums and covers every prediction once."""
-    model = BertForPreTraining(prime_config(init_range=0.3)).eval()
-    packed, positions, labels, nsp_labels = random_batch(model.config).arguments
+    model = BertForPreTraining(make_prime_size_config(init_range=0.3)).eval()
+    packed, positions, labels, nsp_labels = draw_batch(model.config).arguments
     expected = model.evaluate(packed, positions, labels, nsp_labels)
     chunk_sizes: list[int] = []
     model.mlm.register_forward_hook(lambda *arguments: chunk_sizes.append(len(arguments[-1])))
@@ -195,8 +197,8 @@ def test_evaluate_computes_logits_in_chunks(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_model_without_nsp_rejects_nsp_labels() -> None:
     """A model without next-sentence head raises a clear error if it gets next-sentence labels."""
-    model = BertForPreTraining(prime_config(nsp=False))
-    batch = random_batch(model.config)
+    model = BertForPreTraining(make_prime_size_config(nsp=False))
+    batch = draw_batch(model.config)
     assert model(batch.packed, batch.masked_positions, batch.masked_labels, None).mlm_loss > 0
     with pytest.raises(ValueError, match="no next-sentence head"):
         model(*batch.arguments)

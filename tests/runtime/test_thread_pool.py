@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from bertsmith.runtime.thread_pool import map_in_threads, pool_size, set_local_num_threads
+from bertsmith.runtime.thread_pool import choose_num_workers, map_in_threads, set_local_num_threads
 
 CPU = torch.device("cpu")
 
@@ -39,9 +39,9 @@ def test_results_are_in_order(num_threads: int) -> None:
 
 def test_workers_have_equal_shares_of_the_threads(num_threads: int) -> None:
     """At most four workers leave the fewest threads idle; on CUDA there is one."""
-    num_workers = pool_size(CPU)
+    num_workers = choose_num_workers(CPU)
     assert num_workers == {1: 1, 2: 2, 5: 4, 6: 3}[num_threads]
-    assert pool_size(torch.device("cuda")) == 1
+    assert choose_num_workers(torch.device("cuda")) == 1
     barrier = threading.Barrier(num_workers)
 
     def get_share(_: int) -> int:
@@ -163,6 +163,6 @@ def test_items_are_read_only_a_few_ahead(num_threads: int) -> None:
     for _ in range(10):
         next(results)
     results.close()
-    assert len(read_items) <= 10 + 2 * pool_size(CPU) + 1
+    assert len(read_items) <= 10 + 2 * choose_num_workers(CPU) + 1
     assert not any(thread.name.startswith("bertsmith-worker") for thread in threading.enumerate())
     assert torch.get_num_threads() == num_threads

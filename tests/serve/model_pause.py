@@ -29,7 +29,7 @@ class Pause:
 @contextmanager
 def paused_model() -> Iterator[Pause]:
     """Pause all models in their next forward pass, until ``resume`` is set or the block ends."""
-    pause, forward = Pause(), BertModel.hidden_states
+    pause, forward = Pause(), BertModel.iter_hidden_states
 
     def wait(self: BertModel, *args: Any, **kwargs: Any) -> Any:
         pause.num_batches += 1
@@ -37,12 +37,12 @@ def paused_model() -> Iterator[Pause]:
         assert pause.resume.wait(TIMEOUT)
         return forward(self, *args, **kwargs)
 
-    BertModel.hidden_states = wait  # type: ignore[method-assign]
+    BertModel.iter_hidden_states = wait  # type: ignore[method-assign]
     try:
         yield pause
     finally:
         pause.resume.set()
-        BertModel.hidden_states = forward  # type: ignore[method-assign]
+        BertModel.iter_hidden_states = forward  # type: ignore[method-assign]
 
 
 def wait_until(condition: Callable[[], object]) -> None:

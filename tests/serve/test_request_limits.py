@@ -266,12 +266,12 @@ def test_internal_error_is_logged_but_not_sent(
 ) -> None:
     """The 500 response hides the cause, the log has it, and the server keeps working."""
     with run_server(models[:1]) as server:
-        hidden_states = BertModel.hidden_states
-        BertModel.hidden_states = None  # type: ignore[assignment,method-assign]
+        hidden_states = BertModel.iter_hidden_states
+        BertModel.iter_hidden_states = None  # type: ignore[assignment,method-assign]
         try:
             response = server.post("/embed", {"inputs": "a"})
         finally:
-            BertModel.hidden_states = hidden_states  # type: ignore[method-assign]
+            BertModel.iter_hidden_states = hidden_states  # type: ignore[method-assign]
         assert (response.status_code, response.json()["error"]["type"]) == (500, "internal")
         assert "NoneType" not in response.text
         assert "NoneType" in caplog.text
@@ -325,11 +325,11 @@ def start_process(
     program = (
         "import sys\n"
         "from bertsmith.model.bert import BertModel\n"
-        "original = BertModel.hidden_states\n"
+        "original = BertModel.iter_hidden_states\n"
         "def hidden_states(self, *args, **kwargs):\n"
         f"    {before_forward}\n"
         "    return original(self, *args, **kwargs)\n"
-        "BertModel.hidden_states = hidden_states\n"
+        "BertModel.iter_hidden_states = hidden_states\n"
         "from bertsmith.cli.main import main\n"
         "main()\n"
     )

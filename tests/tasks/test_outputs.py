@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.model.config import FeatureSettings, ModelConfig
+from bertsmith.model.config import BiLSTMSettings, ModelConfig
 from bertsmith.model.feature_based import BertWithBiLSTM
 from bertsmith.model.task_models import (
     BertForSequenceClassification,
@@ -24,7 +24,7 @@ def build_model(name: str) -> TaskModel:
         return BertForSequenceClassification(CONFIG, 3).eval()
     if name == "token":
         return BertForTokenClassification(CONFIG, 3).eval()
-    features = FeatureSettings(layers="last", width=16)
+    features = BiLSTMSettings(layers="last", width=16)
     return BertWithBiLSTM(CONFIG, 3, features, is_sequence_level=False).eval()
 
 

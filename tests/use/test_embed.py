@@ -15,7 +15,7 @@ from bertsmith.errors import InputError, ModelError, SettingsError
 from bertsmith.model.bert import BertModel
 from bertsmith.model.encoder import EncoderLayer
 from bertsmith.model.ops.cpu import has_vnni
-from bertsmith.model.ops.linear import bucket_rows
+from bertsmith.model.ops.linear import round_up_num_rows
 from bertsmith.model.ops.smoothquant import smoothquant_scales
 from bertsmith.model.packed import PackedBatch
 from bertsmith.use.embed import Embedder, Floats, embed
@@ -341,7 +341,7 @@ def test_quantization_uses_the_preceding_norm(
 
 def test_row_counts_are_bucketed() -> None:
     """Padding adds fewer than 16 rows or at most an eighth; there are fewer than 50 row counts."""
-    row_counts = [bucket_rows(num_tokens) for num_tokens in range(1, 2049)]
+    row_counts = [round_up_num_rows(num_tokens) for num_tokens in range(1, 2049)]
     assert len(set(row_counts)) < 50
     assert all(
         0 <= num_rows - num_tokens < max(16, num_tokens / 8)

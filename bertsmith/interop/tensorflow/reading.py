@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bertsmith.bundle import INFO_FILE, FineTunedBundle, HeadConfig, PretrainedBundle
 from bertsmith.bundle.config import read_json
-from bertsmith.bundle.weight_names import hf_names
+from bertsmith.bundle.weight_names import map_to_hf_names
 from bertsmith.errors import ModelError
 from bertsmith.interop.tensorflow import names as variable_names
 from bertsmith.interop.tensorflow.release import (
@@ -90,7 +90,7 @@ def _stored_names(checkpoint: Checkpoint) -> dict[str, str]:
         num_layers = sum(name.endswith("/intermediate/kernel") for name in stored)
         config = ModelConfig(vocab_size=1, layers=max(num_layers, 1), width=1, heads=1)
         with torch.device("meta"):
-            groups = hf_names(list(BertForPreTraining(config).state_dict()))
+            groups = map_to_hf_names(list(BertForPreTraining(config).state_dict()))
         originals = [variable_names.to_original_name(name)
                      for group in groups.values() for name in group]  # fmt: skip
         official_names = {name: variable_names.to_official_name(name) for name in originals}
@@ -173,7 +173,7 @@ def _build_model(
     sources = _match_weights(model, checkpoint, stored_names)
     used = {stored_names[name] for group in sources.values() for name in group}
     checkpoint.check_data(sorted(used))
-    new = [name for name in hf_names(list(model.state_dict())) if name not in sources]
+    new = [name for name in map_to_hf_names(list(model.state_dict())) if name not in sources]
     if new:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(_SEED)
@@ -206,7 +206,7 @@ def _match_weights(
     """
     state = model.state_dict()
     sources = {name: [variable_names.to_original_name(hf_name) for hf_name in group]
-               for name, group in hf_names(list(state)).items()}  # fmt: skip
+               for name, group in map_to_hf_names(list(state)).items()}  # fmt: skip
     for head in _OPTIONAL_HEADS:
         head_weights = [name for name in sources if name.startswith(head)]
         if not any(original in stored_names for name in head_weights for original in sources[name]):

@@ -15,7 +15,7 @@ from bertsmith.bundle import (
     locate_model,
 )
 from bertsmith.bundle.config import read_json
-from bertsmith.bundle.weight_names import hf_names
+from bertsmith.bundle.weight_names import map_to_hf_names
 from bertsmith.errors import ModelError
 from bertsmith.files import atomic_directory, check_new_directory, write_json
 from bertsmith.interop.tensorflow.arrays import DT_FLOAT, Array
@@ -102,7 +102,7 @@ def _compare_tokenizers(tokenizer: Tokenizer) -> list[str]:
 def _iter_weights(bundle: PretrainedBundle | FineTunedBundle) -> Iterator[tuple[str, Array]]:
     """Yield the original's name and the float32 values of each weight."""
     state = bundle.model.state_dict()
-    for name, group in hf_names(list(state)).items():
+    for name, group in map_to_hf_names(list(state)).items():
         # A fused weight, such as query_key_value, is stored as several tensors.
         for hf_name, chunk in zip(group, state[name].chunk(len(group)), strict=True):
             original_name = to_original_name(hf_name)

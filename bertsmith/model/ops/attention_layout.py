@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bertsmith.model.ops.bucketing import bucket_seqlen, bucket_sequences
+from bertsmith.model.ops.bucketing import bucket_sequences, round_up_seqlen
 from bertsmith.model.packed import PackedBatch
 
 Kernel = Literal["reference", "padded", "varlen"]
@@ -91,7 +91,7 @@ def _build_buckets(
     """Partition sequences of different lengths, int32 [B], into buckets."""
     index_groups = bucket_sequences(lengths.tolist())
     if index_groups is None:
-        max_seqlen = bucket_seqlen(max_seqlen)
+        max_seqlen = round_up_seqlen(max_seqlen)
         mask = _build_mask(lengths, max_seqlen, is_causal=is_causal, dtype=dtype)
         return (Bucket(len(lengths), max_seqlen, mask),)
     return tuple(
@@ -105,7 +105,7 @@ def _build_bucket(
 ) -> Bucket:
     """Build the bucket of the sequences ``sequence_indices``, given all lengths of the batch."""
     bucket_lengths = lengths[sequence_indices]
-    max_seqlen = bucket_seqlen(int(bucket_lengths.max()))
+    max_seqlen = round_up_seqlen(int(bucket_lengths.max()))
     if bool((bucket_lengths == max_seqlen).all()):
         mask = _build_causal_mask(max_seqlen, dtype, lengths.device) if is_causal else None
     else:

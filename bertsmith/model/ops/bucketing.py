@@ -12,7 +12,7 @@ def _simd_width() -> int:
     return 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
 
 
-def bucket_seqlen(length: int) -> int:
+def round_up_seqlen(length: int) -> int:
     """Return the padded length of a bucket: the next multiple of the SIMD width if it is near.
 
     PyTorch's attention and softmax are slow on the remainder of a row: with AVX-512, 31 tokens take

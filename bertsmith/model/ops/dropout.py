@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 #: Random bits compared with the threshold for each element, so the rate is exact to 2^-16.
-BITS = 16
+BITS_PER_ELEMENT = 16
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Dropout(nn.Module):
     def draw_mask(self, x: Tensor, dropout_seed: DropoutSeed) -> Tensor:
         """Return the mask for a CPU tensor: 0 or 1 / (1 - rate), with the shape and dtype of x."""
         bits = random_bits(dropout_seed.seed, self.index, x.numel()).view(x.shape)
-        threshold = round(self.rate * 2**BITS) - 2 ** (BITS - 1)
+        threshold = round(self.rate * 2**BITS_PER_ELEMENT) - 2 ** (BITS_PER_ELEMENT - 1)
         mask: Tensor = (bits >= threshold).to(x.dtype).mul_(1.0 / (1.0 - self.rate))
         return mask
 

@@ -25,7 +25,7 @@ class Linear(nn.Linear):
         if uses_onednn(x, self.weight):
             output: Tensor = _OneDnnLinear.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
             return output
-        num_padding_rows = bucket_rows(x.shape[0]) - x.shape[0] if is_cpu_bf16(x) else 0
+        num_padding_rows = round_up_num_rows(x.shape[0]) - x.shape[0] if uses_cpu_bf16(x) else 0
         if not num_padding_rows:
             return super().forward(x)
         return super().forward(F.pad(x, (0, 0, 0, num_padding_rows)))[: x.shape[0]]
@@ -46,7 +46,7 @@ def uses_onednn(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def is_cpu_bf16(x: Tensor) -> bool:
+def uses_cpu_bf16(x: Tensor) -> bool:
     """Return whether PyTorch multiplies the rows of x in bf16 on the CPU, which uses oneDNN."""
     return (
         not torch.compiler.is_compiling()
@@ -64,7 +64,7 @@ def matmul_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype("cpu") if is_autocast else x.dtype
 
 
-def bucket_rows(num_rows: int) -> int:
+def round_up_num_rows(num_rows: int) -> int:
     """Round a number of rows up to one of eight sizes per power of two.
 
     oneDNN generates and caches code for each number of rows, half a megabyte or more per linear
@@ -75,8 +75,8 @@ def bucket_rows(num_rows: int) -> int:
 
 
 def pad_rows(x: Tensor) -> Tensor:
-    """Return x [T, D] with zero rows appended up to ``bucket_rows(T)`` rows, contiguous."""
-    num_rows, padded_rows = x.shape[0], bucket_rows(x.shape[0])
+    """Return x [T, D] with zero rows appended up to ``round_up_num_rows(T)`` rows, contiguous."""
+    num_rows, padded_rows = x.shape[0], round_up_num_rows(x.shape[0])
     if padded_rows == num_rows:
         return x.contiguous()
     padded = x.new_empty(padded_rows, x.shape[1])

@@ -206,9 +206,9 @@ def _train(
 def _choose_thread_count(options: FinetuneRunSettings, progress: Progress) -> int | None:
     """Return a reduced number of threads if other processes use the cores, else None."""
     available = torch.get_num_threads()
-    if available == 1 or not device.is_cpu(options.device):
+    if available == 1 or not device.resolves_to_cpu(options.device):
         return None
-    threads = count_free_cores(device.measure_load(), available)
+    threads = count_free_cores(device.measure_cpu_load(), available)
     if threads == available:
         return None
     progress.log(

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from bertsmith.errors import SettingsError, TaskError
-from bertsmith.model.config import FeatureSettings, ModelConfig
+from bertsmith.model.config import BiLSTMSettings, ModelConfig
 from bertsmith.settings import (
     Settings,
     SettingsTable,
@@ -73,7 +73,7 @@ class FinetuneSettings(Settings):
     schedule: ScheduleSettings = ScheduleSettings()
     run: FinetuneRunSettings = FinetuneRunSettings()
     #: A BiLSTM on the frozen or trained encoder; None: only the task's linear layer.
-    features: FeatureSettings | None = None
+    features: BiLSTMSettings | None = None
     checkpoint: CheckpointSettings = CheckpointSettings()
 
 

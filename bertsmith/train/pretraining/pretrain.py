@@ -228,9 +228,13 @@ def with_thread_count(
     with another process.
     """
     run = settings.run
-    if run.threads is not None or torch.get_num_threads() == 1 or not device.is_cpu(run.device):
+    if (
+        run.threads is not None
+        or torch.get_num_threads() == 1
+        or not device.resolves_to_cpu(run.device)
+    ):
         return settings
-    load = device.measure_load()
+    load = device.measure_cpu_load()
     if not is_machine_busy(load):
         return settings
     # Timed without torch.compile, whose graphs depend on the number of threads.

@@ -10,7 +10,7 @@ from bertsmith.bundle.metadata import read_metadata
 from bertsmith.data.store import MANIFEST_FILE, Store
 from bertsmith.errors import RunError, SettingsError
 from bertsmith.files import sha256_of_file
-from bertsmith.model.config import SIZES, size_preset
+from bertsmith.model.config import SIZES, get_size_preset
 from bertsmith.settings import get_table, merge_settings, user_settings
 from bertsmith.train.pretraining import recipes
 from bertsmith.train.pretraining.recipes import PretrainSettings, RecipeName
@@ -204,7 +204,7 @@ def store_id(store: Store) -> str:
 def _get_size_preset(name: str) -> dict[str, Any]:
     if name not in SIZES:
         raise SettingsError(f"unknown --size {name!r}; the sizes are {', '.join(SIZES)}")
-    return dict(size_preset(name))
+    return dict(get_size_preset(name))
 
 
 def _override_sizes(model: dict[str, Any], user_model: Any) -> dict[str, Any]:

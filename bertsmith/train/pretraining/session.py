@@ -139,7 +139,7 @@ class Session:
             tokens_per_step += fraction * sum(map(objective.count_tokens, batches)) / len(batches)
             is_noisy = is_noisy or probe.is_noisy(times)
         evaluation_seconds, eval_sequences = self._time_evaluation()
-        peak_memory_bytes = device.peak_memory_bytes(self.machine)
+        peak_memory_bytes = device.get_peak_memory_bytes(self.machine)
         self.reset()
         return Cost(
             step_seconds, evaluation_seconds, peak_memory_bytes, peak_macs, mfu, tokens_per_step,

@@ -175,7 +175,7 @@ def _compute_outputs(
     model = compared.model
     batch = pack_sequences(sequences).to(next(model.parameters()).device)
     hidden = torch.empty(0)
-    for layer, hidden in enumerate(model.bert.hidden_states(batch)):
+    for layer, hidden in enumerate(model.bert.iter_hidden_states(batch)):
         yield (f"layer {layer}" if layer else "embeddings"), hidden.float().cpu()
     pooler = getattr(model, "pooler", None)
     if pooler is not None and "pooler.dense.weight" not in compared.initialized:
@@ -186,7 +186,7 @@ def _compute_outputs(
         logits = model.mlm(hidden).float().cpu()
         yield "masked LM", logits.index_select(1, shared_ids)
         if model.nsp is not None:
-            yield "next sentence", model.next_sentence_logits(hidden, batch).float().cpu()
+            yield "next sentence", model.compute_nsp_logits(hidden, batch).float().cpu()
         return
     is_sequence_level = isinstance(model, BertForSequenceClassification) or (
         isinstance(model, BertWithBiLSTM) and model.is_sequence_level

@@ -172,7 +172,9 @@ def test_head_outputs_have_the_intended_size(norm: str) -> None:
     init_cross_segment_heads(model, CLS)
     layer = next(module for module in model.modules() if isinstance(module, SelfAttention))
     batch = pack_sequences([([CLS, *range(101, 200)], [0] * 50 + [1] * 50)])
-    input_rms = 1.0 if norm != "none" else float(next(iter(model.bert.hidden_states(batch))).std())
+    input_rms = (
+        1.0 if norm != "none" else float(next(iter(model.bert.iter_hidden_states(batch))).std())
+    )
     relative_rms = []
     for head in range(3):
         probabilities, values = (
@@ -217,8 +219,8 @@ def test_next_sentence_logits_start_at_zero() -> None:
     model = BertForPreTraining(WIDE_CONFIG.model_copy(update={"layers": 2, "nsp": True}))
     init_cross_segment_heads(model, CLS)
     batch = pack_sequences([([CLS, *range(101, 120)], [0] * 10 + [1] * 10)])
-    hidden = list(model.bert.hidden_states(batch))[-1]
-    assert not model.next_sentence_logits(hidden, batch).any()
+    hidden = list(model.bert.iter_hidden_states(batch))[-1]
+    assert not model.compute_nsp_logits(hidden, batch).any()
 
 
 @pytest.mark.cuda
@@ -267,7 +269,7 @@ def _pooled_state(model: BertForPreTraining, num_shared: int) -> torch.Tensor:
     ids = [CLS, *words[:49].tolist(), *second.tolist(), SEP]
     batch = pack_sequences([(ids, [0] * 50 + [1] * 50)])
     with torch.no_grad():
-        hidden = list(model.bert.hidden_states(batch))[-1]
+        hidden = list(model.bert.iter_hidden_states(batch))[-1]
     return hidden[-1 if model.config.attention == "causal" else 0]
 
 
@@ -290,7 +292,7 @@ def _query_key_value(
 ) -> tuple[torch.Tensor, ...]:
     """Return queries, keys and values of a head, each [T, H]."""
     attention = [module for module in model.modules() if isinstance(module, SelfAttention)][layer]
-    hidden = list(model.bert.hidden_states(batch))[layer]
+    hidden = list(model.bert.iter_hidden_states(batch))[layer]
     if model.config.norm == "pre":
         hidden = model.bert.encoder.layers[layer].attention_norm(hidden)  # type: ignore[operator]
     qkv = attention.query_key_value(hidden).view(-1, 3, attention.num_heads, attention.head_width)

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from bertsmith.model.ops import cross_entropy, linear
 from bertsmith.model.ops.cross_entropy import linear_cross_entropy
-from bertsmith.model.ops.linear import bucket_rows, onednn_linear
+from bertsmith.model.ops.linear import onednn_linear, round_up_num_rows
 
 P, D, V = 29, 7, 53
 
@@ -101,7 +101,7 @@ def test_onednn_gives_the_same_loss(
         leaves = [value.clone().requires_grad_() for value in inputs]
         loss = function(leaves[0], leaves[1], leaves[2], labels)
         results.append([loss.detach(), *torch.autograd.grad(loss, leaves)])
-    rows = bucket_rows(min(chunk_rows, P))
+    rows = round_up_num_rows(min(chunk_rows, P))
     assert {(rows, D), (rows, 20), (20, rows), (rows, V % 20), (V % 20, rows)} <= shapes
     for actual, expected in zip(*results, strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)

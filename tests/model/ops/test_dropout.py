@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.ops.dropout import Dropout, DropoutSeed, random_bits
-from tests.model.examples import prime_config
+from tests.model.examples import make_prime_size_config
 
 COUNT = 400_003
 
@@ -69,7 +69,7 @@ def test_masks_of_different_indices_are_independent() -> None:
 
 def test_all_dropouts_of_a_model_have_different_indices() -> None:
     """No two dropouts of a model share an index."""
-    model = BertForPreTraining(prime_config(layers=5))
+    model = BertForPreTraining(make_prime_size_config(layers=5))
     indices = [module.index for module in model.modules() if isinstance(module, Dropout)]
     assert len(indices) == len(set(indices)) == 1 + 3 * 5
 

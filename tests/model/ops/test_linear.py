@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.ops import linear
 from bertsmith.model.ops.cpu import has_slow_mkl
-from bertsmith.model.ops.linear import Linear, bucket_rows
-from tests.model.examples import prime_config, random_batch, randomize_weights
+from bertsmith.model.ops.linear import Linear, round_up_num_rows
+from tests.model.examples import draw_batch, make_prime_size_config, randomize_weights
 
 NEEDS_ONEDNN = pytest.mark.skipif(
     not hasattr(torch.ops.mkldnn, "_linear_pointwise"),
@@ -60,7 +60,7 @@ def test_outputs_and_gradients_equal_float64(
         assert leaf.grad is not None
         assert exact_leaf.grad is not None
         torch.testing.assert_close(leaf.grad, exact_leaf.grad.float(), rtol=1e-5, atol=1e-4)
-    rows = bucket_rows(num_rows)
+    rows = round_up_num_rows(num_rows)
     assert onednn_shapes == [
         (rows, in_features, out_features), (rows, out_features, in_features),
         (out_features, rows, in_features),
@@ -78,7 +78,7 @@ def test_row_counts_are_bucketed(onednn_shapes: list[tuple[int, ...]]) -> None:
             assert torch.equal(layer(x), output)
     assert len(set(onednn_shapes)) == 2 * (8 + 3 * 8)
     assert {shape[0] for shape in onednn_shapes if shape[1] == 9} == {
-        bucket_rows(num_rows) for num_rows in range(1, 1025)
+        round_up_num_rows(num_rows) for num_rows in range(1, 1025)
     }
 
 
@@ -108,7 +108,7 @@ def test_bf16_row_counts_are_bucketed(monkeypatch: pytest.MonkeyPatch) -> None:
         expected_values += torch.autograd.grad(expected_values[0], leaves, grad_output)
         for value, expected in zip(values, expected_values, strict=True):
             torch.testing.assert_close(value, expected, rtol=0.02, atol=0.02)
-    assert set(row_counts) == {16, 32, 48, bucket_rows(1000)}
+    assert set(row_counts) == {16, 32, 48, round_up_num_rows(1000)}
     assert layer(torch.randn(3, 9)).shape == (3, 5)
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(torch.randn(0, 9)).shape == (0, 5)
@@ -149,8 +149,8 @@ def test_pre_training_step_is_the_same_with_both_libraries(
     onednn_shapes: list[tuple[int, ...]],
 ) -> None:
     """Losses and gradients of a pre-training step agree between oneDNN and MKL."""
-    config = prime_config(dropout=0.0, attention_dropout=0.0)
-    model, batch = randomize_weights(BertForPreTraining(config)), random_batch(config)
+    config = make_prime_size_config(dropout=0.0, attention_dropout=0.0)
+    model, batch = randomize_weights(BertForPreTraining(config)), draw_batch(config)
 
     def compute_losses_and_gradients() -> list[Tensor]:
         model.zero_grad(set_to_none=True)

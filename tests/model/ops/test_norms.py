@@ -14,7 +14,12 @@ from bertsmith.interop.onnx import write_onnx
 from bertsmith.model.bert import BertForPreTraining, BertModel
 from bertsmith.model.ops.norms import BatchNorm
 from bertsmith.use.embed import Embedder
-from tests.model.examples import make_tokenizer, prime_config, random_batch, randomize_weights
+from tests.model.examples import (
+    draw_batch,
+    make_prime_size_config,
+    make_tokenizer,
+    randomize_weights,
+)
 
 #: The alternatives to LayerNorm.
 NORMS = pytest.mark.parametrize("norm", ["batch", "none"])
@@ -45,7 +50,7 @@ def test_batch_norm_equals_pytorch() -> None:
 
 def test_encoder_without_norm_has_no_layer_norm() -> None:
     """With ``norm = "none"`` only the masked-LM head has a LayerNorm."""
-    model = BertForPreTraining(prime_config(norm="none"))
+    model = BertForPreTraining(make_prime_size_config(norm="none"))
     names = [name for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)]
     assert names == ["mlm.norm"]
     assert not any(isinstance(module, BatchNorm) for module in model.modules())
@@ -54,9 +59,9 @@ def test_encoder_without_norm_has_no_layer_norm() -> None:
 @NORMS
 def test_token_indices_do_not_change_the_outputs(norm: str) -> None:
     """Hidden states of selected tokens equal these rows of all hidden states."""
-    config = prime_config(norm=norm, dropout=0.0, attention_dropout=0.0)
+    config = make_prime_size_config(norm=norm, dropout=0.0, attention_dropout=0.0)
     torch.manual_seed(1)
-    model, batch = BertModel(config), random_batch(config)
+    model, batch = BertModel(config), draw_batch(config)
     token_indices = batch.masked_positions
     for train in (True, False):
         model.train(train)
@@ -69,9 +74,9 @@ def test_saved_model_can_be_loaded_but_not_exported(
     norm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A loaded model has the same outputs; formats without this norm reject it."""
-    config = prime_config(norm=norm)
+    config = make_prime_size_config(norm=norm)
     model = randomize_weights(BertForPreTraining(config))
-    batch = random_batch(config)
+    batch = draw_batch(config)
     with torch.no_grad():
         # Changes the running statistics from their initial values.
         model.train()(*batch.arguments)
@@ -95,9 +100,9 @@ def test_saved_model_can_be_loaded_but_not_exported(
 @NORMS
 def test_model_can_be_trained(norm: str) -> None:
     """All parameters get gradients, and ten steps on one batch reduce its loss."""
-    config = prime_config(norm=norm, dropout=0.0, attention_dropout=0.0)
+    config = make_prime_size_config(norm=norm, dropout=0.0, attention_dropout=0.0)
     torch.manual_seed(2)
-    model, batch = BertForPreTraining(config).train(), random_batch(config)
+    model, batch = BertForPreTraining(config).train(), draw_batch(config)
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     loss_history: list[Any] = []
     for _ in range(10):

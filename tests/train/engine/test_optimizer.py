@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from bertsmith.errors import RunError
 from bertsmith.model.bert import BertForPreTraining
-from bertsmith.model.config import FeatureSettings, ModelConfig
+from bertsmith.model.config import BiLSTMSettings, ModelConfig
 from bertsmith.model.feature_based import BertWithBiLSTM
 from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.runtime.device import Machine
 from bertsmith.train.engine.optimizer import build_optimizer, has_weight_decay
 from bertsmith.train.engine.settings import OptimSettings
 from bertsmith.train.engine.step import step_seed, take_step
-from tests.model.examples import prime_config
+from tests.model.examples import make_prime_size_config
 
 CPU = Machine(torch.device("cpu"), "fp32", "padded")
 
@@ -182,8 +182,8 @@ def test_dropout_seeds_differ_between_steps_and_micro_batches() -> None:
 
 def test_bilstm_biases_and_layer_weights_do_not_decay() -> None:
     """In the feature-based model, LSTM biases and the layer-mixing weights do not decay."""
-    features = FeatureSettings(layers="weighted-sum-all", width=5)
-    model = BertWithBiLSTM(prime_config(), 3, features, is_sequence_level=True)
+    features = BiLSTMSettings(layers="weighted-sum-all", width=5)
+    model = BertWithBiLSTM(make_prime_size_config(), 3, features, is_sequence_level=True)
     names = {
         name
         for name, parameter in model.named_parameters()

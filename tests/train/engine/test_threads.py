@@ -11,7 +11,7 @@ import torch
 from bertsmith import bundle
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.runtime import device
-from bertsmith.runtime.device import CpuLoad, measure_load
+from bertsmith.runtime.device import CpuLoad, measure_cpu_load
 from bertsmith.settings import read_toml
 from bertsmith.train.engine.budget import TimeBudget
 from bertsmith.train.engine.probe import Cost
@@ -25,7 +25,7 @@ from bertsmith.train.engine.threads import (
 from bertsmith.train.finetuning.finetune import finetune
 from bertsmith.train.pretraining import pretrain
 from bertsmith.train.pretraining.session import Session
-from tests.model.examples import prime_config
+from tests.model.examples import make_prime_size_config
 from tests.train.conftest import WORDS, Train, make_tokenizer
 
 IDLE, BUSY = CpuLoad(0.05, 0.1), CpuLoad(1.0, 1.0)
@@ -92,9 +92,9 @@ def test_short_load_makes_a_machine_busy_but_takes_no_core() -> None:
 def test_load_without_proc_is_the_load_average(monkeypatch: pytest.MonkeyPatch) -> None:
     """The load is not negative; without /proc/stat the load average replaces the current load."""
     monkeypatch.setattr("time.sleep", lambda _: None)
-    assert measure_load().current >= 0
+    assert measure_cpu_load().current >= 0
     monkeypatch.setattr(device, "_busy_core_seconds", lambda: None)
-    load = measure_load()
+    load = measure_cpu_load()
     assert load.current == load.last_minute
 
 
@@ -111,7 +111,7 @@ def test_busy_machine_trains_with_fewer_threads(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The number of threads is stored, used by a resumed run, and reset after the run."""
-    monkeypatch.setattr(device, "measure_load", lambda: BUSY)
+    monkeypatch.setattr(device, "measure_cpu_load", lambda: BUSY)
     monkeypatch.setattr(Session, "choose_thread_count", _choose_one_thread)
     arguments: dict[str, Any] = {"steps": 2, "run__threads": None}
     thread_counts: list[int] = []
@@ -126,7 +126,7 @@ def test_busy_machine_trains_with_fewer_threads(
     assert thread_counts == [1]
     assert torch.get_num_threads() == 2
     assert read_toml(tmp_path / "run" / "settings.toml")["run"]["threads"] == 1
-    monkeypatch.setattr(device, "measure_load", _fail)
+    monkeypatch.setattr(device, "measure_cpu_load", _fail)
     train(**arguments)
     assert thread_counts == [1, 1]
 
@@ -136,10 +136,10 @@ def test_threads_are_not_timed_without_need(
 ) -> None:
     """Threads are not timed on an idle machine, nor if run.threads is set."""
     monkeypatch.setattr(Session, "choose_thread_count", _fail)
-    monkeypatch.setattr(device, "measure_load", lambda: IDLE)
+    monkeypatch.setattr(device, "measure_cpu_load", lambda: IDLE)
     train("idle", steps=1, run__threads=None)
     assert read_toml(tmp_path / "idle" / "settings.toml")["run"]["threads"] == 2
-    monkeypatch.setattr(device, "measure_load", _fail)
+    monkeypatch.setattr(device, "measure_cpu_load", _fail)
     train("set", steps=1, run__threads=1)
 
 
@@ -147,7 +147,7 @@ def test_timing_threads_does_not_change_the_weights(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run with timed threads ends with the same bytes as one with that run.threads set."""
-    monkeypatch.setattr(device, "measure_load", lambda: BUSY)
+    monkeypatch.setattr(device, "measure_cpu_load", lambda: BUSY)
     train("timed", steps=3, run__threads=None)
     threads = read_toml(tmp_path / "timed" / "settings.toml")["run"]["threads"]
     train("set", steps=3, run__threads=threads)
@@ -159,7 +159,7 @@ def test_noisy_step_times_lead_to_fewer_threads(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Noisy step times reveal a load that the system does not report, as in a container."""
-    monkeypatch.setattr(device, "measure_load", lambda: IDLE)
+    monkeypatch.setattr(device, "measure_cpu_load", lambda: IDLE)
     noisy_cost = Cost(8.0, 0.0, 0, 1e9, 0.1, 100.0, is_noisy=True)
     costs = iter([noisy_cost, Cost(2.0, 0.0, 0, 1e9, 0.1, 100.0)])
     monkeypatch.setattr(Session, "measure_cost", lambda *_: next(costs))
@@ -176,7 +176,9 @@ def test_fine_tuning_leaves_busy_cores_free(
 ) -> None:
     """Fine-tuning on a busy machine uses fewer threads, and a resumed run the stored number."""
     tokenizer = make_tokenizer()
-    config = prime_config(vocab_size=tokenizer.vocab_size, width=32, heads=2, feed_forward=61)
+    config = make_prime_size_config(
+        vocab_size=tokenizer.vocab_size, width=32, heads=2, feed_forward=61
+    )
     bundle.save(tmp_path / "start", BertForPreTraining(config), tokenizer, {})
     rng = np.random.default_rng(0)
     table = tmp_path / "table.jsonl"
@@ -185,11 +187,11 @@ def test_fine_tuning_leaves_busy_cores_free(
         for i in range(20)
     ]
     table.write_text("\n".join(rows))
-    monkeypatch.setattr(device, "measure_load", lambda: BUSY)
+    monkeypatch.setattr(device, "measure_cpu_load", lambda: BUSY)
     values = {"schedule": {"steps": 2}}
     finetune("classify", tmp_path / "start", tmp_path / "run", data=table, values=values)
     assert read_toml(tmp_path / "run" / "settings.toml")["run"]["threads"] == 1
     assert torch.get_num_threads() == 2
-    monkeypatch.setattr(device, "measure_load", _fail)
+    monkeypatch.setattr(device, "measure_cpu_load", _fail)
     (tmp_path / "run" / "model").rename(tmp_path / "model")
     finetune("classify", tmp_path / "start", tmp_path / "run", data=table, values=values)

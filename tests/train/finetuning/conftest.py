@@ -7,7 +7,7 @@ import torch
 
 from bertsmith import bundle
 from bertsmith.model.bert import BertForPreTraining
-from tests.model.examples import prime_config
+from tests.model.examples import make_prime_size_config
 from tests.train.conftest import make_tokenizer
 
 
@@ -16,7 +16,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model with the vocabulary WORDS."""
     tokenizer = make_tokenizer()
     torch.manual_seed(0)
-    config = prime_config(
+    config = make_prime_size_config(
         vocab_size=tokenizer.vocab_size, width=32, heads=2, feed_forward=61, init_range=0.1
     )
     directory = tmp_path_factory.mktemp("start") / "model"

@@ -16,7 +16,7 @@ from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.ops import linear
 from bertsmith.train.engine.schedule import ScheduleSettings, lr_factor
 from bertsmith.train.finetuning.finetune import finetune
-from tests.model.examples import prime_config, randomize_weights
+from tests.model.examples import make_prime_size_config, randomize_weights
 from tests.train.conftest import WORDS, make_tokenizer
 
 NUM_EXAMPLES, STEPS = 24, 30
@@ -61,7 +61,7 @@ def test_weights_equal_those_of_the_trainer(
     monkeypatch.setattr(linear, "has_slow_mkl", lambda: use_onednn)
     monkeypatch.setattr(linear, "ONEDNN_MIN_MACS", 1)
     tokenizer = make_tokenizer()
-    config = prime_config(vocab_size=tokenizer.vocab_size, width=32, heads=2, dropout=0.0,
+    config = make_prime_size_config(vocab_size=tokenizer.vocab_size, width=32, heads=2, dropout=0.0,
                           attention_dropout=0.0)  # fmt: skip
     torch.manual_seed(0)
     model = randomize_weights(BertForPreTraining(config))

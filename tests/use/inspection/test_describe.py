@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from bertsmith import bundle
 from bertsmith.bundle import PretrainedBundle
-from bertsmith.bundle.weight_names import hf_names
+from bertsmith.bundle.weight_names import map_to_hf_names
 from bertsmith.data import store
 from bertsmith.errors import InputError, ModelError, RunError
 from bertsmith.model.bert import count_parameters
@@ -82,7 +82,7 @@ def test_describe_model(pretrained: PretrainedBundle, model_dir: Path) -> None:
     num_parameters = count_parameters(pretrained.model)
     assert description.facts["parameters"] == num_parameters
     assert description.facts["config"] == pretrained.config.model_dump()
-    names_by_parameter = hf_names(list(pretrained.model.state_dict()))
+    names_by_parameter = map_to_hf_names(list(pretrained.model.state_dict()))
     num_stored = sum(len(names) for names in names_by_parameter.values())
     assert len(description.facts["tensors"]) == num_stored
     assert f"{num_parameters:,} parameters" in description.lines[1]

@@ -218,7 +218,7 @@ def run_bertsmith(model: BertForPreTraining, batch: PreTrainingBatch) -> ModelOu
     with torch.no_grad():
         hidden = model.bert(batch.packed, dropout_seed)
         mlm_logits, nsp_logits = (
-            model.mlm(hidden), model.next_sentence_logits(hidden, batch.packed)
+            model.mlm(hidden), model.compute_nsp_logits(hidden, batch.packed)
         )  # fmt: skip
     all_gradients = {name: weight.grad for name, weight in model.named_parameters()}
     gradients = {name: value for name, value in all_gradients.items() if value is not None}
