@@ -30,8 +30,8 @@ import numpy as np
 import torch
 from reporting import report
 
+from bertsmith.runtime.inference_batches import max_batch_size
 from bertsmith.runtime.thread_pool import map_in_threads
-from bertsmith.serve.models import embed_sequences
 from bertsmith.serve.settings import ServeSettings
 from bertsmith.use.embed import Embedder
 from bertsmith.use.vector_settings import VectorSettings
@@ -94,15 +94,15 @@ def measure_unsorted_batches(embedder: Embedder, texts: list[str], seconds: floa
     generator, cpu = random.Random(0), torch.device("cpu")
 
     def compute(batch: list[list[int]]) -> Any:
-        with torch.inference_mode():
-            return embed_sequences(embedder, settings, batch)
+        return embedder.encode_batch(batch, settings)
 
     start, count = time.perf_counter(), 0
     while time.perf_counter() - start < seconds:
         batches: list[list[list[int]]] = [[]]
         sequences = list(embedder.tokenize(texts).sequences)
         for ids in generator.sample(sequences, len(sequences)):
-            if batches[-1] and sum(map(len, batches[-1])) + len(ids) > max_tokens:
+            max_seqlen = max(map(len, [*batches[-1], ids]))
+            if len(batches[-1]) >= max_batch_size(max_seqlen, max_tokens):
                 batches.append([])
             batches[-1].append(ids)
         count += sum(len(batch) for batch, _ in map_in_threads(compute, batches, cpu))

@@ -24,6 +24,15 @@ def choose_batch_tokens(device: torch.device, feed_forward: int) -> int:
     return MAX_BATCH_TOKENS
 
 
+def max_batch_size(max_seqlen: int, max_tokens: int) -> int:
+    """Return the maximum number of sequences in a batch whose longest has ``max_seqlen`` tokens.
+
+    Short sequences count like the longest, because attention kernels may pad to its length. A
+    sequence that is longer than ``max_tokens`` is a batch by itself.
+    """
+    return max(max_tokens // max_seqlen, 1)
+
+
 def batch_by_length(
     lengths: Sequence[int], max_tokens: int = MAX_BATCH_TOKENS
 ) -> Iterator[list[int]]:
@@ -32,7 +41,7 @@ def batch_by_length(
     Args:
         lengths: Length of each sequence.
         max_tokens: Maximum of the number of sequences in a batch times the length of the longest
-            one. A sequence that is longer than this is a batch by itself.
+            one; see ``max_batch_size``.
 
     Yields:
         The indices of the sequences of a batch.
@@ -40,7 +49,6 @@ def batch_by_length(
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     start = 0
     while start < len(order):
-        longest = lengths[order[start]]
-        num_sequences = max(max_tokens // longest, 1)
+        num_sequences = max_batch_size(lengths[order[start]], max_tokens)
         yield order[start : start + num_sequences]
         start += num_sequences

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from bertsmith.runtime.inference_batches import max_batch_size
 from bertsmith.runtime.thread_pool import set_local_num_threads
 from bertsmith.serve.deadline import (
     BusyError,
@@ -107,7 +108,8 @@ class Batcher:
         """Start the threads.
 
         Args:
-            batch_tokens: maximum tokens per batch; a longer unit gets a batch of its own.
+            batch_tokens: maximum tokens per batch, counting each unit at the longest one's length;
+                a longer unit gets a batch of its own.
             queue_tokens: maximum tokens in the queue.
             call_tokens: maximum tokens per call.
             max_wait: seconds to wait for a batch to fill.
@@ -182,7 +184,9 @@ class Batcher:
             self._reject_if_overloaded(total, deadline.expires_at - self._clock())
             scheduled_at = self._clock()
             queue = self._queues.setdefault(key, [])
-            for index, (tokens, payload) in enumerate(units):
+            # Longest first: units of similar length share batches, which limits padding.
+            for index in sorted(range(len(units)), key=lambda index: -units[index][0]):
+                tokens, payload = units[index]
                 number = next(self._unit_numbers)
                 heapq.heappush(queue, _Unit(scheduled_at, number, tokens, payload, call, index))
                 scheduled_at += tokens / self._rate
@@ -309,15 +313,18 @@ class Batcher:
     def _pop_batch(self) -> list[_Unit]:
         """Pop the units with the earliest scheduled times; empty if all their calls are done."""
         key = min(self._queues, key=lambda key: self._queues[key][0])
-        queue, tokens = self._queues[key], 0
+        queue, tokens, max_seqlen = self._queues[key], 0, 1
         batch: list[_Unit] = []
-        while queue and (not batch or tokens + queue[0].tokens <= self._batch_tokens):
-            unit = heapq.heappop(queue)
-            if unit.call.future.done():
-                continue
-            batch.append(unit)
-            tokens += unit.tokens
-            unit.call.tokens_queued -= unit.tokens
+        while queue:
+            unit = queue[0]
+            if not unit.call.future.done():
+                max_seqlen = max(max_seqlen, unit.tokens)
+                if len(batch) >= max_batch_size(max_seqlen, self._batch_tokens):
+                    break
+                batch.append(unit)
+                tokens += unit.tokens
+                unit.call.tokens_queued -= unit.tokens
+            heapq.heappop(queue)
         if not queue:
             del self._queues[key]
         if batch:
@@ -351,7 +358,8 @@ class Batcher:
             rate = tokens / max(seconds, 1e-6) * concurrency
             # Small batches are slower per token, but a long queue produces full batches: weight
             # the measurement by how full the batch is.
-            fill = min(tokens / self._batch_tokens, 1.0)
+            max_seqlen = max(unit.tokens for unit in batch)
+            fill = min(len(batch) * max_seqlen / self._batch_tokens, 1.0)
             weight = fill * max(_RATE_SMOOTHING, 1 / (self._measured_batches + 1))
             self._rate += weight * (rate - self._rate)
             self._measured_batches += fill

@@ -19,7 +19,6 @@ from bertsmith.bundle import (
 )
 from bertsmith.bundle.any_model import is_bare_encoder
 from bertsmith.model.task_models import TaskModel
-from bertsmith.runtime.inference_batches import MAX_BATCH_TOKENS
 from bertsmith.serve.deadline import NotFiniteError
 from bertsmith.tasks.inputs import ModelInputs
 from bertsmith.tasks.outputs import compute_outputs
@@ -27,7 +26,6 @@ from bertsmith.text.unknown import TokenCounter
 from bertsmith.use.embed import Embedder, Floats
 from bertsmith.use.explain import AttentionMaps, attention
 from bertsmith.use.masked_lm import MaskedSequence, predict_masked_tokens
-from bertsmith.use.vectors import VectorSpec
 
 #: Ability of a fine-tuned model, by the kind of its head.
 _ABILITY_BY_KIND = {
@@ -108,19 +106,6 @@ def require_finite(
         return results
 
     return compute_finite
-
-
-def embed_sequences(
-    embedder: Embedder, spec: VectorSpec, sequences: list[list[int]]
-) -> list[Floats]:
-    """Return the vector of each sequence; without pooling, its token vectors."""
-    results: list[Any] = [None] * len(sequences)
-    # The server has already limited the tokens of the batch: the embedder's default budget, which
-    # suits sorted texts, would split most batches again.
-    for indices, vectors in embedder.encode_batches(sequences, spec, MAX_BATCH_TOKENS):
-        for index, vector in zip(indices, vectors, strict=True):
-            results[index] = vector
-    return results
 
 
 def run_task_model(model: TaskModel, payloads: list[tuple[Any, Any]]) -> list[Floats]:

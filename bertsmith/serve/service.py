@@ -22,7 +22,6 @@ from bertsmith.serve.limits import check_limit, check_surrogates, check_top
 from bertsmith.serve.models import (
     ServedModel,
     compute_attentions,
-    embed_sequences,
     predict_masks,
     require_finite,
     run_task_model,
@@ -235,7 +234,7 @@ class Service:
             )
         check_limit("numbers", len(texts) * spec.width, self.settings.numbers)
         units = [(len(ids), ids) for ids in tokenized.sequences]
-        compute_batch = require_finite(model.name, partial(embed_sequences, model.embedder, spec))
+        compute_batch = require_finite(model.name, partial(model.embedder.encode_batch, spec=spec))
         key = (model.name, "embed", settings)
         future = self.batcher.submit(key, compute_batch, units, deadline)
         num_tokens = sum(length for length, _ in units)
@@ -269,7 +268,7 @@ class Service:
             num_numbers = sum(length for length, _ in units) * spec.width
             check_limit("numbers", num_numbers, max_numbers or self.settings.numbers)
             compute_batch = require_finite(
-                model.name, partial(embed_sequences, model.embedder, spec)
+                model.name, partial(model.embedder.encode_batch, spec=spec)
             )
             vectors = self.batcher.run(key, compute_batch, units, deadline)
             yield list(range(len(units))), vectors

@@ -43,8 +43,8 @@ class ServeSettings(Settings):
     requests: Count = 1024
     #: Concurrent event streams of open web pages, counted separately from requests (429).
     pages: Count = 256
-    #: Tokens per batch. Smaller batches let short requests overtake long ones sooner. A CPU
-    #: computes up to four batches at once.
+    #: Tokens per batch, counting each sequence at the longest one's length. Smaller batches let
+    #: short requests overtake long ones sooner. A CPU computes up to four batches at once.
     batch_tokens: Count = 1024
     #: Milliseconds that a lone request waits for others to share its batch.
     wait_ms: Annotated[float, Field(ge=0.0)] = 2.0

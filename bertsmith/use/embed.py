@@ -320,22 +320,27 @@ class Embedder:
         sequences = [[tokenizer.cls_id, *ids[:max_tokens], tokenizer.sep_id] for ids in encoded]
         return TokenizedTexts(sequences, sum(len(ids) > max_tokens for ids in encoded))
 
+    @torch.inference_mode()
+    def encode_batch(self, sequences: Sequence[list[int]], spec: VectorSpec) -> Any:
+        """Return the vectors of sequences, computed as one batch: float32 [n, W].
+
+        If the spec has no pooling, the result is a list with one float32 [S, W] per sequence.
+        """
+        batch = pack_sequences([(ids, [0] * len(ids)) for ids in sequences]).to(self.device)
+        pooler = self._pooler if spec.pooling == "pooled" else None
+        vectors = compute_vectors(self.encoder, batch, spec, pooler)
+        if isinstance(vectors, list):
+            return [token_vectors.cpu().numpy() for token_vectors in vectors]
+        return vectors.cpu().numpy()
+
     def encode_batches(
         self, sequences: Sequence[list[int]], spec: VectorSpec, batch_tokens: int | None = None
     ) -> Batches:
         """Yield the indices of each batch's sequences and their vectors; see ``Batches``."""
         max_tokens = batch_tokens or choose_batch_tokens(self.device, self.config.feed_forward)
-        pooler = self._pooler if spec.pooling == "pooled" else None
 
-        @torch.inference_mode()
         def compute(indices: list[int]) -> Any:
-            batch = pack_sequences(
-                [(sequences[index], [0] * len(sequences[index])) for index in indices]
-            )
-            vectors = compute_vectors(self.encoder, batch.to(self.device), spec, pooler)
-            if isinstance(vectors, list):
-                return [token_vectors.cpu().numpy() for token_vectors in vectors]
-            return vectors.cpu().numpy()
+            return self.encode_batch([sequences[index] for index in indices], spec)
 
         lengths = [len(ids) for ids in sequences]
         if batch_tokens is not None:

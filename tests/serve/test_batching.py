@@ -99,6 +99,31 @@ def test_queued_calls_share_batches_up_to_the_token_budget(create_batcher: Batch
     assert model.batches[1:] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
+def test_short_units_count_like_the_longest_of_their_batch(create_batcher: BatcherFactory) -> None:
+    """With 40 tokens in the longest unit, a batch of 100 has two units, however short the other.
+
+    The longest unit of a call is computed first, and results keep the order of the call.
+    """
+    batcher, model = create_batcher(), FakeModel()
+    occupy(batcher, model)
+    units = [(10, 0), (40, 1), (10, 2), (10, 3)]
+    future = batcher.submit("key", model, units, Deadline(60))
+    model.resume.set()
+    assert future.result(60) == [0, 2, 4, 6]
+    assert model.batches[1:] == [[1, 0], [2, 3]]
+
+
+def test_long_unit_does_not_join_a_batch_of_short_units(create_batcher: BatcherFactory) -> None:
+    """Three units of 20 tokens and one of 60 are 140 tokens, but 240 with padding."""
+    batcher, model = create_batcher(batch_tokens=150), FakeModel()
+    occupy(batcher, model)
+    lengths = (20, 20, 20, 60)
+    futures = [batcher.submit("key", model, [(n, n)], Deadline(60)) for n in lengths]
+    model.resume.set()
+    assert [future.result(60) for future in futures] == [[40], [40], [40], [120]]
+    assert model.batches[1:] == [[20, 20, 20], [60]]
+
+
 def test_calls_with_different_keys_do_not_share_batches(create_batcher: BatcherFactory) -> None:
     """Calls of two models are computed in separate batches."""
     batcher, model_1, model_2 = create_batcher(), FakeModel(), FakeModel()
@@ -143,8 +168,8 @@ def test_lone_call_waits_for_others_to_share_its_batch(create_batcher: BatcherFa
     """Two calls within ``max_wait`` share a batch."""
     batcher, model = create_batcher(max_wait=60.0), FakeModel()
     model.resume.set()
-    future = batcher.submit("key", model, [(1, 1)], Deadline(60))
-    batcher.submit("key", model, [(99, 2)], Deadline(60))
+    future = batcher.submit("key", model, [(50, 1)], Deadline(60))
+    batcher.submit("key", model, [(50, 2)], Deadline(60))
     assert future.result(60) == [2]
     assert model.batches == [[1, 2]]
 

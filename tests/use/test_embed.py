@@ -20,6 +20,7 @@ from bertsmith.model.ops.smoothquant import smoothquant_scales
 from bertsmith.model.packed import PackedBatch
 from bertsmith.use.embed import Embedder, Floats, embed
 from bertsmith.use.quantization import quantize
+from bertsmith.use.vector_settings import VectorSettings
 
 TEXTS = [
     "The forge stood where the two roads met.",
@@ -185,6 +186,19 @@ def test_batching_does_not_change_vectors(embedder: Embedder) -> None:
     np.testing.assert_allclose(small_batches, vectors, rtol=0, atol=1e-6)
     np.testing.assert_allclose(single_texts, vectors, rtol=0, atol=1e-6)
     assert embedder.encode([]).shape == (0, 26)
+
+
+def test_encode_batch_gives_the_vectors_of_encode(embedder: Embedder) -> None:
+    """A batch of all texts gives their vectors, or one matrix per text without pooling."""
+    sequences = embedder.tokenize(TEXTS).sequences
+    spec = embedder.resolve_settings(VectorSettings())
+    np.testing.assert_allclose(
+        embedder.encode_batch(sequences, spec), embedder.encode(TEXTS), rtol=0, atol=1e-6
+    )
+    token_spec = embedder.resolve_settings(VectorSettings(pooling="none"))
+    matrices = embedder.encode_batch(sequences, token_spec)
+    for matrix, tokens in zip(matrices, embedder.encode_tokens(TEXTS), strict=True):
+        np.testing.assert_allclose(matrix, tokens.vectors, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("fast", [False, True])
