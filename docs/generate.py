@@ -276,7 +276,7 @@ def render_seed_comparison() -> str:
 
 def render_lab_tables() -> dict[str, str]:
     """Return the section of each experiment in docs/lab.md, keyed by name."""
-    external = (f"given-{name}" for name in EXPERIMENTS_ON_EXTERNAL_MODELS)
+    external = (f"external-{name}" for name in EXPERIMENTS_ON_EXTERNAL_MODELS)
     return {name: render_lab_table("small", name) for name in (*lab.EXPERIMENTS, *external)}
 
 

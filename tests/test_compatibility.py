@@ -119,5 +119,5 @@ def test_lab_records_of_version_0_1_are_read() -> None:
     assert upgrade_lab_record(old) == {
         "name": "finetune-1",
         "result": {"metric_names": ["f1"], "metrics": {"f1": 0.5}},
-        "again": [{"date": "2026-01-01", "metrics": {"f1": 0.6}}],
+        "reruns": [{"date": "2026-01-01", "metrics": {"f1": 0.6}}],
     }

@@ -162,7 +162,7 @@ def _print_plan(run: "ExperimentRun", *, as_json: bool) -> None:
 def _plan_to_json(stage: "PlannedStage") -> dict[str, object]:
     return {
         "name": stage.stage.name,
-        "words": stage.description,
+        "description": stage.description,
         "steps": stage.num_steps,
         "settings": dict(stage.stage.settings),
         "minutes": None if stage.seconds is None else stage.seconds / 60,

@@ -40,11 +40,11 @@ class CostEstimator:
 
     def estimate_seconds(self, stage: Stage) -> float | None:
         """Return roughly how many seconds a stage takes, None for kinds without an estimate."""
-        if stage.kind in ("text", "words", "store"):
+        if stage.kind in ("text", "vocabulary", "store"):
             text = stage if stage.kind == "text" else stage.dependencies["text"]
             available = sum(map(estimate_characters, text.files.values()))
-            num_characters = min(text.settings["characters"], available)
-            vocabulary = stage.dependencies.get("words", stage)
+            num_characters = min(text.settings["max_characters"], available)
+            vocabulary = stage.dependencies.get("vocabulary", stage)
             is_segmented = vocabulary.settings.get("segment")
             speed = _SEGMENTED_CHARACTERS_PER_SECOND if is_segmented else _CHARACTERS_PER_SECOND
             return float(num_characters / speed)
@@ -114,7 +114,7 @@ class CostEstimator:
     def _finetuned_model(self, stage: Stage) -> tuple[dict[str, Any], int]:
         """Return the model settings of the fine-tuned model and its maximum positions."""
         source = stage.dependencies.get("model")
-        while source is not None and source.kind not in ("pretrain", "begun"):
+        while source is not None and source.kind not in ("pretrain", "initialized-model"):
             source = source.dependencies.get("run")
         if source is not None:
             model = _model_settings(source)
@@ -142,7 +142,7 @@ def count_training_steps(stage: Stage) -> int:
 def _model_settings(run: Stage) -> dict[str, Any]:
     """Return the model settings of a pre-training run."""
     model = run.settings["model"]
-    vocab_size = run.dependencies["store"].dependencies["words"].settings["size"]
+    vocab_size = run.dependencies["store"].dependencies["vocabulary"].settings["size"]
     return {**model, "vocab_size": vocab_size, "feed_forward": 4 * model["width"]}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.bundle import hash_model_files, locate_model
+from bertsmith.compatibility import OLD_MODEL_REPORT_PREFIX, upgrade_stage_name
 from bertsmith.errors import MissingExtraError, RunError, SettingsError, TaskError
 from bertsmith.files import write_atomic, write_json
 from bertsmith.lab import toy_language
@@ -29,6 +30,8 @@ MODEL_EXPERIMENTS = ("features", "pooling", "context", "positions")
 _KOREAN_EXPERIMENTS = ("context", "vocabulary")
 #: The default directory of stage outputs, in OUT/SCALE.
 WORK_DIR = "work"
+#: Prefix of the names of reports on the user's model.
+_MODEL_REPORT_PREFIX = "external-"
 
 
 @dataclass(frozen=True)
@@ -216,7 +219,7 @@ class ExperimentRun:
 
     def _report_file(self, suffix: str) -> Path:
         """Return the path of a report file; reports of the user's model have another name."""
-        prefix = "given-" if self.factory.sources.model else ""
+        prefix = _MODEL_REPORT_PREFIX if self.factory.sources.model else ""
         return self.out / f"{prefix}{self.experiment.name}.{suffix}"
 
     def _num_seeds(self) -> int:
@@ -227,8 +230,11 @@ class ExperimentRun:
 
     def _read_old_facts(self) -> dict[str, Any]:
         """Return the JSON of the existing report, empty if there is none."""
+        path = self._report_file("json")
+        if self.factory.sources.model and not path.exists():
+            path = self.out / f"{OLD_MODEL_REPORT_PREFIX}{self.experiment.name}.json"
         try:
-            facts: Any = json.loads(self._report_file("json").read_text(encoding="utf-8"))
+            facts: Any = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
         return facts if isinstance(facts, dict) else {}
@@ -237,7 +243,9 @@ class ExperimentRun:
         """Return whether the existing report is complete and has results that are missing here."""
         old = self._read_old_facts()
         names = {self._stage_names[key] for key, result in results.items() if result is not None}
-        return old.get("missing") == [] and not names.issuperset(old["stages"].values())
+        if old.get("missing") != []:
+            return False
+        return not names.issuperset(map(upgrade_stage_name, old["stages"].values()))
 
     def _facts(self, report: Report, results: Mapping[Any, Any]) -> dict[str, Any]:
         """Return the JSON of a report."""

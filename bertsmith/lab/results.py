@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bertsmith.compatibility import upgrade_lab_record
+from bertsmith.compatibility import downgrade_stage_name, upgrade_lab_record
 from bertsmith.files import dump_json, sync
 
 RESULTS_FILE = "results.jsonl"
@@ -98,7 +98,7 @@ class ResultsFile:
             self._warn(f"{self.path}, line {self._num_lines}: not a result; it counts as missing")
 
     def _legacy_record(self, name: str) -> dict[str, Any] | None:
-        path = self.path.with_name(_LEGACY_FOLDER) / f"{name}.json"
+        path = self.path.with_name(_LEGACY_FOLDER) / f"{downgrade_stage_name(name)}.json"
         try:
             record = json.loads(path.read_bytes())
         except (FileNotFoundError, NotADirectoryError):

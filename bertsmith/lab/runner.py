@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from bertsmith.compatibility import upgrade_lab_record
+from bertsmith.compatibility import OLD_STAGE_OUTPUT, downgrade_stage_name, upgrade_lab_record
 from bertsmith.errors import BertsmithError, RunError, StoreError
 from bertsmith.files import dump_json, write_json
 from bertsmith.lab.results import RESULTS_FILE, ResultsFile
@@ -41,10 +41,10 @@ from bertsmith.version import __version__
 _RECORD_FILE = "result.json"
 #: Fields compared when a stage runs again. Even these may differ in the last digits on another
 #: machine or with another number of threads.
-_COMPARED_FIELDS = ("heldout", "metrics")
+_COMPARED_FIELDS = ("heldout_metrics", "metrics")
 #: Fields that a complete result has, by kind, unless the run diverged.
 _REQUIRED_FIELDS = {
-    "pretrain": ("heldout", "heldout_curve", "training", "gradients"),
+    "pretrain": ("heldout_metrics", "heldout_curve", "training_curve", "gradient_norms"),
     "finetune": ("metric_names", "metrics"),
 }
 
@@ -137,11 +137,17 @@ class Runner:
 
     def _read_work_record(self, stage: Stage) -> dict[str, Any] | None:
         """Return a stage's record from the work directory, None unless its output is complete."""
-        folder = self.work_dir / stage.name
+        folder = self._stage_dir(stage)
         record = _read_record(folder / _RECORD_FILE)
-        if record is not None and record.get(OUTPUT, True) and not (folder / OUTPUT).exists():
-            return None
-        return record
+        if record is None or not record.get("has_output", True) or _output_path(folder).exists():
+            return record
+        return None
+
+    def _stage_dir(self, stage: Stage) -> Path:
+        """Return the directory of a stage, which version 0.1 may have created."""
+        folder = self.work_dir / stage.name
+        old_folder = self.work_dir / downgrade_stage_name(stage.name)
+        return old_folder if old_folder.exists() and not folder.exists() else folder
 
     def _ensure_result(self, stage: Stage) -> bool:
         """Run a stage unless it has a result; return whether it succeeded."""
@@ -200,7 +206,7 @@ class Runner:
             hint = ""
             if "store" in stage.dependencies:
                 # The error message suggests `bertsmith prepare`, which does not apply to the lab.
-                path = self.work_dir / stage.dependencies["store"].name
+                path = self._stage_dir(stage.dependencies["store"])
                 hint = f" (in the lab: remove {path} and run the command again)"
             self._add_failure(stage, f"{error}{hint}")
             return False
@@ -216,7 +222,7 @@ class Runner:
 
     def _run(self, stage: Stage) -> int | None:
         """Run a stage under its lock; return the signal that arrived too late to stop it."""
-        folder = self.work_dir / stage.name
+        folder = self._stage_dir(stage)
         with self._lock(folder):
             # Another process may have finished it in the meantime.
             if stage.kind in RESULT_ONLY_KINDS and self.get_result(stage) is not None:
@@ -229,11 +235,12 @@ class Runner:
             return self._run_locked(stage, folder)
 
     def _run_locked(self, stage: Stage, folder: Path) -> int | None:
-        is_resumed, start = (folder / OUTPUT).exists(), time.perf_counter()
-        inputs = {role: self.work_dir / dependency.name / OUTPUT
+        output, start = _output_path(folder), time.perf_counter()
+        is_resumed = output.exists()
+        inputs = {role: _output_path(self._stage_dir(dependency))
                   for role, dependency in stage.dependencies.items()}  # fmt: skip
         stage_function = {**STAGE_FUNCTIONS, **self.stage_functions}[stage.kind]
-        result = stage_function(Job(stage, folder, inputs, _WithoutLog(self.progress)))
+        result = stage_function(Job(stage, output, inputs, _WithoutLog(self.progress)))
         late_signal: int | None = result.pop(LATE_SIGNAL, None)
         if "diverged" in result and "diverged" not in (self.get_result(stage) or result):
             # The stored result stays: other results were computed from the earlier run.
@@ -244,13 +251,13 @@ class Runner:
         seconds = None if is_resumed else time.perf_counter() - start
         record = _build_record(stage, result, seconds)
         if stage.dependencies:
-            record["made_of"] = self._dependency_provenance(stage)
+            record["input_provenance"] = self._dependency_provenance(stage)
         if stage.kind in RESULT_ONLY_KINDS:
             self._append_record(stage, record)
             shutil.rmtree(folder)
         else:
-            has_output = {OUTPUT: (folder / OUTPUT).exists()}
-            write_json(folder / _RECORD_FILE, {**record, **has_output}, inline_numbers=True)
+            work_record = {**record, "has_output": output.exists()}
+            write_json(folder / _RECORD_FILE, work_record, inline_numbers=True)
             self._append_record(stage, record)
         return late_signal
 
@@ -262,7 +269,7 @@ class Runner:
         """
         records = {role: self._read_work_record(dependency)
                    for role, dependency in stage.dependencies.items()}  # fmt: skip
-        fields = ("date", "machine", "made_of")
+        fields = ("date", "machine", "input_provenance")
         return {role: {name: record[name] for name in fields if name in record}
                 for role, record in records.items() if record}  # fmt: skip
 
@@ -282,7 +289,7 @@ class Runner:
     def _add_failure(self, stage: Stage, message: str, trace: str = "") -> None:
         self.failures[stage.name] = message
         self.progress.log(f"{stage.name} failed: {message}")
-        if trace and (folder := self.work_dir / stage.name).is_dir():
+        if trace and (folder := self._stage_dir(stage)).is_dir():
             # A full disk may have caused the failure.
             with suppress(OSError):
                 (folder / "traceback.txt").write_text(trace, encoding="utf-8")
@@ -291,7 +298,7 @@ class Runner:
         """Append a stage's record to the results file.
 
         An earlier result stays in place because other results were computed from it; the new
-        numbers are added under "again".
+        numbers are added under "reruns".
         """
         earlier, updated = self._get_record(stage), record
         if earlier is not None:
@@ -302,7 +309,7 @@ class Runner:
             if dump_json(new) != dump_json(old):
                 self.progress.log(f"  {stage.name}: the numbers differ from the first run")
             rerun = {"date": record["date"], "machine": record["machine"], **new}
-            updated = {**earlier, "again": [*earlier.get("again", ()), rerun]}
+            updated = {**earlier, "reruns": [*earlier.get("reruns", ()), rerun]}
         self.results.append(stage.name, updated)
 
 
@@ -327,17 +334,23 @@ def _read_record(path: Path) -> dict[str, Any] | None:
     return record if _is_complete(record) else None
 
 
+def _output_path(folder: Path) -> Path:
+    """Return the output of a stage's directory, which version 0.1 may have written."""
+    old_path = folder / OLD_STAGE_OUTPUT
+    return old_path if old_path.exists() else folder / OUTPUT
+
+
 def _build_record(stage: Stage, result: dict[str, Any], seconds: float | None) -> dict[str, Any]:
     """Return a result together with everything that it depends on."""
     return {
         "bertsmith": __version__,
         "kind": stage.kind,
         "settings": dict(stage.settings),
-        "needs": {role: dependency.name for role, dependency in stage.dependencies.items()},
+        "dependencies": {role: dependency.name for role, dependency in stage.dependencies.items()},
         "files": {role: path.name for role, path in stage.files.items()},
         "result": result,
         "wall_seconds": None if seconds is None else round(seconds, 1),
         "date": datetime.now(UTC).date().isoformat(),
         "machine": {"processor": device.get_processor_name(), "threads": torch.get_num_threads(),
-                    "torch": torch.__version__, "auto": device.describe_auto_device()},
+                    "torch": torch.__version__, "auto_device": device.describe_auto_device()},
     }  # fmt: skip

@@ -22,8 +22,8 @@ from bertsmith.errors import BertsmithError
 from bertsmith.files import write_json
 from bertsmith.model.ops.cross_entropy import linear_cross_entropy
 
-#: "whole" computes all P x V logits at once, "parts" in chunks as this package does.
-IMPLEMENTATIONS = {"whole": "all logits at once", "parts": "in chunks, as in Bertsmith"}
+#: "full" computes all P x V logits at once, "chunked" as this package does.
+IMPLEMENTATIONS = {"full": "all logits at once", "chunked": "in chunks, as in Bertsmith"}
 
 
 def measure_in_subprocess(
@@ -89,7 +89,7 @@ def _time_pass(
     """Return the seconds of one forward and backward pass."""
     weight.grad = bias.grad = hidden.grad = None
     start = time.perf_counter()
-    if implementation == "whole":
+    if implementation == "full":
         logits = functional.linear(hidden, weight, bias)
         loss = functional.cross_entropy(logits, labels, reduction="sum")
     else:

@@ -8,14 +8,14 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from bertsmith.compatibility import downgrade_settings
+from bertsmith.compatibility import downgrade_stage_key
 from bertsmith.files import sha256_of_file
 
 #: Hexadecimal digits of a stage's hash: 48 bits, enough for thousands of stages.
 _KEY_LENGTH = 12
 #: Version of each kind, 1 if not listed. Increase it when code or defaults change the result of
 #: the same settings, so that older results are not reused.
-KIND_VERSIONS: dict[str, int] = {"senses": 2, "softmax": 2}
+KIND_VERSIONS: dict[str, int] = {"word-senses": 2, "softmax": 2}
 #: Versions of pre-training runs by a model setting. Pre-norm models now have a LayerNorm after the
 #: embeddings.
 _MODEL_VERSIONS: dict[tuple[str, str], int] = {("norm", "pre"): 2}
@@ -43,14 +43,14 @@ class Stage:
         """The hash of everything that decides the result."""
         content: dict[str, Any] = {
             "kind": self.kind,
-            # The names of version 0.1, so that older results are still found.
-            "settings": downgrade_settings(self.settings),
-            "needs": {role: stage.key for role, stage in self.dependencies.items()},
+            "settings": self.settings,
+            "dependencies": {role: stage.key for role, stage in self.dependencies.items()},
             "files": {role: content_hash(path) for role, path in self.files.items()},
         }
         if (version := self._version()) is not None:
-            content["form"] = version
-        text = json.dumps(content, sort_keys=True, ensure_ascii=False)
+            content["version"] = version
+        # Renaming a setting must not change the key, so that older results are still found.
+        text = json.dumps(downgrade_stage_key(content), sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()[:_KEY_LENGTH]
 
     def _version(self) -> int | None:

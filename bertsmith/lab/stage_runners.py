@@ -47,13 +47,13 @@ class Job:
 
     Attributes:
         stage: The stage.
-        folder: The stage's directory, which exists.
+        output: The file or directory to write. It exists if an earlier call was interrupted.
         inputs: Paths to the outputs of the stage's dependencies, by their role.
         progress: Receives progress bars.
     """
 
     stage: Stage
-    folder: Path
+    output: Path
     inputs: Mapping[str, Path]
     progress: Progress
 
@@ -67,7 +67,7 @@ class Job:
 StageFunction = Callable[[Job], dict[str, Any]]
 
 #: Name of a stage's output, a file or directory, in the stage's directory.
-OUTPUT = "outcome"
+OUTPUT = "output"
 #: Files of the sampled text: documents as they are, or with one sentence per line.
 TEXT_FILE, SENTENCES_FILE = "text.jsonl", "sentences.jsonl"
 #: Result field with the number of a signal that arrived when the stage had already finished.
@@ -86,11 +86,11 @@ class StoppedError(BertsmithError):
 
 def sample_text(job: Job) -> dict[str, Any]:
     """Write the first documents of a corpus, up to a number of characters, as JSON lines."""
-    max_characters, report = job.stage.settings["characters"], CorpusReport()
+    max_characters, report = job.stage.settings["max_characters"], CorpusReport()
     text_sources = find_sources([str(file) for file in job.stage.files.values()])
     num_documents = num_characters = 0
     is_presplit = True
-    with atomic_directory(job.folder / OUTPUT) as folder:
+    with atomic_directory(job.output) as folder:
         with (folder / TEXT_FILE).open("w", encoding="utf-8") as out, _explain_corpus_errors():
             for document in read_documents(text_sources, CorpusOptions(), report):
                 out.write(json.dumps({"text": document.text}, ensure_ascii=False) + "\n")
@@ -130,19 +130,20 @@ def train_vocabulary(job: Job) -> dict[str, Any]:
     """Learn a vocabulary from the sampled text."""
     options = VocabularyOptions(**job.stage.settings, threads=os.cpu_count() or 1)
     learned = learn_vocabulary(*_find_text(job), options, job.progress)
-    with atomic_directory(job.folder / OUTPUT) as folder:
+    with atomic_directory(job.output) as folder:
         learned.tokenizer.save(folder)
-    shares = {name: value for name, value in learned.quality.to_json().items()
-              if isinstance(value, float)}  # fmt: skip
-    return {"words": learned.tokenizer.vocab_size, **shares}
+    return {"vocab_size": learned.tokenizer.vocab_size,
+            "unk_rate": learned.quality.unknown_share,
+            "tokens_per_word": learned.quality.pieces_per_word,
+            "single_token_rate": learned.quality.single_piece_share}  # fmt: skip
 
 
 def build_store(job: Job) -> dict[str, Any]:
     """Tokenize the sampled text into a store."""
-    tokenizer = Tokenizer.load(job.inputs["words"])
+    tokenizer = Tokenizer.load(job.inputs["vocabulary"])
     text_sources, corpus_options = _find_text(job)
     options = PrepareOptions(**job.stage.settings, corpus=corpus_options)
-    manifest = prepare(text_sources, tokenizer, job.folder / OUTPUT, options, job.progress)
+    manifest = prepare(text_sources, tokenizer, job.output, options, job.progress)
     if not all(split.documents for split in manifest.splits.values()):
         num_sentences = sum(split.sentences for split in manifest.splits.values())
         raise StoreError(
@@ -155,7 +156,7 @@ def build_store(job: Job) -> dict[str, Any]:
 
 def pretrain_model(job: Job) -> dict[str, Any]:
     """Pre-train a model on a store; a run that diverges is a result, not an error."""
-    settings, run = dict(job.stage.settings), job.folder / OUTPUT
+    settings, run = dict(job.stage.settings), job.output
     steps, recipe = settings.pop("steps"), settings.pop("recipe")
     try:
         pretrained = pretrain(job.inputs["store"], run, steps=steps, recipe=recipe,
@@ -171,8 +172,8 @@ def pretrain_model(job: Job) -> dict[str, Any]:
         if step % checkpoint_every and step != pretrained.outcome.state.step:
             shutil.rmtree(path)
     num_parameters = count_parameters(load(pretrained.model).model)
-    return {"heldout": pretrained.heldout, "seconds": pretrained.outcome.state.seconds,
-            "parameters": num_parameters, **_read_curves(run),
+    return {"heldout_metrics": pretrained.heldout, "seconds": pretrained.outcome.state.seconds,
+            "num_parameters": num_parameters, **_read_curves(run),
             LATE_SIGNAL: pretrained.outcome.late_signal}  # fmt: skip
 
 
@@ -183,9 +184,9 @@ def _read_curves(run: Path) -> dict[str, Any]:
     sample_step = max(1, len(train_records) // _CURVE_POINTS)
     sampled = train_records[::sample_step]
     return {
-        "training": [[record["step"], record["masked_lm"]] for record in sampled],
-        "gradients": [[record["step"], record["gradients"]] for record in sampled
-                      if "gradients" in record],
+        "training_curve": [[record["step"], record["masked_lm"]] for record in sampled],
+        "gradient_norms": [[record["step"], record["gradients"]] for record in sampled
+                           if "gradients" in record],
         "heldout_curve": [[record["step"], record["masked_lm"]] for record in records
                           if record["kind"] == "heldout"],
     }  # fmt: skip
@@ -195,13 +196,13 @@ def initialize_model(job: Job) -> dict[str, Any]:
     """Write the model that a pre-training run starts from."""
     settings = dict(job.stage.settings)
     recipe = settings.pop("recipe")
-    write_initial_model(job.inputs["store"], job.folder / OUTPUT, recipe=recipe, values=settings)
+    write_initial_model(job.inputs["store"], job.output, recipe=recipe, values=settings)
     return {}
 
 
 def export_snapshot(job: Job) -> dict[str, Any]:
     """Write the model directory of a run's intermediate checkpoint."""
-    write_snapshot(job.inputs["run"], job.stage.settings["step"], job.folder / OUTPUT)
+    write_snapshot(job.inputs["run"], job.stage.settings["step"], job.output)
     return {}
 
 
@@ -215,7 +216,7 @@ def finetune_model(job: Job) -> dict[str, Any]:
     # first examples are used, as they were before this setting existed.
     task_values = {**files, "examples_draw": "first"}
     values = merge_settings(values, {"task": task_values, "run": {"evaluate": "end"}})
-    run = job.folder / OUTPUT
+    run = job.output
     data, is_resumed = job.stage.files["train"].parent, run.exists()
     start = partial(finetune, task, job.model, run, data=data, values=values, progress=job.progress)
     try:
@@ -244,10 +245,10 @@ RESULT_ONLY_KINDS = ("finetune",)
 #: The functions of the kinds that experiments share.
 STAGE_FUNCTIONS: dict[str, StageFunction] = {
     "text": sample_text,
-    "words": train_vocabulary,
+    "vocabulary": train_vocabulary,
     "store": build_store,
     "pretrain": pretrain_model,
-    "begun": initialize_model,
+    "initialized-model": initialize_model,
     "snapshot": export_snapshot,
     "finetune": finetune_model,
 }

@@ -47,7 +47,7 @@ class StageFactory:
 
     def text_stage(self, language: str = "en") -> Stage:
         """Return the stage that samples the text of a language."""
-        return Stage("text", {"characters": self.scale.max_characters}, {},
+        return Stage("text", {"max_characters": self.scale.max_characters}, {},
                      self.sources.text_files(language))  # fmt: skip
 
     def vocabulary_stage(
@@ -61,14 +61,14 @@ class StageFactory:
             segment: A morpheme segmenter that runs before WordPiece.
         """
         settings = {"size": size or self.scale.vocab_size, "segment": segment}
-        return Stage("words", settings, {"text": self.text_stage(language)})
+        return Stage("vocabulary", settings, {"text": self.text_stage(language)})
 
     def store_stage(
         self, language: str = "en", size: int | None = None, segment: str | None = None
     ) -> Stage:
         """Return the stage that tokenizes the text of a language; see ``vocabulary_stage``."""
         dependencies = {"text": self.text_stage(language),
-                        "words": self.vocabulary_stage(language, size, segment)}  # fmt: skip
+                        "vocabulary": self.vocabulary_stage(language, size, segment)}  # fmt: skip
         return Stage("store", {"language": language, "held_out": 0.05}, dependencies)
 
     def pretraining_run(
@@ -130,7 +130,7 @@ class StageFactory:
     def initialized_model(self, run: Stage) -> Stage:
         """Return the model that a run starts from, to measure tasks without pre-training."""
         settings = {name: run.settings[name] for name in ("recipe", "model", "data", "run")}
-        return Stage("begun", settings, {"store": run.dependencies["store"]})
+        return Stage("initialized-model", settings, {"store": run.dependencies["store"]})
 
     def snapshots(self, run: Stage) -> dict[int, Stage]:
         """Return the models of a run's evenly spaced checkpoints, by step.
@@ -223,5 +223,5 @@ def heldout_metric(result: dict[str, Any] | None, name: str = "masked_lm") -> fl
     if result is None:
         return None
     # JSON has null for values that are not finite.
-    value = None if "diverged" in result else result["heldout"].get(name)
+    value = None if "diverged" in result else result["heldout_metrics"].get(name)
     return float("nan") if value is None else float(value)

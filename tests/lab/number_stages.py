@@ -7,7 +7,7 @@ from typing import Any
 from bertsmith.errors import RunError
 from bertsmith.lab.results import RESULTS_FILE
 from bertsmith.lab.runner import Runner
-from bertsmith.lab.stage_runners import OUTPUT, Job
+from bertsmith.lab.stage_runners import Job
 from bertsmith.progress import NullProgress
 
 
@@ -21,7 +21,7 @@ def run_number_stage(job: Job) -> dict[str, Any]:
         raise RunError("expected failure")
     if job.stage.settings.get("breaks"):
         raise ZeroDivisionError("unexpected error")
-    (job.folder / OUTPUT).write_text(str(value))
+    (job.output).write_text(str(value))
     return {"value": value}
 
 

@@ -25,7 +25,7 @@ NUM_ROWS = {
 }  # fmt: skip
 #: A kind of stage that each experiment runs on the user's model.
 MODEL_STAGE_KINDS = {
-    "features": "finetune", "pooling": "layer-similarity", "context": "senses",
+    "features": "finetune", "pooling": "layer-similarity", "context": "word-senses",
     "positions": "position-map",
 }  # fmt: skip
 
@@ -40,7 +40,7 @@ def run_at_smoke(name: str, out: Path) -> ExperimentRun:
 def find_baseline_model(out: Path) -> str:
     """Return the model directory of the baseline run."""
     run = run_at_smoke("activations", out)
-    return str(out / "smoke/work" / run.stages["gelu", 0].name / "outcome" / "model")
+    return str(out / "smoke/work" / run.stages["gelu", 0].name / "output" / "model")
 
 
 def test_help_names_every_experiment() -> None:
@@ -123,7 +123,7 @@ def test_record_has_settings_curve_and_machine(out: Path) -> None:
     run = run_at_smoke("activations", out)
     record = read_records(out / "smoke")[run.stages["gelu", 0].name]
     assert record["settings"]["model"]["layers"] == 4
-    assert record["result"]["training"][-1][0] == record["settings"]["steps"]
+    assert record["result"]["training_curve"][-1][0] == record["settings"]["steps"]
     assert record["machine"]["torch"]
 
 

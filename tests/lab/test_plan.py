@@ -55,7 +55,7 @@ def test_plan_lists_missing_stages_with_durations(tmp_path: Path) -> None:
     assert next(stage for stage in planned if stage.stage.kind == "pretrain").num_steps == 12
     assert descriptions[:2] == [
         "the text of (80, 10, 10), model, 0",
-        "the words of (80, 10, 10), model, 0",
+        "the vocabulary of (80, 10, 10), model, 0",
     ]
     assert len(set(descriptions)) == len(descriptions)
     assert not (tmp_path / "smoke" / "results.jsonl").exists()

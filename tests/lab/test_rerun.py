@@ -42,12 +42,12 @@ def test_incomplete_output_is_not_used(tmp_path: Path) -> None:
 
 
 def test_results_of_reruns_are_added_to_the_first(tmp_path: Path) -> None:
-    """The first result stays; reruns are listed under "again" and compared."""
+    """The first result stays; reruns are listed under "reruns" and compared."""
     loss = 5.0
 
     def run_score_stage(job: Job) -> dict[str, Any]:
-        (job.folder / OUTPUT).write_text("1")
-        return {"heldout": {"masked_lm": loss, "other": float("nan")}, "more": [1]}
+        (job.output).write_text("1")
+        return {"heldout_metrics": {"masked_lm": loss, "other": float("nan")}, "more": [1]}
 
     base = Stage("score", {})
     progress = RecordingProgress()
@@ -60,13 +60,13 @@ def test_results_of_reruns_are_added_to_the_first(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "work")
         return read_records(runner.results_dir)[base.name]
 
-    assert "again" not in run_base(1)
-    assert [rerun["heldout"]["masked_lm"] for rerun in run_base(2)["again"]] == [5.0]
+    assert "reruns" not in run_base(1)
+    assert [rerun["heldout_metrics"]["masked_lm"] for rerun in run_base(2)["reruns"]] == [5.0]
     assert not [line for line in progress.messages if "differ" in line]
     loss = 5.1
     record = run_base(3)
-    assert record["result"]["heldout"]["masked_lm"] == 5.0
-    assert [rerun["heldout"]["masked_lm"] for rerun in record["again"]] == [5.0, 5.1]
+    assert record["result"]["heldout_metrics"]["masked_lm"] == 5.0
+    assert [rerun["heldout_metrics"]["masked_lm"] for rerun in record["reruns"]] == [5.0, 5.1]
     messages = [line for line in progress.messages if "differ from the first run" in line]
     assert len(messages) == 1
 
@@ -237,7 +237,7 @@ def test_incomplete_result_counts_as_missing(tmp_path: Path) -> None:
     stage = next(iter(run.stages.values()))
     incomplete: list[dict[str, Any]] = [
         {"result": {}},
-        {"kind": "pretrain", "result": {"heldout": {"masked_lm": 4.1}}},
+        {"kind": "pretrain", "result": {"heldout_metrics": {"masked_lm": 4.1}}},
     ]
     for record in incomplete:
         run.runner.results.append(stage.name, record)

@@ -70,9 +70,11 @@ def test_stages_run_once_after_their_dependencies(tmp_path: Path) -> None:
     assert times == {path: path.stat().st_mtime_ns for path in times}
     record = read_records(tmp_path / "out")[stages["a"].name]
     assert record["settings"] == {"add": 10}
-    assert record["needs"] == {"base": base.name}
-    assert record["made_of"]["base"] == {name: record[name] for name in ("date", "machine")}
-    assert record["machine"]["auto"] == device.describe_auto_device()
+    assert record["dependencies"] == {"base": base.name}
+    assert record["input_provenance"]["base"] == {
+        name: record[name] for name in ("date", "machine")
+    }
+    assert record["machine"]["auto_device"] == device.describe_auto_device()
 
 
 def test_results_do_not_need_the_work_directory(tmp_path: Path) -> None:
@@ -141,7 +143,7 @@ def test_report_with_only_diverged_runs(name: str, tmp_path: Path) -> None:
     for stage in run.stages.values():
         result: dict[str, Any] = {"diverged": "the loss is nan"}
         if stage.kind == "pretrain":
-            result |= {"training": [], "gradients": [], "heldout_curve": []}
+            result |= {"training_curve": [], "gradient_norms": [], "heldout_curve": []}
         run.runner.results.append(stage.name, {"kind": stage.kind, "result": result})
     outcome = run.run()
     assert (outcome.failures, outcome.num_missing) == ({}, 0)

@@ -24,4 +24,4 @@ def test_measured_memory_does_not_include_the_calling_process() -> None:
 def test_failed_measurement_is_reported() -> None:
     """If the measuring process fails, the error names the vocabulary size."""
     with pytest.raises(BertsmithError, match="measuring the softmax failed at a vocabulary of -1:"):
-        softmax.measure_in_subprocess("whole", -1, 16, 4, 1)
+        softmax.measure_in_subprocess("full", -1, 16, 4, 1)

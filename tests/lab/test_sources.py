@@ -37,7 +37,7 @@ def run_stage(tmp_path: Path, kind: str, stage: Stage, **inputs: Path) -> dict[s
     """Run a stage in the directory ``kind`` without a runner, and return its result."""
     folder = tmp_path / kind
     folder.mkdir()
-    return STAGE_FUNCTIONS[kind](Job(stage, folder, inputs, NullProgress()))
+    return STAGE_FUNCTIONS[kind](Job(stage, folder / OUTPUT, inputs, NullProgress()))
 
 
 def test_text_key_depends_on_what_is_read(tmp_path: Path) -> None:
@@ -116,11 +116,12 @@ def test_one_sentence_per_line_is_preserved(tmp_path: Path) -> None:
     sample = tmp_path / "text" / OUTPUT
     assert (sample / SENTENCES_FILE).exists()
     assert not (sample / TEXT_FILE).exists()
-    words = Stage("words", {"size": 130, "segment": None}, {"text": text})
-    run_stage(tmp_path, "words", words, text=sample)
-    store = Stage("store", {"language": "en", "held_out": 0.1}, {"text": text, "words": words})
-    vocabulary = tmp_path / "words" / OUTPUT
-    splits = run_stage(tmp_path, "store", store, text=sample, words=vocabulary)["splits"]
+    vocabulary = Stage("vocabulary", {"size": 130, "segment": None}, {"text": text})
+    run_stage(tmp_path, "vocabulary", vocabulary, text=sample)
+    dependencies = {"text": text, "vocabulary": vocabulary}
+    store = Stage("store", {"language": "en", "held_out": 0.1}, dependencies)
+    inputs = {"text": sample, "vocabulary": tmp_path / "vocabulary" / OUTPUT}
+    splits = run_stage(tmp_path, "store", store, **inputs)["splits"]
     assert sum(split["sentences"] for split in splits.values()) == 30 * 6
 
 
@@ -134,10 +135,11 @@ def test_single_document_is_split_if_it_is_long_enough(
     text = make_text_stage(file, tmp_path)
     run_stage(tmp_path, "text", text)
     sample = tmp_path / "text" / OUTPUT
-    words = Stage("words", {"size": 220, "segment": None}, {"text": text})
-    run_stage(tmp_path, "words", words, text=sample)
-    store = Stage("store", {"language": "en", "held_out": 0.1}, {"text": text, "words": words})
-    inputs = {"text": sample, "words": tmp_path / "words" / OUTPUT}
+    vocabulary = Stage("vocabulary", {"size": 220, "segment": None}, {"text": text})
+    run_stage(tmp_path, "vocabulary", vocabulary, text=sample)
+    dependencies = {"text": text, "vocabulary": vocabulary}
+    store = Stage("store", {"language": "en", "held_out": 0.1}, dependencies)
+    inputs = {"text": sample, "vocabulary": tmp_path / "vocabulary" / OUTPUT}
     if is_long_enough:
         splits = run_stage(tmp_path, "store", store, **inputs)["splits"]
         assert splits["heldout"]["documents"] > 0

@@ -32,7 +32,7 @@ def test_complete_report_is_not_replaced_by_an_incomplete_one(tmp_path: Path) ->
 
     run = make_run(num_seeds=1)
     assert run.write_report().num_missing == 4
-    curves: dict[str, Any] = {"heldout_curve": [], "training": [], "gradients": []}
+    curves: dict[str, Any] = {"heldout_curve": [], "training_curve": [], "gradient_norms": []}
     diverged = {"kind": "pretrain", "result": {"diverged": "the loss is nan", **curves}}
     for stage in run.stages.values():
         run.runner.results.append(stage.name, diverged)
@@ -65,11 +65,11 @@ def test_report_of_another_model_is_not_replaced(
         return ExperimentRun("positions", scale="smoke", out=tmp_path / "lab", sources=sources)
 
     make_run("a").write_report()
-    facts = json.loads((tmp_path / "lab/smoke/given-positions.json").read_text())
+    facts = json.loads((tmp_path / "lab/smoke/external-positions.json").read_text())
     assert facts["model"] == "model"
     (tmp_path / "a" / "model" / "README.md").write_text("a card")
     make_run("a").write_report()
-    with pytest.raises(RunError, match=r"given-positions.md is the report of another model;"):
+    with pytest.raises(RunError, match=r"external-positions.md is the report of another model;"):
         make_run("b")
 
 
@@ -78,8 +78,8 @@ def test_constant_layer_of_one_seed_does_not_affect_the_mean(tmp_path: Path) -> 
     layers, constant_layers = [[0.5] * 5, [0.7] * 5], [[0.3] * 5, [None] * 5]
     factory = StageFactory(SCALES["smoke"], Sources(), tmp_path)
     results: Results = {
-        ("similarity", 0): {"layers": layers},
-        ("similarity", 1): {"layers": constant_layers},
+        ("similarity", 0): {"spearman": layers},
+        ("similarity", 1): {"spearman": constant_layers},
         ("map", 0): None,
     }
     report = EXPERIMENTS["pooling"].build_report(factory, results)

@@ -29,7 +29,7 @@ def collect_defaults() -> dict[str, Any]:
     model = ModelConfig(vocab_size=1)
     settings = {
         "text": CorpusOptions(),
-        "words": VocabularyOptions(),
+        "vocabulary": VocabularyOptions(),
         "store": PrepareOptions(),
         "pretrain": PretrainSettings(model=model),
         "finetune": FinetuneSettings(model=model),

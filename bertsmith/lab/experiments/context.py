@@ -19,7 +19,7 @@ from bertsmith.use.embed import Embedder
 from bertsmith.use.similar import cosine_distances
 
 #: The kind of the stages that measure word senses.
-SENSES_KIND = "senses"
+SENSES_KIND = "word-senses"
 _LANGUAGE_NAMES = {"en": "English", "ko": "Korean"}
 #: Values of all seeds, by measure and by layer; layer -1 has the static word embeddings.
 _ValuesByLayer = dict[str, dict[int, list[float | None]]]
@@ -28,14 +28,13 @@ _ValuesByLayer = dict[str, dict[int, list[float | None]]]
 def measure_senses(job: Job) -> dict[str, Any]:
     """Compare the vectors of a word within one sense and between senses, by layer.
 
-    Words that the tokenizer maps to [UNK] are left out.
+    Words that the tokenizer maps to [UNK] are excluded. Static vectors of a word differ only where
+    a Korean noun and its particle are one token.
 
     Returns:
-        ``words``, the words that were measured; ``static``, measures of the static embeddings (the
-        mean over a word's pieces); and ``layers``, the same measures for each layer. The measures
-        are the mean cosine distances ``same`` and ``other`` and the share ``parted``, see
-        ``_measure_layer``. Static vectors of a word differ only where a Korean noun and its
-        particle are one piece.
+        ``measured_words``, the words in the vocabulary; ``static``, the measures of the static word
+        embeddings (the mean over a word's tokens); and ``layers``, the same measures for each
+        layer. See ``_measure_layer`` for the measures.
     """
     embedder = Embedder.load(job.model)
     all_words: dict[str, dict[str, list[str]]] = job.stage.settings["words"]
@@ -48,7 +47,7 @@ def measure_senses(job: Job) -> dict[str, Any]:
             "use a model of that language"
         )
     layers = range(embedder.config.layers + 1)
-    return {"words": list(words), "static": _measure_layer(embedder, words, None),
+    return {"measured_words": list(words), "static": _measure_layer(embedder, words, None),
             "layers": [_measure_layer(embedder, words, layer) for layer in layers]}  # fmt: skip
 
 
@@ -74,9 +73,10 @@ def _measure_layer(
     """Return how well a layer separates senses; ``layer`` None means the static embeddings.
 
     Returns:
-        ``same`` and ``other``, the mean cosine distances of two occurrences with the same sense
-        and with different senses; and ``parted``, the share of comparisons in which the former is
-        smaller than the latter for the same word (the area under the ROC curve; ties count half).
+        ``same_sense`` and ``different_senses``, the mean cosine distances of two occurrences of a
+        word; and ``auc``, the share of comparisons in which a pair with the same sense is closer
+        than a pair of the same word with different senses. It is the area under the ROC curve;
+        ties count half.
     """
     all_same: list[float] = []
     all_other: list[float] = []
@@ -85,8 +85,8 @@ def _measure_layer(
         same, other = _sense_distances(embedder, word, senses, layer)
         all_same, all_other = all_same + same, all_other + other
         wins += [(a < b) + 0.5 * (a == b) for a in same for b in other]
-    return {"same": float(np.mean(all_same)), "other": float(np.mean(all_other)),
-            "parted": float(np.mean(wins))}  # fmt: skip
+    return {"same_sense": float(np.mean(all_same)), "different_senses": float(np.mean(all_other)),
+            "auc": float(np.mean(wins))}  # fmt: skip
 
 
 def _sense_distances(
@@ -148,7 +148,10 @@ def _build_report(factory: StageFactory, results: Results) -> Report:  # noqa: A
         for index, vector in enumerate(vectors):
             values = {measure: [run[index][measure] if run else None for run in runs]
                       for measure in values_by_layer}  # fmt: skip
-            cells = (format_mean_std(values[measure]) for measure in ("same", "other", "parted"))
+            cells = (
+                format_mean_std(values[measure])
+                for measure in ("same_sense", "different_senses", "auc")
+            )
             rows.append([vector, *cells])
             data[f"{name}, {vector}"] = values
             for measure, seed_values in values.items():
@@ -163,11 +166,12 @@ def _build_report(factory: StageFactory, results: Results) -> Report:  # noqa: A
 
 def _panels(name: str, values_by_layer: _ValuesByLayer) -> list[Panel]:
     """Return plots of sense separation and distance by layer."""
-    separation = mean_plot({"layers": values_by_layer["parted"]}, "",
+    separation = mean_plot({"layers": values_by_layer["auc"]}, "",
                            "share of pairs with the same sense closer", chance=0.5)  # fmt: skip
-    curves = {"same sense": values_by_layer["same"], "different senses": values_by_layer["other"]}
+    curves = {"same sense": values_by_layer["same_sense"],
+              "different senses": values_by_layer["different_senses"]}  # fmt: skip
     distances = mean_plot(curves, "", "cosine distance")
-    num_layers = max(values_by_layer["parted"])
+    num_layers = max(values_by_layer["auc"])
     # Fixed limits make plots of different models and languages comparable.
     return [
         Panel(

@@ -17,7 +17,7 @@ from bertsmith.lab.stage_runners import Job
 from bertsmith.lab.stages import StageFactory
 from bertsmith.use.fill import fill
 
-_FILLED_KIND = "filled"
+_PREDICTIONS_KIND = "mask-predictions"
 #: Predictions per sentence.
 _TOP_K = 3
 #: A snapshot is taken after each twentieth of the run. The first, fifth and last are evaluated, in
@@ -39,13 +39,13 @@ SENTENCES = (
 )
 
 
-def measure_filled(job: Job) -> dict[str, Any]:
+def predict_masks(job: Job) -> dict[str, Any]:
     """Return the most probable words for the mask of each sentence, with their probabilities."""
     predictions = {}
     for sentence in job.stage.settings["sentences"]:
-        words = fill(job.inputs["model"], sentence, job.stage.settings["top"])[0].words
+        words = fill(job.inputs["model"], sentence, job.stage.settings["top_k"])[0].words
         predictions[sentence] = [[word, round(probability, 4)] for word, probability in words]
-    return {"filled": predictions}
+    return {"predictions": predictions}
 
 
 def _pretraining_run(factory: StageFactory) -> Stage:
@@ -73,9 +73,9 @@ def _evaluated_models(factory: StageFactory) -> dict[int, Stage]:
 
 def _build_stages(factory: StageFactory) -> Stages:
     stages: Stages = {"run": _pretraining_run(factory)}
-    settings = {"sentences": list(SENTENCES), "top": _TOP_K}
+    settings = {"sentences": list(SENTENCES), "top_k": _TOP_K}
     for step, model in _evaluated_models(factory).items():
-        stages["filled", step] = Stage(_FILLED_KIND, settings, {"model": model})
+        stages["predictions", step] = Stage(_PREDICTIONS_KIND, settings, {"model": model})
     return stages
 
 
@@ -85,16 +85,16 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     for sentence in SENTENCES:
         cells = []
         for step in steps:
-            result = results["filled", step]
-            predictions = result["filled"][sentence] if result else ((EMPTY_CELL, None),)
+            result = results["predictions", step]
+            predictions = result["predictions"][sentence] if result else ((EMPTY_CELL, None),)
             cells.append(" · ".join(word for word, _ in predictions))
         rows.append([sentence, *cells])
     columns = ["sentence", *(f"after {step:,} steps" for step in steps)]
     curves: dict[str, Any] = {}
     reference_lines: dict[str, float] = {}
-    if run and "heldout" in run:
-        curves = {"training": run["training"], "held out": run["heldout_curve"]}
-        reference_lines = {"unigram_entropy": run["heldout"]["unigram_entropy"]}
+    if run and "heldout_metrics" in run:
+        curves = {"training": run["training_curve"], "held out": run["heldout_curve"]}
+        reference_lines = {"unigram_entropy": run["heldout_metrics"]["unigram_entropy"]}
     panels = [Panel("loss", _draw_losses(curves, reference_lines, steps), full_width=True),
               Panel("predictions for [MASK], most probable first",
                     _draw_predictions(rows, steps), full_width=True)]  # fmt: skip
@@ -153,5 +153,5 @@ EXPERIMENT = Experiment(
     question="What does a model learn, and when, while its loss falls?",
     build_stages=_build_stages,
     build_report=_build_report,
-    stage_functions={_FILLED_KIND: measure_filled},
+    stage_functions={_PREDICTIONS_KIND: predict_masks},
 )

@@ -40,14 +40,14 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     for size in _SIZES[factory.scale.name]:
         models = [results[size, "model", seed] for seed in seeds]
         values: dict[str, Any] = {
-            "parameters": next((model["parameters"] for model in models
-                                if model and "parameters" in model), None),
+            "num_parameters": next((model["num_parameters"] for model in models
+                                if model and "num_parameters" in model), None),
             "perplexity": [heldout_metric(model, "perplexity") for model in models],
         }  # fmt: skip
         for task in TASKS:
             values[task] = [task_score(results[size, task, seed], task) for seed in seeds]
         data[" x ".join(map(str, size))] = values
-        num_parameters = values["parameters"]
+        num_parameters = values["num_parameters"]
         rows.append([
             *map(str, size),
             EMPTY_CELL if num_parameters is None else f"{num_parameters / 1e6:.2f} M",

@@ -19,9 +19,9 @@ _STEPS_DIVISOR, _BATCH_DIVISOR, _LR_DIVISOR = 2, 4, 8
 #: Measures of a training curve and their column titles: convergence speed; generalization gap (the
 #: training loss includes dropout and still falls in the last quarter); and smoothness.
 _CURVE_MEASURES = {
-    "early": "held-out loss after a quarter",
-    "gap": "held-out - training loss, last quarter",
-    "rough": "gradient norm: standard deviation / mean, second half",
+    "early_loss": "held-out loss after a quarter",
+    "generalization_gap": "held-out - training loss, last quarter",
+    "relative_gradient_deviation": "gradient norm: standard deviation / mean, second half",
 }
 
 
@@ -61,8 +61,8 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
             runs = [results[norm, lr, batch_size, seed] for seed in seeds]
             measures = [_measure_curve(run) for run in runs]
             losses = [heldout_metric(run) for run in runs]
-            data[f"{norm}, rate {lr:g}, batch {batch_size}"] = {
-                "heldout": losses, "course": measures,
+            data[f"{norm}, lr {lr:g}, batch {batch_size}"] = {
+                "heldout_loss": losses, "training_curve": measures,
             }  # fmt: skip
             loss_row.append(format_mean_std(losses))
             cells = (format_mean_std([run[name] if run else None for run in measures])
@@ -109,15 +109,17 @@ def _measure_curve(run: dict[str, Any] | None) -> dict[str, float] | None:
     curve, final_loss = run["heldout_curve"], heldout_metric(run)
     if "diverged" in run or not curve or final_loss is None:
         return dict.fromkeys(_CURVE_MEASURES, float("nan"))
-    last_step = max(step for step, _ in run["training"])
-    train_losses = [loss for step, loss in run["training"] if step > 0.75 * last_step]
+    last_step = max(step for step, _ in run["training_curve"])
+    train_losses = [loss for step, loss in run["training_curve"] if step > 0.75 * last_step]
     total_norms = [sum(norm**2 for norm in part_norms.values()) ** 0.5
-                   for step, part_norms in run["gradients"]
+                   for step, part_norms in run["gradient_norms"]
                    if step > 0.5 * last_step]  # fmt: skip
     return {
-        "early": _nan_if_none(next(loss for step, loss in curve if step >= 0.25 * last_step)),
-        "gap": final_loss - mean(train_losses),
-        "rough": pstdev(total_norms) / mean(total_norms) if any(total_norms) else float("nan"),
+        "early_loss": _nan_if_none(next(loss for step, loss in curve if step >= 0.25 * last_step)),
+        "generalization_gap": final_loss - mean(train_losses),
+        "relative_gradient_deviation": pstdev(total_norms) / mean(total_norms)
+        if any(total_norms)
+        else float("nan"),
     }
 
 
@@ -129,7 +131,7 @@ def _nan_if_none(value: float | None) -> float:
 def _gradient_norms(run: dict[str, Any] | None) -> dict[str, list[tuple[int, float]]]:
     """Return the [step, norm] curve of the gradient for each part of the model."""
     curves: dict[str, list[tuple[int, float]]] = {}
-    for step, part_norms in run["gradients"] if run else ():
+    for step, part_norms in run["gradient_norms"] if run else ():
         for part, value in part_norms.items():
             curves.setdefault(part, []).append((step, value))
     return curves

@@ -44,7 +44,7 @@ Floats = NDArray[np.float32]
 def measure_similarity(job: Job) -> dict[str, Any]:
     """Return Spearman's correlation of cosine and human similarity, by layer and pooling."""
     embedder = Embedder.load(job.model)
-    pairs = _read_pairs(job.stage.files["pairs"], job.stage.settings["most"])
+    pairs = _read_pairs(job.stage.files["pairs"], job.stage.settings["max_pairs"])
     first_texts = [first for first, _, _ in pairs]
     second_texts = [second for _, second, _ in pairs]
     human_scores = np.array([score for _, _, score in pairs])
@@ -63,14 +63,14 @@ def measure_similarity(job: Job) -> dict[str, Any]:
             job.progress.advance(1)
         table.append(row)
     job.progress.finish()
-    return {"layers": table, "pairs": len(pairs)}
+    return {"spearman": table, "num_pairs": len(pairs)}
 
 
 def measure_map(job: Job) -> dict[str, Any]:
     """Project labeled sentences onto their two principal components, for each layer."""
     embedder = Embedder.load(job.model)
     rows = _read_tsv(
-        job.stage.files["sentences"], ("sentence", "label"), job.stage.settings["most"]
+        job.stage.files["sentences"], ("sentence", "label"), job.stage.settings["max_sentences"]
     )
     sentences, labels = ([row[column] for row in rows] for column in range(2))
     maps, neighbor_accuracies = [], []
@@ -79,7 +79,8 @@ def measure_map(job: Job) -> dict[str, Any]:
         components = _principal_components(vectors)
         maps.append([[round(float(x), 3) for x in point] for point in components])
         neighbor_accuracies.append(_nearest_neighbor_accuracy(vectors, labels))
-    return {"labels": labels, "maps": maps, "parted": neighbor_accuracies}
+    return {"labels": labels, "points": maps,
+            "nearest_neighbor_accuracy": neighbor_accuracies}  # fmt: skip
 
 
 def _read_pairs(path: Path, max_rows: int) -> list[tuple[str, str, float]]:
@@ -160,9 +161,9 @@ def _nearest_neighbor_accuracy(vectors: Floats, labels: list[str]) -> float:
 
 
 def _build_stages(factory: StageFactory) -> Stages:
-    similarity_settings = {"most": factory.scale.num_eval_sequences * 4,
+    similarity_settings = {"max_pairs": factory.scale.num_eval_sequences * 4,
                            "poolings": list(POOLINGS)}  # fmt: skip
-    map_settings = {"most": _MAP_SENTENCES}
+    map_settings = {"max_sentences": _MAP_SENTENCES}
     pairs = {"pairs": factory.sources.task_files("sts-b")[1]}
     sentences = {"sentences": factory.sources.task_files("sst-2")[1]}
     if factory.sources.model:
@@ -174,7 +175,7 @@ def _build_stages(factory: StageFactory) -> Stages:
     stages: Stages = {}
     for seed in range(factory.scale.num_seeds):
         run = {"model": factory.baseline_run(seed)}
-        stages["words", seed] = senses_stage(factory, "en", seed)
+        stages["senses", seed] = senses_stage(factory, "en", seed)
         stages["similarity", seed] = Stage(_SIMILARITY_KIND, similarity_settings, run, pairs)
     run = {"model": factory.baseline_run(0)}
     stages["map", 0] = Stage(_MAP_KIND, map_settings, run, sentences)
@@ -185,14 +186,14 @@ def _build_report(factory: StageFactory, results: Results) -> Report:  # noqa: A
     map_result = results["map", 0]
     tables, panels, data = [], [], {}
     # float64 turns null, which JSON has for the correlation with a constant, into NaN.
-    runs = [np.array(result["layers"], np.float64) if result else None
+    runs = [np.array(result["spearman"], np.float64) if result else None
             for key, result in results.items() if key[0] == "similarity"]  # type: ignore[index] # fmt: skip
     finished = [run for run in runs if run is not None]
     if finished:
         means = np.ma.filled(np.ma.masked_invalid(np.stack(finished)).mean(0), np.nan)
         names = _layer_names(len(means))
-        accuracies = map_result["parted"] if map_result else [None] * len(means)
-        senses = [result for key, result in results.items() if key[0] == "words"]  # type: ignore[index]
+        accuracies = map_result["nearest_neighbor_accuracy"] if map_result else [None] * len(means)
+        senses = [result for key, result in results.items() if key[0] == "senses"]  # type: ignore[index]
         rows = [
             [names[layer],
              *(format_mean_std([None if run is None else float(run[layer, column]) for run in runs],
@@ -210,9 +211,9 @@ def _build_report(factory: StageFactory, results: Results) -> Report:  # noqa: A
         plot = heatmap(means.tolist()[::-1], names[::-1], POOLINGS)
         panels.append(Panel("Spearman by layer and pooling", plot))
     if map_result:
-        for layer in reversed(range(len(map_result["maps"]))):
+        for layer in reversed(range(len(map_result["points"]))):
             title = f"layer {layer}" if layer else "embeddings"
-            plot = _scatter_plot(map_result["maps"][layer], map_result["labels"])
+            plot = _scatter_plot(map_result["points"][layer], map_result["labels"])
             panels.append(Panel(title, plot))
     return Report(tables, panels, data)
 
@@ -225,7 +226,7 @@ def _layer_names(num_states: int) -> list[str]:
 
 def _senses_cell(senses: Sequence[Mapping[str, Any] | None], layer: int) -> list[str]:
     """Return the cell with the sense separation of a layer, no cell for the user's model."""
-    shares = [result["layers"][layer]["parted"] if result else None for result in senses]
+    shares = [result["layers"][layer]["auc"] if result else None for result in senses]
     return [format_mean_std(shares)] if senses else []
 
 

@@ -43,22 +43,22 @@ def _map_stage(factory: StageFactory, model: Stage | None) -> Stage:
     """Return the stage that compares positions, of the user's model if ``model`` is None."""
     if model is None:
         files = {"model": Path(str(factory.sources.model))}
-        return Stage(_MAP_KIND, {"most": _MAX_MAP_POSITIONS}, {}, files)
+        return Stage(_MAP_KIND, {"max_positions": _MAX_MAP_POSITIONS}, {}, files)
     num_positions = min(_MAX_MAP_POSITIONS, factory.scale.max_length)
-    return Stage(_MAP_KIND, {"most": num_positions}, {"model": model})
+    return Stage(_MAP_KIND, {"max_positions": num_positions}, {"model": model})
 
 
 def measure_map(job: Job) -> dict[str, Any]:
     """Return the cosine similarities of the position embeddings, [n, n], and means by distance."""
     encoder = load_encoder(job.model).model
-    table = encoder.embeddings.positions.weight.detach()[: job.stage.settings["most"]]
+    table = encoder.embeddings.positions.weight.detach()[: job.stage.settings["max_positions"]]
     # The mean is subtracted because it says nothing about the position.
     normalized = torch.nn.functional.normalize(table - table.mean(0), dim=-1)
     similarities = normalized @ normalized.T
     by_distance = [float(similarities.diagonal(distance).mean())
                    for distance in range(len(normalized))]  # fmt: skip
-    return {"map": [[round(value, 3) for value in row] for row in similarities.tolist()],
-            "by_distance": by_distance}  # fmt: skip
+    return {"similarities": [[round(value, 3) for value in row] for row in similarities.tolist()],
+            "mean_similarity_by_distance": by_distance}  # fmt: skip
 
 
 def _build_stages(factory: StageFactory) -> Stages:
@@ -88,19 +88,22 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
         tables.append(Table(title, ["positions", "held-out MLM loss, nats"], rows))
     rows = []
     for name, result in maps.items():
-        by_distance = result["by_distance"]
+        by_distance = result["mean_similarity_by_distance"]
         cells = (f"{by_distance[distance]:.2f}" if distance < len(by_distance) else EMPTY_CELL
                  for distance in _DISTANCES)  # fmt: skip
         rows.append([name, *cells])
     columns = ["model", *(f"distance {distance}" for distance in _DISTANCES)]
     title = "Mean cosine similarity of two positions by distance, after subtracting their mean"
     tables.append(Table(title, columns, rows))
-    panels = [Panel(name, _similarity_map(result["map"])) for name, result in maps.items()]
+    panels = [Panel(name, _similarity_map(result["similarities"])) for name, result in maps.items()]
     if losses:
         groups = {name: {"loss": values} for name, values in losses.items()}
         panels.insert(0, Panel("held-out loss", dot_plot(groups, "MLM loss, nats")))
     # The last distance has a single pair of positions.
-    curves = {name: list(enumerate(result["by_distance"]))[:-1] for name, result in maps.items()}
+    curves = {
+        name: list(enumerate(result["mean_similarity_by_distance"]))[:-1]
+        for name, result in maps.items()
+    }
     panels.append(Panel("by distance", line_plot(curves, "distance", "cosine similarity")))
     return Report(tables, panels, losses)
 

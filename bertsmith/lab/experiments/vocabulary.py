@@ -31,21 +31,21 @@ _STEPS_DIVISOR = 2
 #: Names of the combinations of language and segmenter.
 _TEXT_NAMES = {("en", None): "English", ("ko", None): "Korean", ("ko", "kiwi"): "Korean, morphemes"}
 #: Measures of a vocabulary that have a column each, and the format of their cells.
-_CELL_FORMATS = {"words learnt": ",.0f", "tokens a sentence": ".1f", "unknown": ".3%",
-                 "characters a token": ".2f", "characters read": ",.0f"}  # fmt: skip
+_CELL_FORMATS = {"vocab_size": ",.0f", "tokens_per_sentence": ".1f", "unk_rate": ".3%",
+                 "characters_per_token": ".2f", "max_training_kilocharacters": ",.0f"}  # fmt: skip
 
 
 def measure_softmax(job: Job) -> dict[str, Any]:
     """Return time and memory of the output softmax by vocabulary size; see ``lab.softmax``."""
     settings = job.stage.settings
     rows = []
-    for vocab_size in settings["words"]:
-        sizes = vocab_size, settings["width"], settings["predictions"], settings["times"]
+    for vocab_size in settings["vocab_sizes"]:
+        sizes = vocab_size, settings["width"], settings["num_predictions"], settings["num_repeats"]
         costs = {name: softmax.measure_in_subprocess(name, *sizes)
                  for name in softmax.IMPLEMENTATIONS}  # fmt: skip
         # Weights and biases in float32, and Adam's two moments.
         weights_bytes = 3 * 4 * vocab_size * (settings["width"] + 1)
-        rows.append({"words": vocab_size, "weights_bytes": weights_bytes, **costs})
+        rows.append({"vocab_size": vocab_size, "weights_bytes": weights_bytes, **costs})
     return {"rows": rows}
 
 
@@ -62,15 +62,15 @@ def _build_stages(factory: StageFactory) -> Stages:
     scale = factory.scale
     softmax_settings = {
         "width": scale.width,
-        "predictions": round(0.15 * scale.batch_size * scale.max_length),
-        "words": list(_SOFTMAX_SIZES if scale.name != "smoke" else _SOFTMAX_SIZES[:2]),
-        "times": _SOFTMAX_REPEATS,
+        "num_predictions": round(0.15 * scale.batch_size * scale.max_length),
+        "vocab_sizes": list(_SOFTMAX_SIZES if scale.name != "smoke" else _SOFTMAX_SIZES[:2]),
+        "num_repeats": _SOFTMAX_REPEATS,
     }
     stages: Stages = {"softmax": Stage(_SOFTMAX_KIND, softmax_settings)}
     for language, segment in _texts(factory):
         for size in _SIZES[scale.name]:
             store = factory.store_stage(language, size, segment)
-            stages[language, segment, size, "words"] = store.dependencies["words"]
+            stages[language, segment, size, "vocabulary"] = store.dependencies["vocabulary"]
             stages[language, segment, size, "store"] = store
             for seed in range(scale.num_seeds):
                 # MLM losses of different vocabularies are not comparable, because the other pieces
@@ -91,11 +91,11 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
         for size in _SIZES[factory.scale.name]:
             values = _measure_vocabulary(factory, results, (language, segment, size))
             data[f"{name}, {size}"] = values
-            losses.setdefault(name, {})[size] = values["nats a character"]
+            losses.setdefault(name, {})[size] = values["nats_per_character"]
             cells = (_format_cell(values[key], format_spec)
                      for key, format_spec in _CELL_FORMATS.items())  # fmt: skip
-            token_loss = format_mean_std(values["nats a token"])
-            character_loss = format_mean_std(values["nats a character"], ".4f")
+            token_loss = format_mean_std(values["nats_per_token"])
+            character_loss = format_mean_std(values["nats_per_character"], ".4f")
             rows.append([name, f"{size:,}", *cells, token_loss, character_loss])
     columns = ["text", "requested size", "vocabulary size", "tokens per sentence",
                "share of [UNK] words", "characters per token",
@@ -138,7 +138,7 @@ def _softmax_report(costs: list[dict[str, Any]]) -> tuple[Table, list[Panel]]:
     """Return the table and the plots of the softmax costs."""
     labels = softmax.IMPLEMENTATIONS
     rows = [
-        [f"{cost['words']:,}", f"{cost['weights_bytes'] / 2**20:,.0f}",
+        [f"{cost['vocab_size']:,}", f"{cost['weights_bytes'] / 2**20:,.0f}",
          *(f"{1000 * cost[name]['seconds']:,.1f}" for name in labels),
          *(f"{cost[name]['bytes'] / 2**20:,.0f}" for name in labels)]
         for cost in costs
@@ -150,7 +150,7 @@ def _softmax_report(costs: list[dict[str, Any]]) -> tuple[Table, list[Panel]]:
     ]  # fmt: skip
     panels = []
     for field, unit, factor in (("seconds", "ms per step", 1000), ("bytes", "MiB", 2**-20)):
-        series = {label: [(cost["words"] / 1000, factor * cost[name][field]) for cost in costs]
+        series = {label: [(cost["vocab_size"] / 1000, factor * cost[name][field]) for cost in costs]
                   for name, label in labels.items()}  # fmt: skip
         panels.append(Panel(f"output softmax: {unit}",
                             line_plot(series, "vocabulary size, thousands", unit)))  # fmt: skip
@@ -168,22 +168,22 @@ def _measure_vocabulary(
         results: The results of the experiment.
         key: Language, segmenter and requested size.
     """
-    vocabulary, store = results[*key, "words"], results[*key, "store"]
+    vocabulary, store = results[*key, "vocabulary"], results[*key, "store"]
     losses = [heldout_metric(results[*key, seed]) for seed in range(factory.scale.num_seeds)]
     values: dict[str, Any] = dict.fromkeys(_CELL_FORMATS)
-    values |= {"nats a token": losses, "nats a character": []}
+    values |= {"nats_per_token": losses, "nats_per_character": []}
     if vocabulary is None or store is None:
         return values
     splits = store["splits"].values()
     num_tokens = sum(split["tokens"] for split in splits)
     characters_per_token = store["characters"] / num_tokens
     values |= {
-        "words learnt": vocabulary["words"],
-        "tokens a sentence": num_tokens / sum(split["sentences"] for split in splits),
-        "unknown": vocabulary["unknown_share"],
-        "characters a token": characters_per_token,
-        "characters read": _max_training_tokens(factory) * characters_per_token / 1000,
-        "nats a character": [None if loss is None else loss / characters_per_token
+        "vocab_size": vocabulary["vocab_size"],
+        "tokens_per_sentence": num_tokens / sum(split["sentences"] for split in splits),
+        "unk_rate": vocabulary["unk_rate"],
+        "characters_per_token": characters_per_token,
+        "max_training_kilocharacters": _max_training_tokens(factory) * characters_per_token / 1000,
+        "nats_per_character": [None if loss is None else loss / characters_per_token
                              for loss in losses],
     }  # fmt: skip
     return values
