@@ -82,8 +82,10 @@ class VectorIndex:
         Args:
             query: float32 [W].
             top: Number of rows.
-            exact: Compare with every row instead of using the graph.
+            exact: Compare with every row instead of using the graph. This is also done if all rows
+                would be candidates, because the graph may miss some.
         """
+        exact = exact or top * _CANDIDATES_PER_RESULT >= len(self.vectors)
         unit_query = query / max(float(np.linalg.norm(query)), 1e-12)
         rows = self._search_all(unit_query, top) if exact else self._search_graph(unit_query, top)
         similarities = _cosine_similarities(np.asarray(self.vectors[rows]), unit_query)
@@ -97,7 +99,7 @@ class VectorIndex:
                 self._graph = library.Index.restore(str(self._graph_path), view=True)
             except (ValueError, RuntimeError, OSError) as error:
                 raise damaged_index_error(self._graph_path, error) from None
-        num_candidates = min(top * _CANDIDATES_PER_RESULT, len(self.vectors))
+        num_candidates = top * _CANDIDATES_PER_RESULT
         self._graph.expansion_search = max(_MIN_EXPANSION, num_candidates)
         return np.sort(self._graph.search(unit_query, num_candidates).keys.astype(np.int64))
 

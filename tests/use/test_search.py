@@ -87,6 +87,19 @@ def test_graph_recall_is_at_least_95_percent(tmp_path: Path) -> None:
     assert num_found >= 950
 
 
+def test_search_is_exact_if_all_vectors_are_candidates(tmp_path: Path) -> None:
+    """A graph with half of the vectors limits 4 of 20 results, but not 5: 4 candidates for each."""
+    vectors = np.random.default_rng(5).standard_normal((20, 13), np.float32)
+    np.save(tmp_path / VECTORS_FILE, vectors[:10])
+    build_graph(tmp_path, NullProgress())
+    np.save(tmp_path / VECTORS_FILE, vectors)
+    index, query = VectorIndex(tmp_path), vectors[15]
+    for top in (5, 20, 99):
+        assert index.search(query, top) == index.search(query, top, exact=True)
+    assert len(index.search(query, 20)) == 20
+    assert {row for row, _ in index.search(query, 4)} <= set(range(10))
+
+
 def test_top_larger_than_the_index_returns_all_lines(index: Path) -> None:
     """All lines are returned; ``top`` below 1 is an error."""
     for exact in (False, True):
