@@ -1,5 +1,5 @@
 # `make demo` trains a small BERT, `make test` runs the tests. Both need only make and Python 3.11
-# or 3.12. To use another interpreter: make PYTHON=/path/to/python3.11 demo
+# or later. To choose the interpreter: make PYTHON=/path/to/python demo
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -9,23 +9,25 @@ SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?=
+# Interpreters to try, in this order.
+CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3.11 python3.12 python3.13 python3.14 python3)
 DEMO_EXTRAS := plot
 DEV_EXTRAS := plot,parquet,korean,tensorboard,onnx,search,serve,docs,dev
 
-# A virtual environment contains its absolute path, so one that was moved is created again.
+# A virtual environment contains its absolute path, so it is created again after it was moved.
 ifneq "$(shell cat $(VENV)/place 2>/dev/null)" "$(CURDIR)"
 $(shell rm -f $(VENV)/ready-demo $(VENV)/ready-dev)
 endif
 
 # Sets $python to the interpreter to use; fails with a message if there is none.
 define find_python
-for candidate in $(if $(PYTHON),"$(PYTHON)",python3.11 python3.12 python3); do \
-  if "$$candidate" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' \
+for candidate in $(CANDIDATES); do \
+  if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
       >/dev/null 2>&1; then python=$$candidate; break; fi; \
 done; \
 if [ -z "$$python" ]; then \
-  echo "error: no Python 3.11 or 3.12 found (tried: $(if $(PYTHON),$(PYTHON),python3.11, python3.12, python3));" >&2; \
-  echo "install one, or specify it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; \
+  echo "error: no Python 3.11 or later found (tried:" $(CANDIDATES)");" >&2; \
+  echo "install it, or specify its path: make PYTHON=/path/to/python $(MAKECMDGOALS)" >&2; \
   exit 1; \
 fi; \
 if ! "$$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then \
@@ -36,7 +38,7 @@ if ! "$$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then \
 fi
 endef
 
-# $(1): the extras to install. constraints.txt pins the tested versions.
+# Installs the extras $(1) in the versions that constraints.txt pins.
 define install
 @test -x $(BIN)/python && test "$$(cat $(VENV)/place 2>/dev/null)" = "$(CURDIR)" || { \
   $(find_python); \
