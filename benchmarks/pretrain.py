@@ -21,7 +21,7 @@ import transformers
 from reporting import report
 from torch import Tensor
 
-from bertsmith.data.packing import Batch
+from bertsmith.data.packing import ExampleBatch
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import ModelConfig, get_size_preset
 from bertsmith.runtime import device
@@ -29,13 +29,13 @@ from bertsmith.runtime.device import Machine
 from bertsmith.train.engine import optimizer
 from bertsmith.train.engine.settings import OptimSettings
 from bertsmith.train.engine.step import take_step
-from bertsmith.train.pretraining.micro_batches import MicroBatch, to_device
+from bertsmith.train.pretraining.micro_batches import PretrainingMicroBatch, to_device
 from bertsmith.train.pretraining.objective import compute_mean_losses
 
 VOCAB_SIZE, MASKED_SHARE, LEARNING_RATE = 30522, 0.15, 1e-4
 
 
-def make_batch(num_sequences: int, length: int, generator: torch.Generator) -> Batch:
+def make_batch(num_sequences: int, length: int, generator: torch.Generator) -> ExampleBatch:
     """Return full sequences of random tokens, 15 % of which are to be predicted."""
     num_tokens = num_sequences * length
     random_values = torch.rand(num_sequences, length, generator=generator)
@@ -43,7 +43,7 @@ def make_batch(num_sequences: int, length: int, generator: torch.Generator) -> B
     masked_positions = (masked + torch.arange(num_sequences)[:, None] * length).flatten()
     ids = torch.randint(5, VOCAB_SIZE, (num_tokens,), generator=generator)
     segments = (torch.arange(num_tokens) % length >= length // 2).long()
-    return Batch(
+    return ExampleBatch(
         ids=ids.numpy(),
         segments=segments.numpy(),
         positions=(torch.arange(num_tokens) % length).numpy(),
@@ -62,7 +62,7 @@ def make_config(size: str) -> ModelConfig:
 
 
 def bertsmith_step(
-    machine: Machine, size: str, batch: MicroBatch, compiled: bool
+    machine: Machine, size: str, batch: PretrainingMicroBatch, compiled: bool
 ) -> Callable[[], None]:
     """Return a function that runs one training step of Bertsmith."""
     config = make_config(size)
@@ -82,7 +82,7 @@ def bertsmith_step(
 
 
 def transformers_step(
-    machine: Machine, size: str, batch: MicroBatch, compiled: bool
+    machine: Machine, size: str, batch: PretrainingMicroBatch, compiled: bool
 ) -> Callable[[], None]:
     """Return a function that runs one training step of transformers."""
     sizes = get_size_preset(size)
@@ -130,7 +130,7 @@ def time_step(step: Callable[[], None], machine: Machine) -> float:
 
 
 def compare(
-    machine: Machine, size: str, batch: MicroBatch, compiled: bool, num_steps: int
+    machine: Machine, size: str, batch: PretrainingMicroBatch, compiled: bool, num_steps: int
 ) -> dict[str, Any]:
     """Time both alternately; return speed ratio, tokens per second and MFU."""
     torch.manual_seed(0)

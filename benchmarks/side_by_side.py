@@ -29,7 +29,7 @@ from bertsmith.train.engine import schedule
 from bertsmith.train.engine.schedule import Phase
 from bertsmith.train.engine.step import take_step
 from bertsmith.train.pretraining.evaluation import build_heldout_stream
-from bertsmith.train.pretraining.micro_batches import MicroBatch, to_device
+from bertsmith.train.pretraining.micro_batches import PretrainingMicroBatch, to_device
 from bertsmith.train.pretraining.recipes import PretrainSettings
 from bertsmith.train.pretraining.resolve import Overrides, resolve_settings
 from bertsmith.train.pretraining.session import Session
@@ -48,7 +48,7 @@ class Trainer:
         self,
         name: str,
         session: Session,
-        step: Callable[[int, float, list[MicroBatch]], float],
+        step: Callable[[int, float, list[PretrainingMicroBatch]], float],
         evaluate: Callable[[], float],
         reset: Callable[[], None],
     ) -> None:
@@ -67,7 +67,7 @@ class Trainer:
         self.seconds, self.num_steps, self.num_tokens, self.total_steps = 0.0, 0, 0, 0
         self._batches = self._iter_batches()
 
-    def _iter_batches(self) -> Iterator[list[MicroBatch]]:
+    def _iter_batches(self) -> Iterator[list[PretrainingMicroBatch]]:
         length = self._session.settings.data.length
         return self._session.build_objective([Phase(0, 10**9, length)]).iter_batches(0)
 
@@ -113,7 +113,7 @@ def make_bertsmith_trainer(session: Session) -> Trainer:
     """Return a trainer with Bertsmith's model, step and evaluation."""
     objective = session.build_objective([Phase(0, 1, session.settings.data.length)])
 
-    def step(number: int, lr: float, micro_batches: list[MicroBatch]) -> float:
+    def step(number: int, lr: float, micro_batches: list[PretrainingMicroBatch]) -> float:
         session.model.train()
         result = take_step(
             objective.compute_losses, micro_batches, session.model, session.optimizer,
@@ -129,7 +129,7 @@ def make_bertsmith_trainer(session: Session) -> Trainer:
     return Trainer("bertsmith", session, step, evaluate, session.reset)
 
 
-def to_padded_inputs(micro_batch: MicroBatch) -> dict[str, Tensor]:
+def to_padded_inputs(micro_batch: PretrainingMicroBatch) -> dict[str, Tensor]:
     """Convert a packed batch to padded inputs for transformers."""
     packed = micro_batch.packed
     lengths = packed.cu_seqlens.diff().long()
@@ -161,7 +161,7 @@ def make_transformers_trainer(session: Session) -> Trainer:
         model.load_state_dict(initial_weights)
         optimizers[:] = [_build_optimizer(model, settings)]
 
-    def step(_number: int, lr: float, micro_batches: list[MicroBatch]) -> float:
+    def step(_number: int, lr: float, micro_batches: list[PretrainingMicroBatch]) -> float:
         model.train()
         for group in optimizers[0].param_groups:
             group["lr"] = lr

@@ -3,7 +3,7 @@
 import numpy as np
 
 from bertsmith.data.masking import VocabularyInfo
-from bertsmith.data.packing import Batch
+from bertsmith.data.packing import ExampleBatch
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import SPLITS, Store, format_unknown_shares
 from bertsmith.data.stream import ExampleStream
@@ -62,7 +62,7 @@ def _describe_manifest(store: Store) -> list[str]:
     return lines
 
 
-def _describe_example(example: Batch, tokenizer: Tokenizer) -> list[str]:
+def _describe_example(example: ExampleBatch, tokenizer: Tokenizer) -> list[str]:
     """Return a title and one line per segment for a batch of one sequence."""
     labels = dict(
         zip(example.masked_positions.tolist(), example.masked_labels.tolist(), strict=True)

@@ -12,7 +12,7 @@ CuSeqlens = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class Batch:
+class ExampleBatch:
     """B sequences packed into one row of T tokens, with P tokens to predict.
 
     Attributes:
@@ -41,7 +41,7 @@ class Batch:
         """Return B, the number of sequences."""
         return len(self.cu_seqlens) - 1
 
-    def slice(self, first: int, last: int) -> "Batch":
+    def slice(self, first: int, last: int) -> "ExampleBatch":
         """Return a copy of the sequences [first, last) as a batch whose indices start at 0.
 
         Raises:
@@ -52,7 +52,7 @@ class Batch:
         start, end = int(self.cu_seqlens[first]), int(self.cu_seqlens[last])
         low, high = np.searchsorted(self.masked_positions, (start, end))
         cu_seqlens = self.cu_seqlens[first : last + 1] - np.int32(start)
-        return Batch(
+        return ExampleBatch(
             ids=self.ids[start:end].copy(),
             segments=self.segments[start:end].copy(),
             positions=self.positions[start:end].copy(),
@@ -69,7 +69,7 @@ def compute_max_seqlen(cu_seqlens: CuSeqlens) -> int:
     return int(np.diff(cu_seqlens).max(initial=0))
 
 
-def concat_batches(batches: Sequence[Batch]) -> Batch:
+def concat_batches(batches: Sequence[ExampleBatch]) -> ExampleBatch:
     """Concatenate batches into one, in order."""
     if len(batches) == 1:
         return batches[0]
@@ -82,7 +82,7 @@ def concat_batches(batches: Sequence[Batch]) -> Batch:
         batch.masked_positions + offset for batch, offset in zip(batches, offsets[:-1], strict=True)
     ]
     nsp_labels = [batch.nsp_labels for batch in batches if batch.nsp_labels is not None]
-    return Batch(
+    return ExampleBatch(
         ids=np.concatenate([batch.ids for batch in batches]),
         segments=np.concatenate([batch.segments for batch in batches]),
         positions=np.concatenate([batch.positions for batch in batches]),

@@ -18,7 +18,7 @@ import numpy as np
 from bertsmith.data.causal_lm import build_causal_lm_labels
 from bertsmith.data.counter_rng import IntArray, derive_key, init_states, random_bits
 from bertsmith.data.masking import VocabularyInfo, mask_tokens
-from bertsmith.data.packing import Batch, CuSeqlens, compute_max_seqlen, concat_batches
+from bertsmith.data.packing import CuSeqlens, ExampleBatch, compute_max_seqlen, concat_batches
 from bertsmith.data.sentence_pairs import RNG_ORDER, PairSampler, SentencePairs
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Split, damaged_file_error, describe_out_of_vocabulary
@@ -79,7 +79,7 @@ class ExampleStream:
         order = np.argsort(random_bits(run_states, RNG_ORDER), kind="stable")
         self._run_order = np.append(order, len(run_starts) - 1)
         self._runs_per_block = max(BLOCK_TOKENS // length // RUN_LENGTH, 1)
-        self._blocks: OrderedDict[int, Batch] = OrderedDict()
+        self._blocks: OrderedDict[int, ExampleBatch] = OrderedDict()
 
     def __len__(self) -> int:
         """Return the exact number of examples in this epoch."""
@@ -90,7 +90,7 @@ class ExampleStream:
         """Whether the objective is masked LM, so that the labels hold the original tokens."""
         return self._settings.objective == "masked"
 
-    def batch(self, first: int, count: int) -> Batch:
+    def batch(self, first: int, count: int) -> ExampleBatch:
         """Return the examples [first, first + count) of the epoch. Reading in order is fastest.
 
         Raises:
@@ -108,7 +108,7 @@ class ExampleStream:
             parts.append(self._block(number).slice(low, high))
         return concat_batches(parts)
 
-    def _block(self, number: int) -> Batch:
+    def _block(self, number: int) -> ExampleBatch:
         if number in self._blocks:
             self._blocks.move_to_end(number)
             return self._blocks[number]
@@ -118,7 +118,7 @@ class ExampleStream:
             self._blocks.popitem(last=False)
         return block
 
-    def _build_block(self, number: int) -> Batch:
+    def _build_block(self, number: int) -> ExampleBatch:
         """Compute all examples of a block."""
         first_run = number * self._runs_per_block
         runs = np.sort(self._run_order[first_run : first_run + self._runs_per_block])
@@ -137,7 +137,7 @@ class ExampleStream:
             )
         else:
             masked_positions, labels = build_causal_lm_labels(ids, cu_seqlens, self.vocabulary)
-        return Batch(
+        return ExampleBatch(
             ids=ids,
             segments=segments,
             positions=positions,
@@ -205,7 +205,7 @@ class EndlessStream:
         # Count the first epoch now, so that too small a split raises StoreError here.
         self.locate(0)
 
-    def batch(self, first: int, count: int) -> Batch:
+    def batch(self, first: int, count: int) -> ExampleBatch:
         """Return the examples [first, first + count) of the endless sequence."""
         parts = []
         while count > 0:
@@ -241,13 +241,13 @@ class EndlessStream:
 class BatchSource(Protocol):
     """A sequence of examples that batches are read from, such as an EndlessStream."""
 
-    def batch(self, first: int, count: int) -> Batch:
+    def batch(self, first: int, count: int) -> ExampleBatch:
         """Return the examples [first, first + count)."""
 
 
 def prefetch_batches(
     source: BatchSource, first: int, count: int, *, steps: int, prefetch: int = 2
-) -> Iterator[Batch]:
+) -> Iterator[ExampleBatch]:
     """Yield batches that a background thread computes in advance.
 
     An error in the thread is raised here. The thread ends when the iterator is closed.
@@ -259,10 +259,10 @@ def prefetch_batches(
         steps: Number of batches.
         prefetch: Maximum number of batches that wait in the queue.
     """
-    ready: queue.Queue[Batch | BaseException] = queue.Queue(maxsize=prefetch)
+    ready: queue.Queue[ExampleBatch | BaseException] = queue.Queue(maxsize=prefetch)
     stopped = threading.Event()
 
-    def put(item: Batch | BaseException) -> None:
+    def put(item: ExampleBatch | BaseException) -> None:
         while not stopped.is_set():
             try:
                 ready.put(item, timeout=0.1)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from bertsmith.data.packing import Batch
+from bertsmith.data.packing import ExampleBatch
 from bertsmith.data.settings import DataSettings
 from bertsmith.model.bert import BertForPreTraining
 from bertsmith.model.config import BiLSTMSettings, ModelConfig
@@ -20,7 +20,7 @@ from bertsmith.train.engine import compile_warmup, compute_settings, optimizer
 from bertsmith.train.engine.probe import median_step_seconds
 from bertsmith.train.engine.settings import OptimSettings
 from bertsmith.train.engine.step import LossFunction, take_step
-from bertsmith.train.pretraining.micro_batches import MicroBatch, split_batch, to_device
+from bertsmith.train.pretraining.micro_batches import PretrainingMicroBatch, split_batch, to_device
 from bertsmith.train.pretraining.objective import compute_mean_losses
 
 #: Tokens per micro-batch on a CPU, where larger ones are not faster.
@@ -69,7 +69,7 @@ def measure_step_seconds(
     return seconds * len(batch.ids) / len(first.ids)
 
 
-def _random_batch(data: DataSettings) -> Batch:
+def _random_batch(data: DataSettings) -> ExampleBatch:
     """Return a batch of random ids; left to right, every token is predicted."""
     batch = compile_warmup.warmup_batches(data, data.length, data.batch * data.length)[0]
     if data.objective != "left-to-right":
@@ -79,7 +79,10 @@ def _random_batch(data: DataSettings) -> Batch:
 
 
 def _bilstm_loss(
-    model: nn.Module, micro_batch: MicroBatch, micro_batches: list[MicroBatch], seed: DropoutSeed
+    model: nn.Module,
+    micro_batch: PretrainingMicroBatch,
+    micro_batches: list[PretrainingMicroBatch],
+    seed: DropoutSeed,
 ) -> dict[str, Tensor]:
     """Return a loss over all BiLSTM outputs; its target does not affect the cost of a step."""
     outputs: Tensor = model(micro_batch.packed, None, seed)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from bertsmith.bundle import HeadConfig, TaskKind
 from bertsmith.errors import TaskError
 from bertsmith.tasks import metrics
-from bertsmith.tasks.inputs import BadExampleError, ExampleCounts, MicroBatch, ModelInputs
+from bertsmith.tasks.inputs import BadExampleError, ExampleCounts, ModelInputs, TaskMicroBatch
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.tables import (
     Row,
@@ -232,7 +232,7 @@ def build_targets(examples: Sequence[TextExample], head: HeadConfig) -> NDArray[
     return indicators
 
 
-def compute_losses(outputs: Tensor, batch: MicroBatch, head: HeadConfig) -> Tensor:
+def compute_losses(outputs: Tensor, batch: TaskMicroBatch, head: HeadConfig) -> Tensor:
     """Return cross-entropy, mean binary cross-entropy over labels, or squared error: float32 [B].
 
     Args:

@@ -171,7 +171,7 @@ class ModelInputs:
         self,
         units: Sequence[int],
         class_weights: NDArray[np.float32] | None = None,
-    ) -> "MicroBatch":
+    ) -> "TaskMicroBatch":
         """Return a micro-batch of the given units; the data must be labeled.
 
         Args:
@@ -189,11 +189,11 @@ class ModelInputs:
         if class_weights is not None:
             target_weights = torch.from_numpy(class_weights)[targets]
         sequences_per_unit = [len(self.sequences[unit]) for unit in units]
-        return MicroBatch(packed, token_indices, targets, target_weights, sequences_per_unit)
+        return TaskMicroBatch(packed, token_indices, targets, target_weights, sequences_per_unit)
 
 
 @dataclass(frozen=True)
-class MicroBatch:
+class TaskMicroBatch:
     """A part of a batch, for one forward and backward pass.
 
     Attributes:
@@ -210,10 +210,10 @@ class MicroBatch:
     target_weights: Tensor
     sequences_per_unit: list[int]
 
-    def to(self, device: torch.device) -> "MicroBatch":
+    def to(self, device: torch.device) -> "TaskMicroBatch":
         """Return the micro-batch on ``device``."""
         token_indices = None if self.token_indices is None else self.token_indices.to(device)
-        return MicroBatch(self.packed.to(device), token_indices, self.targets.to(device),
+        return TaskMicroBatch(self.packed.to(device), token_indices, self.targets.to(device),
                           self.target_weights.to(device), self.sequences_per_unit)  # fmt: skip
 
 
@@ -267,7 +267,7 @@ class TaskFamily(Protocol):
     ) -> ModelInputs:
         """Encode examples as inputs of at most ``task.length`` tokens; update ``counts``."""
 
-    def compute_losses(self, outputs: Tensor, batch: MicroBatch, head: HeadConfig) -> Tensor:
+    def compute_losses(self, outputs: Tensor, batch: TaskMicroBatch, head: HeadConfig) -> Tensor:
         """Return the loss of each of the U targets, float32 [U], from a micro-batch's outputs."""
 
     def compute_metrics(

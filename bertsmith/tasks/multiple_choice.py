@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from bertsmith.bundle import HeadConfig
 from bertsmith.errors import SettingsError, TaskError
 from bertsmith.tasks import metrics
-from bertsmith.tasks.inputs import BadExampleError, ExampleCounts, MicroBatch, ModelInputs
+from bertsmith.tasks.inputs import BadExampleError, ExampleCounts, ModelInputs, TaskMicroBatch
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.tables import (
     Row,
@@ -211,7 +211,7 @@ def encode_examples(
 
 def compute_losses(
     outputs: Tensor,
-    batch: MicroBatch,
+    batch: TaskMicroBatch,
     head: HeadConfig,  # noqa: ARG001 - part of TaskFamily
 ) -> Tensor:
     """Return the cross-entropy over the endings of each prompt, float32 [U].

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from bertsmith.bundle import HeadConfig
 from bertsmith.errors import TaskError
 from bertsmith.tasks import squad
-from bertsmith.tasks.inputs import ExampleCounts, MicroBatch, ModelInputs, TokenSequence
+from bertsmith.tasks.inputs import ExampleCounts, ModelInputs, TaskMicroBatch, TokenSequence
 from bertsmith.tasks.questions import QuestionExample, read_examples
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.tasks.spans import (
@@ -196,7 +196,7 @@ def _get_target(
 
 def compute_losses(
     outputs: Tensor,
-    batch: MicroBatch,
+    batch: TaskMicroBatch,
     head: HeadConfig,  # noqa: ARG001 - part of TaskFamily
 ) -> Tensor:
     """Return the mean cross-entropy of start and end over each window's tokens, float32 [B].

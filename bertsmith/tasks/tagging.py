@@ -21,7 +21,7 @@ from bertsmith.tasks.entities import (
     compute_type_scores,
     to_inside_tag,
 )
-from bertsmith.tasks.inputs import ExampleCounts, MicroBatch, ModelInputs
+from bertsmith.tasks.inputs import ExampleCounts, ModelInputs, TaskMicroBatch
 from bertsmith.tasks.settings import TaskSettings
 from bertsmith.text.wordpiece import Tokenizer
 
@@ -261,7 +261,7 @@ def _build_document_windows(
 
 def compute_losses(
     outputs: Tensor,
-    batch: MicroBatch,
+    batch: TaskMicroBatch,
     head: HeadConfig,  # noqa: ARG001 - part of TaskFamily
 ) -> Tensor:
     """Return the cross-entropy of each tag, float32 [M], from outputs float32 [M, C]."""

@@ -10,14 +10,14 @@ import pytest
 
 from bertsmith.data import stream as stream_module
 from bertsmith.data.masking import VocabularyInfo
-from bertsmith.data.packing import Batch, concat_batches
+from bertsmith.data.packing import ExampleBatch, concat_batches
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Split
 from bertsmith.data.stream import EndlessStream, ExampleStream, prefetch_batches
 from bertsmith.errors import StoreError
 
 
-def to_tuples(batch: Batch) -> list[tuple[object, ...]]:
+def to_tuples(batch: ExampleBatch) -> list[tuple[object, ...]]:
     """Return the content of each sequence of a batch as a hashable tuple."""
     sequences: list[tuple[object, ...]] = []
     for index in range(len(batch)):
@@ -34,7 +34,7 @@ def to_tuples(batch: Batch) -> list[tuple[object, ...]]:
     return sequences
 
 
-def unmask(batch: Batch) -> np.ndarray:
+def unmask(batch: ExampleBatch) -> np.ndarray:
     """Return the ids of a batch before masking."""
     ids = batch.ids.copy()
     ids[batch.masked_positions] = batch.masked_labels
@@ -229,7 +229,7 @@ def test_error_in_the_prefetch_thread_is_raised() -> None:
     """An error while a batch is computed is raised in the thread that reads the batch."""
 
     class FailingSource:
-        def batch(self, first: int, count: int) -> Batch:
+        def batch(self, first: int, count: int) -> ExampleBatch:
             raise StoreError(f"broken at {first}")
 
     with pytest.raises(StoreError, match="broken at 7"):

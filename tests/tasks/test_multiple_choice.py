@@ -11,7 +11,7 @@ import torch
 from bertsmith.bundle import HeadConfig
 from bertsmith.errors import SettingsError, TaskError
 from bertsmith.model.packed import pack_sequences
-from bertsmith.tasks.inputs import ExampleCounts, MicroBatch, ModelInputs
+from bertsmith.tasks.inputs import ExampleCounts, ModelInputs, TaskMicroBatch
 from bertsmith.tasks.multiple_choice import (
     compute_losses,
     compute_metrics,
@@ -260,7 +260,7 @@ def test_loss_is_cross_entropy_over_the_endings_of_a_prompt() -> None:
     scores = torch.randn(7, 1, requires_grad=True)
     targets = torch.tensor([1, 2, 0])
     packed = pack_sequences([([1], [0])])
-    batch = MicroBatch(packed, None, targets, torch.ones(3), [2, 3, 2])
+    batch = TaskMicroBatch(packed, None, targets, torch.ones(3), [2, 3, 2])
     losses = compute_losses(scores, batch, HEAD)
     expected = torch.stack([
         -prompt_scores.log_softmax(0)[target]

@@ -9,14 +9,16 @@ from itertools import accumulate
 
 import numpy as np
 
-from bertsmith.data.packing import Batch
+from bertsmith.data.packing import ExampleBatch
 from bertsmith.data.settings import DataSettings
 
 #: Every n-th token is predicted, with the first n for which P differs from all other sizes.
 _STRIDES = (7, 6, 8, 5, 9, 4, 3)
 
 
-def warmup_batches(data: DataSettings, max_length: int, micro_batch_tokens: int) -> list[Batch]:
+def warmup_batches(
+    data: DataSettings, max_length: int, micro_batch_tokens: int
+) -> list[ExampleBatch]:
     """Return one batch for each graph that a run can need: many sequences and a single one.
 
     torch.compile always specializes a size of 1.
@@ -36,7 +38,7 @@ def warmup_batches(data: DataSettings, max_length: int, micro_batch_tokens: int)
     return batches
 
 
-def _build_batch(lengths: list[int], *, nsp: bool) -> Batch:
+def _build_batch(lengths: list[int], *, nsp: bool) -> ExampleBatch:
     """Return a batch of zeros whose sizes differ as far as possible.
 
     The compiler assumes that two sizes that are equal in the first batch are always equal.
@@ -47,7 +49,7 @@ def _build_batch(lengths: list[int], *, nsp: bool) -> Batch:
     masked_positions = next(
         (positions for positions in candidates if len(positions) not in sizes), candidates[0]
     )
-    return Batch(
+    return ExampleBatch(
         ids=np.zeros(num_tokens, np.int64),
         segments=np.zeros(num_tokens, np.int64),
         positions=np.concatenate([np.arange(length) for length in lengths]),

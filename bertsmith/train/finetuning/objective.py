@@ -17,7 +17,7 @@ from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.model.task_models import TaskModel
 from bertsmith.runtime.device import Machine
 from bertsmith.tasks.families import get_family
-from bertsmith.tasks.inputs import MicroBatch, ModelInputs
+from bertsmith.tasks.inputs import ModelInputs, TaskMicroBatch
 from bertsmith.tasks.outputs import compute_outputs
 from bertsmith.tasks.settings import TaskSettings
 
@@ -86,7 +86,7 @@ class FinetuningObjective:
         """Steps that use every input with a target once; the last batch may be smaller."""
         return math.ceil(len(self._train_indices) / self._batch_size)
 
-    def iter_batches(self, first_step: int) -> Iterator[list[MicroBatch]]:
+    def iter_batches(self, first_step: int) -> Iterator[list[TaskMicroBatch]]:
         """Yield the micro-batches of each step endlessly, in a new random order every epoch."""
         epoch, first_in_epoch = divmod(first_step, self.steps_per_epoch)
         while True:
@@ -114,12 +114,15 @@ class FinetuningObjective:
             part_tokens += num_tokens
         yield part
 
-    def _make_micro_batch(self, indices: list[int]) -> MicroBatch:
+    def _make_micro_batch(self, indices: list[int]) -> TaskMicroBatch:
         micro_batch = self._train.make_micro_batch(indices, self._class_weights)
         return micro_batch.to(self._machine.device)
 
     def compute_losses(
-        self, micro_batch: MicroBatch, micro_batches: list[MicroBatch], dropout_seed: DropoutSeed
+        self,
+        micro_batch: TaskMicroBatch,
+        micro_batches: list[TaskMicroBatch],
+        dropout_seed: DropoutSeed,
     ) -> dict[str, Tensor]:
         """Return the micro-batch's part of the weighted mean loss over the batch."""
         with self._machine.autocast():
@@ -136,11 +139,11 @@ class FinetuningObjective:
         locations = "; ".join(self._train.locations[index] for index in indices[:3])
         return f"that of epoch {epoch + 1} with {locations} and {max(len(indices) - 3, 0)} more"
 
-    def count_tokens(self, micro_batches: list[MicroBatch]) -> int:
+    def count_tokens(self, micro_batches: list[TaskMicroBatch]) -> int:
         """Return the number of tokens in a batch."""
         return sum(len(micro_batch.packed.ids) for micro_batch in micro_batches)
 
-    def count_macs(self, micro_batches: list[MicroBatch]) -> float:
+    def count_macs(self, micro_batches: list[TaskMicroBatch]) -> float:
         """Return the multiply-accumulates of a step.
 
         The backward pass takes twice as many as the forward pass; a frozen encoder has none.

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertsmith.data.masking import VocabularyInfo
-from bertsmith.data.packing import Batch
+from bertsmith.data.packing import ExampleBatch
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Split
 from bertsmith.data.stream import ExampleStream
@@ -151,7 +151,7 @@ def evaluate(
 
 
 def _count_unmasked_tokens(
-    batch: Batch, stream: ExampleStream, vocab_size: int
+    batch: ExampleBatch, stream: ExampleStream, vocab_size: int
 ) -> NDArray[np.int64]:
     """Return int64 [V], the token counts of a batch before masking, without special tokens."""
     ids = batch.ids.copy()

@@ -7,13 +7,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertsmith.data.packing import Batch
+from bertsmith.data.packing import ExampleBatch
 from bertsmith.model.packed import PackedBatch
 
 
 @dataclass(frozen=True)
-class MicroBatch:
-    """Packed sequences on the device with their labels (see ``data.packing.Batch``)."""
+class PretrainingMicroBatch:
+    """Packed sequences on the device with their labels (see ``data.packing.ExampleBatch``)."""
 
     packed: PackedBatch
     masked_positions: Tensor
@@ -26,7 +26,7 @@ class MicroBatch:
         return self.packed.cu_seqlens.shape[0] - 1
 
 
-def to_device(batch: Batch, device: torch.device) -> MicroBatch:
+def to_device(batch: ExampleBatch, device: torch.device) -> PretrainingMicroBatch:
     """Copy a numpy batch to the device."""
 
     def to_tensor(values: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:
@@ -35,7 +35,7 @@ def to_device(batch: Batch, device: torch.device) -> MicroBatch:
             return tensor.pin_memory().to(device, non_blocking=True)
         return tensor
 
-    return MicroBatch(
+    return PretrainingMicroBatch(
         PackedBatch(
             ids=to_tensor(batch.ids),
             segments=to_tensor(batch.segments),
@@ -49,7 +49,7 @@ def to_device(batch: Batch, device: torch.device) -> MicroBatch:
     )
 
 
-def split_batch(batch: Batch, max_tokens: int) -> list[Batch]:
+def split_batch(batch: ExampleBatch, max_tokens: int) -> list[ExampleBatch]:
     """Split a batch between sequences into parts of at most ``max_tokens``, or one sequence."""
     if len(batch.ids) <= max_tokens:
         return [batch]

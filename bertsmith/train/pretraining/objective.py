@@ -12,14 +12,14 @@ from bertsmith.model.ops.dropout import DropoutSeed
 from bertsmith.runtime.device import Machine
 from bertsmith.train.engine.schedule import Phase
 from bertsmith.train.pretraining.evaluation import build_heldout_stream, evaluate
-from bertsmith.train.pretraining.micro_batches import MicroBatch, split_batch, to_device
+from bertsmith.train.pretraining.micro_batches import PretrainingMicroBatch, split_batch, to_device
 from bertsmith.train.pretraining.recipes import PretrainSettings
 
 
 def compute_mean_losses(
     model: nn.Module,
-    micro_batch: MicroBatch,
-    micro_batches: list[MicroBatch],
+    micro_batch: PretrainingMicroBatch,
+    micro_batches: list[PretrainingMicroBatch],
     dropout_seed: DropoutSeed,
 ) -> dict[str, Tensor]:
     """Return the micro-batch's parts of the two mean losses over the batch.
@@ -65,7 +65,7 @@ class PretrainingObjective:
         self._phases, self._train, self._vocabulary = phases, train, vocabulary
         self._heldout_stream = build_heldout_stream(heldout, vocabulary, settings.data)
 
-    def iter_batches(self, first_step: int) -> Iterator[list[MicroBatch]]:
+    def iter_batches(self, first_step: int) -> Iterator[list[PretrainingMicroBatch]]:
         """Yield the micro-batches of each step; every phase starts a new epoch."""
         run, batch_size = self._settings.run, self._settings.data.batch
         first_epoch = 0
@@ -85,7 +85,10 @@ class PretrainingObjective:
             first_epoch = stream.locate(num_examples - 1)[0] + 1
 
     def compute_losses(
-        self, micro_batch: MicroBatch, micro_batches: list[MicroBatch], dropout_seed: DropoutSeed
+        self,
+        micro_batch: PretrainingMicroBatch,
+        micro_batches: list[PretrainingMicroBatch],
+        dropout_seed: DropoutSeed,
     ) -> dict[str, Tensor]:
         """Return the micro-batch's parts of the two mean losses over the batch."""
         return compute_mean_losses(self._compiled_model, micro_batch, micro_batches, dropout_seed)
@@ -99,11 +102,11 @@ class PretrainingObjective:
             f"of the phase of length {phase.length}"
         )
 
-    def count_tokens(self, micro_batches: list[MicroBatch]) -> int:
+    def count_tokens(self, micro_batches: list[PretrainingMicroBatch]) -> int:
         """Return the number of tokens in a batch."""
         return sum(len(micro_batch.packed.ids) for micro_batch in micro_batches)
 
-    def count_macs(self, micro_batches: list[MicroBatch]) -> float:
+    def count_macs(self, micro_batches: list[PretrainingMicroBatch]) -> float:
         """Return the multiply-accumulates of a step: three forward passes, as backward takes two.
 
         The last layer and the MLM head count only at the positions where they are computed.

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from bertsmith.data.packing import Batch, concat_batches
+from bertsmith.data.packing import ExampleBatch, concat_batches
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Store
 from bertsmith.model.ops.dropout import DropoutSeed
@@ -68,7 +68,7 @@ def test_later_batches_compile_no_graph(store: Path, monkeypatch: pytest.MonkeyP
     assert num_graphs == 2
     session.model.train()
 
-    def compute_losses(batch: Batch) -> None:
+    def compute_losses(batch: ExampleBatch) -> None:
         micro_batch = to_device(batch, torch.device("cpu"))
         dropout_seed = DropoutSeed(torch.tensor(3))
         compute_mean_losses(session.compiled_model, micro_batch, [micro_batch], dropout_seed)

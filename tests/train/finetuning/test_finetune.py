@@ -17,7 +17,7 @@ from bertsmith.errors import RunError, SettingsError
 from bertsmith.model.packed import pack_sequences
 from bertsmith.settings import read_toml
 from bertsmith.tasks.classification import compute_losses
-from bertsmith.tasks.inputs import MicroBatch
+from bertsmith.tasks.inputs import TaskMicroBatch
 from bertsmith.train.engine import loop
 from bertsmith.train.engine.step import take_step
 from bertsmith.train.finetuning import sweep
@@ -456,5 +456,5 @@ def test_losses_equal_those_of_transformers() -> None:
         (HeadConfig("regression"), number, f.mse_loss(logits[:, 0], number)),
     ):
         packed = pack_sequences([([1], [0])])
-        micro_batch = MicroBatch(packed, None, targets, torch.ones(7), [1] * 7)
+        micro_batch = TaskMicroBatch(packed, None, targets, torch.ones(7), [1] * 7)
         torch.testing.assert_close(compute_losses(logits, micro_batch, head).mean(), expected)
