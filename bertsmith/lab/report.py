@@ -1,4 +1,4 @@
-"""Reports of experiments: Markdown tables, JSON, and a figure drawn from the same numbers."""
+"""Reports of experiments: tables in Markdown and JSON, and a figure with plots."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,24 +10,30 @@ from typing import Any
 
 from bertsmith.errors import MissingExtraError
 
-#: A table cell whose run failed or is missing.
+#: Text of a table cell without a value.
 EMPTY_CELL = "-"
-#: A colorblind-safe palette (Okabe and Ito 2008).
+#: A color palette that is safe for color-blind readers (Okabe and Ito 2008).
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
 
-#: Characters that fit below the x axis of a plot.
+#: Total length of tick labels, in characters, that fits below the x axis of a plot.
 _TICK_LABEL_CHARACTERS = 84
 _PANELS_PER_ROW = 2
-#: Lines with more points than this have no markers.
+#: Maximum points of a line that is drawn with a marker at each point.
 _MAX_MARKED_POINTS = 40
 
-#: Draws into matplotlib axes.
+#: A function that draws a plot into the given matplotlib axes.
 DrawFunction = Callable[[Any], None]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of formatted cells; each row has one cell per column."""
+    """A table of formatted cells.
+
+    Attributes:
+        title: The title above the table.
+        columns: The column titles.
+        rows: The cells of each row, one cell per column.
+    """
 
     title: str
     columns: Sequence[str]
@@ -41,7 +47,7 @@ class Table:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the title, and each row as a dictionary of its cells."""
+        """Return the title and the rows; a row maps each column title to its cell."""
         rows = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
         return {"title": self.title, "rows": rows}
 
@@ -51,19 +57,25 @@ class Panel:
     """One plot of a figure.
 
     Attributes:
-        title: The plot's title.
-        draw: Draws the plot.
-        full_width: Whether the plot takes a row of its own.
+        title: The title of the plot.
+        draw: The function that draws the plot.
+        is_full_width: Whether the plot is as wide as the figure.
     """
 
     title: str
     draw: DrawFunction
-    full_width: bool = False
+    is_full_width: bool = False
 
 
 @dataclass(frozen=True)
 class Report:
-    """The tables and plots of an experiment, and the numbers behind them by name."""
+    """The report of an experiment.
+
+    Attributes:
+        tables: The tables.
+        panels: The plots of the figure.
+        data: The unrounded numbers of tables and plots, for the JSON file.
+    """
 
     tables: Sequence[Table]
     panels: Sequence[Panel]
@@ -80,28 +92,38 @@ def format_mean_std(
     *,
     nonfinite_label: str = "diverged or constant",
 ) -> str:
-    """Format mean ± standard deviation over seeds, with the number of seeds if some are missing.
+    """Return a table cell with the mean and standard deviation over seeds.
+
+    If some seeds have no finite value, the cell also has the number of seeds with one, such as
+    "0.700 ± 0.010 (2 of 3; 1 diverged)".
 
     Args:
-        values: One value per seed; None for a missing or failed run, NaN for a run that diverged
-            or a correlation with a constant.
+        values: One value per seed. None means that the run is missing or failed. NaN means that
+            the run diverged, or that a correlation is undefined because one side is constant.
         format_spec: The format of mean and standard deviation.
-        nonfinite_label: The reason for NaN values that the cell names.
+        nonfinite_label: The cell's explanation of NaN values.
     """
-    finite = _finite(values)
+    finite = _select_finite(values)
     num_nonfinite = sum(value is not None and not math.isfinite(value) for value in values)
-    nonfinite = f"{num_nonfinite} {nonfinite_label}" if num_nonfinite else ""
+    notes = [f"{num_nonfinite} {nonfinite_label}"] if num_nonfinite else []
     if not finite:
-        return nonfinite or EMPTY_CELL
+        return notes[0] if notes else EMPTY_CELL
     cell = format(mean(finite), format_spec)
-    cell = f"{cell} ± {format(stdev(finite), format_spec)}" if len(finite) > 1 else cell
+    if len(finite) > 1:
+        cell = f"{cell} ± {format(stdev(finite), format_spec)}"
     if len(finite) == len(values):
         return cell
-    return f"{cell} ({len(finite)} of {len(values)}{'; ' + nonfinite if nonfinite else ''})"
+    notes.insert(0, f"{len(finite)} of {len(values)}")
+    return f"{cell} ({'; '.join(notes)})"
 
 
 def save_figure(report: Report, path: Path, title: str) -> None:
-    """Draw a report's panels, at least one, into a PNG file.
+    """Draw the plots of a report into a PNG file.
+
+    Args:
+        report: A report with at least one plot.
+        path: The PNG file to write.
+        title: The title above all plots.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -112,27 +134,30 @@ def save_figure(report: Report, path: Path, title: str) -> None:
     except ModuleNotFoundError:
         raise MissingExtraError("matplotlib", "plot", "drawing an experiment") from None
     rows = list(_arrange_panels(report.panels))
-    has_full_width = any(panel.full_width for panel in report.panels)
-    num_columns = _PANELS_PER_ROW if has_full_width else max(map(len, rows))
+    if any(panel.is_full_width for panel in report.panels):
+        num_columns = _PANELS_PER_ROW
+    else:
+        num_columns = max(len(row) for row in rows)
     figure = Figure(figsize=(6.4 * num_columns, 4.4 * len(rows)), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
-    # 75 characters of this font size fit above one plot.
+    # A title line of 75 characters in this font size is as wide as one plot.
     figure.suptitle(fill(title, 75 * num_columns), fontsize=12, x=0.01, ha="left")
     grid = figure.add_gridspec(len(rows), num_columns)
     for row_index, row in enumerate(rows):
         for column_index, panel in enumerate(row):
-            column = slice(None) if panel.full_width else column_index
-            axes = figure.add_subplot(grid[row_index, column])
+            columns = slice(None) if panel.is_full_width else column_index
+            axes = figure.add_subplot(grid[row_index, columns])
             panel.draw(axes)
             axes.set_title(panel.title, loc="left", fontsize=10)
     figure.savefig(path)
 
 
 def _arrange_panels(panels: Sequence[Panel]) -> Iterator[list[Panel]]:
-    """Yield rows of two panels; a full-width panel is alone in its row."""
+    """Yield the panels of each row: two of them, or a single one of full width."""
     row: list[Panel] = []
     for panel in panels:
-        if row and (panel.full_width or row[0].full_width or len(row) == _PANELS_PER_ROW):
+        is_row_full = len(row) == _PANELS_PER_ROW or any(other.is_full_width for other in row)
+        if row and (is_row_full or panel.is_full_width):
             yield row
             row = []
         row.append(panel)
@@ -166,7 +191,8 @@ def line_plot(
         for number, (name, points) in enumerate(series.items()):
             if points:
                 color = COLORS[number % len(COLORS)]
-                # Alternating styles show overlapping lines, and tell repeated colors apart.
+                # Styles alternate so that overlapping lines stay visible. The second cycle of
+                # colors starts with the other style, so that no two lines look the same.
                 style = "--" if (number + number // len(COLORS)) % 2 else "-"
                 marker = "o" if len(points) <= _MAX_MARKED_POINTS else ""
                 axes.plot(*zip(*points, strict=True), color=color, linestyle=style, label=name,
@@ -189,23 +215,26 @@ def mean_plot(
     y_label: str,
     **reference_lines: float,
 ) -> DrawFunction:
-    """Return a function that draws a line through the means over seeds, and a dot per seed.
+    """Return a function that draws a line through the means over seeds, and a dot for each seed.
 
     Args:
-        curves: For each curve, by name, the values of all seeds at each x.
+        curves: The curves by name. A curve maps each x to one value per seed.
         x_label: Label of the x axis.
         y_label: Label of the y axis.
         reference_lines: Heights of horizontal lines, by name.
     """
-    series = {
-        name: [(x, mean(_finite(values))) for x, values in curve.items() if _finite(values)]
-        for name, curve in curves.items()
-    }
+    mean_points: dict[str, list[tuple[float, float]]] = {name: [] for name in curves}
+    seed_points: dict[str, list[tuple[float, float]]] = {name: [] for name in curves}
+    for name, curve in curves.items():
+        for x, values in curve.items():
+            finite = _select_finite(values)
+            seed_points[name] += [(x, value) for value in finite]
+            if finite:
+                mean_points[name].append((x, mean(finite)))
 
     def draw_means(axes: Any) -> None:
-        line_plot(series, x_label, y_label, **reference_lines)(axes)
-        for number, curve in enumerate(curves.values()):
-            points = [(x, value) for x, values in curve.items() for value in _finite(values)]
+        line_plot(mean_points, x_label, y_label, **reference_lines)(axes)
+        for number, points in enumerate(seed_points.values()):
             if points:
                 axes.plot(*zip(*points, strict=True), ".", color=COLORS[number % len(COLORS)],
                           markersize=7, alpha=0.6)  # fmt: skip
@@ -213,48 +242,51 @@ def mean_plot(
     return draw_means
 
 
-def _finite(values: Sequence[float | None]) -> list[float]:
+def _select_finite(values: Sequence[float | None]) -> list[float]:
+    """Return the values that are neither None nor NaN nor infinite."""
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
 def dot_plot(
     groups: Mapping[str, Mapping[str, Sequence[float | None]]], y_label: str
 ) -> DrawFunction:
-    """Return a function that draws groups of series: a bar at each mean, and a dot per seed.
+    """Return a function that draws groups of series, with a dot for each seed.
 
-    There are no full bars because they would have to start at 0, far below the compared values. A
-    legend is drawn only if there is more than one series.
+    A short horizontal line marks the mean over seeds. Bars would have to start at 0, far below the
+    compared values.
 
     Args:
-        groups: For each group, by name, the values of all seeds of each series.
+        groups: The groups by name. A group maps the name of each series to one value per seed. The
+            series have a legend if there are several.
         y_label: Label of the y axis.
     """
 
     def draw_dots(axes: Any) -> None:
-        names = list(groups)
-        all_series = list(dict.fromkeys(name for group in groups.values() for name in group))
-        width = 0.8 / max(len(all_series), 1)
-        for number, name in enumerate(all_series):
+        group_names = list(groups)
+        series_names = list(dict.fromkeys(name for group in groups.values() for name in group))
+        # Groups are 1 apart on the x axis, with a gap of 0.2 between them.
+        series_width = 0.8 / max(len(series_names), 1)
+        for number, series_name in enumerate(series_names):
             color = COLORS[number % len(COLORS)]
-            # An empty plot adds a square to the legend, which no data point looks like.
-            axes.plot([], [], "s", color=color, label=name)
-            for group_index, group in enumerate(names):
-                values = _finite(groups[group].get(name, ()))
-                x = group_index - 0.4 + (number + 0.5) * width
+            # The legend has a square for each series; this empty plot adds it.
+            axes.plot([], [], "s", color=color, label=series_name)
+            for group_index, group_name in enumerate(group_names):
+                values = _select_finite(groups[group_name].get(series_name, ()))
+                x = group_index - 0.4 + (number + 0.5) * series_width
                 if values:
-                    ends = (x - 0.42 * width, x + 0.42 * width)
-                    axes.hlines(mean(values), *ends, color=color, linewidth=3)
+                    left, right = x - 0.42 * series_width, x + 0.42 * series_width
+                    axes.hlines(mean(values), left, right, color=color, linewidth=3)
                     axes.plot([x] * len(values), values, ".", color=color, markersize=7)
         axes.set_axisbelow(True)
-        label_width = max(5, _TICK_LABEL_CHARACTERS // max(len(names), 1))
-        labels = [fill(name, label_width) for name in names]
-        axes.set_xticks(range(len(names)), labels, fontsize=8)
-        # Groups without values keep their place.
-        axes.set_xlim(-0.5, len(names) - 0.5)
+        label_width = max(5, _TICK_LABEL_CHARACTERS // max(len(group_names), 1))
+        labels = [fill(name, label_width) for name in group_names]
+        axes.set_xticks(range(len(group_names)), labels, fontsize=8)
+        # Fixed limits leave space for groups without values.
+        axes.set_xlim(-0.5, len(group_names) - 0.5)
         style_axes(axes, "", y_label)
         axes.grid(axis="x", visible=False)
-        if len(all_series) > 1:
-            axes.legend(frameon=False, fontsize=8, ncols=min(len(all_series), 4),
+        if len(series_names) > 1:
+            axes.legend(frameon=False, fontsize=8, ncols=min(len(series_names), 4),
                         loc="lower left", bbox_to_anchor=(0, -0.25))  # fmt: skip
 
     return draw_dots
@@ -266,13 +298,14 @@ def heatmap(
     column_labels: Sequence[str],
     format_spec: str = ".2f",
 ) -> DrawFunction:
-    """Return a function that draws a matrix as colors, with each value written in its cell."""
+    """Return a function that draws a matrix as colored cells that contain their values."""
 
     def draw_heatmap(axes: Any) -> None:
         axes.imshow(values, cmap="viridis", aspect="auto")
         axes.set_xticks(range(len(column_labels)), column_labels, fontsize=8)
         axes.set_yticks(range(len(row_labels)), row_labels, fontsize=8)
         finite = [value for row in values for value in row if math.isfinite(value)]
+        # Cells below the middle of the color scale are dark and need white text.
         middle = (max(finite) + min(finite)) / 2 if finite else 0.0
         for y, row in enumerate(values):
             for x, value in enumerate(row):

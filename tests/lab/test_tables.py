@@ -121,7 +121,7 @@ def test_full_width_panels_have_rows_of_their_own() -> None:
     def draw_nothing(_: Any) -> None:
         pass
 
-    panels = [Panel(name, draw_nothing, full_width=name.isupper()) for name in "abcDefG"]
+    panels = [Panel(name, draw_nothing, is_full_width=name.isupper()) for name in "abcDefG"]
     rows = ["".join(panel.title for panel in row) for row in _arrange_panels(panels)]
     assert rows == ["ab", "c", "D", "ef", "G"]
 

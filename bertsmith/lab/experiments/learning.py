@@ -95,9 +95,9 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     if run and "heldout_metrics" in run:
         curves = {"training": run["training_curve"], "held out": run["heldout_curve"]}
         reference_lines = {"unigram_entropy": run["heldout_metrics"]["unigram_entropy"]}
-    panels = [Panel("loss", _draw_losses(curves, reference_lines, steps), full_width=True),
+    panels = [Panel("loss", _draw_losses(curves, reference_lines, steps), is_full_width=True),
               Panel("predictions for [MASK], most probable first",
-                    _draw_predictions(rows, steps), full_width=True)]  # fmt: skip
+                    _draw_predictions(rows, steps), is_full_width=True)]  # fmt: skip
     table = Table("Predictions for [MASK], most probable first", columns, rows)
     return Report([table], panels, {**reference_lines, **curves})
 
