@@ -136,7 +136,7 @@ def lab(
 
 def _print_plan(run: "ExperimentRun", *, as_json: bool) -> None:
     """Print the stages to run and their estimated minutes."""
-    if run.missing_stages():
+    if run.find_missing_stages():
         log("measuring the speed of this machine …")
     stages = run.plan()
     total_minutes = sum(stage.seconds or 0.0 for stage in stages) / 60

@@ -12,7 +12,7 @@ from bertsmith.bundle import load_encoder
 from bertsmith.data.settings import DataSettings
 from bertsmith.lab.probe import measure_step_seconds
 from bertsmith.lab.sources import estimate_characters, read_squad
-from bertsmith.lab.stage import Stage, content_hash
+from bertsmith.lab.stage import Stage, hash_content
 from bertsmith.model.config import ModelConfig
 from bertsmith.train.engine.schedule import ScheduleSettings
 
@@ -59,16 +59,16 @@ class CostEstimator:
         steps, run, data = (stage.settings[name] for name in ("steps", "run", "data"))
         eval_every = run.get("eval_every") or max(min(10, steps), steps // 20)
         eval_batches = steps // eval_every * run["eval_sequences"] / data["batch"]
-        short = self._pretraining_step_seconds(stage)
+        short = self._measure_pretraining_step(stage)
         schedule = ScheduleSettings.parse(stage.settings["schedule"], "the probe")
         if schedule.long_length is None:
             return float((steps + _FORWARD_SHARE * eval_batches) * short)
-        long = self._pretraining_step_seconds(stage, schedule.long_length)
+        long = self._measure_pretraining_step(stage, schedule.long_length)
         long_share = schedule.long_share
         training = steps * (long_share * long + (1 - long_share) * short)
         return float(training + _FORWARD_SHARE * eval_batches * short)
 
-    def _pretraining_step_seconds(self, stage: Stage, length: int | None = None) -> float:
+    def _measure_pretraining_step(self, stage: Stage, length: int | None = None) -> float:
         """Return the seconds per pre-training step.
 
         Args:
@@ -77,7 +77,7 @@ class CostEstimator:
         """
         settings = stage.settings["data"] | ({"length": length} if length else {})
         data = DataSettings.parse(settings, "the probe")
-        return self._probe_step(_model_settings(stage) | {"nsp": data.nsp}, data)
+        return self._probe_step(_get_model_settings(stage) | {"nsp": data.nsp}, data)
 
     def _probe_step(
         self,
@@ -102,7 +102,7 @@ class CostEstimator:
         batch_size = stage.settings["values"]["task"]["batch"]
         num_tokens, num_examples = _count_task_file(stage.files["train"])
         num_dev_tokens, _ = _count_task_file(stage.files["dev"])
-        config, max_positions = self._finetuned_model(stage)
+        config, max_positions = self._get_finetuned_model(stage)
         length = math.ceil(num_tokens / max(num_examples, 1) / _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
         length = min(max(length, _LENGTH_MULTIPLE), max_positions)
         data = _PROBE_DATA.model_copy(update={"batch": batch_size, "length": length})
@@ -111,13 +111,13 @@ class CostEstimator:
         dev_batches = num_dev_tokens / (data.batch * data.length)
         return (count_training_steps(stage) + _FORWARD_SHARE * dev_batches) * step_seconds
 
-    def _finetuned_model(self, stage: Stage) -> tuple[dict[str, Any], int]:
+    def _get_finetuned_model(self, stage: Stage) -> tuple[dict[str, Any], int]:
         """Return the model settings of the fine-tuned model and its maximum positions."""
         source = stage.dependencies.get("model")
         while source is not None and source.kind not in ("pretrain", "initialized-model"):
             source = source.dependencies.get("run")
         if source is not None:
-            model = _model_settings(source)
+            model = _get_model_settings(source)
         else:
             path = stage.files["model"]
             if path not in self._external_models:
@@ -139,7 +139,7 @@ def count_training_steps(stage: Stage) -> int:
     return max(1, round(float(values["schedule"]["epochs"]) * math.ceil(num_examples / batch_size)))
 
 
-def _model_settings(run: Stage) -> dict[str, Any]:
+def _get_model_settings(run: Stage) -> dict[str, Any]:
     """Return the model settings of a pre-training run."""
     model = run.settings["model"]
     vocab_size = run.dependencies["store"].dependencies["vocabulary"].settings["size"]
@@ -148,7 +148,7 @@ def _model_settings(run: Stage) -> dict[str, Any]:
 
 def _count_task_file(path: Path) -> tuple[float, int]:
     """Return the approximate number of tokens in a task file, and its number of examples."""
-    return _count_cached(path, content_hash(path))
+    return _count_cached(path, hash_content(path))
 
 
 @cache

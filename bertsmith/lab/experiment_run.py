@@ -116,7 +116,7 @@ class ExperimentRun:
         sources.check_paths(
             ("en", "ko") if uses_korean else ("en",), self.out, results_dir, work_dir
         )
-        for warning in _text_size_warnings(SCALES[scale], sources, uses_korean=uses_korean):
+        for warning in _check_text_sizes(SCALES[scale], sources, uses_korean=uses_korean):
             progress.log(warning)
         if scale == "smoke":
             sources = toy_language.fill_missing_sources(sources, work_dir / "toy")
@@ -131,16 +131,16 @@ class ExperimentRun:
         except OSError as error:
             raise TaskError(f"{error.filename or self.out}: {error.strerror or error}") from error
         self._model_id = _identify_model(sources.model)
-        old_hash = self._read_old_facts().get("model_hash")
+        old_hash = self._read_previous_report().get("model_hash")
         if old_hash is not None and old_hash != self._model_id.get("model_hash", old_hash):
             raise RunError(
-                f"{self._report_file('md')} is the report of another model; choose another --out"
+                f"{self._report_path('md')} is the report of another model; choose another --out"
             )
 
     def plan(self) -> list[PlannedStage]:
         """Return the stages that are still to run, in order, with estimated durations."""
         costs, descriptions = CostEstimator(), self.describe_stages()
-        missing, progress = self.missing_stages(), self.runner.progress
+        missing, progress = self.find_missing_stages(), self.runner.progress
         planned = []
         progress.start("probing", len(missing), "stages")
         try:
@@ -162,9 +162,9 @@ class ExperimentRun:
             _describe_dependencies(stage, _describe_key(key), descriptions)
         return descriptions
 
-    def missing_stages(self) -> list[Stage]:
+    def find_missing_stages(self) -> list[Stage]:
         """Return the stages that are still to run, in order."""
-        return self.runner.missing_stages(self.stages.values())
+        return self.runner.find_missing_stages(self.stages.values())
 
     def run(self) -> ExperimentOutcome:
         """Run the missing stages and write the report.
@@ -199,7 +199,7 @@ class ExperimentRun:
             self.factory, {**results, **dict.fromkeys(unmeasured)}
         )
         num_missing = sum(result is None for result in results.values())
-        table, facts, picture = (self._report_file(suffix) for suffix in ("md", "json", "png"))
+        table, facts, picture = (self._report_path(suffix) for suffix in ("md", "json", "png"))
         failures = self.runner.failures
         if num_missing and table.exists() and self._would_lose_results(results):
             self.runner.progress.log(
@@ -207,7 +207,7 @@ class ExperimentRun:
             )
             return ExperimentOutcome(self.experiment, report, failures, num_missing, [])
         write_atomic(table, report.to_markdown())
-        write_json(facts, self._facts(report, results), inline_numbers=True)
+        write_json(facts, self._build_json(report, results), inline_numbers=True)
         files = [table, facts]
         try:
             if report.panels:
@@ -217,20 +217,20 @@ class ExperimentRun:
             self.runner.progress.log(str(error))
         return ExperimentOutcome(self.experiment, report, failures, num_missing, files)
 
-    def _report_file(self, suffix: str) -> Path:
+    def _report_path(self, suffix: str) -> Path:
         """Return the path of a report file; reports of the user's model have another name."""
         prefix = _MODEL_REPORT_PREFIX if self.factory.sources.model else ""
         return self.out / f"{prefix}{self.experiment.name}.{suffix}"
 
-    def _num_seeds(self) -> int:
+    def _count_seeds(self) -> int:
         """Return the number of seeds, 1 for an experiment whose stages do not depend on it."""
         one_seed = replace(self.factory, scale=self.factory.scale.with_seeds(1))
         is_seedless = self.experiment.build_stages(one_seed).keys() == self.stages.keys()
         return 1 if is_seedless else self.factory.scale.num_seeds
 
-    def _read_old_facts(self) -> dict[str, Any]:
+    def _read_previous_report(self) -> dict[str, Any]:
         """Return the JSON of the existing report, empty if there is none."""
-        path = self._report_file("json")
+        path = self._report_path("json")
         if self.factory.sources.model and not path.exists():
             path = self.out / f"{OLD_MODEL_REPORT_PREFIX}{self.experiment.name}.json"
         try:
@@ -241,20 +241,20 @@ class ExperimentRun:
 
     def _would_lose_results(self, results: Results) -> bool:
         """Return whether the existing report is complete and has results that are missing here."""
-        old = self._read_old_facts()
+        old = self._read_previous_report()
         names = {self._stage_names[key] for key, result in results.items() if result is not None}
         if old.get("missing") != []:
             return False
         return not names.issuperset(map(upgrade_stage_name, old["stages"].values()))
 
-    def _facts(self, report: Report, results: Mapping[Any, Any]) -> dict[str, Any]:
+    def _build_json(self, report: Report, results: Mapping[Any, Any]) -> dict[str, Any]:
         """Return the JSON of a report."""
         return {
             "experiment": self.experiment.name,
             "source": self.experiment.source,
             "question": self.experiment.question,
             "scale": self.factory.scale.name,
-            "seeds": self._num_seeds(),
+            "seeds": self._count_seeds(),
             **self._model_id,
             "stages": {_describe_key(key): name for key, name in self._stage_names.items()},
             "missing": [_describe_key(key) for key, result in results.items() if result is None],
@@ -297,7 +297,7 @@ def _describe_dependencies(stage: Stage, description: str, descriptions: dict[st
         _describe_dependencies(dependency, description, descriptions)
 
 
-def _text_size_warnings(scale: Scale, sources: Sources, *, uses_korean: bool) -> Iterator[str]:
+def _check_text_sizes(scale: Scale, sources: Sources, *, uses_korean: bool) -> Iterator[str]:
     """Yield a warning for each text that has fewer characters than the scale uses.
 
     Compressed texts are not checked, and neither is scale "full", which uses all text.
@@ -307,7 +307,7 @@ def _text_size_warnings(scale: Scale, sources: Sources, *, uses_korean: bool) ->
     for option, language, path in texts:
         if path is None or scale.name == "full" or sources.model:
             continue
-        files = sources.text_files(language).values()
+        files = sources.find_text_files(language).values()
         num_characters = sum(map(estimate_characters, files))
         if num_characters < scale.max_characters and not any(map(is_compressed, files)):
             rounded = float(f"{num_characters:.2g}")

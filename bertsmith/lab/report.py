@@ -172,7 +172,7 @@ def style_axes(axes: Any, x_label: str, y_label: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def line_plot(
+def make_line_plot(
     series: Mapping[str, Sequence[Sequence[float]]],
     x_label: str,
     y_label: str,
@@ -209,7 +209,7 @@ def line_plot(
     return draw_lines
 
 
-def mean_plot(
+def make_mean_plot(
     curves: Mapping[str, Mapping[int, Sequence[float | None]]],
     x_label: str,
     y_label: str,
@@ -233,7 +233,7 @@ def mean_plot(
                 mean_points[name].append((x, mean(finite)))
 
     def draw_means(axes: Any) -> None:
-        line_plot(mean_points, x_label, y_label, **reference_lines)(axes)
+        make_line_plot(mean_points, x_label, y_label, **reference_lines)(axes)
         for number, points in enumerate(seed_points.values()):
             if points:
                 axes.plot(*zip(*points, strict=True), ".", color=COLORS[number % len(COLORS)],
@@ -247,7 +247,7 @@ def _select_finite(values: Sequence[float | None]) -> list[float]:
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
-def dot_plot(
+def make_dot_plot(
     groups: Mapping[str, Mapping[str, Sequence[float | None]]], y_label: str
 ) -> DrawFunction:
     """Return a function that draws groups of series, with a dot for each seed.
@@ -292,7 +292,7 @@ def dot_plot(
     return draw_dots
 
 
-def heatmap(
+def make_heatmap(
     values: Sequence[Sequence[float]],
     row_labels: Sequence[str],
     column_labels: Sequence[str],

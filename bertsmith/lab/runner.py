@@ -113,7 +113,7 @@ class Runner:
                 self.progress.log(f"[{number} of {len(stages)}] {description}: {stage.name}")
                 self._ensure_result(stage)
 
-    def missing_stages(self, stages: Iterable[Stage]) -> list[Stage]:
+    def find_missing_stages(self, stages: Iterable[Stage]) -> list[Stage]:
         """Return each stage that ``run_stages`` would compute, dependencies first.
 
         Stages that depend on a diverged run are left out, and so are stages whose output is in the
@@ -251,7 +251,7 @@ class Runner:
         seconds = None if is_resumed else time.perf_counter() - start
         record = _build_record(stage, result, seconds)
         if stage.dependencies:
-            record["input_provenance"] = self._dependency_provenance(stage)
+            record["input_provenance"] = self._collect_provenance(stage)
         if stage.kind in RESULT_ONLY_KINDS:
             self._append_record(stage, record)
             shutil.rmtree(folder)
@@ -261,7 +261,7 @@ class Runner:
             self._append_record(stage, record)
         return late_signal
 
-    def _dependency_provenance(self, stage: Stage) -> dict[str, Any]:
+    def _collect_provenance(self, stage: Stage) -> dict[str, Any]:
         """Return when and on which machine the outputs of the dependencies were computed.
 
         This can differ from the records of their results, because an output may have been computed

@@ -57,7 +57,7 @@ class Scale:
     num_eval_sequences: int
     nsp: bool
 
-    def model_settings(self, **changes: Any) -> dict[str, Any]:
+    def build_model_settings(self, **changes: Any) -> dict[str, Any]:
         """Return the settings of the baseline model, with ``changes``."""
         sizes = {"layers": self.layers, "width": self.width, "heads": self.heads}
         sizes["max_positions"] = self.max_positions

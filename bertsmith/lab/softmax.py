@@ -65,10 +65,10 @@ def _measure(
     # The first small pass initializes libraries, whose memory is not counted.
     _time_pass(implementation, *_random_inputs(16, width, 16))
     inputs = _random_inputs(vocab_size, width, num_predictions)
-    before = _peak_memory_bytes()
+    before = _read_peak_memory_bytes()
     _time_pass(implementation, *inputs)
     # Measured before the timed passes, which fragment the heap.
-    num_bytes = _peak_memory_bytes() - before
+    num_bytes = _read_peak_memory_bytes() - before
     seconds = median(_time_pass(implementation, *inputs) for _ in range(num_repeats))
     return {"seconds": seconds, "bytes": num_bytes}
 
@@ -98,7 +98,7 @@ def _time_pass(
     return time.perf_counter() - start
 
 
-def _peak_memory_bytes() -> int:
+def _read_peak_memory_bytes() -> int:
     """Return the peak resident memory of this process so far."""
     status = Path("/proc/self/status")
     if status.exists() and (match := re.search(r"VmHWM:\s*(\d+) kB", status.read_text())):

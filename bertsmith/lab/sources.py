@@ -40,7 +40,7 @@ class Sources:
     tasks_dir: Path | None = None
     model: str | None = None
 
-    def text_path(self, language: str) -> Path:
+    def get_text_path(self, language: str) -> Path:
         """Return the text of a language, "en" or "ko".
 
         Raises:
@@ -59,7 +59,7 @@ class Sources:
             raise TaskError(f"{option} {path}: this file is empty")
         return path
 
-    def text_files(self, language: str) -> dict[str, Path]:
+    def find_text_files(self, language: str) -> dict[str, Path]:
         """Return the text files of a language by their role in the stage that reads them.
 
         The role names the file format where it depends on the file name, because stages hash roles
@@ -69,7 +69,7 @@ class Sources:
             TaskError: The text was not given, does not exist or is empty.
             CorpusError: The folder has no text files.
         """
-        path = self.text_path(language)
+        path = self.get_text_path(language)
         files = [Path(source.name) for source in find_sources([str(path)])]
         if len(files) > 1:
             return {f"text {file.relative_to(path)}": file for file in files}
@@ -93,18 +93,18 @@ class Sources:
         for language, option, path in (("en", "--text", self.english),
                                        ("ko", "--korean-text", self.korean)):  # fmt: skip
             if path is not None:
-                self.text_path(language)
+                self.get_text_path(language)
                 if language in languages and not self.model:
                     inputs.append((option, path))
         for option, path in inputs:
             for folder in output_dirs:
-                if _is_read_with(path, folder):
+                if _includes_folder(path, folder):
                     raise TaskError(
                         f"{option} {path}: this folder contains the output folder {folder}, which "
                         "the next run would read as input; choose another --out or another folder"
                     )
 
-    def task_dir(self, name: str) -> Path:
+    def find_task_dir(self, name: str) -> Path:
         """Return the folder of a public task.
 
         Raises:
@@ -121,13 +121,13 @@ class Sources:
                 return self.tasks_dir / folder
         raise TaskError(f"--tasks {self.tasks_dir}: no folder {' or '.join(folders)} for {name}")
 
-    def task_files(self, name: str) -> tuple[Path, Path]:
+    def find_task_files(self, name: str) -> tuple[Path, Path]:
         """Return the training file and the validation file of a public task.
 
         Raises:
             TaskError: A file is missing.
         """
-        folder, public = self.task_dir(name), PUBLIC_TASKS[name]
+        folder, public = self.find_task_dir(name), PUBLIC_TASKS[name]
         train = folder / public.train_file
         if not train.exists():
             # A file whose name continues the original name is a part of the training set.
@@ -158,7 +158,7 @@ def is_compressed(file: Path) -> bool:
     return kind_from_name(file) == "parquet" or file.suffix in COMPRESSION_SUFFIXES
 
 
-def _is_read_with(path: Path, folder: Path) -> bool:
+def _includes_folder(path: Path, folder: Path) -> bool:
     """Return whether reading ``path`` includes ``folder``; hidden folders are not read."""
     if not path.is_dir() or not folder.resolve().is_relative_to(path.resolve()):
         return False

@@ -45,7 +45,7 @@ class Stage:
             "kind": self.kind,
             "settings": self.settings,
             "dependencies": {role: stage.key for role, stage in self.dependencies.items()},
-            "files": {role: content_hash(path) for role, path in self.files.items()},
+            "files": {role: hash_content(path) for role, path in self.files.items()},
         }
         if (version := self._version()) is not None:
             content["version"] = version
@@ -67,7 +67,7 @@ class Stage:
         return f"{self.kind}-{self.key}"
 
 
-def content_hash(path: Path) -> str:
+def hash_content(path: Path) -> str:
     """Return the SHA-256 of a file, or of the names and contents of all files in a directory."""
     if not path.is_dir():
         return _hash_file(path)

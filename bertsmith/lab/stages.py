@@ -9,7 +9,7 @@ from typing import Any
 
 from bertsmith.lab.scale import Scale
 from bertsmith.lab.sources import Sources, subsample_squad
-from bertsmith.lab.stage import Stage, content_hash
+from bertsmith.lab.stage import Stage, hash_content
 from bertsmith.settings import merge_settings
 from bertsmith.train.engine.settings import OptimSettings
 from bertsmith.train.pretraining.recipes import recipe_defaults
@@ -41,16 +41,16 @@ class StageFactory:
     @property
     def learning_rate(self) -> float:
         """The recipe's peak learning rate for the baseline model."""
-        model = self.scale.model_settings()
+        model = self.scale.build_model_settings()
         settings = recipe_defaults(self.scale.recipe, model).get("optim", {})
         return OptimSettings.parse(settings, "the recipe").lr
 
-    def text_stage(self, language: str = "en") -> Stage:
+    def create_text_stage(self, language: str = "en") -> Stage:
         """Return the stage that samples the text of a language."""
         return Stage("text", {"max_characters": self.scale.max_characters}, {},
-                     self.sources.text_files(language))  # fmt: skip
+                     self.sources.find_text_files(language))  # fmt: skip
 
-    def vocabulary_stage(
+    def create_vocabulary_stage(
         self, language: str = "en", size: int | None = None, segment: str | None = None
     ) -> Stage:
         """Return the stage that learns a vocabulary.
@@ -61,17 +61,19 @@ class StageFactory:
             segment: A morpheme segmenter that runs before WordPiece.
         """
         settings = {"size": size or self.scale.vocab_size, "segment": segment}
-        return Stage("vocabulary", settings, {"text": self.text_stage(language)})
+        return Stage("vocabulary", settings, {"text": self.create_text_stage(language)})
 
-    def store_stage(
+    def create_store_stage(
         self, language: str = "en", size: int | None = None, segment: str | None = None
     ) -> Stage:
-        """Return the stage that tokenizes the text of a language; see ``vocabulary_stage``."""
-        dependencies = {"text": self.text_stage(language),
-                        "vocabulary": self.vocabulary_stage(language, size, segment)}  # fmt: skip
+        """Return the stage that tokenizes a text; see ``create_vocabulary_stage``."""
+        dependencies = {
+            "text": self.create_text_stage(language),
+            "vocabulary": self.create_vocabulary_stage(language, size, segment),
+        }
         return Stage("store", {"language": language, "held_out": 0.05}, dependencies)
 
-    def pretraining_run(
+    def create_pretraining_run(
         self,
         seed: int = 0,
         *,
@@ -90,7 +92,7 @@ class StageFactory:
             overrides: Sections of other settings that differ.
         """
         scale, num_steps = self.scale, steps or self.scale.num_steps
-        model_settings = scale.model_settings(**(model or {}))
+        model_settings = scale.build_model_settings(**(model or {}))
         settings: dict[str, Any] = {
             "steps": num_steps,
             "recipe": scale.recipe,
@@ -100,39 +102,41 @@ class StageFactory:
         }
         # The recipe's settings are part of the stage's key, so that a changed recipe runs again.
         settings = merge_settings(recipe_defaults(scale.recipe, model_settings), settings)
-        dependencies = {"store": store or self.store_stage()}
+        dependencies = {"store": store or self.create_store_stage()}
         return Stage("pretrain", merge_settings(settings, overrides), dependencies)
 
-    def baseline_run(self, seed: int = 0, **overrides: Any) -> Stage:
-        """Return the run that most experiments start from; see ``pretraining_run``.
+    def create_baseline_run(self, seed: int = 0, **overrides: Any) -> Stage:
+        """Return the run that most experiments start from; see ``create_pretraining_run``.
 
         It includes next-sentence prediction only at scales that reliably learn it. Initialization
         and learning rate are the same with and without.
         """
-        create_run = self.pretraining_run if self.scale.nsp else self.mlm_only_run
+        create_run = self.create_pretraining_run if self.scale.nsp else self.create_mlm_only_run
         return create_run(seed, **overrides)
 
-    def mlm_only_run(self, seed: int = 0, **overrides: Any) -> Stage:
-        """Return a run without next-sentence prediction; see ``pretraining_run``.
+    def create_mlm_only_run(self, seed: int = 0, **overrides: Any) -> Stage:
+        """Return a run without next-sentence prediction; see ``create_pretraining_run``.
 
         Experiments that compare MLM losses use it. Learning next-sentence prediction increases the
         MLM loss, and in short runs it depends on small differences whether it is learned.
         """
-        return self.pretraining_run(seed, **merge_settings({"data": {"nsp": False}}, overrides))
+        return self.create_pretraining_run(
+            seed, **merge_settings({"data": {"nsp": False}}, overrides)
+        )
 
-    def left_to_right_run(self, seed: int = 0, **overrides: Any) -> Stage:
+    def create_left_to_right_run(self, seed: int = 0, **overrides: Any) -> Stage:
         """Return a run with causal attention that predicts the next token."""
         data = {"nsp": False, "objective": "left-to-right"}
-        return self.pretraining_run(
+        return self.create_pretraining_run(
             seed, model={"attention": "causal"}, **merge_settings({"data": data}, overrides)
         )
 
-    def initialized_model(self, run: Stage) -> Stage:
+    def create_initialized_model(self, run: Stage) -> Stage:
         """Return the model that a run starts from, to measure tasks without pre-training."""
         settings = {name: run.settings[name] for name in ("recipe", "model", "data", "run")}
         return Stage("initialized-model", settings, {"store": run.dependencies["store"]})
 
-    def snapshots(self, run: Stage) -> dict[int, Stage]:
+    def create_snapshots(self, run: Stage) -> dict[int, Stage]:
         """Return the models of a run's evenly spaced checkpoints, by step.
 
         The last one is the run itself. Every run keeps these checkpoints, so that experiments with
@@ -143,7 +147,7 @@ class StageFactory:
                   for step in range(interval, last, interval)}  # fmt: skip
         return {**stages, last: run}
 
-    def finetuning_run(
+    def create_finetuning_run(
         self, model: Stage | None, task: str, seed: int = 0, **overrides: Any
     ) -> Stage:
         """Return a fine-tuning run.
@@ -171,24 +175,24 @@ class StageFactory:
         if model is None and "features" not in overrides:
             # The scale's learning rate is too high for larger models.
             settings["optim"] = {"lr": _EXTERNAL_MODEL_LR}
-        train, dev = self._task_files(task)
+        train, dev = self._find_task_files(task)
         files = {"train": train, "dev": dev}
         if model is None:
             files["model"] = Path(str(self.sources.model))
         settings = {"task": task, "values": merge_settings(settings, overrides)}
         return Stage("finetune", settings, {} if model is None else {"model": model}, files)
 
-    def _task_files(self, task: str) -> tuple[Path, Path]:
+    def _find_task_files(self, task: str) -> tuple[Path, Path]:
         """Return the training file and the validation file of a task, SQuAD's subsampled."""
-        train, dev = self.sources.task_files(task)
+        train, dev = self.sources.find_task_files(task)
         if task == "squad" and self.scale.squad_article_step > 1:
-            train, dev = (self._subsampled_squad(file) for file in (train, dev))
+            train, dev = (self._ensure_subsampled_squad(file) for file in (train, dev))
         return train, dev
 
-    def _subsampled_squad(self, file: Path) -> Path:
+    def _ensure_subsampled_squad(self, file: Path) -> Path:
         """Return the file with every n-th article of a SQuAD file, written if it is missing."""
         step = self.scale.squad_article_step
-        name = f"{file.stem}-{content_hash(file)[:8]}-every-{step}.json"
+        name = f"{file.stem}-{hash_content(file)[:8]}-every-{step}.json"
         path = self.work_dir / "tasks" / name
         return path if path.exists() else subsample_squad(file, step, path)
 
@@ -202,7 +206,7 @@ TASK_METRICS = {
 }  # fmt: skip
 
 
-def task_score(result: dict[str, Any] | None, task: str) -> float | None:
+def get_task_score(result: dict[str, Any] | None, task: str) -> float | None:
     """Return a fine-tuning run's metric.
 
     Returns:
@@ -214,7 +218,7 @@ def task_score(result: dict[str, Any] | None, task: str) -> float | None:
     return float("nan") if value is None else float(value)
 
 
-def heldout_metric(result: dict[str, Any] | None, name: str = "masked_lm") -> float | None:
+def get_heldout_metric(result: dict[str, Any] | None, name: str = "masked_lm") -> float | None:
     """Return a held-out metric of a pre-training run.
 
     Returns:

@@ -45,20 +45,22 @@ def fill_missing_sources(sources: Sources, folder: Path) -> Sources:
 
 def _write_files(folder: Path) -> None:
     rng = random.Random(0)
-    write_atomic(folder / "english.jsonl", _documents(_english_sentence, "en", rng))
-    write_atomic(folder / "korean.jsonl", _documents(_korean_sentence, "ko", rng))
+    write_atomic(
+        folder / "english.jsonl", _generate_documents(_generate_english_sentence, "en", rng)
+    )
+    write_atomic(folder / "korean.jsonl", _generate_documents(_generate_korean_sentence, "ko", rng))
     tasks = folder / "tasks"
     for split, num_rows in (("train", _NUM_TRAIN_ROWS), ("dev", _NUM_TRAIN_ROWS // 3)):
-        write_atomic(tasks / "SST-2" / f"{split}.tsv", _sst2(num_rows, rng))
-        write_atomic(tasks / "MRPC" / f"{split}.tsv", _mrpc(num_rows, rng))
-        write_atomic(tasks / "STS-B" / f"{split}.tsv", _stsb(num_rows, rng))
-        write_atomic(tasks / "squad" / f"{split}-v1.1.json", _squad(num_rows, rng))
+        write_atomic(tasks / "SST-2" / f"{split}.tsv", _generate_sst2(num_rows, rng))
+        write_atomic(tasks / "MRPC" / f"{split}.tsv", _generate_mrpc(num_rows, rng))
+        write_atomic(tasks / "STS-B" / f"{split}.tsv", _generate_stsb(num_rows, rng))
+        write_atomic(tasks / "squad" / f"{split}-v1.1.json", _generate_squad(num_rows, rng))
         name = "train" if split == "train" else "valid"
-        write_atomic(tasks / "conll2003" / f"{name}.txt", _conll(num_rows, rng))
+        write_atomic(tasks / "conll2003" / f"{name}.txt", _generate_conll(num_rows, rng))
     write_atomic(folder / _COMPLETE_FILE, "")
 
 
-def _documents(
+def _generate_documents(
     make_sentence: Callable[[random.Random], str], language: str, rng: random.Random
 ) -> str:
     """Return documents as JSON lines, of generated sentences and sentences from ``SENSES``."""
@@ -72,31 +74,31 @@ def _documents(
     return "\n".join(lines) + "\n"
 
 
-def _english_sentence(rng: random.Random) -> str:
+def _generate_english_sentence(rng: random.Random) -> str:
     name, animal = rng.choice(_NAMES), rng.choice(_ANIMALS)
     adjective = rng.choice((*_POSITIVE, *_NEGATIVE))
     return f"{name} saw a {adjective} {animal} in {rng.choice(_CITIES)}"
 
 
-def _korean_sentence(rng: random.Random) -> str:
+def _generate_korean_sentence(rng: random.Random) -> str:
     return " ".join(rng.choice(words) for words in _KOREAN_WORDS)
 
 
-def _tsv(header: str, rows: Iterator[tuple[object, ...]]) -> str:
+def _format_tsv(header: str, rows: Iterator[tuple[object, ...]]) -> str:
     return header + "\n" + "".join("\t".join(map(str, row)) + "\n" for row in rows)
 
 
-def _sst2(num_rows: int, rng: random.Random) -> str:
+def _generate_sst2(num_rows: int, rng: random.Random) -> str:
     def rows() -> Iterator[tuple[object, ...]]:
         for number in range(num_rows):
             label = number % 2
             adjective = rng.choice(_POSITIVE if label else _NEGATIVE)
             yield f"the {rng.choice(_ANIMALS)} of {rng.choice(_NAMES)} is {adjective}", label
 
-    return _tsv("sentence\tlabel", rows())
+    return _format_tsv("sentence\tlabel", rows())
 
 
-def _mrpc(num_rows: int, rng: random.Random) -> str:
+def _generate_mrpc(num_rows: int, rng: random.Random) -> str:
     def rows() -> Iterator[tuple[object, ...]]:
         for number in range(num_rows):
             label = number % 2
@@ -105,10 +107,10 @@ def _mrpc(num_rows: int, rng: random.Random) -> str:
             city = rng.choice(_CITIES)
             yield label, f"{name} lives in {city}", f"{city} is where {second_name} lives"
 
-    return _tsv("Quality\t#1 String\t#2 String", rows())
+    return _format_tsv("Quality\t#1 String\t#2 String", rows())
 
 
-def _stsb(num_rows: int, rng: random.Random) -> str:
+def _generate_stsb(num_rows: int, rng: random.Random) -> str:
     def rows() -> Iterator[tuple[object, ...]]:
         for number in range(num_rows):
             words = [rng.choice(_NAMES), rng.choice(_ANIMALS), rng.choice(_CITIES)]
@@ -118,10 +120,10 @@ def _stsb(num_rows: int, rng: random.Random) -> str:
             texts = ("{} has a {} in {}".format(*triple) for triple in (words, second))
             yield number, *texts, num_shared * 5 / 3
 
-    return _tsv("index\tsentence1\tsentence2\tscore", rows())
+    return _format_tsv("index\tsentence1\tsentence2\tscore", rows())
 
 
-def _squad(num_questions: int, rng: random.Random) -> str:
+def _generate_squad(num_questions: int, rng: random.Random) -> str:
     articles = []
     for number in range(num_questions):
         name, city = rng.choice(_NAMES), rng.choice(_CITIES)
@@ -132,7 +134,7 @@ def _squad(num_questions: int, rng: random.Random) -> str:
     return json.dumps({"version": "1.1", "data": articles})
 
 
-def _conll(num_sentences: int, rng: random.Random) -> str:
+def _generate_conll(num_sentences: int, rng: random.Random) -> str:
     lines = ["-DOCSTART- -X- -X- O", ""]
     for _ in range(num_sentences):
         name, city = rng.choice(_NAMES), rng.choice(_CITIES)

@@ -11,7 +11,7 @@ from bertsmith.errors import RunError
 from bertsmith.files import write_json
 from bertsmith.lab.experiment_run import ExperimentRun
 from bertsmith.lab.experiments import learning
-from bertsmith.lab.experiments.context import senses_stage
+from bertsmith.lab.experiments.context import create_senses_stage
 from bertsmith.lab.results import ResultsFile
 from bertsmith.lab.runner import Runner
 from bertsmith.lab.scale import SCALES
@@ -61,13 +61,18 @@ def test_recorded_settings_give_the_recorded_hash(name: str) -> None:
 
 def test_stages_have_the_hashes_of_version_0_1(factory: StageFactory) -> None:
     """Stages at scale "smoke" have the names that version 0.1 (commit 6675940) gave them."""
-    run = factory.baseline_run()
+    run = factory.create_baseline_run()
     predictions = learning.EXPERIMENT.build_stages(factory)["predictions", 0]
     stages = [
-        factory.text_stage(), factory.vocabulary_stage(), factory.store_stage(), run,
-        factory.initialized_model(run), factory.finetuning_run(run, "mrpc"),
-        senses_stage(factory, "en", 0), predictions,
-    ]  # fmt: skip
+        factory.create_text_stage(),
+        factory.create_vocabulary_stage(),
+        factory.create_store_stage(),
+        run,
+        factory.create_initialized_model(run),
+        factory.create_finetuning_run(run, "mrpc"),
+        create_senses_stage(factory, "en", 0),
+        predictions,
+    ]
     assert [downgrade_stage_name(stage.name) for stage in stages] == [
         "text-b3201d3cc6fc", "words-e5d765d879cc", "store-fccfeace82aa", "pretrain-e65e32acc7d8",
         "begun-3189a6981b16", "finetune-33e600e63ef5", "senses-2fb49a397eb6",
@@ -119,9 +124,9 @@ def test_work_directory_of_version_0_1_is_used(tmp_path: Path) -> None:
     functions = {"number": run_number_stage}
     runner = Runner(tmp_path / "out", tmp_path / "work", NullProgress(), functions)
     # The record says that there is an output, but the file is missing.
-    assert runner.missing_stages([dependent]) == [base, dependent]
+    assert runner.find_missing_stages([dependent]) == [base, dependent]
     (folder / "outcome").write_text("5")
-    assert runner.missing_stages([dependent]) == [dependent]
+    assert runner.find_missing_stages([dependent]) == [dependent]
     runner.run_stages({"base": base, "dependent": dependent})
     assert runner.get_result(base) == {"vocab_size": 5}
     # 1 + the input + the setting "add".

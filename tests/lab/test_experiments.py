@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from bertsmith.cli.lab import EXPERIMENTS as EXPERIMENT_NAMES
 from bertsmith.lab.experiment_run import MODEL_EXPERIMENTS, ExperimentRun
 from bertsmith.lab.experiments.registry import EXPERIMENTS
-from bertsmith.lab.report import mean_plot
+from bertsmith.lab.report import make_mean_plot
 from bertsmith.lab.scale import SCALES
 from bertsmith.lab.sources import Sources
 from bertsmith.lab.stages import StageFactory
@@ -54,10 +54,10 @@ def test_baseline_has_nsp_only_at_full_scale(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("one\n")
     sources = Sources(english=tmp_path / "text.txt")
     full, small = (StageFactory(SCALES[name], sources, tmp_path) for name in ("full", "small"))
-    assert full.baseline_run(1).settings == full.pretraining_run(1).settings
-    assert small.baseline_run(1).settings == small.mlm_only_run(1).settings
-    assert small.baseline_run(1).settings["data"]["nsp"] is False
-    assert "nsp" not in small.pretraining_run(1).settings["data"]
+    assert full.create_baseline_run(1).settings == full.create_pretraining_run(1).settings
+    assert small.create_baseline_run(1).settings == small.create_mlm_only_run(1).settings
+    assert small.create_baseline_run(1).settings["data"]["nsp"] is False
+    assert "nsp" not in small.create_pretraining_run(1).settings["data"]
 
 
 def test_mean_plot_draws_means_and_all_seeds() -> None:
@@ -67,7 +67,7 @@ def test_mean_plot_draws_means_and_all_seeds() -> None:
         "masked LM": {160: [0.5, 0.7], 320: [None, 0.8], 480: [None, None]},
         "left to right": {160: [float("nan"), 0.4]},
     }
-    mean_plot(curves, "steps", "score")(axes)
+    make_mean_plot(curves, "steps", "score")(axes)
     points = [np.asarray(line.get_xydata()).tolist() for line in axes.get_lines()]
     assert points == [
         [[160, pytest.approx(0.6)], [320, 0.8]], [[160, 0.4]],

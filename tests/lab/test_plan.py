@@ -68,7 +68,7 @@ def test_estimate_includes_evaluations(tmp_path: Path) -> None:
     )
     costs = CostEstimator()
     short, long = (
-        costs.estimate_seconds(factory.pretraining_run(steps=steps)) for steps in (10, 1000)
+        costs.estimate_seconds(factory.create_pretraining_run(steps=steps)) for steps in (10, 1000)
     )
     assert short is not None
     assert long is not None
@@ -88,7 +88,7 @@ def test_probe_predicts_every_token_left_to_right() -> None:
 def test_estimate_includes_the_long_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the paper's recipe, a tenth of the steps has sequences of 512 instead of 128 tokens."""
     monkeypatch.setattr(cost, "measure_step_seconds", lambda _, data, __: float(data.length))
-    run = make_factory("full", tmp_path).baseline_run()
+    run = make_factory("full", tmp_path).create_baseline_run()
     eval_batches = 20 * 4096 / 256
     expected = 1_000_000 * (0.9 * 128 + 0.1 * 512) + eval_batches / 3 * 128
     assert CostEstimator().estimate_seconds(run) == pytest.approx(expected)
@@ -112,8 +112,8 @@ def test_probe_respects_the_maximum_positions_of_a_model(
     factory = StageFactory(SCALES["small"], Sources(model=str(tmp_path)), tmp_path)
     file = tmp_path / "a.tsv"
     file.write_text(f"{'a word ' * 50}\tb\n" * 9)
-    monkeypatch.setattr(Sources, "task_files", lambda *_: (file, file))
-    stage = factory.finetuning_run(None, "mrpc")
+    monkeypatch.setattr(Sources, "find_task_files", lambda *_: (file, file))
+    stage = factory.create_finetuning_run(None, "mrpc")
     assert CostEstimator().estimate_seconds(stage) is not None
     assert probed_lengths == [64]
 
@@ -124,14 +124,14 @@ def test_plan_omits_outputs_in_a_shared_work_directory(tmp_path: Path) -> None:
     first, second = (Stage("number", {"add": add}, {"base": base}) for add in (10, 20))
     make_runner(tmp_path).run_stages({"a": first})
     runner = make_second_runner(tmp_path)
-    assert runner.missing_stages([first, second]) == [second]
+    assert runner.find_missing_stages([first, second]) == [second]
     runner.run_stages({"a": first, "b": second})
     assert [runner.get_result(stage) for stage in (base, first, second)] == [
         {"value": 1}, {"value": 12}, {"value": 22},
     ]  # fmt: skip
     (tmp_path / "work" / base.name / OUTPUT).unlink()
     third = Stage("number", {"add": 30}, {"base": base})
-    assert runner.missing_stages([third]) == [base, third]
+    assert runner.find_missing_stages([third]) == [base, third]
 
 
 def test_learning_run_keeps_all_its_snapshots(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_learning_run_keeps_all_its_snapshots(tmp_path: Path) -> None:
 @pytest.mark.parametrize("task", ["mrpc", "sts-b", "conll2003", "squad"])
 def test_examples_are_counted_without_headers_and_empty_lines(task: str, tmp_path: Path) -> None:
     """The number of examples does not depend on the line endings."""
-    train = fill_missing_sources(Sources(), tmp_path / "toy").task_files(task)[0]
+    train = fill_missing_sources(Sources(), tmp_path / "toy").find_task_files(task)[0]
     assert cost._count_task_file(train)[1] == 72
     train.write_bytes(train.read_bytes().replace(b"\n", b"\r\n"))
     assert cost._count_task_file(train)[1] == 72
@@ -161,7 +161,7 @@ def test_copied_result_does_not_need_its_dependencies(tmp_path: Path) -> None:
     make_runner(tmp_path).run_stages({"a": first})
     shutil.rmtree(tmp_path / "work" / base.name)
     runner = make_second_runner(tmp_path)
-    assert runner.missing_stages([first]) == []
+    assert runner.find_missing_stages([first]) == []
     runner.run_stages({"a": first})
     assert runner.get_result(first) == {"value": 12}
     assert not (tmp_path / "work" / base.name).exists()
@@ -173,7 +173,7 @@ def test_plan_omits_stages_that_diverged_in_a_shared_work_directory(tmp_path: Pa
     dependent = Stage("number", {"add": 1}, {"base": diverged})
     make_runner(tmp_path).run_stages({"a": dependent})
     runner = make_second_runner(tmp_path)
-    assert runner.missing_stages([diverged, dependent]) == []
+    assert runner.find_missing_stages([diverged, dependent]) == []
     runner.run_stages({"a": diverged, "b": dependent})
     results = [runner.get_result(stage) for stage in (diverged, dependent)]
     assert all("diverged" in (result or {}) for result in results)

@@ -35,7 +35,7 @@ def test_incomplete_output_is_not_used(tmp_path: Path) -> None:
     output.write_text("no number")
     runner = make_runner(tmp_path)
     stages = {"a": Stage("number", {"add": 10}, {"base": base})}
-    assert runner.missing_stages(stages.values()) == [base, stages["a"]]
+    assert runner.find_missing_stages(stages.values()) == [base, stages["a"]]
     runner.run_stages(stages)
     assert runner.failures == {}
     assert runner.get_result(stages["a"]) == {"value": 12}
@@ -89,7 +89,7 @@ def test_damaged_result_counts_as_missing(line: str, has_work: bool, tmp_path: P
         shutil.rmtree(tmp_path / "work")
     runner = make_runner_with(tmp_path, number=count_call)
     assert runner.get_result(stage) is None
-    assert runner.missing_stages([stage]) == ([] if has_work else [stage])
+    assert runner.find_missing_stages([stage]) == ([] if has_work else [stage])
     runner.run_stages({"a": stage})
     assert runner.get_result(stage) == {"value": 2}
     assert make_runner(tmp_path).get_result(stage) == {"value": 2}

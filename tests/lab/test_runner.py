@@ -61,7 +61,7 @@ def test_stages_run_once_after_their_dependencies(tmp_path: Path) -> None:
     base = Stage("number", {})
     stages = make_stages(base)
     runner = make_runner(tmp_path)
-    assert runner.missing_stages(stages.values()) == [base, stages["a"], stages["b"]]
+    assert runner.find_missing_stages(stages.values()) == [base, stages["a"], stages["b"]]
     runner.run_stages(stages)
     assert [runner.get_result(stage) for stage in stages.values()] == [{"value": 12}, {"value": 22}]
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
@@ -83,11 +83,11 @@ def test_results_do_not_need_the_work_directory(tmp_path: Path) -> None:
     stages = make_stages(base)
     make_runner(tmp_path).run_stages(stages)
     shutil.rmtree(tmp_path / "work")
-    assert make_runner(tmp_path).missing_stages(stages.values()) == []
+    assert make_runner(tmp_path).find_missing_stages(stages.values()) == []
     make_runner(tmp_path).run_stages(stages)
     assert not (tmp_path / "work").exists()
     remove_record(tmp_path / "out", stages["b"].name)
-    assert make_runner(tmp_path).missing_stages(stages.values()) == [base, stages["b"]]
+    assert make_runner(tmp_path).find_missing_stages(stages.values()) == [base, stages["b"]]
     make_runner(tmp_path).run_stages(stages)
     assert make_runner(tmp_path).get_result(stages["b"]) == {"value": 22}
 
@@ -112,7 +112,7 @@ def test_failed_stage_does_not_stop_others(tmp_path: Path) -> None:
     }
     trace = (tmp_path / "work" / broken.name / "traceback.txt").read_text()
     assert "unexpected error" in trace
-    retried = make_runner(tmp_path).missing_stages(stages.values())
+    retried = make_runner(tmp_path).find_missing_stages(stages.values())
     assert retried == [failing, stages["x"], broken]
 
 
@@ -125,11 +125,11 @@ def test_dependents_of_a_diverged_run_have_diverged(tmp_path: Path) -> None:
     runner.run_stages(stages)
     assert runner.failures == {}
     assert runner.get_result(stages["x"]) == expected
-    assert make_runner(tmp_path).missing_stages(stages.values()) == []
+    assert make_runner(tmp_path).find_missing_stages(stages.values()) == []
     later = {"y": Stage("number", {"add": 2}, {"bad": diverged})}
     # The plan omits direct and indirect dependents, which take no time.
     indirect = Stage("number", {"add": 3}, {"y": later["y"]})
-    assert make_runner(tmp_path).missing_stages([*later.values(), indirect]) == []
+    assert make_runner(tmp_path).find_missing_stages([*later.values(), indirect]) == []
     shutil.rmtree(tmp_path / "work")
     runner.run_stages(later)
     assert runner.get_result(later["y"]) == expected
@@ -238,13 +238,15 @@ def test_part_of_a_training_file_is_found(tmp_path: Path) -> None:
     articles = [{"title": number, "paragraphs": []} for number in range(1, 6)]
     for name in ("train-v1.1-some.json", "dev-v1.1.json"):
         (folder / name).write_text(json.dumps({"version": "1", "data": articles}))
-    train, dev = Sources(tasks_dir=tmp_path).task_files("squad")
+    train, dev = Sources(tasks_dir=tmp_path).find_task_files("squad")
     assert (train.name, dev.name) == ("train-v1.1-some.json", "dev-v1.1.json")
     subsampled = json.loads(subsample_squad(dev, 2, tmp_path / "cut.json").read_text())
     assert subsampled["version"] == "1"
     assert [article["title"] for article in subsampled["data"]] == [1, 3, 5]
     sources = Sources(tasks_dir=tmp_path)
     factory = StageFactory(SCALES["small"], sources, tmp_path / "work")
-    assert {path.parent for path in factory._task_files("squad")} == {tmp_path / "work" / "tasks"}
+    assert {path.parent for path in factory._find_task_files("squad")} == {
+        tmp_path / "work" / "tasks"
+    }
     dev.write_text(json.dumps({"version": "2", "data": articles[:1]}))
-    assert json.loads(factory._task_files("squad")[1].read_text())["version"] == "2"
+    assert json.loads(factory._find_task_files("squad")[1].read_text())["version"] == "2"

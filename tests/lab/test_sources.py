@@ -30,7 +30,9 @@ from tests.lab.helpers import TWO_DOCUMENTS, RecordingProgress
 def make_text_stage(text: Path, work_dir: Path | None = None) -> Stage:
     """Return the stage that samples a text."""
     sources = Sources(english=text)
-    return StageFactory(SCALES["smoke"], sources, work_dir or text.parent / "work").text_stage()
+    return StageFactory(
+        SCALES["smoke"], sources, work_dir or text.parent / "work"
+    ).create_text_stage()
 
 
 def run_stage(tmp_path: Path, kind: str, stage: Stage, **inputs: Path) -> dict[str, Any]:
@@ -202,6 +204,6 @@ def test_advice_to_skip_bad_rows_names_its_command(
     monkeypatch.setattr(stage_runners, "finetune", raise_bad_row)
     sources = fill_missing_sources(Sources(), tmp_path / "toy")
     factory = StageFactory(SCALES["smoke"], sources, tmp_path)
-    stage = factory.finetuning_run(factory.baseline_run(), "mrpc")
+    stage = factory.create_finetuning_run(factory.create_baseline_run(), "mrpc")
     with pytest.raises(TaskError, match=r"line 3: .*--skip-bad \(an option of finetune; the lab"):
         run_stage(tmp_path, "finetune", stage, model=tmp_path)

@@ -14,7 +14,7 @@ from bertsmith.lab.experiment import Results
 from bertsmith.lab.experiment_run import ExperimentRun
 from bertsmith.lab.experiments import vocabulary
 from bertsmith.lab.experiments.registry import EXPERIMENTS
-from bertsmith.lab.report import Panel, Table, _arrange_panels, format_mean_std, line_plot
+from bertsmith.lab.report import Panel, Table, _arrange_panels, format_mean_std, make_line_plot
 from bertsmith.lab.scale import SCALES
 from bertsmith.lab.sources import Sources
 from bertsmith.lab.stages import StageFactory
@@ -148,6 +148,6 @@ def test_lines_differ_in_color_or_style() -> None:
     """This holds for more lines than there are colors."""
     axes = Figure().subplots()
     series = {f"layer {number}": [(0, 1.0), (1, 2.0)] for number in range(14)}
-    line_plot(series, "x", "y")(axes)
+    make_line_plot(series, "x", "y")(axes)
     looks = {(line.get_color(), line.get_linestyle()) for line in axes.get_lines()}
     assert len(looks) == 14

@@ -70,7 +70,7 @@ def test_old_pre_norm_results_are_not_reused(tmp_path: Path) -> None:
     """Only runs with pre-norm, which had no LayerNorm after the embeddings, have a new version."""
     (tmp_path / "a.jsonl").write_text(TWO_DOCUMENTS)
     factory = StageFactory(SCALES["smoke"], Sources(english=tmp_path / "a.jsonl"), tmp_path)
-    pre, post = (factory.baseline_run(0, model={"norm": norm}) for norm in ("pre", "post"))
+    pre, post = (factory.create_baseline_run(0, model={"norm": norm}) for norm in ("pre", "post"))
     assert pre.key != _key_without_model_version(pre)
     assert post.key == _key_without_model_version(post)
 

@@ -1,8 +1,8 @@
 """Activation functions: masked-LM loss with both forms of GELU, ReLU and ELU."""
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.report import Panel, Report, Table, format_mean_std, line_plot
-from bertsmith.lab.stages import StageFactory, heldout_metric
+from bertsmith.lab.report import Panel, Report, Table, format_mean_std, make_line_plot
+from bertsmith.lab.stages import StageFactory, get_heldout_metric
 
 NAMES = {"gelu": "GELU, erf", "gelu_tanh": "GELU, tanh", "relu": "ReLU", "elu": "ELU"}
 #: The reported metrics and their column titles.
@@ -13,7 +13,7 @@ def _build_stages(factory: StageFactory) -> Stages:
     # The recipe's own activation needs no override, so that this run is shared with others.
     default = "gelu_tanh" if factory.scale.recipe == "paper" else "gelu"
     return {
-        (name, seed): factory.mlm_only_run(
+        (name, seed): factory.create_mlm_only_run(
             seed, model={} if name == default else {"activation": name}
         )
         for seed in range(factory.scale.num_seeds)
@@ -25,7 +25,7 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     seeds = range(factory.scale.num_seeds)
     data = {
         name: {
-            metric: [heldout_metric(results[name, seed], metric) for seed in seeds]
+            metric: [get_heldout_metric(results[name, seed], metric) for seed in seeds]
             for metric in _METRICS
         }
         for name in NAMES
@@ -38,7 +38,7 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     for name, label in NAMES.items():
         result = results[name, 0]
         curves[label] = result["heldout_curve"] if result else []
-    panel = Panel("held-out loss, seed 0", line_plot(curves, "steps", "MLM loss, nats"))
+    panel = Panel("held-out loss, seed 0", make_line_plot(curves, "steps", "MLM loss, nats"))
     return Report([table], [panel], {NAMES[name]: metrics for name, metrics in data.items()})
 
 

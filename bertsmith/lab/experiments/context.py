@@ -10,7 +10,7 @@ import numpy as np
 
 from bertsmith.errors import ModelError
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.report import DrawFunction, Panel, Report, Table, format_mean_std, mean_plot
+from bertsmith.lab.report import DrawFunction, Panel, Report, Table, format_mean_std, make_mean_plot
 from bertsmith.lab.senses import SENSES
 from bertsmith.lab.stage import Stage
 from bertsmith.lab.stage_runners import Job
@@ -82,14 +82,14 @@ def _measure_layer(
     all_other: list[float] = []
     wins: list[float] = []
     for word, senses in words.items():
-        same, other = _sense_distances(embedder, word, senses, layer)
+        same, other = _measure_sense_distances(embedder, word, senses, layer)
         all_same, all_other = all_same + same, all_other + other
         wins += [(a < b) + 0.5 * (a == b) for a in same for b in other]
     return {"same_sense": float(np.mean(all_same)), "different_senses": float(np.mean(all_other)),
             "auc": float(np.mean(wins))}  # fmt: skip
 
 
-def _sense_distances(
+def _measure_sense_distances(
     embedder: Embedder, word: str, senses: Mapping[str, list[str]], layer: int | None
 ) -> tuple[list[float], list[float]]:
     """Return the cosine distances of a word's occurrences within senses and between senses."""
@@ -114,21 +114,21 @@ def _sense_distances(
     return same, other
 
 
-def senses_stage(factory: StageFactory, language: str, seed: int) -> Stage:
+def create_senses_stage(factory: StageFactory, language: str, seed: int) -> Stage:
     """Return the stage that measures the user's model, or the baseline model of a language."""
     words = {word: {name: list(texts) for name, texts in senses.items()}
              for word, senses in SENSES[language].items()}  # fmt: skip
     settings = {"language": language, "words": words}
     if factory.sources.model:
         return Stage(SENSES_KIND, settings, {}, {"model": Path(factory.sources.model)})
-    run = factory.baseline_run(seed, store=factory.store_stage(language))
+    run = factory.create_baseline_run(seed, store=factory.create_store_stage(language))
     return Stage(SENSES_KIND, settings, {"model": run})
 
 
 def _build_stages(factory: StageFactory) -> Stages:
     languages = ["en"] + (["ko"] if factory.sources.korean else [])
     seeds = range(1 if factory.sources.model else factory.scale.num_seeds)
-    return {(language, seed): senses_stage(factory, language, seed)
+    return {(language, seed): create_senses_stage(factory, language, seed)
             for language in languages for seed in seeds}  # fmt: skip
 
 
@@ -160,17 +160,17 @@ def _build_report(factory: StageFactory, results: Results) -> Report:  # noqa: A
             f"{name}: cosine distance between two occurrences of a word",
             ["vector", "same sense", "different senses", "same sense is closer (AUC)"], rows,
         ))  # fmt: skip
-        panels += _panels(name, values_by_layer)
+        panels += _build_panels(name, values_by_layer)
     return Report(tables, panels, data)
 
 
-def _panels(name: str, values_by_layer: _ValuesByLayer) -> list[Panel]:
+def _build_panels(name: str, values_by_layer: _ValuesByLayer) -> list[Panel]:
     """Return plots of sense separation and distance by layer."""
-    separation = mean_plot({"layers": values_by_layer["auc"]}, "",
+    separation = make_mean_plot({"layers": values_by_layer["auc"]}, "",
                            "share of pairs with the same sense closer", chance=0.5)  # fmt: skip
     curves = {"same sense": values_by_layer["same_sense"],
               "different senses": values_by_layer["different_senses"]}  # fmt: skip
-    distances = mean_plot(curves, "", "cosine distance")
+    distances = make_mean_plot(curves, "", "cosine distance")
     num_layers = max(values_by_layer["auc"])
     # Fixed limits make plots of different models and languages comparable.
     return [

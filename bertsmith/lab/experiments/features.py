@@ -3,8 +3,8 @@
 from typing import Any
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.report import Panel, Report, Table, dot_plot, format_mean_std
-from bertsmith.lab.stages import StageFactory, task_score
+from bertsmith.lab.report import Panel, Report, Table, format_mean_std, make_dot_plot
+from bertsmith.lab.stages import StageFactory, get_task_score
 
 #: The rows of the table, with the paper's F1 on the CoNLL-2003 validation set (BERT-base).
 PAPER = {
@@ -17,7 +17,7 @@ _BILSTM_LR = 1e-3
 _EXTERNAL_BILSTM_WIDTH = 256
 
 
-def bilstm_settings(factory: StageFactory, layers: str) -> dict[str, Any]:
+def build_bilstm_settings(factory: StageFactory, layers: str) -> dict[str, Any]:
     """Return fine-tuning settings for a BiLSTM on the given layers of a frozen encoder."""
     width = _EXTERNAL_BILSTM_WIDTH if factory.sources.model else factory.scale.width
     return {
@@ -30,16 +30,16 @@ def bilstm_settings(factory: StageFactory, layers: str) -> dict[str, Any]:
 def _build_stages(factory: StageFactory) -> Stages:
     stages: Stages = {}
     for seed in range(factory.scale.num_seeds):
-        model = None if factory.sources.model else factory.baseline_run(seed)
+        model = None if factory.sources.model else factory.create_baseline_run(seed)
         for row in PAPER:
-            overrides = {} if row == "fine-tuned" else bilstm_settings(factory, row)
-            stages[row, seed] = factory.finetuning_run(model, "conll2003", seed, **overrides)
+            overrides = {} if row == "fine-tuned" else build_bilstm_settings(factory, row)
+            stages[row, seed] = factory.create_finetuning_run(model, "conll2003", seed, **overrides)
     return stages
 
 
 def _build_report(factory: StageFactory, results: Results) -> Report:
     scores = {
-        row: [task_score(results[row, seed], "conll2003")
+        row: [get_task_score(results[row, seed], "conll2003")
               for seed in range(factory.scale.num_seeds)]
         for row in PAPER
     }  # fmt: skip
@@ -47,7 +47,9 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     title = ("Table 7: entity F1 on the CoNLL-2003 validation set, single sentences (the paper: "
              "with document context)")  # fmt: skip
     table = Table(title, ["input of the tagger", "F1", "paper, %"], rows)
-    plot = dot_plot({row: {"F1": values} for row, values in scores.items()}, "entity F1, held out")
+    plot = make_dot_plot(
+        {row: {"F1": values} for row, values in scores.items()}, "entity F1, held out"
+    )
     return Report([table], [Panel("fine-tuned and frozen", plot)], dict(scores))
 
 

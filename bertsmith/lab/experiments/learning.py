@@ -10,7 +10,7 @@ from bertsmith.lab.report import (
     Panel,
     Report,
     Table,
-    line_plot,
+    make_line_plot,
 )
 from bertsmith.lab.stage import Stage
 from bertsmith.lab.stage_runners import Job
@@ -48,12 +48,12 @@ def predict_masks(job: Job) -> dict[str, Any]:
     return {"predictions": predictions}
 
 
-def _pretraining_run(factory: StageFactory) -> Stage:
+def _create_pretraining_run(factory: StageFactory) -> Stage:
     if factory.scale.name not in _STEP_FACTORS:
-        return factory.mlm_only_run(0)
+        return factory.create_mlm_only_run(0)
     steps = factory.scale.num_steps * _STEP_FACTORS[factory.scale.name]
     snapshot_every = max(1, steps // _NUM_SNAPSHOTS)
-    return factory.mlm_only_run(
+    return factory.create_mlm_only_run(
         0, steps=steps, run={"eval_every": max(1, snapshot_every // _EVALUATIONS_PER_SNAPSHOT)},
         # Each evaluation may be the best so far, and is then also saved as a checkpoint.
         checkpoint={"every": snapshot_every,
@@ -61,26 +61,26 @@ def _pretraining_run(factory: StageFactory) -> Stage:
     )  # fmt: skip
 
 
-def _evaluated_models(factory: StageFactory) -> dict[int, Stage]:
+def _create_evaluated_models(factory: StageFactory) -> dict[int, Stage]:
     """Return the evaluated models by step, from initialization to the end of the run."""
-    run = _pretraining_run(factory)
-    snapshots = list(factory.snapshots(run).items())
+    run = _create_pretraining_run(factory)
+    snapshots = list(factory.create_snapshots(run).items())
     indices = {round(index * len(snapshots) / _NUM_SNAPSHOTS) for index in _EVALUATED_SNAPSHOTS}
     evaluated = {step: model for index, (step, model) in enumerate(snapshots, 1)
                  if index in indices}  # fmt: skip
-    return {0: factory.initialized_model(run), **evaluated}
+    return {0: factory.create_initialized_model(run), **evaluated}
 
 
 def _build_stages(factory: StageFactory) -> Stages:
-    stages: Stages = {"run": _pretraining_run(factory)}
+    stages: Stages = {"run": _create_pretraining_run(factory)}
     settings = {"sentences": list(SENTENCES), "top_k": _TOP_K}
-    for step, model in _evaluated_models(factory).items():
+    for step, model in _create_evaluated_models(factory).items():
         stages["predictions", step] = Stage(_PREDICTIONS_KIND, settings, {"model": model})
     return stages
 
 
 def _build_report(factory: StageFactory, results: Results) -> Report:
-    run, steps = results["run"], list(_evaluated_models(factory))
+    run, steps = results["run"], list(_create_evaluated_models(factory))
     rows = []
     for sentence in SENTENCES:
         cells = []
@@ -107,7 +107,7 @@ def _draw_losses(
 ) -> DrawFunction:
     """Return a function that draws training and held-out loss, and marks the evaluated steps."""
     heldout_curve = {"held out": curves.get("held out", ())}
-    draw_heldout = line_plot(heldout_curve, "steps", "MLM loss, nats", **reference_lines)
+    draw_heldout = make_line_plot(heldout_curve, "steps", "MLM loss, nats", **reference_lines)
 
     def draw(axes: Any) -> None:
         if curves:

@@ -3,9 +3,9 @@
 from typing import Any
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.experiments.features import bilstm_settings
-from bertsmith.lab.report import Panel, Report, Table, dot_plot, format_mean_std
-from bertsmith.lab.stages import TASK_METRICS, StageFactory, heldout_metric, task_score
+from bertsmith.lab.experiments.features import build_bilstm_settings
+from bertsmith.lab.report import Panel, Report, Table, format_mean_std, make_dot_plot
+from bertsmith.lab.stages import TASK_METRICS, StageFactory, get_heldout_metric, get_task_score
 
 #: Percentages of [MASK], same token and random token, with the paper's results: MNLI accuracy, and
 #: named entities with fine-tuning and with a BiLSTM on features.
@@ -22,7 +22,7 @@ _EVALUATIONS = {
 }
 
 
-def _mixture_settings(mask: int, random: int) -> dict[str, Any]:
+def _build_mixture_settings(mask: int, random: int) -> dict[str, Any]:
     if (mask, random) == (80, 10):
         # No overrides: this is the baseline run, which other experiments share.
         return {}
@@ -34,12 +34,12 @@ def _build_stages(factory: StageFactory) -> Stages:
     for seed in range(factory.scale.num_seeds):
         for mixture in PAPER:
             mask, _, random = mixture
-            model = factory.baseline_run(seed, **_mixture_settings(mask, random))
+            model = factory.create_baseline_run(seed, **_build_mixture_settings(mask, random))
             stages[mixture, "model", seed] = model
-            stages[mixture, "sst-2", seed] = factory.finetuning_run(model, "sst-2", seed)
-            stages[mixture, "ner", seed] = factory.finetuning_run(model, "conll2003", seed)
-            stages[mixture, "ner-features", seed] = factory.finetuning_run(
-                model, "conll2003", seed, **bilstm_settings(factory, "concat-last-four")
+            stages[mixture, "sst-2", seed] = factory.create_finetuning_run(model, "sst-2", seed)
+            stages[mixture, "ner", seed] = factory.create_finetuning_run(model, "conll2003", seed)
+            stages[mixture, "ner-features", seed] = factory.create_finetuning_run(
+                model, "conll2003", seed, **build_bilstm_settings(factory, "concat-last-four")
             )
     return stages
 
@@ -49,10 +49,10 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     rows, data = [], {}
     for mixture, paper in PAPER.items():
         scores = {
-            evaluation: [task_score(results[mixture, evaluation, seed], task) for seed in seeds]
+            evaluation: [get_task_score(results[mixture, evaluation, seed], task) for seed in seeds]
             for evaluation, (task, _) in _EVALUATIONS.items()
         }
-        losses = [heldout_metric(results[mixture, "model", seed]) for seed in seeds]
+        losses = [get_heldout_metric(results[mixture, "model", seed]) for seed in seeds]
         data["/".join(map(str, mixture))] = {**scores, "held-out loss": losses}
         cells = (f"{format_mean_std(scores[evaluation])} ({paper_score})"
                  for evaluation, paper_score in zip(_EVALUATIONS, paper, strict=True))  # fmt: skip
@@ -64,7 +64,7 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     for evaluation, (task, name) in _EVALUATIONS.items():
         groups = {mixture: {evaluation: values[evaluation]} for mixture, values in data.items()}
         title = f"{name}, held out, by % mask/same/random"
-        panels.append(Panel(title, dot_plot(groups, TASK_METRICS[task][0])))
+        panels.append(Panel(title, make_dot_plot(groups, TASK_METRICS[task][0])))
     title = "Table 8: mixtures of [MASK], same token and random token"
     return Report([Table(title, columns, rows)], panels, data)
 

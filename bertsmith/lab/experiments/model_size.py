@@ -3,8 +3,8 @@
 from typing import Any
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.report import EMPTY_CELL, Panel, Report, Table, dot_plot, format_mean_std
-from bertsmith.lab.stages import TASK_METRICS, StageFactory, heldout_metric, task_score
+from bertsmith.lab.report import EMPTY_CELL, Panel, Report, Table, format_mean_std, make_dot_plot
+from bertsmith.lab.stages import TASK_METRICS, StageFactory, get_heldout_metric, get_task_score
 
 TASKS = ("mrpc", "sts-b", "sst-2")
 #: Layers, width and heads by scale. The baseline model of the scale is one of them.
@@ -27,10 +27,10 @@ def _build_stages(factory: StageFactory) -> Stages:
     for seed in range(factory.scale.num_seeds):
         for size in _SIZES[factory.scale.name]:
             settings = dict(zip(("layers", "width", "heads"), size, strict=True))
-            model = factory.baseline_run(seed, model=settings)
+            model = factory.create_baseline_run(seed, model=settings)
             stages[size, "model", seed] = model
             for task in TASKS:
-                stages[size, task, seed] = factory.finetuning_run(model, task, seed)
+                stages[size, task, seed] = factory.create_finetuning_run(model, task, seed)
     return stages
 
 
@@ -42,10 +42,10 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
         values: dict[str, Any] = {
             "num_parameters": next((model["num_parameters"] for model in models
                                 if model and "num_parameters" in model), None),
-            "perplexity": [heldout_metric(model, "perplexity") for model in models],
+            "perplexity": [get_heldout_metric(model, "perplexity") for model in models],
         }  # fmt: skip
         for task in TASKS:
-            values[task] = [task_score(results[size, task, seed], task) for seed in seeds]
+            values[task] = [get_task_score(results[size, task, seed], task) for seed in seeds]
         data[" x ".join(map(str, size))] = values
         num_parameters = values["num_parameters"]
         rows.append([
@@ -62,18 +62,18 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
         Table("Table 6: model size (same learning rate for all)", columns, rows),
         Table("Results of the paper", paper_columns, paper_rows),
     ]
-    return Report(tables, _panels(data), data)
+    return Report(tables, _build_panels(data), data)
 
 
-def _panels(data: dict[str, Any]) -> list[Panel]:
+def _build_panels(data: dict[str, Any]) -> list[Panel]:
     """Return plots of perplexity and task scores by size, since sizes can differ in heads only."""
     perplexities = {size: {"masked LM": values["perplexity"]} for size, values in data.items()}
     scores = {size: {TASK_METRICS[task][1]: values[task] for task in TASKS}
               for size, values in data.items()}  # fmt: skip
     sizes = "layers x width x heads"
     return [
-        Panel(f"held-out perplexity by {sizes}", dot_plot(perplexities, "perplexity")),
-        Panel(f"fine-tuned, by {sizes}", dot_plot(scores, "score, held out")),
+        Panel(f"held-out perplexity by {sizes}", make_dot_plot(perplexities, "perplexity")),
+        Panel(f"fine-tuned, by {sizes}", make_dot_plot(scores, "score, held out")),
     ]
 
 

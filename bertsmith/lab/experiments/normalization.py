@@ -5,8 +5,8 @@ from statistics import mean, median, pstdev
 from typing import Any
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.report import Panel, Report, Table, format_mean_std, line_plot
-from bertsmith.lab.stages import StageFactory, heldout_metric
+from bertsmith.lab.report import Panel, Report, Table, format_mean_std, make_line_plot
+from bertsmith.lab.stages import StageFactory, get_heldout_metric
 
 NORMS = {
     "post": "LayerNorm after each sublayer (post-norm)",
@@ -25,11 +25,11 @@ _CURVE_MEASURES = {
 }
 
 
-def _num_steps(factory: StageFactory) -> int:
+def _count_steps(factory: StageFactory) -> int:
     return max(2, factory.scale.num_steps // _STEPS_DIVISOR)
 
 
-def _configurations(factory: StageFactory) -> list[tuple[str, float, int]]:
+def _list_configurations(factory: StageFactory) -> list[tuple[str, float, int]]:
     """Return all combinations of normalization, learning rate and batch size."""
     lr, batch_size = factory.learning_rate, factory.scale.batch_size
     rates, batch_sizes = (lr, lr / _LR_DIVISOR), (batch_size, max(1, batch_size // _BATCH_DIVISOR))
@@ -38,12 +38,12 @@ def _configurations(factory: StageFactory) -> list[tuple[str, float, int]]:
 
 def _build_stages(factory: StageFactory) -> Stages:
     return {
-        (norm, lr, batch_size, seed): factory.mlm_only_run(
-            seed, steps=_num_steps(factory), model={"norm": norm}, data={"batch": batch_size},
+        (norm, lr, batch_size, seed): factory.create_mlm_only_run(
+            seed, steps=_count_steps(factory), model={"norm": norm}, data={"batch": batch_size},
             optim={"lr": lr}, run={"log_gradients": True},
         )
         for seed in range(factory.scale.num_seeds)
-        for norm, lr, batch_size in _configurations(factory)
+        for norm, lr, batch_size in _list_configurations(factory)
     }  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     seeds = range(factory.scale.num_seeds)
     # Pairs of learning rate and batch size, one column each.
     pairs = sorted(
-        {(lr, batch_size) for _, lr, batch_size in _configurations(factory)}, reverse=True
+        {(lr, batch_size) for _, lr, batch_size in _list_configurations(factory)}, reverse=True
     )
     data: dict[str, Any] = {}
     loss_rows, curve_rows = [], []
@@ -60,7 +60,7 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
         for lr, batch_size in pairs:
             runs = [results[norm, lr, batch_size, seed] for seed in seeds]
             measures = [_measure_curve(run) for run in runs]
-            losses = [heldout_metric(run) for run in runs]
+            losses = [get_heldout_metric(run) for run in runs]
             data[f"{norm}, lr {lr:g}, batch {batch_size}"] = {
                 "heldout_loss": losses, "training_curve": measures,
             }  # fmt: skip
@@ -71,33 +71,37 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
         loss_rows.append(loss_row)
     columns = ["normalization", *(f"lr {lr:g}, batch {batch_size}" for lr, batch_size in pairs)]
     title = (
-        f"Held-out MLM loss, nats, after {_num_steps(factory):,} steps (smaller batches see less "
+        f"Held-out MLM loss, nats, after {_count_steps(factory):,} steps (smaller batches see less "
         "text)"
     )
     curve_columns = ["normalization", "lr", "batch", *_CURVE_MEASURES.values()]
     tables = [
         Table(title, columns, loss_rows),
         Table("Training curves", curve_columns, curve_rows),
-        _gradient_table(factory, results),
+        _build_gradient_table(factory, results),
     ]
-    return Report(tables, _panels(factory, results, pairs), data)
+    return Report(tables, _build_panels(factory, results, pairs), data)
 
 
-def _panels(factory: StageFactory, results: Results, pairs: list[tuple[float, int]]) -> list[Panel]:
+def _build_panels(
+    factory: StageFactory, results: Results, pairs: list[tuple[float, int]]
+) -> list[Panel]:
     """Return plots of the held-out loss and of gradient norms, for seed 0."""
     panels = []
     for lr, batch_size in pairs:
         runs = {label: results[norm, lr, batch_size, 0] for norm, label in NORMS.items()}
         curves = {label: run["heldout_curve"] if run else [] for label, run in runs.items()}
-        plot = line_plot(curves, "steps", "held-out MLM loss, nats")
+        plot = make_line_plot(curves, "steps", "held-out MLM loss, nats")
         panels.append(Panel(f"lr {lr:g}, batch {batch_size}, seed 0", plot))
     for norm, label in NORMS.items():
-        norms = _gradient_norms(_main_run(factory, results, norm))
-        panels.append(Panel(f"gradients: {label}", line_plot(norms, "steps", "gradient norm")))
+        norms = _collect_gradient_norms(_get_baseline_result(factory, results, norm))
+        panels.append(Panel(f"gradients: {label}", make_line_plot(norms, "steps", "gradient norm")))
     return panels
 
 
-def _main_run(factory: StageFactory, results: Results, norm: str) -> dict[str, Any] | None:
+def _get_baseline_result(
+    factory: StageFactory, results: Results, norm: str
+) -> dict[str, Any] | None:
     """Return the result with the usual learning rate and batch size, for seed 0."""
     return results[norm, factory.learning_rate, factory.scale.batch_size, 0]
 
@@ -106,7 +110,7 @@ def _measure_curve(run: dict[str, Any] | None) -> dict[str, float] | None:
     """Return the ``_CURVE_MEASURES`` of a run, NaN if it diverged, None without a result."""
     if run is None:
         return None
-    curve, final_loss = run["heldout_curve"], heldout_metric(run)
+    curve, final_loss = run["heldout_curve"], get_heldout_metric(run)
     if "diverged" in run or not curve or final_loss is None:
         return dict.fromkeys(_CURVE_MEASURES, float("nan"))
     last_step = max(step for step, _ in run["training_curve"])
@@ -128,7 +132,7 @@ def _nan_if_none(value: float | None) -> float:
     return float("nan") if value is None else value
 
 
-def _gradient_norms(run: dict[str, Any] | None) -> dict[str, list[tuple[int, float]]]:
+def _collect_gradient_norms(run: dict[str, Any] | None) -> dict[str, list[tuple[int, float]]]:
     """Return the [step, norm] curve of the gradient for each part of the model."""
     curves: dict[str, list[tuple[int, float]]] = {}
     for step, part_norms in run["gradient_norms"] if run else ():
@@ -137,11 +141,11 @@ def _gradient_norms(run: dict[str, Any] | None) -> dict[str, list[tuple[int, flo
     return curves
 
 
-def _gradient_table(factory: StageFactory, results: Results) -> Table:
+def _build_gradient_table(factory: StageFactory, results: Results) -> Table:
     """Return a table of gradient norms by part of the model, to compare the layers."""
     rows, parts = [], []
     for norm, label in NORMS.items():
-        curves = _gradient_norms(_main_run(factory, results, norm))
+        curves = _collect_gradient_norms(_get_baseline_result(factory, results, norm))
         if curves:
             parts = list(curves)
             rows.append([label, *(f"{median(value for _, value in curve):.3g} ({curve[0][1]:.3g})"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bertsmith.errors import TaskError
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.experiments.context import SENSES_KIND, measure_senses, senses_stage
+from bertsmith.lab.experiments.context import SENSES_KIND, create_senses_stage, measure_senses
 from bertsmith.lab.report import (
     EMPTY_CELL,
     DrawFunction,
@@ -20,7 +20,7 @@ from bertsmith.lab.report import (
     Report,
     Table,
     format_mean_std,
-    heatmap,
+    make_heatmap,
 )
 from bertsmith.lab.stage import Stage
 from bertsmith.lab.stage_runners import Job
@@ -41,7 +41,7 @@ _SENTIMENTS = {"0": "negative", "1": "positive"}
 Floats = NDArray[np.float32]
 
 
-def measure_similarity(job: Job) -> dict[str, Any]:
+def measure_layer_similarity(job: Job) -> dict[str, Any]:
     """Return Spearman's correlation of cosine and human similarity, by layer and pooling."""
     embedder = Embedder.load(job.model)
     pairs = _read_pairs(job.stage.files["pairs"], job.stage.settings["max_pairs"])
@@ -164,8 +164,8 @@ def _build_stages(factory: StageFactory) -> Stages:
     similarity_settings = {"max_pairs": factory.scale.num_eval_sequences * 4,
                            "poolings": list(POOLINGS)}  # fmt: skip
     map_settings = {"max_sentences": _MAP_SENTENCES}
-    pairs = {"pairs": factory.sources.task_files("sts-b")[1]}
-    sentences = {"sentences": factory.sources.task_files("sst-2")[1]}
+    pairs = {"pairs": factory.sources.find_task_files("sts-b")[1]}
+    sentences = {"sentences": factory.sources.find_task_files("sst-2")[1]}
     if factory.sources.model:
         model = {"model": Path(factory.sources.model)}
         return {
@@ -174,10 +174,10 @@ def _build_stages(factory: StageFactory) -> Stages:
         }
     stages: Stages = {}
     for seed in range(factory.scale.num_seeds):
-        run = {"model": factory.baseline_run(seed)}
-        stages["senses", seed] = senses_stage(factory, "en", seed)
+        run = {"model": factory.create_baseline_run(seed)}
+        stages["senses", seed] = create_senses_stage(factory, "en", seed)
         stages["similarity", seed] = Stage(_SIMILARITY_KIND, similarity_settings, run, pairs)
-    run = {"model": factory.baseline_run(0)}
+    run = {"model": factory.create_baseline_run(0)}
     stages["map", 0] = Stage(_MAP_KIND, map_settings, run, sentences)
     return stages
 
@@ -191,7 +191,7 @@ def _build_report(factory: StageFactory, results: Results) -> Report:  # noqa: A
     finished = [run for run in runs if run is not None]
     if finished:
         means = np.ma.filled(np.ma.masked_invalid(np.stack(finished)).mean(0), np.nan)
-        names = _layer_names(len(means))
+        names = _format_layer_names(len(means))
         accuracies = map_result["nearest_neighbor_accuracy"] if map_result else [None] * len(means)
         senses = [result for key, result in results.items() if key[0] == "senses"]  # type: ignore[index]
         rows = [
@@ -200,7 +200,7 @@ def _build_report(factory: StageFactory, results: Results) -> Report:  # noqa: A
                                nonfinite_label="constant")
                for column in range(len(POOLINGS))),
              EMPTY_CELL if accuracies[layer] is None else f"{accuracies[layer]:.3f}",
-             *_senses_cell(senses, layer)]
+             *_format_senses_cell(senses, layer)]
             for layer in reversed(range(len(means)))
         ]  # fmt: skip
         title = "Spearman correlation of cosine and human similarity (STS-B, held out), pre-trained"
@@ -208,29 +208,29 @@ def _build_report(factory: StageFactory, results: Results) -> Report:  # noqa: A
         columns += [_SENSES_COLUMN] if senses else []
         tables.append(Table(title, columns, rows))
         data["spearman by layer from the embeddings on"] = means.tolist()
-        plot = heatmap(means.tolist()[::-1], names[::-1], POOLINGS)
+        plot = make_heatmap(means.tolist()[::-1], names[::-1], POOLINGS)
         panels.append(Panel("Spearman by layer and pooling", plot))
     if map_result:
         for layer in reversed(range(len(map_result["points"]))):
             title = f"layer {layer}" if layer else "embeddings"
-            plot = _scatter_plot(map_result["points"][layer], map_result["labels"])
+            plot = _make_scatter_plot(map_result["points"][layer], map_result["labels"])
             panels.append(Panel(title, plot))
     return Report(tables, panels, data)
 
 
-def _layer_names(num_states: int) -> list[str]:
+def _format_layer_names(num_states: int) -> list[str]:
     """Return names for the embeddings and each layer, numbered from both ends."""
     return [f"{layer} ({layer - num_states})" if layer else "embeddings"
             for layer in range(num_states)]  # fmt: skip
 
 
-def _senses_cell(senses: Sequence[Mapping[str, Any] | None], layer: int) -> list[str]:
+def _format_senses_cell(senses: Sequence[Mapping[str, Any] | None], layer: int) -> list[str]:
     """Return the cell with the sense separation of a layer, no cell for the user's model."""
     shares = [result["layers"][layer]["auc"] if result else None for result in senses]
     return [format_mean_std(shares)] if senses else []
 
 
-def _scatter_plot(points: list[list[float]], labels: list[str]) -> DrawFunction:
+def _make_scatter_plot(points: list[list[float]], labels: list[str]) -> DrawFunction:
     """Return a function that draws points [n, 2] with a color per label."""
 
     def draw(axes: Any) -> None:
@@ -259,7 +259,7 @@ EXPERIMENT = Experiment(
     build_stages=_build_stages,
     build_report=_build_report,
     stage_functions={
-        _SIMILARITY_KIND: measure_similarity,
+        _SIMILARITY_KIND: measure_layer_similarity,
         _MAP_KIND: measure_map,
         SENSES_KIND: measure_senses,
     },

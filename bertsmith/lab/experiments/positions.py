@@ -13,14 +13,14 @@ from bertsmith.lab.report import (
     Panel,
     Report,
     Table,
-    dot_plot,
     format_mean_std,
-    line_plot,
+    make_dot_plot,
+    make_line_plot,
     style_axes,
 )
 from bertsmith.lab.stage import Stage
 from bertsmith.lab.stage_runners import Job
-from bertsmith.lab.stages import StageFactory, heldout_metric
+from bertsmith.lab.stages import StageFactory, get_heldout_metric
 
 #: The rows of the table, with the settings that differ from the baseline run. In the baseline,
 #: position embeddings start as sinusoids in dimensions of their own, and two heads start by
@@ -39,7 +39,7 @@ _MAP_KIND = "position-map"
 _DISTANCES = (1, 2, 4, 8, 16, 32)
 
 
-def _map_stage(factory: StageFactory, model: Stage | None) -> Stage:
+def _create_map_stage(factory: StageFactory, model: Stage | None) -> Stage:
     """Return the stage that compares positions, of the user's model if ``model`` is None."""
     if model is None:
         files = {"model": Path(str(factory.sources.model))}
@@ -63,16 +63,16 @@ def measure_map(job: Job) -> dict[str, Any]:
 
 def _build_stages(factory: StageFactory) -> Stages:
     if factory.sources.model:
-        return {("map", Path(factory.sources.model).name): _map_stage(factory, None)}
+        return {("map", Path(factory.sources.model).name): _create_map_stage(factory, None)}
     stages: Stages = {}
     for seed in range(factory.scale.num_seeds):
         for name, overrides in MODELS.items():
             is_fast = factory.scale.recipe == "fast"
             baseline = {} if is_fast else {"run": {"initialization": "cross-segment-heads"}}
-            stages[name, seed] = factory.mlm_only_run(seed, **(overrides or baseline))
+            stages[name, seed] = factory.create_mlm_only_run(seed, **(overrides or baseline))
     for name in MODELS:
         if name != "sinusoidal":
-            stages["map", name] = _map_stage(factory, stages[name, 0])
+            stages["map", name] = _create_map_stage(factory, stages[name, 0])
     return stages
 
 
@@ -82,7 +82,9 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     losses: dict[str, Any] = {}
     if not factory.sources.model:
         seeds = range(factory.scale.num_seeds)
-        losses = {name: [heldout_metric(results[name, seed]) for seed in seeds] for name in MODELS}
+        losses = {
+            name: [get_heldout_metric(results[name, seed]) for seed in seeds] for name in MODELS
+        }
         rows = [[name, format_mean_std(values, ".4f")] for name, values in losses.items()]
         title = "Positions; the last two rows also start with word frequencies as output bias"
         tables.append(Table(title, ["positions", "held-out MLM loss, nats"], rows))
@@ -95,20 +97,22 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     columns = ["model", *(f"distance {distance}" for distance in _DISTANCES)]
     title = "Mean cosine similarity of two positions by distance, after subtracting their mean"
     tables.append(Table(title, columns, rows))
-    panels = [Panel(name, _similarity_map(result["similarities"])) for name, result in maps.items()]
+    panels = [
+        Panel(name, _make_similarity_map(result["similarities"])) for name, result in maps.items()
+    ]
     if losses:
         groups = {name: {"loss": values} for name, values in losses.items()}
-        panels.insert(0, Panel("held-out loss", dot_plot(groups, "MLM loss, nats")))
+        panels.insert(0, Panel("held-out loss", make_dot_plot(groups, "MLM loss, nats")))
     # The last distance has a single pair of positions.
     curves = {
         name: list(enumerate(result["mean_similarity_by_distance"]))[:-1]
         for name, result in maps.items()
     }
-    panels.append(Panel("by distance", line_plot(curves, "distance", "cosine similarity")))
+    panels.append(Panel("by distance", make_line_plot(curves, "distance", "cosine similarity")))
     return Report(tables, panels, losses)
 
 
-def _similarity_map(values: list[list[float]]) -> DrawFunction:
+def _make_similarity_map(values: list[list[float]]) -> DrawFunction:
     """Return a function that draws similarities [n, n] as an image."""
 
     def draw(axes: Any) -> None:

@@ -1,8 +1,8 @@
 """Table 5: the effect of next-sentence prediction and of bidirectional attention."""
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.report import EMPTY_CELL, Panel, Report, Table, dot_plot, format_mean_std
-from bertsmith.lab.stages import TASK_METRICS, StageFactory, heldout_metric, task_score
+from bertsmith.lab.report import EMPTY_CELL, Panel, Report, Table, format_mean_std, make_dot_plot
+from bertsmith.lab.stages import TASK_METRICS, StageFactory, get_heldout_metric, get_task_score
 
 #: Sentence pairs (paraphrase), sentence similarity, sentiment, and question answering.
 TASKS = ("mrpc", "sts-b", "sst-2", "squad")
@@ -26,14 +26,16 @@ PAPER: dict[str, dict[str, float]] = {
 def _build_stages(factory: StageFactory) -> Stages:
     stages: Stages = {}
     for seed in range(factory.scale.num_seeds):
-        masked, causal = factory.mlm_only_run(seed), factory.left_to_right_run(seed)
+        masked, causal = factory.create_mlm_only_run(seed), factory.create_left_to_right_run(seed)
         # The paper's recipe already initializes randomly.
         is_paper = factory.scale.recipe == "paper"
         random_init = {} if is_paper else {"run": {"initialization": "random"}}
         models = {
-            _RANDOM: factory.initialized_model(factory.mlm_only_run(seed, **random_init)),
-            _STRUCTURED: factory.initialized_model(masked),
-            "MLM + NSP": factory.pretraining_run(seed),
+            _RANDOM: factory.create_initialized_model(
+                factory.create_mlm_only_run(seed, **random_init)
+            ),
+            _STRUCTURED: factory.create_initialized_model(masked),
+            "MLM + NSP": factory.create_pretraining_run(seed),
             "MLM, no NSP": masked,
             "left to right, no NSP": causal,
             "left to right + BiLSTM": causal,
@@ -43,7 +45,9 @@ def _build_stages(factory: StageFactory) -> Stages:
             stages[name, "model", seed] = model
             for task in TASKS:
                 overrides = bilstm if name.endswith("BiLSTM") else {}
-                stages[name, task, seed] = factory.finetuning_run(model, task, seed, **overrides)
+                stages[name, task, seed] = factory.create_finetuning_run(
+                    model, task, seed, **overrides
+                )
     return stages
 
 
@@ -52,11 +56,12 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     rows, data = [], {}
     for name, paper in PAPER.items():
         scores = {
-            task: [task_score(results[name, task, seed], task) for seed in seeds] for task in TASKS
+            task: [get_task_score(results[name, task, seed], task) for seed in seeds]
+            for task in TASKS
         }
         models = [results[name, "model", seed] for seed in seeds]
         is_untrained = name in (_RANDOM, _STRUCTURED)
-        losses = [None if is_untrained else heldout_metric(model) for model in models]
+        losses = [None if is_untrained else get_heldout_metric(model) for model in models]
         data[name] = {**scores, "held-out loss": losses}
         cells = [f"{format_mean_std(scores[task])} ({_format_percentage(paper.get(task))})"
                  for task in TASKS]  # fmt: skip
@@ -71,7 +76,7 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     for task in TASKS:
         metric, label = TASK_METRICS[task]
         groups = {name: {task: data[name][task]} for name in PAPER}
-        panels.append(Panel(f"{label}, held out", dot_plot(groups, metric)))
+        panels.append(Panel(f"{label}, held out", make_dot_plot(groups, metric)))
     return Report([Table(title, columns, rows)], panels, data)
 
 

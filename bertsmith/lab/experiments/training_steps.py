@@ -1,41 +1,47 @@
 """Figure 5: fine-tuned scores by pre-training steps, for masked LM and left-to-right LM."""
 
 from bertsmith.lab.experiment import Experiment, Results, Stages
-from bertsmith.lab.report import Panel, Report, Table, format_mean_std, mean_plot
+from bertsmith.lab.report import Panel, Report, Table, format_mean_std, make_mean_plot
 from bertsmith.lab.stage import Stage
-from bertsmith.lab.stages import StageFactory, task_score
+from bertsmith.lab.stages import StageFactory, get_task_score
 
 TASKS = ("sst-2", "sts-b")
 _MODELS = ("masked LM", "left to right")
 
 
-def _pretraining_runs(factory: StageFactory, seed: int) -> dict[str, Stage]:
-    return {"masked LM": factory.baseline_run(seed),
-            "left to right": factory.left_to_right_run(seed)}  # fmt: skip
+def _create_pretraining_runs(factory: StageFactory, seed: int) -> dict[str, Stage]:
+    return {"masked LM": factory.create_baseline_run(seed),
+            "left to right": factory.create_left_to_right_run(seed)}  # fmt: skip
 
 
-def _evaluated_steps(factory: StageFactory) -> list[int]:
-    return [0, *factory.snapshots(factory.baseline_run())]
+def _list_evaluated_steps(factory: StageFactory) -> list[int]:
+    return [0, *factory.create_snapshots(factory.create_baseline_run())]
 
 
 def _build_stages(factory: StageFactory) -> Stages:
     stages: Stages = {}
     for seed in range(factory.scale.num_seeds):
-        for name, run in _pretraining_runs(factory, seed).items():
+        for name, run in _create_pretraining_runs(factory, seed).items():
             stages[name, "run", seed] = run
-            models = {0: factory.initialized_model(run), **factory.snapshots(run)}
+            models = {0: factory.create_initialized_model(run), **factory.create_snapshots(run)}
             for step, model in models.items():
                 for task in TASKS:
-                    stages[name, task, step, seed] = factory.finetuning_run(model, task, seed)
+                    stages[name, task, step, seed] = factory.create_finetuning_run(
+                        model, task, seed
+                    )
     return stages
 
 
 def _build_report(factory: StageFactory, results: Results) -> Report:
-    seeds, steps = range(factory.scale.num_seeds), _evaluated_steps(factory)
+    seeds, steps = range(factory.scale.num_seeds), _list_evaluated_steps(factory)
     scores = {
-        (name, task, step): [task_score(results[name, task, step, seed], task) for seed in seeds]
-        for name in _MODELS for task in TASKS for step in steps
-    }  # fmt: skip
+        (name, task, step): [
+            get_task_score(results[name, task, step, seed], task) for seed in seeds
+        ]
+        for name in _MODELS
+        for task in TASKS
+        for step in steps
+    }
     rows = [
         [f"{step:,}", *(format_mean_std(scores[name, task, step])
                         for task in TASKS for name in _MODELS)]
@@ -50,7 +56,7 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     panels = []
     for task in TASKS:
         curves = {name: {step: scores[name, task, step] for step in steps} for name in _MODELS}
-        panels.append(Panel(task, mean_plot(curves, "pre-training steps", "held-out score")))
+        panels.append(Panel(task, make_mean_plot(curves, "pre-training steps", "held-out score")))
     data = {f"{name}, {task}, {step}": values for (name, task, step), values in scores.items()}
     return Report([Table(title, columns, rows)], panels, data)
 

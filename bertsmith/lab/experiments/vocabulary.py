@@ -12,12 +12,12 @@ from bertsmith.lab.report import (
     Report,
     Table,
     format_mean_std,
-    line_plot,
-    mean_plot,
+    make_line_plot,
+    make_mean_plot,
 )
 from bertsmith.lab.stage import Stage
 from bertsmith.lab.stage_runners import Job
-from bertsmith.lab.stages import StageFactory, heldout_metric
+from bertsmith.lab.stages import StageFactory, get_heldout_metric
 from bertsmith.train.engine.schedule import ScheduleSettings, build_phases
 
 #: Vocabulary sizes by scale.
@@ -49,11 +49,11 @@ def measure_softmax(job: Job) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def _num_steps(factory: StageFactory) -> int:
+def _count_steps(factory: StageFactory) -> int:
     return max(1, factory.scale.num_steps // _STEPS_DIVISOR)
 
 
-def _texts(factory: StageFactory) -> list[tuple[str, str | None]]:
+def _list_texts(factory: StageFactory) -> list[tuple[str, str | None]]:
     """Return the combinations of language and segmenter for which there is text."""
     return [text for text in _TEXT_NAMES if text[0] == "en" or factory.sources.korean is not None]
 
@@ -67,17 +67,17 @@ def _build_stages(factory: StageFactory) -> Stages:
         "num_repeats": _SOFTMAX_REPEATS,
     }
     stages: Stages = {"softmax": Stage(_SOFTMAX_KIND, softmax_settings)}
-    for language, segment in _texts(factory):
+    for language, segment in _list_texts(factory):
         for size in _SIZES[scale.name]:
-            store = factory.store_stage(language, size, segment)
+            store = factory.create_store_stage(language, size, segment)
             stages[language, segment, size, "vocabulary"] = store.dependencies["vocabulary"]
             stages[language, segment, size, "store"] = store
             for seed in range(scale.num_seeds):
                 # MLM losses of different vocabularies are not comparable, because the other pieces
                 # of a masked piece's word give it away. The probability that a left-to-right model
                 # assigns to a text is comparable; with morphemes, the text has spaces between them.
-                stages[language, segment, size, seed] = factory.left_to_right_run(
-                    seed, store=store, steps=_num_steps(factory)
+                stages[language, segment, size, seed] = factory.create_left_to_right_run(
+                    seed, store=store, steps=_count_steps(factory)
                 )
     return stages
 
@@ -86,7 +86,7 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     rows: list[list[str]] = []
     data: dict[str, Any] = {}
     losses: dict[str, dict[int, list[float | None]]] = {}
-    for language, segment in _texts(factory):
+    for language, segment in _list_texts(factory):
         name = _TEXT_NAMES[language, segment]
         for size in _SIZES[factory.scale.name]:
             values = _measure_vocabulary(factory, results, (language, segment, size))
@@ -104,22 +104,22 @@ def _build_report(factory: StageFactory, results: Results) -> Report:
     measured = results["softmax"]
     data["softmax"] = measured["rows"] if measured else []
     title = (
-        f"Vocabularies, left to right, after {_num_steps(factory):,} steps (the paper's vocabulary "
-        "has 30,000 entries; [UNK] and spaces before morphemes are not predicted)"
+        f"Vocabularies, left to right, after {_count_steps(factory):,} steps (the paper's "
+        "vocabulary has 30,000 entries; [UNK] and spaces before morphemes are not predicted)"
     )
-    softmax_table, softmax_panels = _softmax_report(data["softmax"])
+    softmax_table, softmax_panels = _build_softmax_report(data["softmax"])
     tables = [Table(title, columns, rows), softmax_table]
-    return Report(tables, [*_loss_panels(losses), *softmax_panels], data)
+    return Report(tables, [*_build_loss_panels(losses), *softmax_panels], data)
 
 
-def _loss_panels(
+def _build_loss_panels(
     losses: Mapping[str, Mapping[int, Sequence[float | None]]],
 ) -> Iterator[Panel]:
     """Yield one plot per language, since losses per character of two languages do not compare."""
     for language in ("English", "Korean"):
         curves = {name: curve for name, curve in losses.items() if name.startswith(language)}
         if curves:
-            plot = mean_plot(curves, "vocabulary size", "nats per character")
+            plot = make_mean_plot(curves, "vocabulary size", "nats per character")
             sizes = next(iter(curves.values()))
             yield Panel(f"loss by vocabulary size, {language}", _with_size_axis(plot, sizes))
 
@@ -134,7 +134,7 @@ def _with_size_axis(draw: DrawFunction, sizes: Iterable[int]) -> DrawFunction:
     return draw_by_size
 
 
-def _softmax_report(costs: list[dict[str, Any]]) -> tuple[Table, list[Panel]]:
+def _build_softmax_report(costs: list[dict[str, Any]]) -> tuple[Table, list[Panel]]:
     """Return the table and the plots of the softmax costs."""
     labels = softmax.IMPLEMENTATIONS
     rows = [
@@ -152,8 +152,8 @@ def _softmax_report(costs: list[dict[str, Any]]) -> tuple[Table, list[Panel]]:
     for field, unit, factor in (("seconds", "ms per step", 1000), ("bytes", "MiB", 2**-20)):
         series = {label: [(cost["vocab_size"] / 1000, factor * cost[name][field]) for cost in costs]
                   for name, label in labels.items()}  # fmt: skip
-        panels.append(Panel(f"output softmax: {unit}",
-                            line_plot(series, "vocabulary size, thousands", unit)))  # fmt: skip
+        plot = make_line_plot(series, "vocabulary size, thousands", unit)
+        panels.append(Panel(f"output softmax: {unit}", plot))
     title = "Output softmax by vocabulary size, forward and backward"
     return Table(title, columns, rows), panels
 
@@ -169,7 +169,7 @@ def _measure_vocabulary(
         key: Language, segmenter and requested size.
     """
     vocabulary, store = results[*key, "vocabulary"], results[*key, "store"]
-    losses = [heldout_metric(results[*key, seed]) for seed in range(factory.scale.num_seeds)]
+    losses = [get_heldout_metric(results[*key, seed]) for seed in range(factory.scale.num_seeds)]
     values: dict[str, Any] = dict.fromkeys(_CELL_FORMATS)
     values |= {"nats_per_token": losses, "nats_per_character": []}
     if vocabulary is None or store is None:
@@ -191,7 +191,7 @@ def _measure_vocabulary(
 
 def _max_training_tokens(factory: StageFactory) -> int:
     """Return the tokens of all phases of a run if every sequence has its maximum length."""
-    settings = factory.left_to_right_run(0, steps=_num_steps(factory)).settings
+    settings = factory.create_left_to_right_run(0, steps=_count_steps(factory)).settings
     schedule = ScheduleSettings.parse({**settings["schedule"], "steps": settings["steps"]}, "a run")
     phases = build_phases(schedule, factory.scale.max_length)
     num_tokens = sum((phase.end_step - phase.start_step) * phase.length for phase in phases)
