@@ -89,7 +89,7 @@ def measure_offline(embedder: Embedder, texts: list[str], seconds: float) -> flo
 def measure_unsorted_batches(embedder: Embedder, texts: list[str], seconds: float) -> float:
     """Return the texts per second in batches of the server's size, in random order."""
     settings, max_tokens = (
-        embedder.resolve_settings(VectorSettings()), ServeSettings().batch_tokens
+        embedder.resolve_settings(VectorSettings()), ServeSettings().max_batch_tokens
     )  # fmt: skip
     generator, cpu = random.Random(0), torch.device("cpu")
 

@@ -357,9 +357,9 @@ def _write_vectors(
         print_json(
             {
                 "out": str(out),
-                "lines": summary.num_lines,
+                "num_lines": summary.num_lines,
                 "width": summary.width,
-                "cut_off": summary.num_truncated,
+                "num_truncated": summary.num_truncated,
                 "unknown_share": summary.unknown_share,
             }
         )

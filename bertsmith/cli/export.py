@@ -93,7 +93,7 @@ def export(
     write_model = getattr(import_module(module_name), function_name)
     notes: list[str] = write_model(path, out, **options)
     if as_json:
-        print_json({"model": str(model), "to": to, "out": str(out), "notes": notes})
+        print_json({"model": str(model), "format": to, "out": str(out), "notes": notes})
     for note in notes:
         log(f"note: {note}")
     log(f"wrote {out}")

@@ -92,7 +92,7 @@ def extend(
     source = words if words is not None else ", ".join(corpus or [])
     bundle.save_model(out, extend_vocabulary(original, extension, source))
     if as_json:
-        print_json(report | {"first": extension.first_id, "pieces": extension.piece_ids})
+        print_json(report | {"first_id": extension.first_id, "piece_ids": extension.piece_ids})
     is_fine_tuned = isinstance(original, bundle.FineTunedBundle)
     _log_extension(extension, fit, out, corpus or [], is_fine_tuned=is_fine_tuned)
 

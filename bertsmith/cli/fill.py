@@ -58,8 +58,10 @@ def fill(
         if as_json:
             masks = [
                 {
-                    "place": filling.place,
-                    "words": [[word, probability] for word, probability in filling.words],
+                    "start": filling.start,
+                    "predictions": [
+                        [word, probability] for word, probability in filling.predictions
+                    ],
                 }
                 for filling in fillings
             ]
@@ -79,11 +81,11 @@ def _print_fillings(text: str, fillings: "list[Filling]") -> None:
         if len(fillings) > 1:
             print_line(f"[MASK] {number} of {len(fillings)}, predicted independently")
         if not console.is_terminal:
-            for word, probability in filling.words:
+            for word, probability in filling.predictions:
                 print_line(f"  {probability:7.2%}  {word}")
             continue
         table = Table.grid(padding=(0, 2))
-        for word, probability in filling.words:
+        for word, probability in filling.predictions:
             bar = Bar(1.0, 0.0, probability, width=_BAR_WIDTH, color="cyan")
             table.add_row(Text(f"  {probability:7.2%}"), Text(word, style="bold"), bar)
         console.print(table)

@@ -260,7 +260,7 @@ def _print_result_json(result: "FinetuneResult") -> None:
             "model": str(result.model) if result.model else None,
             "step": result.step,
             "steps": result.steps,
-            "heldout": result.metrics,
+            "metrics": result.metrics,
             "counts": result.counts,
         }
     )

@@ -70,7 +70,7 @@ def import_(
         for note in write_huggingface(source, out):
             log(f"note: {note}")
         if as_json:
-            print_json({"from": source, "out": str(out)})
+            print_json({"source": source, "out": str(out)})
         log(f"wrote {out}")
         log(f"next: bertsmith inspect {quote_path(out)}")
         return

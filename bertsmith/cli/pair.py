@@ -1,6 +1,7 @@
 """``bertsmith pair``: predict whether one text follows another."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import tee
 from typing import Annotated
 
@@ -51,14 +52,13 @@ def pair(
     num_truncated = 0
     predictions = iter_pair_predictions(bundle, model_pairs)
     for (first, second), prediction in zip(printed_pairs, predictions, strict=True):
-        num_truncated += prediction.left_out > 0
+        num_truncated += prediction.num_removed_tokens > 0
         if as_json:
-            texts = {"a": first, "b": second}
-            print_json(texts | {"follows": prediction.follows, "left_out": prediction.left_out})
+            print_json({"a": first, "b": second} | asdict(prediction))
         elif a == STDIN:
-            print_line(f"{prediction.follows:.6f}\t{first}\t{second}")
+            print_line(f"{prediction.next_sentence_probability:.6f}\t{first}\t{second}")
         else:
-            print_line(f"B follows A with probability {prediction.follows:.4f}")
+            print_line(f"B follows A with probability {prediction.next_sentence_probability:.4f}")
         if a == STDIN:
             unknown.warn()
     if num_truncated:

@@ -319,11 +319,11 @@ def _log_table_counts(
         print_json(
             {
                 "out": str(out),
-                "rows": counts.rows,
+                "num_rows": counts.rows,
                 "columns": counts.columns,
-                "without_prediction": counts.without_prediction,
-                "left_out": counts.unreadable,
-                "cut_off": counts.num_truncated,
+                "num_without_prediction": counts.without_prediction,
+                "num_skipped": counts.unreadable,
+                "num_truncated": counts.num_truncated,
             }
         )
     _log_num_truncated(counts.num_truncated)
@@ -365,7 +365,7 @@ def _predict_lines(
         bundle, lines, location=location, skipped=skipped, unbuffered=unbuffered
     )
     for values, line in predictions:
-        counts.num_truncated += values.get("cut_off", False)
+        counts.num_truncated += values.get("truncated", False)
         if as_json:
             print_json(values)
         else:

@@ -103,7 +103,7 @@ def pretrain(
                 "model": str(result.model) if result.model else None,
                 "step": step,
                 "steps": result.steps,
-                "heldout": result.heldout,
+                "metrics": result.heldout,
             }
         )
     if result.model is None:

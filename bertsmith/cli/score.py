@@ -121,17 +121,19 @@ def _format_row(line_score: "Score") -> str:
 
 
 def _to_json(number: int, line_score: "Score", *, include_tokens: bool) -> dict[str, Any]:
-    """Return a score as JSON; a line without a score has a ``problem``."""
+    """Return a score as JSON; a line without a score has an ``error``."""
     fields: dict[str, Any] = {"line": number, "text": line_score.text}
     if line_score.problem:
-        return fields | {"problem": line_score.problem}
+        return fields | {"error": line_score.problem}
     fields |= {
-        "log_likelihood": line_score.total,
-        "per_token": line_score.per_token,
+        "pseudo_log_likelihood": line_score.total,
+        "pseudo_log_likelihood_per_token": line_score.per_token,
         "pseudo_perplexity": line_score.perplexity,
-        "tokens": len(line_score.tokens),
+        "num_tokens": len(line_score.tokens),
     }
     if include_tokens:
         pairs = zip(line_score.tokens, line_score.log_probabilities, strict=True)
-        fields["each"] = [[token, log_probability] for token, log_probability in pairs]
+        fields["token_log_probabilities"] = [
+            [token, log_probability] for token, log_probability in pairs
+        ]
     return fields

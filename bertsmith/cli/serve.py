@@ -74,7 +74,9 @@ def serve(
     device: Device = "auto",
     assignments: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A limit, such as serve.body_bytes=1000000; may be repeated."),
+        typer.Option(
+            "--set", help="A limit, such as serve.max_body_bytes=1000000; may be repeated."
+        ),
     ] = None,
 ) -> None:
     """Serve models over HTTP, with a web page.
@@ -90,7 +92,8 @@ def serve(
     overrides = user_settings(None, {}, assignments or [])
     if set(overrides) - {"serve"}:
         raise SettingsError(
-            f"--set {next(iter(overrides))}: expected serve.…, such as serve.seconds=5"
+            f"--set {next(iter(overrides))}: expected serve.…, such as "
+            "serve.request_timeout_seconds=5"
         )
     named_models = _name_models(models)
     try:
@@ -116,7 +119,7 @@ def serve(
     for (name, model), path in zip(named_models, paths, strict=True):
         served_model = load_served_model(name, path, device=device, fast=fast)
         served_models.append(served_model)
-        log(f"{name}: {model}: {', '.join(sorted(served_model.abilities))}")
+        log(f"{name}: {model}: {', '.join(sorted(served_model.tasks))}")
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING)
     mount_page = None
     if page:

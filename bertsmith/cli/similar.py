@@ -77,7 +77,7 @@ def similar(
     embedder = embedder.with_token_counter(unknown.counts)
     lines = list(read_lines(file or STDIN))
     distances = similarity.similar(embedder, lines, word, layer=settings.layers, skip=skip_bad)
-    num_texts = len({occurrence.text for occurrence in distances.occurrences})
+    num_texts = len({occurrence.text_index for occurrence in distances.occurrences})
     if num_skipped := len(lines) - num_texts:
         log(f"skipped {num_skipped:,} lines without the word {word!r}")
     if as_json:

@@ -29,7 +29,7 @@ class RequestExecutor:
         self.service = service
         self._parser = BodyParser(service.settings)
         # Requests other than short embedding requests tokenize and wait in a thread of their own.
-        self._threads = ThreadPoolExecutor(service.settings.requests, "request")
+        self._threads = ThreadPoolExecutor(service.settings.max_concurrent_requests, "request")
         # One thread: serialization holds the GIL, as parsing does.
         self._encoder = ThreadPoolExecutor(1, "encoder")
 

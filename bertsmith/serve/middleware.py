@@ -150,7 +150,7 @@ class RequestMiddleware:
         length = headers.get(b"content-length", b"0")
         if not length.isdigit():
             return error_response(400, "the header Content-Length is not a number")
-        limit = settings.body_bytes
+        limit = settings.max_body_bytes
         if int(length) > limit:
             return error_response(
                 413, f"the body is larger than {limit:,} bytes; send fewer texts per request"
@@ -161,7 +161,10 @@ class RequestMiddleware:
         self, scope: MutableMapping[str, Any], request: "_Request"
     ) -> Response | None:
         """Return a 429 response if too many requests or pages are active, else None."""
-        limits = {"requests": self._settings.requests, "pages": self._settings.pages}
+        limits = {
+            "requests": self._settings.max_concurrent_requests,
+            "pages": self._settings.max_page_streams,
+        }
         limit = limits[request.kind]
         if self._active[request.kind] < limit or _is_health_check(scope):
             return None

@@ -27,8 +27,8 @@ from bertsmith.use.embed import Embedder, Floats
 from bertsmith.use.explain import AttentionMaps, attention
 from bertsmith.use.masked_lm import MaskedSequence, predict_masked_tokens
 
-#: Ability of a fine-tuned model, by the kind of its head.
-_ABILITY_BY_KIND = {
+#: Task of a fine-tuned model, by the kind of its head.
+_TASK_BY_KIND = {
     "single": "classify", "multi": "classify", "regression": "classify", "entities": "tag",
     "tags": "tag", "span": "answer", "choice": "choose",
 }  # fmt: skip
@@ -42,13 +42,14 @@ class ServedModel:
         name: name of the model in requests.
         bundle: model and tokenizer.
         embedder: computes vectors with the same model.
-        abilities: of "embed" (every model), "fill", "pair", "classify", "tag", "answer", "choose".
+        tasks: tasks that the model supports: "embed" (every model), "fill", "pair", "classify",
+            "tag", "answer" or "choose".
     """
 
     name: str
     bundle: PretrainedBundle | FineTunedBundle | EncoderBundle
     embedder: Embedder
-    abilities: frozenset[str]
+    tasks: frozenset[str]
 
     def with_token_counter(self, counter: TokenCounter) -> "ServedModel":
         """Return this model with tokenizers that count the tokens they encode."""
@@ -71,18 +72,18 @@ def load_served_model(
         bundle = load_encoder(directory, device=device)
     else:
         bundle = load_model(directory, device=device)
-    abilities = {"embed"}
+    tasks = {"embed"}
     if isinstance(bundle, FineTunedBundle):
-        abilities.add(_ABILITY_BY_KIND[bundle.head.kind])
+        tasks.add(_TASK_BY_KIND[bundle.head.kind])
     elif isinstance(bundle, PretrainedBundle):
         if not any(parameter.startswith("mlm.") for parameter in bundle.new_weights):
-            abilities.add("fill")
+            tasks.add("fill")
         if bundle.config.nsp:
-            abilities.add("pair")
+            tasks.add("pair")
     embedder = Embedder(bundle, fast=fast)
     # Not at the first request: the files may be deleted by then.
     embedder.preload_pooler()
-    return ServedModel(name, bundle, embedder, frozenset(abilities))
+    return ServedModel(name, bundle, embedder, frozenset(tasks))
 
 
 def require_finite(

@@ -38,7 +38,7 @@ def parse_body(body: bytes, model: type[BaseModel], settings: ServeSettings) -> 
     except ValueError as error:
         raise InputError(_describe_syntax_error(str(error))) from None
     try:
-        return model.model_validate(value, context={"texts": settings.texts})
+        return model.model_validate(value, context={"texts": settings.max_texts})
     except ValidationError as error:
         raise InputError(_describe_errors(error)) from None
 
@@ -80,7 +80,7 @@ class BodyParser:
         """
         # Not request.body(), which would keep the bytes until the response is sent.
         body = b"".join([chunk async for chunk in request.stream()])
-        request.state.deadline = Deadline(self._settings.seconds)
+        request.state.deadline = Deadline(self._settings.request_timeout_seconds)
         content_type = request.headers.get("content-type", "")
         if "json" not in content_type:
             raise InputError(
@@ -91,7 +91,7 @@ class BodyParser:
         loop = asyncio.get_running_loop()
         parsing = loop.run_in_executor(self._executor, parse_body, body, model, self._settings)
         try:
-            return await asyncio.wait_for(parsing, self._settings.seconds)
+            return await asyncio.wait_for(parsing, self._settings.request_timeout_seconds)
         except TimeoutError:
             raise deadline_exceeded() from None
 

@@ -53,7 +53,7 @@ class BodyReceiver:
 
     def __init__(self, settings: ServeSettings) -> None:
         self._settings = settings
-        self._max_bytes = max(settings.bodies_bytes, settings.body_bytes)
+        self._max_bytes = max(settings.max_total_body_bytes, settings.max_body_bytes)
         #: Bodies being received, oldest first.
         self._unfinished: dict[Body, None] = {}
         self.num_bytes = 0
@@ -65,11 +65,11 @@ class BodyReceiver:
             BodyError: the body is too large, too slow or incomplete, or the memory limit is
                 reached.
         """
-        if len(self._unfinished) >= self._settings.bodies:
+        if len(self._unfinished) >= self._settings.max_pending_bodies:
             self._drop_oldest()
         self._unfinished[body] = None
         try:
-            async with asyncio.timeout(self._settings.body_seconds) as body.timeout:
+            async with asyncio.timeout(self._settings.body_timeout_seconds) as body.timeout:
                 while await self._receive_chunk(body, receive):
                     pass
         except TimeoutError:
@@ -96,7 +96,7 @@ class BodyReceiver:
         body.chunks.append(chunk)
         body.num_bytes += len(chunk)
         self.num_bytes += len(chunk)
-        limit = self._settings.body_bytes
+        limit = self._settings.max_body_bytes
         if body.num_bytes > limit:
             raise BodyError(
                 413, f"the body is larger than {limit:,} bytes; send fewer texts per request"
@@ -125,7 +125,7 @@ class BodyReceiver:
                 408, "the body was incomplete when the server needed memory for others; send it "
                 "again without pauses"
             )  # fmt: skip
-        seconds = self._settings.body_seconds
+        seconds = self._settings.body_timeout_seconds
         return BodyError(
             408, f"the body was not received within {seconds:g} seconds; send it faster"
         )

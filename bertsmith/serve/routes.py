@@ -26,6 +26,7 @@ from bertsmith.serve.schemas import (
     TagBody,
     TokenizeBody,
 )
+from bertsmith.use.choose import Choice
 from bertsmith.use.predict import Prediction
 
 Item = TypeVar("Item")
@@ -46,7 +47,7 @@ class TaskRoutes:
             self.router.post(f"/{path}")(getattr(self, path))
 
     async def models(self) -> Response:
-        """List the models and their abilities."""
+        """List the models and their tasks."""
         return to_json_response([_describe(model) for model in self._service.models.values()])
 
     async def tokenize(self, request: Request, body: TokenizeBody) -> Response:
@@ -66,8 +67,7 @@ class TaskRoutes:
 
         def run(deadline: Deadline) -> Response:
             filled = self._service.fill(body.model, texts, body.top, deadline)
-            items = ({"masks": [{"place": mask.place, "words": mask.words} for mask in masks]}
-                     for masks in filled)  # fmt: skip
+            items = ({"masks": list(map(asdict, masks))} for masks in filled)
             return _item_or_list_response(body.inputs, items)
 
         return await self._executor.run_in_thread(request, run)
@@ -109,8 +109,8 @@ class TaskRoutes:
 
         def run(deadline: Deadline) -> Response:
             answers = self._service.answer(body.model, questions, deadline)
-            items = ({**asdict(answer.best), "null_score": answer.null_score,
-                      "cut_off": answer.cut_off,
+            items = ({**asdict(answer.best), "null_score_diff": answer.null_score_diff,
+                      "truncated": answer.is_truncated,
                       "candidates": [asdict(span) for span in answer.candidates[:5]]}
                      for answer in answers)  # fmt: skip
             return _item_or_list_response(body.inputs, items)
@@ -123,7 +123,7 @@ class TaskRoutes:
 
         def run(deadline: Deadline) -> Response:
             choices = self._service.choose(body.model, questions, deadline)
-            return _item_or_list_response(body.inputs, map(asdict, choices))
+            return _item_or_list_response(body.inputs, map(_choice_fields, choices))
 
         return await self._executor.run_in_thread(request, run)
 
@@ -143,9 +143,9 @@ def _item_or_list_response(inputs: object, items: Iterable[Any]) -> Response:
 def _describe(model: ServedModel) -> dict[str, Any]:
     """Return the entry of a model in /models."""
     config = model.bundle.config
-    fields = {"name": model.name, "abilities": sorted(model.abilities), "layers": config.layers,
-              "width": config.width, "words": model.bundle.tokenizer.vocab_size,
-              "longest": model.embedder.max_seqlen}  # fmt: skip
+    fields = {"name": model.name, "tasks": sorted(model.tasks), "num_layers": config.layers,
+              "hidden_size": config.width, "vocab_size": model.bundle.tokenizer.vocab_size,
+              "max_seqlen": model.embedder.max_seqlen}  # fmt: skip
     if isinstance(model.bundle, FineTunedBundle):
         fields |= {"kind": model.bundle.head.kind, "labels": list(model.bundle.head.labels)}
     return fields
@@ -178,9 +178,15 @@ def _tokens_json(
         yield orjson.dumps([cls, *tokens, sep] if special else tokens)
 
 
+def _choice_fields(choice: Choice) -> dict[str, Any]:
+    """Return the fields of a choice in /choose."""
+    return {"probabilities": choice.probabilities, "best_index": choice.best_index,
+            "truncated": choice.is_truncated}  # fmt: skip
+
+
 def _prediction_fields(prediction: Prediction) -> dict[str, Any]:
     """Return the fields of a prediction in /classify."""
     if prediction.score is not None:
-        return {"score": prediction.score, "cut_off": prediction.cut_off}
+        return {"score": prediction.score, "truncated": prediction.is_truncated}
     return {"labels": [{"label": label, "score": score} for label, score in prediction.labels],
-            "cut_off": prediction.cut_off}  # fmt: skip
+            "truncated": prediction.is_truncated}  # fmt: skip

@@ -75,7 +75,7 @@ TextPair = tuple[str, str]
 #: Weight of a layer. Larger values would overflow float32 in the weighted sum.
 Weight = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 ModelName = Annotated[
-    str | None, Field(description="Model name; by default the first model with this ability.")
+    str | None, Field(description="Model name; by default the first model that supports this task.")
 ]
 
 

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from bertsmith.serve.settings import ServeSettings
 
-#: Bytes that a client must read in every ``send_seconds``.
+#: Bytes that a client must read in every ``send_timeout_seconds``.
 MIN_PROGRESS: Final = 2**20
 #: Seconds between two checks of a client's progress.
 _INTERVAL: Final = 1.0
@@ -20,11 +20,11 @@ _INTERVAL: Final = 1.0
 class Connection(Protocol):
     """A client connection, as the server's protocol implements it."""
 
-    def num_unsent(self) -> int:
+    def num_unsent_bytes(self) -> int:
         """Return the number of bytes that the operating system has not accepted yet."""
 
-    def is_sending(self) -> bool:
-        """Return whether more bytes are unsent than the write buffer's limit."""
+    def is_write_buffer_full(self) -> bool:
+        """Return whether the unsent bytes exceed the write buffer's limit."""
 
     async def drain(self) -> None:
         """Wait until the unsent bytes are below the limit, or the connection is closed."""
@@ -39,14 +39,14 @@ class _Response:
 
     Attributes:
         connection: the client's connection.
-        num_unsent: unsent bytes at the last check.
+        num_unsent_bytes: unsent bytes at the last check.
         read_at: time at which the client last read anything, in seconds.
         progress_at: time at which the client had last read ``MIN_PROGRESS`` bytes, in seconds.
         progress_unsent: unsent bytes at that time.
     """
 
     connection: Connection
-    num_unsent: int
+    num_unsent_bytes: int
     read_at: float
     progress_at: float
     progress_unsent: int
@@ -65,13 +65,13 @@ class Sender:
 
     async def drain(self, connection: Connection) -> bool:
         """Wait until a response is sent; return False if its connection was aborted."""
-        if not connection.is_sending():
+        if not connection.is_write_buffer_full():
             return True
-        now, size = self._now(), connection.num_unsent()
+        now, size = self._now(), connection.num_unsent_bytes()
         response = _Response(connection, size, now, now, size)
         self._responses[response] = None
         try:
-            while connection.is_sending():
+            while connection.is_write_buffer_full():
                 try:
                     async with asyncio.timeout(self._interval):
                         await connection.drain()
@@ -92,23 +92,23 @@ class Sender:
         self._checked_at = now
         for response in list(self._responses):
             self._update(response, now)
-            if now - response.progress_at > self._settings.send_seconds:
+            if now - response.progress_at > self._settings.send_timeout_seconds:
                 self._abort(response)
         by_last_read = sorted(self._responses, key=lambda response: response.read_at)
-        unsent = sum(response.num_unsent for response in by_last_read)
+        unsent = sum(response.num_unsent_bytes for response in by_last_read)
         for response in by_last_read:
-            if unsent <= self._settings.unsent_bytes or now - response.read_at < self._interval:
+            if unsent <= self._settings.max_unsent_bytes or now - response.read_at < self._interval:
                 break
-            unsent -= response.num_unsent
+            unsent -= response.num_unsent_bytes
             self._abort(response)
 
     def _update(self, response: _Response, now: float) -> None:
-        num_unsent = response.connection.num_unsent()
-        if num_unsent < response.num_unsent:
+        num_unsent_bytes = response.connection.num_unsent_bytes()
+        if num_unsent_bytes < response.num_unsent_bytes:
             response.read_at = now
-        response.num_unsent = num_unsent
-        if response.progress_unsent - num_unsent >= MIN_PROGRESS:
-            response.progress_at, response.progress_unsent = now, num_unsent
+        response.num_unsent_bytes = num_unsent_bytes
+        if response.progress_unsent - num_unsent_bytes >= MIN_PROGRESS:
+            response.progress_at, response.progress_unsent = now, num_unsent_bytes
 
     def _abort(self, response: _Response) -> None:
         del self._responses[response]

@@ -121,11 +121,12 @@ def create_config(settings: ServeSettings) -> uvicorn.Config:
     logging.getLogger("bertsmith.serve").setLevel(logging.INFO)
 
     class ConfiguredProtocol(_LimitedProtocol):
-        header_seconds, max_header_bytes = settings.body_seconds, settings.header_bytes
+        header_seconds, max_header_bytes = settings.body_timeout_seconds, settings.max_header_bytes
 
     return uvicorn.Config(
         "", http=ConfiguredProtocol, ws="none", log_level="warning", access_log=False,
-        timeout_keep_alive=75, timeout_graceful_shutdown=int(settings.stop_seconds) or 1,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=int(settings.shutdown_timeout_seconds) or 1,
         server_header=False, lifespan="on",
         # uvicorn trusts X-Forwarded headers of all clients on this machine by default.
         proxy_headers=False,
@@ -237,11 +238,11 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._has_parsed = True
         super().on_message_complete()
 
-    def num_unsent(self) -> int:
+    def num_unsent_bytes(self) -> int:
         """Return the number of bytes in the transport's write buffer."""
         return self.transport.get_write_buffer_size()
 
-    def is_sending(self) -> bool:
+    def is_write_buffer_full(self) -> bool:
         """Return whether the write buffer is above its high-water mark."""
         return self.flow.write_paused
 

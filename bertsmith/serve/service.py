@@ -95,10 +95,10 @@ class Service:
         }
         self.settings = settings or ServeSettings()
         self.batcher = Batcher(
-            batch_tokens=self.settings.batch_tokens,
-            queue_tokens=self.settings.queue_tokens,
-            call_tokens=self.settings.tokens,
-            max_wait=self.settings.wait_ms / 1000,
+            batch_tokens=self.settings.max_batch_tokens,
+            queue_tokens=self.settings.max_queue_tokens,
+            call_tokens=self.settings.max_tokens,
+            max_wait=self.settings.max_wait_ms / 1000,
             num_threads=min(
                 (choose_num_workers(model.embedder.device) for model in self.models.values()),
                 default=1,
@@ -106,23 +106,23 @@ class Service:
             on_batch=on_batch,
         )
 
-    def models_with(self, ability: str) -> list[str]:
-        """Return the names of the models with an ability."""
-        return [name for name, model in self.models.items() if ability in model.abilities]
+    def models_with(self, task: str) -> list[str]:
+        """Return the names of the models that support a task."""
+        return [name for name, model in self.models.items() if task in model.tasks]
 
-    def find_model(self, name: str | None, ability: str) -> ServedModel:
-        """Return the named model, or the first one with the ability.
+    def find_model(self, name: str | None, task: str) -> ServedModel:
+        """Return the named model, or the first one that supports the task.
 
         Raises:
-            ModelError: there is no such model, or it does not have the ability.
+            ModelError: there is no such model, or it does not support the task.
         """
-        names = self.models_with(ability)
+        names = self.models_with(task)
         if name is not None and name not in self.models:
             raise ModelError(f"unknown model {name!r}; expected one of {', '.join(self.models)}")
         if not names or (name is not None and name not in names):
             subject = f"the model {name!r} cannot" if name is not None else "no loaded model can"
             expected = f"; expected one of {', '.join(names)}" if names else ""
-            raise ModelError(f"{subject} {ability}{expected}")
+            raise ModelError(f"{subject} {task}{expected}")
         return self.models[name or names[0]]
 
     def fill(
@@ -132,7 +132,7 @@ class Service:
         model = self.check_request(name, "fill", texts, deadline)
         assert isinstance(model.bundle, PretrainedBundle)
         check_top(top)
-        check_limit("masks", sum(text.count(MASK_TOKEN) for text in texts), self.settings.masks)
+        check_limit("masks", sum(text.count(MASK_TOKEN) for text in texts), self.settings.max_masks)
         predictor = self._mask_predictor(model, self._deadline_or_default(deadline))
         return list(iter_fillings(model.bundle, texts, top, predictor))
 
@@ -232,7 +232,7 @@ class Service:
                 f"{tokenized.num_truncated:,} of the texts are longer than the model's maximum of "
                 f"{model.embedder.max_seqlen} tokens; shorten them, or send truncate: true"
             )
-        check_limit("numbers", len(texts) * spec.width, self.settings.numbers)
+        check_limit("vector elements", len(texts) * spec.width, self.settings.max_vector_elements)
         units = [(len(ids), ids) for ids in tokenized.sequences]
         compute_batch = require_finite(model.name, partial(model.embedder.encode_batch, spec=spec))
         key = (model.name, "embed", settings)
@@ -247,7 +247,7 @@ class Service:
         settings: VectorSettings,
         deadline: Deadline | None = None,
         *,
-        max_numbers: int | None = None,
+        max_vector_elements: int | None = None,
     ) -> list[TokenVectors]:
         """Return the token vectors of each text; the pooling of ``settings`` is ignored.
 
@@ -256,7 +256,8 @@ class Service:
             texts: the texts.
             settings: layers, weights and special tokens.
             deadline: the request's deadline.
-            max_numbers: limit of the numbers in all vectors; None for the server's limit.
+            max_vector_elements: limit of the elements of all vectors; None for the server's
+                limit.
         """
         model = self.check_request(name, "embed", texts, deadline)
         deadline = self._deadline_or_default(deadline)
@@ -265,8 +266,9 @@ class Service:
 
         def compute(sequences: Sequence[list[int]], spec: VectorSpec, _: int | None) -> Batches:
             units = [(len(ids), ids) for ids in sequences]
-            num_numbers = sum(length for length, _ in units) * spec.width
-            check_limit("numbers", num_numbers, max_numbers or self.settings.numbers)
+            num_elements = sum(length for length, _ in units) * spec.width
+            limit = max_vector_elements or self.settings.max_vector_elements
+            check_limit("vector elements", num_elements, limit)
             compute_batch = require_finite(
                 model.name, partial(model.embedder.encode_batch, spec=spec)
             )
@@ -295,13 +297,13 @@ class Service:
         return result
 
     def close(self) -> None:
-        """Finish queued requests, within ``stop_seconds``, and stop the batcher's threads."""
-        self.batcher.close(self.settings.stop_seconds)
+        """Finish queued requests before ``shutdown_timeout_seconds``, and stop the threads."""
+        self.batcher.close(self.settings.shutdown_timeout_seconds)
 
     def check_request(
         self,
         name: str | None,
-        ability: str,
+        task: str,
         texts: Sequence[Any],
         deadline: Deadline | None = None,
     ) -> ServedModel:
@@ -312,11 +314,11 @@ class Service:
         Raises:
             RequestTooLargeError: there are too many texts.
             InputError: a text has a lone surrogate.
-            ModelError: there is no such model, or it does not have the ability.
+            ModelError: there is no such model, or it does not support the task.
         """
-        check_limit("texts", len(texts), self.settings.texts)
+        check_limit("texts", len(texts), self.settings.max_texts)
         check_surrogates(texts)
-        model = self.find_model(name, ability)
+        model = self.find_model(name, task)
         return model if deadline is None else model.with_token_counter(deadline.token_counts)
 
     def tokenize(
@@ -337,11 +339,11 @@ class Service:
             deadline.check()
             encoded += model.bundle.tokenizer.encode_batch_with_offsets(group)
             num_tokens += sum(len(ids) for ids, _ in encoded[-len(group) :])
-            check_limit("tokens", num_tokens, self.settings.tokens)
+            check_limit("tokens", num_tokens, self.settings.max_tokens)
         return model, encoded
 
     def _deadline_or_default(self, deadline: Deadline | None) -> Deadline:
-        return deadline or Deadline(self.settings.seconds)
+        return deadline or Deadline(self.settings.request_timeout_seconds)
 
     def _outputs(self, model: ServedModel, deadline: Deadline | None) -> ComputeOutputs:
         """Return a function that computes a fine-tuned model's outputs through the batcher."""

@@ -49,15 +49,15 @@ class Answer:
     Attributes:
         best: The chosen candidate.
         candidates: All candidates, in order of decreasing score.
-        null_score: Score of "no answer" minus the score of the best span; None if the model
+        null_score_diff: Score of "no answer" minus the score of the best span; None if the model
             always answers.
-        cut_off: Whether the question was truncated.
+        is_truncated: Whether the question was truncated.
     """
 
     best: Candidate
     candidates: tuple[Candidate, ...]
-    null_score: float | None
-    cut_off: bool
+    null_score_diff: float | None
+    is_truncated: bool
 
     @property
     def text(self) -> str:
@@ -167,16 +167,16 @@ def _answer_examples(
         [example.context for example in examples],
         max_answer_tokens=task.max_answer_length, num_spans=NUM_CANDIDATES,
     )  # fmt: skip
-    is_truncated = {
+    truncated_by_question = {
         window.example_index: truncated
         for window, truncated in zip(inputs.family_data, inputs.is_truncated, strict=True)
     }
     for index, spans in enumerate(predictions):
-        yield _choose_answer(spans, task.null_threshold, cut_off=is_truncated[index])
+        yield _choose_answer(spans, task.null_threshold, is_truncated=truncated_by_question[index])
 
 
 def _choose_answer(
-    predictions: SpanPredictions, threshold: float | None, *, cut_off: bool
+    predictions: SpanPredictions, threshold: float | None, *, is_truncated: bool
 ) -> Answer:
     """Choose the best span, or no answer if it scores higher by more than the threshold."""
     spans: list[tuple[str, int | None, int | None, float]] = [
@@ -192,7 +192,7 @@ def _choose_answer(
         Candidate(*span, float(probability))
         for span, probability in zip(spans, probabilities, strict=True)
     )
-    null_score = predictions.null_score - predictions.spans[0].score
-    has_no_answer = threshold is not None and null_score > threshold
+    null_score_diff = predictions.null_score - predictions.spans[0].score
+    has_no_answer = threshold is not None and null_score_diff > threshold
     best = next(candidate for candidate in candidates if (candidate.start is None) == has_no_answer)
-    return Answer(best, candidates, None if threshold is None else null_score, cut_off)
+    return Answer(best, candidates, None if threshold is None else null_score_diff, is_truncated)

@@ -24,13 +24,13 @@ class Choice:
 
     Attributes:
         probabilities: Probability of each ending, in input order.
-        best: Index of the most probable ending, from 0.
-        cut_off: Whether the prompt with any of its endings was truncated.
+        best_index: Index of the most probable ending, from 0.
+        is_truncated: Whether the prompt with any of its endings was truncated.
     """
 
     probabilities: tuple[float, ...]
-    best: int
-    cut_off: bool
+    best_index: int
+    is_truncated: bool
 
 
 def choose(

@@ -72,13 +72,13 @@ class WordVector:
     """One occurrence of a word.
 
     Attributes:
-        text: Index of the text, from 0.
+        text_index: Index of the text, from 0.
         start: Index of the first character.
         end: Index after the last character.
         vector: float32 [W].
     """
 
-    text: int
+    text_index: int
     start: int
     end: int
     vector: Floats

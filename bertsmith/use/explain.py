@@ -24,13 +24,13 @@ class AttentionMaps:
         segments: 0 for each token of A, 1 for each token of B.
         probabilities: float32 [L, N, S, S], indexed by layer, head, query token and key token;
             each row sums to 1.
-        left_out: Number of tokens removed by truncation.
+        num_removed_tokens: Number of tokens removed by truncation.
     """
 
     tokens: list[str]
     segments: list[int]
     probabilities: Floats
-    left_out: int
+    num_removed_tokens: int
 
 
 @torch.inference_mode()

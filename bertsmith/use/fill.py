@@ -26,13 +26,13 @@ class Filling:
     """Predictions for one [MASK] of a text.
 
     Attributes:
-        place: Index of the first character of the mask in the text.
-        words: Pairs (word, probability), most probable first; tokens that continue a word start
-            with "##".
+        start: Index of the first character of the mask in the text.
+        predictions: Pairs (word, probability), most probable first; tokens that continue a word
+            start with "##".
     """
 
-    place: int
-    words: list[tuple[str, float]]
+    start: int
+    predictions: list[tuple[str, float]]
 
 
 def fill(model: ModelOrPath, text: str, top: int = 5) -> list[Filling]:

@@ -25,12 +25,12 @@ class NextSentencePrediction:
     """Prediction for one pair.
 
     Attributes:
-        follows: Probability that B follows A.
-        left_out: Number of tokens removed by truncation.
+        next_sentence_probability: Probability that B follows A.
+        num_removed_tokens: Number of tokens removed by truncation.
     """
 
-    follows: float
-    left_out: int
+    next_sentence_probability: float
+    num_removed_tokens: int
 
 
 def pair(model: ModelOrPath, a: str, b: str) -> float:
@@ -44,7 +44,7 @@ def pair(model: ModelOrPath, a: str, b: str) -> float:
         ModelError: The model has no next-sentence head.
         InputError: A text is empty.
     """
-    return next(iter_pair_predictions(model, [(a, b)])).follows
+    return next(iter_pair_predictions(model, [(a, b)])).next_sentence_probability
 
 
 def iter_pair_predictions(

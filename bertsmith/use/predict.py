@@ -26,12 +26,12 @@ class Prediction:
         labels: Pairs (label, probability), most probable first. The probabilities of a
             multi-label model are independent; a regression model has no labels.
         score: Output of a regression model; None for other models.
-        cut_off: Whether the text was truncated.
+        is_truncated: Whether the text was truncated.
     """
 
     labels: tuple[tuple[str, float], ...]
     score: float | None
-    cut_off: bool
+    is_truncated: bool
 
 
 def predict(

@@ -141,7 +141,7 @@ def _classify(bundle: FineTunedBundle, parsed: _ParsedLines) -> LinePredictions:
     for (line, item), prediction in zip(second, predictions, strict=True):
         parts = (item,) if isinstance(item, str) else item
         value = dict(zip(("text", "pair"), parts, strict=False))
-        value |= _prediction_to_json(prediction, bundle) | {"cut_off": prediction.cut_off}
+        value |= _prediction_to_json(prediction, bundle) | {"truncated": prediction.is_truncated}
         yield value, f"{_format_prediction(prediction, bundle)}\t{line}"
 
 
@@ -188,7 +188,8 @@ def _answer(bundle: FineTunedBundle, parsed: _ParsedLines) -> LinePredictions:
     for (question, context), answer in zip(first, iter_answers(bundle, second), strict=True):
         value = {"question": question, "context": context, **asdict(answer.best)}
         value |= {"candidates": [asdict(candidate) for candidate in answer.candidates],
-                  "null_score": answer.null_score, "cut_off": answer.cut_off}  # fmt: skip
+                  "null_score_diff": answer.null_score_diff,
+                  "truncated": answer.is_truncated}  # fmt: skip
         yield value, f"{answer.text}\t{answer.probability:.4f}\t{question}"
 
 
@@ -196,13 +197,13 @@ def _choose(bundle: FineTunedBundle, parsed: _ParsedLines) -> LinePredictions:
     first, second = tee(parsed)
     choices = iter_choices(bundle, (item for _, item in first))
     for (line, (prompt, endings)), choice in zip(second, choices, strict=True):
-        best, columns = choice.best, get_task_settings(bundle).endings
+        best, columns = choice.best_index, get_task_settings(bundle).endings
         # Column numbers are not reported as names.
         has_names = len(columns) == len(endings) and not any(map(is_column_number, columns))
         value = {"prompt": prompt, "endings": endings, "probabilities": choice.probabilities,
-                 "best": best, "ending": endings[best],
-                 "column": columns[best] if has_names else None,
-                 "cut_off": choice.cut_off}  # fmt: skip
+                 "best_index": best, "best_ending": endings[best],
+                 "best_column": columns[best] if has_names else None,
+                 "truncated": choice.is_truncated}  # fmt: skip
         yield value, f"{best}\t{choice.probabilities[best]:.4f}\t{endings[best]}\t{line}"
 
 

@@ -236,7 +236,7 @@ def _write_rows(
             cells = empty_cells
             if item is not None:
                 prediction = next(predictions)
-                counts.num_truncated += bool(prediction.get("cut_off"))
+                counts.num_truncated += bool(prediction.get("truncated"))
                 columns = _to_cells(bundle.head.kind, prediction, is_text=is_text)
                 cells = {names[name]: cell for name, cell in columns.items()}
             out_rows.append({**row.cells, **cells})
@@ -323,8 +323,8 @@ def _to_cells(kind: str, prediction: Mapping[str, Any], *, is_text: bool) -> dic
         return {"answer": prediction["text"], "answer_start": prediction["start"],
                 "probability": _round(prediction["probability"])}  # fmt: skip
     if kind == "choice":
-        best = prediction["best"]
-        return {"choice": best, "ending": prediction["endings"][best],
+        best = prediction["best_index"]
+        return {"choice": best, "ending": prediction["best_ending"],
                 "probability": _round(prediction["probabilities"][best])}  # fmt: skip
     name = "entities" if kind == "entities" else "tags"
     spans = [{**span, "probability": _round(span["probability"])} for span in prediction[name]]

@@ -38,11 +38,20 @@ class WordDistances:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything except the vectors as a JSON value."""
-        places = [
-            {"text": word.text, "start": word.start, "end": word.end, "context": context}
-            for word, context in zip(self.occurrences, self.contexts, strict=True)
+        occurrences = [
+            {
+                "text_index": occurrence.text_index,
+                "start": occurrence.start,
+                "end": occurrence.end,
+                "context": context,
+            }
+            for occurrence, context in zip(self.occurrences, self.contexts, strict=True)
         ]
-        return {"word": self.word, "places": places, "distances": self.distances.tolist()}
+        return {
+            "word": self.word,
+            "occurrences": occurrences,
+            "distances": self.distances.tolist(),
+        }
 
 
 def similar(
@@ -71,7 +80,7 @@ def similar(
         )
     distances = cosine_distances(np.stack([occurrence.vector for occurrence in occurrences]))
     contexts = [
-        _format_context(texts[occurrence.text], occurrence.start, occurrence.end)
+        _format_context(texts[occurrence.text_index], occurrence.start, occurrence.end)
         for occurrence in occurrences
     ]
     return WordDistances(word, occurrences, contexts, distances)

@@ -46,7 +46,7 @@ def glue_submission(
     yield "index\tprediction"
     counts = ExampleCounts() if counts is None else counts
     for index, prediction in enumerate(iter_predictions(bundle, texts)):
-        counts.num_truncated += prediction.cut_off
+        counts.num_truncated += prediction.is_truncated
         score, labels = prediction.score, prediction.labels
         yield f"{index}\t{labels[0][0] if score is None else f'{score:.3f}'}"
 
@@ -73,5 +73,5 @@ def squad_predictions(
         iter_answers(bundle, ((example.question, example.context) for example in examples))
     )
     if counts is not None:
-        counts.num_truncated += sum(answer.cut_off for answer in answers)
+        counts.num_truncated += sum(answer.is_truncated for answer in answers)
     return {example.id: answer.text for example, answer in zip(examples, answers, strict=True)}

@@ -53,10 +53,10 @@ def test_json_contains_all_tensors(run: Run, model: Path, modified_model: Path) 
     comparison = json.loads(completed.out)
     assert comparison["equal"] is False
     assert len(comparison["tensors"]) == 46
-    assert comparison["texts"] == 2
+    assert comparison["num_texts"] == 2
     bias = comparison["tensors"]["cls.predictions.bias"]
-    assert bias["largest"] == pytest.approx(0.001, rel=1e-3)
-    assert comparison["outputs"]["embeddings"]["largest"] == 0
+    assert bias["max_abs_difference"] == pytest.approx(0.001, rel=1e-3)
+    assert comparison["outputs"]["embeddings"]["max_abs_difference"] == 0
 
 
 def test_different_heads_and_vocabularies_are_listed(

@@ -62,7 +62,13 @@ def test_embed_writes_all_formats(run: Run, model: Path, lines_file: Path, suffi
     out = lines_file.with_name(f"v.{suffix}")
     completed = run("embed", model, lines_file, "--out", out, "--normalize", "--json")
     assert completed.status == 0, completed.err
-    summary = {"out": str(out), "lines": 5, "width": 22, "cut_off": 1, "unknown_share": 0.0}
+    summary = {
+        "out": str(out),
+        "num_lines": 5,
+        "width": 22,
+        "num_truncated": 1,
+        "unknown_share": 0.0,
+    }
     assert json.loads(completed.out) == summary
     assert f"wrote {out}: 5 lines, one vector of 22 numbers per line" in completed.err
     assert "next: " in completed.err

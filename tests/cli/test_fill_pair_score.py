@@ -27,7 +27,7 @@ def test_fill_prints_words_and_probabilities(run: Run, model: Path) -> None:
     assert lines[5] == "[MASK] 2 of 2, predicted independently"
     first_filling, _ = fill(load(model), text, top=3)
     assert [line.split() for line in lines[2:5]] == [
-        [f"{probability:.2%}", word] for word, probability in first_filling.words
+        [f"{probability:.2%}", word] for word, probability in first_filling.predictions
     ]
 
 
@@ -50,11 +50,13 @@ def test_fill_json_equals_the_python_api(run: Run, model: Path) -> None:
     assert [row["text"] for row in rows] == texts
     for row in rows:
         fillings = fill(model, row["text"], top=2)
-        assert [mask["place"] for mask in row["masks"]] == [filling.place for filling in fillings]
+        assert [mask["start"] for mask in row["masks"]] == [filling.start for filling in fillings]
         for mask, filling in zip(row["masks"], fillings, strict=True):
-            assert [word for word, _ in mask["words"]] == [word for word, _ in filling.words]
-            expected = [probability for _, probability in filling.words]
-            actual = [probability for _, probability in mask["words"]]
+            assert [word for word, _ in mask["predictions"]] == [
+                word for word, _ in filling.predictions
+            ]
+            expected = [probability for _, probability in filling.predictions]
+            actual = [probability for _, probability in mask["predictions"]]
             assert actual == pytest.approx(expected, abs=1e-6)
 
 
@@ -67,7 +69,12 @@ def test_pair_prints_the_probability(run: Run, model: Path) -> None:
     assert rows[0].split("\t") == [f"{probability:.6f}", a, b]
     assert rows[1].split("\t")[1:] == [b, a]
     row = json.loads(run("pair", model, a, b, "--json").out)
-    assert row == {"a": a, "b": b, "follows": pytest.approx(probability), "left_out": 0}
+    assert row == {
+        "a": a,
+        "b": b,
+        "next_sentence_probability": pytest.approx(probability),
+        "num_removed_tokens": 0,
+    }
 
 
 def test_pair_reports_truncation(run: Run, model: Path) -> None:
@@ -121,11 +128,11 @@ def test_score_json_with_tokens(run: Run, model: Path) -> None:
     """--json --tokens contains each token's log-probability, or the problem of a line."""
     completed = run("score", model, "--json", "--tokens", stdin=b"the old pilot\n\n")
     scored, empty = [json.loads(line) for line in completed.out.splitlines()]
-    assert scored["tokens"] == len(scored["each"])
-    total = sum(log_probability for _, log_probability in scored["each"])
-    assert total == pytest.approx(scored["log_likelihood"])
-    assert empty == {"line": 2, "text": "", "problem": empty["problem"]}
-    assert empty["problem"].startswith("empty: ")
+    assert scored["num_tokens"] == len(scored["token_log_probabilities"])
+    total = sum(log_probability for _, log_probability in scored["token_log_probabilities"])
+    assert total == pytest.approx(scored["pseudo_log_likelihood"])
+    assert empty == {"line": 2, "text": "", "error": empty["error"]}
+    assert empty["error"].startswith("empty: ")
 
 
 @pytest.mark.parametrize(

@@ -101,14 +101,14 @@ def test_multiple_choice_with_a_column_per_ending(run: Run, model: Path, tmp_pat
     assert "train: 20 read, 20 used, 0 skipped, 0 truncated" in completed.out
     prompt = "the anvil\trings\tsleeps"
     prediction = json.loads(run("predict", tmp_path / "run", prompt, "--json").out)
-    best, probabilities = prediction["best"], prediction["probabilities"]
+    best, probabilities = prediction["best_index"], prediction["probabilities"]
     assert prediction["endings"] == ["rings", "sleeps"]
     assert sum(probabilities) == pytest.approx(1)
     assert probabilities[best] == max(probabilities)
-    assert prediction["ending"] == ["rings", "sleeps"][best]
-    assert prediction["column"] == ["a", "b"][best]
+    assert prediction["best_ending"] == ["rings", "sleeps"][best]
+    assert prediction["best_column"] == ["a", "b"][best]
     line = run("predict", tmp_path / "run", prompt).out
-    assert line == f"{best}\t{max(probabilities):.4f}\t{prediction['ending']}\t{prompt}\n"
+    assert line == f"{best}\t{max(probabilities):.4f}\t{prediction['best_ending']}\t{prompt}\n"
 
 
 def test_predict_prints_labels(run: Run, classifier: Path) -> None:
@@ -159,7 +159,7 @@ def test_predict_reads_a_table(run: Run, classifier: Path, tmp_path: Path) -> No
     assert [row["id"] for row in rows] == ["1", "2"]
     out = tmp_path / "o.jsonl"
     summary = json.loads(run("predict", classifier, "--input", table, "--out", out, "--json").out)
-    assert summary["rows"] == 2
+    assert summary["num_rows"] == 2
     assert summary["columns"] == ["label", "probability"]
     table.write_text("id,review\n1,the anvil\n")
     completed = run("predict", classifier, "--input", table)

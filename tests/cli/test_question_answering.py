@@ -49,7 +49,7 @@ def test_finetune_finds_the_files_of_a_public_task(
     completed = run("finetune", "squad2", "--data", squad_folder, "--out", tmp_path / "a", *options)
     assert completed.status == 0, completed.err
     summary = json.loads(completed.out)
-    assert {"f1", "exact", "best_f1", "null_threshold"} <= set(summary["heldout"])
+    assert {"f1", "exact", "best_f1", "null_threshold"} <= set(summary["metrics"])
     assert summary["counts"]["dev"]["used"] == 8
     train, dev = squad_folder / "train-v2.0.json", squad_folder / "dev-v2.0.json"
     completed = run(

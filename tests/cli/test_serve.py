@@ -19,7 +19,7 @@ Run = Callable[..., Any]
         (["nowhere"], "nowhere: no such file or directory"),
         (["nowhere", "--set", "serve.texs=5"], "texs"),
         (["nowhere", "--set", "run.seed=5"], "expected serve.…"),
-        (["nowhere", "--set", "serve.texts=0"], "texts: Input should be greater"),
+        (["nowhere", "--set", "serve.max_texts=0"], "texts: Input should be greater"),
         (["a=nowhere", "a=elsewhere"], "the name 'a' is already used"),
         (["nowhere", "--device", "tpu"], "--device tpu: expected auto, cpu"),
         (["nowhere", "--api-key", ""], "--api-key is empty; set a key, or unset it"),

@@ -207,7 +207,7 @@ def test_vocabulary_size_mismatch_is_reported(tmp_path: Path) -> None:
     loaded = bundle.load(tmp_path)
     assert any("101 word embeddings; 4 " in note for note in loaded.notes())
     assert all(int(word.removeprefix("word")) < 92
-               for word, _ in fill(loaded, "[MASK]", top=97)[0].words
+               for word, _ in fill(loaded, "[MASK]", top=97)[0].predictions
                if "word" in word)  # fmt: skip
     edit(tmp_path, vocab_size=97)
     with pytest.raises(ModelError, match=r"\(101, 21\).*vocab_size .*101"):

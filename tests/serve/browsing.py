@@ -58,11 +58,13 @@ class CountingService(Service):
         settings: VectorSettings,
         deadline: Deadline | None = None,
         *,
-        max_numbers: int | None = None,
+        max_vector_elements: int | None = None,
     ) -> list[TokenVectors]:
         """Count the call and return the token vectors."""
         self.num_calls += 1
-        return super().embed_tokens(name, texts, settings, deadline, max_numbers=max_numbers)
+        return super().embed_tokens(
+            name, texts, settings, deadline, max_vector_elements=max_vector_elements
+        )
 
 
 def _model_config(tokenizer: Tokenizer) -> ModelConfig:

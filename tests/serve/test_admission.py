@@ -69,9 +69,9 @@ def test_cors_preflight_needs_no_api_key(models: list[ServedModel]) -> None:
     ("settings", "key", "headers", "content", "status"),
     [
         ({}, "open", {}, b"{}", 401),
-        ({"body_bytes": 10}, None, {}, b"x" * 11, 413),
-        ({"body_seconds": 0.1}, None, {"Content-Length": "50"}, b"{", 408),
-        ({"requests": 1}, None, {}, b"{}", 429),
+        ({"max_body_bytes": 10}, None, {}, b"x" * 11, 413),
+        ({"body_timeout_seconds": 0.1}, None, {"Content-Length": "50"}, b"{", 408),
+        ({"max_concurrent_requests": 1}, None, {}, b"{}", 429),
     ],
 )
 @pytest.mark.parametrize("origin", [ORIGIN, "*"])

@@ -136,23 +136,25 @@ def test_fill(server: RunningServer, model_dirs: dict[str, Path]) -> None:
     for text, result in zip(texts, results, strict=True):
         expected_masks = fill(model_dirs["plain"], text, 3)
         for mask, expected in zip(result["masks"], expected_masks, strict=True):
-            assert mask["place"] == expected.place
-            assert [word for word, _ in mask["words"]] == [word for word, _ in expected.words]
+            assert mask["start"] == expected.start
+            assert [word for word, _ in mask["predictions"]] == [
+                word for word, _ in expected.predictions
+            ]
             assert_close(
-                [probability for _, probability in mask["words"]],
-                [probability for _, probability in expected.words],
+                [probability for _, probability in mask["predictions"]],
+                [probability for _, probability in expected.predictions],
             )
-    assert server.post("/fill", {"inputs": texts[1]}).json()["masks"][0]["place"] == 2
+    assert server.post("/fill", {"inputs": texts[1]}).json()["masks"][0]["start"] == 2
 
 
 def test_pair(server: RunningServer, model_dirs: dict[str, Path]) -> None:
     """/pair accepts one pair, or a list of pairs."""
     expected = [pair(model_dirs["plain"], SENTENCES[0], second) for second in SENTENCES[1:]]
     single = server.post("/pair", {"inputs": [SENTENCES[0], SENTENCES[1]]}).json()
-    assert_close(single["follows"], expected[0])
+    assert_close(single["next_sentence_probability"], expected[0])
     pairs = [[SENTENCES[0], second] for second in SENTENCES[1:]]
     results = server.post("/pair", {"inputs": pairs}).json()
-    assert_close([result["follows"] for result in results], expected)
+    assert_close([result["next_sentence_probability"] for result in results], expected)
 
 
 @pytest.mark.parametrize("name", ["mood", "topics", "grade"])
@@ -205,7 +207,7 @@ def test_choose(server: RunningServer, model_dirs: dict[str, Path]) -> None:
     result = server.post("/choose", {"inputs": inputs}).json()
     [expected] = choose(model_dirs["endings"], [(SENTENCES[0], SENTENCES[1:4])])
     assert_close(result["probabilities"], expected.probabilities)
-    assert result["best"] == expected.best
+    assert result["best_index"] == expected.best_index
 
 
 @pytest.mark.parametrize(
@@ -260,7 +262,7 @@ def test_malformed_requests_get_errors(server: RunningServer) -> None:
 def test_information_endpoints(server: RunningServer) -> None:
     """Models, health, readiness and metrics; /docs lists all endpoints and loads nothing."""
     models = {model["name"]: model for model in httpx.get(f"{server.url}/models").json()}
-    assert models["plain"]["abilities"] == ["embed", "fill", "pair"]
+    assert models["plain"]["tasks"] == ["embed", "fill", "pair"]
     assert models["names"]["labels"] == ["O", "B-PER", "I-PER", "B-LOC"]
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
     assert httpx.get(f"{server.url}/ready").json() == {"status": "ready"}

@@ -55,8 +55,8 @@ def test_lone_surrogates_are_rejected(server: RunningServer, path: str, body: An
         ("/embed", {"inputs": "a", "layer": [-1] * 1000}, "twice"),
         ("/embed", {"inputs": "a", "layer": [-1] * 2000}, "layer: List should have at most 1024"),
         ("/embed", {"inputs": "a", "layer": [1, -2]}, "twice"),
-        ("/embed", {"inputs": ["a"] * 9}, "200 numbers per request, got 234"),
-        ("/embed_all", {"inputs": ["a b c"] * 4}, "200 numbers per request"),
+        ("/embed", {"inputs": ["a"] * 9}, "200 vector elements per request, got 234"),
+        ("/embed_all", {"inputs": ["a b c"] * 4}, "200 vector elements per request"),
         ("/fill", {"inputs": ["[MASK] [MASK]"] * 4}, "7 masks per request, got 8"),
         ("/tokenize", {"inputs": ["a " * 60] * 2}, "100 tokens per request"),
     ],
@@ -65,7 +65,7 @@ def test_small_bodies_with_large_responses_are_rejected(
     models: list[ServedModel], path: str, body: Any, message: str
 ) -> None:
     """Layers, vectors, masks and tokens of a request are limited."""
-    settings = ServeSettings(numbers=200, masks=7, tokens=100)
+    settings = ServeSettings(max_vector_elements=200, max_masks=7, max_tokens=100)
     with run_server(models[:1], settings) as server:
         response = server.post(path, body)
         assert response.status_code == 422, response.text
@@ -244,7 +244,7 @@ def test_event_streams_of_pages_are_limited_separately(models: list[ServedModel]
 
     resume = threading.Event()
     with contextlib.ExitStack() as stack:
-        settings = ServeSettings(requests=2, pages=3)
+        settings = ServeSettings(max_concurrent_requests=2, max_page_streams=3)
         server = stack.enter_context(run_server(models[:1], settings, mount_page=mount))
         client = stack.enter_context(httpx.Client(timeout=60))
         stack.callback(resume.set)

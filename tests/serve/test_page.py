@@ -33,9 +33,9 @@ def test_fill(desktop_page: Any, service: CountingService) -> None:
     text = "the [MASK] was [MASK] the iron"
     result = submit_form(open_tab(desktop_page, "Fill in"), "Fill in", {"Text with [MASK]": text})
     (expected,) = service.fill("plain", [text], 8)
-    assert read_bars(result) == format_bars([*expected[0].words, *expected[1].words])
+    assert read_bars(result) == format_bars([*expected[0].predictions, *expected[1].predictions])
     assert result.locator("h3").all_inner_texts() == ["Mask 1", "Mask 2"]
-    best = [mask.words[0][0].removeprefix("##") for mask in expected]
+    best = [mask.predictions[0][0].removeprefix("##") for mask in expected]
     marks = [mark.inner_text() for mark in result.locator("mark").all()]
     assert [word.removeprefix("##") for word in marks] == best
 
@@ -46,7 +46,7 @@ def test_next_sentence(desktop_page: Any, service: CountingService) -> None:
     panel = open_tab(desktop_page, "Next sentence")
     result = submit_form(panel, "Does B follow A?", {"Text A": TEXT[0], "Text B": TEXT[1]})
     (expected,) = service.pair("plain", [(TEXT[0], TEXT[1])])
-    follows = expected.follows
+    follows = expected.next_sentence_probability
     assert read_bars(result) == format_bars(
         [("B follows A", follows), ("it does not", 1 - follows)]
     )
@@ -108,8 +108,8 @@ def test_choose(desktop_page: Any, service: CountingService) -> None:
     assert read_bars(result) == format_bars(
         list(zip(TEXT[1:4], expected.probabilities, strict=True))
     )
-    assert result.locator("h3").inner_text() == TEXT[1 + expected.best]
-    assert result.locator(".bs-best .bs-word").inner_text() == TEXT[1 + expected.best]
+    assert result.locator("h3").inner_text() == TEXT[1 + expected.best_index]
+    assert result.locator(".bs-best .bs-word").inner_text() == TEXT[1 + expected.best_index]
 
 
 #: JavaScript that returns the coordinates of the dots of a map.

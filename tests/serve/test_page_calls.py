@@ -184,7 +184,7 @@ def test_calls_by_name(server: RunningServer) -> None:
     """Programs call a function directly, or queue the call and read its result."""
     body = {"data": [f"the [MASK] {SENTENCES[0]}", 2, ""]}
     direct = server.post(f"{API}/run/fill", body).json()["data"]
-    assert len(direct[0][0]["words"]) == 2
+    assert len(direct[0][0]["predictions"]) == 2
     event = server.post(f"{API}/call/fill", body).json()["event_id"]
     text = httpx.get(f"{server.url}{API}/call/fill/{event}", timeout=60).text
     assert text.startswith("event: complete\ndata: ")

@@ -149,7 +149,7 @@ def test_page_works_with_the_keyboard(
     result = page.locator("#result-fill .bs-result")
     result.wait_for()
     assert read_bars(result) == format_bars(
-        service.fill("plain", ["the [MASK] hammer"], 8)[0][0].words
+        service.fill("plain", ["the [MASK] hammer"], 8)[0][0].predictions
     )
     page.context.close()
 

@@ -38,7 +38,7 @@ def test_oldest_unfinished_body_is_rejected_when_there_are_too_many() -> None:
     """The third of two allowed bodies displaces the first; the others are received."""
 
     async def run() -> None:
-        receiver = BodyReceiver(ServeSettings(bodies=2))
+        receiver = BodyReceiver(ServeSettings(max_pending_bodies=2))
         clients = [Client(receiver) for _ in range(3)]
         for client in clients:
             await client.send(b"part")
@@ -56,7 +56,7 @@ def test_bodies_have_a_memory_limit() -> None:
     """Unfinished bodies are dropped first, oldest first; if all are finished, the error is 429."""
 
     async def run() -> None:
-        receiver = BodyReceiver(ServeSettings(body_bytes=60, bodies_bytes=100))
+        receiver = BodyReceiver(ServeSettings(max_body_bytes=60, max_total_body_bytes=100))
         slow, first = Client(receiver), Client(receiver)
         await slow.send(b"s" * 40)
         await first.send(b"f" * 50, more_body=False)
@@ -91,7 +91,10 @@ def test_bytes_of_failed_bodies_can_be_released(message: Any, status: int) -> No
     """Bodies fail if they are too large, interrupted or late."""
 
     async def run() -> None:
-        receiver, body = BodyReceiver(ServeSettings(body_bytes=10, body_seconds=0.01)), Body()
+        receiver, body = (
+            BodyReceiver(ServeSettings(max_body_bytes=10, body_timeout_seconds=0.01)),
+            Body(),
+        )
 
         async def receive() -> Any:
             return message or await asyncio.Event().wait()
@@ -107,7 +110,9 @@ def test_bytes_of_failed_bodies_can_be_released(message: Any, status: int) -> No
 
 def test_unfinished_bodies_do_not_block_other_clients(models: list[ServedModel]) -> None:
     """Eight unfinished bodies, with limits of 2 requests and 4 bodies, do not delay a client."""
-    settings = ServeSettings(requests=2, bodies=4, body_seconds=TIMEOUT)
+    settings = ServeSettings(
+        max_concurrent_requests=2, max_pending_bodies=4, body_timeout_seconds=TIMEOUT
+    )
     head = b"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{"
     with run_server(models[:1], settings) as server, contextlib.ExitStack() as stack:
         slow = [

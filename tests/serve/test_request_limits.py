@@ -40,14 +40,16 @@ HEADER = (
 @pytest.fixture(scope="module")
 def limited_server(models: list[ServedModel]) -> Iterator[RunningServer]:
     """A server with low limits of bytes, texts and tokens."""
-    with run_server(models[:1], ServeSettings(body_bytes=5000, texts=8, tokens=200)) as server:
+    with run_server(
+        models[:1], ServeSettings(max_body_bytes=5000, max_texts=8, max_tokens=200)
+    ) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def impatient_server(models: list[ServedModel]) -> Iterator[RunningServer]:
     """A server that waits 0.5 seconds for a header or body."""
-    with run_server(models[:1], ServeSettings(body_seconds=0.5)) as server:
+    with run_server(models[:1], ServeSettings(body_timeout_seconds=0.5)) as server:
         yield server
 
 
@@ -109,7 +111,9 @@ def test_request_with_ten_thousand_texts(models: list[ServedModel], server: Runn
     assert response.status_code == 422
     assert "1,024 texts per request, got 10,000" in response.json()["error"]["message"]
     assert_works(server)
-    settings = ServeSettings(texts=10_000, tokens=10**6, queue_tokens=10**6, seconds=300)
+    settings = ServeSettings(
+        max_texts=10_000, max_tokens=10**6, max_queue_tokens=10**6, request_timeout_seconds=300
+    )
     with run_server(models[:1], settings) as large_server:
         response = large_server.post("/embed", {"inputs": texts}, timeout=300)
     assert response.status_code == 200
@@ -133,7 +137,7 @@ def test_slow_header_closes_the_connection(impatient_server: RunningServer, star
 
 def test_each_header_of_a_connection_has_a_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The timer runs from the first to the last byte of the header of each request."""
-    protocol_class: Any = create_config(ServeSettings(body_seconds=7.0)).http
+    protocol_class: Any = create_config(ServeSettings(body_timeout_seconds=7.0)).http
     monkeypatch.setattr(protocol_class, "_start_asgi_task", lambda *_: None)
     loop, transport = MagicMock(), MagicMock()
     transport.is_closing.return_value = False
@@ -166,7 +170,9 @@ def test_bytes_that_are_not_http_get_400(server: RunningServer) -> None:
 
 def test_full_queue_returns_429(models: list[ServedModel]) -> None:
     """Rejected requests get Retry-After; accepted ones are answered."""
-    settings = ServeSettings(queue_tokens=100, batch_tokens=32, seconds=TIMEOUT)
+    settings = ServeSettings(
+        max_queue_tokens=100, max_batch_tokens=32, request_timeout_seconds=TIMEOUT
+    )
     with run_server(models[:1], settings) as server, ThreadPoolExecutor(32) as pool:
         with paused_model():
             futures = [
@@ -185,7 +191,9 @@ def test_full_queue_returns_429(models: list[ServedModel]) -> None:
 def test_too_many_concurrent_requests_return_429(models: list[ServedModel]) -> None:
     """With a limit of two, the third request is rejected and the first two are answered."""
     with (
-        run_server(models[:1], ServeSettings(requests=2, seconds=TIMEOUT)) as server,
+        run_server(
+            models[:1], ServeSettings(max_concurrent_requests=2, request_timeout_seconds=TIMEOUT)
+        ) as server,
         ThreadPoolExecutor(2) as pool,
     ):
         with paused_model():
@@ -201,7 +209,7 @@ def test_too_many_concurrent_requests_return_429(models: list[ServedModel]) -> N
 @pytest.mark.parametrize("path", ["/embed", "/fill"])
 def test_late_response_is_504(models: list[ServedModel], path: str) -> None:
     """A request times out while the model computes; a later request is answered."""
-    with run_server(models[:1], ServeSettings(seconds=0.3)) as server:
+    with run_server(models[:1], ServeSettings(request_timeout_seconds=0.3)) as server:
         with paused_model() as pause:
             response = server.post(path, {"inputs": "a [MASK]"})
             assert (response.status_code, response.json()["error"]["type"]) == (504, "timeout")
@@ -222,7 +230,7 @@ def test_tokenization_stops_at_the_deadline(
         return [([], [])] * len(texts)
 
     monkeypatch.setattr(Tokenizer, "encode_batch_with_offsets", encode_paused)
-    with run_server(models[:1], ServeSettings(seconds=0.3)) as server:
+    with run_server(models[:1], ServeSettings(request_timeout_seconds=0.3)) as server:
         response = server.post("/tokenize", {"inputs": ["a" * 70_000] * 3})
         assert (response.status_code, response.json()["error"]["type"]) == (504, "timeout")
         resume.set()
@@ -232,7 +240,7 @@ def test_tokenization_stops_at_the_deadline(
 @pytest.mark.parametrize("path", ["/embed", "/fill"])
 def test_disconnect_cancels_the_request(models: list[ServedModel], path: str) -> None:
     """The request ends while the model computes, and its queued sequences are not computed."""
-    settings = ServeSettings(batch_tokens=8, seconds=TIMEOUT)
+    settings = ServeSettings(max_batch_tokens=8, request_timeout_seconds=TIMEOUT)
     with run_server(models[:1], settings) as server, paused_model() as pause:
         batcher = middleware(server)._app.state.service.batcher
         body = json.dumps({"inputs": ["a hammer [MASK]"] * 100}).encode()

@@ -19,7 +19,7 @@ def test_generated_requests_cause_no_server_error(
     models: list[ServedModel], mode: GenerationMode
 ) -> None:
     """Valid and invalid bodies get a status below 500, and errors have the common format."""
-    with run_server(models, ServeSettings(texts=64)) as server:
+    with run_server(models, ServeSettings(max_texts=64)) as server:
         schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
         for operation in schema.get_all_operations():
             assert isinstance(operation, Ok)

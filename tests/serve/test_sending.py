@@ -17,15 +17,15 @@ _MIN_RESPONSE_BYTES = 10 * 2**20
 class FakeConnection:
     """A connection whose client reads when the test calls ``read``."""
 
-    def __init__(self, num_unsent: int) -> None:
-        self.unsent, self.is_aborted = num_unsent, False
+    def __init__(self, num_unsent_bytes: int) -> None:
+        self.unsent, self.is_aborted = num_unsent_bytes, False
         self._is_sent = asyncio.Event()
 
-    def num_unsent(self) -> int:
+    def num_unsent_bytes(self) -> int:
         """Return the number of unsent bytes."""
         return self.unsent
 
-    def is_sending(self) -> bool:
+    def is_write_buffer_full(self) -> bool:
         """Return whether any bytes are unsent."""
         return self.unsent > 0
 
@@ -61,7 +61,7 @@ def test_clients_that_do_not_read_are_disconnected() -> None:
 
     async def run() -> None:
         clock = FakeClock()
-        sender = Sender(ServeSettings(send_seconds=10.0), clock, interval=1000.0)
+        sender = Sender(ServeSettings(send_timeout_seconds=10.0), clock, interval=1000.0)
         size = 10 * MIN_PROGRESS
         stalled, trickling, steady = (FakeConnection(size) for _ in range(3))
         tasks = [
@@ -89,7 +89,7 @@ def test_unread_responses_have_a_memory_limit() -> None:
 
     async def run() -> None:
         clock = FakeClock()
-        sender = Sender(ServeSettings(unsent_bytes=100), clock, interval=2.0)
+        sender = Sender(ServeSettings(max_unsent_bytes=100), clock, interval=2.0)
         first, second, third = (FakeConnection(60) for _ in range(3))
         tasks = []
         for connection in (first, second, third):
@@ -133,7 +133,9 @@ def _read_all(connection: socket.socket) -> int:
 
 def test_request_is_active_until_its_response_is_read(models: list[ServedModel]) -> None:
     """It counts against the limit of concurrent requests until the client has read everything."""
-    with run_server(models[:1], ServeSettings(requests=1, seconds=TIMEOUT)) as server:
+    with run_server(
+        models[:1], ServeSettings(max_concurrent_requests=1, request_timeout_seconds=TIMEOUT)
+    ) as server:
         with _request_without_reading(server) as connection:
             assert server.post("/embed", {"inputs": "a"}).status_code == 429
             assert _read_all(connection) > _MIN_RESPONSE_BYTES
@@ -141,8 +143,10 @@ def test_request_is_active_until_its_response_is_read(models: list[ServedModel])
 
 
 def test_disconnected_client_no_longer_counts(models: list[ServedModel]) -> None:
-    """After ``send_seconds`` the connection is closed, and another request is answered."""
-    settings = ServeSettings(requests=1, seconds=TIMEOUT, send_seconds=0.2)
+    """After ``send_timeout_seconds`` the connection is closed, and another request is answered."""
+    settings = ServeSettings(
+        max_concurrent_requests=1, request_timeout_seconds=TIMEOUT, send_timeout_seconds=0.2
+    )
     with run_server(models[:1], settings) as server, _request_without_reading(server) as connection:
         wait_until(lambda: server.post("/embed", {"inputs": "a"}).status_code == 200)
         # The client still gets what the socket buffers hold.

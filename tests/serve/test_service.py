@@ -32,7 +32,7 @@ def test_embeddings_are_computed_in_the_batches_of_the_batcher(
     expected = models[0].embedder.encode(texts)
     monkeypatch.setattr(Embedder, "encode_batch", recording_encode_batch)
     monkeypatch.delattr(Embedder, "encode_batches")
-    service = Service(models[:1], ServeSettings(batch_tokens=64))
+    service = Service(models[:1], ServeSettings(max_batch_tokens=64))
     try:
         vectors = service.embed(None, texts, VectorSettings())
     finally:

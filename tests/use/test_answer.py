@@ -132,8 +132,8 @@ def test_answers_equal_those_of_transformers(
             assert (result.start, result.end) == (None, None)
         else:
             assert context[result.start : result.end] == result.text
-        assert (result.null_score is None) == (threshold is None)
-        assert result.cut_off == (question == QUESTIONS[2][0])
+        assert (result.null_score_diff is None) == (threshold is None)
+        assert result.is_truncated == (question == QUESTIONS[2][0])
 
 
 def test_streamed_answers_are_the_same(
@@ -186,7 +186,7 @@ def test_lines_are_questions_and_contexts(tmp_path: Path, tokenizer: Tokenizer) 
     )
     ((value, line),) = predict_lines(bundle, ["Who?\tiron and\twater"])
     assert (value["question"], value["context"], value["text"]) == ("Who?", "iron and\twater", "")
-    assert (value["start"], value["end"], value["cut_off"]) == (None, None, False)
+    assert (value["start"], value["end"], value["truncated"]) == (None, None, False)
     probabilities = [candidate["probability"] for candidate in value["candidates"]]
     assert sum(probabilities) == pytest.approx(1)
     assert line == f"\t{value['probability']:.4f}\tWho?"
@@ -241,8 +241,8 @@ def test_tuned_threshold_is_the_default(tmp_path: Path, tokenizer: Tokenizer) ->
     (best_span,) = answer(bundle, QUESTIONS[:1], null_threshold=float("inf"))
     assert no_answer.text == ""
     assert best_span.text
-    assert no_answer.null_score == best_span.null_score
-    (at_threshold,) = answer(bundle, QUESTIONS[:1], null_threshold=no_answer.null_score)
+    assert no_answer.null_score_diff == best_span.null_score_diff
+    (at_threshold,) = answer(bundle, QUESTIONS[:1], null_threshold=no_answer.null_score_diff)
     assert at_threshold.text == best_span.text
     with pytest.raises(SettingsError, match="null_threshold is NaN"):
         answer(bundle, QUESTIONS[:1], null_threshold=float("nan"))

@@ -50,9 +50,9 @@ def test_choices_equal_those_of_transformers(tmp_path: Path, tokenizer: Tokenize
         with torch.no_grad():
             logits = hf_model(**{name: rows[None] for name, rows in inputs.items()}).logits[0]
         assert choice.probabilities == pytest.approx(logits.softmax(-1).tolist(), abs=1e-5)
-        assert choice.best == int(logits.argmax())
+        assert choice.best_index == int(logits.argmax())
         max_length = max(map(len, hf_tokenizer(prompts, endings)["input_ids"]))
-        assert choice.cut_off == (max_length > 41)
+        assert choice.is_truncated == (max_length > 41)
 
 
 def test_invalid_prompts_and_models_are_errors(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -78,8 +78,8 @@ def test_endless_input_is_streamed(tmp_path: Path, tokenizer: Tokenizer) -> None
     questions = (QUESTIONS[number % 3] for number in count())
     choices = list(islice(iter_choices(bundle, questions), 300))
     expected = choose(bundle, QUESTIONS)
-    assert [choice.best for choice in choices] == [
-        expected[number % 3].best for number in range(300)
+    assert [choice.best_index for choice in choices] == [
+        expected[number % 3].best_index for number in range(300)
     ]
 
 
@@ -89,11 +89,13 @@ def test_lines_are_prompts_and_endings(tmp_path: Path, tokenizer: Tokenizer) -> 
     ((value, line),) = predict_lines(bundle, ["iron\thammer\tthe boy"])
     (choice,) = choose(bundle, [QUESTIONS[1]])
     assert value == {
-        "prompt": "iron", "endings": ["hammer", "the boy"], "best": choice.best,
-        "probabilities": pytest.approx(choice.probabilities), "cut_off": False,
-        "ending": ("hammer", "the boy")[choice.best], "column": None,
+        "prompt": "iron", "endings": ["hammer", "the boy"], "best_index": choice.best_index,
+        "probabilities": pytest.approx(choice.probabilities), "truncated": False,
+        "best_ending": ("hammer", "the boy")[choice.best_index], "best_column": None,
     }  # fmt: skip
-    probability = f"{choice.probabilities[choice.best]:.4f}"
-    assert line == f"{choice.best}\t{probability}\t{value['ending']}\tiron\thammer\tthe boy"
+    probability = f"{choice.probabilities[choice.best_index]:.4f}"
+    assert (
+        line == f"{choice.best_index}\t{probability}\t{value['best_ending']}\tiron\thammer\tthe boy"
+    )
     with pytest.raises(InputError, match="line 1 has fewer than two endings"):
         list(predict_lines(bundle, ["iron"]))

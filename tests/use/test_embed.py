@@ -240,7 +240,7 @@ def test_word_vector_is_the_mean_of_its_tokens(embedder: Embedder) -> None:
     """Every occurrence is found regardless of case; prefixes match only without a full match."""
     texts = ["Weight and sound, weight and name.", "its own weight"]
     words = embedder.encode_word(texts, "weight")
-    assert [(word.text, texts[word.text][word.start : word.end]) for word in words] == [
+    assert [(word.text_index, texts[word.text_index][word.start : word.end]) for word in words] == [
         (0, "Weight"), (0, "weight"), (1, "weight"),
     ]  # fmt: skip
     [tokens] = embedder.encode_tokens([texts[1]])

@@ -90,10 +90,10 @@ def test_attention_of_a_causal_pre_norm_model(tmp_path: Path, tokenizer: Tokeniz
 def test_long_texts_are_truncated(pretrained: bundle.PretrainedBundle) -> None:
     """A text keeps its beginning, a pair its boundary; removed tokens are counted."""
     full = attention(pretrained, TEXT[0])
-    assert full.left_out == 0
+    assert full.num_removed_tokens == 0
     truncated = attention(pretrained, TEXT[0], max_seqlen=9)
     assert truncated.tokens == [*full.tokens[:8], "[SEP]"]
-    assert truncated.left_out == len(full.tokens) - 9
+    assert truncated.num_removed_tokens == len(full.tokens) - 9
     pair = attention(pretrained, TEXT[0], TEXT[1], max_seqlen=11)
     assert pair.tokens[3:6] == [*full.tokens[-3:-1], "[SEP]"]
     assert pair.probabilities.shape == (2, 2, 11, 11)

@@ -39,7 +39,7 @@ def test_probabilities_equal_those_of_transformers(
         rows = hf_mask_probabilities(hf_model, text)
         assert len(rows) == len(fillings) == text.count("[MASK]")
         for row, filling in zip(rows, fillings, strict=True):
-            words, probabilities = zip(*filling.words, strict=True)
+            words, probabilities = zip(*filling.predictions, strict=True)
             assert list(probabilities) == sorted(probabilities, reverse=True)
             expected = row[[pretrained.tokenizer.token_to_id(word) for word in words]]
             torch.testing.assert_close(torch.tensor(probabilities), expected, rtol=0, atol=1e-5)
@@ -52,18 +52,20 @@ def test_batching_does_not_change_fillings(pretrained: PretrainedBundle) -> None
     assert len(batched) == 360
     for index, fillings in enumerate(batched):
         for filling, expected in zip(fillings, single[index % 4], strict=True):
-            assert [word for word, _ in filling.words] == [word for word, _ in expected.words]
-            probabilities = [probability for _, probability in filling.words]
-            expected_probabilities = [probability for _, probability in expected.words]
+            assert [word for word, _ in filling.predictions] == [
+                word for word, _ in expected.predictions
+            ]
+            probabilities = [probability for _, probability in filling.predictions]
+            expected_probabilities = [probability for _, probability in expected.predictions]
             assert probabilities == pytest.approx(expected_probabilities, abs=1e-6)
 
 
 def test_place_is_the_start_of_the_mask(pretrained: PretrainedBundle) -> None:
-    """``place`` is the index of the first character of [MASK] in the text."""
+    """``start`` is the index of the first character of [MASK] in the text."""
     for text, fillings in zip(TEXTS, iter_fillings(pretrained, TEXTS), strict=True):
         for filling in fillings:
-            assert text[filling.place :].startswith("[MASK]")
-        assert len({filling.place for filling in fillings}) == text.count("[MASK]")
+            assert text[filling.start :].startswith("[MASK]")
+        assert len({filling.start for filling in fillings}) == text.count("[MASK]")
 
 
 def test_paths_and_loaded_models_are_accepted(
@@ -73,7 +75,7 @@ def test_paths_and_loaded_models_are_accepted(
     expected = fill(pretrained, TEXTS[0])
     assert bertsmith.fill(model_dir, TEXTS[0]) == expected
     assert bertsmith.fill(str(model_dir), TEXTS[0]) == expected
-    assert len(expected[0].words) == 5
+    assert len(expected[0].predictions) == 5
 
 
 def test_text_after_sep_is_segment_b(
@@ -86,7 +88,7 @@ def test_text_after_sep_is_segment_b(
         logits = model(**inputs).prediction_logits[0]
     max_probability = logits[inputs["input_ids"][0] == 4].softmax(-1).max()
     (filling,) = fill(pretrained, "the smith [SEP] the [MASK] met", top=1)
-    assert filling.words[0][1] == pytest.approx(float(max_probability), abs=1e-5)
+    assert filling.predictions[0][1] == pytest.approx(float(max_probability), abs=1e-5)
 
 
 def test_models_without_nsp_use_segment_a_only(model_dir_without_nsp: Path) -> None:
@@ -108,8 +110,10 @@ def test_rows_beyond_the_vocabulary_are_ignored(model_dir: Path) -> None:
     small_tokenizer = type(bundle.tokenizer)(type(bundle.tokenizer.spec)(vocab=vocab))
     small_vocab_bundle = PretrainedBundle(bundle.model, small_tokenizer, bundle.config, bundle.path)
     (filling,) = fill(small_vocab_bundle, "[MASK]", top=1000)
-    assert len(filling.words) == len(vocab)
-    assert sum(probability for _, probability in filling.words) == pytest.approx(1.0, abs=1e-5)
+    assert len(filling.predictions) == len(vocab)
+    assert sum(probability for _, probability in filling.predictions) == pytest.approx(
+        1.0, abs=1e-5
+    )
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,10 @@ def test_probabilities_equal_those_of_transformers(
 ) -> None:
     """The probability of label 0 agrees to 1e-5, for single pairs and in batches."""
     tokenizer, model = hf_model
-    batched = [prediction.follows for prediction in iter_pair_predictions(pretrained, PAIRS * 100)]
+    batched = [
+        prediction.next_sentence_probability
+        for prediction in iter_pair_predictions(pretrained, PAIRS * 100)
+    ]
     assert len(batched) == 300
     for index, (a, b) in enumerate(PAIRS):
         with torch.no_grad():
@@ -66,8 +69,8 @@ def test_long_pairs_keep_their_boundary(
     assert len(ids) == pretrained.config.max_positions
     expected = hf_probability(hf_model, ids, len(truncated_a) + 2)
     (prediction,) = iter_pair_predictions(pretrained, [(text_a, text_b)])
-    assert prediction.follows == pytest.approx(expected, abs=1e-5)
-    assert prediction.left_out == len(a) + len(b) - max_tokens
+    assert prediction.next_sentence_probability == pytest.approx(expected, abs=1e-5)
+    assert prediction.num_removed_tokens == len(a) + len(b) - max_tokens
 
 
 def truncate_one_by_one(a: list[int], b: list[int], max_tokens: int) -> tuple[list[int], list[int]]:

@@ -59,7 +59,7 @@ def test_predictions_equal_those_of_transformers(
             probabilities[0] == pytest.approx(float(expected.max()), abs=1e-5)
         )
         ids = hf_tokenizer(*parts)["input_ids"]
-        assert prediction.cut_off == (len(ids) > 41)
+        assert prediction.is_truncated == (len(ids) > 41)
 
 
 @pytest.mark.parametrize("kind", ["entities", "tags"])

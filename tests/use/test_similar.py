@@ -24,7 +24,7 @@ def test_distances_are_one_minus_cosine(model_dir: Path) -> None:
     embedder = Embedder.load(model_dir)
     result = similar(embedder, TEXTS, "hammer", layer=1)
     vectors = [word.vector for word in embedder.encode_word(TEXTS, "hammer", layer=1)]
-    assert [word.text for word in result.occurrences] == [0, 0, 1, 2, 3]
+    assert [word.text_index for word in result.occurrences] == [0, 0, 1, 2, 3]
     for row, a in enumerate(vectors):
         for column, b in enumerate(vectors):
             cosine = a @ b / np.linalg.norm(a) / np.linalg.norm(b)
@@ -44,7 +44,7 @@ def test_context_shows_the_word_in_brackets(model_dir: Path) -> None:
     ]  # fmt: skip
     assert result.contexts[4].endswith("[hammer] of the smith of the smi…")
     value = result.to_json()
-    assert (value["word"], len(value["places"]), len(value["distances"])) == ("hammer", 5, 5)
+    assert (value["word"], len(value["occurrences"]), len(value["distances"])) == ("hammer", 5, 5)
 
 
 def test_texts_without_the_word_can_be_skipped(model_dir: Path) -> None:
@@ -52,7 +52,7 @@ def test_texts_without_the_word_can_be_skipped(model_dir: Path) -> None:
     with pytest.raises(InputError, match="text 1: the word 'hammer' is not in 'a smith'"):
         similar(model_dir, ["a smith", *TEXTS], "hammer")
     result = similar(model_dir, ["a smith", *TEXTS], "hammer", skip=True)
-    assert [word.text for word in result.occurrences] == [1, 1, 2, 3, 4]
+    assert [word.text_index for word in result.occurrences] == [1, 1, 2, 3, 4]
     with pytest.raises(InputError, match="the word 'anvil' is in none of the 4 texts"):
         similar(model_dir, TEXTS, "anvil", skip=True)
     with pytest.raises(InputError, match=r"occurs 1,002 times; at most 1,000 occurrences can"):

@@ -106,7 +106,7 @@ def _measure_sense_distances(
     same: list[float] = []
     other: list[float] = []
     for a, b in combinations(range(len(occurrences)), 2):
-        first_index, second_index = occurrences[a].text, occurrences[b].text
+        first_index, second_index = occurrences[a].text_index, occurrences[b].text_index
         if first_index == second_index:
             continue  # The shared sentence makes these similar, whatever the sense.
         is_same_sense = sense_of_text[first_index] == sense_of_text[second_index]

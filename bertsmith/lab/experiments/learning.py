@@ -43,7 +43,8 @@ def predict_masks(job: Job) -> dict[str, Any]:
     """Return the most probable words for the mask of each sentence, with their probabilities."""
     predictions = {}
     for sentence in job.stage.settings["sentences"]:
-        words = fill(job.inputs["model"], sentence, job.stage.settings["top_k"])[0].words
+        model, top_k = job.inputs["model"], job.stage.settings["top_k"]
+        words = fill(model, sentence, top_k)[0].predictions
         predictions[sentence] = [[word, round(probability, 4)] for word, probability in words]
     return {"predictions": predictions}
 

@@ -17,9 +17,9 @@ def fill(service: Service, model: str | None, text: str) -> str:
     (masks,) = service.fill(model, [text], NUM_WORDS)
     parts = [_fill_with_best(text, masks)]
     for number, mask in enumerate(masks, 1):
-        highest = mask.words[0][1]
+        highest = mask.predictions[0][1]
         title = f"Mask {number}" if len(masks) > 1 else "Predictions"
-        parts.append(section(title, bars(mask.words, maximum=highest)))
+        parts.append(section(title, bars(mask.predictions, maximum=highest)))
     return "".join(parts)
 
 
@@ -27,34 +27,37 @@ def _fill_with_best(text: str, masks: list[Filling]) -> str:
     """Return the text with each mask replaced by its best token, highlighted."""
     filled, spans, position = "", [], 0
     for mask in masks:
-        filled += text[position : mask.place]
-        word = mask.words[0][0]
+        filled += text[position : mask.start]
+        word = mask.predictions[0][0]
         if word.startswith("##") and not filled[-1:].isspace():
             word = word[2:]
         spans.append((len(filled), len(filled) + len(word), "", 0))
         filled += word
-        position = mask.place + len(MASK_TOKEN)
+        position = mask.start + len(MASK_TOKEN)
     return highlight(filled + text[position:], spans)
 
 
 def pair(service: Service, model: str | None, a: str, b: str) -> str:
     """Show the probability that B follows A."""
     (prediction,) = service.pair(model, [(a, b)])
-    follows = prediction.follows >= 0.5
+    probability = prediction.next_sentence_probability
+    follows = probability >= 0.5
     title = "B follows A" if follows else "B does not follow A"
     probabilities = [
-        ("B follows A", prediction.follows), ("it does not", 1 - prediction.follows)
+        ("B follows A", probability), ("it does not", 1 - probability)
     ]  # fmt: skip
     html = section(title, bars(probabilities, best=0 if follows else 1))
-    if prediction.left_out:
-        html += notice(f"{prediction.left_out} tokens were truncated to fit the model.", "note")
+    if prediction.num_removed_tokens:
+        html += notice(
+            f"{prediction.num_removed_tokens} tokens were truncated to fit the model.", "note"
+        )
     return html
 
 
 def classify(service: Service, model: str | None, text: str, second: str) -> str:
     """Show labels as bars, or the score of a regression model."""
     (prediction,) = service.classify(model, [(text, second) if second.strip() else text])
-    note = truncation_note(prediction.cut_off)
+    note = truncation_note(prediction.is_truncated)
     if prediction.score is not None:
         score = f'<p class="bs-number"><output>{prediction.score:.3f}</output></p>'
         return section("Score", score) + note
@@ -85,7 +88,7 @@ def answer(service: Service, model: str | None, question: str, context: str) -> 
     rows = [(span.text or "(no answer)", span.probability) for span in candidates]
     best = next((index for index, span in enumerate(candidates) if span == result.best), None)
     html = section(title, highlight(context, spans)) + section("Candidates", bars(rows, best=best))
-    return html + truncation_note(result.cut_off)
+    return html + truncation_note(result.is_truncated)
 
 
 def choose(service: Service, model: str | None, prompt: str, endings: str) -> str:
@@ -93,8 +96,8 @@ def choose(service: Service, model: str | None, prompt: str, endings: str) -> st
     choices = split_lines(endings)
     (result,) = service.choose(model, [(prompt, choices)])
     rows = list(zip(choices, result.probabilities, strict=True))
-    html = section(choices[result.best], bars(rows, best=result.best))
-    return html + truncation_note(result.cut_off)
+    html = section(choices[result.best_index], bars(rows, best=result.best_index))
+    return html + truncation_note(result.is_truncated)
 
 
 def split_lines(text: str) -> list[str]:

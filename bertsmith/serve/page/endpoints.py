@@ -97,7 +97,7 @@ def _inspection_functions(inspector: ModelInspector) -> dict[str, Callable[..., 
         maps = inspector.word(model or None, word, tuple(texts))
         index = inspector.layer_index(model or None, layer)
         places = [
-            {"text": vector.text, "start": vector.start, "end": vector.end}
+            {"text": vector.text_index, "start": vector.start, "end": vector.end}
             for vector in maps.occurrences
         ]
         return {
@@ -114,7 +114,7 @@ def _inspection_functions(inspector: ModelInspector) -> dict[str, Callable[..., 
         return {
             "tokens": maps.tokens, "segments": maps.segments, "layer": layer, "head": head,
             "probabilities": maps.probabilities[layer - 1, head - 1].tolist(),
-            "left_out": maps.left_out,
+            "num_removed_tokens": maps.num_removed_tokens,
         }  # fmt: skip
 
     return {"word": word, "attention": attention}

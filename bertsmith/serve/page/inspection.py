@@ -89,5 +89,7 @@ class ModelInspector:
             )
         num_states = embedder.config.layers + 1
         settings = build_vector_settings(range(num_states), pooling="none")
-        vectors = self._service.embed_tokens(model, texts, settings, max_numbers=_MAX_NUMBERS)
+        vectors = self._service.embed_tokens(
+            model, texts, settings, max_vector_elements=_MAX_NUMBERS
+        )
         return word_maps(word, texts, embedder.word_vectors(texts, word, vectors), num_states)

@@ -23,10 +23,10 @@ def notice(message: str, kind: str = "fault") -> str:
     return f'<p class="bs-{kind}" role="{role}">{safe(message)}</p>'
 
 
-def truncation_note(cut_off: bool) -> str:
+def truncation_note(is_truncated: bool) -> str:
     """Return a note that a text was truncated; empty if it was not."""
     message = "The text was truncated to the model's maximum length."
-    return notice(message, "note") if cut_off else ""
+    return notice(message, "note") if is_truncated else ""
 
 
 def bars(

@@ -129,8 +129,10 @@ def _show_head(
 
 
 def _render_head(maps: AttentionMaps, layer: int, head: int) -> str:
-    message = f"{maps.left_out} tokens beyond the first {len(maps.tokens)} were truncated."
-    note = notice(message, "note") if maps.left_out else ""
+    message = (
+        f"{maps.num_removed_tokens} tokens beyond the first {len(maps.tokens)} were truncated."
+    )
+    note = notice(message, "note") if maps.num_removed_tokens else ""
     # Outlines the head's button in the grid.
     selector = f'.bs-grid [data-layer="{layer}"][data-head="{head}"]'
     style = f"<style>{selector} {{ outline: 3px solid #d97706; outline-offset: 1px }}</style>"

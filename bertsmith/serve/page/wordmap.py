@@ -104,9 +104,9 @@ def _map(maps: WordMaps, layer: int) -> str:
     dots = []
     for number, (x, y) in enumerate(points / scale * (1, -1) + center, 1):
         occurrence = maps.occurrences[number - 1]
-        tooltip = safe(f"{number}: {maps.texts[occurrence.text]}")
+        tooltip = safe(f"{number}: {maps.texts[occurrence.text_index]}")
         dots.append(
-            f'<g class="bs-hue-{occurrence.text % NUM_HUES}"><title>{tooltip}</title>'
+            f'<g class="bs-hue-{occurrence.text_index % NUM_HUES}"><title>{tooltip}</title>'
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="11"/>'
             f'<text x="{x:.1f}" y="{y + 4:.1f}" text-anchor="middle">{number}</text></g>'
         )
@@ -125,8 +125,8 @@ def _map(maps: WordMaps, layer: int) -> str:
 def _sentences(maps: WordMaps) -> str:
     rows = []
     for occurrence in maps.occurrences:
-        span = (occurrence.start, occurrence.end, "", occurrence.text)
-        rows.append(f"<li>{highlight(maps.texts[occurrence.text], [span])}</li>")
+        span = (occurrence.start, occurrence.end, "", occurrence.text_index)
+        rows.append(f"<li>{highlight(maps.texts[occurrence.text_index], [span])}</li>")
     return f'<ol class="bs-places">{"".join(rows)}</ol>'
 
 

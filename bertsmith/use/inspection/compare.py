@@ -69,8 +69,8 @@ class Difference:
         """Return the difference as a JSON value."""
         return {
             "shapes": self.shapes,
-            "largest": self.max_abs_difference,
-            "relative": self.relative,
+            "max_abs_difference": self.max_abs_difference,
+            "relative_difference": self.relative,
         }
 
 
@@ -94,9 +94,9 @@ class VocabularyComparison:
         """Return the differences as a JSON value."""
         return {
             "sizes": self.sizes,
-            "choices": self.settings,
-            "differing": self.num_different_ids,
-            "first": self.examples,
+            "settings": self.settings,
+            "num_different_ids": self.num_different_ids,
+            "examples": self.examples,
         }
 
 
@@ -156,11 +156,11 @@ class Comparison:
             "vocabulary": self.vocabulary.to_json(),
             "tensors": {name: tensor.to_json() for name, tensor in self.tensors.items()},
             "outputs": {name: output.to_json() for name, output in self.outputs.items()},
-            "texts": self.num_texts,
-            "tokens": self.num_tokens,
-            "cut_off": self.num_truncated,
-            "without_pairs": self.num_skipped_pairs,
-            "otherwise": self.tokenized_differently,
+            "num_texts": self.num_texts,
+            "num_tokens": self.num_tokens,
+            "num_truncated": self.num_truncated,
+            "num_skipped_pairs": self.num_skipped_pairs,
+            "tokenized_differently": self.tokenized_differently,
         }
 
 

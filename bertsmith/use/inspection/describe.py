@@ -51,8 +51,8 @@ class TensorSummary:
             "dtype": self.dtype,
             "shape": self.shape,
             "mean": self.mean,
-            "deviation": self.std,
-            "strange": self.num_nonfinite,
+            "std": self.std,
+            "num_nonfinite": self.num_nonfinite,
         }
 
 
@@ -106,15 +106,15 @@ def describe_model(path: Path) -> Description:
     ]
     for title, values in sections:
         lines += ["", title, *format_aligned(flatten(values))]
-    lines += ["", "words", *(f"  {line}" for line in vocabulary.lines())]
+    lines += ["", "vocabulary", *(f"  {line}" for line in vocabulary.lines())]
     lines += ["", f"tensors: {len(summaries)}", *_format_table(summaries)]
     facts = {
         "path": str(directory),
-        "parameters": weights.num_parameters,
+        "num_parameters": weights.num_parameters,
         "heads": heads,
         "config": config.model_dump(),
-        "info": info,
-        "words": vocabulary.to_json(),
+        "metadata": info,
+        "vocabulary": vocabulary.to_json(),
         "tensors": _to_json(summaries),
     }
     return Description(facts, lines)
@@ -167,7 +167,7 @@ def describe_run(path: Path) -> Description:
         "finished": finished,
         "step": step,
         "steps": steps,
-        "last": last_metrics,
+        "last_metrics": last_metrics,
         "checkpoints": [{"step": step, "bytes": size} for step, size in checkpoints],
         "settings": settings,
     }

@@ -28,7 +28,7 @@ def describe_sweep(path: Path) -> Description:
     runs = sorted(file.parent for file in path.glob("*seed-*/settings.toml"))
     run_names = [run.name for run in runs]
     finished_names = [run.name for run in runs if is_finished(run)]
-    facts: dict[str, Any] = {"path": str(path), "runs": run_names, "done": finished_names}
+    facts: dict[str, Any] = {"path": str(path), "runs": run_names, "finished_runs": finished_names}
     results = read_json_object(path / RESULTS_FILE) if (path / RESULTS_FILE).exists() else None
     try:
         lines = [] if results is None else _format_results(results)
@@ -80,7 +80,7 @@ def describe_index(path: Path) -> Description:
         raise damaged_index_error(
             path / VECTORS_FILE, ValueError(f"shape {shape}; expected lines and width")
         )
-    counts = {"lines": shape[0], "width": shape[1]}
+    counts = {"num_lines": shape[0], "width": shape[1]}
     lines = [f"index {path}: {shape[0]:,} lines, vectors of {shape[1]:,} numbers"]
-    facts = {"path": str(path), **counts, "made": manifest}
+    facts = {"path": str(path), **counts, "settings": manifest}
     return Description(facts, lines + format_aligned(flatten(manifest)))

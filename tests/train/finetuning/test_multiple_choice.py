@@ -59,7 +59,9 @@ def test_multiple_choice_is_learned(start: Path, tmp_path: Path) -> None:
     assert metrics["accuracy"] >= 0.9
     rows = [line.split(",") for line in new_file.read_text().splitlines()[1:]]
     answers = choose(tmp_path / "run", [(row[1], row[2:5]) for row in rows])
-    is_correct = [answer.best == int(row[5]) for answer, row in zip(answers, rows, strict=True)]
+    is_correct = [
+        answer.best_index == int(row[5]) for answer, row in zip(answers, rows, strict=True)
+    ]
     assert metrics["accuracy"] == pytest.approx(np.mean(is_correct))
     assert metrics["counts"]["used"] == 60
 

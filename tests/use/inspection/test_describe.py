@@ -80,7 +80,7 @@ def test_describe_model(pretrained: PretrainedBundle, model_dir: Path) -> None:
     """Config, number of parameters and all stored tensors are reported as JSON values."""
     description = describe_model(model_dir)
     num_parameters = count_parameters(pretrained.model)
-    assert description.facts["parameters"] == num_parameters
+    assert description.facts["num_parameters"] == num_parameters
     assert description.facts["config"] == pretrained.config.model_dump()
     names_by_parameter = map_to_hf_names(list(pretrained.model.state_dict()))
     num_stored = sum(len(names) for names in names_by_parameter.values())
@@ -100,8 +100,12 @@ def test_describe_run(unfinished_run: Path, model_dir: Path) -> None:
     description = describe_run(unfinished_run)
     facts = description.facts
     assert (facts["step"], facts["steps"], facts["finished"]) == (40, 100, False)
-    assert facts["last"]["heldout"] == {"step": 40, "masked_lm": 6.5, "unigram_entropy": 6.1}
-    assert facts["last"]["train"]["masked_lm"] == 5.0
+    assert facts["last_metrics"]["heldout"] == {
+        "step": 40,
+        "masked_lm": 6.5,
+        "unigram_entropy": 6.1,
+    }
+    assert facts["last_metrics"]["train"]["masked_lm"] == 5.0
     assert [entry["step"] for entry in facts["checkpoints"]] == [20, 40]
     folder = unfinished_run / "checkpoints" / "step-40"
     size = sum(file.stat().st_size for file in folder.iterdir())
