@@ -13,7 +13,7 @@ CuSeqlens = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class ExampleBatch:
-    """B sequences packed into one row of T tokens, with P tokens to predict.
+    """Pre-training examples in NumPy: B packed sequences of T tokens, with P tokens to predict.
 
     Attributes:
         ids: Token ids after masking, int64 [T].

@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class PackedBatch:
-    """B sequences concatenated into one row of T tokens.
+    """Input of a model: B sequences concatenated into one row of T tokens.
 
     Attributes:
         ids: int64 [T], token ids.

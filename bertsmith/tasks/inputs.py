@@ -194,7 +194,7 @@ class ModelInputs:
 
 @dataclass(frozen=True)
 class TaskMicroBatch:
-    """A part of a batch, for one forward and backward pass.
+    """Packed inputs of a fine-tuning task and their targets, for one forward and backward pass.
 
     Attributes:
         packed: The packed sequences.

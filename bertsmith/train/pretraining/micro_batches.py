@@ -13,7 +13,7 @@ from bertsmith.model.packed import PackedBatch
 
 @dataclass(frozen=True)
 class PretrainingMicroBatch:
-    """Packed sequences on the device with their labels (see ``data.packing.ExampleBatch``)."""
+    """Part of an ``ExampleBatch`` as tensors on the device, for one forward and backward pass."""
 
     packed: PackedBatch
     masked_positions: Tensor
