@@ -1,15 +1,16 @@
-"""Atomic writing of files and directories, JSON, and content hashes."""
+"""Atomic writing of files and directories, locks, JSON, and content hashes."""
 
+import fcntl
 import hashlib
 import json
 import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from bertsmith.errors import InputError, ModelError
 
@@ -36,6 +37,43 @@ def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def lock_open_file(file: BinaryIO, *, shared: bool = False) -> None:
+    """Wait for the lock of an open file (flock), which ends when the file is closed.
+
+    Args:
+        file: The open file.
+        shared: Other processes may hold a shared lock at the same time.
+    """
+    fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+
+
+@contextmanager
+def hold_lock(
+    path: Path, *, error: Exception | None = None, on_wait: Callable[[], None] | None = None
+) -> Iterator[None]:
+    """Hold the exclusive lock of a file or directory (flock); create a missing file.
+
+    Args:
+        path: The file or directory.
+        error: Raised if another process holds the lock; None to wait for that process.
+        on_wait: Called before waiting.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY if path.is_dir() else os.O_RDWR | os.O_CREAT
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if error is not None:
+                raise error from None
+            if on_wait is not None:
+                on_wait()
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
     finally:
         os.close(descriptor)
 

@@ -6,7 +6,6 @@ that was stopped resumes from the existing shards, and the store has the same by
 of workers.
 """
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,6 +40,7 @@ from bertsmith.data.store import (
 from bertsmith.data.worker import DamagedShardError, Shard, ShardTask, WorkerFailure, hash_texts
 from bertsmith.data.worker_pool import WorkerPool
 from bertsmith.errors import StoreError
+from bertsmith.files import hold_lock
 from bertsmith.progress import NullProgress, Progress
 from bertsmith.text.corpus import CorpusReport, Document, Source, read_documents
 from bertsmith.text.sentences import check_language
@@ -127,13 +127,8 @@ def _lock_parts(out: Path, plan: StorePlan, progress: Progress) -> Iterator[Path
             f"{out}: this folder holds something else; name a new or empty folder with --out"
         )
     parts.mkdir(parents=True, exist_ok=True)
-    with (parts / LOCK_FILE).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StoreError(
-                f"{out}: another process is building this store; wait until it has finished"
-            ) from None
+    error = StoreError(f"{out}: another process is building this store; wait until it has finished")
+    with hold_lock(parts / LOCK_FILE, error=error):
         # Without any shard no work would be lost, so a different plan is accepted.
         if (parts / PLAN_FILE).exists() and any(parts.glob("*.npz")):
             changes = list_plan_changes(read_plan(parts / PLAN_FILE), plan)

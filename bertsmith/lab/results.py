@@ -4,7 +4,6 @@ If the process is killed, at most the line being written is lost. If a stage has
 the last one counts. Several processes may append to one file.
 """
 
-import fcntl
 import json
 import os
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.compatibility import downgrade_stage_name, upgrade_lab_record
-from bertsmith.files import dump_json, sync
+from bertsmith.files import dump_json, lock_open_file, sync
 
 RESULTS_FILE = "results.jsonl"
 #: Version 0.1 wrote one file per result into this folder, next to the results file.
@@ -54,7 +53,7 @@ class ResultsFile:
         is_new = not self.path.exists()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock_open_file(file)
             size = file.seek(0, os.SEEK_END)
             if size:
                 file.seek(size - 1)
@@ -72,7 +71,7 @@ class ResultsFile:
         try:
             with self.path.open("rb") as file:
                 # The lock waits until other processes have finished their lines.
-                fcntl.flock(file, fcntl.LOCK_SH)
+                lock_open_file(file, shared=True)
                 if os.fstat(file.fileno()).st_size < self._offset:
                     self._records, self._offset, self._num_lines = {}, 0, 0
                 file.seek(self._offset)

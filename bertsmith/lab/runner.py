@@ -4,7 +4,6 @@ Results are kept in ``results.jsonl``. What they were computed from (stores, run
 work directory and may be deleted: it is only computed again where a missing result needs it.
 """
 
-import fcntl
 import json
 import shutil
 import time
@@ -21,7 +20,7 @@ import torch
 
 from bertsmith.compatibility import OLD_STAGE_OUTPUT, downgrade_stage_name, upgrade_lab_record
 from bertsmith.errors import BertsmithError, RunError, StoreError
-from bertsmith.files import dump_json, write_json
+from bertsmith.files import dump_json, hold_lock, write_json
 from bertsmith.lab.results import RESULTS_FILE, ResultsFile
 from bertsmith.lab.stage import Stage
 from bertsmith.lab.stage_runners import (
@@ -277,12 +276,9 @@ class Runner:
     def _lock(self, folder: Path) -> Iterator[None]:
         """Hold a stage's lock; wait while another process runs the same stage."""
         folder.mkdir(parents=True, exist_ok=True)
-        with folder.with_name(f".{folder.name}.lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self.progress.log(f"  waiting for {folder.name}, which another process runs")
-                fcntl.flock(file, fcntl.LOCK_EX)
+        message = f"  waiting for {folder.name}, which another process runs"
+        lock_file = folder.with_name(f".{folder.name}.lock")
+        with hold_lock(lock_file, on_wait=lambda: self.progress.log(message)):
             folder.mkdir(parents=True, exist_ok=True)
             yield
 

@@ -1,8 +1,6 @@
 """Embed an unbounded stream of lines into a file, in constant memory; runs can be resumed."""
 
-import fcntl
 import hashlib
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -15,7 +13,7 @@ import numpy as np
 
 from bertsmith.bundle import hash_model_files
 from bertsmith.errors import InputError
-from bertsmith.files import parse_json, sync, write_json
+from bertsmith.files import hold_lock, parse_json, sync, write_json
 from bertsmith.progress import NullProgress, Progress
 from bertsmith.text.unknown import TokenCounts
 from bertsmith.use.embed import Embedder
@@ -282,19 +280,13 @@ def _lock_partial(out: Path) -> Iterator[Path]:
     partial = out.with_name(f"{out.name}.partial")
     with _explain_write_errors(partial):
         partial.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"{partial}: another process is writing to it") from None
+    error = InputError(f"{partial}: another process is writing to it")
+    with hold_lock(partial, error=error):
         try:
             yield partial
         except BaseException:
             _remove_if_empty(partial)
             raise
-    finally:
-        os.close(descriptor)
 
 
 def _remove_if_empty(partial: Path) -> None:

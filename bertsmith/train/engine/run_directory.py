@@ -1,6 +1,5 @@
 """The directory of a run: its settings file and its lock."""
 
-import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bertsmith.errors import RunError
-from bertsmith.files import write_atomic
+from bertsmith.files import hold_lock, write_atomic
 from bertsmith.progress import Progress
 from bertsmith.settings import Settings, get_table, read_toml
 
@@ -151,11 +150,6 @@ def lock_run(run: Path) -> Iterator[None]:
     Raises:
         RunError: If another process holds the lock.
     """
-    with (run / LOCK_FILE).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(
-                f"{run}: another process is training here; wait for it, or stop it"
-            ) from None
+    error = RunError(f"{run}: another process is training here; wait for it, or stop it")
+    with hold_lock(run / LOCK_FILE, error=error):
         yield
