@@ -1,4 +1,4 @@
-"""Regenerate the help pages, tables and file tree in the documentation.
+"""Regenerate the help pages and tables in the documentation.
 
 With ``--check``, write nothing and exit with status 1 if a file is out of date.
 """
@@ -37,13 +37,6 @@ from bertsmith.train.pretraining.recipes import RunSettings
 ROOT = Path(__file__).resolve().parent.parent
 #: Environment that makes help pages independent of the terminal.
 TERMINAL_ENVIRONMENT = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
-#: Top-level folders outside the package, with their descriptions in the file tree.
-OTHER_FOLDERS = {
-    "benchmarks": "speed and quality compared with other libraries",
-    "examples": "notebooks with their outputs; the tests execute them",
-    "docs": "the documentation site: guides, reference, paper section map, experiments",
-    "tests": "mirrors the package; architecture/ and walk/ test the project as a whole",
-}
 #: Settings tables of docs/reference/settings.md: title, prefix of ``--set`` and class.
 SETTINGS_TABLES: tuple[tuple[str, str, type[Settings]], ...] = (
     ("Model", "model", ModelConfig),
@@ -97,24 +90,19 @@ def read_summary(file: Path) -> str:
     return docstring.partition("\n")[0].partition(". ")[0].rstrip(".").replace("``", "")
 
 
-def render_tree() -> str:
-    """Return the file tree of the package with a one-line description of each file."""
-    lines = [("bertsmith/", read_summary(ROOT / "bertsmith" / "__init__.py"))]
-
-    def add_folder(folder: Path, depth: int) -> None:
-        for path in sorted(folder.iterdir(), key=lambda path: (path.is_dir(), path.name)):
-            indent = "  " * depth
-            if path.suffix == ".py" and path.name != "__init__.py":
-                lines.append((indent + path.name, read_summary(path)))
-            elif (path / "__init__.py").is_file():
-                lines.append((f"{indent}{path.name}/", read_summary(path / "__init__.py")))
-                add_folder(path, depth + 1)
-
-    add_folder(ROOT / "bertsmith", 1)
-    lines += [(f"{folder}/", description) for folder, description in OTHER_FOLDERS.items()]
-    width = max(len(name) for name, _ in lines) + 2
-    tree = "\n".join(f"{name:{width}}{description}" for name, description in lines)
-    return f"```text\n{tree}\n```"
+def render_modules() -> str:
+    """Return a section for each package, with a table of its modules and their descriptions."""
+    sections = []
+    for file in sorted((ROOT / "bertsmith").rglob("__init__.py")):
+        folder = file.parent
+        modules = sorted(path for path in folder.glob("*.py") if path != file)
+        if not modules:
+            continue
+        rows = [f"| `{path.name}` | {read_summary(path)} |" for path in modules]
+        table = "\n".join(["| module | description |", "| --- | --- |", *rows])
+        title = folder.relative_to(ROOT).as_posix()
+        sections.append(f"### {title}\n\n{read_summary(file)}.\n\n{table}")
+    return "\n\n".join(sections)
 
 
 def read_public_docstrings() -> dict[str, str]:
@@ -355,7 +343,7 @@ def render_files() -> dict[Path, str]:
             "public objects": render_public_objects(),
         },
         ROOT / "docs" / "reference" / "settings.md": {"settings": render_settings()},
-        ROOT / "docs" / "architecture.md": {"tree": render_tree()},
+        ROOT / "docs" / "architecture.md": {"modules": render_modules()},
         ROOT / "docs" / "results.md": task_sections,
         ROOT / "docs" / "lab.md": render_lab_tables(),
     }

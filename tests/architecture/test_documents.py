@@ -21,7 +21,7 @@ NO_FILE = {"not yet", "none"}
 
 
 def test_generated_files_are_up_to_date(root: Path) -> None:
-    """The help pages, the file tree and the tables are the output of docs/generate.py."""
+    """The help pages and the generated tables are the output of docs/generate.py."""
     command = [sys.executable, str(root / "docs" / "generate.py"), "--check"]
     completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert completed.returncode == 0, f"run `make docs`\n{completed.stdout}{completed.stderr}"
