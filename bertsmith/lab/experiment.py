@@ -9,9 +9,10 @@ from bertsmith.lab.stage import Stage
 from bertsmith.lab.stage_runners import StageFunction
 from bertsmith.lab.stages import StageFactory
 
-#: The stages whose results an experiment reports, by a key that says what they measure.
+#: The stages whose results an experiment reports. A key identifies the configuration and what is
+#: measured, such as ("relu", 0) for an activation and a seed.
 Stages = dict[Any, Stage]
-#: The results of those stages under the same keys, None where a result is missing.
+#: The results of these stages under the same keys, None for missing results.
 Results = Mapping[Hashable, dict[str, Any] | None]
 
 
@@ -23,9 +24,9 @@ class Experiment:
         name: The name on the command line.
         source: The section, table or figure of the paper.
         question: The question that the experiment answers.
-        build_stages: Returns the stages to run.
-        build_report: Returns tables and plots from the results.
-        stage_functions: Runs the kinds of stages that only this experiment has.
+        build_stages: Function that returns the stages whose results are reported.
+        build_report: Function that returns tables and plots of the results.
+        stage_functions: Functions that run the kinds of stages that only this experiment has.
     """
 
     name: str

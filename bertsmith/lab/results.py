@@ -1,7 +1,7 @@
 """The results file of a scale: one JSON record per line, appended as stages finish.
 
 If the process is killed, at most the line being written is lost. If a stage has several records,
-the last one counts. Several processes may append to one file.
+the last one is used. Several processes may append to the same file.
 """
 
 import json
@@ -19,10 +19,13 @@ _LEGACY_FOLDER = "results"
 
 
 class ResultsFile:
-    """Results by stage name; lines that other processes append are read on the next access."""
+    """The records of a results file by stage name.
+
+    Every access also reads the lines that other processes have appended.
+    """
 
     def __init__(self, path: Path, log: Callable[[str], None]) -> None:
-        """Create the results file object.
+        """Initialize without reading the file.
 
         Args:
             path: The file, which need not exist yet.
@@ -38,10 +41,10 @@ class ResultsFile:
     def get(self, name: str) -> dict[str, Any] | None:
         """Return the last record of a stage, None if there is none.
 
-        Single-file results of version 0.1 are read too.
+        Version 0.1 wrote one file per result. These files are read too.
         """
         self._refresh()
-        return self._records.get(name) or self._legacy_record(name)
+        return self._records.get(name) or self._read_legacy_record(name)
 
     def append(self, name: str, record: dict[str, Any]) -> None:
         """Append a record and flush it to disk.
@@ -58,7 +61,7 @@ class ResultsFile:
             if size:
                 file.seek(size - 1)
                 if file.read(1) != b"\n":
-                    # The last line is incomplete because its process was killed.
+                    # The process that wrote the last line was killed, so the line is incomplete.
                     line = "\n" + line
             file.write(line.encode())
             file.flush()
@@ -67,10 +70,10 @@ class ResultsFile:
             sync(self.path.parent)
 
     def _refresh(self) -> None:
-        """Read the lines that were added since the last call."""
+        """Read the complete lines that were appended since the last call."""
         try:
             with self.path.open("rb") as file:
-                # The lock waits until other processes have finished their lines.
+                # With the lock, no other process is in the middle of a line.
                 lock_open_file(file, shared=True)
                 if os.fstat(file.fileno()).st_size < self._offset:
                     self._records, self._offset, self._num_lines = {}, 0, 0
@@ -82,35 +85,36 @@ class ResultsFile:
         complete = data[: data.rfind(b"\n") + 1]
         for line in complete.splitlines():
             self._num_lines += 1
-            self._add(line)
+            self._add_line(line)
         self._offset += len(complete)
         if len(complete) < len(data):
-            self._warn(f"{self.path}: the last line is incomplete; its result counts as missing")
+            self._warn(f"{self.path}: the last line is incomplete; its stage runs again")
 
-    def _add(self, line: bytes) -> None:
+    def _add_line(self, line: bytes) -> None:
+        """Add the record of a line; warn if the line is damaged."""
         if not line.strip():
             return
         try:
             record = upgrade_lab_record(json.loads(line))
             self._records[record["name"]] = record
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            self._warn(f"{self.path}, line {self._num_lines}: not a result; it counts as missing")
+            location = f"{self.path}, line {self._num_lines}"
+            self._warn(f"{location}: this is not a result; its stage runs again")
 
-    def _legacy_record(self, name: str) -> dict[str, Any] | None:
+    def _read_legacy_record(self, name: str) -> dict[str, Any] | None:
+        """Return a stage's record from its own file, None if it is missing or damaged."""
         path = self.path.with_name(_LEGACY_FOLDER) / f"{downgrade_stage_name(name)}.json"
         try:
-            record = json.loads(path.read_bytes())
+            record = upgrade_lab_record(json.loads(path.read_bytes()))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError):
-            record = None
-        if not isinstance(record, dict):
-            self._warn(f"{path}: this result is damaged; it counts as missing")
+        except (OSError, ValueError, TypeError, AttributeError):
+            self._warn(f"{path}: this result is damaged; its stage runs again")
             return None
         self._warn(
             f"{path.parent}: reading results of version 0.1; new results go to {self.path.name}"
         )
-        return upgrade_lab_record(record)
+        return record
 
     def _warn(self, message: str) -> None:
         """Log each message once."""

@@ -1,7 +1,7 @@
-"""Runs the stages of an experiment in order and skips those that already have a result.
+"""Runs the stages of an experiment in order and skips stages that already have a result.
 
-Results are kept in ``results.jsonl``. What they were computed from (stores, runs, models) is in the
-work directory and may be deleted: it is only computed again where a missing result needs it.
+Results are kept in ``results.jsonl``, outputs such as stores and models in the work directory. The
+work directory may be deleted: a stage runs again only if a stage without a result needs its output.
 """
 
 import json
@@ -36,26 +36,26 @@ from bertsmith.progress import Progress
 from bertsmith.runtime import device
 from bertsmith.version import __version__
 
-#: Written last into a stage's directory, because the output alone may be incomplete.
+#: File in a stage's directory. It is written last and shows that the output is complete.
 _RECORD_FILE = "result.json"
-#: Fields compared when a stage runs again. Even these may differ in the last digits on another
+#: Result fields that are compared if a stage runs again. The last digits may differ on another
 #: machine or with another number of threads.
 _COMPARED_FIELDS = ("heldout_metrics", "metrics")
-#: Fields that a complete result has, by kind, unless the run diverged.
+#: Required fields of a result by the kind of its stage, unless the run diverged.
 _REQUIRED_FIELDS = {
     "pretrain": ("heldout_metrics", "heldout_curve", "training_curve", "gradient_norms"),
     "finetune": ("metric_names", "metrics"),
 }
 
 
-class _WithoutLog:
-    """Forwards progress bars and drops messages, which would repeat for hundreds of runs."""
+class _SilentProgress:
+    """Forwards progress bars but no messages, which would be the same for hundreds of runs."""
 
     def __init__(self, progress: Progress) -> None:
         self.start, self.advance, self.finish = progress.start, progress.advance, progress.finish
 
     def log(self, text: str) -> None:
-        """Drop the message."""
+        """Ignore the message."""
 
 
 @dataclass
@@ -66,8 +66,8 @@ class Runner:
         results_dir: The directory of the results file.
         work_dir: The directory of stage outputs.
         progress: Receives progress bars and messages.
-        stage_functions: Functions for kinds of stages beyond ``STAGE_FUNCTIONS``.
-        failures: Error messages of this process, by stage name.
+        stage_functions: Additional functions by the kind of stage, see ``STAGE_FUNCTIONS``.
+        failures: Error messages of stages that failed in this process, by stage name.
     """
 
     results_dir: Path
@@ -82,7 +82,7 @@ class Runner:
         self.results = ResultsFile(self.results_dir / RESULTS_FILE, self.progress.log)
 
     def get_result(self, stage: Stage) -> dict[str, Any] | None:
-        """Return the result of a stage, None if it has none yet."""
+        """Return the result of a stage, None if it is missing."""
         record = self._get_record(stage)
         return None if record is None else record["result"]
 
@@ -99,13 +99,13 @@ class Runner:
         return None
 
     def run_stages(self, stages: Mapping[str, Stage]) -> None:
-        """Run every stage without a result; a failed stage does not stop the others.
+        """Run every stage without a result. If a stage fails, the others still run.
 
         Args:
-            stages: The stages by the description that messages show.
+            stages: The stages by their description in messages.
 
         Raises:
-            StoppedError: A signal asked to stop.
+            StoppedError: The process received a signal to stop.
         """
         for number, (description, stage) in enumerate(stages.items(), 1):
             if self.get_result(stage) is None:
@@ -113,10 +113,10 @@ class Runner:
                 self._ensure_result(stage)
 
     def find_missing_stages(self, stages: Iterable[Stage]) -> list[Stage]:
-        """Return each stage that ``run_stages`` would compute, dependencies first.
+        """Return the stages that ``run_stages`` would compute, dependencies first.
 
-        Stages that depend on a diverged run are left out, and so are stages whose output is in the
-        work directory without a result here: both only need a new record.
+        Stages that need no computation are excluded: their output is in the work directory, or
+        they depend on a diverged run. ``run_stages`` only adds records for them.
         """
         missing: dict[str, Stage] = {}
         for stage in stages:
@@ -125,6 +125,7 @@ class Runner:
         return list(missing.values())
 
     def _collect_missing(self, stage: Stage, missing: dict[str, Stage]) -> None:
+        """Add a stage and its dependencies to ``missing`` unless their outputs exist."""
         if stage.name in missing or self._read_work_record(stage) is not None:
             return
         for dependency in stage.dependencies.values():
@@ -132,10 +133,11 @@ class Runner:
         missing[stage.name] = stage
 
     def _has_result_and_output(self, stage: Stage) -> bool:
+        """Return whether a stage needs no computation if other stages read its output."""
         return self.get_result(stage) is not None and self._read_work_record(stage) is not None
 
     def _read_work_record(self, stage: Stage) -> dict[str, Any] | None:
-        """Return a stage's record from the work directory, None unless its output is complete."""
+        """Return a stage's record from the work directory, None if the output is not complete."""
         folder = self._stage_dir(stage)
         record = _read_record(folder / _RECORD_FILE)
         if record is None or not record.get("has_output", True) or _output_path(folder).exists():
@@ -143,19 +145,19 @@ class Runner:
         return None
 
     def _stage_dir(self, stage: Stage) -> Path:
-        """Return the directory of a stage, which version 0.1 may have created."""
+        """Return the directory of a stage, under its name in version 0.1 if that exists."""
         folder = self.work_dir / stage.name
         old_folder = self.work_dir / downgrade_stage_name(stage.name)
         return old_folder if old_folder.exists() and not folder.exists() else folder
 
     def _ensure_result(self, stage: Stage) -> bool:
-        """Run a stage unless it has a result; return whether it succeeded."""
+        """Run a stage unless it has a result; return whether it has one now."""
         if stage.name in self.failures:
             return False
         return self.get_result(stage) is not None or self._run_with_dependencies(stage)
 
     def _ensure_output(self, stage: Stage) -> bool:
-        """Run a stage unless it has a result and its output; return whether it succeeded."""
+        """Run a stage unless it has a result and an output; return whether it has both now."""
         if stage.name in self.failures:
             return False
         return self._has_result_and_output(stage) or self._run_with_dependencies(stage)
@@ -163,7 +165,8 @@ class Runner:
     def _run_with_dependencies(self, stage: Stage) -> bool:
         """Run a stage after its dependencies; return whether all of them succeeded."""
         if self._read_work_record(stage) is not None:
-            # Another results directory has it: its record is copied, without any dependency.
+            # The stage ran for another results directory. Its record is copied, which needs no
+            # dependency.
             return self._try_stage(stage, partial(self._run, stage))
         for role, dependency in stage.dependencies.items():
             if not self._has_result_and_output(dependency) and not self._has_diverged(dependency):
@@ -172,30 +175,36 @@ class Runner:
                     self.failures[stage.name] = f"its {role} ({dependency.name}) failed"
                     return False
             if self._has_diverged(dependency):
-                # Later attempts cannot succeed either, so this is stored as the result.
-                result = {"diverged": f"its {role} ({dependency.name}) did"}
+                # The stage can never run, so divergence is stored as its result.
+                result = {"diverged": f"its {role} ({dependency.name}) diverged"}
                 record = _build_record(stage, result, 0.0)
                 return self._try_stage(stage, partial(self._append_record, stage, record))
         return self._try_stage(stage, partial(self._run, stage))
 
     def _depends_on_diverged(self, stage: Stage) -> bool:
-        """Return whether any direct or indirect dependency diverged."""
+        """Return whether a direct or indirect dependency diverged."""
         return any(self._has_diverged(dependency) or self._depends_on_diverged(dependency)
                    for dependency in stage.dependencies.values())  # fmt: skip
 
     def _has_diverged(self, stage: Stage) -> bool:
-        result = self.get_result(stage) or (self._read_work_record(stage) or {}).get("result", {})
+        result = self.get_result(stage)
+        if result is None:
+            record = self._read_work_record(stage)
+            result = {} if record is None else record["result"]
         return "diverged" in result
 
     def _try_stage(self, stage: Stage, run: Callable[[], int | None]) -> bool:
-        """Call ``run``, record an error as a failure, and return whether it succeeded.
+        """Call ``run`` for a stage and return whether it succeeded.
+
+        Errors are added to ``failures``.
 
         Args:
-            stage: The stage that ``run`` runs.
-            run: Returns the number of a signal that arrived too late to stop the stage, or None.
+            stage: The stage.
+            run: Runs the stage. It returns the number of a signal that arrived too late to stop
+                the stage, otherwise None.
 
         Raises:
-            StoppedError: A signal asked to stop.
+            StoppedError: The process received a signal to stop.
         """
         try:
             late_signal = run()
@@ -204,7 +213,7 @@ class Runner:
         except StoreError as error:
             hint = ""
             if "store" in stage.dependencies:
-                # The error message suggests `bertsmith prepare`, which does not apply to the lab.
+                # The error suggests `bertsmith prepare`, which does not repair the lab's store.
                 path = self._stage_dir(stage.dependencies["store"])
                 hint = f" (in the lab: remove {path} and run the command again)"
             self._add_failure(stage, f"{error}{hint}")
@@ -220,10 +229,14 @@ class Runner:
         return True
 
     def _run(self, stage: Stage) -> int | None:
-        """Run a stage under its lock; return the signal that arrived too late to stop it."""
+        """Run a stage while holding its lock.
+
+        Returns:
+            The number of a signal that arrived too late to stop the stage, otherwise None.
+        """
         folder = self._stage_dir(stage)
         with self._lock(folder):
-            # Another process may have finished it in the meantime.
+            # Another process may have run the stage while this one waited for the lock.
             if stage.kind in RESULT_ONLY_KINDS and self.get_result(stage) is not None:
                 return None
             if (record := self._read_work_record(stage)) is not None:
@@ -234,19 +247,20 @@ class Runner:
             return self._run_locked(stage, folder)
 
     def _run_locked(self, stage: Stage, folder: Path) -> int | None:
+        """Run a stage whose lock is held; see ``_run``."""
         output, start = _output_path(folder), time.perf_counter()
         is_resumed = output.exists()
         inputs = {role: _output_path(self._stage_dir(dependency))
                   for role, dependency in stage.dependencies.items()}  # fmt: skip
         stage_function = {**STAGE_FUNCTIONS, **self.stage_functions}[stage.kind]
-        result = stage_function(Job(stage, output, inputs, _WithoutLog(self.progress)))
+        result = stage_function(Job(stage, output, inputs, _SilentProgress(self.progress)))
         late_signal: int | None = result.pop(LATE_SIGNAL, None)
         if "diverged" in result and "diverged" not in (self.get_result(stage) or result):
-            # The stored result stays: other results were computed from the earlier run.
+            # The stored result is kept, because other results were computed from that run.
             raise RunError(
                 f"the stage ran again and diverged, unlike the first time: {result['diverged']}"
             )
-        # A resumed stage did not measure its total time.
+        # For a resumed stage, only the time since it was resumed is known.
         seconds = None if is_resumed else time.perf_counter() - start
         record = _build_record(stage, result, seconds)
         if stage.dependencies:
@@ -261,20 +275,22 @@ class Runner:
         return late_signal
 
     def _collect_provenance(self, stage: Stage) -> dict[str, Any]:
-        """Return when and on which machine the outputs of the dependencies were computed.
+        """Return when and on which machine the dependencies' outputs were computed.
 
-        This can differ from the records of their results, because an output may have been computed
-        again later.
+        An output may be newer than the record in the results file, if it was deleted and computed
+        again.
         """
-        records = {role: self._read_work_record(dependency)
-                   for role, dependency in stage.dependencies.items()}  # fmt: skip
-        fields = ("date", "machine", "input_provenance")
-        return {role: {name: record[name] for name in fields if name in record}
-                for role, record in records.items() if record}  # fmt: skip
+        provenance: dict[str, Any] = {}
+        for role, dependency in stage.dependencies.items():
+            record = self._read_work_record(dependency)
+            if record is not None:
+                fields = ("date", "machine", "input_provenance")
+                provenance[role] = {name: record[name] for name in fields if name in record}
+        return provenance
 
     @contextmanager
     def _lock(self, folder: Path) -> Iterator[None]:
-        """Hold a stage's lock; wait while another process runs the same stage."""
+        """Hold the lock of a stage's directory; wait while another process runs the stage."""
         folder.mkdir(parents=True, exist_ok=True)
         message = f"  waiting for {folder.name}, which another process runs"
         lock_file = folder.with_name(f".{folder.name}.lock")
@@ -283,61 +299,63 @@ class Runner:
             yield
 
     def _add_failure(self, stage: Stage, message: str, trace: str = "") -> None:
+        """Add a failure, log it, and write its traceback into the stage's directory."""
         self.failures[stage.name] = message
         self.progress.log(f"{stage.name} failed: {message}")
-        if trace and (folder := self._stage_dir(stage)).is_dir():
-            # A full disk may have caused the failure.
+        folder = self._stage_dir(stage)
+        if trace and folder.is_dir():
+            # Writing fails too if a full disk caused the failure.
             with suppress(OSError):
                 (folder / "traceback.txt").write_text(trace, encoding="utf-8")
 
     def _append_record(self, stage: Stage, record: dict[str, Any]) -> None:
         """Append a stage's record to the results file.
 
-        An earlier result stays in place because other results were computed from it; the new
-        numbers are added under "reruns".
+        The first result is kept, because other results were computed from it. The metrics of later
+        runs are added under "reruns".
         """
-        earlier, updated = self._get_record(stage), record
-        if earlier is not None:
+        first_record = self._get_record(stage)
+        if first_record is not None:
             result = record["result"]
-            new = {name: result[name] for name in _COMPARED_FIELDS if name in result}
-            old = {name: earlier["result"].get(name) for name in new}
-            # Both as JSON, where NaN is null.
-            if dump_json(new) != dump_json(old):
+            metrics = {name: result[name] for name in _COMPARED_FIELDS if name in result}
+            first_metrics = {name: first_record["result"].get(name) for name in metrics}
+            # Compared as JSON, because NaN is not equal to itself and JSON has null instead.
+            if dump_json(metrics) != dump_json(first_metrics):
                 self.progress.log(f"  {stage.name}: the numbers differ from the first run")
-            rerun = {"date": record["date"], "machine": record["machine"], **new}
-            updated = {**earlier, "reruns": [*earlier.get("reruns", ()), rerun]}
-        self.results.append(stage.name, updated)
+            rerun = {"date": record["date"], "machine": record["machine"], **metrics}
+            reruns = [*first_record.get("reruns", ()), rerun]
+            record = {**first_record, "reruns": reruns}
+        self.results.append(stage.name, record)
 
 
 def _is_complete(record: Mapping[str, Any]) -> bool:
-    """Return whether a record has all fields that its kind requires."""
+    """Return whether a record has all fields that the kind of its stage requires."""
     try:
         result, required = record["result"], _REQUIRED_FIELDS.get(record["kind"], ())
     except (LookupError, TypeError):
         return False
-    return isinstance(result, dict) and ("diverged" in result or result.keys() >= set(required))
+    if not isinstance(result, dict):
+        return False
+    return "diverged" in result or result.keys() >= set(required)
 
 
 def _read_record(path: Path) -> dict[str, Any] | None:
-    """Read the record of a stage's directory; None if it is missing, damaged or incomplete."""
+    """Return the record in a stage's directory, None if it is missing, damaged or incomplete."""
     try:
-        record: Any = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        record = upgrade_lab_record(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
-    if not isinstance(record, dict):
-        return None
-    record = upgrade_lab_record(record)
     return record if _is_complete(record) else None
 
 
 def _output_path(folder: Path) -> Path:
-    """Return the output of a stage's directory, which version 0.1 may have written."""
+    """Return the output in a stage's directory, under its name in version 0.1 if that exists."""
     old_path = folder / OLD_STAGE_OUTPUT
     return old_path if old_path.exists() else folder / OUTPUT
 
 
 def _build_record(stage: Stage, result: dict[str, Any], seconds: float | None) -> dict[str, Any]:
-    """Return a result together with everything that it depends on."""
+    """Return the record of a result: what it depends on, and when and where it was computed."""
     return {
         "bertsmith": __version__,
         "kind": stage.kind,

@@ -1,4 +1,4 @@
-"""A stage of an experiment, identified by a hash of everything that decides its result."""
+"""A stage of an experiment, identified by a hash of everything that determines its result."""
 
 import hashlib
 import json
@@ -11,13 +11,13 @@ from typing import Any
 from bertsmith.compatibility import downgrade_stage_key
 from bertsmith.files import sha256_of_file
 
-#: Hexadecimal digits of a stage's hash: 48 bits, enough for thousands of stages.
+#: Hexadecimal digits of a stage's key: 48 bits, so collisions of thousands of stages are unlikely.
 _KEY_LENGTH = 12
-#: Version of each kind, 1 if not listed. Increase it when code or defaults change the result of
-#: the same settings, so that older results are not reused.
+#: Version of each kind of stage, 1 if not listed. Increase the version if changed code or defaults
+#: give other results for the same settings, so that older results are not reused.
 KIND_VERSIONS: dict[str, int] = {"word-senses": 2, "softmax": 2}
-#: Versions of pre-training runs by a model setting. Pre-norm models now have a LayerNorm after the
-#: embeddings.
+#: Version of pre-training runs by model setting and value. In version 1, pre-norm models had no
+#: LayerNorm after the embeddings.
 _MODEL_VERSIONS: dict[tuple[str, str], int] = {("norm", "pre"): 2}
 
 
@@ -26,11 +26,12 @@ class Stage:
     """One computation of an experiment: a vocabulary, a store, a training run or a measurement.
 
     Attributes:
-        kind: The key in ``stage_runners.STAGE_FUNCTIONS`` or ``Experiment.stage_functions``.
-        settings: Plain values that decide the result.
-        dependencies: Stages whose output this stage reads, by their role.
-        files: Files or directories that the stage reads, by their role. Only their content is
-            part of the key, not their paths.
+        kind: What the stage computes, such as "pretrain": a key of
+            ``stage_runners.STAGE_FUNCTIONS`` or of ``Experiment.stage_functions``.
+        settings: The settings of the computation, as JSON values.
+        dependencies: The stages whose outputs this stage reads, by their role.
+        files: The files or directories that the stage reads, by their role. Their contents are
+            part of the key, their paths are not.
     """
 
     kind: str
@@ -40,7 +41,7 @@ class Stage:
 
     @cached_property
     def key(self) -> str:
-        """The hash of everything that decides the result."""
+        """The hash of everything that determines the result."""
         content: dict[str, Any] = {
             "kind": self.kind,
             "settings": self.settings,
@@ -57,18 +58,20 @@ class Stage:
         """Return the version of the stage's kind or model; None for the first version."""
         if self.kind == "pretrain":
             model = self.settings.get("model", {})
-            return next((version for (name, value), version in _MODEL_VERSIONS.items()
-                         if model.get(name) == value), None)  # fmt: skip
+            for (name, value), version in _MODEL_VERSIONS.items():
+                if model.get(name) == value:
+                    return version
+            return None
         return KIND_VERSIONS.get(self.kind)
 
     @property
     def name(self) -> str:
-        """The name of the stage's directory and of its result."""
+        """The name of the stage's directory and record, such as "pretrain-0123456789ab"."""
         return f"{self.kind}-{self.key}"
 
 
 def hash_content(path: Path) -> str:
-    """Return the SHA-256 of a file, or of the names and contents of all files in a directory."""
+    """Return the SHA-256 of a file, or of all file names and contents of a directory."""
     if not path.is_dir():
         return _hash_file(path)
     digest = hashlib.sha256()
@@ -78,11 +81,12 @@ def hash_content(path: Path) -> str:
 
 
 def _hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file, computed once unless its size or modification time changes."""
     status = path.stat()
     return _hash_cached(path, (status.st_size, status.st_mtime_ns))
 
 
 @cache
 def _hash_cached(path: Path, size_and_time: tuple[int, int]) -> str:  # noqa: ARG001 - cache key
-    """Hash a file again only if its size or modification time has changed."""
+    """Return the SHA-256 of a file; the second argument distinguishes versions in the cache."""
     return sha256_of_file(path)

@@ -120,7 +120,7 @@ def test_dependents_of_a_diverged_run_have_diverged(tmp_path: Path) -> None:
     """They get this as their result without running, even after the work directory is deleted."""
     diverged = Stage("number", {"diverges": True})
     stages = {"x": Stage("number", {"add": 1}, {"bad": diverged})}
-    expected = {"diverged": f"its bad ({diverged.name}) did"}
+    expected = {"diverged": f"its bad ({diverged.name}) diverged"}
     runner = make_runner(tmp_path)
     runner.run_stages(stages)
     assert runner.failures == {}
