@@ -1,4 +1,4 @@
-"""Runs an experiment: plans and runs its stages, and writes its report."""
+"""Plans and runs the stages of an experiment, and writes its report."""
 
 import json
 import signal
@@ -24,13 +24,13 @@ from bertsmith.lab.stage_runners import StoppedError
 from bertsmith.lab.stages import TRAINING_KINDS, StageFactory
 from bertsmith.progress import NullProgress, Progress
 
-#: Experiments that can evaluate the user's model instead of training models.
+#: Experiments that evaluate the user's model if there is one, instead of training models.
 MODEL_EXPERIMENTS = ("features", "pooling", "context", "positions")
-#: Experiments that also use Korean text if there is any.
+#: Experiments that also use Korean text if there is one.
 _KOREAN_EXPERIMENTS = ("context", "vocabulary")
-#: The default directory of stage outputs, in OUT/SCALE.
+#: The default name of the directory of stage outputs, a subdirectory of OUT/SCALE.
 WORK_DIR = "work"
-#: Prefix of the names of reports on the user's model.
+#: Prefix of the file names of reports on the user's model.
 _MODEL_REPORT_PREFIX = "external-"
 
 
@@ -40,9 +40,9 @@ class PlannedStage:
 
     Attributes:
         stage: The stage.
-        description: What the stage measures, or which stage needs it first.
-        num_steps: Its training steps, 0 if it does not train.
-        seconds: Its estimated duration, None if it cannot be estimated.
+        description: What the stage computes, or the first stage that depends on it.
+        num_steps: The number of training steps, 0 without training.
+        seconds: The estimated duration, None without an estimate.
     """
 
     stage: Stage
@@ -53,14 +53,14 @@ class PlannedStage:
 
 @dataclass(frozen=True)
 class ExperimentOutcome:
-    """The outcome of an experiment.
+    """The outcome of running an experiment.
 
     Attributes:
         experiment: The experiment.
-        report: Its tables and plots.
-        failures: Error messages by stage name.
+        report: The tables and plots.
+        failures: The error messages of failed stages, by stage name.
         num_missing: The number of missing results.
-        files: The files that were written.
+        files: The report files that were written.
     """
 
     experiment: Experiment
@@ -71,7 +71,7 @@ class ExperimentOutcome:
 
 
 class ExperimentRun:
-    """One experiment at one scale, with its directories."""
+    """An experiment at a scale, with its input files and output directories."""
 
     def __init__(
         self,
@@ -85,29 +85,29 @@ class ExperimentRun:
         num_seeds: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Check the arguments and create the stages, without running any.
+        """Check the arguments and create the stages without running them.
 
         Args:
             name: The name of an experiment.
             scale: The name of a scale.
-            sources: The input files; at scale "smoke", toy files replace missing ones.
-            out: The directory for tables and figures, which go to OUT/SCALE.
+            sources: The input files. At scale "smoke", generated toy files replace missing ones.
+            out: The directory of reports, which are written to OUT/SCALE.
             results_dir: The directory of SCALE/results.jsonl, by default ``out``.
-            work_dir: The directory for stores, runs and models, by default OUT/SCALE/work. It may
-                be deleted at any time.
-            num_seeds: Runs per configuration, by default that of the scale.
+            work_dir: The directory of stage outputs such as stores and models, by default
+                OUT/SCALE/work. It may be deleted at any time.
+            num_seeds: The number of seeds per configuration, by default that of the scale.
             progress: Receives progress bars and messages.
 
         Raises:
             SettingsError: The experiment or scale is unknown.
             TaskError: An input file is missing or cannot be read.
-            RunError: ``out`` is a file, or has the report of another model.
+            RunError: ``out`` is a file, or contains the report of another model.
         """
         sources = _check_arguments(name, scale, sources or Sources())
         self.experiment, self.out = EXPERIMENTS[name], Path(out)
         if self.out.exists() and not self.out.is_dir():
             raise RunError(f"{self.out}: this is a file; give --out a directory")
-        # Scales share no stages, and their reports must not replace each other.
+        # Reports of different scales have the same file names.
         self.out = self.out / scale
         work_dir = Path(work_dir) / scale if work_dir else self.out / WORK_DIR
         results_dir = Path(results_dir) / scale if results_dir else self.out
@@ -126,19 +126,19 @@ class ExperimentRun:
         self.runner = Runner(results_dir, work_dir, progress, self.experiment.stage_functions)
         try:
             self.stages: Stages = self.experiment.build_stages(self.factory)
-            # Hashes all input files now, so that changes during the run do not affect it.
+            # Computing the names hashes all input files, so that unreadable files are reported now.
             self._stage_names = {key: stage.name for key, stage in self.stages.items()}
         except OSError as error:
             raise TaskError(f"{error.filename or self.out}: {error.strerror or error}") from error
         self._model_id = _identify_model(sources.model)
-        old_hash = self._read_previous_report().get("model_hash")
-        if old_hash is not None and old_hash != self._model_id.get("model_hash", old_hash):
+        previous_hash = self._read_previous_report().get("model_hash")
+        if previous_hash is not None and previous_hash != self._model_id.get("model_hash"):
             raise RunError(
                 f"{self._report_path('md')} is the report of another model; choose another --out"
             )
 
     def plan(self) -> list[PlannedStage]:
-        """Return the stages that are still to run, in order, with estimated durations."""
+        """Return the stages that are still to run, in order, with their estimated durations."""
         costs, descriptions = CostEstimator(), self.describe_stages()
         missing, progress = self.find_missing_stages(), self.runner.progress
         planned = []
@@ -153,9 +153,10 @@ class ExperimentRun:
         return planned
 
     def describe_stages(self) -> dict[str, str]:
-        """Return a description of each stage by its name.
+        """Return a description of each stage, by stage name.
 
-        A stage that only others need is described by its role and the first stage that needs it.
+        Stages without a result in the report are described by their role for the first stage that
+        depends on them, such as "the vocabulary of relu, 0".
         """
         descriptions = {stage.name: _describe_key(key) for key, stage in self.stages.items()}
         for key, stage in self.stages.items():
@@ -170,14 +171,15 @@ class ExperimentRun:
         """Run the missing stages and write the report.
 
         Raises:
-            StoppedError: A signal asked to stop; the report has the results so far.
+            StoppedError: The process received a signal to stop. The report has been written from
+                the existing results.
         """
         try:
             self.runner.run_stages(
                 {_describe_key(key): stage for key, stage in self.stages.items()}
             )
         except KeyboardInterrupt:
-            # Only training loops turn the signal into a StoppedError.
+            # Stages other than training runs do not convert the signal to a StoppedError.
             self.write_report()
             raise StoppedError(signal.SIGINT) from None
         except StoppedError:
@@ -186,47 +188,58 @@ class ExperimentRun:
         return self.write_report()
 
     def write_report(self) -> ExperimentOutcome:
-        """Write tables and figure from the results so far.
+        """Write tables and figure of the existing results.
 
-        A complete report is not replaced by an incomplete one that lacks some of its results.
+        A complete report is not replaced if some of its results are missing now.
         """
         results: Results = {key: self.runner.get_result(stage)
                             for key, stage in self.stages.items()}  # fmt: skip
-        # A diverged training run is reported; measurements of its model do not exist.
-        unmeasured = {key for key, result in results.items() if result and "diverged" in result
-                      and self.stages[key].kind not in TRAINING_KINDS}  # fmt: skip
-        report = self.experiment.build_report(
-            self.factory, {**results, **dict.fromkeys(unmeasured)}
-        )
+        report = self.experiment.build_report(self.factory, self._remove_unmeasured(results))
         num_missing = sum(result is None for result in results.values())
-        table, facts, picture = (self._report_path(suffix) for suffix in ("md", "json", "png"))
+        markdown_file, json_file, figure_file = map(self._report_path, ("md", "json", "png"))
         failures = self.runner.failures
-        if num_missing and table.exists() and self._would_lose_results(results):
+        if num_missing and markdown_file.exists() and self._would_lose_results(results):
             self.runner.progress.log(
-                f"{table} is not replaced: it is complete and has results that are missing now"
+                f"{markdown_file} is not replaced: it is complete and has results that are missing "
+                "now"
             )
             return ExperimentOutcome(self.experiment, report, failures, num_missing, [])
-        write_atomic(table, report.to_markdown())
-        write_json(facts, self._build_json(report, results), inline_numbers=True)
-        files = [table, facts]
+        write_atomic(markdown_file, report.to_markdown())
+        write_json(json_file, self._build_json(report, results), inline_numbers=True)
+        files = [markdown_file, json_file]
         try:
             if report.panels:
-                save_figure(report, picture, f"{self.experiment.name}: {self.experiment.question}")
-                files.append(picture)
+                title = f"{self.experiment.name}: {self.experiment.question}"
+                save_figure(report, figure_file, title)
+                files.append(figure_file)
         except MissingExtraError as error:
             self.runner.progress.log(str(error))
         return ExperimentOutcome(self.experiment, report, failures, num_missing, files)
 
+    def _remove_unmeasured(self, results: Results) -> Results:
+        """Return the results with None for measurements of models whose training diverged.
+
+        Diverged training runs themselves are reported.
+        """
+        remaining: dict[Any, dict[str, Any] | None] = {}
+        for key, result in results.items():
+            is_training = self.stages[key].kind in TRAINING_KINDS
+            is_diverged = result is not None and "diverged" in result
+            remaining[key] = None if is_diverged and not is_training else result
+        return remaining
+
     def _report_path(self, suffix: str) -> Path:
-        """Return the path of a report file; reports of the user's model have another name."""
+        """Return the path of the report file with a suffix."""
         prefix = _MODEL_REPORT_PREFIX if self.factory.sources.model else ""
         return self.out / f"{prefix}{self.experiment.name}.{suffix}"
 
     def _count_seeds(self) -> int:
-        """Return the number of seeds, 1 for an experiment whose stages do not depend on it."""
-        one_seed = replace(self.factory, scale=self.factory.scale.with_seeds(1))
-        is_seedless = self.experiment.build_stages(one_seed).keys() == self.stages.keys()
-        return 1 if is_seedless else self.factory.scale.num_seeds
+        """Return the number of seeds; 1 if the experiment has a single run at any number."""
+        one_seed_factory = replace(self.factory, scale=self.factory.scale.with_seeds(1))
+        one_seed_stages = self.experiment.build_stages(one_seed_factory)
+        if one_seed_stages.keys() == self.stages.keys():
+            return 1
+        return self.factory.scale.num_seeds
 
     def _read_previous_report(self) -> dict[str, Any]:
         """Return the JSON of the existing report, empty if there is none."""
@@ -234,21 +247,21 @@ class ExperimentRun:
         if self.factory.sources.model and not path.exists():
             path = self.out / f"{OLD_MODEL_REPORT_PREFIX}{self.experiment.name}.json"
         try:
-            facts: Any = json.loads(path.read_text(encoding="utf-8"))
+            report: Any = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        return facts if isinstance(facts, dict) else {}
+        return report if isinstance(report, dict) else {}
 
     def _would_lose_results(self, results: Results) -> bool:
-        """Return whether the existing report is complete and has results that are missing here."""
-        old = self._read_previous_report()
-        names = {self._stage_names[key] for key, result in results.items() if result is not None}
-        if old.get("missing") != []:
+        """Return whether the existing report is complete and has results that are missing now."""
+        previous = self._read_previous_report()
+        if previous.get("missing") != []:
             return False
-        return not names.issuperset(map(upgrade_stage_name, old["stages"].values()))
+        names = {self._stage_names[key] for key, result in results.items() if result is not None}
+        return not names.issuperset(map(upgrade_stage_name, previous["stages"].values()))
 
     def _build_json(self, report: Report, results: Mapping[Any, Any]) -> dict[str, Any]:
-        """Return the JSON of a report."""
+        """Return the content of the report's JSON file."""
         return {
             "experiment": self.experiment.name,
             "source": self.experiment.source,
@@ -265,33 +278,34 @@ class ExperimentRun:
 
 
 def _check_arguments(name: str, scale: str, sources: Sources) -> Sources:
-    """Check the names and return the sources with the path of the model directory.
+    """Check the names, and return the sources with the model directory of a model or run.
 
     Raises:
         SettingsError: The experiment or scale is unknown, or the experiment takes no model.
     """
     if name not in EXPERIMENTS:
-        raise SettingsError(f"unknown experiment {name!r}; known: {', '.join(EXPERIMENTS)}")
+        raise SettingsError(f"unknown experiment {name!r}; expected: {', '.join(EXPERIMENTS)}")
     if scale not in SCALES:
-        raise SettingsError(f"unknown scale {scale!r}; known: {', '.join(SCALES)}")
+        raise SettingsError(f"unknown scale {scale!r}; expected: {', '.join(SCALES)}")
     if not sources.model:
         return sources
     if name not in MODEL_EXPERIMENTS:
         raise SettingsError(
-            f"{name} trains models of its own; only {', '.join(MODEL_EXPERIMENTS)} take --model"
+            f"--model does not apply to {name}, which trains its models; use it with "
+            f"{', '.join(MODEL_EXPERIMENTS)}"
         )
     return replace(sources, model=str(locate_model(sources.model)))
 
 
 def _identify_model(model: str | None) -> dict[str, str]:
-    """Return the name and the hash of the user's model for the report, empty without one."""
+    """Return the report fields that identify the user's model; empty without a model."""
     if model is None:
         return {}
     return {"model": Path(model).name, "model_hash": hash_model_files(Path(model))[:12]}
 
 
 def _describe_dependencies(stage: Stage, description: str, descriptions: dict[str, str]) -> None:
-    """Add descriptions of a stage's dependencies that have none yet."""
+    """Add descriptions of the direct and indirect dependencies that have none yet."""
     for role, dependency in stage.dependencies.items():
         descriptions.setdefault(dependency.name, f"the {role} of {description}")
         _describe_dependencies(dependency, description, descriptions)
@@ -300,23 +314,28 @@ def _describe_dependencies(stage: Stage, description: str, descriptions: dict[st
 def _check_text_sizes(scale: Scale, sources: Sources, *, uses_korean: bool) -> Iterator[str]:
     """Yield a warning for each text that has fewer characters than the scale uses.
 
-    Compressed texts are not checked, and neither is scale "full", which uses all text.
+    Compressed texts are not checked. Scale "full" uses texts of any length.
     """
     texts = [("--text", "en", sources.english)]
-    texts += [("--korean-text", "ko", sources.korean)] if uses_korean else []
+    if uses_korean:
+        texts.append(("--korean-text", "ko", sources.korean))
     for option, language, path in texts:
         if path is None or scale.name == "full" or sources.model:
             continue
         files = sources.find_text_files(language).values()
-        num_characters = sum(map(estimate_characters, files))
-        if num_characters < scale.max_characters and not any(map(is_compressed, files)):
+        if any(is_compressed(file) for file in files):
+            continue
+        num_characters = sum(estimate_characters(file) for file in files)
+        if num_characters < scale.max_characters:
             rounded = float(f"{num_characters:.2g}")
             yield (
                 f"{option} {path}: about {rounded:,.0f} characters, but scale {scale.name} uses "
-                f"{scale.max_characters:,}; the results will be those of a smaller scale"
+                f"{scale.max_characters:,}; models will be worse than with more text"
             )
 
 
 def _describe_key(key: Any) -> str:
-    """Return the key of a stage as text, such as "relu, 0" for activation and seed."""
-    return ", ".join(map(str, key)) if isinstance(key, tuple) else str(key)
+    """Return the key of a stage as text, such as "relu, 0" for the key ("relu", 0)."""
+    if isinstance(key, tuple):
+        return ", ".join(map(str, key))
+    return str(key)

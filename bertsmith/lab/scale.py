@@ -1,4 +1,4 @@
-"""The scales of the experiments: model size, training length and amount of evaluation."""
+"""Scales of the experiments: sizes of models, training runs and evaluations."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,32 +8,32 @@ from bertsmith.train.pretraining.recipes import RecipeName
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """The sizes that all experiments share.
+    """The sizes of models, training runs and evaluations in all experiments.
 
     Attributes:
         name: The name on the command line.
         recipe: The pre-training recipe.
-        max_characters: Characters of text for the vocabulary and the store.
+        max_characters: Maximum characters of text for the vocabulary and the store.
         vocab_size: Vocabulary size.
         layers: Layers of the baseline model.
-        width: Its hidden width.
-        heads: Its attention heads.
-        max_positions: Its position embeddings.
-        max_length: Tokens per pre-training sequence, at most.
+        width: Hidden width of the baseline model.
+        heads: Attention heads of the baseline model.
+        max_positions: Position embeddings of the baseline model.
+        max_length: Maximum tokens per pre-training sequence.
         batch_size: Sequences per pre-training step.
         num_steps: Pre-training steps.
-        num_seeds: Runs per configuration.
-        max_train_examples: Training examples per task, None for all.
-        max_squad_examples: The same for SQuAD, whose examples are longer.
+        num_seeds: Seeds per configuration.
+        max_train_examples: Maximum training examples of tasks except SQuAD, None for all.
+        max_squad_examples: Maximum training examples of SQuAD, None for all.
         epochs: Fine-tuning epochs.
         finetune_lr: Learning rate of fine-tuning.
         finetune_batch_size: Examples per fine-tuning step.
-        squad_article_step: Every n-th article of both SQuAD files is used.
+        squad_article_step: Only every n-th article of the SQuAD files is used.
         num_eval_sequences: Held-out sequences per evaluation.
         nsp: Whether the baseline is trained with next-sentence prediction (NSP), as in the paper.
-            In short runs, small differences decide whether NSP is learned at all. The consequences
-            (0.4 nats of MLM loss, several points on each task) would hide the effects that the
-            experiments measure.
+            Some short runs learn NSP and others do not, depending on small differences. This
+            changes the MLM loss by 0.4 nats and task scores by several points, which would hide
+            the effects that the experiments measure.
     """
 
     name: str
@@ -58,18 +58,18 @@ class Scale:
     nsp: bool
 
     def build_model_settings(self, **changes: Any) -> dict[str, Any]:
-        """Return the settings of the baseline model, with ``changes``."""
+        """Return the settings of the baseline model, updated with ``changes``."""
         sizes = {"layers": self.layers, "width": self.width, "heads": self.heads}
         sizes["max_positions"] = self.max_positions
         return sizes | changes
 
     def with_seeds(self, num_seeds: int | None) -> "Scale":
-        """Return the scale with another number of seeds; None keeps the number."""
+        """Return the scale with another number of seeds, or unchanged for None."""
         return self if num_seeds is None else replace(self, num_seeds=num_seeds)
 
 
 SCALES: dict[str, Scale] = {
-    # Runs all experiments in minutes, to check that they work; its results mean nothing.
+    # Runs all experiments in minutes to check that they work. The results are meaningless.
     "smoke": Scale(
         name="smoke", recipe="fast", max_characters=120_000, vocab_size=400, layers=4, width=16,
         heads=2, max_positions=64, max_length=32, batch_size=8, num_steps=12, num_seeds=1,

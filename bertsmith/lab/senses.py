@@ -1,6 +1,6 @@
-"""Ambiguous English and Korean words in example sentences, for the experiment ``context``."""
+"""Sentences with ambiguous English and Korean words, for the experiment ``context``."""
 
-#: Language, word and sense, and the sentences that use the word in that sense.
+#: Maps language, word and sense to sentences that contain the word in this sense.
 SENSES: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
     "en": {
         "bank": {

@@ -1,7 +1,7 @@
-"""Measures time and memory of the output softmax, in a process of its own.
+"""Measures time and memory of the output softmax in a separate process.
 
-A separate process is needed because peak memory is measured per process. Run as a program, this
-module measures one implementation at one size.
+The operating system reports peak memory per process, so each measurement needs a new process, which
+runs this module as a program.
 """
 
 import json
@@ -22,7 +22,8 @@ from bertsmith.errors import BertsmithError
 from bertsmith.files import write_json
 from bertsmith.model.ops.cross_entropy import linear_cross_entropy
 
-#: "full" computes all P x V logits at once, "chunked" as this package does.
+#: Implementations and their labels. "full" computes all P x V logits (P predictions, V vocabulary
+#: entries) at once; "chunked" computes parts of them, as the pre-training loss does.
 IMPLEMENTATIONS = {"full": "all logits at once", "chunked": "in chunks, as in Bertsmith"}
 
 
@@ -33,14 +34,14 @@ def measure_in_subprocess(
 
     Args:
         implementation: A key of ``IMPLEMENTATIONS``.
-        vocab_size: V.
-        width: D.
-        num_predictions: P.
-        num_repeats: Number of timed passes.
+        vocab_size: The vocabulary size V.
+        width: The width D of the hidden states.
+        num_predictions: The number of predictions P.
+        num_repeats: The number of timed passes.
 
     Returns:
-        ``seconds``, the median time, and ``bytes``, the peak memory in addition to the weights,
-        the hidden states [P, D] and the labels.
+        ``seconds``, the median time, and ``bytes``, the peak memory without weights [V, D], hidden
+        states [P, D] and labels [P].
 
     Raises:
         BertsmithError: The process failed.
@@ -51,9 +52,10 @@ def measure_in_subprocess(
         command = [sys.executable, "-m", "bertsmith.lab.softmax", str(file), implementation, *sizes]
         process = subprocess.run(command, capture_output=True, check=False, text=True)  # noqa: S603 - fixed command
         if process.returncode:
-            last_line = (process.stderr.strip().splitlines() or ["killed"])[-1]
+            error_lines = process.stderr.strip().splitlines()
+            reason = error_lines[-1] if error_lines else "the process was killed"
             raise BertsmithError(
-                f"measuring the softmax failed at a vocabulary of {vocab_size:,}: {last_line}"
+                f"measuring the softmax failed at a vocabulary of {vocab_size:,}: {reason}"
             )
         cost: dict[str, float] = json.loads(file.read_text(encoding="utf-8"))
     return cost
@@ -62,13 +64,14 @@ def measure_in_subprocess(
 def _measure(
     implementation: str, vocab_size: int, width: int, num_predictions: int, num_repeats: int
 ) -> dict[str, float]:
-    # The first small pass initializes libraries, whose memory is not counted.
+    """Return time and memory; see ``measure_in_subprocess``."""
+    # A small first pass loads libraries, whose memory must not be counted.
     _time_pass(implementation, *_random_inputs(16, width, 16))
     inputs = _random_inputs(vocab_size, width, num_predictions)
-    before = _read_peak_memory_bytes()
+    initial_bytes = _read_peak_memory_bytes()
     _time_pass(implementation, *inputs)
-    # Measured before the timed passes, which fragment the heap.
-    num_bytes = _read_peak_memory_bytes() - before
+    # Memory is measured after a single pass, because further passes fragment the heap.
+    num_bytes = _read_peak_memory_bytes() - initial_bytes
     seconds = median(_time_pass(implementation, *inputs) for _ in range(num_repeats))
     return {"seconds": seconds, "bytes": num_bytes}
 
@@ -76,17 +79,19 @@ def _measure(
 def _random_inputs(
     vocab_size: int, width: int, num_predictions: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return weights [V, D], biases [V], hidden states [P, D], and labels [P]."""
-    return (torch.randn(vocab_size, width).mul_(0.02).requires_grad_(),
-            torch.zeros(vocab_size, requires_grad=True),
-            torch.randn(num_predictions, width, requires_grad=True),
-            torch.randint(vocab_size, (num_predictions,)))  # fmt: skip
+    """Return random weights [V, D], biases [V], hidden states [P, D] and labels [P]."""
+    # The standard deviation of BERT's initialization.
+    weight = torch.randn(vocab_size, width).mul_(0.02).requires_grad_()
+    bias = torch.zeros(vocab_size, requires_grad=True)
+    hidden = torch.randn(num_predictions, width, requires_grad=True)
+    labels = torch.randint(vocab_size, (num_predictions,))
+    return weight, bias, hidden, labels
 
 
 def _time_pass(
     implementation: str, weight: Tensor, bias: Tensor, hidden: Tensor, labels: Tensor
 ) -> float:
-    """Return the seconds of one forward and backward pass."""
+    """Return the duration of one forward and backward pass, in seconds."""
     weight.grad = bias.grad = hidden.grad = None
     start = time.perf_counter()
     if implementation == "full":
@@ -101,9 +106,11 @@ def _time_pass(
 def _read_peak_memory_bytes() -> int:
     """Return the peak resident memory of this process so far."""
     status = Path("/proc/self/status")
-    if status.exists() and (match := re.search(r"VmHWM:\s*(\d+) kB", status.read_text())):
-        return int(match[1]) * 1024
-    # On Linux, ru_maxrss would include the parent's peak before exec; on macOS its unit is bytes.
+    if status.exists():
+        match = re.search(r"VmHWM:\s*(\d+) kB", status.read_text())
+        if match is not None:
+            return int(match[1]) * 1024
+    # On macOS, ru_maxrss is in bytes. On Linux it would include the peak of the parent process.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 

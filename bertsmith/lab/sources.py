@@ -1,4 +1,4 @@
-"""Inputs of the experiments: text, labeled tasks and a model."""
+"""Input files of the experiments: texts, labeled tasks and a model."""
 
 import json
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from bertsmith.tasks.public import PUBLIC_TASKS
 from bertsmith.text.archives import COMPRESSION_SUFFIXES
 from bertsmith.text.sources import find_sources, kind_from_name
 
-#: Possible folders of each task inside the folder of all tasks, in order of preference.
+#: Possible subfolders of the tasks folder for each task, in order of preference.
 _TASK_FOLDERS: dict[str, tuple[str, ...]] = {
     "sst-2": ("SST-2", "glue/SST-2"),
     "sts-b": ("STS-B", "glue/STS-B"),
@@ -20,18 +20,18 @@ _TASK_FOLDERS: dict[str, tuple[str, ...]] = {
     "squad": ("squad", "SQuAD"),
     "conll2003": ("conll2003",),
 }
-#: Bytes at the start of a text from which its number of characters is estimated.
+#: Number of bytes at the start of a text from which its number of characters is estimated.
 _SAMPLE_BYTES = 2**18
 
 
 @dataclass(frozen=True)
 class Sources:
-    """The input files of experiments, None where the user gave none.
+    """The input files of experiments; None if the user specified none.
 
     Attributes:
-        english: English text, a file or a folder.
-        korean: Korean text, a file or a folder.
-        tasks_dir: The folder of labeled tasks.
+        english: A file or a folder with English text.
+        korean: A file or a folder with Korean text.
+        tasks_dir: A folder with one subfolder for each labeled task.
         model: A model directory.
     """
 
@@ -41,49 +41,49 @@ class Sources:
     model: str | None = None
 
     def get_text_path(self, language: str) -> Path:
-        """Return the text of a language, "en" or "ko".
+        """Return the text file or folder of a language, "en" or "ko".
 
         Raises:
-            TaskError: The text was not given, does not exist or is empty.
+            TaskError: No text was specified, or it does not exist or is empty.
         """
         path = self.english if language == "en" else self.korean
         option = "--text" if language == "en" else "--korean-text"
         if path is None:
             raise TaskError(
-                f"this experiment needs text: pass {option} FILE_OR_FOLDER "
+                f"this experiment needs text: no {option}; pass {option} FILE_OR_FOLDER "
                 "(--scale smoke works without text)"
             )
         if not path.exists():
-            raise TaskError(f"{option} {path}: no such file or folder")
+            raise TaskError(f"{option} {path}: no such file or folder; check the path")
         if path.is_file() and not path.stat().st_size:
-            raise TaskError(f"{option} {path}: this file is empty")
+            raise TaskError(f"{option} {path}: this file is empty; choose a file with text")
         return path
 
     def find_text_files(self, language: str) -> dict[str, Path]:
         """Return the text files of a language by their role in the stage that reads them.
 
-        The role names the file format where it depends on the file name, because stages hash roles
-        and contents, not file names.
+        Stages hash roles and contents, but not file names. The role of a single file therefore
+        contains the file format, which depends on the file name.
 
         Raises:
-            TaskError: The text was not given, does not exist or is empty.
+            TaskError: No text was specified, or it does not exist or is empty.
             CorpusError: The folder has no text files.
         """
         path = self.get_text_path(language)
         files = [Path(source.name) for source in find_sources([str(path)])]
         if len(files) > 1:
             return {f"text {file.relative_to(path)}": file for file in files}
-        kind = kind_from_name(files[0])
-        return {"text" if kind == "jsonl" else f"text, {kind}": files[0]}
+        file_format = kind_from_name(files[0])
+        return {"text" if file_format == "jsonl" else f"text, {file_format}": files[0]}
 
     def check_paths(self, languages: Sequence[str], *output_dirs: Path) -> None:
         """Check that texts exist and that no output folder is inside an input folder.
 
-        Output files inside an input folder would be read as text, or hashed as a part of the model,
-        by the next run.
+        The next run would read output files inside an input folder as text, or hash them as a part
+        of the model.
 
         Args:
-            languages: The languages that the experiment reads; none are read if a model is given.
+            languages: The languages whose texts the experiment reads if there is no model.
             output_dirs: The folders that the experiment writes to.
 
         Raises:
@@ -98,7 +98,7 @@ class Sources:
                     inputs.append((option, path))
         for option, path in inputs:
             for folder in output_dirs:
-                if _includes_folder(path, folder):
+                if _reads_folder(path, folder):
                     raise TaskError(
                         f"{option} {path}: this folder contains the output folder {folder}, which "
                         "the next run would read as input; choose another --out or another folder"
@@ -108,18 +108,21 @@ class Sources:
         """Return the folder of a public task.
 
         Raises:
-            TaskError: No folder of tasks was given, or this task is not in it.
+            TaskError: No tasks folder was specified, or it has no folder of this task.
         """
         folders = _TASK_FOLDERS[name]
         if self.tasks_dir is None:
             raise TaskError(
-                f"this experiment fine-tunes on {name}: pass --tasks FOLDER, a folder with the "
-                f"public task files (it needs {folders[0]}, with the original file names)"
+                f"this experiment fine-tunes on {name}: no --tasks; pass --tasks FOLDER, where "
+                f"FOLDER/{folders[0]} has the public files of {name} with their original names"
             )
         for folder in folders:
             if (self.tasks_dir / folder).is_dir():
                 return self.tasks_dir / folder
-        raise TaskError(f"--tasks {self.tasks_dir}: no folder {' or '.join(folders)} for {name}")
+        raise TaskError(
+            f"--tasks {self.tasks_dir}: no folder {' or '.join(folders)} for {name}; add it or "
+            "choose another --tasks"
+        )
 
     def find_task_files(self, name: str) -> tuple[Path, Path]:
         """Return the training file and the validation file of a public task.
@@ -130,20 +133,20 @@ class Sources:
         folder, public = self.find_task_dir(name), PUBLIC_TASKS[name]
         train = folder / public.train_file
         if not train.exists():
-            # A file whose name continues the original name is a part of the training set.
+            # A longer name, such as train-v1.1-subset.json, is a part of the training set.
             stem, suffix = train.stem, train.suffix
             train = next(iter(sorted(folder.glob(f"{stem}*{suffix}"))), train)
         dev = folder / next(iter(public.dev_files.values()))
         for file in (train, dev):
             if not file.exists():
-                raise TaskError(f"{file}: no such file, but {name} needs it")
+                raise TaskError(f"{file}: no such file; add this public file of {name}")
         return train, dev
 
 
 def estimate_characters(file: Path) -> int:
     """Estimate the number of characters of a text file from the bytes at its start.
 
-    Compressed and Parquet files count one character per byte.
+    For compressed and Parquet files, the estimate is one character per byte.
     """
     size = file.stat().st_size
     if is_compressed(file):
@@ -154,12 +157,15 @@ def estimate_characters(file: Path) -> int:
 
 
 def is_compressed(file: Path) -> bool:
-    """Return whether a file is compressed or Parquet, so that its size is not that of its text."""
+    """Return whether a file is compressed, which includes Parquet files."""
     return kind_from_name(file) == "parquet" or file.suffix in COMPRESSION_SUFFIXES
 
 
-def _includes_folder(path: Path, folder: Path) -> bool:
-    """Return whether reading ``path`` includes ``folder``; hidden folders are not read."""
+def _reads_folder(path: Path, folder: Path) -> bool:
+    """Return whether reading all files of ``path`` includes ``folder``.
+
+    Hidden folders are not read.
+    """
     if not path.is_dir() or not folder.resolve().is_relative_to(path.resolve()):
         return False
     parts = folder.resolve().relative_to(path.resolve()).parts
@@ -167,7 +173,7 @@ def _includes_folder(path: Path, folder: Path) -> bool:
 
 
 def read_squad(path: Path) -> dict[str, Any]:
-    """Return the content of a SQuAD file, with its articles under "data".
+    """Return the content of a SQuAD file; the key "data" has the list of articles.
 
     Raises:
         TaskError: The file does not have the SQuAD format.
@@ -181,8 +187,8 @@ def read_squad(path: Path) -> dict[str, Any]:
                 "".join([paragraph["context"], *questions])
     except (ValueError, LookupError, TypeError):
         raise TaskError(
-            f"{path}: not in the SQuAD format (JSON with a list of articles under data; articles "
-            "have paragraphs, and paragraphs have a context and questions under qas)"
+            f"{path}: not in the SQuAD format; use JSON with a list of articles under data, where "
+            "articles have paragraphs, and paragraphs have a context and questions under qas"
         ) from None
     return content
 

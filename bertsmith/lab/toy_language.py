@@ -1,6 +1,6 @@
 """Generates toy text and toy tasks for scale "smoke", in the formats of the public files.
 
-Results on them mean nothing; they only show that every stage runs.
+Results on toy data are meaningless. The data only serve to check that every stage runs.
 """
 
 import json
@@ -13,37 +13,46 @@ from bertsmith.files import write_atomic
 from bertsmith.lab.senses import SENSES
 from bertsmith.lab.sources import Sources
 
-#: Documents per language, and rows of a training file; validation files have a third as many.
+#: Documents per language, and rows of a training file. Validation files have a third of the rows.
 _NUM_DOCUMENTS, _NUM_TRAIN_ROWS = 120, 72
 _NAMES = ("anna", "peter", "maria", "john", "sara", "paul")
 _CITIES = ("london", "paris", "rome", "oslo", "berlin", "madrid")
 _ANIMALS = ("cat", "dog", "horse", "bird", "fish", "mouse")
 _POSITIVE, _NEGATIVE = ("fine", "lovely", "bright", "happy"), ("awful", "dull", "sad", "broken")
-#: Choices for each word of a Korean sentence.
+#: The choices for each of the four words of a Korean sentence.
 _KOREAN_WORDS = (
     ("고양이가", "개가", "새가", "말이"), ("집에서", "강에서", "산에서", "바다에서"),
     ("물을", "밥을", "고기를", "과일을"), ("먹었다", "보았다", "샀다", "찾았다"),
 )  # fmt: skip
-#: Written last, so that an interrupted process writes all files again.
-_COMPLETE_FILE = "whole"
+#: Empty file that is written last. Without it, all files are written again.
+_COMPLETE_FILE = "complete"
 
 
 def fill_missing_sources(sources: Sources, folder: Path) -> Sources:
-    """Return the sources with toy files, written to ``folder``, for everything that is missing.
+    """Return the sources with toy files in place of missing files.
 
-    A user's model gets no toy Korean text, which it cannot know.
+    Missing Korean text stays missing if there is a user's model, whose vocabulary may have no
+    Korean words.
+
+    Args:
+        sources: The input files that the user specified.
+        folder: The folder of the toy files, written on the first call.
     """
     if not (folder / _COMPLETE_FILE).exists():
         _write_files(folder)
+    korean = sources.korean
+    if korean is None and not sources.model:
+        korean = folder / "korean.jsonl"
     return replace(
         sources,
         english=sources.english or folder / "english.jsonl",
-        korean=sources.korean or (None if sources.model else folder / "korean.jsonl"),
+        korean=korean,
         tasks_dir=sources.tasks_dir or folder / "tasks",
     )
 
 
 def _write_files(folder: Path) -> None:
+    """Write the texts and task files. The same random seed gives the same bytes every time."""
     rng = random.Random(0)
     write_atomic(
         folder / "english.jsonl", _generate_documents(_generate_english_sentence, "en", rng)
@@ -61,14 +70,17 @@ def _write_files(folder: Path) -> None:
 
 
 def _generate_documents(
-    make_sentence: Callable[[random.Random], str], language: str, rng: random.Random
+    generate_sentence: Callable[[random.Random], str], language: str, rng: random.Random
 ) -> str:
-    """Return documents as JSON lines, of generated sentences and sentences from ``SENSES``."""
-    sense_texts = [text for senses in SENSES[language].values()
-                   for texts in senses.values() for text in texts]  # fmt: skip
+    """Return documents as JSON lines, with generated sentences and sentences of ``SENSES``."""
+    ambiguous_sentences: list[str] = []
+    for senses in SENSES[language].values():
+        for sentences in senses.values():
+            ambiguous_sentences += sentences
     lines = []
     for _ in range(_NUM_DOCUMENTS):
-        sentences = [make_sentence(rng) for _ in range(8)] + rng.sample(sense_texts, 2)
+        generated = [generate_sentence(rng) for _ in range(8)]
+        sentences = (*generated, *rng.sample(ambiguous_sentences, 2))
         text = " ".join(f"{sentence}." for sentence in sentences)
         lines.append(json.dumps({"text": text}, ensure_ascii=False))
     return "\n".join(lines) + "\n"
@@ -85,7 +97,9 @@ def _generate_korean_sentence(rng: random.Random) -> str:
 
 
 def _format_tsv(header: str, rows: Iterator[tuple[object, ...]]) -> str:
-    return header + "\n" + "".join("\t".join(map(str, row)) + "\n" for row in rows)
+    lines = [header]
+    lines += ["\t".join(map(str, row)) for row in rows]
+    return "\n".join(lines) + "\n"
 
 
 def _generate_sst2(num_rows: int, rng: random.Random) -> str:
@@ -103,6 +117,7 @@ def _generate_mrpc(num_rows: int, rng: random.Random) -> str:
         for number in range(num_rows):
             label = number % 2
             name, other_name = rng.sample(_NAMES, 2)
+            # Label 1 means that both sentences have the same meaning.
             second_name = name if label else other_name
             city = rng.choice(_CITIES)
             yield label, f"{name} lives in {city}", f"{city} is where {second_name} lives"
@@ -114,11 +129,14 @@ def _generate_stsb(num_rows: int, rng: random.Random) -> str:
     def rows() -> Iterator[tuple[object, ...]]:
         for number in range(num_rows):
             words = [rng.choice(_NAMES), rng.choice(_ANIMALS), rng.choice(_CITIES)]
+            other_words = [rng.choice(_NAMES), rng.choice(_ANIMALS), rng.choice(_CITIES)]
             num_shared = number % 4
-            others = [rng.choice(_NAMES), rng.choice(_ANIMALS), rng.choice(_CITIES)]
-            second = [*words[:num_shared], *others[num_shared:]]
-            texts = ("{} has a {} in {}".format(*triple) for triple in (words, second))
-            yield number, *texts, num_shared * 5 / 3
+            other_words[:num_shared] = words[:num_shared]
+            sentence, other_sentence = (
+                f"{name} has a {animal} in {city}" for name, animal, city in (words, other_words)
+            )
+            # Scores range from 0 to 5, the score of equal sentences.
+            yield number, sentence, other_sentence, num_shared * 5 / 3
 
     return _format_tsv("index\tsentence1\tsentence2\tscore", rows())
 

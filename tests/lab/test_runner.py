@@ -195,21 +195,21 @@ def test_invalid_arguments_are_rejected(tmp_path: Path) -> None:
     text.write_text("text")
     empty = tmp_path / "empty.txt"
     empty.touch()
-    with pytest.raises(SettingsError, match="unknown experiment 'tables'; known: pretr"):
+    with pytest.raises(SettingsError, match="unknown experiment 'tables'; expected: pretr"):
         ExperimentRun("tables", out=tmp_path)
     with pytest.raises(SettingsError, match="unknown scale 'tiny'"):
         ExperimentRun("masking", scale="tiny", out=tmp_path)
-    with pytest.raises(TaskError, match="needs text: pass --text FILE_OR_FOLDER"):
+    with pytest.raises(TaskError, match="needs text: no --text; pass --text FILE_OR_FOLDER"):
         ExperimentRun("masking", out=tmp_path)
     with pytest.raises(TaskError, match="no such file or folder"):
         ExperimentRun("masking", out=tmp_path, sources=Sources(tmp_path / "none.txt"))
-    with pytest.raises(TaskError, match="fine-tunes on sst-2: pass --tasks FOLDER"):
+    with pytest.raises(TaskError, match="fine-tunes on sst-2: no --tasks; pass --tasks FOLDER"):
         ExperimentRun("masking", out=tmp_path, sources=Sources(text))
     with pytest.raises(TaskError, match=r"--text .*empty.txt: this file is empty"):
         ExperimentRun("masking", out=tmp_path, sources=Sources(empty))
     with pytest.raises(TaskError, match="no folder SST-2 or glue/SST-2 for sst-2"):
         ExperimentRun("masking", out=tmp_path, sources=Sources(text, tasks_dir=tmp_path))
-    with pytest.raises(SettingsError, match="only features, pooling, context, positions take"):
+    with pytest.raises(SettingsError, match="--model does not apply to masking.* features, pooling, context, positions"):
         ExperimentRun("masking", out=tmp_path, sources=Sources(text, model="x"))
     with pytest.raises(ModelError, match="nowhere"):
         ExperimentRun("positions", out=tmp_path, sources=Sources(model=str(tmp_path / "nowhere")))
