@@ -68,7 +68,7 @@ def test_failed_run_is_reported_and_retried(
     [
         (("nothing",), "unknown experiment 'nothing'"),
         (("masking",), "--text FILE_OR_FOLDER"),
-        (("masking", "--model", "x"), "masking trains"),
+        (("masking", "--model", "x"), "--model does not apply to masking"),
     ],
 )
 def test_invalid_arguments_are_errors(
