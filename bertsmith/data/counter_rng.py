@@ -3,32 +3,19 @@
 No generator keeps state, so any part of an epoch can be computed alone, in any order and by any
 worker. The numbers are the same on every machine and with every version of NumPy.
 
-The hash is the output function of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable
-pseudorandom number generators"), with the constants of Stafford's variant 13.
+The hash is the output function of SplitMix64.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-UInt64Array = NDArray[np.uint64]
+from bertsmith.splitmix64 import INCREMENT, UInt64Array, mix
+
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
-#: 2**64 divided by the golden ratio, made odd: the distance between consecutive counters.
-_INCREMENT = 0x9E3779B97F4A7C15
-_MULTIPLIER_1, _MULTIPLIER_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_30, _27, _31, _32 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32)
+_32 = np.uint64(32)
 _UINT64_MAX = 0xFFFFFFFFFFFFFFFF
-
-
-def mix(values: UInt64Array) -> UInt64Array:
-    """Scramble 64-bit integers in place with a one-to-one function, and return them."""
-    values ^= values >> _30
-    values *= _MULTIPLIER_1
-    values ^= values >> _27
-    values *= _MULTIPLIER_2
-    values ^= values >> _31
-    return values
 
 
 def derive_key(*numbers: int) -> int:
@@ -36,14 +23,14 @@ def derive_key(*numbers: int) -> int:
     key = np.zeros(1, np.uint64)
     for number in numbers:
         key ^= np.uint64(number & _UINT64_MAX)
-        key += np.uint64(_INCREMENT)
+        key += np.uint64(INCREMENT)
         mix(key)
     return int(key[0])
 
 
 def init_states(key: int, counters: IntArray) -> UInt64Array:
     """Return one random state per counter, uint64 [n], for counters int64 [n] under one key."""
-    return mix(counters.astype(np.uint64) * np.uint64(_INCREMENT) + np.uint64(key))
+    return mix(counters.astype(np.uint64) * np.uint64(INCREMENT) + np.uint64(key))
 
 
 def random_bits(states: UInt64Array, index: int | UInt64Array) -> UInt64Array:
@@ -54,8 +41,8 @@ def random_bits(states: UInt64Array, index: int | UInt64Array) -> UInt64Array:
         index: Number of the random value to compute: one for all states, or uint64 [n].
     """
     if isinstance(index, int):
-        return mix(states + np.uint64((index + 1) * _INCREMENT & _UINT64_MAX))
-    return mix(states + (index + np.uint64(1)) * np.uint64(_INCREMENT))
+        return mix(states + np.uint64((index + 1) * INCREMENT & _UINT64_MAX))
+    return mix(states + (index + np.uint64(1)) * np.uint64(INCREMENT))
 
 
 def bernoulli(bits: UInt64Array, probability: float) -> BoolArray:

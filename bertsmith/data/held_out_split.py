@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertsmith.data.counter_rng import BoolArray, IntArray, UInt64Array, random_bits
+from bertsmith.data.counter_rng import BoolArray, IntArray, random_bits
+from bertsmith.splitmix64 import UInt64Array
 
 #: Share of all tokens that is held out by default ...
 DEFAULT_SHARE = 0.01

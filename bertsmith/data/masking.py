@@ -12,13 +12,13 @@ import numpy as np
 from bertsmith.data.counter_rng import (
     BoolArray,
     IntArray,
-    UInt64Array,
     bernoulli,
     random_bits,
     uniform_integers,
 )
 from bertsmith.data.packing import CuSeqlens, concat_ranges
 from bertsmith.data.settings import DataSettings
+from bertsmith.splitmix64 import UInt64Array
 from bertsmith.text.wordpiece import Tokenizer
 
 #: Index of the first random value used for masking, far above those used for sentence pairs. Each

@@ -19,7 +19,6 @@ import numpy as np
 
 from bertsmith.data.counter_rng import (
     IntArray,
-    UInt64Array,
     bernoulli,
     derive_key,
     fair_binomial,
@@ -31,6 +30,7 @@ from bertsmith.data.packing import concat_ranges
 from bertsmith.data.settings import DataSettings
 from bertsmith.data.store import Split
 from bertsmith.errors import StoreError
+from bertsmith.splitmix64 import UInt64Array
 
 #: Indices of the random values of an example.
 (

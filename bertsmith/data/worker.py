@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.data.counter_rng import IntArray, UInt64Array
+from bertsmith.data.counter_rng import IntArray
 from bertsmith.data.held_out_split import DocumentSizes
 from bertsmith.data.word_cache import CachedTokenizer
 from bertsmith.errors import BertsmithError, StoreError
 from bertsmith.files import write_atomic
+from bertsmith.splitmix64 import UInt64Array
 from bertsmith.text.sentences import split_sentences
 from bertsmith.text.wordpiece import Tokenizer
 

@@ -7,7 +7,18 @@ import pytest
 
 #: Subpackages by layer, lowest first. A subpackage may import lower layers only, not its own.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "compatibility", "settings", "files", "memory", "progress", "version"}),
+    frozenset(
+        {
+            "errors",
+            "compatibility",
+            "settings",
+            "files",
+            "memory",
+            "progress",
+            "splitmix64",
+            "version",
+        }
+    ),
     frozenset({"text", "model"}),
     frozenset({"runtime", "data", "bundle"}),
     frozenset({"tasks", "interop"}),

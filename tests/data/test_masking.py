@@ -5,10 +5,11 @@ import itertools
 import numpy as np
 import pytest
 
-from bertsmith.data.counter_rng import IntArray, UInt64Array, init_states
+from bertsmith.data.counter_rng import IntArray, init_states
 from bertsmith.data.masking import VocabularyInfo, mask_tokens
 from bertsmith.data.packing import CuSeqlens
 from bertsmith.data.settings import DataSettings
+from bertsmith.splitmix64 import UInt64Array
 
 #: Token ids, cu_seqlens and random states of a batch.
 PackedRow = tuple[IntArray, CuSeqlens, UInt64Array]

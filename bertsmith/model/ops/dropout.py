@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from bertsmith import splitmix64
 
 #: Random bits compared with the threshold for each element, so the rate is exact to 2^-16.
 BITS_PER_ELEMENT = 16
@@ -28,15 +31,13 @@ class DropoutSeed:
 
 
 def _mix_seed(seed: int, index: int) -> int:
-    """Hash a seed and a layer index to 63 bits (finalizer of splitmix64, Steele et al. 2014).
+    """Hash a seed and a layer index to 63 bits, with SplitMix64.
 
     PyTorch's CPU generator uses only the low 32 bits of its seed; without hashing, seeds that
     differ in the high bits would give the same mask.
     """
-    mixed = (seed + index * 0x9E3779B97F4A7C15) % 2**64
-    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % 2**64
-    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % 2**64
-    return (mixed ^ mixed >> 31) % 2**63
+    counter = (seed + index * splitmix64.INCREMENT) % 2**64
+    return int(splitmix64.mix(np.array([counter], np.uint64))[0]) % 2**63
 
 
 @torch.library.custom_op("bertsmith::random_bits", mutates_args=(), device_types="cpu")

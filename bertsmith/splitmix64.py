@@ -1,0 +1,25 @@
+"""The output function of SplitMix64, a hash of 64-bit integers.
+
+Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators", with the constants of
+Stafford's variant 13.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+UInt64Array = NDArray[np.uint64]
+
+#: 2**64 divided by the golden ratio, made odd: the distance between consecutive counters.
+INCREMENT = 0x9E3779B97F4A7C15
+_MULTIPLIER_1, _MULTIPLIER_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_27, _30, _31 = np.uint64(27), np.uint64(30), np.uint64(31)
+
+
+def mix(values: UInt64Array) -> UInt64Array:
+    """Scramble 64-bit integers in place with a one-to-one function, and return them."""
+    values ^= values >> _30
+    values *= _MULTIPLIER_1
+    values ^= values >> _27
+    values *= _MULTIPLIER_2
+    values ^= values >> _31
+    return values
