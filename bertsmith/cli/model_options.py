@@ -15,7 +15,8 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from bertsmith.cli.console import log
-from bertsmith.errors import InputError, ModelError
+from bertsmith.errors import InputError
+from bertsmith.runtime.device_name import check_device_name
 
 if TYPE_CHECKING:
     from bertsmith.bundle import FineTunedBundle, PretrainedBundle
@@ -114,32 +115,18 @@ def log_notes(bundle: "PretrainedBundle | FineTunedBundle") -> None:
 
 
 def check_device(device: str) -> None:
-    """Raise ModelError for an invalid device name, without loading torch."""
-    kind, colon, number = device.partition(":")
-    if kind not in ("auto", "cpu", "cuda") or (
-        colon and not (kind == "cuda" and number.isdecimal())
-    ):
-        raise ModelError(f"--device {device}: expected auto, cpu, cuda or cuda:N")
+    """Raise SettingsError for an invalid device name, without loading torch."""
+    check_device_name(device, "--device")
 
 
 def resolve_device(device: str) -> str:
     """Return a PyTorch device name; ``auto`` is CUDA if available.
 
-    Raises ModelError if the device is invalid or not available.
+    Raises SettingsError if the device is invalid or not available.
     """
-    check_device(device)
-    import torch
+    from bertsmith.runtime import device as runtime_device
 
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    kind, _, number = device.partition(":")
-    num_devices = torch.cuda.device_count()
-    if kind == "cuda" and int(number or 0) >= num_devices:
-        raise ModelError(
-            f"--device {device}: PyTorch finds {num_devices} CUDA devices here; "
-            "use --device auto, or install a PyTorch build with CUDA"
-        )
-    return device
+    return str(runtime_device.resolve_device(device, "--device"))
 
 
 def check_readable(name: Path | str | None) -> None:

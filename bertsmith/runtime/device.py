@@ -18,12 +18,13 @@ from typing import Literal
 import torch
 import torch.utils.deterministic
 
-from bertsmith.errors import RunError
+from bertsmith.errors import RunError, SettingsError
 from bertsmith.memory import format_bytes, get_total_memory_bytes
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.ops.attention_layout import Kernel
 from bertsmith.model.ops.cpu import has_bf16
 from bertsmith.model.ops.linear import onednn_linear, uses_onednn
+from bertsmith.runtime.device_name import check_device_name
 from bertsmith.runtime.memory_estimates import estimate_num_parameters, estimate_training_bytes
 
 Precision = Literal["fp32", "bf16"]
@@ -52,6 +53,28 @@ class Machine:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
 
+def resolve_device(device: str, option: str) -> torch.device:
+    """Return the device with a name; "auto" is CUDA if available.
+
+    Args:
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        option: The option or setting that has this value, for error messages.
+
+    Raises:
+        SettingsError: If the device is invalid or not available.
+    """
+    check_device_name(device, option)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    resolved, num_devices = torch.device(device), torch.cuda.device_count()
+    if resolved.type == "cuda" and (resolved.index or 0) >= num_devices:
+        raise SettingsError(
+            f"{option} {device}: PyTorch finds {num_devices} CUDA devices here; use auto, or "
+            "install a PyTorch build with CUDA"
+        )
+    return resolved
+
+
 def resolve_machine(
     device: str, precision: str, kernel: str, *, attention_dropout: float, threads: int | None
 ) -> Machine:
@@ -65,21 +88,11 @@ def resolve_machine(
         threads: Number of threads; None for PyTorch's default.
 
     Raises:
-        RunError: If the device or kernel is not available.
+        SettingsError: If the device is invalid or not available.
+        RunError: If the kernel is not available.
     """
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise RunError(
-            f"run.device is not valid: {device!r}; use auto, cpu, cuda or a numbered GPU such as "
-            "cuda:0"
-        )
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise RunError(
-            "run.device is 'cuda', but PyTorch finds no CUDA device; use 'auto', or install a "
-            "PyTorch build with CUDA"
-        )
-    cuda = device.startswith("cuda")
+    torch_device = resolve_device(device, "run.device")
+    cuda = torch_device.type == "cuda"
     if precision == "auto":
         precision = _resolve_precision(cuda=cuda)
     supports_varlen = cuda and precision == "bf16" and attention_dropout == 0.0
@@ -95,7 +108,7 @@ def resolve_machine(
     configure_determinism(cuda=cuda)
     if not cuda:
         keep_freed_memory()
-    return Machine(torch.device(device), precision, kernel)  # type: ignore[arg-type]
+    return Machine(torch_device, precision, kernel)  # type: ignore[arg-type]
 
 
 def configure_determinism(*, cuda: bool) -> None:
@@ -141,13 +154,13 @@ def check_memory(
 
 def resolves_to_cpu(device: str) -> bool:
     """Return whether a device setting, such as "auto", means the CPU on this machine."""
-    return device == "cpu" or (device == "auto" and not torch.cuda.is_available())
+    return resolve_device(device, "run.device").type == "cpu"
 
 
 def describe_auto_device() -> str:
     """Return the device and precision that "auto" stands for here, such as "cpu, bf16"."""
-    cuda = torch.cuda.is_available()
-    return f"{'cuda' if cuda else 'cpu'}, {_resolve_precision(cuda=cuda)}"
+    device = resolve_device("auto", "run.device").type
+    return f"{device}, {_resolve_precision(cuda=device == 'cuda')}"
 
 
 def _resolve_precision(*, cuda: bool) -> Literal["bf16", "fp32"]:

@@ -1,4 +1,4 @@
-"""Keeping freed memory, and returning it to the OS."""
+"""Device names; keeping freed memory, and returning it to the OS."""
 
 import re
 import sys
@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertsmith.runtime.device import keep_freed_memory, trim_memory
+from bertsmith.errors import SettingsError
+from bertsmith.runtime.device import keep_freed_memory, resolve_device, resolve_machine, trim_memory
 
 
 def resident_bytes() -> int:
@@ -16,6 +17,24 @@ def resident_bytes() -> int:
     match = re.search(r"VmRSS:\s+(\d+) kB", status)
     assert match is not None
     return int(match[1]) * 1024
+
+
+def test_auto_is_cuda_if_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "auto" is CUDA where PyTorch finds a device, and the CPU elsewhere."""
+    for num_devices, expected in ((0, "cpu"), (2, "cuda")):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=num_devices: count)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda count=num_devices: count > 0)
+        assert resolve_device("auto", "--device") == torch.device(expected)
+    assert resolve_device("cuda:1", "--device") == torch.device("cuda", 1)
+    with pytest.raises(SettingsError, match="--device cuda:2: PyTorch finds 2 CUDA devices here"):
+        resolve_device("cuda:2", "--device")
+
+
+@pytest.mark.parametrize("device", ["", "tpu", "cpu:0", "cuda:", "cuda:-1", "CUDA"])
+def test_invalid_device_names_the_setting(device: str) -> None:
+    """Training and inference accept the same names; the message names the setting."""
+    with pytest.raises(SettingsError, match=f"run.device {device}: expected auto, cpu, cuda or"):
+        resolve_machine(device, "auto", "auto", attention_dropout=0.0, threads=None)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc only")
