@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -21,6 +21,8 @@ from bertsmith.runtime.device_name import check_device_name
 if TYPE_CHECKING:
     from bertsmith.bundle import FineTunedBundle, PretrainedBundle
     from bertsmith.tasks.tables import TableSource
+
+Bundle = TypeVar("Bundle", "PretrainedBundle", "FineTunedBundle")
 
 #: The argument that stands for standard input, and its name in messages.
 STDIN, STDIN_NAME = "-", "standard input"
@@ -86,32 +88,33 @@ def find_model(model: Path) -> Path:
     return directory / "model"
 
 
-def load_model(path: Path, device: str) -> "PretrainedBundle":
+def load_model(model: Path, device: str) -> "PretrainedBundle":
     """Load a pre-trained model onto a device, which may be ``auto``."""
-    check_device(device)
-    path = find_model(path)
+    path, device = _resolve_model_and_device(model, device)
     from bertsmith.bundle import load
 
-    bundle = load(path, device=resolve_device(device))
-    log_notes(bundle)
-    return bundle
+    return _log_notes(load(path, device=device))
 
 
-def load_fine_tuned_model(path: Path, device: str) -> "FineTunedBundle":
+def load_fine_tuned_model(model: Path, device: str) -> "FineTunedBundle":
     """Load a fine-tuned model onto a device, which may be ``auto``."""
-    check_device(device)
-    path = find_model(path)
+    path, device = _resolve_model_and_device(model, device)
     from bertsmith.bundle import load_fine_tuned
 
-    bundle = load_fine_tuned(path, device=resolve_device(device))
-    log_notes(bundle)
-    return bundle
+    return _log_notes(load_fine_tuned(path, device=device))
 
 
-def log_notes(bundle: "PretrainedBundle | FineTunedBundle") -> None:
-    """Log the notes on a model's files, such as newly initialized weights."""
+def _resolve_model_and_device(model: Path, device: str) -> tuple[Path, str]:
+    """Return the path of a model and a PyTorch device name; check both before loading torch."""
+    check_device(device)
+    return find_model(model), resolve_device(device)
+
+
+def _log_notes(bundle: Bundle) -> Bundle:
+    """Log the notes on a model's files, such as newly initialized weights; return the model."""
     for note in bundle.notes():
         log(note)
+    return bundle
 
 
 def check_device(device: str) -> None:

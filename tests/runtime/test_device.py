@@ -20,7 +20,7 @@ def resident_bytes() -> int:
 
 
 def test_auto_is_cuda_if_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ "auto" is CUDA where PyTorch finds a device, and the CPU elsewhere."""
+    """The device "auto" is CUDA where PyTorch finds a device, and the CPU elsewhere."""
     for num_devices, expected in ((0, "cpu"), (2, "cuda")):
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=num_devices: count)
         monkeypatch.setattr(torch.cuda, "is_available", lambda count=num_devices: count > 0)
